@@ -1,0 +1,107 @@
+//! Compiles the protos, one descriptor set per service, and the table of who may call what.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use prost_reflect::prost::Message as _;
+use prost_reflect::{DescriptorPool, FileDescriptor, Value};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let mut files = Vec::new();
+    collect(Path::new("keelson"), &mut files)?;
+    collect(Path::new("containerd"), &mut files)?;
+    for dir in ["keelson", "containerd"] {
+        println!("cargo:rerun-if-changed={dir}");
+    }
+    let descriptor = out.join("keelson.bin");
+    tonic_prost_build::configure()
+        .file_descriptor_set_path(&descriptor)
+        .include_file("keelson.rs")
+        .bytes("pod_json")
+        .compile_protos(&files, &[PathBuf::from(".")])?;
+
+    let pool = DescriptorPool::decode(fs::read(&descriptor)?.as_slice())?;
+    fs::write(out.join("callers.rs"), callers_table(&pool)?)?;
+    for service in pool.services() {
+        let file = service.parent_file();
+        fs::write(out.join(format!("{}.bin", service.package_name())), closure_of(&file))?;
+    }
+    Ok(())
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), Box<dyn Error>> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            collect(&path, files)?;
+        } else if path.extension().is_some_and(|e| e == "proto") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(())
+}
+
+/// The Rust source of `CALLERS`: method path to the names in its `callers` option.
+fn callers_table(pool: &DescriptorPool) -> Result<String, Box<dyn Error>> {
+    let option =
+        pool.get_extension_by_name("keelson.options.v1.callers").ok_or("the callers option is missing")?;
+    let mut source = String::from(
+        "/// Every method of our own APIs with the services that may call it, sorted by path.\n\
+         pub const CALLERS: &[(&str, &[&str])] = &[\n",
+    );
+    let mut rows = BTreeMap::new();
+    for service in pool.services().filter(|s| s.package_name().starts_with("keelson.")) {
+        for method in service.methods() {
+            let options = method.options();
+            let Value::List(list) = options.get_extension(&option).into_owned() else {
+                return Err("callers is not a list".into());
+            };
+            let names: Vec<String> =
+                list.iter().filter_map(|v| v.as_str().map(|s| format!("{s:?}"))).collect();
+            if names.is_empty() {
+                return Err(format!("{} names no callers", method.full_name()).into());
+            }
+            rows.insert(format!("/{}/{}", service.full_name(), method.name()), names.join(", "));
+        }
+    }
+    for (path, names) in rows {
+        writeln!(source, "    ({path:?}, &[{names}]),")?;
+    }
+    source.push_str("];\n");
+    Ok(source)
+}
+
+/// An encoded descriptor set of one file and all that it imports.
+fn closure_of(file: &FileDescriptor) -> Vec<u8> {
+    fn visit(file: &FileDescriptor, seen: &mut BTreeMap<String, ()>, set: &mut Vec<FileDescriptor>) {
+        if seen.insert(file.name().to_owned(), ()).is_some() {
+            return;
+        }
+        for import in file.dependencies() {
+            visit(&import, seen, set);
+        }
+        set.push(file.clone());
+    }
+    let mut set = Vec::new();
+    visit(file, &mut BTreeMap::new(), &mut set);
+    prost_types_set(&set)
+}
+
+fn prost_types_set(files: &[FileDescriptor]) -> Vec<u8> {
+    // `FileDescriptorSet { repeated FileDescriptorProto file = 1; }`, written by hand so that the
+    // bytes of each file, unknown options included, stay as protoc made them.
+    let mut bytes = Vec::new();
+    for file in files {
+        let encoded = file.encode_to_vec();
+        prost::encoding::encode_key(1, prost::encoding::WireType::LengthDelimited, &mut bytes);
+        prost::encoding::encode_varint(encoded.len() as u64, &mut bytes);
+        bytes.extend_from_slice(&encoded);
+    }
+    let _ = prost_reflect::prost_types::FileDescriptorSet::decode(bytes.as_slice());
+    bytes
+}

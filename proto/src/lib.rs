@@ -1,0 +1,30 @@
+//! The gRPC APIs of the Keelson services, generated from `proto/keelson/<service>/v1`.
+//!
+//! - Kubernetes objects cross a socket as JSON bytes in `*_json` fields.
+//! - Times are `*_unix_nanos`: nanoseconds since 1970-01-01 UTC, 0 for "never" or "unknown".
+//! - [`CALLERS`] says who may call which method; it is read from the method options.
+
+#![allow(missing_docs, clippy::doc_lazy_continuation, clippy::large_enum_variant)]
+
+include!(concat!(env!("OUT_DIR"), "/keelson.rs"));
+include!(concat!(env!("OUT_DIR"), "/callers.rs"));
+
+/// The encoded descriptor set of one API, for reflection.
+pub mod descriptors {
+    macro_rules! descriptor {
+        ($($name:ident = $package:literal),* $(,)?) => {
+            $(pub const $name: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/", $package, ".bin"));)*
+        };
+    }
+    descriptor! {
+        ADMIN = "keelson.admin.v1",
+        EVENTS = "keelson.events.v1",
+        SUPERVISOR = "keelson.supervisor.v1",
+        POD_CONFIG = "keelson.pod_config.v1",
+        RUNTIME = "keelson.runtime.v1",
+        VOLUME_MANAGER = "keelson.volume_manager.v1",
+        RESOURCE_MANAGER = "keelson.resource_manager.v1",
+        POD_SYNC = "keelson.pod_sync.v1",
+        NODE_STATUS = "keelson.node_status.v1",
+    }
+}

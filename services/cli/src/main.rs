@@ -1,0 +1,3 @@
+//! The `keelson` command.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The pure decisions of init: no clock, no I/O, no runtime.

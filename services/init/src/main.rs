@@ -1,0 +1,3 @@
+//! The `keelson-init` binary.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! The `keelson-node-api` binary.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Tells the control plane about this node.

@@ -1,0 +1,3 @@
+//! The `keelson-node-status` binary.
+
+fn main() {}

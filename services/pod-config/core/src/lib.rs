@@ -1,0 +1,1 @@
+//! The pure decisions of pod-config: no clock, no I/O, no runtime.

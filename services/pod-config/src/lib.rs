@@ -1,0 +1,1 @@
+//! Answers what should run here, for everyone.

@@ -1,0 +1,3 @@
+//! The `keelson-pod-config` binary.
+
+fn main() {}

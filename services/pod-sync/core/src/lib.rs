@@ -1,0 +1,1 @@
+//! The pure decisions of pod-sync: no clock, no I/O, no runtime.

@@ -1,0 +1,1 @@
+//! Makes the desired pods so.

@@ -1,0 +1,3 @@
+//! The `keelson-pod-sync` binary.
+
+fn main() {}

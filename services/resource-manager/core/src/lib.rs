@@ -1,0 +1,1 @@
+//! The pure decisions of resource-manager: no clock, no I/O, no runtime.

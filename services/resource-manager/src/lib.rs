@@ -1,0 +1,1 @@
+//! Gives pods their share of the machine.

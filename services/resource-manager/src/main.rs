@@ -1,0 +1,3 @@
+//! The `keelson-resource-manager` binary.
+
+fn main() {}

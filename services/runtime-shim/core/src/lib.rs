@@ -1,0 +1,1 @@
+//! The pure decisions of runtime-shim: no clock, no I/O, no runtime.

@@ -1,0 +1,3 @@
+//! The `keelson-runtime-shim` binary.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The pure decisions of volume-manager: no clock, no I/O, no runtime.

@@ -1,0 +1,1 @@
+//! Gives pods their volumes.

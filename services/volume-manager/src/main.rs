@@ -1,0 +1,3 @@
+//! The `keelson-volume-manager` binary.
+
+fn main() {}

@@ -1,0 +1,318 @@
+//! The resolved configuration: what init writes to `<run-dir>/config.json` and every service reads.
+//!
+//! Nothing is parsed twice: flags, the KubeletConfiguration and the keelson file are merged by init alone,
+//! and the services take the result as it is. The file is replaced by rename and holds no secrets.
+
+mod names;
+mod paths;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+pub use names::{ServiceName, UnknownService};
+pub use paths::Paths;
+
+/// The version of the file format; a service refuses a newer one than it knows.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// Everything that a service needs to know before it binds its socket.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Config {
+    /// See [`SCHEMA_VERSION`].
+    pub schema_version: u32,
+    /// The name of this node, lower case.
+    pub node_name: String,
+    /// Folders.
+    pub paths: Paths,
+    /// Who the services run as.
+    pub users: Users,
+    /// The container runtime.
+    pub runtime: Runtime,
+    /// Where desired pods come from.
+    pub sources: Sources,
+    /// The HTTP ports.
+    pub api: Api,
+    /// What pods may use of the machine.
+    pub resources: Resources,
+    /// Log output.
+    pub logging: Logging,
+    /// Traces over OTLP; absent: off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tracing: Option<Tracing>,
+    /// Whether this agent owns what exists once per machine: kernel tunables, iptables hints, kmsg.
+    pub manage_host: bool,
+    /// For each value that was set: where it came from, keyed by its dotted path.
+    #[serde(default)]
+    pub provenance: BTreeMap<String, String>,
+}
+
+/// Users of the services. A service without an entry runs as the user that init runs as.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Users {
+    /// User id per service name.
+    pub uids: BTreeMap<String, u32>,
+    /// The operator group: its members may use the `keelson` command.
+    pub operator_gid: u32,
+}
+
+/// The container runtime and how pods' cgroups are named for it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Runtime {
+    /// `unix://` and a path.
+    pub endpoint: String,
+    /// Bound of most CRI calls, milliseconds (`runtimeRequestTimeout`).
+    pub request_timeout_ms: u64,
+    /// `cgroupfs` or `systemd`.
+    pub cgroup_driver: String,
+    /// Prefix of the pods' cgroup tree, `/` for none.
+    pub cgroup_root: String,
+    /// Pulls at the same time; 1 is the kubelet's `serializeImagePulls`.
+    pub max_parallel_pulls: u32,
+    /// Image that is never collected although no container names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sandbox_image: Option<String>,
+    /// Milliseconds between two full relists while events flow.
+    pub relist_period_ms: u64,
+    /// How many pods are started at the same time.
+    pub start_parallelism: u32,
+    /// DNS servers of `ClusterFirst` pods.
+    #[serde(default)]
+    pub cluster_dns: Vec<String>,
+    /// Domain of `ClusterFirst` pods.
+    #[serde(default)]
+    pub cluster_domain: String,
+    /// The node's resolv.conf that pods inherit; empty: none.
+    pub resolv_conf: String,
+}
+
+/// Sources of desired pods.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Sources {
+    /// Folder or file with manifests (`staticPodPath`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub static_pod_path: Option<PathBuf>,
+    /// Milliseconds between two full reads of the file source (`fileCheckFrequency`).
+    pub file_check_ms: u64,
+}
+
+/// The HTTP ports of node-api.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Api {
+    /// Address of the kubelet API; loopback only until authentication is there.
+    pub address: String,
+    /// 10250 in a kubelet; 0: off.
+    pub port: u16,
+    /// Address of the health port.
+    pub healthz_address: String,
+    /// 10248 in a kubelet; 0: off.
+    pub healthz_port: u16,
+}
+
+/// What pods may use of the machine.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Resources {
+    /// `maxPods`.
+    pub max_pods: u32,
+    /// `podPidsLimit`; -1: none.
+    pub pod_pids_limit: i64,
+    /// `cpuCFSQuota`.
+    pub cpu_cfs_quota: bool,
+    /// `cpuCFSQuotaPeriod` in microseconds.
+    pub cpu_cfs_period_us: u64,
+    /// `kubeReserved` + `systemReserved` + hard eviction, as quantities per resource name.
+    #[serde(default)]
+    pub reserved: BTreeMap<String, String>,
+    /// Labels of the Node object (`--node-labels`).
+    #[serde(default)]
+    pub node_labels: BTreeMap<String, String>,
+}
+
+/// Log output of every service, on standard error.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Logging {
+    /// `text` or `json`.
+    pub format: String,
+    /// A level or a filter such as `info,keelson_pod_sync=debug`.
+    pub level: String,
+}
+
+/// Traces over OTLP/gRPC.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Tracing {
+    /// `http://host:port` or `unix:///path` of the collector.
+    pub endpoint: String,
+    /// Samples per million traces (`samplingRatePerMillion`).
+    pub sampling_rate_per_million: u32,
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Self {
+            endpoint: "unix:///run/containerd/containerd.sock".into(),
+            request_timeout_ms: 120_000,
+            cgroup_driver: "cgroupfs".into(),
+            cgroup_root: "/".into(),
+            max_parallel_pulls: 1,
+            sandbox_image: None,
+            relist_period_ms: 60_000,
+            start_parallelism: 8,
+            cluster_dns: Vec::new(),
+            cluster_domain: String::new(),
+            resolv_conf: "/etc/resolv.conf".into(),
+        }
+    }
+}
+
+impl Default for Api {
+    fn default() -> Self {
+        Self {
+            address: "127.0.0.1".into(),
+            port: 10250,
+            healthz_address: "127.0.0.1".into(),
+            healthz_port: 10248,
+        }
+    }
+}
+
+impl Default for Logging {
+    fn default() -> Self {
+        Self { format: "text".into(), level: "info".into() }
+    }
+}
+
+impl Default for Config {
+    /// The kubelet's defaults (node-and-api.md §2.5), no source of pods and no node name.
+    fn default() -> Self {
+        Self {
+            schema_version: SCHEMA_VERSION,
+            node_name: String::new(),
+            paths: Paths::default(),
+            users: Users::default(),
+            runtime: Runtime::default(),
+            sources: Sources { static_pod_path: None, file_check_ms: 20_000 },
+            api: Api::default(),
+            resources: Resources {
+                max_pods: 110,
+                pod_pids_limit: -1,
+                cpu_cfs_quota: true,
+                cpu_cfs_period_us: 100_000,
+                ..Resources::default()
+            },
+            logging: Logging::default(),
+            tracing: None,
+            manage_host: true,
+            provenance: BTreeMap::new(),
+        }
+    }
+}
+
+/// Why the resolved configuration could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the resolved configuration {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file is not what init writes.
+    #[error("{} is not a resolved configuration; keelson-init --resolve-only writes one", path.display())]
+    Decode {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: serde_json::Error,
+    },
+    /// The file was written by a newer keelson.
+    #[error("{} has schema version {found}, this binary knows {SCHEMA_VERSION}; use the binaries of one release", path.display())]
+    TooNew {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// The file cannot be written.
+    #[error("cannot write the resolved configuration {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+impl Config {
+    /// Reads and checks the file at `path`.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let bytes =
+            fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let config: Self = serde_json::from_slice(&bytes)
+            .map_err(|source| ConfigError::Decode { path: path.to_owned(), source })?;
+        if config.schema_version > SCHEMA_VERSION {
+            return Err(ConfigError::TooNew { path: path.to_owned(), found: config.schema_version });
+        }
+        Ok(config)
+    }
+
+    /// Replaces the file at `path` by rename; mode 0640.
+    pub fn store(&self, path: &Path) -> Result<(), ConfigError> {
+        let fail = |source| ConfigError::Write { path: path.to_owned(), source };
+        let mut bytes = serde_json::to_vec_pretty(self).map_err(|e| fail(io::Error::other(e)))?;
+        bytes.push(b'\n');
+        let temporary = path.with_extension("json.new");
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o640)
+            .open(&temporary)
+            .map_err(fail)?;
+        file.write_all(&bytes).map_err(fail)?;
+        fs::rename(&temporary, path).map_err(fail)
+    }
+
+    /// The user id that `service` runs as, when the configuration sets one.
+    pub fn uid_of(&self, service: ServiceName) -> Option<u32> {
+        self.users.uids.get(service.as_str()).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_stored_is_loaded_again() {
+        let path = std::env::temp_dir().join(format!("keelson-config-{}.json", std::process::id()));
+        let mut config = Config { node_name: "edge".into(), ..Config::default() };
+        config.provenance.insert("nodeName".into(), "--hostname-override".into());
+        config.store(&path).unwrap();
+        assert_eq!(Config::load(&path).unwrap(), config);
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_newer_schema_is_refused_by_name() {
+        let path = std::env::temp_dir().join(format!("keelson-config-new-{}.json", std::process::id()));
+        let config = Config { schema_version: SCHEMA_VERSION + 1, ..Config::default() };
+        config.store(&path).unwrap();
+        let error = Config::load(&path).unwrap_err();
+        assert!(matches!(error, ConfigError::TooNew { found, .. } if found == SCHEMA_VERSION + 1));
+        fs::remove_file(&path).unwrap();
+    }
+}

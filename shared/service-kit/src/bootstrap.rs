@@ -1,0 +1,225 @@
+use std::future::Future;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{CommandFactory as _, FromArgMatches as _};
+use keelson_config::{Config, ServiceName};
+use keelson_proto::descriptors;
+use keelson_proto::keelson::admin::v1::admin_server::AdminServer;
+use keelson_proto::keelson::events::v1::events_server::EventsServer;
+use keelson_telemetry::Telemetry;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use crate::admin::AdminService;
+use crate::context::{Context, ServiceArgs};
+use crate::server::{CallerPolicy, StackLayer, serve};
+use crate::{events::EventRing, lifeline, metrics::Metrics, progress::Progress};
+
+const EX_USAGE: u8 = 64;
+const EX_SOFTWARE: u8 = 70;
+const EX_CONFIG: u8 = 78;
+
+/// What tells one service's `main` from another's.
+#[derive(Debug, Clone, Copy)]
+pub struct ServiceSpec {
+    /// Which service this is.
+    pub name: ServiceName,
+    /// One sentence, for `--help`.
+    pub about: &'static str,
+    /// The version of the binary.
+    pub version: &'static str,
+    /// The encoded descriptor set of its API, for reflection.
+    pub descriptor: Option<&'static [u8]>,
+    /// Worker threads; 1 runs everything on the main thread.
+    pub threads: usize,
+}
+
+/// The whole of a service's `main`: arguments, configuration, telemetry, build, bind, serve, drain.
+///
+/// `build` makes the service's routes and spawns its loops; what it returns as an error ends the process with
+/// exit code 78.
+pub fn run<B, F>(spec: ServiceSpec, build: B) -> ExitCode
+where
+    B: FnOnce(Context) -> F,
+    F: Future<Output = anyhow::Result<Routes>>,
+{
+    let args = match parse(spec) {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(EX_USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    let config = match Config::load(&args.config) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("keelson-{}: {}", spec.name, crate::status::chain(&error));
+            return ExitCode::from(EX_CONFIG);
+        }
+    };
+    let runtime = match spec.threads {
+        0 | 1 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
+        n => tokio::runtime::Builder::new_multi_thread().worker_threads(n).enable_all().build(),
+    };
+    match runtime {
+        Ok(runtime) => {
+            let code = runtime.block_on(serve_service(spec, config, build));
+            runtime.shutdown_timeout(Duration::from_millis(500));
+            code
+        }
+        Err(error) => {
+            eprintln!("keelson-{}: cannot start the async runtime: {error}", spec.name);
+            ExitCode::from(EX_SOFTWARE)
+        }
+    }
+}
+
+fn parse(spec: ServiceSpec) -> Result<ServiceArgs, clap::Error> {
+    let command =
+        ServiceArgs::command().name(spec.name.binary()).version(spec.version).about(spec.about);
+    ServiceArgs::from_arg_matches(&command.try_get_matches()?)
+}
+
+async fn serve_service<B, F>(spec: ServiceSpec, config: Config, build: B) -> ExitCode
+where
+    B: FnOnce(Context) -> F,
+    F: Future<Output = anyhow::Result<Routes>>,
+{
+    let telemetry = match keelson_telemetry::init(&keelson_telemetry::Options {
+        service: spec.name.as_str(),
+        node: &config.node_name,
+        format: &config.logging.format,
+        level: &config.logging.level,
+        otlp: config.tracing.as_ref().map(|t| (t.endpoint.as_str(), t.sampling_rate_per_million)),
+    }) {
+        Ok(telemetry) => Arc::new(telemetry),
+        Err(error) => {
+            eprintln!("keelson-{}: {}", spec.name, crate::status::chain(&error));
+            return ExitCode::from(EX_CONFIG);
+        }
+    };
+    let shutdown = CancellationToken::new();
+    lifeline::watch(shutdown.clone());
+    let (fatal, mut fatal_seen) = mpsc::channel(1);
+    let context = Context {
+        service: spec.name,
+        version: spec.version,
+        config: Arc::new(config),
+        events: EventRing::default(),
+        progress: Progress::default(),
+        metrics: Metrics::new(),
+        shutdown: shutdown.clone(),
+        fatal,
+    };
+    let code = match build(context.clone()).await {
+        Err(error) => {
+            tracing::error!("cannot start: {error:#}");
+            ExitCode::from(EX_CONFIG)
+        }
+        Ok(routes) => {
+            let routes = with_common(routes, spec, &context, &telemetry).await;
+            let server = serve_until_told(routes, &context);
+            // Cancel-safe: whichever ends first, the process ends.
+            tokio::select! {
+                code = server => code,
+                Some(reason) = fatal_seen.recv() => {
+                    tracing::error!("{reason}");
+                    ExitCode::from(EX_SOFTWARE)
+                }
+            }
+        }
+    };
+    shutdown.cancel();
+    let _ = tokio::task::spawn_blocking(move || telemetry.shutdown()).await;
+    code
+}
+
+/// Health, reflection, events and admin: the same on every socket.
+async fn with_common(routes: Routes, spec: ServiceSpec, context: &Context, telemetry: &Arc<Telemetry>) -> Routes {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_service_status("", tonic_health::ServingStatus::Serving).await;
+    let progress = context.progress.clone();
+    let shutdown = context.shutdown.clone();
+    tokio::spawn(async move {
+        let mut serving = true;
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(Duration::from_secs(10)) => {}
+            }
+            let good = progress.stuck().is_none();
+            if good {
+                let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+            }
+            if good != serving {
+                serving = good;
+                let status = if good {
+                    tonic_health::ServingStatus::Serving
+                } else {
+                    tonic_health::ServingStatus::NotServing
+                };
+                health.set_service_status("", status).await;
+            }
+        }
+    });
+    let mut reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(descriptors::ADMIN)
+        .register_encoded_file_descriptor_set(descriptors::EVENTS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
+    if let Some(own) = spec.descriptor {
+        reflection = reflection.register_encoded_file_descriptor_set(own);
+    }
+    let admin = AdminService { context: context.clone(), telemetry: Arc::clone(telemetry) };
+    let routes = routes
+        .add_service(health_service)
+        .add_service(EventsServer::new(context.events.clone()))
+        .add_service(AdminServer::new(admin));
+    match reflection.build_v1() {
+        Ok(service) => routes.add_service(service),
+        Err(error) => {
+            tracing::warn!(%error, "no reflection");
+            routes
+        }
+    }
+}
+
+async fn serve_until_told(routes: Routes, context: &Context) -> ExitCode {
+    let socket = context.config.paths.socket(context.service);
+    let stack = StackLayer::new(CallerPolicy::new(&context.config), context.metrics.clone());
+    let shutdown = context.shutdown.clone();
+    let signals = shutdown.clone();
+    tokio::spawn(async move {
+        if let Err(error) = told_to_end().await {
+            tracing::warn!(%error, "cannot listen for signals");
+            return;
+        }
+        signals.cancel();
+    });
+    let served = serve(&socket, routes, stack, shutdown, || {
+        tracing::info!(version = context.version, "{} is ready", context.service);
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    })
+    .await;
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("cannot serve: {error:#}");
+            ExitCode::from(EX_SOFTWARE)
+        }
+    }
+}
+
+async fn told_to_end() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Parser;
+use keelson_config::{Config, ServiceName};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::events::EventRing;
+use crate::metrics::Metrics;
+use crate::peer::Peer;
+use crate::progress::Progress;
+
+/// The command line of every service but init.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+pub struct ServiceArgs {
+    /// The resolved configuration, as keelson-init writes it.
+    #[arg(long, value_name = "FILE", default_value = "/run/keelson/config.json")]
+    pub config: PathBuf,
+}
+
+/// What a service is built from.
+#[derive(Debug, Clone)]
+pub struct Context {
+    /// Which service this is.
+    pub service: ServiceName,
+    /// The version of the binary.
+    pub version: &'static str,
+    /// The resolved configuration.
+    pub config: Arc<Config>,
+    /// Events to be told.
+    pub events: EventRing,
+    /// Loops and conditions.
+    pub progress: Progress,
+    /// The metrics registry.
+    pub metrics: Metrics,
+    /// Cancelled when the service is to end.
+    pub shutdown: CancellationToken,
+    pub(crate) fatal: mpsc::Sender<String>,
+}
+
+impl Context {
+    /// A context outside [`crate::run`], for tests and tools.
+    pub fn detached(service: ServiceName, config: Config) -> Self {
+        let (fatal, _) = mpsc::channel(1);
+        Self {
+            service,
+            version: env!("CARGO_PKG_VERSION"),
+            config: Arc::new(config),
+            events: EventRing::default(),
+            progress: Progress::default(),
+            metrics: Metrics::new(),
+            shutdown: CancellationToken::new(),
+            fatal,
+        }
+    }
+
+    /// A neighbour that this service may call (architecture §2).
+    pub fn peer(&self, name: ServiceName) -> Peer {
+        debug_assert!(self.service.callees().contains(&name), "{} may not call {name}", self.service);
+        Peer::service(&self.config.paths.run_dir, name)
+    }
+
+    /// Runs a loop of the service beside its server. A loop that ends before the shutdown, by return or by
+    /// panic, ends the service with exit code 70.
+    pub fn spawn<F>(&self, name: &'static str, work: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let fatal = self.fatal.clone();
+        let shutdown = self.shutdown.clone();
+        let task = tokio::spawn(work);
+        tokio::spawn(async move {
+            let end = task.await;
+            if !shutdown.is_cancelled() {
+                let how = end.err().map_or_else(|| "returned".to_owned(), |e| e.to_string());
+                let _ = fatal.send(format!("the loop {name} has ended: {how}")).await;
+            }
+        });
+    }
+}

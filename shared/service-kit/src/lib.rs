@@ -1,0 +1,43 @@
+//! The one way in which a Keelson service starts, serves, calls, watches and tells about itself.
+//!
+//! - [`run`] is the whole of a service's `main`: telemetry, configuration, build, bind, `READY=1`, serve,
+//!   drain. Exit codes: 0 ok, 64 usage, 78 configuration, 70 internal.
+//! - [`Context`] is what a service is built from: configuration, peers, events, progress, metrics.
+//! - [`server`] is the one tower stack below every server, [`Peer`] the one above every client.
+//! - [`WatchHub`] is the server side of a `Watch…` RPC: replay, `synced`, changes, one slot per key and
+//!   subscriber. [`follow`] is the reading side: reconnect with jitter for ever.
+//! - [`status`] builds gRPC errors with an `ErrorInfo`.
+
+mod admin;
+mod backoff;
+mod bootstrap;
+mod context;
+mod events;
+mod follow;
+mod lifeline;
+mod metrics;
+mod peer;
+mod progress;
+pub mod server;
+pub mod status;
+mod uds;
+mod watch;
+
+pub use backoff::Backoff;
+pub use bootstrap::{ServiceSpec, run};
+pub use context::{Context, ServiceArgs};
+pub use events::{EventRing, NewEvent, ObjectRef};
+pub use follow::{Signal, follow};
+pub use metrics::Metrics;
+pub use peer::{Peer, PeerChannel, connect_unix};
+pub use progress::{LoopHandle, Progress};
+pub use tokio_util::sync::CancellationToken;
+pub use uds::{BindError, PeerIdentity, bind};
+pub use watch::{Subscription, WatchHub, WatchItem};
+
+/// Now, as nanoseconds since 1970-01-01 UTC.
+pub fn now_unix_nanos() -> i64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,182 @@
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, Request, Response, Uri};
+use hyper_util::rt::TokioIo;
+use keelson_config::ServiceName;
+use tokio::net::UnixStream;
+use tonic::body::Body;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tower::Service;
+
+use crate::status::error;
+
+/// How long a peer may take to show that it is a live gRPC server, not only a socket with a backlog.
+const SETTINGS_WITHIN: Duration = Duration::from_secs(1);
+/// Deadline of a call that sets none.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
+/// What a callee may answer after its own deadline, for the answer's way back.
+const SLACK: Duration = Duration::from_millis(500);
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+
+/// A neighbour. Cheap to clone; connects on the first call and again after a loss.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    name: String,
+    channel: PeerChannel,
+}
+
+impl Peer {
+    /// The service at its socket below `run_dir`.
+    pub fn service(run_dir: &Path, name: ServiceName) -> Self {
+        let socket = keelson_config::Paths::socket_below(run_dir, name);
+        Self { name: name.to_string(), channel: connect_unix(name.as_str(), &socket) }
+    }
+
+    /// Its name, for messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What generated clients are built on.
+    pub fn channel(&self) -> PeerChannel {
+        self.channel.clone()
+    }
+}
+
+/// The client stack: deadline, trace context, reconnect, and a check that the peer is alive.
+#[derive(Debug, Clone)]
+pub struct PeerChannel {
+    name: String,
+    inner: Channel,
+}
+
+/// A lazily connected channel to a gRPC server on a unix socket, by the name that errors show.
+///
+/// Every call has a deadline: `Request::set_timeout`, else 10 s. For a stream it bounds the time to the first
+/// headers; a stream itself is kept honest by HTTP/2 pings.
+pub fn connect_unix(name: &str, socket: &Path) -> PeerChannel {
+    let path = socket.to_owned();
+    let inner = Endpoint::from_static("http://localhost")
+        .http2_keep_alive_interval(Duration::from_secs(10))
+        .keep_alive_timeout(Duration::from_secs(5))
+        .connect_timeout(Duration::from_secs(5))
+        .connect_with_connector_lazy(tower::service_fn(move |_: Uri| connect(path.clone())));
+    PeerChannel { name: name.to_owned(), inner }
+}
+
+/// Connects and waits until the server has sent its SETTINGS, the first thing that an HTTP/2 server does.
+/// A stopped process accepts connections through its backlog but sends nothing.
+async fn connect(path: PathBuf) -> io::Result<TokioIo<UnixStream>> {
+    let stream = UnixStream::connect(&path).await.map_err(|source| {
+        io::Error::new(source.kind(), format!("cannot connect to {}: {source}", path.display()))
+    })?;
+    match tokio::time::timeout(SETTINGS_WITHIN, stream.readable()).await {
+        Ok(Ok(())) => Ok(TokioIo::new(stream)),
+        Ok(Err(source)) => Err(source),
+        Err(_) => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("{} accepts connections but says nothing; its process hangs or is stopped", path.display()),
+        )),
+    }
+}
+
+impl Service<Request<Body>> for PeerChannel {
+    type Response = Response<Body>;
+    type Error = Status;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Status>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        self.inner.poll_ready(cx).map_err(|e| unavailable(&self.name, &e))
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let deadline = request.headers().get(&GRPC_TIMEOUT).and_then(parse_timeout);
+        if deadline.is_none() {
+            request.headers_mut().insert(GRPC_TIMEOUT, HeaderValue::from_static("10S"));
+        }
+        if let Some(value) =
+            keelson_telemetry::current_traceparent().and_then(|v| HeaderValue::from_str(&v).ok())
+        {
+            request.headers_mut().insert(TRACEPARENT, value);
+        }
+        let bound = deadline.unwrap_or(DEFAULT_DEADLINE) + SLACK;
+        let name = self.name.clone();
+        let method = request.uri().path().to_owned();
+        let call = self.inner.call(request);
+        Box::pin(async move {
+            match tokio::time::timeout(bound, call).await {
+                Ok(Ok(response)) => Ok(response),
+                Ok(Err(source)) => Err(unavailable(&name, &source)),
+                Err(_) => Err(error(
+                    Code::DeadlineExceeded,
+                    "PEER_SILENT",
+                    format!("{name} did not answer {method} within {} ms", bound.as_millis()),
+                )),
+            }
+        })
+    }
+}
+
+fn unavailable(name: &str, source: &(dyn std::error::Error + 'static)) -> Status {
+    // The innermost cause says what happened; the layers above only say "transport error".
+    let mut cause = source;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    error(Code::Unavailable, "PEER_UNAVAILABLE", format!("{name} is not reachable: {cause}"))
+}
+
+/// The `grpc-timeout` header: up to eight digits and a unit.
+fn parse_timeout(value: &HeaderValue) -> Option<Duration> {
+    let text = value.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let amount: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(amount * 3600)),
+        "M" => Some(Duration::from_secs(amount * 60)),
+        "S" => Some(Duration::from_secs(amount)),
+        "m" => Some(Duration::from_millis(amount)),
+        "u" => Some(Duration::from_micros(amount)),
+        "n" => Some(Duration::from_nanos(amount)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_units_of_grpc_timeout_are_understood() {
+        let parse = |s| parse_timeout(&HeaderValue::from_static(s));
+        assert_eq!(parse("250m"), Some(Duration::from_millis(250)));
+        assert_eq!(parse("2M"), Some(Duration::from_secs(120)));
+        assert_eq!(parse(""), None);
+        assert_eq!(parse("5x"), None);
+    }
+
+    #[tokio::test]
+    async fn a_socket_with_nobody_behind_it_fails_fast_and_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("silent.sock");
+        let _listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let mut client = keelson_proto::keelson::admin::v1::admin_client::AdminClient::new(connect_unix(
+            "silent", &path,
+        ));
+        let begun = std::time::Instant::now();
+        let status = client
+            .get_progress(keelson_proto::keelson::admin::v1::GetProgressRequest {})
+            .await
+            .unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains("silent"), "{}", status.message());
+        assert!(begun.elapsed() < Duration::from_secs(5));
+    }
+}

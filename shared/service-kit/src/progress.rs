@@ -1,0 +1,148 @@
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use keelson_proto::keelson::admin::v1 as pb;
+
+use crate::now_unix_nanos;
+
+/// Whether the loops of this service turn, and what it depends on. A service that accepts connections but
+/// whose loop is stuck is not healthy.
+#[derive(Debug, Clone)]
+pub struct Progress(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    origin: Instant,
+    started_unix_nanos: i64,
+    loops: Mutex<Vec<Arc<LoopEntry>>>,
+    conditions: Mutex<BTreeMap<String, Condition>>,
+}
+
+#[derive(Debug)]
+struct LoopEntry {
+    name: &'static str,
+    stuck_after: Duration,
+    last_ms: AtomicU64,
+}
+
+#[derive(Debug, Clone)]
+struct Condition {
+    message: Option<String>,
+    since_unix_nanos: i64,
+}
+
+/// Given to a loop, which calls [`LoopHandle::tick`] each time it turns.
+#[derive(Debug, Clone)]
+pub struct LoopHandle {
+    entry: Arc<LoopEntry>,
+    origin: Instant,
+}
+
+impl LoopHandle {
+    /// The period with which a loop wakes without work, only to show that it can.
+    pub const HEARTBEAT: Duration = Duration::from_secs(10);
+
+    /// The loop has turned.
+    pub fn tick(&self) {
+        self.entry.last_ms.store(millis(self.origin.elapsed()), Ordering::Relaxed);
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self(Arc::new(Inner {
+            origin: Instant::now(),
+            started_unix_nanos: now_unix_nanos(),
+            loops: Mutex::default(),
+            conditions: Mutex::default(),
+        }))
+    }
+}
+
+impl Progress {
+    /// Registers a loop that counts as stuck after 30 s of silence (architecture §5).
+    pub fn register(&self, name: &'static str) -> LoopHandle {
+        let entry = Arc::new(LoopEntry {
+            name,
+            stuck_after: Duration::from_secs(30),
+            last_ms: AtomicU64::new(millis(self.0.origin.elapsed())),
+        });
+        self.0.loops.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&entry));
+        LoopHandle { entry, origin: self.0.origin }
+    }
+
+    /// Says how a dependency is: `Ok`, or what is wrong and what is done about it.
+    pub fn condition(&self, name: &str, state: Result<(), String>) {
+        let message = state.err();
+        let mut conditions = self.0.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        let since_unix_nanos = match conditions.get(name) {
+            Some(old) if old.message == message => return,
+            Some(old) if old.message.is_some() == message.is_some() => old.since_unix_nanos,
+            _ => now_unix_nanos(),
+        };
+        match &message {
+            Some(text) => tracing::warn!(condition = name, "{text}"),
+            None => tracing::debug!(condition = name, "recovered"),
+        }
+        conditions.insert(name.to_owned(), Condition { message, since_unix_nanos });
+    }
+
+    /// The name of a loop that has not turned for too long.
+    pub fn stuck(&self) -> Option<&'static str> {
+        let now = millis(self.0.origin.elapsed());
+        let loops = self.0.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        loops.iter().find(|l| now.saturating_sub(l.last_ms.load(Ordering::Relaxed)) > millis(l.stuck_after)).map(|l| l.name)
+    }
+
+    /// What `GetProgress` answers.
+    pub fn report(&self, version: &str) -> pb::GetProgressResponse {
+        let now = millis(self.0.origin.elapsed());
+        let loops = self.0.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        let conditions = self.0.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        pb::GetProgressResponse {
+            loops: loops
+                .iter()
+                .map(|l| pb::Loop {
+                    name: l.name.to_owned(),
+                    silent_ms: now.saturating_sub(l.last_ms.load(Ordering::Relaxed)),
+                    stuck_after_ms: millis(l.stuck_after),
+                })
+                .collect(),
+            conditions: conditions
+                .iter()
+                .map(|(name, c)| pb::Condition {
+                    name: name.clone(),
+                    ok: c.message.is_none(),
+                    message: c.message.clone().unwrap_or_default(),
+                    since_unix_nanos: c.since_unix_nanos,
+                })
+                .collect(),
+            started_unix_nanos: self.0.started_unix_nanos,
+            version: version.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_keeps_its_beginning_while_only_the_text_changes() {
+        let progress = Progress::default();
+        progress.condition("runtime", Err("no answer".into()));
+        let first = progress.report("0").conditions[0].since_unix_nanos;
+        progress.condition("runtime", Err("still no answer".into()));
+        let report = progress.report("0");
+        assert_eq!(report.conditions[0].since_unix_nanos, first);
+        assert_eq!(report.conditions[0].message, "still no answer");
+        progress.condition("runtime", Ok(()));
+        assert!(progress.report("0").conditions[0].ok);
+    }
+}

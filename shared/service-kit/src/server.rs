@@ -1,0 +1,306 @@
+//! The server stack: who calls is checked, load is bounded, deadlines are kept, panics become INTERNAL.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use http::{Request, Response};
+use keelson_config::{Config, ServiceName};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic::{Code, Status};
+use tower::{Layer, Service};
+use tracing::Instrument as _;
+
+use crate::metrics::Metrics;
+use crate::status::error;
+use crate::uds::{Incoming, PeerIdentity, bind};
+
+/// Calls that are answered at the same time; one more is told RESOURCE_EXHAUSTED.
+const CONCURRENCY: usize = 1024;
+
+/// Who may call the methods of APIs that are not ours, by path prefix: CRI on the socket of runtime-shim.
+const FOREIGN: &[(&str, &[&str])] = &[
+    ("/runtime.v1.RuntimeService/", &["pod-sync"]),
+    ("/runtime.v1.ImageService/", &["pod-sync"]),
+    ("/grpc.health.v1.Health/", ANY_SERVICE),
+    ("/grpc.reflection.v1.ServerReflection/", ANY_SERVICE),
+];
+const ANY_SERVICE: &[&str] = &[
+    "init",
+    "pod-config",
+    "runtime-shim",
+    "volume-manager",
+    "resource-manager",
+    "pod-sync",
+    "node-status",
+    "node-api",
+    "cli",
+];
+
+/// Which callers are which users on this node.
+#[derive(Debug, Clone)]
+pub struct CallerPolicy {
+    services: Vec<(u32, &'static str)>,
+    operator_gid: u32,
+    own_uid: u32,
+}
+
+impl CallerPolicy {
+    /// The users of the configuration.
+    pub fn new(config: &Config) -> Self {
+        let services = ServiceName::ALL
+            .into_iter()
+            .filter_map(|name| config.uid_of(name).map(|uid| (uid, name.as_str())))
+            .collect();
+        Self {
+            services,
+            operator_gid: config.users.operator_gid,
+            own_uid: rustix::process::geteuid().as_raw(),
+        }
+    }
+
+    /// Whether `peer` may call the method at `path`. uid 0 may always; so may, where no user is configured
+    /// for any service, whoever runs as the same user.
+    ///
+    /// # Errors
+    /// PERMISSION_DENIED that names the method and who may call it.
+    pub fn check(&self, path: &str, peer: &PeerIdentity) -> Result<(), Box<Status>> {
+        if peer.uid == 0 || (self.services.is_empty() && peer.uid == self.own_uid) {
+            return Ok(());
+        }
+        let allowed = callers_of(path).unwrap_or(&[]);
+        let service = self.services.iter().find(|(uid, _)| *uid == peer.uid).map(|(_, name)| *name);
+        let permitted = match service {
+            Some(name) => allowed.contains(&name),
+            None => allowed.contains(&"cli") && peer.in_group(self.operator_gid),
+        };
+        if permitted {
+            return Ok(());
+        }
+        let who = service.map_or_else(|| format!("uid {}", peer.uid), ToOwned::to_owned);
+        Err(Box::new(error(
+            Code::PermissionDenied,
+            "CALLER_NOT_ALLOWED",
+            format!("{who} may not call {path}; root may{}", hint(allowed, self.operator_gid)),
+        )))
+    }
+}
+
+fn hint(allowed: &[&str], operator_gid: u32) -> String {
+    if allowed.contains(&"cli") {
+        format!(", and members of the operator group (gid {operator_gid})")
+    } else {
+        String::new()
+    }
+}
+
+/// The callers that the proto (or, for APIs that are not ours, [`FOREIGN`]) names for a method path.
+pub fn callers_of(path: &str) -> Option<&'static [&'static str]> {
+    if let Ok(i) = keelson_proto::CALLERS.binary_search_by(|(p, _)| (*p).cmp(path)) {
+        return Some(keelson_proto::CALLERS[i].1);
+    }
+    FOREIGN.iter().find(|(prefix, _)| path.starts_with(prefix)).map(|(_, callers)| *callers)
+}
+
+/// The stack as a tower layer.
+#[derive(Debug, Clone)]
+pub struct StackLayer {
+    policy: Arc<CallerPolicy>,
+    metrics: Metrics,
+    permits: Arc<Semaphore>,
+}
+
+impl StackLayer {
+    /// The stack with the limits of every service.
+    pub fn new(policy: CallerPolicy, metrics: Metrics) -> Self {
+        Self { policy: Arc::new(policy), metrics, permits: Arc::new(Semaphore::new(CONCURRENCY)) }
+    }
+}
+
+impl<S> Layer<S> for StackLayer {
+    type Service = Stack<S>;
+
+    fn layer(&self, inner: S) -> Stack<S> {
+        Stack { inner, layer: self.clone() }
+    }
+}
+
+/// See [`StackLayer`].
+#[derive(Debug, Clone)]
+pub struct Stack<S> {
+    inner: S,
+    layer: StackLayer,
+}
+
+type BoxedAnswer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+impl<S> Service<Request<Body>> for Stack<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxedAnswer;
+
+    fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> BoxedAnswer {
+        let path = request.uri().path().to_owned();
+        let metrics = self.layer.metrics.clone();
+        let refuse = |status: Status| -> BoxedAnswer {
+            metrics.handled(&path, status.code() as i32);
+            Box::pin(std::future::ready(Ok(status.into_http())))
+        };
+        let peer = request.extensions().get::<PeerIdentity>().cloned().unwrap_or(PeerIdentity {
+            uid: u32::MAX,
+            gid: u32::MAX,
+            pid: None,
+            groups: Vec::new(),
+        });
+        if let Err(status) = self.layer.policy.check(&path, &peer) {
+            tracing::warn!(uid = peer.uid, pid = peer.pid, method = path, "refused a caller");
+            return refuse(*status);
+        }
+        let Ok(permit) = Arc::clone(&self.layer.permits).try_acquire_owned() else {
+            return refuse(error(
+                Code::ResourceExhausted,
+                "TOO_MANY_CALLS",
+                format!("more than {CONCURRENCY} calls at the same time; try again"),
+            ));
+        };
+        let span = span_of(&path, &request);
+        let answer = AssertUnwindSafe(self.inner.call(request)).catch_unwind();
+        let metrics = self.layer.metrics.clone();
+        Box::pin(
+            async move {
+                let response = answer.await.unwrap_or_else(|_| {
+                    tracing::error!(method = path, "the handler has panicked");
+                    Ok(error(Code::Internal, "PANIC", format!("{path} has failed inside")).into_http())
+                });
+                drop(permit);
+                if let Ok(response) = &response {
+                    metrics.handled(&path, code_of(response));
+                }
+                response
+            }
+            .instrument(span),
+        )
+    }
+}
+
+/// A span for a call that belongs to a trace, none for the others.
+fn span_of(path: &str, request: &Request<Body>) -> tracing::Span {
+    let Some(parent) = request.headers().get("traceparent").and_then(|v| v.to_str().ok()) else {
+        return tracing::Span::none();
+    };
+    let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "rpc", otel.name = path.trim_start_matches('/'), otel.kind = "server");
+    keelson_telemetry::set_parent(&span, parent);
+    span
+}
+
+fn code_of(response: &Response<Body>) -> i32 {
+    response
+        .headers()
+        .get("grpc-status")
+        .and_then(|v| v.to_str().ok())
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(0)
+}
+
+/// Binds `socket` and serves `routes` through the stack until `shutdown`, then drains for at most 2 s.
+/// `bound` is called once the socket is in place.
+///
+/// # Errors
+/// The socket cannot be bound, or accepting has failed for good.
+pub async fn serve(
+    socket: &Path,
+    routes: Routes,
+    stack: StackLayer,
+    shutdown: CancellationToken,
+    bound: impl FnOnce(),
+) -> anyhow::Result<()> {
+    let listener = bind(socket)?;
+    bound();
+    let stop = shutdown.clone();
+    let server = tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(30)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(20)))
+        .layer(stack)
+        .add_routes(routes)
+        .serve_with_incoming_shutdown(Incoming(listener), async move { stop.cancelled().await });
+    tokio::pin!(server);
+    // Cancel-safe: `server` is pinned outside and polled again below.
+    tokio::select! {
+        end = &mut server => return end.map_err(Into::into),
+        () = shutdown.cancelled() => {}
+    }
+    match tokio::time::timeout(Duration::from_secs(2), server).await {
+        Ok(end) => end.map_err(Into::into),
+        Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy() -> CallerPolicy {
+        let mut config = Config::default();
+        for (i, name) in ServiceName::ALL.into_iter().enumerate() {
+            config.users.uids.insert(name.to_string(), 5000 + u32::try_from(i).unwrap());
+        }
+        config.users.operator_gid = 700;
+        CallerPolicy::new(&config)
+    }
+
+    fn peer(uid: u32, groups: &[u32]) -> PeerIdentity {
+        PeerIdentity { uid, gid: uid, pid: None, groups: groups.to_vec() }
+    }
+
+    fn uid_of(service: &str) -> u32 {
+        5000 + u32::try_from(ServiceName::ALL.iter().position(|n| n.as_str() == service).unwrap()).unwrap()
+    }
+
+    /// Proof 11: every method against every service, an operator, a stranger and root.
+    #[test]
+    fn only_the_callers_that_the_proto_names_may_call() {
+        let policy = policy();
+        for (path, callers) in keelson_proto::CALLERS {
+            for service in ServiceName::ALL {
+                let allowed = callers.contains(&service.as_str());
+                let result = policy.check(path, &peer(uid_of(service.as_str()), &[700]));
+                assert_eq!(result.is_ok(), allowed, "{service} calls {path}");
+            }
+            assert_eq!(policy.check(path, &peer(1000, &[700])).is_ok(), callers.contains(&"cli"), "{path}");
+            assert!(policy.check(path, &peer(1000, &[])).is_err(), "a stranger calls {path}");
+            assert!(policy.check(path, &peer(0, &[])).is_ok(), "root calls {path}");
+        }
+    }
+
+    #[test]
+    fn cri_is_for_root_and_pod_sync() {
+        let policy = policy();
+        let path = "/runtime.v1.RuntimeService/RunPodSandbox";
+        assert!(policy.check(path, &peer(uid_of("pod-sync"), &[])).is_ok());
+        assert!(policy.check(path, &peer(uid_of("node-api"), &[])).is_err());
+        assert!(policy.check(path, &peer(1000, &[700])).is_err());
+    }
+
+    #[test]
+    fn a_method_that_nobody_listed_is_for_root_alone() {
+        let status = policy().check("/other.v1.Api/Call", &peer(uid_of("init"), &[700])).unwrap_err();
+        assert_eq!(status.code(), Code::PermissionDenied);
+    }
+}

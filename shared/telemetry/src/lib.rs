@@ -1,0 +1,208 @@
+//! Logs and traces of every Keelson service.
+//!
+//! Log lines go to standard error as text or JSON. Traces go out over OTLP/gRPC only when the configuration
+//! names a collector; without one no span is exported and no trace header is sent.
+
+use std::io::IsTerminal as _;
+use std::str::FromStr as _;
+
+use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
+use opentelemetry::trace::{TraceContextExt as _, TracerProvider as _};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Layer as _, Registry, reload};
+
+/// The target of the spans that make up a trace. They are exported whatever the log level, and the log
+/// does not show them.
+pub const TRACE_TARGET: &str = "keelson_trace";
+
+/// What to log and where to send traces.
+#[derive(Debug, Clone)]
+pub struct Options<'a> {
+    /// Name of the service, `service.name` of its traces.
+    pub service: &'a str,
+    /// Name of the node, `k8s.node.name` of its traces.
+    pub node: &'a str,
+    /// `text` or `json`.
+    pub format: &'a str,
+    /// A level or a filter such as `info,keelson_pod_sync=debug`.
+    pub level: &'a str,
+    /// The collector's endpoint and samples per million; absent: no traces.
+    pub otlp: Option<(&'a str, u32)>,
+}
+
+/// Why telemetry could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The filter does not parse.
+    #[error("log level {text:?} is not a level (error, warn, info, debug, trace) or a list of target=level")]
+    Filter {
+        /// The text.
+        text: String,
+    },
+    /// The collector's endpoint is not usable.
+    #[error("cannot export traces to {endpoint}; tracing.endpoint must be http://host:port")]
+    Exporter {
+        /// The endpoint.
+        endpoint: String,
+        /// The cause.
+        source: opentelemetry_otlp::ExporterBuildError,
+    },
+    /// A subscriber is set already.
+    #[error("telemetry was set up twice")]
+    Twice,
+}
+
+/// Keeps telemetry alive; [`Telemetry::shutdown`] sends what is left.
+pub struct Telemetry {
+    filter: reload::Handle<Targets, Registry>,
+    provider: Option<SdkTracerProvider>,
+    current: std::sync::Mutex<String>,
+}
+
+/// Sets up logs and, when configured, traces for this process. Call it inside the tokio runtime.
+pub fn init(options: &Options<'_>) -> Result<Telemetry, TelemetryError> {
+    let targets = parse_filter(options.level)?;
+    let (filter, handle) = reload::Layer::new(targets);
+    let provider = options.otlp.map(|(endpoint, rate)| provider(options, endpoint, rate)).transpose()?;
+    let traces = provider.as_ref().map(|provider| {
+        tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer("keelson"))
+            .with_location(false)
+            .with_threads(false)
+            .with_target(false)
+            .with_filter(Targets::new().with_target(TRACE_TARGET, tracing::Level::TRACE))
+    });
+    let builder = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = if options.format == "json" {
+        builder.json().flatten_event(true).with_span_list(false).with_current_span(false).boxed()
+    } else {
+        builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed()
+    };
+    let lines = lines.with_filter(filter).with_filter(not_traces());
+    tracing_subscriber::registry().with(lines).with(traces).try_init().map_err(|_| TelemetryError::Twice)?;
+    Ok(Telemetry { filter: handle, provider, current: std::sync::Mutex::new(options.level.to_owned()) })
+}
+
+fn not_traces() -> Targets {
+    Targets::new()
+        .with_default(tracing::Level::TRACE)
+        .with_target(TRACE_TARGET, tracing::level_filters::LevelFilter::OFF)
+}
+
+fn parse_filter(text: &str) -> Result<Targets, TelemetryError> {
+    Targets::from_str(text).map_err(|_| TelemetryError::Filter { text: text.to_owned() })
+}
+
+fn provider(options: &Options<'_>, endpoint: &str, rate: u32) -> Result<SdkTracerProvider, TelemetryError> {
+    let exporter = SpanExporter::builder()
+        .with_tonic()
+        .with_endpoint(endpoint)
+        .build()
+        .map_err(|source| TelemetryError::Exporter { endpoint: endpoint.to_owned(), source })?;
+    let resource = Resource::builder()
+        .with_service_name(format!("keelson-{}", options.service))
+        .with_attribute(opentelemetry::KeyValue::new("k8s.node.name", options.node.to_owned()))
+        .build();
+    let ratio = f64::from(rate) / 1_000_000.0;
+    Ok(SdkTracerProvider::builder()
+        .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio))))
+        .with_resource(resource)
+        .with_batch_exporter(exporter)
+        .build())
+}
+
+impl Telemetry {
+    /// Changes the log filter and returns the previous one.
+    pub fn set_filter(&self, text: &str) -> Result<String, TelemetryError> {
+        let targets = parse_filter(text)?;
+        self.filter.reload(targets).map_err(|_| TelemetryError::Twice)?;
+        let mut current = self.current.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        Ok(std::mem::replace(&mut current, text.to_owned()))
+    }
+
+    /// Whether traces are exported.
+    pub fn traces(&self) -> bool {
+        self.provider.is_some()
+    }
+
+    /// Sends the spans that still wait, bounded by the exporter's own timeout.
+    pub fn shutdown(&self) {
+        if let Some(provider) = &self.provider {
+            let _ = provider.shutdown();
+        }
+    }
+}
+
+/// The W3C `traceparent` of the current span, when it belongs to a sampled trace.
+pub fn current_traceparent() -> Option<String> {
+    traceparent_of(&Span::current())
+}
+
+/// The W3C `traceparent` of `span`, when it belongs to a sampled trace.
+pub fn traceparent_of(span: &Span) -> Option<String> {
+    if span.is_disabled() {
+        return None;
+    }
+    let context = span.context();
+    if !context.span().span_context().is_sampled() {
+        return None;
+    }
+    let mut carrier = Carrier::default();
+    TraceContextPropagator::new().inject_context(&context, &mut carrier);
+    Some(carrier.0).filter(|v| !v.is_empty())
+}
+
+/// Makes `span` a child of the remote span that `traceparent` names; an empty or broken value changes
+/// nothing.
+pub fn set_parent(span: &Span, traceparent: &str) {
+    if traceparent.is_empty() || span.is_disabled() {
+        return;
+    }
+    let carrier = Carrier(traceparent.to_owned());
+    let _ = span.set_parent(TraceContextPropagator::new().extract(&carrier));
+}
+
+#[derive(Default)]
+struct Carrier(String);
+
+impl Injector for Carrier {
+    fn set(&mut self, key: &str, value: String) {
+        if key == "traceparent" {
+            self.0 = value;
+        }
+    }
+}
+
+impl Extractor for Carrier {
+    fn get(&self, key: &str) -> Option<&str> {
+        (key == "traceparent").then_some(self.0.as_str())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        vec!["traceparent"]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_of_levels_and_targets_is_taken() {
+        assert!(parse_filter("info,keelson_pod_sync=debug").is_ok());
+    }
+
+    #[test]
+    fn a_filter_that_is_no_filter_is_refused_with_its_text() {
+        let error = parse_filter("info,keelson=loudly").unwrap_err();
+        assert!(error.to_string().contains("keelson=loudly"));
+    }
+}

@@ -1,0 +1,1 @@
+//! Whole-agent tests live in `tests/tests`.
