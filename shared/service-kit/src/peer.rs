@@ -62,10 +62,21 @@ pub struct PeerChannel {
 /// Every call has a deadline: `Request::set_timeout`, else 10 s. For a stream it bounds the time to the first
 /// headers; a stream itself is kept honest by HTTP/2 pings.
 pub fn connect_unix(name: &str, socket: &Path) -> PeerChannel {
-    let path = socket.to_owned();
-    let inner = Endpoint::from_static("http://localhost")
+    let endpoint = Endpoint::from_static("http://localhost")
         .http2_keep_alive_interval(Duration::from_secs(10))
-        .keep_alive_timeout(Duration::from_secs(5))
+        .keep_alive_timeout(Duration::from_secs(5));
+    lazily(name, socket, endpoint)
+}
+
+/// As [`connect_unix`], for a server that is not ours and answers frequent HTTP/2 pings with GOAWAY, as
+/// gRPC-Go does. Its caller has to notice a hanging server by calls with deadlines.
+pub fn connect_foreign(name: &str, socket: &Path) -> PeerChannel {
+    lazily(name, socket, Endpoint::from_static("http://localhost"))
+}
+
+fn lazily(name: &str, socket: &Path, endpoint: Endpoint) -> PeerChannel {
+    let path = socket.to_owned();
+    let inner = endpoint
         .connect_timeout(Duration::from_secs(5))
         .connect_with_connector_lazy(tower::service_fn(move |_: Uri| connect(path.clone())));
     PeerChannel { name: name.to_owned(), inner }

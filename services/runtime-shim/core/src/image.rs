@@ -1,0 +1,213 @@
+//! Image references, pull policies and pull back-off (runtime-and-resources.md §6.1).
+
+use std::collections::BTreeMap;
+
+/// Seconds until the first retry of a failed pull.
+const BACKOFF_INITIAL_S: i64 = 10;
+/// The longest wait between two pulls.
+const BACKOFF_MAX_S: i64 = 300;
+const NANOS: i64 = 1_000_000_000;
+
+/// A reference that names no image.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("Failed to apply default image tag {reference:?}: {problem}")]
+pub struct InvalidReference {
+    /// As written in the spec.
+    pub reference: String,
+    /// What is wrong with it.
+    pub problem: &'static str,
+}
+
+/// The reference with `:latest` appended when it has neither tag nor digest.
+///
+/// # Errors
+/// The reference is not of the form `[host[:port]/]path[:tag][@digest]` with a lower-case path.
+pub fn with_default_tag(reference: &str) -> Result<String, InvalidReference> {
+    let fail = |problem| InvalidReference { reference: reference.to_owned(), problem };
+    if reference.is_empty() {
+        return Err(fail("couldn't parse image name: the reference is empty"));
+    }
+    let (name, digest) = match reference.split_once('@') {
+        Some((name, digest)) => (name, Some(digest)),
+        None => (reference, None),
+    };
+    if digest.is_some_and(|d| !d.contains(':') || d.ends_with(':')) {
+        return Err(fail("couldn't parse image name: the digest is not algorithm:hex"));
+    }
+    let last_slash = name.rfind('/').map_or(0, |i| i + 1);
+    let (path, tag) = match name[last_slash..].rfind(':') {
+        Some(i) => (&name[..last_slash + i], Some(&name[last_slash + i + 1..])),
+        None => (name, None),
+    };
+    check_path(path).map_err(fail)?;
+    match tag {
+        Some(tag) if !valid_tag(tag) => Err(fail("couldn't parse image name: the tag is not valid")),
+        None if digest.is_none() => Ok(format!("{reference}:latest")),
+        _ => Ok(reference.to_owned()),
+    }
+}
+
+fn check_path(path: &str) -> Result<(), &'static str> {
+    let (host, rest) = match path.split_once('/') {
+        Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => (Some(first), rest),
+        _ => (None, path),
+    };
+    if host.is_some_and(|h| !h.chars().all(|c| c.is_ascii_alphanumeric() || ".-:[]".contains(c))) {
+        return Err("couldn't parse image name: the registry's host name is not valid");
+    }
+    if rest.chars().any(|c| c.is_ascii_uppercase()) {
+        return Err("couldn't parse image name: repository name must be lowercase");
+    }
+    let well_formed = rest.split('/').all(|part| {
+        part.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+            && part.ends_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+            && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c))
+    });
+    if well_formed { Ok(()) } else { Err("couldn't parse image name: invalid reference format") }
+}
+
+fn valid_tag(tag: &str) -> bool {
+    tag.len() <= 128
+        && tag.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+        && tag.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+}
+
+/// `spec.containers[].imagePullPolicy`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PullPolicy {
+    /// Pull at each container start.
+    Always,
+    /// Pull what is absent.
+    IfNotPresent,
+    /// Never pull.
+    Never,
+}
+
+impl PullPolicy {
+    /// The policy by its API name; an empty text gives the API's default for the reference.
+    pub fn parse(text: &str, reference: &str) -> Self {
+        match text {
+            "Always" => Self::Always,
+            "Never" => Self::Never,
+            "" if reference.ends_with(":latest") => Self::Always,
+            _ => Self::IfNotPresent,
+        }
+    }
+}
+
+/// What to do about an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageDecision {
+    /// It is there and may be used.
+    Use,
+    /// Ask the registry.
+    Pull,
+    /// It is absent and must not be pulled: `ErrImageNeverPull`.
+    NeverPull,
+}
+
+/// The table of runtime-and-resources.md §6.1 step 3.
+pub const fn decide(policy: PullPolicy, present: bool) -> ImageDecision {
+    match (policy, present) {
+        (PullPolicy::Always, _) | (PullPolicy::IfNotPresent, false) => ImageDecision::Pull,
+        (PullPolicy::IfNotPresent | PullPolicy::Never, true) => ImageDecision::Use,
+        (PullPolicy::Never, false) => ImageDecision::NeverPull,
+    }
+}
+
+/// Pull failures per (pod UID, image): 10 s doubling to 300 s, forgotten after 600 s.
+#[derive(Debug, Default)]
+pub struct PullBook {
+    entries: BTreeMap<(String, String), Entry>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    delay_s: i64,
+    failed_at: i64,
+}
+
+impl PullBook {
+    /// Until when a pull of `image` for `uid` has to wait, unix nanoseconds; `None`: it may begin.
+    pub fn waits_until(&self, uid: &str, image: &str, now: i64) -> Option<i64> {
+        let entry = self.entries.get(&(uid.to_owned(), image.to_owned()))?;
+        let until = entry.failed_at + entry.delay_s * NANOS;
+        (now < until).then_some(until)
+    }
+
+    /// Records a failed pull; returns when the next one may begin.
+    pub fn failed(&mut self, uid: &str, image: &str, now: i64) -> i64 {
+        self.forget_old(now);
+        let entry = self
+            .entries
+            .entry((uid.to_owned(), image.to_owned()))
+            .and_modify(|e| {
+                e.delay_s = (e.delay_s * 2).min(BACKOFF_MAX_S);
+                e.failed_at = now;
+            })
+            .or_insert(Entry { delay_s: BACKOFF_INITIAL_S, failed_at: now });
+        entry.failed_at + entry.delay_s * NANOS
+    }
+
+    /// Forgets the failures of one image after a success, of a whole pod with `image` `None`.
+    pub fn clear(&mut self, uid: &str, image: Option<&str>) {
+        self.entries.retain(|(u, i), _| u != uid || image.is_some_and(|image| i != image));
+    }
+
+    fn forget_old(&mut self, now: i64) {
+        self.entries.retain(|_, e| now - e.failed_at < 2 * BACKOFF_MAX_S * NANOS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reference_without_tag_and_digest_gets_latest() {
+        for (reference, expected) in [
+            ("busybox", "busybox:latest"),
+            ("busybox:1", "busybox:1"),
+            ("localhost:5000/a/b", "localhost:5000/a/b:latest"),
+            ("localhost:5000/a/b:v1", "localhost:5000/a/b:v1"),
+            ("a@sha256:00ff", "a@sha256:00ff"),
+            ("keelson.local/busybox:1", "keelson.local/busybox:1"),
+        ] {
+            assert_eq!(with_default_tag(reference).as_deref(), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn a_bad_reference_is_refused_with_the_kubelets_words() {
+        for reference in ["", "BusyBox", "a b", "busybox:", "a/../b", "a@sha256", "-a"] {
+            let error = with_default_tag(reference).unwrap_err();
+            assert!(error.to_string().starts_with("Failed to apply default image tag \""), "{reference}");
+        }
+    }
+
+    #[test]
+    fn the_policy_table_holds() {
+        use ImageDecision::{NeverPull, Pull, Use};
+        assert_eq!(decide(PullPolicy::Always, true), Pull);
+        assert_eq!(decide(PullPolicy::Always, false), Pull);
+        assert_eq!(decide(PullPolicy::IfNotPresent, true), Use);
+        assert_eq!(decide(PullPolicy::IfNotPresent, false), Pull);
+        assert_eq!(decide(PullPolicy::Never, true), Use);
+        assert_eq!(decide(PullPolicy::Never, false), NeverPull);
+    }
+
+    #[test]
+    fn pulls_back_off_from_ten_seconds_to_five_minutes() {
+        let mut book = PullBook::default();
+        let mut now = 0;
+        for delay in [10, 20, 40, 80, 160, 300, 300] {
+            let until = book.failed("u", "a:1", now);
+            assert_eq!(until, now + delay * NANOS);
+            assert_eq!(book.waits_until("u", "a:1", now), Some(until));
+            now = until;
+            assert_eq!(book.waits_until("u", "a:1", now), None);
+        }
+        book.clear("u", Some("a:1"));
+        assert_eq!(book.failed("u", "a:1", now), now + 10 * NANOS);
+    }
+}

@@ -1,0 +1,139 @@
+//! The container runtime's CRI, with a deadline on each call.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use k8s_cri::v1 as cri;
+use k8s_cri::v1::image_service_client::ImageServiceClient;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use keelson_service_kit::{PeerChannel, connect_foreign};
+use tonic::{Code, Request, Status};
+
+/// Lists of a node with thousands of dead containers pass the 16 MiB at which the kubelet fails.
+const MAX_MESSAGE: usize = 256 << 20;
+
+/// An endpoint that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("containerRuntimeEndpoint {0:?} is not unix:///path/to/socket")]
+pub struct BadEndpoint(pub String);
+
+/// The socket path of `unix:///path` or `/path`.
+pub fn socket_of(endpoint: &str) -> Result<PathBuf, BadEndpoint> {
+    let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
+    if path.starts_with('/') { Ok(path.into()) } else { Err(BadEndpoint(endpoint.to_owned())) }
+}
+
+/// The container runtime.
+#[derive(Debug, Clone)]
+pub struct Cri {
+    channel: PeerChannel,
+    timeout: Duration,
+}
+
+impl Cri {
+    /// Connects on the first call.
+    pub fn new(endpoint: &str, timeout: Duration) -> Result<Self, BadEndpoint> {
+        let channel = connect_foreign("the container runtime", &socket_of(endpoint)?);
+        Ok(Self { channel, timeout })
+    }
+
+    /// The connection, for what is passed through as it is.
+    pub fn channel(&self) -> PeerChannel {
+        self.channel.clone()
+    }
+
+    /// The runtime service.
+    pub fn runtime(&self) -> RuntimeServiceClient<PeerChannel> {
+        RuntimeServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    }
+
+    /// The image service.
+    pub fn images(&self) -> ImageServiceClient<PeerChannel> {
+        ImageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    }
+
+    /// A request with the configured deadline (`runtimeRequestTimeout`).
+    pub fn request<T>(&self, message: T) -> Request<T> {
+        with_deadline(message, self.timeout)
+    }
+
+    /// A request that must be answered soon, or something hangs: reads of state.
+    pub fn quick<T>(&self, message: T) -> Request<T> {
+        with_deadline(message, self.timeout.min(Duration::from_secs(10)))
+    }
+
+    /// A stream or a pull, which has no deadline of its own.
+    pub fn unbounded<T>(&self, message: T) -> Request<T> {
+        with_deadline(message, Duration::from_secs(90 * 24 * 3600))
+    }
+
+    /// Sandboxes and containers, all of them or those of one pod.
+    ///
+    /// # Errors
+    /// What the runtime answers; UNAVAILABLE while it is away.
+    pub async fn list(
+        &self,
+        uid: Option<&str>,
+    ) -> Result<(Vec<cri::PodSandbox>, Vec<cri::Container>), Status> {
+        let selector = |uid: &str| std::iter::once((crate::labels::UID.to_owned(), uid.to_owned())).collect();
+        let sandboxes = cri::ListPodSandboxRequest {
+            filter: uid.map(|u| cri::PodSandboxFilter { label_selector: selector(u), ..Default::default() }),
+        };
+        let containers = cri::ListContainersRequest {
+            filter: uid.map(|u| cri::ContainerFilter { label_selector: selector(u), ..Default::default() }),
+        };
+        let (mut a, mut b) = (self.runtime(), self.runtime());
+        // Sandboxes first: a container that appears between the two reads has its sandbox in the list or is
+        // left to the next read.
+        let (sandboxes, containers) =
+            tokio::try_join!(a.list_pod_sandbox(self.quick(sandboxes)), b.list_containers(self.quick(containers)))?;
+        Ok((sandboxes.into_inner().items, containers.into_inner().containers))
+    }
+
+    /// A container's status; `None` when the runtime does not know it.
+    pub async fn container_status(&self, id: &str) -> Result<Option<cri::ContainerStatus>, Status> {
+        let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+        match self.runtime().container_status(self.quick(request)).await {
+            Ok(response) => Ok(response.into_inner().status),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    /// A sandbox's status; `None` when the runtime does not know it.
+    pub async fn sandbox_status(&self, id: &str) -> Result<Option<cri::PodSandboxStatus>, Status> {
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
+        match self.runtime().pod_sandbox_status(self.quick(request)).await {
+            Ok(response) => Ok(response.into_inner().status),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+}
+
+fn with_deadline<T>(message: T, timeout: Duration) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(timeout);
+    request
+}
+
+/// NOT_FOUND on a call that stops or removes means that the work is done (runtime-and-resources.md §1.1).
+pub fn gone_is_done<T>(result: Result<T, Status>) -> Result<(), Status> {
+    match result {
+        Ok(_) => Ok(()),
+        Err(status) if status.code() == Code::NotFound => Ok(()),
+        Err(status) => Err(status),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_unix_socket() {
+        assert_eq!(socket_of("unix:///run/c.sock").unwrap(), PathBuf::from("/run/c.sock"));
+        assert_eq!(socket_of("/run/c.sock").unwrap(), PathBuf::from("/run/c.sock"));
+        assert!(socket_of("tcp://1.2.3.4:5").is_err());
+    }
+}

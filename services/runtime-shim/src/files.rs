@@ -1,0 +1,401 @@
+//! Files that runtime-shim owns: etc-hosts, termination files, log folders and the links to logs.
+//!
+//! What a pod may write to is opened beneath the agent's own folder, without following links, and only as a
+//! regular file.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use k8s_cri::v1 as cri;
+use keelson_config::Paths;
+use keelson_proto::keelson::common::v1::PodRef;
+use keelson_proto::keelson::runtime::v1 as pb;
+use keelson_runtime_shim_core::log;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+
+use crate::labels;
+
+/// Bytes of a termination file that are read (pod-lifecycle.md §11).
+const MESSAGE_BYTES: u64 = 4096;
+/// Lines and bytes of a log that stand in for an empty termination file.
+const FALLBACK_LINES: usize = 80;
+const FALLBACK_BYTES: usize = 2048;
+/// Length of a link's name without `.log`.
+const LINK_NAME: usize = 251;
+
+/// Why a file of a pod could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// A folder cannot be made.
+    #[error("cannot make the folder {}", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A file cannot be written.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A name that would lead out of its folder.
+    #[error("{0:?} is not a name of a file or folder")]
+    BadName(String),
+}
+
+/// The folders of the agent as runtime-shim uses them.
+#[derive(Debug, Clone)]
+pub struct Files {
+    paths: Paths,
+}
+
+impl Files {
+    /// Works below the folders of the configuration.
+    pub fn new(paths: Paths) -> Self {
+        Self { paths }
+    }
+
+    /// Makes a folder below the pods' logs, as a sandbox's `log_directory` names it.
+    pub fn make_log_dir(&self, dir: &Path) -> Result<(), FileError> {
+        if !dir.starts_with(&self.paths.pod_logs_dir) || dir.components().any(|c| c.as_os_str() == "..") {
+            return Ok(());
+        }
+        make_dir(dir, 0o755)
+    }
+
+    /// Log folder, etc-hosts and termination file of a container that is about to be created.
+    pub fn write(
+        &self,
+        pod: &PodRef,
+        request: &pb::WriteContainerFilesRequest,
+    ) -> Result<pb::WriteContainerFilesResponse, FileError> {
+        for name in [&pod.uid, &pod.namespace, &pod.name, &request.container] {
+            check_name(name)?;
+        }
+        let logs = self.paths.pod_log_dir(&pod.namespace, &pod.name, &pod.uid).join(&request.container);
+        make_dir(&logs, 0o755)?;
+        let mut answer = pb::WriteContainerFilesResponse {
+            mounts: Vec::new(),
+            next_attempt_by_logs: next_attempt(&logs),
+        };
+        let pod_dir = self.paths.pod_dir(&pod.uid);
+        if let Some(hosts) = &request.etc_hosts {
+            let path = pod_dir.join("etc-hosts");
+            write_file(&path, etc_hosts(hosts).as_bytes(), 0o644)?;
+            answer.mounts.push(mount("/etc/hosts", &path));
+        }
+        if !request.termination_message_path.is_empty() {
+            let dir = pod_dir.join("containers").join(&request.container);
+            make_dir(&dir, 0o750)?;
+            let path = dir.join(format!("{:08x}", fastrand::u32(..)));
+            write_file(&path, b"", 0o666)?;
+            answer.mounts.push(mount(&request.termination_message_path, &path));
+        }
+        Ok(answer)
+    }
+
+    /// What an exited container left as its termination message.
+    pub fn termination_message(&self, status: &cri::ContainerStatus) -> String {
+        let path = status.annotations.get(labels::MESSAGE_PATH).map(String::as_str).unwrap_or_default();
+        let host = status.mounts.iter().find(|m| !path.is_empty() && m.container_path == path);
+        let text = host.and_then(|m| {
+            let mut file = self.open_beneath(&self.paths.root_dir, Path::new(&m.host_path)).ok()?;
+            read_end(&mut file, MESSAGE_BYTES).ok()
+        });
+        let text = text.map(|t| String::from_utf8_lossy(&t).into_owned()).unwrap_or_default();
+        let wants_log = status
+            .annotations
+            .get(labels::MESSAGE_POLICY)
+            .is_some_and(|p| p == "FallbackToLogsOnError")
+            && status.exit_code != 0
+            && status.reason != "ContainerCannotRun";
+        if !text.is_empty() || !wants_log {
+            return text;
+        }
+        let tail = self.open_log(Path::new(&status.log_path)).and_then(|mut f| read_end(&mut f, 64 << 10));
+        tail.map(|t| log::termination_tail(&t, FALLBACK_LINES, FALLBACK_BYTES)).unwrap_or_default()
+    }
+
+    /// Opens a container's log for reading.
+    pub fn open_log(&self, path: &Path) -> io::Result<File> {
+        self.open_beneath(&self.paths.pod_logs_dir, path)
+    }
+
+    fn open_beneath(&self, root: &Path, path: &Path) -> io::Result<File> {
+        let relative = path.strip_prefix(root).map_err(|_| {
+            io::Error::new(io::ErrorKind::PermissionDenied, "the file is not below the agent's folder")
+        })?;
+        let root = File::open(root)?;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        let file = File::from(openat2(&root, relative, flags, Mode::empty(), resolve)?);
+        if file.metadata()?.is_file() {
+            Ok(file)
+        } else {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))
+        }
+    }
+
+    /// Makes the links of containers that have started and removes those of containers that are gone.
+    pub fn link_logs(&self, before: Option<&pb::RuntimePod>, after: &pb::RuntimePod) {
+        let new = |c: &&pb::Container| {
+            c.started_unix_nanos > 0
+                && !before.is_some_and(|b| {
+                    b.containers.iter().any(|o| o.id == c.id && o.started_unix_nanos > 0)
+                })
+        };
+        for container in after.containers.iter().filter(new) {
+            let target = Path::new(&container.log_path);
+            if !target.is_absolute() || fs::symlink_metadata(target).is_err() {
+                continue;
+            }
+            let link = self.link_of(after, container);
+            if let Err(error) = make_link(target, &link) {
+                tracing::warn!(link = %link.display(), %error, "cannot link a container's log");
+            }
+        }
+        let gone = |c: &&pb::Container| !after.containers.iter().any(|a| a.id == c.id);
+        for container in before.iter().flat_map(|b| b.containers.iter()).filter(gone) {
+            let _ = fs::remove_file(self.link_of(after, container));
+        }
+    }
+
+    fn link_of(&self, pod: &pb::RuntimePod, container: &pb::Container) -> PathBuf {
+        let mut name = format!("{}_{}_{}-{}", pod.name, pod.namespace, container.name, container.id);
+        name.truncate(LINK_NAME);
+        self.paths.container_links_dir.join(format!("{name}.log"))
+    }
+
+    /// Removes what is left of a pod outside the runtime: its links and its log folder.
+    pub fn forget(&self, pod: &pb::RuntimePod) {
+        for container in &pod.containers {
+            let _ = fs::remove_file(self.link_of(pod, container));
+        }
+        if [&pod.namespace, &pod.name, &pod.uid].into_iter().all(|n| check_name(n).is_ok()) {
+            let _ = fs::remove_dir_all(self.paths.pod_log_dir(&pod.namespace, &pod.name, &pod.uid));
+        }
+    }
+
+    /// Removes the log file of one container, and what rotation made of it.
+    pub fn forget_container(&self, pod: &pb::RuntimePod, container: &pb::Container) {
+        let _ = fs::remove_file(self.link_of(pod, container));
+        let path = Path::new(&container.log_path);
+        let (Some(dir), Some(base)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else { return };
+        if !dir.starts_with(&self.paths.pod_logs_dir) {
+            return;
+        }
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            if entry.file_name().to_str().is_some_and(|n| n == base || n.starts_with(&format!("{base}."))) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Log folders of pods that nobody knows: `<namespace>_<name>_<uid>` with a UID that `known` refuses.
+    /// Returns how many were removed.
+    pub fn sweep_logs(&self, known: impl Fn(&str) -> bool) -> usize {
+        let mut removed = 0;
+        for entry in fs::read_dir(&self.paths.pod_logs_dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(uid) = name.to_str().and_then(|n| n.rsplit_once('_')).map(|(_, uid)| uid) else { continue };
+            if !known(uid) && fs::remove_dir_all(entry.path()).is_ok() {
+                removed += 1;
+            }
+        }
+        for entry in fs::read_dir(&self.paths.container_links_dir).into_iter().flatten().flatten() {
+            let dangling = fs::read_link(entry.path())
+                .is_ok_and(|t| t.starts_with(&self.paths.pod_logs_dir) && fs::metadata(&t).is_err());
+            if dangling {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        removed
+    }
+}
+
+fn check_name(name: &str) -> Result<(), FileError> {
+    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+        return Err(FileError::BadName(name.to_owned()));
+    }
+    Ok(())
+}
+
+fn make_dir(path: &Path, mode: u32) -> Result<(), FileError> {
+    match fs::DirBuilder::new().recursive(true).mode(mode).create(path) {
+        Ok(()) => Ok(()),
+        Err(source) => Err(FileError::Folder { path: path.to_owned(), source }),
+    }
+}
+
+/// Writes a whole file with exactly this mode, by rename where it exists already.
+fn write_file(path: &Path, content: &[u8], mode: u32) -> Result<(), FileError> {
+    let fail = |source| FileError::Write { path: path.to_owned(), source };
+    fs::write(path, content).map_err(fail)?;
+    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(fail)
+}
+
+fn mount(container_path: &str, host_path: &Path) -> pb::FileMount {
+    pb::FileMount {
+        container_path: container_path.to_owned(),
+        host_path: host_path.to_string_lossy().into_owned(),
+        read_only: false,
+    }
+}
+
+fn make_link(target: &Path, link: &Path) -> io::Result<()> {
+    if let Some(dir) = link.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    }
+    match std::os::unix::fs::symlink(target, link) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+fn read_end(file: &mut File, bytes: u64) -> io::Result<Vec<u8>> {
+    let size = file.metadata()?.len();
+    file.seek(SeekFrom::Start(size.saturating_sub(bytes)))?;
+    let mut content = Vec::new();
+    file.take(bytes).read_to_end(&mut content)?;
+    Ok(content)
+}
+
+/// One more than the highest `<n>.log…` in a container's log folder; 0 without any.
+fn next_attempt(dir: &Path) -> u32 {
+    let number = |e: fs::DirEntry| e.file_name().to_str()?.split_once(".log")?.0.parse::<u32>().ok();
+    fs::read_dir(dir).into_iter().flatten().flatten().filter_map(number).max().map_or(0, |n| n + 1)
+}
+
+/// The content of /etc/hosts (runtime-and-resources.md §3.5).
+fn etc_hosts(hosts: &pb::EtcHosts) -> String {
+    let mut text = if hosts.host_network {
+        let own = fs::read_to_string("/etc/hosts").unwrap_or_default();
+        format!("# Kubernetes-managed hosts file (host network).\n{own}")
+    } else {
+        let mut text = String::from(
+            "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
+             fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n",
+        );
+        for ip in &hosts.pod_ips {
+            if hosts.domain.is_empty() {
+                text.push_str(&format!("{ip}\t{}\n", hosts.hostname));
+            } else {
+                text.push_str(&format!("{ip}\t{0}.{1}\t{0}\n", hosts.hostname, hosts.domain));
+            }
+        }
+        text
+    };
+    if !hosts.aliases.is_empty() {
+        text.push_str("\n# Entries added by HostAliases.\n");
+        for alias in &hosts.aliases {
+            text.push_str(&format!("{}\t{}\n", alias.ip, alias.hostnames.join("\t")));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(dir: &Path) -> Files {
+        let paths = Paths {
+            root_dir: dir.join("root"),
+            pod_logs_dir: dir.join("logs"),
+            container_links_dir: dir.join("links"),
+            ..Paths::default()
+        };
+        fs::create_dir_all(paths.pod_dir("u")).unwrap();
+        fs::create_dir_all(&paths.pod_logs_dir).unwrap();
+        Files::new(paths)
+    }
+
+    fn pod() -> PodRef {
+        PodRef { uid: "u".into(), namespace: "default".into(), name: "web".into() }
+    }
+
+    fn status(path: &str) -> cri::ContainerStatus {
+        cri::ContainerStatus {
+            annotations: [(labels::MESSAGE_PATH.to_owned(), "/dev/termination-log".to_owned())].into(),
+            mounts: vec![cri::Mount {
+                container_path: "/dev/termination-log".into(),
+                host_path: path.into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_container_gets_hosts_and_a_world_writable_termination_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = pb::WriteContainerFilesRequest {
+            container: "c".into(),
+            termination_message_path: "/dev/termination-log".into(),
+            etc_hosts: Some(pb::EtcHosts {
+                pod_ips: vec!["10.0.0.2".into()],
+                hostname: "web".into(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let answer = files(dir.path()).write(&pod(), &request).unwrap();
+        let hosts = fs::read_to_string(&answer.mounts[0].host_path).unwrap();
+        assert!(hosts.ends_with("10.0.0.2\tweb\n"), "{hosts}");
+        let mode = fs::metadata(&answer.mounts[1].host_path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o666);
+    }
+
+    #[test]
+    fn a_name_that_leads_out_of_the_folder_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = pb::WriteContainerFilesRequest { container: "../x".into(), ..Default::default() };
+        assert!(matches!(files(dir.path()).write(&pod(), &request), Err(FileError::BadName(_))));
+    }
+
+    #[test]
+    fn the_last_4096_bytes_of_the_termination_file_are_the_message() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let path = dir.path().join("root/pods/u/message");
+        fs::write(&path, format!("{}end", "x".repeat(5000))).unwrap();
+        let message = files.termination_message(&status(path.to_str().unwrap()));
+        assert_eq!(message.len(), 4096);
+        assert!(message.ends_with("end"));
+    }
+
+    #[test]
+    fn a_link_to_a_file_of_the_host_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let path = dir.path().join("root/pods/u/message");
+        std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
+        assert_eq!(files.termination_message(&status(path.to_str().unwrap())), "");
+        assert_eq!(files.termination_message(&status("/etc/passwd")), "");
+    }
+
+    #[test]
+    fn the_next_attempt_follows_the_highest_log() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(next_attempt(dir.path()), 0);
+        fs::write(dir.path().join("0.log"), "").unwrap();
+        fs::write(dir.path().join("4.log.20260101-000000"), "").unwrap();
+        assert_eq!(next_attempt(dir.path()), 5);
+    }
+
+    #[test]
+    fn log_folders_of_unknown_pods_are_swept_and_known_ones_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        fs::create_dir_all(dir.path().join("logs/default_web_u")).unwrap();
+        fs::create_dir_all(dir.path().join("logs/default_old_v")).unwrap();
+        assert_eq!(files.sweep_logs(|uid| uid == "u"), 1);
+        assert!(dir.path().join("logs/default_web_u").exists());
+    }
+}

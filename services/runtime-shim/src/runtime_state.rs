@@ -1,0 +1,301 @@
+//! The loop that keeps the connection to the runtime: is it there, is it ready, what does it tell.
+
+use std::time::Duration;
+
+use k8s_cri::v1 as cri;
+use keelson_proto::containerd::services::events::v1 as containerd;
+use keelson_proto::containerd::services::events::v1::events_client::EventsClient;
+use keelson_proto::keelson::runtime::v1 as pb;
+use keelson_service_kit::{Backoff, Context, LoopHandle, PeerChannel, now_unix_nanos};
+use prost::Message as _;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+use tonic::{Code, Status, Streaming};
+
+use crate::cri::Cri;
+use crate::observe::{Observer, WatchKey, WatchValue};
+
+/// Between two looks at the runtime's own conditions (pod-lifecycle.md §1).
+const STATUS_PERIOD: Duration = Duration::from_secs(5);
+/// Between two relists where the runtime tells nothing by itself.
+const RELIST_WITHOUT_EVENTS: Duration = Duration::from_secs(1);
+/// A second relist soon after the first finds what happened while the event stream was being opened.
+const SECOND_LOOK: Duration = Duration::from_secs(1);
+const CONDITION: &str = "container runtime";
+
+/// What an event stream says.
+#[derive(Debug)]
+enum Hint {
+    /// A process of this container or sandbox has ended.
+    Exited(String),
+    /// Something of this container or sandbox has changed.
+    Changed(String),
+    /// The stream has ended.
+    Ended(Status),
+}
+
+/// Runs for ever: connect, relist, follow events, and again after a loss.
+pub async fn run(context: Context, cri: Cri, observer: Observer) {
+    let progress = context.progress.register("runtime");
+    let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+    loop {
+        progress.tick();
+        let lost = match connect(&cri, &observer).await {
+            Ok(kind) => {
+                backoff.reset();
+                context.progress.condition(CONDITION, Ok(()));
+                tracing::info!(observed_by = kind.name(), "connected to the container runtime");
+                follow(&context, &cri, &observer, &progress, kind).await
+            }
+            Err(status) => status,
+        };
+        if context.shutdown.is_cancelled() {
+            return;
+        }
+        let message = format!(
+            "the container runtime at {} does not answer: {}; start it, or set containerRuntimeEndpoint; retrying",
+            context.config.runtime.endpoint,
+            lost.message()
+        );
+        context.progress.condition(CONDITION, Err(message.clone()));
+        set_state(&observer, |state| {
+            state.ready = false;
+            state.network_ready = false;
+            state.message = message;
+        });
+        tokio::select! {
+            () = context.shutdown.cancelled() => return,
+            () = tokio::time::sleep(backoff.next_delay()) => {}
+        }
+    }
+}
+
+/// How observations are made.
+struct EventSource {
+    name: &'static str,
+    hints: Option<mpsc::Receiver<Hint>>,
+}
+
+impl EventSource {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+async fn connect(cri: &Cri, observer: &Observer) -> Result<EventSource, Status> {
+    let version = cri
+        .runtime()
+        .version(cri.quick(cri::VersionRequest { version: "0.1.0".into() }))
+        .await?
+        .into_inner();
+    let ready = read_status(cri).await?;
+    let source = event_source(cri).await;
+    observer.relist().await?;
+    set_state(observer, |state| {
+        *state = pb::RuntimeState {
+            name: version.runtime_name.clone(),
+            version: version.runtime_version.clone(),
+            observed_by: source.name.to_owned(),
+            ..std::mem::take(state)
+        };
+        ready.apply(state);
+    });
+    Ok(source)
+}
+
+/// The runtime's two conditions.
+struct Conditions {
+    ready: bool,
+    network_ready: bool,
+    message: String,
+}
+
+impl Conditions {
+    fn apply(self, state: &mut pb::RuntimeState) {
+        state.ready = self.ready;
+        state.network_ready = self.network_ready;
+        state.message = self.message;
+    }
+}
+
+async fn read_status(cri: &Cri) -> Result<Conditions, Status> {
+    let response = cri.runtime().status(cri.quick(cri::StatusRequest { verbose: false })).await?.into_inner();
+    let conditions = response.status.map(|s| s.conditions).unwrap_or_default();
+    let find = |kind: &str| conditions.iter().find(|c| c.r#type == kind);
+    let text = |prefix: &str, c: Option<&cri::RuntimeCondition>| match c {
+        Some(c) if c.status => None,
+        Some(c) => Some(format!("{prefix}: {} {}", c.reason, c.message)),
+        None => Some(format!("{prefix}: the runtime does not report it")),
+    };
+    let runtime = text("container runtime not ready", find("RuntimeReady"));
+    let network = text("container runtime network not ready", find("NetworkReady"));
+    Ok(Conditions {
+        ready: runtime.is_none(),
+        network_ready: network.is_none(),
+        message: runtime.into_iter().chain(network).collect::<Vec<_>>().join("; "),
+    })
+}
+
+fn set_state(observer: &Observer, change: impl FnOnce(&mut pb::RuntimeState)) {
+    let before = match observer.hub().get(&WatchKey::State) {
+        Some(WatchValue::State(state)) => *state,
+        _ => pb::RuntimeState::default(),
+    };
+    let mut after = before.clone();
+    change(&mut after);
+    if before.ready != after.ready || after.since_unix_nanos == 0 {
+        after.since_unix_nanos = now_unix_nanos();
+    }
+    if after != before {
+        observer.hub().set(WatchKey::State, WatchValue::State(Box::new(after)));
+    }
+}
+
+/// CRI's own events, else containerd's, else none.
+async fn event_source(cri: &Cri) -> EventSource {
+    if let Some(hints) = cri_events(cri).await {
+        return EventSource { name: "cri-events", hints: Some(hints) };
+    }
+    if let Some(hints) = containerd_events(cri).await {
+        return EventSource { name: "containerd-events", hints: Some(hints) };
+    }
+    EventSource { name: "relist", hints: None }
+}
+
+/// A server in Go answers a subscription with its first event only, but a method that it lacks at once.
+const REFUSED_WITHIN: Duration = Duration::from_millis(200);
+
+async fn cri_events(cri: &Cri) -> Option<mpsc::Receiver<Hint>> {
+    let (mut client, request) = (cri.runtime(), cri.unbounded(cri::GetEventsRequest {}));
+    let call = async move { client.get_container_events(request).await.map(tonic::Response::into_inner) };
+    subscribe(call, |event: cri::ContainerEventResponse| {
+        let id = event.container_id;
+        match cri::ContainerEventType::try_from(event.container_event_type) {
+            Ok(cri::ContainerEventType::ContainerStoppedEvent) => Some(Hint::Exited(id)),
+            Ok(_) => Some(Hint::Changed(id)),
+            Err(_) => None,
+        }
+    })
+    .await
+}
+
+async fn containerd_events(cri: &Cri) -> Option<mpsc::Receiver<Hint>> {
+    let mut client: EventsClient<PeerChannel> = EventsClient::new(cri.channel());
+    let filter = |topic: &str| format!("topic==\"{topic}\",namespace==k8s.io");
+    let request = cri.unbounded(containerd::SubscribeRequest {
+        filters: ["/tasks/exit", "/tasks/paused", "/tasks/resumed", "/containers/delete"]
+            .into_iter()
+            .map(filter)
+            .collect(),
+    });
+    let call = async move { client.subscribe(request).await.map(tonic::Response::into_inner) };
+    subscribe(call, |envelope: containerd::Envelope| {
+        let any = envelope.event?;
+        if envelope.topic == "/tasks/exit" {
+            let exit = containerd::TaskExit::decode(any.value.as_slice()).ok()?;
+            // A process that was executed in a container has an id of its own.
+            return (exit.id == exit.container_id).then_some(Hint::Exited(exit.container_id));
+        }
+        let named = containerd::ContainerNamed::decode(any.value.as_slice()).ok()?;
+        Some(Hint::Changed(named.container_id))
+    })
+    .await
+}
+
+/// Starts a subscription and hands its hints over. `None`: the runtime refused it.
+async fn subscribe<T, Call, F>(call: Call, hint: F) -> Option<mpsc::Receiver<Hint>>
+where
+    T: Send + 'static,
+    Call: Future<Output = Result<Streaming<T>, Status>> + Send + 'static,
+    F: Fn(T) -> Option<Hint> + Send + 'static,
+{
+    let (sender, receiver) = mpsc::channel(1024);
+    let (refused, refusal) = tokio::sync::oneshot::channel();
+    tokio::spawn(async move {
+        let mut stream = tokio::select! {
+            () = sender.closed() => return,
+            opened = call => match opened {
+                Ok(stream) => stream,
+                Err(status) => {
+                    let _ = refused.send(status.code());
+                    let _ = sender.send(Hint::Ended(status)).await;
+                    return;
+                }
+            },
+        };
+        loop {
+            let next = tokio::select! {
+                () = sender.closed() => return,
+                next = stream.message() => next,
+            };
+            let item = match next {
+                Ok(Some(event)) => hint(event),
+                Ok(None) => Some(Hint::Ended(Status::unavailable("the event stream ended"))),
+                Err(status) => Some(Hint::Ended(status)),
+            };
+            let Some(item) = item else { continue };
+            let last = matches!(item, Hint::Ended(_));
+            if sender.send(item).await.is_err() || last {
+                return;
+            }
+        }
+    });
+    match tokio::time::timeout(REFUSED_WITHIN, refusal).await {
+        Ok(Ok(Code::Unimplemented)) => None,
+        _ => Some(receiver),
+    }
+}
+
+/// Follows the runtime until it is lost.
+async fn follow(
+    context: &Context,
+    cri: &Cri,
+    observer: &Observer,
+    progress: &LoopHandle,
+    mut source: EventSource,
+) -> Status {
+    let period = match source.hints {
+        Some(_) => Duration::from_millis(context.config.runtime.relist_period_ms),
+        None => RELIST_WITHOUT_EVENTS,
+    };
+    let mut relist_at = Instant::now() + SECOND_LOOK.min(period);
+    let mut status_at = Instant::now() + STATUS_PERIOD;
+    loop {
+        progress.tick();
+        // Every arm is cancel-safe: timers are absolute, and a hint is taken only when it is returned.
+        tokio::select! {
+            () = context.shutdown.cancelled() => return Status::cancelled("shutdown"),
+            hint = next_hint(&mut source.hints) => match hint {
+                Hint::Exited(id) => observer.exited(id),
+                Hint::Changed(id) => {
+                    if let Some(uid) = observer.owner_of(&id) {
+                        observer.refresh(uid);
+                    }
+                }
+                Hint::Ended(status) => return status,
+            },
+            () = sleep_until(relist_at) => {
+                if let Err(status) = observer.relist().await {
+                    return status;
+                }
+                relist_at = Instant::now() + period;
+            }
+            () = sleep_until(status_at) => {
+                match read_status(cri).await {
+                    Ok(conditions) => set_state(observer, |state| conditions.apply(state)),
+                    Err(status) => return status,
+                }
+                status_at = Instant::now() + STATUS_PERIOD;
+            }
+        }
+    }
+}
+
+async fn next_hint(hints: &mut Option<mpsc::Receiver<Hint>>) -> Hint {
+    match hints {
+        Some(hints) => {
+            hints.recv().await.unwrap_or_else(|| Hint::Ended(Status::unavailable("the event stream ended")))
+        }
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,40 @@
+//! Kubernetes objects as a node agent sees them, and the arithmetic the kubelet does on them.
+//!
+//! This crate is pure: no I/O, no clock, no randomness. Every function depends on its arguments only, so the
+//! services that link it (`pod-config`, `pod-sync`, `node-status`) reach the same result from the same object.
+//!
+//! | module | what it answers |
+//! |---|---|
+//! | [`ids`] | newtypes for pod, container and sandbox identity |
+//! | [`types`] | lean serde structs of Pod and Node: only the fields a node agent decides about |
+//! | [`time`] | RFC 3339 text from and to seconds and nanoseconds of the epoch |
+//! | [`quantity`] | `resource.Quantity`: exact parsing, arithmetic, canonical text |
+//! | [`qos`] | the QoS class of a pod and the cgroup it lives below |
+//! | [`resources`] | effective requests and limits of a pod, cgroup values, OOM scores |
+//! | [`hash`] | the container hash and the UID of a static pod |
+//! | [`defaults`] | API defaulting on raw JSON, so that unknown fields survive |
+//! | [`validate`] | the checks of pod creation, in the API server's wording |
+//! | [`pod_ext`] | questions one asks a pod: is it static, is it critical, which containers has it |
+//!
+//! The structs drop fields that they do not know. Whoever must hand an object on keeps its JSON beside them.
+
+pub mod defaults;
+pub mod hash;
+pub mod ids;
+pub mod pod_ext;
+pub mod qos;
+pub mod quantity;
+pub mod resources;
+pub mod time;
+pub mod types;
+pub mod validate;
+
+pub use defaults::default_pod;
+pub use hash::{PodOrigin, container_hash, static_pod_uid};
+pub use ids::{ContainerId, PodFullName, PodUid, SandboxId};
+pub use pod_ext::{ContainerKind, annotations};
+pub use qos::{QosClass, compute_qos, qos_class};
+pub use quantity::{ParseQuantityError, Quantity};
+pub use resources::PodCgroupValues;
+pub use types::*;
+pub use validate::{AllowedReferences, FieldError, static_pod_api_references, validate_pod};

@@ -1,0 +1,231 @@
+//! Questions a node agent asks a pod.
+
+use std::fmt;
+
+use crate::ids::{PodFullName, PodUid};
+use crate::types::{Container, Pod, RestartPolicy};
+
+/// Annotation keys the kubelet writes on pods it reads from its sources.
+pub mod annotations {
+    /// Source a pod came from: `file`, `http` or `api`.
+    pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
+    /// On a mirror pod: the hash of the static pod it mirrors.
+    pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
+    /// On a static pod: its UID as computed from the manifest.
+    pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+    /// When this agent first saw the pod, RFC 3339 with nanoseconds.
+    pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
+}
+
+/// Priority from which on a pod is critical (`system-cluster-critical`).
+pub const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
+/// Priority class of pods that a node cannot do without; their OOM score is the lowest.
+pub const NODE_CRITICAL_CLASS: &str = "system-node-critical";
+/// Grace period in seconds when the spec has none (API default).
+pub const DEFAULT_TERMINATION_GRACE_SECONDS: i64 = 30;
+
+/// The role of a container in its pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ContainerKind {
+    /// Runs to completion before the regular containers start.
+    Init,
+    /// An init container with restart policy `Always`: stays up beside the regular ones.
+    Sidecar,
+    /// An entry of `spec.containers`.
+    Regular,
+    /// Added to a running pod for debugging.
+    Ephemeral,
+}
+
+impl ContainerKind {
+    /// The kind of an entry of `spec.initContainers`.
+    pub fn of_init(container: &Container) -> Self {
+        if container.is_restartable_init() { Self::Sidecar } else { Self::Init }
+    }
+
+    /// The list in the spec that holds containers of this kind, by wire name.
+    pub fn spec_field(self) -> &'static str {
+        match self {
+            Self::Init | Self::Sidecar => "initContainers",
+            Self::Regular => "containers",
+            Self::Ephemeral => "ephemeralContainers",
+        }
+    }
+
+    /// True for the kinds that run as long as the pod does.
+    pub fn is_long_running(self) -> bool {
+        matches!(self, Self::Sidecar | Self::Regular)
+    }
+}
+
+impl fmt::Display for ContainerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Init => "init",
+            Self::Sidecar => "sidecar",
+            Self::Regular => "regular",
+            Self::Ephemeral => "ephemeral",
+        })
+    }
+}
+
+impl Container {
+    /// True for restart policy `Always`, which makes a sidecar of an init container.
+    pub fn is_restartable_init(&self) -> bool {
+        self.restart_policy.as_deref() == Some("Always")
+    }
+}
+
+impl Pod {
+    /// Name and namespace.
+    pub fn full_name(&self) -> PodFullName {
+        PodFullName::new(&self.metadata.name, &self.metadata.namespace)
+    }
+
+    /// `metadata.uid`.
+    pub fn uid(&self) -> PodUid {
+        PodUid::from(self.metadata.uid.as_str())
+    }
+
+    /// The value of an annotation.
+    pub fn annotation(&self, key: &str) -> Option<&str> {
+        self.metadata.annotations.get(key).map(String::as_str)
+    }
+
+    /// The source the pod came from (`file`, `http`, `api`), once the merge step has stamped it.
+    pub fn source(&self) -> Option<&str> {
+        self.annotation(annotations::CONFIG_SOURCE)
+    }
+
+    /// True when the pod came from a source other than the API.
+    pub fn is_static(&self) -> bool {
+        self.source().is_some_and(|source| source != "api")
+    }
+
+    /// True when the pod is the API's picture of a static pod.
+    pub fn is_mirror(&self) -> bool {
+        self.metadata.annotations.contains_key(annotations::CONFIG_MIRROR)
+    }
+
+    /// True for pods that are neither evicted nor preempted: static, mirror, or of system priority.
+    pub fn is_critical(&self) -> bool {
+        self.is_static()
+            || self.is_mirror()
+            || self.spec.priority.is_some_and(|priority| priority >= SYSTEM_CRITICAL_PRIORITY)
+    }
+
+    /// True for a critical pod of the class `system-node-critical`.
+    pub fn is_node_critical(&self) -> bool {
+        self.is_critical() && self.spec.priority_class_name == NODE_CRITICAL_CLASS
+    }
+
+    /// True once somebody asked for the pod's deletion.
+    pub fn is_deleting(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// True when the pod shares the node's network namespace.
+    pub fn is_host_network(&self) -> bool {
+        self.spec.host_network.unwrap_or(false)
+    }
+
+    /// Grace period in seconds: that of a deletion in progress, else of the spec, else 30.
+    pub fn termination_grace(&self) -> i64 {
+        self.metadata
+            .deletion_grace_period_seconds
+            .or(self.spec.termination_grace_period_seconds)
+            .unwrap_or(DEFAULT_TERMINATION_GRACE_SECONDS)
+    }
+
+    /// Every container: init containers and sidecars in the order of the spec, then regular, then ephemeral ones.
+    pub fn containers(&self) -> impl Iterator<Item = (ContainerKind, &Container)> {
+        let init = self.spec.init_containers.iter().map(|c| (ContainerKind::of_init(c), c));
+        let regular = self.spec.containers.iter().map(|c| (ContainerKind::Regular, c));
+        let ephemeral = self.spec.ephemeral_containers.iter().map(|c| (ContainerKind::Ephemeral, c));
+        init.chain(regular).chain(ephemeral)
+    }
+
+    /// The container of this name, whatever its kind.
+    pub fn container(&self, name: &str) -> Option<(ContainerKind, &Container)> {
+        self.containers().find(|(_, container)| container.name == name)
+    }
+
+    /// The pod's restart policy; unknown text counts as `Always`.
+    pub fn restart_policy(&self) -> RestartPolicy {
+        RestartPolicy::parse(&self.spec.restart_policy).unwrap_or_default()
+    }
+
+    /// The restart policy that holds for a container: its own, else the pod's. `restartPolicyRules` are not
+    /// looked at. An init container without a policy of its own is retried on failure only, even when the pod
+    /// says `Always`; an ephemeral container never restarts.
+    pub fn restart_policy_of(&self, kind: ContainerKind, container: &Container) -> RestartPolicy {
+        let own = container.restart_policy.as_deref().and_then(RestartPolicy::parse);
+        match (kind, own, self.restart_policy()) {
+            (ContainerKind::Ephemeral, _, _) => RestartPolicy::Never,
+            (_, Some(own), _) => own,
+            (ContainerKind::Init, None, RestartPolicy::Always) => RestartPolicy::OnFailure,
+            (_, None, pod) => pod,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(value: serde_json::Value) -> Pod {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn annotated(key: &str, value: &str) -> Pod {
+        pod(json!({"metadata": {"annotations": {key: value}}}))
+    }
+
+    #[test]
+    fn a_pod_is_static_when_its_source_is_not_the_api() {
+        assert!(annotated(annotations::CONFIG_SOURCE, "file").is_static());
+        assert!(annotated(annotations::CONFIG_SOURCE, "http").is_static());
+        assert!(!annotated(annotations::CONFIG_SOURCE, "api").is_static());
+        assert!(!Pod::default().is_static());
+    }
+
+    #[test]
+    fn static_mirror_and_system_pods_are_critical() {
+        assert!(annotated(annotations::CONFIG_SOURCE, "file").is_critical());
+        assert!(annotated(annotations::CONFIG_MIRROR, "").is_critical());
+        assert!(pod(json!({"spec": {"priority": 2_000_000_000}})).is_critical());
+        assert!(!pod(json!({"spec": {"priority": 1_999_999_999}})).is_critical());
+    }
+
+    #[test]
+    fn the_grace_of_a_deletion_goes_before_that_of_the_spec() {
+        let asked = json!({"metadata": {"deletionGracePeriodSeconds": 0}, "spec": {"terminationGracePeriodSeconds": 9}});
+        assert_eq!(pod(asked).termination_grace(), 0);
+        assert_eq!(pod(json!({"spec": {"terminationGracePeriodSeconds": 9}})).termination_grace(), 9);
+        assert_eq!(Pod::default().termination_grace(), 30);
+    }
+
+    #[test]
+    fn containers_come_in_start_order_with_their_kind() {
+        let pod = pod(json!({"spec": {
+            "initContainers": [{"name": "a"}, {"name": "b", "restartPolicy": "Always"}],
+            "containers": [{"name": "c"}],
+            "ephemeralContainers": [{"name": "d", "targetContainerName": "c"}],
+        }}));
+        let kinds: Vec<_> = pod.containers().map(|(kind, c)| format!("{}:{kind}", c.name)).collect();
+        assert_eq!(kinds, ["a:init", "b:sidecar", "c:regular", "d:ephemeral"]);
+        assert_eq!(pod.container("b").unwrap().0, ContainerKind::Sidecar);
+    }
+
+    #[test]
+    fn a_containers_own_restart_policy_goes_first() {
+        let pod = pod(json!({"spec": {"restartPolicy": "Always"}}));
+        let own = Container { restart_policy: Some("Never".into()), ..Container::default() };
+        let none = Container::default();
+        assert_eq!(pod.restart_policy_of(ContainerKind::Regular, &own), RestartPolicy::Never);
+        assert_eq!(pod.restart_policy_of(ContainerKind::Regular, &none), RestartPolicy::Always);
+        assert_eq!(pod.restart_policy_of(ContainerKind::Init, &none), RestartPolicy::OnFailure);
+        assert_eq!(pod.restart_policy_of(ContainerKind::Ephemeral, &none), RestartPolicy::Never);
+    }
+}

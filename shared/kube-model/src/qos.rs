@@ -1,0 +1,180 @@
+//! The quality-of-service class of a pod.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::quantity::Quantity;
+use crate::resources::is_pod_level_resource;
+use crate::types::{Pod, ResourceList, ResourceRequirements};
+
+/// How well a pod's resources are promised (`status.qosClass`). Ordered from the best to the least protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum QosClass {
+    /// CPU and memory limits everywhere, and requests equal to them.
+    Guaranteed,
+    /// Something is requested or limited.
+    Burstable,
+    /// Nothing is requested or limited.
+    BestEffort,
+}
+
+impl QosClass {
+    /// Reads the wire text.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "Guaranteed" => Some(Self::Guaranteed),
+            "Burstable" => Some(Self::Burstable),
+            "BestEffort" => Some(Self::BestEffort),
+            _ => None,
+        }
+    }
+
+    /// The wire text.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Guaranteed => "Guaranteed",
+            Self::Burstable => "Burstable",
+            Self::BestEffort => "BestEffort",
+        }
+    }
+
+    /// The cgroup component between the pods root and the pod's cgroup, in cgroupfs spelling. Guaranteed pods have
+    /// none: they lie directly below the pods root.
+    pub fn cgroup_parent_class(self) -> Option<&'static str> {
+        match self {
+            Self::Guaranteed => None,
+            Self::Burstable => Some("burstable"),
+            Self::BestEffort => Some("besteffort"),
+        }
+    }
+}
+
+impl fmt::Display for QosClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The class of a pod: what `status.qosClass` says, else what its spec gives.
+pub fn qos_class(pod: &Pod) -> QosClass {
+    QosClass::parse(&pod.status.qos_class).unwrap_or_else(|| compute_qos(pod))
+}
+
+/// Computes the class from the spec, status unseen.
+///
+/// Only CPU and memory of regular and init containers count, zero counts as unset, and pod-level resources stand
+/// in for those of all containers.
+///
+/// Parity: like the kubelet this compares the sums of requests and limits over all containers.
+pub fn compute_qos(pod: &Pod) -> QosClass {
+    let mut requests = BTreeMap::new();
+    let mut limits = BTreeMap::new();
+    let mut limited_everywhere = true;
+    let pod_level = pod.spec.resources.as_ref().filter(|resources| has_pod_level(resources));
+    if let Some(resources) = pod_level {
+        add_compute(&mut requests, &resources.requests);
+        limited_everywhere = add_compute(&mut limits, &resources.limits) == 2;
+    } else {
+        for container in pod.spec.init_containers.iter().chain(&pod.spec.containers) {
+            add_compute(&mut requests, &container.resources.requests);
+            limited_everywhere &= add_compute(&mut limits, &container.resources.limits) == 2;
+        }
+    }
+    if requests.is_empty() && limits.is_empty() {
+        QosClass::BestEffort
+    } else if limited_everywhere && requests == limits {
+        QosClass::Guaranteed
+    } else {
+        QosClass::Burstable
+    }
+}
+
+fn has_pod_level(resources: &ResourceRequirements) -> bool {
+    resources.requests.keys().chain(resources.limits.keys()).any(|name| is_pod_level_resource(name))
+}
+
+/// Adds CPU and memory above zero to `sums`, and returns how many of the two there were.
+fn add_compute<'a>(sums: &mut BTreeMap<&'a str, Quantity>, list: &'a ResourceList) -> usize {
+    let mut found = 0;
+    for (name, amount) in list {
+        if matches!(name.as_str(), "cpu" | "memory") && *amount > Quantity::ZERO {
+            *sums.entry(name).or_default() += *amount;
+            found += 1;
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn class(spec: Value) -> QosClass {
+        compute_qos(&serde_json::from_value(json!({ "spec": spec })).unwrap())
+    }
+
+    fn both(cpu: &str, memory: &str) -> Value {
+        let list = json!({"cpu": cpu, "memory": memory});
+        json!({"resources": {"requests": list, "limits": list}})
+    }
+
+    #[test]
+    fn nothing_asked_is_best_effort() {
+        assert_eq!(class(json!({"containers": [{}]})), QosClass::BestEffort);
+        let zero = json!({"resources": {"requests": {"cpu": "0"}}});
+        assert_eq!(class(json!({"containers": [zero]})), QosClass::BestEffort);
+        let storage = json!({"resources": {"requests": {"ephemeral-storage": "1Gi"}}});
+        assert_eq!(class(json!({"containers": [storage]})), QosClass::BestEffort);
+    }
+
+    #[test]
+    fn limits_equal_to_requests_everywhere_are_guaranteed() {
+        assert_eq!(
+            class(json!({"containers": [both("1", "1Gi"), both("100m", "1M")]})),
+            QosClass::Guaranteed
+        );
+        let written_otherwise = json!({"resources": {
+            "requests": {"cpu": "0.1", "memory": "1024Mi"}, "limits": {"cpu": "100m", "memory": "1Gi"},
+        }});
+        assert_eq!(class(json!({"containers": [written_otherwise]})), QosClass::Guaranteed);
+    }
+
+    #[test]
+    fn one_container_without_limits_makes_the_pod_burstable() {
+        assert_eq!(class(json!({"containers": [both("1", "1Gi"), {}]})), QosClass::Burstable);
+        let init = json!({"containers": [both("1", "1Gi")], "initContainers": [{}]});
+        assert_eq!(class(init), QosClass::Burstable);
+        let memory_only = json!({"resources": {"requests": {"memory": "1Gi"}, "limits": {"memory": "1Gi"}}});
+        assert_eq!(class(json!({"containers": [memory_only]})), QosClass::Burstable);
+    }
+
+    #[test]
+    fn ephemeral_containers_do_not_count() {
+        let spec = json!({"containers": [both("1", "1Gi")], "ephemeralContainers": [{}]});
+        assert_eq!(class(spec), QosClass::Guaranteed);
+    }
+
+    #[test]
+    fn pod_level_resources_stand_in_for_those_of_containers() {
+        let mut spec = both("1", "1Gi");
+        spec["containers"] = json!([{}]);
+        assert_eq!(class(spec), QosClass::Guaranteed);
+        let half = json!({"resources": {"requests": {"cpu": "1"}}, "containers": [both("1", "1Gi")]});
+        assert_eq!(class(half), QosClass::Burstable);
+    }
+
+    #[test]
+    fn the_class_in_the_status_stands() {
+        let pod: Pod = serde_json::from_value(json!({"status": {"qosClass": "Burstable"}})).unwrap();
+        assert_eq!(qos_class(&pod), QosClass::Burstable);
+        assert_eq!(qos_class(&Pod::default()), QosClass::BestEffort);
+    }
+
+    #[test]
+    fn only_guaranteed_pods_lie_directly_below_the_pods_root() {
+        assert_eq!(QosClass::Guaranteed.cgroup_parent_class(), None);
+        assert_eq!(QosClass::Burstable.cgroup_parent_class(), Some("burstable"));
+        assert_eq!(QosClass::BestEffort.cgroup_parent_class(), Some("besteffort"));
+    }
+}

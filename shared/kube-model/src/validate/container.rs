@@ -1,0 +1,357 @@
+//! Containers of all kinds.
+
+use std::collections::BTreeSet;
+
+use super::{Findings, names};
+use crate::pod_ext::ContainerKind;
+use crate::types::{
+    Container, ContainerPort, EnvFromSource, EnvVar, IntOrString, LifecycleHandler, PodSpec, Probe,
+    PullPolicy, RestartPolicy, VolumeMount,
+};
+
+/// What a container's checks look at beyond the container.
+struct Surroundings<'a> {
+    volumes: &'a BTreeSet<&'a str>,
+    host_network: bool,
+}
+
+pub(super) fn check_containers(found: &mut Findings, spec: &PodSpec, volumes: &BTreeSet<&str>) {
+    let around = Surroundings { volumes, host_network: spec.host_network == Some(true) };
+    let mut names = BTreeSet::new();
+    let mut host_ports = BTreeSet::new();
+    let init = spec.init_containers.iter().map(|container| (ContainerKind::of_init(container), container));
+    let regular = spec.containers.iter().map(|container| (ContainerKind::Regular, container));
+    for (index, (kind, container)) in init.enumerate().chain(regular.enumerate()) {
+        let field = format!("spec.{}[{index}]", kind.spec_field());
+        check_container(found, &field, kind, container, &around);
+        if !container.name.is_empty() && !names.insert(container.name.as_str()) {
+            found.duplicate(format!("{field}.name"), &container.name);
+        }
+        // Init containers hold their ports one after the other, regular ones together.
+        match kind {
+            ContainerKind::Regular => check_host_ports(found, &field, &container.ports, &mut host_ports),
+            _ => check_host_ports(found, &field, &container.ports, &mut BTreeSet::new()),
+        }
+    }
+}
+
+fn check_container(
+    found: &mut Findings,
+    field: &str,
+    kind: ContainerKind,
+    container: &Container,
+    around: &Surroundings<'_>,
+) {
+    if container.name.is_empty() {
+        found.required(format!("{field}.name"), "");
+    } else {
+        found.name(format!("{field}.name"), &container.name, names::dns_label);
+    }
+    check_image(found, field, container);
+    if let Some(policy) = container.restart_policy.as_deref()
+        && (policy.is_empty() || RestartPolicy::parse(policy).is_none())
+    {
+        found.unsupported(format!("{field}.restartPolicy"), policy, &["Always", "OnFailure", "Never"]);
+    }
+    for (index, rule) in container.restart_policy_rules.iter().enumerate() {
+        let action = format!("{field}.restartPolicyRules[{index}].action");
+        found.one_of(&action, &rule.action, &["Restart", "RestartAllContainers"]);
+    }
+    found.one_of(
+        &format!("{field}.terminationMessagePolicy"),
+        &container.termination_message_policy,
+        &["FallbackToLogsOnError", "File"],
+    );
+    check_ports(found, field, &container.ports, around.host_network);
+    for (index, env) in container.env.iter().enumerate() {
+        check_env(found, &format!("{field}.env[{index}]"), env);
+    }
+    for (index, source) in container.env_from.iter().enumerate() {
+        check_env_from(found, &format!("{field}.envFrom[{index}]"), source);
+    }
+    check_mounts(found, field, container, around.volumes);
+    check_probes(found, field, kind, container);
+    found.resources(&format!("{field}.resources"), &container.resources);
+}
+
+fn check_image(found: &mut Findings, field: &str, container: &Container) {
+    if container.image.is_empty() {
+        found.required(format!("{field}.image"), "");
+    } else if container.image.trim() != container.image {
+        found.invalid(
+            format!("{field}.image"),
+            &container.image,
+            "must not have leading or trailing whitespace",
+        );
+    }
+    let policy = &container.image_pull_policy;
+    if !policy.is_empty() && PullPolicy::parse(policy).is_none() {
+        let supported = ["Always", "IfNotPresent", "Never"];
+        found.unsupported(format!("{field}.imagePullPolicy"), policy, &supported);
+    }
+}
+
+fn check_ports(found: &mut Findings, field: &str, ports: &[ContainerPort], host_network: bool) {
+    const RANGE: &str = "must be between 1 and 65535, inclusive";
+    let mut names = BTreeSet::new();
+    for (index, port) in ports.iter().enumerate() {
+        let field = format!("{field}.ports[{index}]");
+        if !port.name.is_empty() {
+            found.name(format!("{field}.name"), &port.name, names::port_name);
+            if !names.insert(port.name.as_str()) {
+                found.duplicate(format!("{field}.name"), &port.name);
+            }
+        }
+        match port.container_port {
+            0 => found.required(format!("{field}.containerPort"), ""),
+            1..=65535 => {}
+            other => found.invalid(format!("{field}.containerPort"), other, RANGE),
+        }
+        let host_port = port.host_port.unwrap_or(0);
+        if !(0..=65535).contains(&host_port) {
+            found.invalid(format!("{field}.hostPort"), host_port, RANGE);
+        } else if host_network && host_port != 0 && host_port != port.container_port {
+            found.invalid(
+                format!("{field}.hostPort"),
+                host_port,
+                "must match containerPort with hostNetwork",
+            );
+        }
+        found.one_of(&format!("{field}.protocol"), &port.protocol, &["SCTP", "TCP", "UDP"]);
+        if !port.host_ip.is_empty() {
+            found.name(format!("{field}.hostIP"), &port.host_ip, names::ip_address);
+        }
+    }
+}
+
+type HostPort<'a> = (&'a str, &'a str, i32);
+
+fn check_host_ports<'a>(
+    found: &mut Findings,
+    field: &str,
+    ports: &'a [ContainerPort],
+    taken: &mut BTreeSet<HostPort<'a>>,
+) {
+    for (index, port) in ports.iter().enumerate() {
+        let Some(number) = port.host_port.filter(|number| *number != 0) else { continue };
+        let protocol = if port.protocol.is_empty() { "TCP" } else { &port.protocol };
+        if !taken.insert((protocol, &port.host_ip, number)) {
+            let shown = format!("{protocol}/{}/{number}", port.host_ip);
+            found.duplicate(format!("{field}.ports[{index}].hostPort"), shown);
+        }
+    }
+}
+
+fn check_env(found: &mut Findings, field: &str, env: &EnvVar) {
+    if env.name.is_empty() {
+        found.required(format!("{field}.name"), "");
+    } else {
+        found.name(format!("{field}.name"), &env.name, names::env_name);
+    }
+    let Some(source) = &env.value_from else { return };
+    let field = format!("{field}.valueFrom");
+    let count = [
+        source.field_ref.is_some(),
+        source.resource_field_ref.is_some(),
+        source.config_map_key_ref.is_some(),
+        source.secret_key_ref.is_some(),
+        source.file_key_ref.is_some(),
+    ]
+    .into_iter()
+    .filter(|set| *set)
+    .count();
+    if count > 0 && !env.value.is_empty() {
+        found.invalid(&field, "", "may not be specified when `value` is not empty");
+    }
+    if count != 1 {
+        found.invalid(&field, "", "must have exactly one source");
+    }
+    for (kind, reference) in
+        [("configMapKeyRef", &source.config_map_key_ref), ("secretKeyRef", &source.secret_key_ref)]
+    {
+        if let Some(reference) = reference {
+            if reference.name.is_empty() {
+                found.required(format!("{field}.{kind}.name"), "");
+            }
+            if reference.key.is_empty() {
+                found.required(format!("{field}.{kind}.key"), "");
+            }
+        }
+    }
+    if source.field_ref.as_ref().is_some_and(|field| field.field_path.is_empty()) {
+        found.required(format!("{field}.fieldRef.fieldPath"), "");
+    }
+    if source.resource_field_ref.as_ref().is_some_and(|field| field.resource.is_empty()) {
+        found.required(format!("{field}.resourceFieldRef.resource"), "");
+    }
+}
+
+fn check_env_from(found: &mut Findings, field: &str, source: &EnvFromSource) {
+    if !source.prefix.is_empty() {
+        found.name(format!("{field}.prefix"), &source.prefix, names::env_name);
+    }
+    let references = [("configMapRef", &source.config_map_ref), ("secretRef", &source.secret_ref)];
+    if references.iter().filter(|(_, reference)| reference.is_some()).count() != 1 {
+        found.invalid(field, "", "must have exactly one of `configMapRef` or `secretRef`");
+    }
+    for (kind, reference) in references {
+        if reference.as_ref().is_some_and(|reference| reference.name.is_empty()) {
+            found.required(format!("{field}.{kind}.name"), "");
+        }
+    }
+}
+
+fn check_mounts(found: &mut Findings, field: &str, container: &Container, volumes: &BTreeSet<&str>) {
+    let privileged = container.security_context.as_ref().and_then(|c| c.privileged).unwrap_or(false);
+    let mut paths = BTreeSet::new();
+    for (index, mount) in container.volume_mounts.iter().enumerate() {
+        let field = format!("{field}.volumeMounts[{index}]");
+        check_mount(found, &field, mount, privileged);
+        if !mount.name.is_empty() && !volumes.contains(mount.name.as_str()) {
+            found.not_found(format!("{field}.name"), &mount.name);
+        }
+        if !mount.mount_path.is_empty() && !paths.insert(mount.mount_path.as_str()) {
+            found.invalid(format!("{field}.mountPath"), &mount.mount_path, "must be unique");
+        }
+    }
+    for (index, device) in container.volume_devices.iter().enumerate() {
+        let field = format!("{field}.volumeDevices[{index}]");
+        if !volumes.contains(device.name.as_str()) {
+            found.not_found(format!("{field}.name"), &device.name);
+        }
+        if device.device_path.is_empty() {
+            found.required(format!("{field}.devicePath"), "");
+        } else if !paths.insert(device.device_path.as_str()) {
+            found.invalid(format!("{field}.devicePath"), &device.device_path, "must be unique");
+        }
+    }
+}
+
+fn check_mount(found: &mut Findings, field: &str, mount: &VolumeMount, privileged: bool) {
+    if mount.name.is_empty() {
+        found.required(format!("{field}.name"), "");
+    }
+    if mount.mount_path.is_empty() {
+        found.required(format!("{field}.mountPath"), "");
+    }
+    if !mount.sub_path.is_empty() && !mount.sub_path_expr.is_empty() {
+        found.invalid(
+            format!("{field}.subPathExpr"),
+            &mount.sub_path_expr,
+            "cannot be combined with subPath",
+        );
+    }
+    for (key, path) in [("subPath", &mount.sub_path), ("subPathExpr", &mount.sub_path_expr)] {
+        found.name(format!("{field}.{key}"), path, names::relative_path);
+    }
+    if let Some(mode) = &mount.mount_propagation {
+        let key = format!("{field}.mountPropagation");
+        if mode == "Bidirectional" && !privileged {
+            found
+                .forbidden(key, "Bidirectional mount propagation is available only to privileged containers");
+        } else {
+            found.one_of(&key, mode, &["Bidirectional", "HostToContainer", "None"]);
+        }
+    }
+    if let Some(mode) = &mount.recursive_read_only {
+        let key = format!("{field}.recursiveReadOnly");
+        found.one_of(&key, mode, &["Disabled", "Enabled", "IfPossible"]);
+        if mode != "Disabled" && mount.read_only != Some(true) {
+            found.forbidden(key, "may only be specified when readOnly is true");
+        }
+    }
+}
+
+fn check_probes(found: &mut Findings, field: &str, kind: ContainerKind, container: &Container) {
+    let probes = [
+        ("livenessProbe", &container.liveness_probe),
+        ("readinessProbe", &container.readiness_probe),
+        ("startupProbe", &container.startup_probe),
+    ];
+    for (name, probe) in probes {
+        let Some(probe) = probe else { continue };
+        let field = format!("{field}.{name}");
+        if kind == ContainerKind::Init {
+            found.forbidden(field, "may not be set for init containers without restartPolicy=Always");
+            continue;
+        }
+        check_probe(found, &field, probe);
+        if name != "readinessProbe" && probe.success_threshold.is_some_and(|threshold| threshold != 1) {
+            found.invalid(
+                format!("{field}.successThreshold"),
+                probe.success_threshold.unwrap_or(0),
+                "must be 1",
+            );
+        }
+    }
+    let Some(lifecycle) = &container.lifecycle else { return };
+    for (name, handler) in [("postStart", &lifecycle.post_start), ("preStop", &lifecycle.pre_stop)] {
+        let Some(handler) = handler else { continue };
+        let field = format!("{field}.lifecycle.{name}");
+        if kind == ContainerKind::Init {
+            found.forbidden(field, "may not be set for init containers without restartPolicy=Always");
+            continue;
+        }
+        check_hook(found, &field, handler);
+    }
+}
+
+fn check_probe(found: &mut Findings, field: &str, probe: &Probe) {
+    let handlers =
+        [probe.exec.is_some(), probe.http_get.is_some(), probe.tcp_socket.is_some(), probe.grpc.is_some()];
+    exactly_one_handler(found, field, &handlers);
+    if probe.exec.as_ref().is_some_and(|exec| exec.command.is_empty()) {
+        found.required(format!("{field}.exec.command"), "");
+    }
+    let http = probe.http_get.as_ref().map(|http| ("httpGet", &http.port));
+    let tcp = probe.tcp_socket.as_ref().map(|tcp| ("tcpSocket", &tcp.port));
+    for (kind, port) in http.into_iter().chain(tcp) {
+        check_port_reference(found, &format!("{field}.{kind}.port"), port);
+    }
+    if let Some(grpc) = &probe.grpc {
+        check_port_reference(found, &format!("{field}.grpc.port"), &IntOrString::Int(grpc.port));
+    }
+    for (key, value) in [
+        ("initialDelaySeconds", probe.initial_delay_seconds),
+        ("timeoutSeconds", probe.timeout_seconds),
+        ("periodSeconds", probe.period_seconds),
+        ("successThreshold", probe.success_threshold),
+        ("failureThreshold", probe.failure_threshold),
+    ] {
+        found.not_negative(&format!("{field}.{key}"), value.map(i64::from));
+    }
+    if let Some(seconds) = probe.termination_grace_period_seconds.filter(|seconds| *seconds <= 0) {
+        found.invalid(format!("{field}.terminationGracePeriodSeconds"), seconds, "must be greater than 0");
+    }
+}
+
+fn check_hook(found: &mut Findings, field: &str, hook: &LifecycleHandler) {
+    let handlers =
+        [hook.exec.is_some(), hook.http_get.is_some(), hook.tcp_socket.is_some(), hook.sleep.is_some()];
+    exactly_one_handler(found, field, &handlers);
+    if hook.exec.as_ref().is_some_and(|exec| exec.command.is_empty()) {
+        found.required(format!("{field}.exec.command"), "");
+    }
+    if let Some(http) = &hook.http_get {
+        check_port_reference(found, &format!("{field}.httpGet.port"), &http.port);
+    }
+    if let Some(tcp) = &hook.tcp_socket {
+        check_port_reference(found, &format!("{field}.tcpSocket.port"), &tcp.port);
+    }
+}
+
+fn exactly_one_handler(found: &mut Findings, field: &str, handlers: &[bool]) {
+    match handlers.iter().filter(|set| **set).count() {
+        0 => found.required(field, "must specify a handler type"),
+        1 => {}
+        _ => found.forbidden(field, "may not specify more than 1 handler type"),
+    }
+}
+
+fn check_port_reference(found: &mut Findings, field: &str, port: &IntOrString) {
+    match port {
+        IntOrString::Int(1..=65535) => {}
+        IntOrString::Int(other) => found.invalid(field, other, "must be between 1 and 65535, inclusive"),
+        IntOrString::Str(name) => found.name(field, name, names::port_name),
+    }
+}

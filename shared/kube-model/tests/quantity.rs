@@ -1,0 +1,149 @@
+//! Quantities: parsing, canonical text, rounding, arithmetic.
+#![allow(clippy::unwrap_used)] // helpers outside #[test] functions may unwrap too
+
+use keelson_kube_model::quantity::{ParseQuantityError, Quantity, QuantityFormat};
+use proptest::prelude::*;
+
+fn q(text: &str) -> Quantity {
+    Quantity::parse(text).unwrap()
+}
+
+#[test]
+fn canonical_text_keeps_the_family_of_suffixes() {
+    let table = [
+        ("0", "0"),
+        ("0Gi", "0"),
+        ("-0", "0"),
+        ("1", "1"),
+        ("+1", "1"),
+        ("1000", "1k"),
+        ("1500", "1500"),
+        ("1.5k", "1500"),
+        ("0.5", "500m"),
+        (".5", "500m"),
+        ("5.", "5"),
+        ("100m", "100m"),
+        ("1000m", "1"),
+        ("2500m", "2500m"),
+        ("1u", "1u"),
+        ("1n", "1n"),
+        ("1Gi", "1Gi"),
+        ("1024Mi", "1Gi"),
+        ("1.5Gi", "1536Mi"),
+        ("512", "512"),
+        ("1024", "1024"),
+        ("0.5Ki", "512"),
+        ("1.1Ki", "1126400m"),
+        ("0.0001Ki", "102400u"),
+        ("1e3", "1e3"),
+        ("1E3", "1e3"),
+        ("1e0", "1"),
+        ("12e-3", "12e-3"),
+        ("1E", "1E"),
+        ("2Ei", "2Ei"),
+        ("-1.5", "-1500m"),
+        ("-2Ki", "-2Ki"),
+        ("128974848", "128974848"),
+        ("129e6", "129e6"),
+        ("123Mi", "123Mi"),
+        ("100000Ei", "9223372036854775807"),
+        ("1e100", "9223372036854775807"),
+        ("1e-100", "1e-9"),
+        ("1.0000000001", "1000000001n"),
+        ("0.00000000000000000000000000000000000000000000000000000000001", "1n"),
+    ];
+    for (text, canonical) in table {
+        assert_eq!(q(text).to_string(), canonical, "{text}");
+    }
+}
+
+#[test]
+fn refused_text_is_named_in_the_error() {
+    assert_eq!(Quantity::parse(""), Err(ParseQuantityError::Empty));
+    for text in
+        ["abc", "-", ".", "1..2", " 1", "1 Gi", "1gi", "1K", "1e", "1e1.5", "1.2.3", "Gi", "0x10", "1é"]
+    {
+        let error = Quantity::parse(text).unwrap_err();
+        assert!(error.to_string().contains(text), "{text}: {error}");
+    }
+}
+
+#[test]
+fn values_are_rounded_away_from_zero() {
+    let table = [
+        ("1", 1, 1000),
+        ("1m", 1, 1),
+        ("1n", 1, 1),
+        ("1001m", 2, 1001),
+        ("-1m", -1, -1),
+        ("1Ki", 1024, 1_024_000),
+    ];
+    for (text, value, milli) in table {
+        assert_eq!((q(text).value(), q(text).milli_value()), (value, milli), "{text}");
+    }
+    assert_eq!(q("9E").milli_value(), i64::MAX);
+}
+
+#[test]
+fn sums_take_the_format_of_the_first_amount_that_is_not_zero() {
+    assert_eq!((q("1Gi") + q("1Gi")).to_string(), "2Gi");
+    assert_eq!((Quantity::ZERO + q("2Gi")).to_string(), "2Gi");
+    assert_eq!((q("1500m") + q("500m")).to_string(), "2");
+    assert_eq!((q("1Gi") - q("1Gi")).to_string(), "0");
+    assert_eq!((q("1") - q("2")).to_string(), "-1");
+}
+
+#[test]
+fn equal_amounts_are_equal_however_they_are_written() {
+    assert_eq!(q("1Ki"), q("1024"));
+    assert_eq!(q("0.1"), q("100m"));
+    assert!(q("1G") < q("1Gi"));
+}
+
+#[test]
+fn json_numbers_are_read_and_text_is_written() {
+    let read = |text| serde_json::from_str::<Quantity>(text).unwrap();
+    assert_eq!(read("2"), q("2"));
+    assert_eq!(read("0.5"), q("500m"));
+    assert_eq!(read("-3"), q("-3"));
+    assert_eq!(read("\"1Gi\""), q("1Gi"));
+    assert_eq!(serde_json::to_string(&q("1Gi")).unwrap(), "\"1Gi\"");
+    assert!(serde_json::from_str::<Quantity>("\"x\"").is_err());
+    assert!(serde_json::from_str::<Quantity>("true").is_err());
+}
+
+#[test]
+fn constructors_print_as_their_resource_does() {
+    assert_eq!(Quantity::from_bytes(2 << 30).to_string(), "2Gi");
+    assert_eq!(Quantity::from_milli(250).to_string(), "250m");
+    assert_eq!(Quantity::from_units(3, QuantityFormat::DecimalSi).to_string(), "3");
+    assert_eq!(Quantity::from_bytes(u64::MAX).value(), i64::MAX);
+}
+
+proptest! {
+    #[test]
+    fn canonical_text_reads_back_as_the_same_amount(
+        whole in 0u64..1_000_000_000_000,
+        fraction in "[0-9]{0,12}",
+        sign in "[-+]?",
+        suffix in "|n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|e-?[0-9]|E-?[0-9]",
+    ) {
+        let text = format!("{sign}{whole}.{fraction}{suffix}");
+        let parsed = q(&text);
+        let canonical = parsed.to_string();
+        let again = q(&canonical);
+        prop_assert_eq!(again, parsed, "{} -> {}", text, canonical);
+        prop_assert_eq!(again.to_string(), canonical);
+    }
+
+    #[test]
+    fn any_text_is_parsed_or_refused_without_panic(text in ".{0,24}") {
+        let _ = Quantity::parse(&text);
+    }
+
+    #[test]
+    fn subtraction_undoes_addition(a in -1_000_000_000i64..1_000_000_000, b in -1_000_000_000i64..1_000_000_000) {
+        let (a, b) = (Quantity::from_milli(a), Quantity::from_milli(b));
+        prop_assert_eq!(a + b - b, a);
+    }
+}

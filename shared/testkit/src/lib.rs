@@ -1,0 +1,50 @@
+//! The world around the agent, for the tests and for `cargo xtask`: a private containerd with its own
+//! network and images, a whole agent in folders of its own, a trace collector, and the clean-up of it all.
+//!
+//! Nothing here touches what it did not make: every folder, socket, bridge, subnet and cgroup belongs to
+//! one [`Scratch`] folder or one name, and [`Remains`] removes by these names only. What a killed test
+//! left behind is removed by the next [`Scratch::new`].
+//!
+//! A missing component is an error that names the Debian package which has it; no test passes because
+//! something is absent.
+//!
+//! The feature `grpc` (on by default) adds what speaks gRPC: [`Agent`], [`TraceCollector`] and the CRI
+//! clients of [`PrivateContainerd`].
+
+mod cleanup;
+mod cni;
+mod containerd;
+mod containerd_config;
+mod image;
+mod leak;
+mod packages;
+pub mod process;
+mod scratch;
+mod spec;
+mod system;
+
+#[cfg(feature = "grpc")]
+mod agent;
+#[cfg(feature = "grpc")]
+mod cri;
+#[cfg(feature = "grpc")]
+mod otlp;
+#[cfg(feature = "grpc")]
+mod poll;
+
+pub use cleanup::Remains;
+pub use cni::{Network, Subnet};
+pub use containerd::{Options, PrivateContainerd};
+pub use image::{BUSYBOX_IMAGE, Image, PAUSE_IMAGE, standard_images, write_archive};
+pub use leak::Snapshot;
+pub use packages::{Component, find_file};
+pub use scratch::Scratch;
+pub use spec::{AgentSpec, binary_names, built_binaries, copy_binaries, reachable_binaries};
+pub use system::{cgroup_hierarchies, has_cap_sys_resource, mounts_below};
+
+#[cfg(feature = "grpc")]
+pub use agent::{Agent, AgentBuilder};
+#[cfg(feature = "grpc")]
+pub use otlp::{Span, TraceCollector};
+#[cfg(feature = "grpc")]
+pub use poll::eventually;
