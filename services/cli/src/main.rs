@@ -1,3 +1,7 @@
 //! The `keelson` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    keelson_cli::run(std::env::args_os())
+}

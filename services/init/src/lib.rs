@@ -1,1 +1,212 @@
 //! Keeps the other services running.
+//!
+//! init reads flags, a KubeletConfiguration and a KeelsonConfiguration, says everything that is wrong with
+//! them, and writes the result to `<run-dir>/config.json`, where every service reads it. It makes the folders
+//! with their owners, starts each service as its own user with what it needs and no more
+//! ([`keelson_init_core::privileges`]), asks each how it is, and starts again what ends or hangs.
+//!
+//! It is the parent of no container. When it dies, the services end with it (each holds the reading end of a
+//! pipe, the lifeline); the next init kills what was left ([`stale`]), takes over its locks ([`lock`]) at once
+//! and starts the services, which adopt what runs.
+
+mod cli;
+mod dirs;
+mod host;
+pub mod launch;
+pub mod lock;
+mod poller;
+mod server;
+mod signals;
+pub mod stale;
+pub mod supervisor;
+mod systemd;
+mod unit;
+mod yaml;
+
+use std::os::unix::fs::chown;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use keelson_config::{Config, ServiceName};
+use keelson_init_core::{Inputs, Level, Note, Resolved, folders, resolve};
+use keelson_proto::descriptors;
+use keelson_proto::keelson::supervisor::v1::supervisor_server::SupervisorServer;
+use keelson_service_kit::{
+    Built, CancellationToken, Context, ServiceSpec, now_unix_nanos, run_with_config, status,
+};
+use tokio::sync::oneshot;
+use tonic::service::Routes;
+
+use crate::cli::Cli;
+use crate::launch::Launcher;
+use crate::server::SupervisorService;
+use crate::supervisor::{Supervisor, Timing};
+
+const EX_USAGE: u8 = 64;
+const EX_CONFIG: u8 = 78;
+
+const SPEC: ServiceSpec = ServiceSpec {
+    name: ServiceName::Init,
+    about: "Keeps the services of a Keelson node agent running",
+    version: env!("CARGO_PKG_VERSION"),
+    descriptor: Some(descriptors::SUPERVISOR),
+    threads: 1,
+};
+
+/// The whole of `main`. Under the name `kubelet` the exit codes are the kubelet's: 0 and 1.
+pub fn main() -> ExitCode {
+    signals::hold_back();
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let code = run();
+    if host::invoked_as("kubelet") && code != ExitCode::SUCCESS { ExitCode::FAILURE } else { code }
+}
+
+fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(EX_USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    let resolved = match resolved(&cli) {
+        Ok(resolved) => resolved,
+        Err(lines) => {
+            for line in lines {
+                eprintln!("keelson-init: {line}");
+            }
+            return ExitCode::from(EX_CONFIG);
+        }
+    };
+    if cli.prepare_host || cli.resolve_only {
+        for note in &resolved.notes {
+            eprintln!("keelson-init: {}", note.text);
+        }
+        let done =
+            if cli.prepare_host { prepare_host(&resolved.config) } else { resolve_only(&resolved.config) };
+        return match done {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("keelson-init: {error:#}");
+                ExitCode::from(EX_CONFIG)
+            }
+        };
+    }
+    let Resolved { config, notes } = resolved;
+    run_with_config(SPEC, config, |context| build(context, notes))
+}
+
+/// Reads the files and resolves; the errors are lines for people.
+fn resolved(cli: &Cli) -> Result<Resolved, Vec<String>> {
+    let mut errors = Vec::new();
+    let mut document = |flag, path: &Option<std::path::PathBuf>| {
+        let read = path.as_ref().map(|path| yaml::read(flag, path)).transpose();
+        read.unwrap_or_else(|error| {
+            errors.push(status::chain(&error));
+            None
+        })
+    };
+    let kubelet = document("--config", &cli.config);
+    let keelson = document("--keelson-config", &cli.keelson_config);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let flags = cli.flags();
+    let default_root = Config::default().paths.root_dir;
+    let host = host::facts(flags.root_dir.as_deref().map_or(&default_root, Path::new));
+    resolve(Inputs { flags: &flags, kubelet: kubelet.as_ref(), keelson: keelson.as_ref(), host: &host })
+        .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// `--prepare-host`.
+fn prepare_host(config: &Config) -> anyhow::Result<()> {
+    dirs::prepare(&folders(config, is_root()))?;
+    dirs::share(&config.paths.root_dir)?;
+    Ok(())
+}
+
+/// `--resolve-only`.
+fn resolve_only(config: &Config) -> anyhow::Result<()> {
+    let mut below_run = folders(config, is_root());
+    below_run.retain(|folder| folder.path.starts_with(&config.paths.run_dir));
+    dirs::prepare(&below_run)?;
+    let _lock = lock::run_dir(config)?;
+    write_config(config)
+}
+
+/// Writes the resolved configuration, for the operator group to read.
+fn write_config(config: &Config) -> anyhow::Result<()> {
+    let path = config.paths.config_file();
+    config.store(&path).context("the run dir must be writable and have room; --run-dir names another one")?;
+    if is_root() {
+        chown(&path, Some(0), Some(config.users.operator_gid))
+            .with_context(|| format!("cannot give {} to the operator group", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Prepares the machine, takes the locks, ends what an earlier init left, and starts the supervisor.
+async fn build(context: Context, notes: Vec<Note>) -> anyhow::Result<Built<impl Future<Output = ()>>> {
+    let hurry = CancellationToken::new();
+    let listener = signals::Listener::new().context("cannot listen for signals")?;
+    tokio::spawn(listener.run(context.shutdown.clone(), hurry.clone()));
+    for note in notes {
+        match note.level {
+            Level::Info => tracing::info!("{}", note.text),
+            Level::Warn => tracing::warn!("{}", note.text),
+        }
+    }
+    let config = &*context.config;
+    dirs::prepare(&folders(config, is_root()))?;
+    warn_of_closed_parents(config);
+    let locks = lock::agent(config)?;
+    let left = stale::end_all(&stale::file(&config.paths.run_dir));
+    if !left.is_empty() {
+        tracing::warn!("ended what an earlier init left: {}", left.join(", "));
+    }
+    write_config(config)?;
+    if let Err(error) = host::lower_oom_score() {
+        tracing::warn!(%error, "cannot lower the oom score of the agent: on a full machine it may be ended like any process");
+    }
+    let (launcher, lifeline) = Launcher::new(config, is_root(), host::effective_capabilities())
+        .context("cannot make the lifeline of the services")?;
+    if is_root() && !launcher.can_lower() {
+        tracing::warn!("CAP_SETPCAP is missing: the bounding sets of the services are not lowered");
+    }
+    let (supervisor, services, commands) = Supervisor::new(&context, launcher, Timing::default(), hurry)
+        .context("cannot listen for the ends of services")?;
+    let api = SupervisorService::new(services, commands, now_unix_nanos());
+    let (done, finished) = oneshot::channel();
+    context.spawn("supervisor", async move {
+        supervisor.run().await;
+        let _ = done.send(());
+    });
+    let finish = async move {
+        // An error means that the loop has panicked: nothing is left to wait for.
+        let _ = finished.await;
+        drop((locks, lifeline));
+    };
+    Ok(Built { routes: Routes::new(SupervisorServer::new(api)), finish, announces_ready: true })
+}
+
+/// A service without root cannot reach its socket through a folder that only its owner may pass.
+fn warn_of_closed_parents(config: &Config) {
+    if config.users.uids.is_empty() {
+        return;
+    }
+    for folder in [&config.paths.run_dir, &config.paths.state_dir] {
+        if let Some(parent) = dirs::closed_parent(folder) {
+            tracing::warn!(
+                "{} cannot be passed by the users of the services, which need {}: allow others to pass (chmod o+x) or name another folder",
+                parent.display(),
+                folder.display()
+            );
+        }
+    }
+}

@@ -1,3 +1,7 @@
-//! The `keelson-init` binary.
+//! The `keelson-init` binary; `kubelet` is a link to it.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    keelson_init::main()
+}

@@ -1,1 +1,202 @@
-//! Answers the network.
+//! node-api: answers the network.
+//!
+//! It holds nothing: every request is a question to a neighbour, and the answer passes through as it comes. A
+//! neighbour that does not answer gives 503 with its name. Until requests are authenticated, the kubelet API
+//! listens on loopback only.
+//!
+//! | port | path | answer |
+//! |---|---|---|
+//! | kubelet API | `/healthz`, `/healthz/{ping,log,syncloop}` | [`health`] |
+//! | | `/pods` | [`pods`]: a PodList, streamed from pod-sync |
+//! | | `/containerLogs/{namespace}/{pod}/{container}` | [`logs`]: streamed from runtime-shim |
+//! | | `/metrics` | [`metrics`]: those of every service, merged |
+//! | health | `/healthz`, `/healthz/ping` | whether this process answers |
+//!
+//! On its socket it has the RPCs of every service and none of its own.
+
+mod failure;
+pub mod health;
+pub mod listen;
+mod log_target;
+pub mod logs;
+pub mod metrics;
+pub mod pods;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::get;
+use keelson_config::{Config, ServiceName};
+use keelson_service_kit::{Context, Peer};
+use tonic::service::Routes;
+
+/// A setting that would make the service unsafe or deaf.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SettingError {
+    /// Not an IP address.
+    #[error("{field} is {value:?}, which is not an IP address; 127.0.0.1 is one")]
+    NotAnAddress {
+        /// The setting.
+        field: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// The API would be open to the network.
+    #[error(
+        "api.address is {address}, but requests to the kubelet API are not authenticated yet, so it may only \
+         listen on a loopback address; set it to 127.0.0.1 or ::1, or turn the API off with port 0"
+    )]
+    NotLoopback {
+        /// The address.
+        address: IpAddr,
+    },
+    /// Two listeners want one port.
+    #[error("the kubelet API and the health port are both {address}; give them different ports")]
+    SamePort {
+        /// The address of both.
+        address: SocketAddr,
+    },
+}
+
+/// Where to listen; `None` is off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Addresses {
+    /// The kubelet API.
+    pub api: Option<SocketAddr>,
+    /// The health port.
+    pub health: Option<SocketAddr>,
+}
+
+impl Addresses {
+    /// The addresses of the configuration; port 0 is off.
+    ///
+    /// # Errors
+    /// An address is none, or the kubelet API would not be on loopback.
+    pub fn of(config: &Config) -> Result<Self, SettingError> {
+        let socket = |field, address: &str, port: u16| {
+            if port == 0 {
+                return Ok(None);
+            }
+            let ip: IpAddr = address
+                .parse()
+                .map_err(|_| SettingError::NotAnAddress { field, value: address.to_owned() })?;
+            Ok(Some(SocketAddr::new(ip, port)))
+        };
+        let api = socket("api.address", &config.api.address, config.api.port)?;
+        let health = socket("api.healthzAddress", &config.api.healthz_address, config.api.healthz_port)?;
+        if let Some(api) = api {
+            if !api.ip().is_loopback() {
+                return Err(SettingError::NotLoopback { address: api.ip() });
+            }
+            if health == Some(api) {
+                return Err(SettingError::SamePort { address: api });
+            }
+        }
+        Ok(Self { api, health })
+    }
+}
+
+/// The neighbours, for the handlers.
+#[derive(Clone)]
+pub(crate) struct App {
+    ctx: Context,
+    peers: Arc<[(ServiceName, Peer)]>,
+}
+
+impl App {
+    fn new(ctx: &Context) -> Self {
+        let peers = ctx.service.callees().iter().map(|name| (*name, ctx.peer(*name))).collect();
+        Self { ctx: ctx.clone(), peers }
+    }
+
+    /// A neighbour that this service may call; the channel to it is shared by all requests.
+    pub(crate) fn peer(&self, name: ServiceName) -> Peer {
+        let known = self.peers.iter().find(|(service, _)| *service == name);
+        known.map_or_else(|| self.ctx.peer(name), |(_, peer)| peer.clone())
+    }
+}
+
+/// Builds the service and starts its listeners.
+///
+/// # Errors
+/// A setting that [`Addresses::of`] refuses.
+pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
+    let addresses = Addresses::of(&ctx.config)?;
+    if let Some(address) = addresses.api {
+        ctx.spawn("kubelet API", listen::run(ctx.clone(), "kubelet API", address, api_router(&ctx)));
+    }
+    if let Some(address) = addresses.health {
+        ctx.spawn("health port", listen::run(ctx.clone(), "health port", address, health_router()));
+    }
+    Ok(Routes::default())
+}
+
+/// Everything that the kubelet API answers.
+pub fn api_router(ctx: &Context) -> Router {
+    Router::new()
+        .route("/healthz", get(health::all))
+        .route("/healthz/{check}", get(health::one))
+        .route("/pods", get(pods::list))
+        .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::read))
+        .route("/metrics", get(metrics::all))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+        .with_state(App::new(ctx))
+}
+
+/// What the health port answers: that this process runs. Whether the node works is the kubelet API's to say.
+pub fn health_router() -> Router {
+    Router::new()
+        .route("/healthz", get(health::ping_all))
+        .route("/healthz/ping", get(health::ping))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+}
+
+async fn not_found() -> (StatusCode, &'static str) {
+    (StatusCode::NOT_FOUND, "404 page not found\n")
+}
+
+async fn method_not_allowed() -> (StatusCode, &'static str) {
+    (StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(address: &str, port: u16, healthz_port: u16) -> Config {
+        let mut config = Config::default();
+        config.api.address = address.into();
+        config.api.port = port;
+        config.api.healthz_port = healthz_port;
+        config
+    }
+
+    #[test]
+    fn only_loopback_is_taken_for_the_kubelet_api() {
+        for (address, taken) in
+            [("127.0.0.1", true), ("127.1.2.3", true), ("::1", true), ("0.0.0.0", false), ("10.0.0.1", false)]
+        {
+            assert_eq!(Addresses::of(&config(address, 10250, 0)).is_ok(), taken, "{address}");
+        }
+        let error = Addresses::of(&config("0.0.0.0", 10250, 0)).unwrap_err();
+        assert!(error.to_string().contains("api.address is 0.0.0.0"));
+    }
+
+    #[test]
+    fn port_zero_is_off_whatever_the_address() {
+        let off = Addresses { api: None, health: None };
+        assert_eq!(Addresses::of(&config("0.0.0.0", 0, 0)).unwrap(), off);
+    }
+
+    #[test]
+    fn a_name_is_no_address_and_one_port_is_not_enough_for_two() {
+        let error = Addresses::of(&config("localhost", 1, 2)).unwrap_err();
+        assert!(error.to_string().contains("\"localhost\""));
+        let error = Addresses::of(&config("127.0.0.1", 7, 7)).unwrap_err();
+        assert!(error.to_string().contains("127.0.0.1:7"));
+    }
+}

@@ -1,3 +1,19 @@
 //! The `keelson-node-api` binary.
 
-fn main() {}
+use std::process::ExitCode;
+
+use keelson_config::ServiceName;
+use keelson_service_kit::ServiceSpec;
+
+fn main() -> ExitCode {
+    keelson_service_kit::run(
+        ServiceSpec {
+            name: ServiceName::NodeApi,
+            about: "Answers the network: health, pods, logs and metrics of this node.",
+            version: env!("CARGO_PKG_VERSION"),
+            descriptor: None,
+            threads: 1,
+        },
+        |ctx| async move { keelson_node_api::build(ctx).await },
+    )
+}

@@ -1,1 +1,65 @@
-//! Tells the control plane about this node.
+//! node-status: tells the control plane about this node.
+//!
+//! It makes the Node object of what resource-manager and runtime-shim say and of whether the services make
+//! progress, follows the pods of pod-sync, drains everybody's events, and hands all of it to one
+//! [`ControlPlaneWriter`]. Standalone, that writer is [`NoControlPlane`]: it counts and forgets.
+//!
+//! | loop | wakes | does |
+//! |---|---|---|
+//! | `inputs` | on news | follows `ResourceManager.WatchMachine` and `Runtime.WatchPods` (the runtime's own state only) |
+//! | `neighbours` | every 10 s; sooner while one is silent | `GetProgress` of the services that Ready depends on |
+//! | `node` | on news, every 10 s | builds the Node, publishes and writes it |
+//! | `pods` | on news | reports each changed pod status |
+//! | `report` | every 10 s | renews the lease, drains events, saves its state |
+//!
+//! Nothing that it holds is needed to run pods. Its state file holds event cursors, the last conditions and the
+//! boot id; without it some events are read twice and transition times begin anew.
+
+mod address;
+mod inputs;
+mod neighbours;
+mod node;
+mod pods;
+mod report;
+mod saved;
+mod server;
+mod writer;
+
+use std::sync::Arc;
+
+use keelson_proto::keelson::node_status::v1::node_status_server::NodeStatusServer;
+use keelson_service_kit::Context;
+use tokio::sync::watch;
+use tonic::service::Routes;
+
+pub use writer::{ControlPlaneWriter, NoControlPlane, PodReport, ReportState, WriteError};
+
+/// Builds the service with the writer that the configuration asks for, and starts its loops.
+///
+/// # Errors
+/// The state file was written by a newer release.
+pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
+    let writer = Arc::new(NoControlPlane::new(&ctx.metrics));
+    build_with(ctx, writer).await
+}
+
+/// Builds the service with any writer, and starts its loops.
+///
+/// # Errors
+/// The state file was written by a newer release.
+pub async fn build_with(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) -> anyhow::Result<Routes> {
+    let file = saved::StateFile::new(&ctx.config);
+    let saved = Arc::new(watch::Sender::new(file.load().await?));
+    let (world, world_seen) = watch::channel(inputs::World::default());
+    let clock = neighbours::Clock::start();
+    let (health, health_seen) = watch::channel(neighbours::watchdog());
+    let (published, node) = watch::channel(None);
+
+    ctx.spawn("inputs", inputs::run(ctx.clone(), clock, world));
+    ctx.spawn("neighbours", neighbours::run(ctx.clone(), clock, neighbours::Peers::new(&ctx), health));
+    let builder = node::NodeLoop::new(&ctx, clock, Arc::clone(&writer), Arc::clone(&saved));
+    ctx.spawn("node", builder.run(world_seen, health_seen, published));
+    ctx.spawn("pods", pods::run(ctx.clone(), Arc::clone(&writer)));
+    ctx.spawn("report", report::run(ctx.clone(), Arc::clone(&writer), saved, file));
+    Ok(Routes::new(NodeStatusServer::new(server::Server { node, writer })))
+}

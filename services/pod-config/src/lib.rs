@@ -1,1 +1,106 @@
-//! Answers what should run here, for everyone.
+//! pod-config: what should run here?
+//!
+//! It reads the manifests of this node (a folder or file that is configured, and the folder that `keelson apply`
+//! fills), defaults and checks each Pod once, merges the sources, and streams the desired pods to everybody who
+//! asks. It hands out the Node object and the Secrets and ConfigMaps that stand beside the pods.
+//!
+//! Loops: `file-source` (inotify and rescan), `manifest-store` (commands), `checkpoint` (writes to disk what was
+//! good), `control-plane` (the Node). Each publishes into [`desired::Desired`], where the decisions of
+//! `keelson-pod-config-core` are applied and told.
+//!
+//! A manifest that breaks takes nothing away: its last good version goes on, also over a restart.
+
+pub mod checkpoint;
+pub mod control_plane;
+pub mod desired;
+mod disk;
+mod file_source;
+mod manifest_store;
+mod metrics;
+mod server;
+mod waiting;
+mod watcher;
+
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use keelson_config::ServiceName;
+use keelson_pod_config_core::manifest::MAX_BYTES;
+use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfigServer;
+use keelson_service_kit::{Context, LoopHandle, WatchHub};
+use tonic::service::Routes;
+
+use crate::checkpoint::Checkpoint;
+use crate::control_plane::{ControlPlane, NoControlPlane, NodeState};
+use crate::desired::{Desired, FILE, MANIFEST};
+use crate::file_source::FileSource;
+use crate::manifest_store::StoreLoop;
+use crate::server::Server;
+
+/// Starts the loops and makes the routes of the service.
+///
+/// # Errors
+/// None today: what is missing becomes a condition, not an end.
+pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
+    let state = ctx.config.paths.state(ServiceName::PodConfig);
+    let manifests = state.join("manifests");
+    let static_path = ctx.config.sources.static_pod_path.clone();
+    let mut sources = Vec::new();
+    if let Some(path) = &static_path {
+        sources.push((FILE, path.display().to_string()));
+    }
+    sources.push((MANIFEST, manifests.display().to_string()));
+    let desired = Desired::new(&ctx, &sources);
+
+    let (store, store_loop) = StoreLoop::new(&ctx, &manifests, desired.clone());
+    ctx.spawn("manifest-store", store_loop.run());
+
+    if let Some(path) = static_path {
+        let (checkpoint, writer, remembered, trouble) =
+            tokio::task::spawn_blocking(move || Checkpoint::open(&state)).await?;
+        ctx.progress.condition("checkpoint", trouble.map_or(Ok(()), |e| Err(checkpoint::complaint(&e))));
+        ctx.spawn("checkpoint", writer.run(ctx.clone()));
+        let source = FileSource::new(&ctx, &path, desired.clone(), checkpoint, remembered);
+        ctx.spawn("file-source", source.run());
+    }
+
+    let plane: Arc<dyn ControlPlane> = Arc::new(NoControlPlane::new(Arc::clone(&ctx.config)));
+    let node = WatchHub::incomplete();
+    ctx.spawn("control-plane", follow_control_plane(ctx.clone(), Arc::clone(&plane), desired.clone(), node.clone()));
+
+    let shutdown = ctx.shutdown.clone();
+    let server = Server { desired, node, store, plane, shutdown };
+    // A manifest may be as long as the limit; what is longer is refused by name, not by the transport.
+    let service = PodConfigServer::new(server).max_decoding_message_size(MAX_BYTES + 64 * 1024);
+    Ok(Routes::new(service))
+}
+
+async fn follow_control_plane(
+    ctx: Context,
+    plane: Arc<dyn ControlPlane>,
+    desired: Desired,
+    hub: WatchHub<(), Arc<NodeState>>,
+) {
+    let turn = ctx.progress.register("control-plane");
+    let (mut nodes, mut pods) = (plane.node(), plane.pods());
+    loop {
+        turn.tick();
+        // Cancel-safe: `next` of a stream takes nothing before it returns.
+        tokio::select! {
+            () = ctx.shutdown.cancelled() => return,
+            node = nodes.next() => match node {
+                Some(node) => {
+                    hub.set((), Arc::new(node));
+                    hub.complete();
+                }
+                None => ctx.shutdown.cancelled().await,
+            },
+            set = pods.next() => match (set, plane.source()) {
+                (Some(set), Some(source)) => desired.publish(source, set, true),
+                (Some(_), None) => {}
+                (None, _) => ctx.shutdown.cancelled().await,
+            },
+            () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
+        }
+    }
+}

@@ -1,1 +1,121 @@
-//! Makes the desired pods so.
+//! pod-sync makes the desired pods so.
+//!
+//! Two streams come in: desired pods from pod-config, observations from runtime-shim ([`manager`]). Each UID
+//! has one worker ([`worker`]) whose turns ask the core what to do and carry it out: [`sync`] and [`start`] for
+//! a pod that is to run, [`stop`] for one that ends. What runtime-shim, volume-manager and resource-manager are
+//! to hold goes down as a set ([`desired`]). What others are shown comes from [`documents`] and the ledger of
+//! each entry.
+//!
+//! Truth is the runtime and the sources. Of its own pod-sync keeps one small file per pod ([`store`]); after a
+//! restart it reads everything, adopts what runs, and only then acts.
+
+pub mod agent;
+pub mod clients;
+pub mod convert;
+pub mod desired;
+pub mod desires;
+pub mod documents;
+pub mod images;
+pub mod manager;
+pub mod objects;
+pub mod observed;
+pub mod server;
+pub mod start;
+pub mod stop;
+pub mod store;
+pub mod sync;
+pub mod worker;
+
+use std::sync::Arc;
+
+use keelson_config::ServiceName;
+use keelson_proto::keelson::pod_sync::v1::pod_sync_server;
+use keelson_service_kit::Context;
+use keelson_service_kit::status::chain;
+use tonic::Request;
+use tonic::service::Routes;
+
+use crate::agent::Agent;
+use crate::manager::Sources;
+use crate::store::Store;
+
+/// Builds the service and starts its loops.
+///
+/// # Errors
+/// None at present: what is missing is retried.
+pub async fn build(context: Context) -> anyhow::Result<Routes> {
+    let state_dir = context.config.paths.state(ServiceName::PodSync);
+    let store = match Store::open(&state_dir) {
+        Ok(store) => Some(store),
+        Err(error) => {
+            context.progress.condition("state folder", Err(chain(&error)));
+            None
+        }
+    };
+    let records = store.as_ref().map(Store::load).unwrap_or_default();
+    let agent = Agent::new(context.clone(), store);
+    for record in records {
+        agent.restore(record);
+    }
+    for uid in agent.uids() {
+        // A pod that was ending goes on ending, whatever its source says now.
+        let ending = agent.with(&uid, |e| e.state.phase != keelson_pod_sync_core::worker::WorkerPhase::Sync);
+        if ending == Some(true) {
+            if let Some(Some(wanted)) = agent.with(&uid, |e| e.wanted.clone()) {
+                agent.adopt_name(&wanted.pod);
+                desires::stop(&agent, &wanted);
+            }
+            agent.begin_worker(&uid);
+        }
+    }
+    spawn_loops(&context, &agent);
+    Ok(Routes::new(pod_sync_server::PodSyncServer::new(server::PodSyncServer { agent })))
+}
+
+fn spawn_loops(context: &Context, agent: &Arc<Agent>) {
+    let sources = Arc::new(Sources::default());
+    context.spawn("desired pods", manager::follow_desired(Arc::clone(agent), Arc::clone(&sources)));
+    context.spawn("machine", manager::follow_machine(Arc::clone(agent)));
+    context.spawn("observations", manager::follow_runtime(Arc::clone(agent), sources));
+    let progress = context.progress.register("pod workers");
+    context.spawn("heartbeat", manager::heartbeat(Arc::clone(agent), progress, gauges(context)));
+
+    let clients = agent.clients.clone();
+    let runtime = agent.desired.runtime.clone().run(context.clone(), "runtime-shim", move |messages| {
+        let mut client = clients.runtime();
+        async move { client.sync(Request::new(messages)).await }
+    });
+    context.spawn("runtime sync", runtime);
+    let clients = agent.clients.clone();
+    let volumes = agent.desired.volumes.clone().run(context.clone(), "volume-manager", move |messages| {
+        let mut client = clients.volumes();
+        async move { client.sync(Request::new(messages)).await }
+    });
+    context.spawn("volume sync", volumes);
+    let clients = agent.clients.clone();
+    let resources = agent.desired.resources.clone().run(context.clone(), "resource-manager", move |messages| {
+        let mut client = clients.resources();
+        async move { client.sync(Request::new(messages)).await }
+    });
+    context.spawn("resource sync", resources);
+}
+
+/// Counts pod workers by phase at each heartbeat.
+fn gauges(context: &Context) -> impl Fn(&Agent) + Send + use<> {
+    use prometheus_client::encoding::EncodeLabelSet;
+    use prometheus_client::metrics::family::Family;
+    use prometheus_client::metrics::gauge::Gauge;
+
+    #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+    struct Phase {
+        phase: &'static str,
+    }
+    let workers: Family<Phase, Gauge> = Family::default();
+    context.metrics.register("keelson_pod_sync_workers", "Pod workers, by phase", workers.clone());
+    move |agent| {
+        let counts = agent.phases();
+        for phase in ["sync", "terminating", "terminated", "finished"] {
+            workers.get_or_create(&Phase { phase }).set(counts.get(phase).copied().unwrap_or(0));
+        }
+    }
+}

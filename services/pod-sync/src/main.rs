@@ -1,3 +1,18 @@
 //! The `keelson-pod-sync` binary.
 
-fn main() {}
+use std::process::ExitCode;
+
+use keelson_config::ServiceName;
+use keelson_proto::descriptors;
+use keelson_service_kit::{ServiceSpec, run};
+
+fn main() -> ExitCode {
+    let spec = ServiceSpec {
+        name: ServiceName::PodSync,
+        about: "Makes the desired pods so.",
+        version: env!("CARGO_PKG_VERSION"),
+        descriptor: Some(descriptors::POD_SYNC),
+        threads: 2,
+    };
+    run(spec, |context| async move { keelson_pod_sync::build(context).await })
+}

@@ -1,1 +1,31 @@
 //! Gives pods their share of the machine.
+//!
+//! pod-sync says what it wants of each pod on a `Sync` stream. A pod that fits is admitted and gets a cgroup at
+//! once, `PreparePod` only asks whether it is there. Truth is the cgroup tree: the pods that are found in it at the
+//! start are held until a complete set of pods says otherwise, and count as admitted when they are named.
+//!
+//! | module | does |
+//! |---|---|
+//! | `server` | the gRPC API; wire types end here and in `wire` |
+//! | `manager` | one task that owns the set of wanted pods, a slot per pod, and who is admitted |
+//! | `worker` | one task per pod: plan, carry out, publish; never two operations at once for a pod |
+//! | `cgroup` | the cgroup tree behind a port: v1 and v2, made, scanned and removed |
+//! | `tree_loop` | sets the tree up at the start, then keeps the weight of the burstable class |
+//! | `machine_loop`, `host` | what the machine has, what pods may use of it, pressure |
+//! | `runtime` | asks runtime-shim whether anything of a pod still runs |
+//!
+//! The decisions are in `keelson-resource-manager-core`.
+
+mod cgroup;
+mod host;
+mod machine_loop;
+mod manager;
+mod metrics;
+mod runtime;
+mod server;
+mod tree_loop;
+mod view;
+mod wire;
+mod worker;
+
+pub use server::build;

@@ -265,7 +265,8 @@ fn listed(pod: &pb::RuntimePod) -> ListedPod {
                 id: c.id.clone(),
                 name: c.name.clone(),
                 sandbox_id: c.sandbox_id.clone(),
-                alive: c.state != pb::ContainerState::Exited as i32,
+                alive: !matches!(c.state(), pb::ContainerState::Exited | pb::ContainerState::Created),
+                pending: c.state() == pb::ContainerState::Created,
                 created_unix_nanos: c.created_unix_nanos,
             })
             .collect(),

@@ -1,1 +1,30 @@
 //! Gives pods their volumes.
+//!
+//! pod-sync says what it wants of each pod on a `Sync` stream; this service works towards it on its own and
+//! answers `MountPod` and `UnmountPod` when it is there. Truth is the disk and mountinfo: what is found below
+//! `<root>/pods` at the start is held until a complete set of pods says otherwise.
+//!
+//! | module | does |
+//! |---|---|
+//! | `server` | the gRPC API; wire types end here and in `wire` |
+//! | `manager` | one task that owns the set of wanted pods and a slot per pod |
+//! | `worker` | one task per pod: plan, carry out, publish; never two operations at once for a pod |
+//! | `runtime` | asks runtime-shim whether anything of a pod still runs |
+//! | `store` | the pod folders and volumes on disk |
+//! | `remove` | removal that never crosses a mount and never follows a link |
+//! | `mounts` | mount points, tmpfs, and the shared root |
+//!
+//! The decisions are in `keelson-volume-manager-core`.
+
+mod fsgroup;
+mod manager;
+mod mounts;
+mod remove;
+mod runtime;
+mod server;
+mod store;
+mod view;
+mod wire;
+mod worker;
+
+pub use server::build;

@@ -60,6 +60,30 @@ where
             return ExitCode::from(EX_CONFIG);
         }
     };
+    run_with_config(spec, config, |context| async move {
+        let routes = build(context).await?;
+        Ok(Built { routes, finish: std::future::ready(()), announces_ready: false })
+    })
+}
+
+/// What a service that resolves its configuration itself is made of: init.
+#[derive(Debug)]
+pub struct Built<D> {
+    /// Its API.
+    pub routes: Routes,
+    /// Awaited after the server has ended, before the process does.
+    pub finish: D,
+    /// Whether the service itself tells systemd that it is ready; else its bound socket does.
+    pub announces_ready: bool,
+}
+
+/// [`run`] with a configuration that is not read from the file that `--config` names.
+pub fn run_with_config<B, F, D>(spec: ServiceSpec, config: Config, build: B) -> ExitCode
+where
+    B: FnOnce(Context) -> F,
+    F: Future<Output = anyhow::Result<Built<D>>>,
+    D: Future<Output = ()>,
+{
     let runtime = match spec.threads {
         0 | 1 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
         n => tokio::runtime::Builder::new_multi_thread().worker_threads(n).enable_all().build(),
@@ -83,10 +107,11 @@ fn parse(spec: ServiceSpec) -> Result<ServiceArgs, clap::Error> {
     ServiceArgs::from_arg_matches(&command.try_get_matches()?)
 }
 
-async fn serve_service<B, F>(spec: ServiceSpec, config: Config, build: B) -> ExitCode
+async fn serve_service<B, F, D>(spec: ServiceSpec, config: Config, build: B) -> ExitCode
 where
     B: FnOnce(Context) -> F,
-    F: Future<Output = anyhow::Result<Routes>>,
+    F: Future<Output = anyhow::Result<Built<D>>>,
+    D: Future<Output = ()>,
 {
     let telemetry = match keelson_telemetry::init(&keelson_telemetry::Options {
         service: spec.name.as_str(),
@@ -119,17 +144,20 @@ where
             tracing::error!("cannot start: {error:#}");
             ExitCode::from(EX_CONFIG)
         }
-        Ok(routes) => {
+        Ok(Built { routes, finish, announces_ready }) => {
             let routes = with_common(routes, spec, &context, &telemetry).await;
-            let server = serve_until_told(routes, &context);
+            let server = serve_until_told(routes, &context, !announces_ready);
             // Cancel-safe: whichever ends first, the process ends.
-            tokio::select! {
+            let code = tokio::select! {
                 code = server => code,
                 Some(reason) = fatal_seen.recv() => {
                     tracing::error!("{reason}");
                     ExitCode::from(EX_SOFTWARE)
                 }
-            }
+            };
+            shutdown.cancel();
+            finish.await;
+            code
         }
     };
     shutdown.cancel();
@@ -186,7 +214,7 @@ async fn with_common(routes: Routes, spec: ServiceSpec, context: &Context, telem
     }
 }
 
-async fn serve_until_told(routes: Routes, context: &Context) -> ExitCode {
+async fn serve_until_told(routes: Routes, context: &Context, announce: bool) -> ExitCode {
     let socket = context.config.paths.socket(context.service);
     let stack = StackLayer::new(CallerPolicy::new(&context.config), context.metrics.clone());
     let shutdown = context.shutdown.clone();
@@ -200,7 +228,9 @@ async fn serve_until_told(routes: Routes, context: &Context) -> ExitCode {
     });
     let served = serve(&socket, routes, stack, shutdown, || {
         tracing::info!(version = context.version, "{} is ready", context.service);
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        if announce {
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        }
     })
     .await;
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);

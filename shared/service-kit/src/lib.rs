@@ -24,7 +24,7 @@ mod uds;
 mod watch;
 
 pub use backoff::Backoff;
-pub use bootstrap::{ServiceSpec, run};
+pub use bootstrap::{Built, ServiceSpec, run, run_with_config};
 pub use context::{Context, ServiceArgs};
 pub use events::{EventRing, NewEvent, ObjectRef};
 pub use follow::{Signal, follow};

@@ -88,7 +88,13 @@ impl<K: Ord + Clone, V: Clone> WatchHub<K, V> {
         let mut state = self.lock();
         if !state.complete {
             state.complete = true;
-            state.each_subscriber(|slots| slots.notify.notify_one());
+            state.each_subscriber(|slots| {
+                // What was set before belongs to the replay, also where a subscriber came earlier.
+                let mut dirty = slots.dirty.lock().unwrap_or_else(PoisonError::into_inner);
+                dirty.replay_left = dirty.order.len();
+                drop(dirty);
+                slots.notify.notify_one();
+            });
         }
     }
 
@@ -270,6 +276,18 @@ mod tests {
         assert_eq!(sub.next().await, WatchItem::Set(1, 1));
         hub.complete();
         assert_eq!(sub.next().await, WatchItem::Synced);
+    }
+
+    #[tokio::test]
+    async fn what_is_set_before_the_hub_is_complete_comes_before_synced() {
+        let hub: WatchHub<u32, u32> = WatchHub::incomplete();
+        let mut early = hub.subscribe();
+        hub.set(1, 1);
+        hub.set(2, 2);
+        hub.complete();
+        assert_eq!(early.next().await, WatchItem::Set(1, 1));
+        assert_eq!(early.next().await, WatchItem::Set(2, 2));
+        assert_eq!(early.next().await, WatchItem::Synced);
     }
 
     #[tokio::test]

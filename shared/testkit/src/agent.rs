@@ -299,7 +299,7 @@ impl Agent {
         self.kill_init();
         if let Some(mut containerd) = self.containerd.take() {
             containerd.kill();
-            containerd.keep();
+            containerd.leave_running();
         }
         remains.remove()
     }

@@ -73,13 +73,13 @@ impl std::fmt::Display for Subnet {
 impl Network {
     /// Picks names and a subnet for the run `id`, which is unique on this machine.
     pub fn choose(id: &str) -> anyhow::Result<Self> {
-        let bridge = format!("kb{id}");
+        let bridge = bridge_name(id);
         ensure!(bridge.len() <= MAX_BRIDGE_NAME, "the bridge name {bridge} is longer than {MAX_BRIDGE_NAME}");
         let routes = routes();
         let tight: Vec<Subnet> = routes.iter().copied().filter(|route| route.prefix >= WIDE_ROUTE).collect();
         let found = reserve(id, &routes).or_else(|| reserve(id, &tight));
         let (subnet, reservation) = found.context("every subnet of 10.0.0.0/8 is in use, see: ip route")?;
-        Ok(Self { name: format!("keelson-{id}"), bridge, subnet, _reservation: reservation })
+        Ok(Self { name: network_name(id), bridge, subnet, _reservation: reservation })
     }
 
     /// Writes the conflist into `conf_dir`; addresses are leased in files below `lease_dir`.
@@ -108,6 +108,16 @@ impl Network {
         fs::write(&path, serde_json::to_vec_pretty(&conflist)?)
             .with_context(|| format!("cannot write {}", path.display()))
     }
+}
+
+/// The bridge of the run `id`.
+pub(crate) fn bridge_name(id: &str) -> String {
+    format!("kb{id}")
+}
+
+/// The CNI network of the run `id`.
+pub(crate) fn network_name(id: &str) -> String {
+    format!("keelson-{id}")
 }
 
 /// The first subnet, from one that `id` hashes to, that overlaps none of `taken` and nobody has reserved.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
+use crate::cni::{bridge_name, network_name};
 use crate::containerd_config::{Layout, Settings, render, usable_snapshotter};
 use crate::packages::full_path;
 use crate::process::ProcessId;
@@ -199,16 +200,10 @@ impl PrivateContainerd {
 
     /// What it leaves on the machine, for a clean-up by another process.
     pub fn remains(&self) -> Remains {
-        Remains {
-            processes: self.process().into_iter().collect(),
-            containerd_sockets: vec![self.layout.socket.clone()],
-            containerd_states: vec![self.layout.state.clone()],
-            bridges: vec![self.network.bridge.clone()],
-            cni_networks: vec![self.network.name.clone()],
-            cgroup_roots: self.options.cgroup_roots.clone(),
-            dirs: vec![self.layout.dir.clone()],
-            ..Remains::default()
-        }
+        let mut remains = remains_of(&self.layout, &self.network.bridge, &self.network.name);
+        remains.processes.extend(self.process());
+        remains.cgroup_roots.clone_from(&self.options.cgroup_roots);
+        remains
     }
 
     /// Ends it and its containers and removes all that it made; fails with what could not be removed.
@@ -218,10 +213,10 @@ impl PrivateContainerd {
         Ok(())
     }
 
-    /// Leaves it running; a later process removes it by its [`remains`](Self::remains).
-    pub fn keep(mut self) -> Remains {
+    /// Lets it go on when this value is dropped; a later process removes it by its
+    /// [`remains`](Self::remains).
+    pub fn leave_running(&mut self) {
         self.kept = true;
-        self.remains()
     }
 
     fn clean_up(&mut self) -> Vec<String> {
@@ -306,6 +301,23 @@ fn binaries(bin_dir: Option<&Path>) -> anyhow::Result<(PathBuf, PathBuf)> {
     Ok((dir.join("containerd"), dir.join("ctr")))
 }
 
+/// What a containerd leaves that was started in `dir` with the given [`Options::id`], whether or not it
+/// still runs.
+pub fn containerd_remains(dir: &Path, id: &str) -> Remains {
+    remains_of(&Layout::below(dir), &bridge_name(id), &network_name(id))
+}
+
+fn remains_of(layout: &Layout, bridge: &str, network: &str) -> Remains {
+    Remains {
+        containerd_sockets: vec![layout.socket.clone()],
+        containerd_states: vec![layout.state.clone()],
+        bridges: vec![bridge.to_owned()],
+        cni_networks: vec![network.to_owned()],
+        dirs: vec![layout.dir.clone()],
+        ..Remains::default()
+    }
+}
+
 /// Eight hexadecimal digits that stand for the folder.
 fn id_of(dir: &Path) -> String {
     let mut hasher = DefaultHasher::new();
@@ -331,7 +343,7 @@ pub(crate) fn tail(path: &Path, count: usize) -> String {
 }
 
 /// Makes `command` the leader of a session, so that it survives its starter's terminal.
-pub(crate) fn detach(command: &mut Command) {
+pub fn detach(command: &mut Command) {
     // SAFETY: the closure runs between fork and exec and makes one async-signal-safe system call.
     unsafe {
         command.pre_exec(|| {

@@ -94,7 +94,21 @@ disabled_plugins = [
 [plugins."io.containerd.internal.v1.opt"]
   path = {opt}
 
-[plugins."io.containerd.grpc.v1.cri"]
+{cri}"#,
+        cri = render_cri(layout, settings),
+        root = quote_path(&layout.root),
+        state = quote_path(&layout.state),
+        disabled = disabled.join("\n"),
+        socket = quote_path(&layout.socket),
+        ttrpc = quote_path(&layout.dir.join("c.ttrpc")),
+        opt = quote_path(&layout.dir.join("opt")),
+    )
+}
+
+/// The part about CRI.
+fn render_cri(layout: &Layout, settings: &Settings<'_>) -> String {
+    format!(
+        r#"[plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = {sandbox_image}
   restrict_oom_score_adj = {restrict_oom}
   max_container_log_line_size = {max_log_line}
@@ -120,12 +134,6 @@ disabled_plugins = [
   Root = {runc_root}
   SystemdCgroup = {systemd_cgroup}
 "#,
-        root = quote_path(&layout.root),
-        state = quote_path(&layout.state),
-        disabled = disabled.join("\n"),
-        socket = quote_path(&layout.socket),
-        ttrpc = quote_path(&layout.dir.join("c.ttrpc")),
-        opt = quote_path(&layout.dir.join("opt")),
         sandbox_image = quote(PAUSE_IMAGE),
         restrict_oom = !has_cap_sys_resource(),
         max_log_line = settings.max_log_line,

@@ -34,7 +34,7 @@ mod poll;
 
 pub use cleanup::Remains;
 pub use cni::{Network, Subnet};
-pub use containerd::{Options, PrivateContainerd};
+pub use containerd::{Options, PrivateContainerd, containerd_remains, detach};
 pub use image::{BUSYBOX_IMAGE, Image, PAUSE_IMAGE, standard_images, write_archive};
 pub use leak::Snapshot;
 pub use packages::{Component, find_file};

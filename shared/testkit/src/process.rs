@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// One process, told apart from a later one with the same pid by its start time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ProcessId {
     /// The pid.
     pub pid: u32,

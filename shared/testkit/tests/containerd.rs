@@ -151,7 +151,8 @@ async fn what_a_killed_run_left_is_removed_by_its_record() {
         shim.id.signal(process::Signal::KILL);
     }
     assert!(!processes_with(&argument).is_empty(), "the container runs without its shim");
-    let record = serde_json::to_string(&containerd.keep()).unwrap();
+    let record = serde_json::to_string(&containerd.remains()).unwrap();
+    containerd.leave_running();
 
     let remains: Remains = serde_json::from_str(&record).unwrap();
     assert_eq!(remains.remove(), Vec::<String>::new());

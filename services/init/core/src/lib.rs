@@ -1,1 +1,33 @@
 //! The pure decisions of init: no clock, no I/O, no runtime.
+//!
+//! - [`resolve`](resolve()) merges flags, the KubeletConfiguration and the keelson file into the resolved
+//!   [`keelson_config::Config`], or says everything that is wrong with them at once.
+//! - [`folders()`] says which folders exist, with which owner and mode.
+//! - [`privileges`] is the table of what each service may still do.
+//! - [`Restarts`] says when a process that ended is started again, [`judge_exit`] whether it is at all.
+//! - [`Health`] turns the answers of a running service into the state that people see.
+
+mod backoff;
+mod document;
+mod duration;
+mod exit;
+mod folders;
+mod health;
+mod keelson_file;
+mod kubelet_file;
+mod labels;
+mod lock_name;
+pub mod privileges;
+mod reserved;
+mod resolve;
+
+pub use backoff::Restarts;
+pub use document::{ConfigProblem, Document, Sourced};
+pub use duration::parse_go_duration;
+pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
+pub use folders::{Folder, Owner, folders};
+pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState};
+pub use keelson_file::{KEELSON_API_VERSION, KEELSON_KIND};
+pub use kubelet_file::{KUBELET_API_VERSION, KUBELET_KIND};
+pub use lock_name::endpoint_lock_name;
+pub use resolve::{Flags, Host, Inputs, Level, Note, Resolved, resolve};

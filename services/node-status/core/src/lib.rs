@@ -1,1 +1,21 @@
 //! The pure decisions of node-status: no clock, no I/O, no runtime.
+//!
+//! | module | what it decides |
+//! |---|---|
+//! | [`node`] | [`build_node`]: the Node object from what the neighbours say |
+//! | [`conditions`] | MemoryPressure, DiskPressure, PIDPressure and Ready, and the events of their changes |
+//! | [`health`] | whether a neighbour makes progress: [`Watchdog`] |
+//! | [`pods`] | which pod documents are news for the control plane: [`PodLedger`] |
+//! | [`events`] | where the drain of each event ring stands: [`Cursor`] |
+
+pub mod conditions;
+pub mod events;
+pub mod health;
+pub mod node;
+pub mod pods;
+
+pub use conditions::{NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event};
+pub use events::{Cursor, Page, Taken};
+pub use health::{Answer, Watchdog};
+pub use node::{Machine, NodeInputs, RuntimeState, build_node, worth_reporting};
+pub use pods::{News, PodLedger, PodView};

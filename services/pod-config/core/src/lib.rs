@@ -1,1 +1,28 @@
 //! The pure decisions of pod-config: no clock, no I/O, no runtime.
+//!
+//! | module | what it decides |
+//! |---|---|
+//! | [`manifest`] | which objects stand in the bytes of a manifest, and where |
+//! | [`static_pod`] | what a Pod of a manifest becomes on this node (pod-lifecycle.md §2.1) |
+//! | [`object`] | what a Secret or ConfigMap beside the pods becomes |
+//! | [`files`] | what the files of one source add up to: duplicates, last good versions, problems |
+//! | [`merge`] | what a new set of a source changes (pod-lifecycle.md §2.5) |
+//! | [`scan`] | which files of a folder are to be read, and when a folder that is away counts as empty |
+//! | [`node`] | the Node object while no control plane has one |
+//!
+//! [`parse_file`] is the way through the first three.
+
+pub mod error;
+pub mod files;
+mod locate;
+pub mod manifest;
+pub mod merge;
+pub mod node;
+pub mod object;
+mod parse;
+pub mod scan;
+pub mod static_pod;
+mod yaml;
+
+pub use error::{ManifestError, Why};
+pub use parse::{FileContent, parse_file};

@@ -20,8 +20,10 @@ pub struct ListedContainer {
     pub name: String,
     /// The sandbox that it belongs to.
     pub sandbox_id: String,
-    /// Whether a process may exist: running, created or of unknown state.
+    /// Whether a process may exist: running or of unknown state.
     pub alive: bool,
+    /// Created and not started: a start may be on its way.
+    pub pending: bool,
     /// When it was created.
     pub created_unix_nanos: i64,
 }
@@ -92,7 +94,9 @@ fn collect_pod(pod: &ListedPod, want: Wanted, plan: &mut Collection) {
     let mut kept_dead = BTreeSet::new();
     let mut occupied = BTreeSet::new();
     for container in by_age {
-        let keep = container.alive || (want == Wanted::Keep && kept_dead.insert(container.name.as_str()));
+        let wanted = want == Wanted::Keep;
+        let keep = container.alive
+            || (wanted && (container.pending || kept_dead.insert(container.name.as_str())));
         if keep {
             occupied.insert(container.sandbox_id.as_str());
         } else {
@@ -126,6 +130,7 @@ mod tests {
             name: name.into(),
             sandbox_id: "s".into(),
             alive,
+            pending: false,
             created_unix_nanos: created,
         }
     }
@@ -170,6 +175,15 @@ mod tests {
     fn never_removes_what_is_alive_even_of_a_forgotten_pod() {
         let pod = pod(vec![container("a1", "a", true, 1)], true);
         assert!(plan_collection(&[pod], &wants(Wanted::Forget), true).is_empty());
+    }
+
+    #[test]
+    fn a_container_that_is_about_to_start_stays_unless_the_pod_is_forgotten() {
+        let pending = ListedContainer { pending: true, ..container("a1", "a", false, 1) };
+        let pod = pod(vec![pending], false);
+        let plan = plan_collection(std::slice::from_ref(&pod), &wants(Wanted::Keep), true);
+        assert!(plan.containers.is_empty());
+        assert_eq!(plan_collection(&[pod], &wants(Wanted::Forget), true).containers, ["a1"]);
     }
 
     #[test]

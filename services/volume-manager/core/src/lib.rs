@@ -1,1 +1,19 @@
 //! The pure decisions of volume-manager: no clock, no I/O, no runtime.
+//!
+//! | module | what it answers |
+//! |---|---|
+//! | [`desire`] | what pod-sync wants of a pod, without wire types |
+//! | [`set`] | which stream's set counts, and what a complete set leaves to be swept |
+//! | [`plan`] | what to do next for one pod |
+//! | [`names`] | how plugins and volumes are named on disk, and which names are safe there |
+//! | [`tmpfs`] | how large a memory-backed volume may grow and with which options it is mounted |
+//! | [`hostpath`] | whether what is at a hostPath is what the volume asks for |
+//! | [`mountinfo`] | what a mountinfo text says about a path |
+
+pub mod desire;
+pub mod hostpath;
+pub mod mountinfo;
+pub mod names;
+pub mod plan;
+pub mod set;
+pub mod tmpfs;

@@ -1,0 +1,170 @@
+//! The cores decide and do nothing else: no runtime, no clock, no chance, no files (house style).
+
+use std::path::Path;
+
+use super::Finding;
+use super::graph::{Graph, dependency_finding};
+use super::source::{Source, sources};
+
+/// Crates that do input and output, read clocks, or roll dice.
+const FORBIDDEN_CRATES: [&str; 37] = [
+    "async-std",
+    "axum",
+    "chrono",
+    "crossbeam-channel",
+    "etcd-client",
+    "fastrand",
+    "getrandom",
+    "h2",
+    "hyper",
+    "hyper-util",
+    "inotify",
+    "k8s-cri",
+    "keelson-proto",
+    "keelson-service-kit",
+    "keelson-telemetry",
+    "kube",
+    "libc",
+    "mio",
+    "nix",
+    "notify",
+    "parking_lot",
+    "procfs",
+    "quanta",
+    "rand",
+    "rand_core",
+    "redb",
+    "reqwest",
+    "rustix",
+    "smol",
+    "socket2",
+    "tempfile",
+    "time",
+    "tokio",
+    "tokio-stream",
+    "tokio-util",
+    "tonic",
+    "tower",
+];
+
+/// Paths of the standard library and of time crates that reach outside. Addresses of `std::net` are values
+/// and may be used; its sockets and lookups may not.
+const FORBIDDEN_PATHS: [&str; 13] = [
+    "SystemTime::now",
+    "Instant::now",
+    "Timestamp::now",
+    "Zoned::now",
+    "std::env",
+    "std::fs",
+    "std::process",
+    "std::thread",
+    "TcpListener",
+    "TcpStream",
+    "UdpSocket",
+    "ToSocketAddrs",
+    "to_socket_addrs",
+];
+
+/// Checks the core of each service and the model that they share.
+pub fn check(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for (package, folder) in graph.packages_in(root, is_pure) {
+        let rule = format!("{} must stay pure", package.name);
+        for (needed, way) in graph.closure(package) {
+            if FORBIDDEN_CRATES.contains(&needed.name.as_str()) {
+                findings.push(dependency_finding(root, package, &way, &rule));
+            }
+        }
+        for source in sources(root, &folder.join("src"))? {
+            findings.extend(impure_lines(&source));
+        }
+    }
+    Ok(findings)
+}
+
+fn is_pure(folder: &Path) -> bool {
+    let core = folder.starts_with("services") && folder.ends_with("core");
+    core || folder == Path::new("shared/kube-model")
+}
+
+fn impure_lines(source: &Source) -> Vec<Finding> {
+    let finding = |offset: usize, what: &str| Finding {
+        file: source.file.clone(),
+        line: source.line(offset),
+        message: format!("{what} in a pure crate; take it as an argument"),
+    };
+    let mut findings = Vec::new();
+    for path in FORBIDDEN_PATHS {
+        findings.extend(source.find(path).into_iter().map(|offset| finding(offset, path)));
+    }
+    // `use std::{fs, collections::BTreeMap}` names the module without the path.
+    for start in source.find("std::{") {
+        let inside = group(&source.code[start + "std::{".len()..]);
+        let names =
+            inside.split([',', '{', '}']).map(|name| name.split("::").next().unwrap_or_default().trim());
+        for name in names {
+            let path = format!("std::{name}");
+            if FORBIDDEN_PATHS.contains(&path.as_str()) {
+                findings.push(finding(start, &path));
+            }
+        }
+    }
+    findings
+}
+
+/// Up to the brace that closes a group whose opening brace is just before `text`.
+fn group(text: &str) -> &str {
+    let mut depth = 1_usize;
+    for (at, c) in text.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 1 => return &text[..at],
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::graph::tests::graph;
+    use super::*;
+
+    #[test]
+    fn a_core_that_needs_tokio_by_a_detour_is_found() {
+        let graph = graph(&[
+            ("x-core", "/w/services/x/core", &["helper"], &["proptest"]),
+            ("helper", "/r/helper", &["tokio"], &[]),
+            ("tokio", "/r/tokio", &[], &[]),
+            ("proptest", "/r/proptest", &["rand"], &[]),
+            ("rand", "/r/rand", &[], &[]),
+            ("x", "/w/services/x", &["tokio", "x-core"], &[]),
+        ]);
+        let findings = check(Path::new("/w"), &graph).unwrap();
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert_eq!(findings[0].file, Path::new("services/x/core/Cargo.toml"));
+        assert!(findings[0].message.contains("x-core → helper → tokio"), "{}", findings[0]);
+    }
+
+    #[test]
+    fn clocks_and_files_are_found_with_their_lines() {
+        let text = "use std::collections::BTreeMap;\n\nfn now() { std::time::Instant::now(); }\nuse std::{\n    fs::File,\n    fmt,\n};\n// std::env\n#[cfg(test)]\nmod tests { use std::fs; }\n";
+        let source = Source::new(Path::new("core/src/lib.rs"), text);
+        let lines: Vec<String> = impure_lines(&source).iter().map(Finding::to_string).collect();
+        assert_eq!(
+            lines,
+            [
+                "core/src/lib.rs:3: Instant::now in a pure crate; take it as an argument",
+                "core/src/lib.rs:4: std::fs in a pure crate; take it as an argument",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_pure_source_has_no_findings() {
+        let source =
+            Source::new(Path::new("x.rs"), "use std::{collections::{BTreeMap, btree_map}, time::Duration};");
+        assert_eq!(impure_lines(&source), []);
+    }
+}

@@ -1,0 +1,91 @@
+//! `cargo xtask`: build, run, measure and check Keelson.
+
+mod check;
+mod down;
+mod packages;
+mod progress;
+mod quickstart;
+mod test;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, ensure};
+use clap::{Parser, Subcommand};
+
+/// Build, run, measure and check Keelson.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Install what is missing, build, and run the agent with example pods in the background (needs root)
+    Quickstart,
+    /// Stop what quickstart has started and remove everything it has made (needs root)
+    Down,
+    /// Install the Debian packages that a build and a run need, without starting any daemon
+    Packages,
+    /// Run the tests
+    Test(test::TestArguments),
+    /// Check that the cores are pure and that services call only whom they may
+    Check,
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Task::Quickstart => quickstart::run(),
+        Task::Down => down::run(),
+        Task::Packages => packages::install_missing(),
+        Task::Test(arguments) => test::run(&arguments),
+        Task::Check => check::run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The folder of the workspace that this program was built from.
+fn workspace() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.ancestors().nth(2).unwrap_or(own).to_owned()
+}
+
+/// The cargo that runs this program, in the workspace's folder.
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace());
+    command
+}
+
+/// What cargo prints for `args`.
+fn ask_cargo(args: &[&str]) -> anyhow::Result<String> {
+    let output = cargo().args(args).output().context("cannot run cargo")?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cargo {}: {}", args.join(" "), error.trim());
+    String::from_utf8(output.stdout).context("cargo printed no text")
+}
+
+/// Runs `command` with its output as ours.
+fn run_command(command: &mut Command) -> anyhow::Result<()> {
+    let status = command.status().with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(status.success(), "{command:?} ended with {status}");
+    Ok(())
+}
+
+/// Fails unless this process is root's.
+fn require_root(task: &str) -> anyhow::Result<()> {
+    ensure!(
+        rustix::process::geteuid().is_root(),
+        "`cargo xtask {task}` needs root: it runs containers. Become root and run it again, \
+         or: sudo env \"PATH=$PATH\" \"HOME=$HOME\" cargo xtask {task}"
+    );
+    Ok(())
+}

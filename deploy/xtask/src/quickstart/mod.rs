@@ -1,0 +1,185 @@
+//! `cargo xtask quickstart`: from a clean machine to running pods.
+
+pub mod places;
+mod pods;
+pub mod record;
+
+use std::fs;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use anyhow::{Context as _, bail, ensure};
+use keelson_config::{Paths, ServiceName};
+use keelson_testkit::process::ProcessId;
+use keelson_testkit::{AgentSpec, Options, PrivateContainerd, copy_binaries, detach, mounts_below};
+
+use crate::progress::Step;
+use crate::{ask_cargo, cargo, packages, require_root, run_command};
+use places::{CGROUP_ROOT, NETWORK_ID, SHARED_FOLDERS};
+use record::Record;
+
+/// Installs, builds, starts, waits and tells; does nothing when all is up.
+pub fn run() -> anyhow::Result<()> {
+    require_root("quickstart")?;
+    if let Some(record) = Record::load(&places::record_file()) {
+        if let Some(problem) = not_up(&record) {
+            eprintln!("An earlier quickstart is not whole ({problem}); removing what is left of it.");
+        } else {
+            println!("All is up already.\n");
+            return tell(&spec_of(&record));
+        }
+    }
+    crate::down::remove_all()?;
+    refuse_other_agents()?;
+    packages::install_missing()?;
+    let built = build()?;
+    let started = start(&built);
+    if started.is_err() {
+        eprintln!("What was started goes on, so that you can look at it; `cargo xtask down` removes it.");
+    }
+    tell(&started?)
+}
+
+/// Why the recorded quickstart is not running whole; `None` when it is.
+fn not_up(record: &Record) -> Option<String> {
+    let alive = |process: Option<ProcessId>| process.is_some_and(ProcessId::is_alive);
+    if !alive(record.containerd) {
+        return Some("its containerd is gone".to_owned());
+    }
+    if !alive(record.init) {
+        return Some("its agent is gone".to_owned());
+    }
+    pods::list(&spec_of(record)).err().map(|error| format!("its agent does not answer: {error:#}"))
+}
+
+fn spec_of(record: &Record) -> AgentSpec {
+    let socket = places::containerd_dir().join("c.sock");
+    let endpoint = format!("unix://{}", socket.display());
+    places::agent_spec(endpoint, record.port, record.healthz_port)
+}
+
+/// Another agent with our run folder would lose its sockets.
+fn refuse_other_agents() -> anyhow::Result<()> {
+    let run_dir = Paths::default().run_dir;
+    let used = |service: &ServiceName| {
+        std::os::unix::net::UnixStream::connect(Paths::socket_below(&run_dir, *service)).is_ok()
+    };
+    if let Some(service) = ServiceName::ALL.iter().find(|service| used(service)) {
+        bail!(
+            "an agent that quickstart has not started answers in {} ({service}); stop it first",
+            run_dir.display()
+        );
+    }
+    Ok(())
+}
+
+/// Builds the binaries; cargo shows its own progress.
+fn build() -> anyhow::Result<PathBuf> {
+    eprintln!("Building the agent (a first build takes some minutes) …");
+    let mut command = cargo();
+    command.args(["build", "--release", "--locked", "--package", "keelson-cli"]);
+    for service in ServiceName::ALL {
+        command.args(["--package", service.binary()]);
+    }
+    run_command(&mut command)?;
+    let metadata = ask_cargo(&["metadata", "--format-version", "1", "--no-deps", "--locked"])?;
+    let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
+    let target = metadata["target_directory"].as_str().context("cargo names no target folder")?;
+    Ok(Path::new(target).join("release"))
+}
+
+/// Starts containerd, then the agent, and waits for the example pods.
+fn start(built: &Path) -> anyhow::Result<AgentSpec> {
+    let made: Vec<PathBuf> = SHARED_FOLDERS.iter().map(PathBuf::from).filter(|path| !path.exists()).collect();
+    let (port, healthz_port) = (free_port(10250)?, free_port(10248)?);
+    let mut record = Record { init: None, containerd: None, port, healthz_port, made };
+    make_home()?;
+    record.store(&places::record_file())?;
+
+    let step = Step::start("Starting a private containerd");
+    let options = Options {
+        id: Some(NETWORK_ID.to_owned()),
+        cgroup_roots: vec![CGROUP_ROOT.to_owned()],
+        detached: true,
+        ..Options::default()
+    };
+    let mut containerd = PrivateContainerd::launch(&places::containerd_dir(), options)?;
+    record.containerd = containerd.process();
+    record.store(&places::record_file())?;
+    let imported = containerd.import_standard_images();
+    containerd.leave_running();
+    imported?;
+    step.done("runs, with an image made on the spot");
+
+    copy_binaries(built, &places::bin_dir())?;
+    let spec = spec_of(&record);
+    spec.write()?;
+    pods::copy_examples(&spec)?;
+    let mut child = start_agent(&spec)?;
+    let init = ProcessId::of(child.id());
+    record.init = init;
+    record.store(&places::record_file())?;
+    let Some(init) = init else {
+        let status = child.wait()?;
+        bail!("the agent ended at once with {status}; its log is {}", places::agent_log().display());
+    };
+    pods::wait_ready(&spec, init)?;
+    Ok(spec)
+}
+
+/// Makes the home folder, which users of services must be able to enter.
+fn make_home() -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let home = places::home();
+    ensure!(mounts_below(&home).is_empty(), "something is mounted in {}", home.display());
+    fs::create_dir_all(&home)
+        .and_then(|()| fs::set_permissions(&home, fs::Permissions::from_mode(0o755)))
+        .with_context(|| format!("cannot make {}", home.display()))
+}
+
+fn start_agent(spec: &AgentSpec) -> anyhow::Result<Child> {
+    let path = places::agent_log();
+    let log = fs::File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    let mut command = spec.command();
+    command.current_dir("/").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    detach(&mut command);
+    command.spawn().with_context(|| format!("cannot run {command:?}"))
+}
+
+/// `wanted`, or another port when somebody listens there.
+fn free_port(wanted: u16) -> anyhow::Result<u16> {
+    let bind = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
+    let listener = bind(wanted).or_else(|_| bind(0)).context("no free port on loopback")?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// Says what runs, how to look at it, and how to stop it.
+fn tell(spec: &AgentSpec) -> anyhow::Result<()> {
+    let keelson = spec.bin_dir.join("keelson");
+    let keelson = keelson.display();
+    let node = &spec.node_name;
+    let text = format!(
+        "{pods}
+{services}
+Look at it:
+  {keelson} get pods
+  {keelson} logs -f counter-{node}
+  {keelson} explain pod web-{node}
+  {keelson} describe pod shared-volume-{node}
+  curl http://127.0.0.1:{port}/pods
+Run something: put a pod manifest into {manifests}
+The agent's log: {log}
+Stop it and remove everything: cargo xtask down
+",
+        pods = pods::cli(spec, &["get", "pods", "-o", "wide"])?,
+        services = pods::cli(spec, &["get", "services"])?,
+        port = spec.port,
+        manifests = spec.manifest_dir.display(),
+        log = places::agent_log().display(),
+    );
+    // Nobody needs to read it to its end.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}

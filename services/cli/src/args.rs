@@ -1,0 +1,354 @@
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+use crate::human::parse_duration;
+
+/// Where an agent keeps its sockets when nothing else is said.
+pub(crate) const DEFAULT_RUN_DIR: &str = "/run/keelson";
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0   done
+  1   what was asked for failed or does not exist
+  64  the command line is wrong
+  69  the agent cannot be reached: not running, not answering, or its socket is closed to this user
+
+Names: a pod from a manifest is called <name>-<node>; both the full and the short name are understood.
+TYPE/NAME may be written instead of TYPE NAME.";
+
+/// Looks at and operates the Keelson agent of this node.
+#[derive(Debug, Parser)]
+#[command(name = "keelson", version, about, after_help = EXIT_CODES, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// Folder with the sockets of the agent
+    #[arg(long, global = true, value_name = "DIR", env = "KEELSON_RUN_DIR", default_value = DEFAULT_RUN_DIR)]
+    pub(crate) run_dir: PathBuf,
+    /// Form of the answer
+    #[arg(short, long, global = true, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
+    /// Namespace of pods and events
+    #[arg(short, long, global = true, value_name = "NAME", default_value = "default")]
+    pub(crate) namespace: String,
+    /// All namespaces
+    #[arg(short = 'A', long, global = true)]
+    pub(crate) all_namespaces: bool,
+    /// How long a service may take to answer, for example 500ms, 5s or 1m
+    #[arg(long, global = true, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
+    pub(crate) request_timeout: Duration,
+    /// No colours (NO_COLOR does the same)
+    #[arg(long, global = true)]
+    pub(crate) no_color: bool,
+}
+
+/// Form of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Aligned columns
+    Table,
+    /// More columns
+    Wide,
+    /// JSON
+    Json,
+    /// YAML
+    Yaml,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Start the agent on this machine
+    Up(UpArgs),
+    /// Show pods, services, the node, events or sources
+    Get(GetArgs),
+    /// Print the log of a container
+    Logs(LogsArgs),
+    /// Show everything about a pod or the node
+    Describe(DescribeArgs),
+    /// Say what a pod waits for, step by step
+    Explain(ExplainArgs),
+    /// Store manifests, so that their pods run here
+    Apply(ApplyArgs),
+    /// Remove pods that were applied, and wait until they are gone
+    Delete(DeleteArgs),
+    /// End every back-off of a pod now
+    Retry(RetryArgs),
+    /// Operate the services of the agent
+    #[command(visible_alias = "service")]
+    Services(ServicesArgs),
+    /// Show the version of this command and of each service
+    Version(VersionArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionsArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpArgs {
+    /// Folder or file with pod manifests that the agent watches [default: /etc/keelson/manifests where it exists]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) manifests: Option<PathBuf>,
+    /// Name of the node [default: the machine's]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node_name: Option<String>,
+    /// Socket of the container runtime
+    #[arg(long, value_name = "ENDPOINT", default_value = "unix:///run/containerd/containerd.sock")]
+    pub(crate) runtime_endpoint: String,
+    /// Folder for pods and volumes [default: the agent's, /var/lib/kubelet]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root_dir: Option<PathBuf>,
+    /// Folder for the agent's own state [default: the agent's, /var/lib/keelson]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Run in the background and return when all services run
+    #[arg(long)]
+    pub(crate) detach: bool,
+    /// With --detach: where the agent's output goes [default: RUN_DIR/keelson.log]
+    #[arg(long, value_name = "FILE", requires = "detach")]
+    pub(crate) log_file: Option<PathBuf>,
+    /// With --detach: how long the services may take to come up
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
+    /// Further arguments for keelson-init, as the kubelet takes them
+    #[arg(last = true, value_name = "INIT_ARGS")]
+    pub(crate) extra: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GetArgs {
+    #[command(subcommand)]
+    pub(crate) what: GetWhat,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GetWhat {
+    /// Pods with their state
+    #[command(visible_aliases = ["pod", "po"])]
+    Pods {
+        /// Names of pods; all of the namespace without any
+        names: Vec<String>,
+    },
+    /// The agent's own services
+    #[command(visible_aliases = ["service", "svc"])]
+    Services {
+        /// Names of services; all without any
+        names: Vec<String>,
+    },
+    /// The node
+    #[command(visible_aliases = ["nodes", "no"])]
+    Node {
+        /// Name of the node; there is only this one
+        name: Option<String>,
+    },
+    /// What has happened lately
+    #[command(visible_aliases = ["event", "ev"])]
+    Events {
+        /// Only events about this object, for example pod/web
+        #[arg(long = "for", value_name = "TYPE/NAME")]
+        about: Option<String>,
+    },
+    /// Where pods come from, and the manifests that are refused
+    #[command(visible_aliases = ["source", "src"])]
+    Sources,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    /// Name of the pod
+    pub(crate) pod: String,
+    /// Container; the first one without it
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) container: Option<String>,
+    /// Go on as lines are written
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// The log of the instance before the present one
+    #[arg(short, long)]
+    pub(crate) previous: bool,
+    /// Only the last lines
+    #[arg(long, value_name = "LINES")]
+    pub(crate) tail: Option<u32>,
+    /// Only lines younger than this, for example 5m
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub(crate) since: Option<Duration>,
+    /// Begin each line with its time
+    #[arg(long)]
+    pub(crate) timestamps: bool,
+    /// At most this many bytes
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) limit_bytes: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DescribeArgs {
+    #[command(subcommand)]
+    pub(crate) what: DescribeWhat,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DescribeWhat {
+    /// A pod: containers, conditions, volumes, events, and what it waits for
+    #[command(visible_aliases = ["pods", "po"])]
+    Pod {
+        /// Names of pods; all of the namespace without any
+        names: Vec<String>,
+    },
+    /// The node: conditions, sizes, pods
+    #[command(visible_aliases = ["nodes", "no"])]
+    Node {
+        /// Name of the node; there is only this one
+        name: Option<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    #[command(subcommand)]
+    pub(crate) what: PodNames,
+}
+
+/// What a command takes that is only about pods.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PodNames {
+    /// Pods by name
+    #[command(visible_aliases = ["pods", "po"])]
+    Pod {
+        /// Names of pods
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ApplyArgs {
+    /// Manifests: a file, a folder, or - for standard input
+    #[arg(short, long = "filename", value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DeleteArgs {
+    #[command(subcommand)]
+    pub(crate) what: Option<PodNames>,
+    /// The pods of these manifests: a file, a folder, or - for standard input
+    #[arg(short, long = "filename", value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Return only when the pods are gone
+    #[arg(long, global = true, value_name = "BOOL", default_value_t = true, action = ArgAction::Set,
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) wait: bool,
+    /// How long to wait at most; without it, for as long as it takes
+    #[arg(long, global = true, value_name = "DURATION", value_parser = parse_duration)]
+    pub(crate) timeout: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RetryArgs {
+    #[command(subcommand)]
+    pub(crate) what: PodNames,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServicesArgs {
+    #[command(subcommand)]
+    pub(crate) what: ServicesWhat,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ServicesWhat {
+    /// End the process of a service and start it again; containers run on
+    Restart {
+        /// Names of services
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VersionArgs {
+    /// Only the version of this command; asks no service
+    #[arg(long)]
+    pub(crate) client: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Turns `get pod/web` into `get pod web`, for every command that takes a type and names.
+pub(crate) fn split_type_and_name(args: Vec<OsString>) -> Vec<OsString> {
+    const VERBS: [&str; 5] = ["get", "describe", "explain", "delete", "retry"];
+    let mut split = Vec::with_capacity(args.len() + 1);
+    let mut after_verb = false;
+    for arg in args {
+        match arg.to_str().and_then(|text| text.split_once('/')) {
+            Some((kind, name)) if after_verb && !kind.is_empty() && !kind.starts_with('-') => {
+                split.extend([kind.into(), name.into()]);
+            }
+            _ => split.push(arg.clone()),
+        }
+        after_verb = arg.to_str().is_some_and(|text| VERBS.contains(&text));
+    }
+    split
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn split(args: &[&str]) -> Vec<String> {
+        split_type_and_name(args.iter().map(OsString::from).collect())
+            .into_iter()
+            .map(|a| a.into_string().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_type_and_a_name_may_be_joined_by_a_slash() {
+        assert_eq!(
+            split(&["keelson", "get", "pod/web", "-o", "json"]),
+            ["keelson", "get", "pod", "web", "-o", "json"]
+        );
+        assert_eq!(split(&["keelson", "delete", "-f", "a/b.yaml"]), ["keelson", "delete", "-f", "a/b.yaml"]);
+        assert_eq!(split(&["keelson", "get", "--run-dir=/x/y"]), ["keelson", "get", "--run-dir=/x/y"]);
+    }
+
+    #[test]
+    fn global_flags_are_taken_on_either_side_of_the_command() {
+        let before = Cli::try_parse_from(["keelson", "-n", "web", "-o", "json", "get", "po"]).unwrap();
+        let after = Cli::try_parse_from(["keelson", "get", "po", "-n", "web", "-o", "json"]).unwrap();
+        for cli in [before, after] {
+            assert_eq!((cli.global.namespace.as_str(), cli.global.output), ("web", Some(Format::Json)));
+        }
+    }
+
+    #[test]
+    fn wait_is_a_switch_with_an_optional_value() {
+        let wait = |args: &[&str]| match Cli::try_parse_from(args).unwrap().command {
+            Command::Delete(delete) => delete.wait,
+            other => panic!("{other:?}"),
+        };
+        assert!(wait(&["keelson", "delete", "pod", "web"]));
+        assert!(wait(&["keelson", "delete", "pod", "web", "--wait"]));
+        assert!(!wait(&["keelson", "delete", "pod", "web", "--wait=false"]));
+        assert!(!wait(&["keelson", "delete", "-f", "x.yaml", "--wait=false"]));
+    }
+}

@@ -1,0 +1,243 @@
+//! `keelson explain pod`.
+
+use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem};
+use keelson_proto::keelson::pod_sync::v1::{ExplainPodResponse, Step};
+use serde_json::{Value, json};
+
+use super::Session;
+use super::get_sources::{meanwhile, place};
+use crate::error::Failure;
+use crate::human;
+use crate::output::{self, Colour};
+use crate::pods::{self, PodEntry, bare_name};
+use crate::table::Table;
+
+/// The owner of a step that only a person can mend.
+const YOU: &str = "you";
+
+/// Explains the named pods.
+pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failure> {
+    let all = pods::list(&session.agent).await?;
+    let mut documents = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        let answer = match pods::find(&all, &session.scope(), name) {
+            Ok(entry) => explain(session, entry).await?,
+            Err(failure @ Failure::NotFound { .. }) => return refused(session, name, failure).await,
+            Err(failure) => return Err(failure),
+        };
+        if output::is_document(session.format()) {
+            documents.push(document(&answer));
+        } else {
+            let gap = if index > 0 { "\n" } else { "" };
+            output::print(&format!("{gap}{}", text(&answer, session.now, session.colour)))?;
+        }
+    }
+    match documents.as_slice() {
+        [] => Ok(()),
+        [one] => output::print_document(session.format(), one),
+        several => output::print_document(session.format(), &json!({"items": several})),
+    }
+}
+
+/// What pod-sync says of the pod, and before it a newer manifest of it that pod-config refuses.
+pub(crate) async fn explain(session: &Session, entry: &PodEntry) -> Result<ExplainPodResponse, Failure> {
+    // Side by side: pod-config adds to the answer but is not needed for it.
+    let (answer, sources) =
+        futures_util::future::join(session.agent.explain(&entry.document.uid), session.agent.sources()).await;
+    let mut answer = answer?;
+    let full = format!("{}/{}", entry.document.namespace, entry.document.name);
+    let problems: Vec<SourceProblem> = sources
+        .into_iter()
+        .flatten()
+        .flat_map(|s| s.problems)
+        .filter(|p| p.kept_pods.contains(&full))
+        .collect();
+    for problem in problems.iter().rev() {
+        answer.steps.insert(0, refusal(problem));
+    }
+    Ok(answer)
+}
+
+fn refusal(problem: &SourceProblem) -> Step {
+    Step {
+        name: "source".into(),
+        state: "failed".into(),
+        subject: String::new(),
+        message: format!("{}: {}; {}", place(problem), problem.message, meanwhile(problem)),
+        owner: YOU.into(),
+        since_unix_nanos: problem.since_unix_nanos,
+        next_retry_unix_nanos: 0,
+    }
+}
+
+/// There is no such pod: shows the manifests that are refused, for it may be in one of them.
+async fn refused(session: &Session, name: &str, failure: Failure) -> Result<(), Failure> {
+    let sources = session.agent.sources().await.unwrap_or_default();
+    let steps = suspects(&sources, bare_name(name));
+    if steps.is_empty() {
+        return Err(failure);
+    }
+    let count = steps.len();
+    let manifests =
+        if count == 1 { "a manifest is refused".into() } else { format!("{count} manifests are refused") };
+    let answer = ExplainPodResponse {
+        pod: Some(keelson_proto::keelson::common::v1::PodRef {
+            uid: String::new(),
+            namespace: session.global.namespace.clone(),
+            name: bare_name(name).to_owned(),
+        }),
+        phase: "Unknown".into(),
+        summary: format!("There is no such pod, but {manifests} that it may stand in."),
+        steps,
+    };
+    if output::is_document(session.format()) {
+        output::print_document(session.format(), &document(&answer))?;
+    } else {
+        output::print(&text(&answer, session.now, session.colour))?;
+    }
+    Err(Failure::NotFound {
+        what: failure.to_string(),
+        hint: "mend the manifest; it is read again at once".into(),
+    })
+}
+
+/// The refused manifests that name the pod; all of them when none does.
+fn suspects(sources: &[Source], name: &str) -> Vec<Step> {
+    let problems: Vec<&SourceProblem> = sources.iter().flat_map(|s| &s.problems).collect();
+    let named: Vec<&SourceProblem> =
+        problems.iter().copied().filter(|p| p.origin.contains(name) || p.message.contains(name)).collect();
+    let chosen = if named.is_empty() { problems } else { named };
+    chosen.into_iter().map(refusal).collect()
+}
+
+/// The steps as a list for people.
+pub(crate) fn text(answer: &ExplainPodResponse, now: i64, colour: Colour) -> String {
+    let pod = answer.pod.clone().unwrap_or_default();
+    let mut text =
+        format!("pod/{} in {} ({}): {}\n\n", pod.name, pod.namespace, answer.phase, answer.summary);
+    let steps: Vec<&Step> = answer.steps.iter().collect();
+    text.push_str(&steps_table(&steps, now, colour, 2));
+    text
+}
+
+/// A table of steps, each behind its mark.
+pub(crate) fn steps_table(steps: &[&Step], now: i64, colour: Colour, indent: usize) -> String {
+    let mut table = Table::new(["", "STEP", "SUBJECT", "STATE", "SINCE", "OWNER", "NEXT RETRY", "MESSAGE"]);
+    for step in steps {
+        let since =
+            if step.since_unix_nanos == 0 { String::new() } else { human::since(step.since_unix_nanos, now) };
+        table.row(vec![
+            mark(&step.state).0.into(),
+            step.name.clone(),
+            step.subject.clone(),
+            step.state.clone(),
+            since,
+            step.owner.clone(),
+            human::until(step.next_retry_unix_nanos, now),
+            step.message.clone(),
+        ]);
+    }
+    let plain = table.render(indent);
+    let mut lines = plain.lines();
+    let mut text = lines.next().map(|header| format!("{header}\n")).unwrap_or_default();
+    for (line, step) in lines.zip(steps) {
+        let (mark, sgr) = mark(&step.state);
+        text.push_str(&line.replacen(mark, &colour.paint(sgr, mark), 1));
+        text.push('\n');
+    }
+    text
+}
+
+/// The mark of a step's state and its colour.
+fn mark(state: &str) -> (&'static str, &'static str) {
+    match state {
+        "done" => ("✓", "32"),
+        "working" => ("▸", "36"),
+        "waiting" => ("…", "33"),
+        "failed" => ("✗", "31"),
+        _ => ("·", "2"),
+    }
+}
+
+fn document(answer: &ExplainPodResponse) -> Value {
+    let pod = answer.pod.clone().unwrap_or_default();
+    let steps: Vec<Value> = answer
+        .steps
+        .iter()
+        .map(|s| {
+            json!({
+                "name": s.name,
+                "state": s.state,
+                "subject": s.subject,
+                "message": s.message,
+                "owner": s.owner,
+                "since": human::rfc3339(s.since_unix_nanos),
+                "next_retry": human::rfc3339(s.next_retry_unix_nanos),
+            })
+        })
+        .collect();
+    json!({
+        "pod": {"uid": pod.uid, "namespace": pod.namespace, "name": pod.name},
+        "phase": answer.phase,
+        "summary": answer.summary,
+        "steps": steps,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(name: &str, state: &str, owner: &str) -> Step {
+        Step { name: name.into(), state: state.into(), owner: owner.into(), ..Step::default() }
+    }
+
+    #[test]
+    fn each_step_stands_behind_its_mark() {
+        let answer = ExplainPodResponse {
+            pod: Some(keelson_proto::keelson::common::v1::PodRef {
+                uid: "u1".into(),
+                namespace: "default".into(),
+                name: "web-edge".into(),
+            }),
+            phase: "Pending".into(),
+            summary: "Waits for the image.".into(),
+            steps: vec![
+                step("source", "done", "pod-config"),
+                Step {
+                    subject: "app".into(),
+                    message: "no such\nimage".into(),
+                    since_unix_nanos: 10 * human::SECOND,
+                    next_retry_unix_nanos: 32 * human::SECOND,
+                    ..step("image", "waiting", "runtime-shim")
+                },
+                step("container", "not reached", "pod-sync"),
+            ],
+        };
+        assert_eq!(
+            text(&answer, 20 * human::SECOND, Colour::for_stdout(true)),
+            "pod/web-edge in default (Pending): Waits for the image.\n\n\
+             \u{20}     STEP        SUBJECT   STATE         SINCE   OWNER          NEXT RETRY   MESSAGE\n\
+             \u{20} ✓   source                done                  pod-config\n\
+             \u{20} …   image       app       waiting       10s     runtime-shim   in 12s       no such image\n\
+             \u{20} ·   container             not reached           pod-sync\n"
+        );
+    }
+
+    #[test]
+    fn only_the_manifests_that_name_the_pod_are_suspected_if_any_does() {
+        let problem = |origin: &str| SourceProblem {
+            origin: origin.into(),
+            line: 3,
+            message: "bad".into(),
+            ..SourceProblem::default()
+        };
+        let sources = [Source {
+            problems: vec![problem("/m/web.yaml"), problem("/m/other.yaml")],
+            ..Source::default()
+        }];
+        let messages = |name| suspects(&sources, name).into_iter().map(|s| s.message).collect::<Vec<_>>();
+        assert_eq!(messages("web"), ["/m/web.yaml:3: bad; nothing of it runs"]);
+        assert_eq!(messages("db").len(), 2);
+    }
+}

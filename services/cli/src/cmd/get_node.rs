@@ -1,0 +1,118 @@
+//! `keelson get node`.
+
+use keelson_kube_model::Node;
+
+use super::Session;
+use crate::error::Failure;
+use crate::human;
+use crate::output;
+use crate::table::Table;
+
+/// Shows the node.
+pub(crate) async fn run(session: &Session, name: Option<&str>) -> Result<(), Failure> {
+    let json = session.agent.node().await?;
+    check_name(&json, name)?;
+    if output::is_document(session.format()) {
+        return output::print_document(session.format(), &json);
+    }
+    let node = read(json)?;
+    let mut header = vec!["NAME", "STATUS", "ROLES", "AGE", "VERSION"];
+    if session.is_wide() {
+        header.extend(["INTERNAL-IP", "OS-IMAGE", "KERNEL-VERSION", "CONTAINER-RUNTIME"]);
+    }
+    let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
+    let created = human::nanos_of(node.metadata.creation_timestamp.as_deref());
+    let info = &node.status.node_info;
+    let mut cells = vec![
+        node.metadata.name.clone(),
+        status(&node),
+        roles(&node),
+        human::since(created, session.now),
+        or_none(&info.kubelet_version),
+    ];
+    if session.is_wide() {
+        let ip = node.status.addresses.iter().find(|a| a.type_ == "InternalIP");
+        cells.push(or_none(ip.map_or("", |a| a.address.as_str())));
+        cells.push(or_none(&info.os_image));
+        cells.push(or_none(&info.kernel_version));
+        cells.push(or_none(&info.container_runtime_version));
+    }
+    table.row(cells);
+    output::print(&table.render(0))
+}
+
+/// Refuses the name of another node.
+pub(crate) fn check_name(node: &serde_json::Value, name: Option<&str>) -> Result<(), Failure> {
+    let own = node["metadata"]["name"].as_str().unwrap_or_default();
+    match name {
+        Some(name) if name != own => Err(Failure::NotFound {
+            what: format!("there is no node {name:?} here"),
+            hint: format!("this agent's node is {own:?}"),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The Node with its fields.
+pub(crate) fn read(json: serde_json::Value) -> Result<Node, Failure> {
+    serde_json::from_value(json).map_err(|e| Failure::Answer {
+        message: format!("node-status sent a document that is no Node: {e}"),
+        hint: Some("-o json shows it as it is".into()),
+    })
+}
+
+/// `Ready`, `NotReady` or `Unknown`, and whether the node takes pods.
+pub(crate) fn status(node: &Node) -> String {
+    let ready = node.status.conditions.iter().find(|c| c.type_ == "Ready");
+    let mut text = match ready.map(|c| c.status.as_str()) {
+        Some("True") => "Ready".to_owned(),
+        Some(_) => "NotReady".to_owned(),
+        None => "Unknown".to_owned(),
+    };
+    if node.spec.unschedulable == Some(true) {
+        text.push_str(",SchedulingDisabled");
+    }
+    text
+}
+
+/// The roles of the labels.
+pub(crate) fn roles(node: &Node) -> String {
+    let roles: Vec<&str> = node
+        .metadata
+        .labels
+        .iter()
+        .filter_map(|(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
+            Some(role) => Some(role),
+            None if key == "kubernetes.io/role" => Some(value.as_str()),
+            None => None,
+        })
+        .filter(|role| !role.is_empty())
+        .collect();
+    or_none(&roles.join(","))
+}
+
+fn or_none(text: &str) -> String {
+    if text.is_empty() { "<none>".into() } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_node_is_ready_only_when_it_says_so() {
+        let with = |conditions: serde_json::Value, off: bool| {
+            status(
+                &read(json!({"spec": {"unschedulable": off}, "status": {"conditions": conditions}})).unwrap(),
+            )
+        };
+        assert_eq!(with(json!([{"type": "Ready", "status": "True"}]), false), "Ready");
+        assert_eq!(
+            with(json!([{"type": "Ready", "status": "Unknown"}]), true),
+            "NotReady,SchedulingDisabled"
+        );
+        assert_eq!(with(json!([]), false), "Unknown");
+    }
+}

@@ -1,0 +1,87 @@
+//! `keelson get sources`.
+
+use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem};
+use serde_json::{Value, json};
+
+use super::Session;
+use crate::error::Failure;
+use crate::human;
+use crate::output;
+use crate::table::{Table, printable};
+
+/// Shows where pods come from and what is refused.
+pub(crate) async fn run(session: &Session) -> Result<(), Failure> {
+    let sources = session.agent.sources().await?;
+    if output::is_document(session.format()) {
+        let items: Vec<Value> = sources.iter().map(document).collect();
+        return output::print_document(session.format(), &json!({"items": items}));
+    }
+    if sources.is_empty() {
+        output::notice("No source of pods is configured.");
+        return Ok(());
+    }
+    let mut table = Table::new(["NAME", "READY", "PODS", "PROBLEMS", "LOCATION"]);
+    for source in &sources {
+        table.row(vec![
+            source.name.clone(),
+            source.ready.to_string(),
+            source.pods.to_string(),
+            source.problems.len().to_string(),
+            source.location.clone(),
+        ]);
+    }
+    let mut text = table.render(0);
+    let problems = sources.iter().flat_map(|s| &s.problems);
+    for problem in problems {
+        text.push_str(&format!(
+            "\n{}: {}\n  for {}; {}\n",
+            place(problem),
+            printable(&problem.message),
+            human::since(problem.since_unix_nanos, session.now),
+            meanwhile(problem)
+        ));
+    }
+    output::print(&text)
+}
+
+/// `file:line:column`, as far as known.
+pub(crate) fn place(problem: &SourceProblem) -> String {
+    match (problem.line, problem.column) {
+        (0, _) => problem.origin.clone(),
+        (line, 0) => format!("{}:{line}", problem.origin),
+        (line, column) => format!("{}:{line}:{column}", problem.origin),
+    }
+}
+
+/// What goes on although the manifest is refused.
+pub(crate) fn meanwhile(problem: &SourceProblem) -> String {
+    if problem.kept_pods.is_empty() {
+        "nothing of it runs".into()
+    } else {
+        format!("the last good version goes on: {}", problem.kept_pods.join(", "))
+    }
+}
+
+fn document(source: &Source) -> Value {
+    let problems: Vec<Value> = source
+        .problems
+        .iter()
+        .map(|p| {
+            json!({
+                "origin": p.origin,
+                "line": (p.line != 0).then_some(p.line),
+                "column": (p.column != 0).then_some(p.column),
+                "message": p.message,
+                "since": human::rfc3339(p.since_unix_nanos),
+                "kept_pods": p.kept_pods,
+            })
+        })
+        .collect();
+    json!({
+        "name": source.name,
+        "location": source.location,
+        "ready": source.ready,
+        "pods": source.pods,
+        "problems": problems,
+    })
+}

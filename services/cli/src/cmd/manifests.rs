@@ -1,0 +1,205 @@
+//! Files of manifests that a person names.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::Failure;
+
+/// The most that pod-config takes at once.
+const MAX_BYTES: u64 = 10 * 1024 * 1024;
+const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// A file of manifests.
+#[derive(Debug)]
+pub(crate) struct ManifestFile {
+    /// The path as given; `standard input` for `-`.
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// An object by name, as a manifest writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamedObject {
+    pub(crate) kind: ObjectKind,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+/// The kinds that pod-config stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+pub(crate) enum ObjectKind {
+    Pod,
+    ConfigMap,
+    Secret,
+}
+
+impl ObjectKind {
+    /// The name of the kind.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Pod => "Pod",
+            Self::ConfigMap => "ConfigMap",
+            Self::Secret => "Secret",
+        }
+    }
+
+    /// `configmap/settings`.
+    pub(crate) fn label(self, name: &str) -> String {
+        format!("{}/{name}", self.as_str().to_lowercase())
+    }
+}
+
+/// The files that the arguments mean, folders opened, in order.
+///
+/// # Errors
+/// An argument does not exist or names a folder without manifests.
+pub(crate) fn paths(arguments: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    let mut paths = Vec::new();
+    for argument in arguments {
+        if argument.as_os_str() != "-" && argument.is_dir() {
+            paths.extend(in_folder(argument)?);
+        } else {
+            paths.push(argument.clone());
+        }
+    }
+    Ok(paths)
+}
+
+fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let fail = |source| Failure::Read { path: folder.to_owned(), source };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(fail)? {
+        let path = entry.map_err(fail)?.path();
+        let hidden = path.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
+        let manifest = path.extension().and_then(|e| e.to_str()).is_some_and(|e| EXTENSIONS.contains(&e));
+        if manifest && !hidden && path.is_file() {
+            found.push(path);
+        }
+    }
+    if found.is_empty() {
+        return Err(Failure::Manifest {
+            path: folder.to_owned(),
+            reason: "no *.yaml, *.yml or *.json in this folder".into(),
+        });
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Reads a file, or standard input for `-`.
+///
+/// # Errors
+/// It cannot be read or is larger than pod-config takes.
+pub(crate) fn read(path: &Path) -> Result<ManifestFile, Failure> {
+    let mut bytes = Vec::new();
+    let limit = MAX_BYTES + 1;
+    let (path, read) = if path.as_os_str() == "-" {
+        (PathBuf::from("standard input"), io::stdin().lock().take(limit).read_to_end(&mut bytes))
+    } else {
+        (path.to_owned(), fs::File::open(path).and_then(|f| f.take(limit).read_to_end(&mut bytes)))
+    };
+    if let Err(source) = read {
+        return Err(Failure::Read { path, source });
+    }
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(Failure::Manifest {
+            path,
+            reason: "larger than 10 MiB, the most that is taken at once".into(),
+        });
+    }
+    Ok(ManifestFile { path, bytes })
+}
+
+/// The pods, Secrets and ConfigMaps that the documents of a file name, pods first.
+///
+/// # Errors
+/// It is no YAML or JSON, or names none.
+pub(crate) fn objects(file: &ManifestFile) -> Result<Vec<NamedObject>, Failure> {
+    let wrong = |reason: String| Failure::Manifest { path: file.path.clone(), reason };
+    let text = std::str::from_utf8(&file.bytes).map_err(|e| wrong(format!("not UTF-8: {e}")))?;
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text)
+        .map_err(|e| wrong(e.to_string().lines().next().unwrap_or("neither YAML nor JSON").to_owned()))?;
+    let mut objects = Vec::new();
+    for document in &documents {
+        collect(document, &mut objects);
+    }
+    if objects.is_empty() {
+        return Err(wrong("no Pod, Secret or ConfigMap in this manifest".into()));
+    }
+    objects.sort_by_key(|object| object.kind);
+    Ok(objects)
+}
+
+fn collect(document: &Value, objects: &mut Vec<NamedObject>) {
+    let kind = match document["kind"].as_str() {
+        Some("Pod") | None => ObjectKind::Pod,
+        Some("ConfigMap") => ObjectKind::ConfigMap,
+        Some("Secret") => ObjectKind::Secret,
+        Some("List" | "PodList") => {
+            for item in document["items"].as_array().into_iter().flatten() {
+                collect(item, objects);
+            }
+            return;
+        }
+        Some(_) => return,
+    };
+    if let Some(name) = document["metadata"]["name"].as_str() {
+        let namespace =
+            document["metadata"]["namespace"].as_str().filter(|n| !n.is_empty()).unwrap_or("default");
+        objects.push(NamedObject { kind, namespace: namespace.into(), name: name.into() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(text: &str) -> Result<Vec<String>, String> {
+        let file = ManifestFile { path: "x.yaml".into(), bytes: text.as_bytes().to_vec() };
+        objects(&file)
+            .map(|list| {
+                list.iter().map(|o| format!("{} in {}", o.kind.label(&o.name), o.namespace)).collect()
+            })
+            .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn objects_are_found_in_documents_and_lists_and_pods_come_first() {
+        let yaml = "kind: ConfigMap\nmetadata: {name: c}\n---\nkind: Pod\nmetadata: {name: a}\n---\n\
+                    kind: Service\nmetadata: {name: s}\n---\n\
+                    kind: PodList\nitems:\n- metadata: {name: b, namespace: web}\n";
+        assert_eq!(names(yaml).unwrap(), ["pod/a in default", "pod/b in web", "configmap/c in default"]);
+        assert_eq!(names(r#"{"kind": "Pod", "metadata": {"name": "j"}}"#).unwrap(), ["pod/j in default"]);
+    }
+
+    #[test]
+    fn a_file_without_an_object_is_named() {
+        assert_eq!(
+            names("kind: Service\n").unwrap_err(),
+            "x.yaml: no Pod, Secret or ConfigMap in this manifest"
+        );
+        assert!(names("a: [").unwrap_err().starts_with("x.yaml: "));
+    }
+
+    #[test]
+    fn a_folder_means_its_manifests_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["b.yaml", "a.json", ".hidden.yaml", "notes.txt"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        let found = paths(&[dir.path().to_owned(), "-".into()]).unwrap();
+        let names: Vec<_> = found.iter().map(|p| p.file_name().unwrap().to_str().unwrap()).collect();
+        assert_eq!(names, ["a.json", "b.yaml", "-"]);
+    }
+
+    #[test]
+    fn a_huge_file_is_refused_here() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("huge.yaml");
+        fs::File::create(&path).unwrap().set_len(11 << 20).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("larger than 10 MiB"));
+    }
+}

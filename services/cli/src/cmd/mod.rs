@@ -1,0 +1,123 @@
+//! One module per command.
+
+mod apply;
+mod completions;
+mod delete;
+mod describe_node;
+mod describe_pod;
+mod explain;
+mod get_events;
+mod get_node;
+mod get_pods;
+mod get_services;
+pub(crate) mod get_sources;
+mod logs;
+mod manifests;
+mod retry;
+mod services;
+mod up;
+mod version;
+
+use crate::agent::Agent;
+use crate::args::{Cli, Command, DescribeWhat, Format, GetWhat, Global, PodNames, ServicesWhat};
+use crate::error::Failure;
+use crate::output::Colour;
+use crate::pods::Scope;
+
+/// What every command gets: the agent and the global flags.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) agent: Agent,
+    pub(crate) global: Global,
+    /// For standard output.
+    pub(crate) colour: Colour,
+    /// Nanoseconds since the epoch when the command began.
+    pub(crate) now: i64,
+}
+
+impl Session {
+    /// The pods that the namespace flags name.
+    pub(crate) fn scope(&self) -> Scope {
+        let namespace = (!self.global.all_namespaces).then(|| self.global.namespace.clone());
+        Scope { namespace }
+    }
+
+    /// The form of the answer.
+    pub(crate) fn format(&self) -> Option<Format> {
+        self.global.output
+    }
+
+    fn is_wide(&self) -> bool {
+        self.global.output == Some(Format::Wide)
+    }
+
+    fn without_format(&self, command: &str, instead: &str) -> Result<(), Failure> {
+        if self.global.output.is_none() {
+            return Ok(());
+        }
+        Err(Failure::Usage {
+            message: format!("`keelson {command}` has no --output"),
+            hint: instead.to_owned(),
+        })
+    }
+}
+
+/// Carries out the command.
+pub(crate) async fn dispatch(cli: Cli) -> Result<(), Failure> {
+    let session = Session {
+        agent: Agent::new(cli.global.run_dir.clone(), cli.global.request_timeout),
+        colour: Colour::for_stdout(cli.global.no_color),
+        now: keelson_service_kit::now_unix_nanos(),
+        global: cli.global,
+    };
+    let plain = "leave -o out";
+    match cli.command {
+        Command::Up(args) => {
+            session.without_format("up", plain)?;
+            up::run(&session, &args).await
+        }
+        Command::Get(args) => get(&session, args.what).await,
+        Command::Logs(args) => {
+            session.without_format("logs", plain)?;
+            logs::run(&session, &args).await
+        }
+        Command::Describe(args) => {
+            session.without_format("describe", "`keelson get … -o json` gives the object")?;
+            match args.what {
+                DescribeWhat::Pod { names } => describe_pod::run(&session, &names).await,
+                DescribeWhat::Node { name } => describe_node::run(&session, name.as_deref()).await,
+            }
+        }
+        Command::Explain(args) => {
+            let PodNames::Pod { names } = args.what;
+            explain::run(&session, &names).await
+        }
+        Command::Apply(args) => apply::run(&session, &args.files).await,
+        Command::Delete(args) => {
+            session.without_format("delete", plain)?;
+            delete::run(&session, &args).await
+        }
+        Command::Retry(args) => {
+            session.without_format("retry", plain)?;
+            let PodNames::Pod { names } = args.what;
+            retry::run(&session, &names).await
+        }
+        Command::Services(args) => {
+            session.without_format("services restart", "`keelson get services -o json` gives the state")?;
+            let ServicesWhat::Restart { names } = args.what;
+            services::restart(&session, &names).await
+        }
+        Command::Version(args) => version::run(&session, args.client).await,
+        Command::Completions(args) => completions::run(args.shell),
+    }
+}
+
+async fn get(session: &Session, what: GetWhat) -> Result<(), Failure> {
+    match what {
+        GetWhat::Pods { names } => get_pods::run(session, &names).await,
+        GetWhat::Services { names } => get_services::run(session, &names).await,
+        GetWhat::Node { name } => get_node::run(session, name.as_deref()).await,
+        GetWhat::Events { about } => get_events::run(session, about.as_deref()).await,
+        GetWhat::Sources => get_sources::run(session).await,
+    }
+}

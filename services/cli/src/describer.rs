@@ -1,0 +1,90 @@
+//! The text of `describe`: indented blocks of aligned `Key: value` lines.
+
+use crate::table::printable;
+
+/// Builds the text of one object.
+#[derive(Debug, Default)]
+pub(crate) struct Describer {
+    text: String,
+}
+
+impl Describer {
+    /// A line of its own.
+    pub(crate) fn line(&mut self, indent: usize, text: &str) {
+        self.text.push_str(format!("{}{}", " ".repeat(indent), printable(text)).trim_end());
+        self.text.push('\n');
+    }
+
+    /// Text that is laid out already.
+    pub(crate) fn raw(&mut self, text: &str) {
+        self.text.push_str(text);
+    }
+
+    /// Keys and values, the values below each other; a value of several lines stays in its column.
+    pub(crate) fn pairs(&mut self, indent: usize, pairs: &[(&str, String)]) {
+        let width = pairs.iter().map(|(key, _)| key.chars().count()).max().unwrap_or(0) + 1;
+        for (key, value) in pairs {
+            let mut head = format!("{key}:");
+            for part in value.split('\n') {
+                self.line(indent, &format!("{head:<width$}  {}", printable(part)));
+                head.clear();
+            }
+        }
+    }
+
+    /// A heading with a list below it, or `<none>` beside it.
+    pub(crate) fn list(&mut self, indent: usize, heading: &str, lines: &[String]) {
+        if lines.is_empty() {
+            self.line(indent, &format!("{heading}:  <none>"));
+            return;
+        }
+        self.line(indent, &format!("{heading}:"));
+        for line in lines {
+            self.line(indent + 2, line);
+        }
+    }
+
+    /// A heading with a table or other laid out text below it, or `<none>` beside it.
+    pub(crate) fn block(&mut self, heading: &str, text: Option<&str>) {
+        match text {
+            Some(text) => {
+                self.line(0, &format!("{heading}:"));
+                self.raw(text);
+            }
+            None => self.line(0, &format!("{heading}:  <none>")),
+        }
+    }
+
+    /// The whole text.
+    pub(crate) fn finish(self) -> String {
+        self.text
+    }
+}
+
+/// `<none>` for an empty text.
+pub(crate) fn or_none(text: &str) -> String {
+    if text.is_empty() { "<none>".into() } else { text.to_owned() }
+}
+
+/// One `key=value` per line, `<none>` without any.
+pub(crate) fn map_lines<'a>(map: impl IntoIterator<Item = (&'a String, &'a String)>, sign: &str) -> String {
+    let lines: Vec<String> = map.into_iter().map(|(key, value)| format!("{key}{sign}{value}")).collect();
+    or_none(&lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_stand_in_one_column() {
+        let mut describer = Describer::default();
+        describer.pairs(2, &[("Name", "web".into()), ("Start Time", "a\nb".into()), ("IP", String::new())]);
+        describer.list(0, "Command", &["sh".into(), "-c".into()]);
+        describer.list(0, "Args", &[]);
+        assert_eq!(
+            describer.finish(),
+            "  Name:        web\n  Start Time:  a\n               b\n  IP:\nCommand:\n  sh\n  -c\nArgs:  <none>\n"
+        );
+    }
+}

@@ -1,0 +1,107 @@
+//! Standard output and standard error.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::args::Format;
+use crate::error::Failure;
+
+/// Writes `text` to standard output at once.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    print_bytes(text.as_bytes())
+}
+
+/// Writes bytes as they are to standard output, at once.
+pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(|source| {
+        if source.kind() == io::ErrorKind::BrokenPipe {
+            Failure::BrokenPipe
+        } else {
+            Failure::Output { source }
+        }
+    })
+}
+
+/// A line for the person on standard error, where it disturbs no parser.
+pub(crate) fn notice(text: &str) {
+    // Nobody is left to be told when standard error is closed.
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Whether the format is for programs.
+pub(crate) fn is_document(format: Option<Format>) -> bool {
+    matches!(format, Some(Format::Json | Format::Yaml))
+}
+
+/// Prints `document` as YAML or, for every other format, as JSON.
+pub(crate) fn print_document<T: Serialize>(format: Option<Format>, document: &T) -> Result<(), Failure> {
+    let text = if format == Some(Format::Yaml) { yaml(document)? } else { json(document)? };
+    print(&text)
+}
+
+/// Indented JSON with a line break at its end.
+pub(crate) fn json<T: Serialize>(document: &T) -> Result<String, Failure> {
+    let mut out = Vec::new();
+    let formatter = serde_json::ser::PrettyFormatter::with_indent(b"    ");
+    let mut serializer = serde_json::Serializer::with_formatter(&mut out, formatter);
+    document.serialize(&mut serializer).map_err(|e| Failure::Encode { reason: e.to_string() })?;
+    out.push(b'\n');
+    String::from_utf8(out).map_err(|e| Failure::Encode { reason: e.to_string() })
+}
+
+/// Block-style YAML; long lines stay whole.
+pub(crate) fn yaml<T: Serialize>(document: &T) -> Result<String, Failure> {
+    let options = serde_saphyr::ser_options! { folded_wrap_chars: 1 << 20 };
+    let value: Value =
+        serde_json::to_value(document).map_err(|e| Failure::Encode { reason: e.to_string() })?;
+    serde_saphyr::to_string_with_options(&value, options)
+        .map_err(|e| Failure::Encode { reason: e.to_string() })
+}
+
+/// Whether to colour a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Colour(bool);
+
+impl Colour {
+    /// For standard error: a terminal, and nobody asked for plain text.
+    pub(crate) fn for_stderr(no_color: bool) -> Self {
+        Self(wanted(no_color) && io::stderr().is_terminal())
+    }
+
+    /// For standard output: a terminal, and nobody asked for plain text.
+    pub(crate) fn for_stdout(no_color: bool) -> Self {
+        Self(wanted(no_color) && io::stdout().is_terminal())
+    }
+
+    /// `text` in the colour of an SGR code, or as it is.
+    pub(crate) fn paint(self, sgr: &str, text: &str) -> String {
+        if self.0 && !text.is_empty() { format!("\u{1b}[{sgr}m{text}\u{1b}[0m") } else { text.to_owned() }
+    }
+}
+
+fn wanted(no_color: bool) -> bool {
+    !no_color && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yaml_says_the_same_as_json() {
+        let document = serde_json::json!({
+            "apiVersion": "v1",
+            "metadata": {"labels": {"version": "1.10", "on": "yes", "empty": ""}, "annotations": {}},
+            "spec": {"containers": [{"command": ["sh", "-c", "a\n  b: c\n\n"], "args": ["- x", "#", "~", "null", "0x1f"]}]},
+            "long": "word ".repeat(60),
+            "count": 3, "ready": true, "nothing": null,
+        });
+        let text = yaml(&document).unwrap();
+        let back: Value = serde_saphyr::from_str(&text).unwrap();
+        assert_eq!(back, document, "{text}");
+        assert!(text.starts_with("apiVersion: v1\n"), "{text}");
+    }
+}

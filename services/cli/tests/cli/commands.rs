@@ -1,0 +1,452 @@
+//! Each command where everything is well.
+
+use std::io::Write as _;
+use std::process::Stdio;
+
+use keelson_config::ServiceName;
+use keelson_proto::keelson::admin::v1::GetProgressResponse;
+use keelson_proto::keelson::common::v1::PodRef;
+use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem};
+use keelson_proto::keelson::pod_sync::v1::{ExplainPodResponse, Step};
+use keelson_service_kit::ObjectRef;
+use serde_json::json;
+
+use crate::fake::{Fake, World};
+use crate::{SECOND, Said, command, keelson, now, world};
+
+#[test]
+fn pods_of_the_namespace_are_a_table() {
+    let fake = Fake::start(world());
+    assert_eq!(
+        keelson(&fake.run_dir, &["get", "pods"]).ok(),
+        "NAME       READY   STATUS     RESTARTS   AGE\n\
+         db-edge    0/1     Init:0/1   0          <unknown>\n\
+         web-edge   2/2     Running    1          <unknown>\n"
+    );
+    assert_eq!(
+        keelson(&fake.run_dir, &["get", "po", "web", "-o", "wide"]).ok(),
+        "NAME       READY   STATUS    RESTARTS   AGE         IP          NODE   SOURCE\n\
+         web-edge   2/2     Running   1          <unknown>   10.88.0.4   edge   file\n"
+    );
+    let all = keelson(&fake.run_dir, &["get", "pods", "-A"]).ok();
+    assert!(all.starts_with("NAMESPACE   NAME"), "{all}");
+    assert!(all.contains("system      dns-edge   2/2"), "{all}");
+}
+
+#[test]
+fn pods_as_json_are_a_pod_list_with_the_documents_as_they_are() {
+    let fake = Fake::start(world());
+    let list = keelson(&fake.run_dir, &["get", "pods", "-o", "json"]).json();
+    assert_eq!(
+        (&list["apiVersion"], &list["kind"], &list["metadata"]),
+        (&json!("v1"), &json!("PodList"), &json!({}))
+    );
+    assert_eq!(list["items"].as_array().unwrap().len(), 2);
+    let one = keelson(&fake.run_dir, &["get", "pod/web", "-o", "json"]).json();
+    assert_eq!(one["kind"], "Pod");
+    assert_eq!(one, serde_json::from_slice::<serde_json::Value>(&fake.world.pods[0].pod_json).unwrap());
+    assert_eq!(one["spec"]["fromTheFuture"], json!({"z": 1, "a": [2]}));
+    let two = keelson(&fake.run_dir, &["get", "pods", "web", "db-edge", "-o", "json"]).json();
+    assert_eq!(two["items"][0]["metadata"]["name"], "web-edge");
+}
+
+#[test]
+fn yaml_carries_the_same_as_json() {
+    let fake = Fake::start(world());
+    let yaml = keelson(&fake.run_dir, &["get", "pods", "-A", "-o", "yaml"]).ok();
+    let from_yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
+    assert_eq!(from_yaml, keelson(&fake.run_dir, &["get", "pods", "-A", "-o", "json"]).json());
+}
+
+#[test]
+fn no_pods_is_a_notice_and_an_empty_list() {
+    let fake = Fake::start(world());
+    let said = keelson(&fake.run_dir, &["get", "pods", "-n", "other"]);
+    assert_eq!((said.code, said.out.as_str()), (Some(0), ""));
+    assert_eq!(said.err, "No pods found in namespace other; -A shows 3 in other namespaces.\n");
+    let list = keelson(&fake.run_dir, &["get", "pods", "-n", "other", "-o", "json"]).json();
+    assert_eq!(list["items"], json!([]));
+}
+
+#[test]
+fn services_are_shown_as_init_tells_them() {
+    let fake = Fake::start(world());
+    assert_eq!(
+        keelson(&fake.run_dir, &["get", "services"]).ok(),
+        "NAME       STATE         PID    RESTARTS   MEMORY   AGE   MESSAGE\n\
+         pod-sync   running       4242   2          5.2Mi    30m\n\
+         node-api   backing-off   -      5          -        -     ended with exit code 70\n"
+    );
+    let list = keelson(&fake.run_dir, &["get", "svc", "-o", "json"]).json();
+    assert_eq!(list.as_object().unwrap().keys().collect::<Vec<_>>(), ["items"]);
+    let item = &list["items"][0];
+    assert_eq!(
+        (&item["name"], &item["pid"], &item["state"]),
+        (&json!("pod-sync"), &json!(4242), &json!("running"))
+    );
+    assert_eq!((&item["restarts"], &item["pss_kib"]), (&json!(2), &json!(5427)));
+    let one = keelson(&fake.run_dir, &["get", "services", "node-api", "-o", "json"]).json();
+    assert_eq!(one["items"].as_array().unwrap().len(), 1);
+    assert!(one["items"][0]["pid"].is_null());
+}
+
+#[test]
+fn without_init_each_service_is_asked_itself() {
+    let services: Vec<ServiceName> =
+        ServiceName::supervised().filter(|s| *s != ServiceName::NodeApi).collect();
+    let world = World {
+        progress: GetProgressResponse { started_unix_nanos: now(), ..Default::default() },
+        ..world()
+    };
+    let fake = Fake::start_some(world, &services, &Default::default());
+    let said = keelson(&fake.run_dir, &["get", "services", "-o", "json"]);
+    assert!(said.err.contains("init is not running") && said.err.contains("not known"), "{}", said.err);
+    let list = said.json();
+    let find =
+        |name: &str| list["items"].as_array().unwrap().iter().find(|i| i["name"] == name).unwrap().clone();
+    let (running, stopped) = (find("pod-sync"), find("node-api"));
+    assert_eq!(running["state"], "running");
+    assert!(running["pid"].is_null() && running["pss_kib"].is_null() && running["restarts"].is_null());
+    assert_eq!(stopped["state"], "stopped");
+    assert!(stopped["message"].as_str().unwrap().contains("node-api.sock"), "{stopped}");
+}
+
+#[test]
+fn the_node_is_shown_and_is_the_object_as_json() {
+    let fake = Fake::start(world());
+    assert_eq!(
+        keelson(&fake.run_dir, &["get", "node"]).ok(),
+        "NAME   STATUS   ROLES    AGE         VERSION\nedge   Ready    <none>   <unknown>   v1.36.0+keelson\n"
+    );
+    let node = keelson(&fake.run_dir, &["get", "nodes", "edge", "-o", "json"]).json();
+    assert_eq!((&node["kind"], &node["metadata"]["name"]), (&json!("Node"), &json!("edge")));
+    assert!(keelson(&fake.run_dir, &["get", "node", "other"]).failed(1).1.contains("\"edge\""));
+}
+
+fn world_with_events() -> World {
+    let world = world();
+    let web = ObjectRef::pod("default", "web-edge", "u1").container("containers", "app");
+    world.events.normal(web.clone(), "Pulled", "image there");
+    for _ in 0..3 {
+        world.events.warning(web.clone(), "BackOff", "waits\nlonger");
+    }
+    world.events.normal(ObjectRef::pod("system", "dns-edge", "u3"), "Started", "runs");
+    world.events.warning(ObjectRef::node("edge"), "NodeNotReady", "no runtime");
+    world
+}
+
+#[test]
+fn events_of_all_services_are_one_table() {
+    let fake = Fake::start(world_with_events());
+    let table = keelson(&fake.run_dir, &["get", "events"]).ok();
+    // The first column is the age, which depends on how fast the test runs.
+    let table: Vec<&str> = table.lines().map(|line| &line["LAST SEEN   ".len()..]).collect();
+    assert_eq!(
+        table,
+        [
+            "TYPE      REASON         OBJECT         COUNT   MESSAGE",
+            "Normal    Pulled         pod/web-edge   1       image there",
+            "Warning   BackOff        pod/web-edge   3       waits longer",
+            "Warning   NodeNotReady   node/edge      1       no runtime",
+        ]
+    );
+    let about = keelson(&fake.run_dir, &["get", "events", "--for", "pod/web"]).ok();
+    assert_eq!(about.lines().count(), 3, "{about}");
+    let node = keelson(&fake.run_dir, &["get", "ev", "--for", "node/edge", "-o", "wide"]).ok();
+    assert!(node.lines().nth(1).unwrap().contains("pod-sync"), "{node}");
+    assert!(keelson(&fake.run_dir, &["get", "events", "-n", "system"]).ok().contains("dns-edge"));
+}
+
+#[test]
+fn events_as_json_are_an_event_list() {
+    let fake = Fake::start(world_with_events());
+    let list = keelson(&fake.run_dir, &["get", "events", "-A", "-o", "json"]).json();
+    assert_eq!((&list["apiVersion"], &list["kind"]), (&json!("v1"), &json!("EventList")));
+    let event = &list["items"][1];
+    assert_eq!(
+        (&event["kind"], &event["reason"], &event["count"]),
+        (&json!("Event"), &json!("BackOff"), &json!(3))
+    );
+    assert_eq!(
+        event["involvedObject"],
+        json!({"apiVersion": "v1", "kind": "Pod", "name": "web-edge", "uid": "u1", "namespace": "default",
+               "fieldPath": "spec.containers{app}"})
+    );
+    assert!(event["firstTimestamp"].as_str().unwrap().ends_with('Z'));
+    assert_eq!(list["items"].as_array().unwrap().len(), 4);
+}
+
+fn world_with_a_refused_manifest() -> World {
+    let problem = SourceProblem {
+        origin: "/m/web.yaml".into(),
+        line: 7,
+        column: 3,
+        message: "spec.containers[0].image: Required value".into(),
+        since_unix_nanos: now() - (30 * 60 + 5) * SECOND,
+        kept_pods: vec!["default/web-edge".into()],
+    };
+    let source =
+        Source { name: "file".into(), location: "/m".into(), ready: true, pods: 2, problems: vec![problem] };
+    World { sources: vec![source], explanation: explanation(), ..world_with_events() }
+}
+
+fn explanation() -> ExplainPodResponse {
+    let step = |name: &str, state: &str, owner: &str| Step {
+        name: name.into(),
+        state: state.into(),
+        owner: owner.into(),
+        ..Step::default()
+    };
+    ExplainPodResponse {
+        pod: Some(PodRef { uid: "u1".into(), namespace: "default".into(), name: "web-edge".into() }),
+        phase: "Pending".into(),
+        summary: "Waits for the image busybox.".into(),
+        steps: vec![
+            step("admission", "done", "resource-manager"),
+            Step {
+                subject: "app".into(),
+                message: "ErrImagePull: no such host".into(),
+                since_unix_nanos: now() - (30 * 60 + 5) * SECOND,
+                next_retry_unix_nanos: now() + 3630 * SECOND,
+                ..step("image", "waiting", "runtime-shim")
+            },
+        ],
+    }
+}
+
+#[test]
+fn sources_tell_what_they_refuse_with_file_and_line() {
+    let fake = Fake::start(world_with_a_refused_manifest());
+    assert_eq!(
+        keelson(&fake.run_dir, &["get", "sources"]).ok(),
+        "NAME   READY   PODS   PROBLEMS   LOCATION\n\
+         file   true    2      1          /m\n\
+         \n\
+         /m/web.yaml:7:3: spec.containers[0].image: Required value\n\
+         \u{20} for 30m; the last good version goes on: default/web-edge\n"
+    );
+    let list = keelson(&fake.run_dir, &["get", "sources", "-o", "json"]).json();
+    assert_eq!(list["items"][0]["problems"][0]["line"], 7);
+}
+
+#[test]
+fn explain_lists_the_steps_with_owner_and_next_retry() {
+    let fake = Fake::start(world_with_a_refused_manifest());
+    let text = keelson(&fake.run_dir, &["explain", "pod", "web"]).ok();
+    assert!(text.starts_with("pod/web-edge in default (Pending): Waits for the image busybox.\n"), "{text}");
+    assert!(text.contains("✗   source") && text.contains("/m/web.yaml:7:3"), "{text}");
+    assert!(text.contains("…   image       app       waiting   30m     runtime-shim       in 60m"), "{text}");
+    assert_eq!(fake.world.told.all(), ["explain u1"]);
+    let json = keelson(&fake.run_dir, &["explain", "pod/web-edge", "-o", "json"]).json();
+    assert_eq!(json["pod"], json!({"uid": "u1", "namespace": "default", "name": "web-edge"}));
+    assert_eq!(json["steps"][0]["owner"], "you");
+    assert_eq!((&json["steps"][2]["name"], &json["steps"][2]["state"]), (&json!("image"), &json!("waiting")));
+    assert!(json["steps"][2]["next_retry"].is_string() && json["steps"][1]["next_retry"].is_null());
+}
+
+#[test]
+fn a_pod_that_never_was_is_explained_by_its_refused_manifest() {
+    let fake = Fake::start(world_with_a_refused_manifest());
+    let said = keelson(&fake.run_dir, &["explain", "pod", "shop"]);
+    assert!(said.failed(1).0.contains("there is no pod \"shop\""), "{said:?}");
+    assert!(said.out.contains("/m/web.yaml:7:3: spec.containers[0].image"), "{}", said.out);
+    let said = keelson(&fake.run_dir, &["describe", "pod", "shop"]);
+    assert!(said.failed(1).1.contains("/m/web.yaml:7:3"), "{said:?}");
+}
+
+#[test]
+fn describe_pod_shows_everything_and_why_it_waits() {
+    let fake = Fake::start(world_with_a_refused_manifest());
+    let text = keelson(&fake.run_dir, &["describe", "pod", "web"]).ok();
+    for part in [
+        "Name:            web-edge\n",
+        "Containers:\n  app:\n",
+        "    Restart Count:  1\n",
+        "Conditions:\n  Type    Status",
+        "Volumes:\n  data:\n    Type:    emptyDir\n    medium:  Memory\n",
+        "Events:\n  Type      Reason",
+        "(x3 over ",
+        "Why it waits:\n  Waits for the image busybox.\n",
+        "runtime-shim",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    assert!(!text.contains("dns-edge") && !text.contains("admission"), "{text}");
+}
+
+#[test]
+fn describe_node_shows_sizes_and_pods() {
+    let fake = Fake::start(world_with_events());
+    let text = keelson(&fake.run_dir, &["describe", "node"]).ok();
+    for part in [
+        "Control Plane:  none (standalone)\n",
+        "Allocatable:\n  cpu:     4\n  memory:  7Gi\n",
+        "Pods that have not ended (3):\n",
+        "Allocated:\n",
+        "NodeNotReady",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn logs_are_passed_through_with_every_option() {
+    let fake = Fake::start(world());
+    let said = keelson(&fake.run_dir, &["logs", "web"]);
+    assert_eq!((said.out.as_str(), said.code), ("first\nsecond\n", Some(0)));
+    assert!(said.err.contains("app, proxy"), "{}", said.err);
+    let all =
+        ["logs", "pod/web-edge", "-c", "proxy", "-f", "-p", "--tail", "0", "--since", "5m", "--timestamps"];
+    let said = keelson(&fake.run_dir, &[&all[..], &["--limit-bytes", "9"]].concat());
+    assert_eq!(said.err, "");
+    assert_eq!(said.ok(), "first\nsecond\n");
+    assert_eq!(
+        fake.world.told.all(),
+        [
+            "logs u1/app follow=false previous=false timestamps=false tail=None bytes=None since=false",
+            "logs u1/proxy follow=true previous=true timestamps=true tail=Some(0) bytes=Some(9) since=true",
+        ]
+    );
+    let said = keelson(&fake.run_dir, &["logs", "web", "-c", "none"]);
+    assert!(said.failed(1).1.contains("app, proxy"));
+}
+
+#[test]
+fn manifests_are_applied_from_files_folders_and_standard_input() {
+    let fake = Fake::start(world());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("web.yaml");
+    std::fs::write(&file, "kind: Pod").unwrap();
+    let path = file.to_str().unwrap();
+    assert_eq!(keelson(&fake.run_dir, &["apply", "-f", path]).ok(), "pod/web-edge created\n");
+    assert_eq!(
+        keelson(&fake.run_dir, &["apply", "-f", folder.path().to_str().unwrap()]).ok(),
+        "pod/web-edge created\n"
+    );
+    let mut child = command(&fake.run_dir, &["apply", "-f", "-", "-o", "json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"piped").unwrap();
+    let json = Said::of(child.wait_with_output().unwrap()).json();
+    assert_eq!(json["items"][0]["result"], "created");
+    let told = fake.world.told.all();
+    assert_eq!(told[0], format!("apply {path}: kind: Pod"));
+    assert_eq!(told[2], "apply standard input: piped");
+}
+
+#[test]
+fn a_refused_manifest_does_not_keep_the_others_of_its_folder_back() {
+    let fake = Fake::start(world());
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a.yaml"), "broken").unwrap();
+    std::fs::write(folder.path().join("b.yaml"), "fine").unwrap();
+    let said = keelson(&fake.run_dir, &["apply", "-f", folder.path().to_str().unwrap()]);
+    assert!(said.failed(1).0.ends_with("a.yaml:4: spec.containers: Required value"), "{said:?}");
+    assert!(said.err.starts_with("error: ") && said.err.contains("a.yaml:1: metadata.name"), "{}", said.err);
+    assert_eq!(said.err.lines().count(), 2, "{}", said.err);
+    assert_eq!(said.out, "pod/web-edge created\n");
+}
+
+#[test]
+fn delete_waits_until_the_pod_is_gone() {
+    let fake = Fake::start(world());
+    assert_eq!(keelson(&fake.run_dir, &["delete", "pod", "web"]).ok(), "pod/web-edge deleted\n");
+    assert_eq!(fake.world.told.all(), ["delete default/web-edge"]);
+}
+
+#[test]
+fn delete_by_file_takes_the_names_of_the_manifest() {
+    let fake = Fake::start(world());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.yaml");
+    std::fs::write(
+        &file,
+        "kind: Pod\nmetadata: {name: web}\n---\nmetadata: {name: dns, namespace: system}\n",
+    )
+    .unwrap();
+    let said = keelson(&fake.run_dir, &["delete", "-f", file.to_str().unwrap()]).ok();
+    assert_eq!(said, "pod/web-edge deleted\npod/dns-edge deleted\n");
+    assert_eq!(fake.world.told.all(), ["delete default/web-edge", "delete system/dns-edge"]);
+}
+
+#[test]
+fn secrets_and_config_maps_are_stored_and_deleted_beside_pods() {
+    let fake = Fake::start(world());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.yaml");
+    let path = file.to_str().unwrap();
+    std::fs::write(&file, "kind: Secret\nmetadata: {name: key}\n---\nkind: Pod\nmetadata: {name: web}\n")
+        .unwrap();
+    assert_eq!(
+        keelson(&fake.run_dir, &["apply", "-f", path]).ok(),
+        "pod/web-edge created\nsecret/key stored\n"
+    );
+    assert_eq!(
+        keelson(&fake.run_dir, &["delete", "-f", path]).ok(),
+        "pod/web-edge deleted\nsecret/key deleted\n"
+    );
+    std::fs::write(&file, "kind: ConfigMap\nmetadata: {name: web}\n").unwrap();
+    let said = keelson(&fake.run_dir, &["delete", "-f", path]);
+    assert!(said.failed(1).0.contains("has the name of the pod web-edge"), "{said:?}");
+    assert_eq!(fake.world.told.all()[1..], ["delete default/web-edge", "delete default/key"]);
+}
+
+#[test]
+fn delete_does_not_wait_when_told_so_and_not_longer_than_told() {
+    let fake = Fake::start(World { keeps_deleted: true, ..world() });
+    let said = keelson(&fake.run_dir, &["delete", "pod", "web", "--wait=false"]);
+    assert_eq!(said.ok(), "pod/web-edge is being deleted\n");
+    let said = keelson(&fake.run_dir, &["delete", "pod", "web", "--timeout", "50ms"]);
+    assert!(said.failed(1).0.contains("not gone yet"), "{said:?}");
+}
+
+#[test]
+fn a_pod_of_a_file_is_not_deleted_but_the_file_is_named() {
+    let fake = Fake::start(world());
+    let said = keelson(&fake.run_dir, &["delete", "pod", "static"]);
+    assert!(said.failed(1).0.contains("/m/static.yaml"), "{said:?}");
+}
+
+#[test]
+fn a_pod_is_retried_and_a_service_restarted_by_name() {
+    let fake = Fake::start(world());
+    assert_eq!(
+        keelson(&fake.run_dir, &["retry", "pod", "dns", "-n", "system"]).ok(),
+        "pod/dns-edge is tried again now\n"
+    );
+    assert_eq!(
+        keelson(&fake.run_dir, &["services", "restart", "pod-sync"]).ok(),
+        "service/pod-sync restarted\n"
+    );
+    assert_eq!(fake.world.told.all(), ["retry system/dns-edge", "restart pod-sync"]);
+    let said = keelson(&fake.run_dir, &["services", "restart", "kubelet"]);
+    assert!(said.failed(1).0.contains("there is no service \"kubelet\""));
+}
+
+#[test]
+fn the_versions_of_client_and_services_are_shown() {
+    let world =
+        World { progress: GetProgressResponse { version: "9.9.9".into(), ..Default::default() }, ..world() };
+    let fake = Fake::start(world);
+    let text = keelson(&fake.run_dir, &["version"]).ok();
+    assert!(text.starts_with(concat!("keelson ", env!("CARGO_PKG_VERSION"), "\n")), "{text}");
+    assert!(text.contains("pod-sync           9.9.9\n"), "{text}");
+    let json = keelson(&fake.run_dir, &["version", "-o", "json"]).json();
+    assert_eq!(json["client"]["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(json["services"].as_array().unwrap().len(), ServiceName::ALL.len());
+    assert_eq!(json["services"][0], json!({"name": "init", "version": "9.9.9"}));
+}
+
+#[test]
+fn completions_and_help_need_no_agent() {
+    let nowhere = std::path::Path::new("/nonexistent");
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(keelson(nowhere, &["completions", shell]).ok().contains("keelson"), "{shell}");
+    }
+    let help = keelson(nowhere, &["--help"]).ok();
+    assert!(help.contains("Exit codes:") && help.contains("69"), "{help}");
+    assert!(keelson(nowhere, &["version", "--client"]).ok().starts_with("keelson "));
+}

@@ -1,0 +1,252 @@
+//! A configuration file as init reads it: fields by dotted path, each with the line it stands in.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::duration::parse_go_duration;
+
+/// A configuration file after its syntax was read.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Document {
+    /// How messages name it.
+    pub file: String,
+    /// The folder that its relative paths start from.
+    pub folder: String,
+    /// Its fields.
+    pub root: Map<String, Value>,
+    /// Line of each field, by dotted path.
+    pub lines: BTreeMap<String, u32>,
+}
+
+/// A value with where it came from, as the provenance shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sourced<T> {
+    /// The value.
+    pub value: T,
+    /// `--flag` or `file:line`.
+    pub origin: String,
+    /// The name of the flag or field.
+    pub field: String,
+}
+
+impl<T> Sourced<T> {
+    /// The same origin with another value.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Sourced<U> {
+        Sourced { value: f(self.value), origin: self.origin, field: self.field }
+    }
+}
+
+impl<T: fmt::Debug> Sourced<T> {
+    /// A problem with this value; `way_out` says what is wrong and what to write instead.
+    pub fn problem(&self, way_out: impl Into<String>) -> ConfigProblem {
+        ConfigProblem {
+            field: self.field.clone(),
+            value: format!("{:?}", self.value),
+            origin: self.origin.clone(),
+            way_out: way_out.into(),
+        }
+    }
+}
+
+/// One thing that is wrong with the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invalid configuration: {field} = {value} ({origin}): {way_out}")]
+pub struct ConfigProblem {
+    /// The field or flag.
+    pub field: String,
+    /// What it is set to.
+    pub value: String,
+    /// The file and line, or the command line.
+    pub origin: String,
+    /// What is wrong and what to do about it.
+    pub way_out: String,
+}
+
+impl Document {
+    /// `file:line` of a field.
+    pub fn origin(&self, path: &str) -> String {
+        match self.lines.get(path) {
+            Some(line) => format!("{}:{line}", self.file),
+            None => self.file.clone(),
+        }
+    }
+}
+
+/// Takes typed fields out of a document and collects what is wrong with them.
+#[derive(Debug)]
+pub(crate) struct Reader<'a> {
+    document: &'a Document,
+    problems: &'a mut Vec<ConfigProblem>,
+    taken: BTreeSet<String>,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(document: &'a Document, problems: &'a mut Vec<ConfigProblem>) -> Self {
+        Self { document, problems, taken: BTreeSet::new() }
+    }
+
+    /// The value at a dotted path; `null` counts as absent, as in Kubernetes.
+    fn get(&mut self, path: &str) -> Option<&'a Value> {
+        self.taken.insert(path.to_owned());
+        let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
+        let mut map = &self.document.root;
+        for segment in parent.split('.').filter(|s| !s.is_empty()) {
+            map = map.get(segment)?.as_object()?;
+        }
+        map.get(name).filter(|value| !value.is_null())
+    }
+
+    fn sourced<T>(&self, path: &str, value: T) -> Sourced<T> {
+        Sourced { value, origin: self.document.origin(path), field: path.to_owned() }
+    }
+
+    fn wrong(&mut self, path: &str, value: &Value, way_out: String) {
+        self.problems.push(ConfigProblem {
+            field: path.to_owned(),
+            value: value.to_string(),
+            origin: self.document.origin(path),
+            way_out,
+        });
+    }
+
+    /// Reports a value that was read but does not do.
+    pub(crate) fn refuse<T: fmt::Debug>(&mut self, value: &Sourced<T>, way_out: impl Into<String>) {
+        self.problems.push(value.problem(way_out));
+    }
+
+    pub(crate) fn string(&mut self, path: &str) -> Option<Sourced<String>> {
+        let value = self.get(path)?;
+        if let Some(text) = value.as_str() {
+            return Some(self.sourced(path, text.to_owned()));
+        }
+        self.wrong(path, value, "this must be text; put it in quotes".to_owned());
+        None
+    }
+
+    /// Text that must be one of `choices`.
+    pub(crate) fn choice(&mut self, path: &str, choices: &[&str]) -> Option<Sourced<String>> {
+        let text = self.string(path)?;
+        if choices.contains(&text.value.as_str()) {
+            return Some(text);
+        }
+        self.refuse(&text, format!("this must be one of: {}", choices.join(", ")));
+        None
+    }
+
+    pub(crate) fn boolean(&mut self, path: &str) -> Option<Sourced<bool>> {
+        let value = self.get(path)?;
+        if let Some(truth) = value.as_bool() {
+            return Some(self.sourced(path, truth));
+        }
+        self.wrong(path, value, "this must be true or false".to_owned());
+        None
+    }
+
+    pub(crate) fn integer(&mut self, path: &str, range: RangeInclusive<i64>) -> Option<Sourced<i64>> {
+        let value = self.get(path)?;
+        if let Some(number) = value.as_i64().filter(|n| range.contains(n)) {
+            return Some(self.sourced(path, number));
+        }
+        let way_out = format!("this must be a whole number from {} to {}", range.start(), range.end());
+        self.wrong(path, value, way_out);
+        None
+    }
+
+    /// A whole number that fits 32 bits.
+    pub(crate) fn u32(&mut self, path: &str, range: RangeInclusive<u32>) -> Option<Sourced<u32>> {
+        let number = self.integer(path, i64::from(*range.start())..=i64::from(*range.end()))?;
+        Some(number.map(|n| u32::try_from(n).unwrap_or(u32::MAX)))
+    }
+
+    /// A port; 0 turns its listener off.
+    pub(crate) fn port(&mut self, path: &str) -> Option<Sourced<u16>> {
+        let number = self.integer(path, 0..=65_535)?;
+        Some(number.map(|n| u16::try_from(n).unwrap_or(u16::MAX)))
+    }
+
+    pub(crate) fn duration(
+        &mut self,
+        path: &str,
+        range: RangeInclusive<Duration>,
+    ) -> Option<Sourced<Duration>> {
+        let value = self.get(path)?;
+        let Some(duration) = value.as_str().and_then(parse_go_duration) else {
+            let way_out = "this is no duration; write numbers with units, such as 20s or 1m30s";
+            self.wrong(path, value, way_out.to_owned());
+            return None;
+        };
+        if range.contains(&duration) {
+            return Some(self.sourced(path, duration));
+        }
+        let way_out = format!("this must be from {:?} to {:?}", range.start(), range.end());
+        self.wrong(path, value, way_out);
+        None
+    }
+
+    pub(crate) fn strings(&mut self, path: &str) -> Option<Sourced<Vec<String>>> {
+        let value = self.get(path)?;
+        let texts = value.as_array().and_then(|list| {
+            list.iter().map(|v| v.as_str().map(ToOwned::to_owned)).collect::<Option<Vec<_>>>()
+        });
+        if let Some(texts) = texts {
+            return Some(self.sourced(path, texts));
+        }
+        self.wrong(path, value, "this must be a list of texts".to_owned());
+        None
+    }
+
+    /// A map of texts.
+    pub(crate) fn map(&mut self, path: &str) -> Option<Sourced<BTreeMap<String, String>>> {
+        let value = self.get(path)?;
+        let Some(object) = value.as_object() else {
+            self.wrong(path, value, "this must be a map".to_owned());
+            return None;
+        };
+        let mut map = BTreeMap::new();
+        for (key, value) in object {
+            match value.as_str() {
+                Some(text) => {
+                    map.insert(key.clone(), text.to_owned());
+                }
+                None => self.wrong(&format!("{path}.{key}"), value, "put it in quotes".to_owned()),
+            }
+        }
+        Some(self.sourced(path, map))
+    }
+
+    /// Checks that the parent of nested fields is a map.
+    pub(crate) fn object(&mut self, path: &str) -> bool {
+        match self.get(path) {
+            None => false,
+            Some(value) if value.is_object() => true,
+            Some(value) => {
+                self.wrong(path, value, "this must be a map".to_owned());
+                false
+            }
+        }
+    }
+
+    /// The dotted paths of the fields that nobody has asked for, in the order of the file; of maps that were
+    /// asked for, the fields inside.
+    pub(crate) fn rest(&self) -> Vec<String> {
+        let mut rest = Vec::new();
+        for (name, value) in self.document.root.iter().filter(|(_, value)| !value.is_null()) {
+            let prefix = format!("{name}.");
+            let nested = self.taken.iter().any(|taken| taken.starts_with(&prefix));
+            match value.as_object() {
+                Some(object) if nested => {
+                    let paths =
+                        object.iter().filter(|(_, v)| !v.is_null()).map(|(key, _)| format!("{prefix}{key}"));
+                    rest.extend(paths.filter(|path| !self.taken.contains(path)));
+                }
+                _ if self.taken.contains(name) => {}
+                _ => rest.push(name.clone()),
+            }
+        }
+        rest
+    }
+}

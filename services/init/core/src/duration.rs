@@ -1,0 +1,105 @@
+//! Durations as Go writes them: `20s`, `1m30s`, `1.5h`, `-1m`.
+
+use std::time::Duration;
+
+/// Nanoseconds of a unit of `time.ParseDuration`.
+fn unit_nanos(unit: &str) -> Option<i128> {
+    Some(match unit {
+        "ns" => 1,
+        // Both the micro sign and the Greek letter, as in Go.
+        "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "m" => 60_000_000_000,
+        "h" => 3_600_000_000_000,
+        _ => return None,
+    })
+}
+
+/// Parses the text of a Go duration; `None` when it is none, is negative or does not fit 64 bits of
+/// nanoseconds.
+///
+/// Negative durations are legal in Go, but no field of ours has a meaning for them.
+pub fn parse_go_duration(text: &str) -> Option<Duration> {
+    let text = text.strip_prefix('+').unwrap_or(text);
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut nanos: i128 = 0;
+    while !rest.is_empty() {
+        let number_end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, tail) = rest.split_at(number_end);
+        let unit_end = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
+        let (unit, tail) = tail.split_at(unit_end);
+        nanos = nanos.checked_add(part(number, unit_nanos(unit)?)?)?;
+        rest = tail;
+    }
+    if text.is_empty() || nanos > i128::from(i64::MAX) {
+        return None;
+    }
+    u64::try_from(nanos).ok().map(Duration::from_nanos)
+}
+
+/// `number` (digits with at most one point) times `unit` nanoseconds, what is finer cut off.
+fn part(number: &str, unit: i128) -> Option<i128> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() && fraction.is_empty() || fraction.contains('.') || whole.len() > 20 {
+        return None;
+    }
+    let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let mut nanos = whole.checked_mul(unit)?;
+    let mut scale = unit;
+    for digit in fraction.bytes() {
+        scale /= 10;
+        nanos += i128::from(digit - b'0') * scale;
+    }
+    Some(nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn durations_are_read_as_go_writes_them() {
+        for (text, millis) in [
+            ("0", 0),
+            ("20s", 20_000),
+            ("1m30s", 90_000),
+            ("1h", 3_600_000),
+            ("1.5h", 5_400_000),
+            ("100ms", 100),
+            (".5s", 500),
+            ("+2s", 2_000),
+            ("1h1m1s1ms", 3_661_001),
+        ] {
+            assert_eq!(parse_go_duration(text), Some(Duration::from_millis(millis)), "{text}");
+        }
+        assert_eq!(parse_go_duration("3us"), Some(Duration::from_micros(3)));
+        assert_eq!(parse_go_duration("7ns"), Some(Duration::from_nanos(7)));
+    }
+
+    #[test]
+    fn what_is_no_duration_is_refused() {
+        for text in
+            ["", "20", "s", "1x", "-1s", "1.2.3s", ".s", "1 s", "99999999999999999999999h", "9999999999h"]
+        {
+            assert_eq!(parse_go_duration(text), None, "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_judged_without_panic(text in ".{0,24}") {
+            let _ = parse_go_duration(&text);
+        }
+
+        #[test]
+        fn hours_minutes_and_seconds_add_up(h in 0u64..1000, m in 0u64..60, s in 0u64..60) {
+            let parsed = parse_go_duration(&format!("{h}h{m}m{s}s"));
+            prop_assert_eq!(parsed, Some(Duration::from_secs(h * 3600 + m * 60 + s)));
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Whether a process that has ended is started again.
+
+use std::fmt;
+
+/// The process was started with arguments that it does not take (sysexits(3)).
+pub const EX_USAGE: i32 = 64;
+/// The process cannot work with its configuration (sysexits(3)).
+pub const EX_CONFIG: i32 = 78;
+
+/// How a process has ended (wait(2)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, with this code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(number) => match signal_name(number) {
+                Some(name) => f.write_str(name),
+                None => write!(f, "signal {number}"),
+            },
+        }
+    }
+}
+
+/// The signals that end processes in practice (signal(7)); the numbers are those of x86 and ARM.
+const fn signal_name(number: i32) -> Option<&'static str> {
+    Some(match number {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        31 => "SIGSYS",
+        _ => return None,
+    })
+}
+
+/// What follows from the end of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Start it again, after the back-off.
+    Restart(String),
+    /// A restart would end the same way; a person has to mend something first.
+    Fail(String),
+}
+
+/// Judges the end of a service that nobody asked to end. The text says what happened.
+pub fn judge_exit(exit: Exit) -> Verdict {
+    match exit {
+        Exit::Code(EX_CONFIG) => Verdict::Fail(format!("{exit}: configuration; see its log")),
+        Exit::Code(EX_USAGE) => {
+            Verdict::Fail(format!("{exit}: its command line; its binary is of another release than init's"))
+        }
+        Exit::Code(0) => Verdict::Restart("ended by itself with exit code 0".to_owned()),
+        Exit::Code(_) => Verdict::Restart(format!("ended with {exit}; see its log")),
+        Exit::Signal(_) => Verdict::Restart(format!("ended by {exit}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_usage_and_configuration_errors_are_final() {
+        for code in 0..=255 {
+            let fails = matches!(judge_exit(Exit::Code(code)), Verdict::Fail(_));
+            assert_eq!(fails, code == EX_USAGE || code == EX_CONFIG, "exit code {code}");
+        }
+        for number in 1..=64 {
+            assert!(matches!(judge_exit(Exit::Signal(number)), Verdict::Restart(_)), "signal {number}");
+        }
+    }
+
+    #[test]
+    fn the_text_names_the_code_or_the_signal() {
+        let text = |exit| match judge_exit(exit) {
+            Verdict::Restart(text) | Verdict::Fail(text) => text,
+        };
+        assert_eq!(text(Exit::Code(78)), "exit code 78: configuration; see its log");
+        assert!(text(Exit::Code(64)).starts_with("exit code 64: "));
+        assert_eq!(text(Exit::Signal(9)), "ended by SIGKILL");
+        assert_eq!(text(Exit::Signal(40)), "ended by signal 40");
+        assert_eq!(text(Exit::Code(70)), "ended with exit code 70; see its log");
+    }
+}

@@ -1,0 +1,120 @@
+//! Which folders the agent needs, and whose they are.
+
+use std::path::PathBuf;
+
+use keelson_config::{Config, ServiceName};
+
+/// A user and a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// A folder that must exist.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Folder {
+    /// Where.
+    pub path: PathBuf,
+    /// Permission bits.
+    pub mode: u32,
+    /// Whose; `None` where init is not root and can give nothing away.
+    pub owner: Option<Owner>,
+    /// Whether an existing folder gets mode and owner too. Folders of the kubelet's layout keep theirs.
+    pub enforced: bool,
+    /// Whether a change of owner is carried to what is inside.
+    pub contents: bool,
+}
+
+/// The folders of `config`, parents first.
+///
+/// - `<run-dir>` 0751: members of the operator group and the services' users pass through it.
+/// - `<run-dir>/<service>` 0750, the service's own; the operator group reaches the socket inside.
+/// - `<state-dir>/<service>` 0700, the service's own.
+/// - the kubelet's root, pod logs and links, made only where they are missing.
+pub fn folders(config: &Config, init_is_root: bool) -> Vec<Folder> {
+    let paths = &config.paths;
+    let group = config.users.operator_gid;
+    let own = |uid: u32, gid: u32| init_is_root.then_some(Owner { uid, gid });
+    let of = |service: ServiceName, gid: u32| own(config.uid_of(service).unwrap_or(0), gid);
+    let enforced =
+        |path: PathBuf, mode, owner, contents| Folder { path, mode, owner, enforced: true, contents };
+    let kubelets = |path: &PathBuf, mode| Folder {
+        path: path.clone(),
+        mode,
+        owner: own(0, 0),
+        enforced: false,
+        contents: false,
+    };
+
+    let mut list = vec![enforced(paths.run_dir.clone(), 0o751, own(0, group), false)];
+    for service in ServiceName::ALL {
+        list.push(enforced(paths.socket_dir(service), 0o750, of(service, group), false));
+    }
+    list.push(enforced(paths.state_dir.clone(), 0o751, own(0, group), false));
+    for service in ServiceName::supervised() {
+        list.push(enforced(paths.state(service), 0o700, of(service, group), true));
+    }
+    list.push(kubelets(&paths.root_dir, 0o750));
+    list.push(kubelets(&paths.pod_logs_dir, 0o750));
+    list.push(kubelets(&paths.container_links_dir, 0o755));
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        let mut config = Config::default();
+        config.users.operator_gid = 700;
+        config.users.uids.insert("pod-sync".into(), 64_205);
+        config
+    }
+
+    fn find<'a>(list: &'a [Folder], path: &str) -> &'a Folder {
+        list.iter().find(|f| f.path.to_str() == Some(path)).unwrap_or_else(|| panic!("no {path}"))
+    }
+
+    #[test]
+    fn sockets_and_state_belong_to_the_user_of_the_service() {
+        let list = folders(&config(), true);
+        let sockets = find(&list, "/run/keelson/pod-sync");
+        assert_eq!((sockets.mode, sockets.owner), (0o750, Some(Owner { uid: 64_205, gid: 700 })));
+        let state = find(&list, "/var/lib/keelson/pod-sync");
+        assert_eq!((state.mode, state.owner), (0o700, Some(Owner { uid: 64_205, gid: 700 })));
+        assert!(state.contents && state.enforced);
+        let run = find(&list, "/run/keelson");
+        assert_eq!((run.mode, run.owner), (0o751, Some(Owner { uid: 0, gid: 700 })));
+    }
+
+    #[test]
+    fn a_service_of_root_has_root_s_folders() {
+        let list = folders(&config(), true);
+        assert_eq!(find(&list, "/run/keelson/volume-manager").owner, Some(Owner { uid: 0, gid: 700 }));
+        assert_eq!(find(&list, "/run/keelson/init").owner, Some(Owner { uid: 0, gid: 700 }));
+    }
+
+    #[test]
+    fn the_kubelet_s_folders_keep_what_they_have() {
+        let list = folders(&config(), true);
+        for path in ["/var/lib/kubelet", "/var/log/pods", "/var/log/containers"] {
+            assert!(!find(&list, path).enforced, "{path}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_given_away_without_root() {
+        assert!(folders(&config(), false).iter().all(|f| f.owner.is_none()));
+    }
+
+    #[test]
+    fn parents_come_before_their_children() {
+        let list = folders(&config(), true);
+        for (i, folder) in list.iter().enumerate() {
+            assert!(list[..i].iter().all(|earlier| !earlier.path.starts_with(&folder.path)));
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! `KubeletConfiguration` as far as it is acted on (node-and-api.md §2).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::document::{ConfigProblem, Document, Reader, Sourced};
+use crate::reserved::{Capacity, read_reserved};
+
+/// The API version of the kubelet's configuration.
+pub const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+/// Its kind.
+pub const KUBELET_KIND: &str = "KubeletConfiguration";
+
+/// Every field of a KubeletConfiguration of 1.36 at its top level.
+const KNOWN: &[&str] = &[
+    "address",
+    "allowedUnsafeSysctls",
+    "authentication",
+    "authorization",
+    "cgroupDriver",
+    "cgroupRoot",
+    "cgroupsPerQOS",
+    "clusterDNS",
+    "clusterDomain",
+    "configMapAndSecretChangeDetectionStrategy",
+    "containerLogMaxFiles",
+    "containerLogMaxSize",
+    "containerLogMaxWorkers",
+    "containerLogMonitorInterval",
+    "containerRuntimeEndpoint",
+    "contentType",
+    "cpuCFSQuota",
+    "cpuCFSQuotaPeriod",
+    "cpuManagerPolicy",
+    "cpuManagerPolicyOptions",
+    "cpuManagerReconcilePeriod",
+    "crashLoopBackOff",
+    "enableContentionProfiling",
+    "enableControllerAttachDetach",
+    "enableDebugFlagsHandler",
+    "enableDebuggingHandlers",
+    "enableProfilingHandler",
+    "enableServer",
+    "enableSystemLogHandler",
+    "enableSystemLogQuery",
+    "enforceNodeAllocatable",
+    "eventBurst",
+    "eventRecordQPS",
+    "evictionHard",
+    "evictionMaxPodGracePeriod",
+    "evictionMinimumReclaim",
+    "evictionPressureTransitionPeriod",
+    "evictionSoft",
+    "evictionSoftGracePeriod",
+    "failCgroupV1",
+    "failSwapOn",
+    "featureGates",
+    "fileCheckFrequency",
+    "hairpinMode",
+    "healthzBindAddress",
+    "healthzPort",
+    "httpCheckFrequency",
+    "imageGCHighThresholdPercent",
+    "imageGCLowThresholdPercent",
+    "imageMaximumGCAge",
+    "imageMinimumGCAge",
+    "imagePullCredentialsVerificationPolicy",
+    "imageServiceEndpoint",
+    "iptablesDropBit",
+    "iptablesMasqueradeBit",
+    "kernelMemcgNotification",
+    "kubeAPIBurst",
+    "kubeAPIQPS",
+    "kubeReserved",
+    "kubeReservedCgroup",
+    "kubeletCgroups",
+    "localStorageCapacityIsolation",
+    "logging",
+    "makeIPTablesUtilChains",
+    "maxOpenFiles",
+    "maxParallelImagePulls",
+    "maxPods",
+    "memoryManagerPolicy",
+    "memoryReservationPolicy",
+    "memorySwap",
+    "memoryThrottlingFactor",
+    "mergeDefaultEvictionSettings",
+    "nodeLeaseDurationSeconds",
+    "nodeStatusMaxImages",
+    "nodeStatusReportFrequency",
+    "nodeStatusUpdateFrequency",
+    "oomScoreAdj",
+    "podCIDR",
+    "podLogsDir",
+    "podPidsLimit",
+    "podsPerCore",
+    "port",
+    "preloadedImagesVerificationAllowlist",
+    "protectKernelDefaults",
+    "providerID",
+    "qosReserved",
+    "readOnlyPort",
+    "registerNode",
+    "registerWithTaints",
+    "registryBurst",
+    "registryPullQPS",
+    "reservedMemory",
+    "reservedSystemCPUs",
+    "resolvConf",
+    "rotateCertificates",
+    "runOnce",
+    "runtimeRequestTimeout",
+    "seccompDefault",
+    "serializeImagePulls",
+    "serverTLSBootstrap",
+    "showHiddenMetricsForVersion",
+    "shutdownGracePeriod",
+    "shutdownGracePeriodByPodPriority",
+    "shutdownGracePeriodCriticalPods",
+    "singleProcessOOMKill",
+    "staticPodPath",
+    "staticPodURL",
+    "staticPodURLHeader",
+    "streamingConnectionIdleTimeout",
+    "syncFrequency",
+    "systemCgroups",
+    "systemReserved",
+    "systemReservedCgroup",
+    "tlsCertFile",
+    "tlsCipherSuites",
+    "tlsCurvePreferences",
+    "tlsMinVersion",
+    "tlsPrivateKeyFile",
+    "topologyManagerPolicy",
+    "topologyManagerPolicyOptions",
+    "topologyManagerScope",
+    "tracing",
+    "userNamespaces",
+    "volumePluginDir",
+    "volumeStatsAggPeriod",
+];
+
+/// A long time: what a duration field may be at most.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+const MILLI: Duration = Duration::from_millis(1);
+
+/// The fields that are acted on; `None` where the file does not set them.
+#[derive(Debug, Default)]
+pub(crate) struct KubeletFile {
+    pub(crate) static_pod_path: Option<Sourced<String>>,
+    pub(crate) endpoint: Option<Sourced<String>>,
+    pub(crate) file_check: Option<Sourced<Duration>>,
+    pub(crate) enable_server: Option<Sourced<bool>>,
+    pub(crate) address: Option<Sourced<String>>,
+    pub(crate) port: Option<Sourced<u16>>,
+    pub(crate) healthz_address: Option<Sourced<String>>,
+    pub(crate) healthz_port: Option<Sourced<u16>>,
+    pub(crate) max_pods: Option<Sourced<u32>>,
+    pub(crate) cgroup_driver: Option<Sourced<String>>,
+    pub(crate) cgroup_root: Option<Sourced<String>>,
+    pub(crate) pod_logs_dir: Option<Sourced<String>>,
+    pub(crate) cluster_dns: Option<Sourced<Vec<String>>>,
+    pub(crate) cluster_domain: Option<Sourced<String>>,
+    pub(crate) resolv_conf: Option<Sourced<String>>,
+    pub(crate) request_timeout: Option<Sourced<Duration>>,
+    pub(crate) pod_pids_limit: Option<Sourced<i64>>,
+    pub(crate) cpu_cfs_quota: Option<Sourced<bool>>,
+    pub(crate) cpu_cfs_period: Option<Sourced<Duration>>,
+    pub(crate) max_parallel_pulls: Option<Sourced<u32>>,
+    pub(crate) serialize_pulls: Option<Sourced<bool>>,
+    pub(crate) reserved: Option<Sourced<BTreeMap<String, String>>>,
+    pub(crate) fail_cgroup_v1: Option<Sourced<bool>>,
+    pub(crate) log_format: Option<Sourced<String>>,
+    /// Fields of the kubelet's that are set but not acted on.
+    pub(crate) not_acted_on: Vec<String>,
+    /// Fields that no kubelet has, with the line.
+    pub(crate) unknown: Vec<Sourced<()>>,
+}
+
+/// Reads the fields of a KubeletConfiguration.
+pub(crate) fn read(
+    document: &Document,
+    capacity: Capacity,
+    problems: &mut Vec<ConfigProblem>,
+) -> KubeletFile {
+    if !is_kind(document, KUBELET_API_VERSION, KUBELET_KIND, problems) {
+        return KubeletFile::default();
+    }
+    let mut reader = Reader::new(document, problems);
+    let _ = (reader.string("apiVersion"), reader.string("kind"));
+    let path = |path: Option<Sourced<String>>| path.map(|p| p.map(|p| absolute(&document.folder, &p)));
+    let mut file = KubeletFile {
+        static_pod_path: path(reader.string("staticPodPath")),
+        endpoint: reader.string("containerRuntimeEndpoint"),
+        file_check: reader.duration("fileCheckFrequency", MILLI..=YEAR),
+        enable_server: reader.boolean("enableServer"),
+        address: reader.string("address"),
+        port: reader.port("port"),
+        healthz_address: reader.string("healthzBindAddress"),
+        healthz_port: reader.port("healthzPort"),
+        max_pods: reader.u32("maxPods", 0..=1_000_000),
+        cgroup_driver: reader.choice("cgroupDriver", &["cgroupfs", "systemd"]),
+        cgroup_root: reader.string("cgroupRoot"),
+        pod_logs_dir: path(reader.string("podLogsDir")),
+        cluster_dns: reader.strings("clusterDNS"),
+        cluster_domain: reader.string("clusterDomain"),
+        resolv_conf: path(reader.string("resolvConf")),
+        request_timeout: reader.duration("runtimeRequestTimeout", MILLI..=YEAR),
+        pod_pids_limit: reader.integer("podPidsLimit", i64::MIN..=i64::MAX),
+        cpu_cfs_quota: reader.boolean("cpuCFSQuota"),
+        cpu_cfs_period: reader.duration("cpuCFSQuotaPeriod", MILLI..=Duration::from_secs(1)),
+        max_parallel_pulls: reader.u32("maxParallelImagePulls", 1..=1_000_000),
+        serialize_pulls: reader.boolean("serializeImagePulls"),
+        reserved: Some(read_reserved(&mut reader, capacity)),
+        fail_cgroup_v1: reader.boolean("failCgroupV1"),
+        ..KubeletFile::default()
+    };
+    if reader.object("logging") {
+        file.log_format = reader.choice("logging.format", &["text", "json"]);
+    }
+    for field in reader.rest() {
+        let top = field.split('.').next().unwrap_or_default();
+        if KNOWN.contains(&top) {
+            file.not_acted_on.push(field);
+        } else {
+            let origin = document.origin(&field);
+            file.unknown.push(Sourced { value: (), origin, field });
+        }
+    }
+    file
+}
+
+/// Whether a document is of the kind that its flag promises; else it says so and nothing more is read.
+pub(crate) fn is_kind(
+    document: &Document,
+    version: &str,
+    kind: &str,
+    problems: &mut Vec<ConfigProblem>,
+) -> bool {
+    let mut good = true;
+    for (field, expected) in [("apiVersion", version), ("kind", kind)] {
+        let found = document.root.get(field);
+        if found.and_then(|v| v.as_str()) != Some(expected) {
+            good = false;
+            problems.push(ConfigProblem {
+                field: field.to_owned(),
+                value: found.map_or_else(|| "nothing".to_owned(), ToString::to_string),
+                origin: document.origin(field),
+                way_out: format!("this must be {expected}; is this the right file?"),
+            });
+        }
+    }
+    good
+}
+
+/// A path of a file, relative to the folder of the file.
+pub(crate) fn absolute(folder: &str, path: &str) -> String {
+    if path.is_empty() || path.starts_with('/') || folder.is_empty() {
+        return path.to_owned();
+    }
+    let path = path.trim_start_matches("./");
+    format!("{}/{path}", folder.trim_end_matches('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_known_fields_are_sorted_and_unique() {
+        assert!(KNOWN.is_sorted_by(|a, b| a < b));
+        assert_eq!(KNOWN.len(), 125, "a field of the spec's table is missing or too much");
+    }
+
+    #[test]
+    fn relative_paths_start_from_the_folder_of_the_file() {
+        for (path, result) in
+            [("manifests", "/etc/k/manifests"), ("./m", "/etc/k/m"), ("/abs", "/abs"), ("", "")]
+        {
+            assert_eq!(absolute("/etc/k/", path), result);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! The labels of `--node-labels` (node-and-api.md §1.5).
+
+use std::collections::BTreeMap;
+
+/// Keys of the kubernetes.io and k8s.io domains that a node may give itself.
+const OWN_KEYS: &[&str] = &[
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type",
+    "beta.kubernetes.io/os",
+    "failure-domain.beta.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "kubernetes.io/arch",
+    "kubernetes.io/hostname",
+    "kubernetes.io/os",
+    "node.kubernetes.io/instance-type",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+];
+/// Prefixes, and their subdomains, under which a node may give itself any label.
+const OWN_PREFIXES: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
+
+/// Parses `key=value` lists, one per use of the flag; a key without `=` has an empty value. The errors say
+/// what to write instead.
+pub(crate) fn parse_node_labels(uses: &[String]) -> Result<BTreeMap<String, String>, Vec<String>> {
+    let mut labels = BTreeMap::new();
+    let mut errors = Vec::new();
+    for pair in uses.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        match check(key, value) {
+            Ok(()) => {
+                labels.insert(key.to_owned(), value.to_owned());
+            }
+            Err(error) => errors.push(error),
+        }
+    }
+    if errors.is_empty() { Ok(labels) } else { Err(errors) }
+}
+
+fn check(key: &str, value: &str) -> Result<(), String> {
+    let (prefix, name) = key.split_once('/').unwrap_or(("", key));
+    if !is_name(name) || (key.contains('/') && !is_subdomain(prefix)) {
+        return Err(format!(
+            "the key {key:?} is no qualified name: an optional DNS name and '/', then at most 63 letters, \
+             digits, '-', '_' and '.', beginning and ending with a letter or digit"
+        ));
+    }
+    if !value.is_empty() && !is_name(value) {
+        return Err(format!(
+            "the value {value:?} of {key} is no label value: at most 63 letters, digits, '-', '_' and '.', \
+             beginning and ending with a letter or digit"
+        ));
+    }
+    let kubernetes =
+        ["kubernetes.io", "k8s.io"].into_iter().any(|domain| prefix == domain || below(prefix, domain));
+    let own = OWN_KEYS.contains(&key) || OWN_PREFIXES.iter().any(|p| prefix == *p || below(prefix, p));
+    if kubernetes && !own {
+        return Err(format!(
+            "a node may not give itself the label {key}: of the kubernetes.io and k8s.io domains only {} and \
+             the keys below {} are its own; set the label through the control plane",
+            OWN_KEYS.join(", "),
+            OWN_PREFIXES.join(" and ")
+        ));
+    }
+    Ok(())
+}
+
+fn below(name: &str, domain: &str) -> bool {
+    name.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.'))
+}
+
+/// The name part of a qualified name, also a non-empty label value.
+fn is_name(text: &str) -> bool {
+    let edge = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    let bytes = text.as_bytes();
+    bytes.len() <= 63
+        && edge(bytes.first().copied())
+        && edge(bytes.last().copied())
+        && bytes.iter().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.'))
+}
+
+/// A DNS subdomain (RFC 1123), as Kubernetes names nodes and label prefixes.
+pub(crate) fn is_subdomain(text: &str) -> bool {
+    let label = |part: &str| {
+        let bytes = part.as_bytes();
+        let edge = |c: Option<&u8>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        edge(bytes.first())
+            && edge(bytes.last())
+            && bytes.iter().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == b'-')
+    };
+    text.len() <= 253 && text.split('.').all(label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<BTreeMap<String, String>, Vec<String>> {
+        parse_node_labels(&[text.to_owned()])
+    }
+
+    #[test]
+    fn a_list_of_pairs_becomes_labels() {
+        let labels =
+            parse("zone=a,example.com/disk=ssd,bare,node.kubernetes.io/x=1,kubernetes.io/arch=arm").unwrap();
+        let pairs: Vec<String> = labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        assert_eq!(
+            pairs,
+            ["bare=", "example.com/disk=ssd", "kubernetes.io/arch=arm", "node.kubernetes.io/x=1", "zone=a"]
+        );
+        assert_eq!(parse_node_labels(&["a=1".into(), "b=2".into()]).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn labels_of_the_kubernetes_domains_are_refused_unless_they_are_the_node_s_own() {
+        for (key, allowed) in [
+            ("node-role.kubernetes.io/worker", false),
+            ("kubernetes.io/role", false),
+            ("foo.k8s.io/x", false),
+            ("topology.kubernetes.io/zone", true),
+            ("foo.kubelet.kubernetes.io/x", true),
+            ("evilkubernetes.io/x", true),
+        ] {
+            assert_eq!(parse(&format!("{key}=v")).is_ok(), allowed, "{key}");
+        }
+    }
+
+    #[test]
+    fn every_wrong_label_is_named() {
+        let errors = parse("-a=1,ok=1,b=x y,UP/er/x=1").unwrap_err();
+        assert_eq!(errors.len(), 3);
+        assert!(
+            errors[0].contains("\"-a\"") && errors[1].contains("\"x y\"") && errors[2].contains("UP/er/x")
+        );
+    }
+
+    #[test]
+    fn names_of_nodes_are_lower_case_dns_names() {
+        for (name, good) in [
+            ("edge-1", true),
+            ("a.b.c", true),
+            ("1a", true),
+            ("", false),
+            ("A", false),
+            ("a_b", false),
+            ("-a", false),
+            ("a..b", false),
+        ] {
+            assert_eq!(is_subdomain(name), good, "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,526 @@
+//! The resolved configuration, from flags, files and what the host is.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use keelson_config::{Config, ServiceName, Tracing};
+
+use crate::document::{ConfigProblem, Document, Sourced};
+use crate::keelson_file::{self, KeelsonFile};
+use crate::kubelet_file::{self, KubeletFile, absolute};
+use crate::labels::{is_subdomain, parse_node_labels};
+use crate::reserved::Capacity;
+
+/// The longest run dir: a unix socket's path has at most 107 bytes (unix(7)), and
+/// `/resource-manager/resource-manager.` with a process id takes 42.
+const MAX_RUN_DIR: usize = 65;
+/// User ids of services without a system user start here.
+const UID_BASE: u32 = 64_200;
+/// `serializeImagePulls: false` without a bound of its own.
+const UNBOUNDED_PULLS: u32 = 1000;
+const LEVELS: &[&str] = &["off", "error", "warn", "info", "debug", "trace"];
+
+/// The command line, as text; absent: not given.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// `--root-dir`.
+    pub root_dir: Option<String>,
+    /// `--hostname-override`.
+    pub hostname_override: Option<String>,
+    /// `--pod-manifest-path`.
+    pub pod_manifest_path: Option<String>,
+    /// `--container-runtime-endpoint`.
+    pub container_runtime_endpoint: Option<String>,
+    /// `--node-labels`, once per use.
+    pub node_labels: Vec<String>,
+    /// `--run-dir`.
+    pub run_dir: Option<String>,
+    /// `--state-dir`.
+    pub state_dir: Option<String>,
+    /// `--log-level`.
+    pub log_level: Option<String>,
+    /// `--log-format`.
+    pub log_format: Option<String>,
+}
+
+/// What the configuration depends on besides flags and files.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Host {
+    /// The name of the machine.
+    pub hostname: String,
+    /// Effective user of init.
+    pub uid: u32,
+    /// Effective group of init.
+    pub gid: u32,
+    /// The folder of init's executable.
+    pub exe_dir: String,
+    /// The working directory.
+    pub cwd: String,
+    /// System users `keelson-<service>`.
+    pub service_users: BTreeMap<ServiceName, u32>,
+    /// The group `keelson`.
+    pub operator_group: Option<u32>,
+    /// Whether pods' cgroups are of version 1.
+    pub cgroup_v1: bool,
+    /// Memory of the machine in bytes.
+    pub memory_bytes: u64,
+    /// Size of the file system below the root dir in bytes.
+    pub nodefs_bytes: u64,
+}
+
+/// Everything that [`resolve`] depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// The command line.
+    pub flags: &'a Flags,
+    /// `--config`.
+    pub kubelet: Option<&'a Document>,
+    /// `--keelson-config`.
+    pub keelson: Option<&'a Document>,
+    /// The machine.
+    pub host: &'a Host,
+}
+
+/// How loud a note is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Worth knowing.
+    Info,
+    /// Probably not what was meant.
+    Warn,
+}
+
+/// Something to say about a configuration that is good enough to start with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    /// How loud.
+    pub level: Level,
+    /// The sentence.
+    pub text: String,
+}
+
+/// A resolved configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Resolved {
+    /// What the services read.
+    pub config: Config,
+    /// What to log.
+    pub notes: Vec<Note>,
+}
+
+/// Merges flags, the KubeletConfiguration, the keelson file and the defaults, in this order of precedence.
+///
+/// # Errors
+/// Everything that is wrong, each with field, value, where it stands and the way out.
+pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigProblem>> {
+    let Inputs { flags, kubelet, keelson, host } = inputs;
+    let mut problems = Vec::new();
+    let capacity = Capacity { memory: host.memory_bytes, nodefs: host.nodefs_bytes };
+    let kubelet_file = kubelet.map(|document| kubelet_file::read(document, capacity, &mut problems));
+    let keelson_file = keelson.map(|document| keelson_file::read(document, &mut problems));
+    let mut resolver = Resolver {
+        config: Config::default(),
+        problems,
+        notes: Vec::new(),
+        flags,
+        host,
+        with_file: kubelet.is_some(),
+    };
+    resolver.run(kubelet_file.unwrap_or_default(), keelson_file.unwrap_or_default());
+    if resolver.problems.is_empty() {
+        Ok(Resolved { config: resolver.config, notes: resolver.notes })
+    } else {
+        Err(resolver.problems)
+    }
+}
+
+struct Resolver<'a> {
+    config: Config,
+    problems: Vec<ConfigProblem>,
+    notes: Vec<Note>,
+    flags: &'a Flags,
+    host: &'a Host,
+    with_file: bool,
+}
+
+impl Resolver<'_> {
+    fn run(&mut self, mut kubelet: KubeletFile, mut keelson: KeelsonFile) {
+        self.node();
+        self.paths(&mut kubelet, &mut keelson);
+        self.users(&keelson);
+        self.sources(&mut kubelet);
+        self.runtime(&mut kubelet, &mut keelson);
+        self.images(&mut kubelet);
+        self.dns(&mut kubelet);
+        self.api(&mut kubelet);
+        self.resources(&mut kubelet);
+        self.telemetry(&mut kubelet, &mut keelson);
+        self.set("manageHost", keelson.manage_host.take(), |c, v| c.manage_host = v);
+        self.notes_on(&kubelet);
+    }
+
+    /// Takes a value into the configuration and its origin into the provenance.
+    fn set<T>(&mut self, path: &str, value: Option<Sourced<T>>, apply: impl FnOnce(&mut Config, T)) {
+        if let Some(value) = value {
+            if !value.origin.is_empty() {
+                self.config.provenance.insert(path.to_owned(), value.origin);
+            }
+            apply(&mut self.config, value.value);
+        }
+    }
+
+    fn refuse<T: std::fmt::Debug>(&mut self, value: &Sourced<T>, way_out: impl Into<String>) {
+        self.problems.push(value.problem(way_out));
+    }
+
+    fn note(&mut self, level: Level, text: impl Into<String>) {
+        self.notes.push(Note { level, text: text.into() });
+    }
+
+    fn node(&mut self) {
+        let from_host = || Sourced {
+            value: self.host.hostname.clone(),
+            origin: String::new(),
+            field: "host name".to_owned(),
+        };
+        let name = flag("--hostname-override", self.flags.hostname_override.as_ref())
+            .unwrap_or_else(from_host)
+            .map(|name| name.trim().to_lowercase());
+        if !is_subdomain(&name.value) {
+            self.refuse(
+                &name,
+                "the name of a node is made of lower-case letters, digits, '-' and '.'; set one with --hostname-override",
+            );
+        }
+        self.set("nodeName", Some(name), |c, v| c.node_name = v);
+        match parse_node_labels(&self.flags.node_labels) {
+            Ok(labels) if labels.is_empty() => {}
+            Ok(labels) => {
+                let labels = Sourced { value: labels, origin: "--node-labels".into(), field: String::new() };
+                self.set("resources.nodeLabels", Some(labels), |c, v| c.resources.node_labels = v);
+            }
+            Err(errors) => {
+                let given = Sourced {
+                    value: self.flags.node_labels.join(","),
+                    origin: "command line".into(),
+                    field: "--node-labels".into(),
+                };
+                self.problems.extend(errors.into_iter().map(|error| given.problem(error)));
+            }
+        }
+    }
+
+    fn paths(&mut self, kubelet: &mut KubeletFile, keelson: &mut KeelsonFile) {
+        let cwd = &self.host.cwd;
+        let of = |name, text: Option<&String>| flag(name, text).map(|p| p.map(|p| absolute(cwd, &p)));
+        let mut of_file = |path| keelson.folders.remove(path);
+        let run = of("--run-dir", self.flags.run_dir.as_ref()).or(of_file("paths.runDir"));
+        let state = of("--state-dir", self.flags.state_dir.as_ref()).or(of_file("paths.stateDir"));
+        let root = of("--root-dir", self.flags.root_dir.as_ref());
+        let links = of_file("paths.containerLinksDir");
+        let bin = of_file("paths.binDir");
+        let logs = kubelet.pod_logs_dir.take();
+
+        for own in [&run, &state].into_iter().flatten() {
+            if own.value.trim_matches('/').split('/').count() < 2 {
+                self.refuse(own, "this folder gets an owner and a mode of its own; name a folder in it");
+            }
+        }
+        if let Some(run) = run.as_ref().filter(|run| run.value.len() > MAX_RUN_DIR) {
+            self.refuse(
+                run,
+                format!(
+                    "it is {} bytes long, and sockets below it allow for {MAX_RUN_DIR}; take a shorter one",
+                    run.value.len()
+                ),
+            );
+        }
+        if let Some(logs) = logs.as_ref().filter(|logs| !logs.value.is_ascii()) {
+            self.refuse(logs, "paths of logs are ASCII only");
+        }
+        self.config.paths.bin_dir = PathBuf::from(&self.host.exe_dir);
+        self.folder("paths.runDir", run, |c, v| c.paths.run_dir = v);
+        self.folder("paths.stateDir", state, |c, v| c.paths.state_dir = v);
+        self.folder("paths.rootDir", root, |c, v| c.paths.root_dir = v);
+        self.folder("paths.containerLinksDir", links, |c, v| c.paths.container_links_dir = v);
+        self.folder("paths.binDir", bin, |c, v| c.paths.bin_dir = v);
+        self.folder("paths.podLogsDir", logs, |c, v| c.paths.pod_logs_dir = v);
+    }
+
+    fn folder(
+        &mut self,
+        path: &str,
+        value: Option<Sourced<String>>,
+        apply: impl FnOnce(&mut Config, PathBuf),
+    ) {
+        if let Some(value) = &value
+            && !is_clean(&value.value)
+        {
+            self.refuse(value, "this must be an absolute path without '.', '..', '//' and a '/' at its end");
+        }
+        self.set(path, value.map(|v| v.map(PathBuf::from)), apply);
+    }
+
+    fn users(&mut self, keelson: &KeelsonFile) {
+        if self.host.uid != 0 {
+            self.config.users.operator_gid = self.host.gid;
+            self.note(
+                Level::Warn,
+                format!(
+                    "init runs as uid {}, not as root: all services run as this user, none with privileges of its own",
+                    self.host.uid
+                ),
+            );
+            return;
+        }
+        let base = keelson.uid_base.as_ref().map_or(UID_BASE, |base| base.value);
+        for (index, service) in (0u32..).zip(ServiceName::ALL) {
+            if service.needs_root() {
+                continue;
+            }
+            let system = self.host.service_users.get(&service).copied();
+            let uid = system.unwrap_or(base + index);
+            let origin = match (system, &keelson.uid_base) {
+                (Some(_), _) => format!("user keelson-{service}"),
+                (None, Some(base)) => base.origin.clone(),
+                (None, None) => String::new(),
+            };
+            let uid = Sourced { value: uid, origin, field: String::new() };
+            self.set(&format!("users.uids.{service}"), Some(uid), |c, v| {
+                c.users.uids.insert(service.to_string(), v);
+            });
+        }
+        let group = keelson.operator_gid.clone().unwrap_or_else(|| match self.host.operator_group {
+            Some(gid) => Sourced { value: gid, origin: "group keelson".into(), field: String::new() },
+            None => Sourced { value: base, origin: String::new(), field: String::new() },
+        });
+        self.set("users.operatorGid", Some(group), |c, v| c.users.operator_gid = v);
+    }
+
+    fn sources(&mut self, kubelet: &mut KubeletFile) {
+        let manifests = flag("--pod-manifest-path", self.flags.pod_manifest_path.as_ref())
+            .map(|p| p.map(|p| absolute(&self.host.cwd, &p)))
+            .or(kubelet.static_pod_path.take())
+            .filter(|path| !path.value.is_empty());
+        self.set("sources.staticPodPath", manifests, |c, v| c.sources.static_pod_path = Some(v.into()));
+        self.set("sources.fileCheckMs", kubelet.file_check.take(), |c, v| {
+            c.sources.file_check_ms = millis(v)
+        });
+    }
+
+    fn runtime(&mut self, kubelet: &mut KubeletFile, keelson: &mut KeelsonFile) {
+        let endpoint = flag("--container-runtime-endpoint", self.flags.container_runtime_endpoint.as_ref())
+            .or(kubelet.endpoint.take());
+        if let Some(endpoint) = endpoint {
+            // A bare path stands for a unix socket, as in the kubelet.
+            let socket = endpoint.value.strip_prefix("unix://").unwrap_or(&endpoint.value).to_owned();
+            if !is_clean(&socket) {
+                self.refuse(
+                    &endpoint,
+                    "this must be unix:// and the absolute path of a socket, such as unix:///run/containerd/containerd.sock",
+                );
+            }
+            let endpoint = endpoint.map(|_| format!("unix://{socket}"));
+            self.set("runtime.endpoint", Some(endpoint), |c, v| c.runtime.endpoint = v);
+        }
+        let root = kubelet.cgroup_root.take().filter(|root| !root.value.is_empty());
+        if let Some(root) = root.as_ref().filter(|root| root.value != "/" && !is_clean(&root.value)) {
+            self.refuse(root, "this must be / or an absolute path in the cgroup tree, such as /pods.slice");
+        }
+        self.set("runtime.cgroupRoot", root, |c, v| c.runtime.cgroup_root = v);
+        self.set("runtime.cgroupDriver", kubelet.cgroup_driver.take(), |c, v| c.runtime.cgroup_driver = v);
+        self.set("runtime.requestTimeoutMs", kubelet.request_timeout.take(), |c, v| {
+            c.runtime.request_timeout_ms = millis(v);
+        });
+        self.set("runtime.sandboxImage", keelson.sandbox_image.take(), |c, v| {
+            c.runtime.sandbox_image = Some(v).filter(|image| !image.is_empty());
+        });
+        self.set("runtime.relistPeriodMs", keelson.relist_period.take(), |c, v| {
+            c.runtime.relist_period_ms = millis(v);
+        });
+        self.set("runtime.startParallelism", keelson.start_parallelism.take(), |c, v| {
+            c.runtime.start_parallelism = v;
+        });
+    }
+
+    fn images(&mut self, kubelet: &mut KubeletFile) {
+        let (max, serialize) = (kubelet.max_parallel_pulls.take(), kubelet.serialize_pulls.take());
+        let pulls = match (max, serialize) {
+            (Some(max), Some(serialize)) if serialize.value && max.value > 1 => {
+                self.refuse(&max, "more than 1 needs serializeImagePulls: false");
+                None
+            }
+            (Some(max), _) => Some(max),
+            (None, Some(serialize)) => Some(serialize.map(|s| if s { 1 } else { UNBOUNDED_PULLS })),
+            (None, None) => None,
+        };
+        self.set("runtime.maxParallelPulls", pulls, |c, v| c.runtime.max_parallel_pulls = v);
+    }
+
+    fn dns(&mut self, kubelet: &mut KubeletFile) {
+        let servers = kubelet.cluster_dns.take().map(|servers| {
+            let origin = servers.origin.clone();
+            servers.map(|list| {
+                let (good, bad): (Vec<_>, Vec<_>) =
+                    list.into_iter().partition(|text| text.parse::<IpAddr>().is_ok());
+                for text in bad {
+                    self.note(
+                        Level::Warn,
+                        format!("clusterDNS {text:?} ({origin}) is no IP address and left out"),
+                    );
+                }
+                good
+            })
+        });
+        self.set("runtime.clusterDns", servers, |c, v| c.runtime.cluster_dns = v);
+        self.set("runtime.clusterDomain", kubelet.cluster_domain.take(), |c, v| c.runtime.cluster_domain = v);
+        self.set("runtime.resolvConf", kubelet.resolv_conf.take(), |c, v| c.runtime.resolv_conf = v);
+    }
+
+    fn api(&mut self, kubelet: &mut KubeletFile) {
+        if let Some(address) = kubelet.address.clone() {
+            match address.value.parse::<IpAddr>() {
+                Ok(ip) if ip.is_loopback() => {}
+                Ok(_) => self.refuse(
+                    &address,
+                    "authentication is not there yet, so the API may listen on loopback only; write 127.0.0.1 or ::1",
+                ),
+                Err(_) => self.refuse(&address, "this is not a valid IP address"),
+            }
+        }
+        if let Some(address) = kubelet.healthz_address.clone()
+            && address.value.parse::<IpAddr>().is_err()
+        {
+            self.refuse(&address, "this is not a valid IP address");
+        }
+        self.set("api.address", kubelet.address.take(), |c, v| c.api.address = v);
+        self.set("api.port", kubelet.port.take(), |c, v| c.api.port = v);
+        if let Some(off) = kubelet.enable_server.take().filter(|enabled| !enabled.value) {
+            self.set("api.port", Some(off), |c, _| c.api.port = 0);
+        }
+        self.set("api.healthzAddress", kubelet.healthz_address.take(), |c, v| c.api.healthz_address = v);
+        let healthz = kubelet.healthz_port.take();
+        if let Some(port) =
+            healthz.as_ref().filter(|port| port.value != 0 && port.value == self.config.api.port)
+        {
+            self.refuse(port, "the API listens on this port already; the health port needs another one");
+        }
+        self.set("api.healthzPort", healthz, |c, v| c.api.healthz_port = v);
+    }
+
+    fn resources(&mut self, kubelet: &mut KubeletFile) {
+        self.set("resources.maxPods", kubelet.max_pods.take(), |c, v| c.resources.max_pods = v);
+        self.set("resources.podPidsLimit", kubelet.pod_pids_limit.take(), |c, v| {
+            c.resources.pod_pids_limit = if v <= 0 { -1 } else { v };
+        });
+        self.set("resources.cpuCfsQuota", kubelet.cpu_cfs_quota.take(), |c, v| c.resources.cpu_cfs_quota = v);
+        self.set("resources.cpuCfsPeriodUs", kubelet.cpu_cfs_period.take(), |c, v| {
+            c.resources.cpu_cfs_period_us = u64::try_from(v.as_micros()).unwrap_or(u64::MAX);
+        });
+        self.set("resources.reserved", kubelet.reserved.take(), |c, v| c.resources.reserved = v);
+    }
+
+    fn telemetry(&mut self, kubelet: &mut KubeletFile, keelson: &mut KeelsonFile) {
+        let format = flag("--log-format", self.flags.log_format.as_ref())
+            .or(kubelet.log_format.take())
+            .or(keelson.log_format.take());
+        if let Some(format) = format.as_ref().filter(|f| !["text", "json"].contains(&f.value.as_str())) {
+            self.refuse(format, "this must be one of: text, json");
+        }
+        self.set("logging.format", format, |c, v| c.logging.format = v);
+        let level = flag("--log-level", self.flags.log_level.as_ref()).or(keelson.log_level.take());
+        if let Some(level) = level.as_ref().filter(|level| !is_filter(&level.value)) {
+            self.refuse(
+                level,
+                format!(
+                    "this must be one of {}, or a list such as info,keelson_pod_sync=debug",
+                    LEVELS.join(", ")
+                ),
+            );
+        }
+        self.set("logging.level", level, |c, v| c.logging.level = v);
+
+        let (endpoint, rate) = (keelson.trace_endpoint.take(), keelson.trace_rate.take());
+        match (endpoint, rate) {
+            (None, Some(rate)) => self.refuse(&rate, "tracing.endpoint names the collector and is missing"),
+            (None, None) => {}
+            (Some(endpoint), rate) => {
+                if !endpoint.value.starts_with("http://") && !endpoint.value.starts_with("unix:") {
+                    self.refuse(
+                        &endpoint,
+                        "this must be http://host:port or unix:///path of an OTLP/gRPC collector",
+                    );
+                }
+                self.set("tracing.endpoint", Some(endpoint), |c, endpoint| {
+                    c.tracing = Some(Tracing { endpoint, sampling_rate_per_million: 1_000_000 });
+                });
+                self.set("tracing.samplingRatePerMillion", rate, |c, v| {
+                    if let Some(tracing) = &mut c.tracing {
+                        tracing.sampling_rate_per_million = v;
+                    }
+                });
+            }
+        }
+    }
+
+    fn notes_on(&mut self, kubelet: &KubeletFile) {
+        if !kubelet.not_acted_on.is_empty() {
+            let list = kubelet.not_acted_on.join(", ");
+            self.note(
+                Level::Info,
+                format!("these fields of the KubeletConfiguration are not acted on yet: {list}"),
+            );
+        }
+        for field in &kubelet.unknown {
+            self.note(
+                Level::Warn,
+                format!(
+                    "{}: a KubeletConfiguration has no field {}; it is ignored",
+                    field.origin, field.field
+                ),
+            );
+        }
+        if self.host.cgroup_v1 && kubelet.fail_cgroup_v1.as_ref().is_none_or(|f| f.value) {
+            self.note(
+                Level::Warn,
+                "this host uses cgroup v1, which a kubelet with failCgroupV1: true refuses; keelson goes on for now",
+            );
+        }
+        if !self.with_file {
+            self.note(
+                Level::Info,
+                "without --config nothing of the machine is reserved and no eviction threshold is set",
+            );
+        }
+    }
+}
+
+fn flag(name: &str, text: Option<&String>) -> Option<Sourced<String>> {
+    text.map(|text| Sourced { value: text.clone(), origin: name.to_owned(), field: name.to_owned() })
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// An absolute path in its shortest form.
+fn is_clean(path: &str) -> bool {
+    path.strip_prefix('/').is_some_and(|rest| {
+        !rest.is_empty() && rest.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+    }) && !path.contains('\0')
+}
+
+/// A level, or a list of `level` and `target=level`.
+fn is_filter(text: &str) -> bool {
+    !text.is_empty()
+        && text.split(',').all(|part| {
+            let (target, level) = part.split_once('=').map_or((None, part), |(t, l)| (Some(t), l));
+            target != Some("") && LEVELS.contains(&level.to_ascii_lowercase().as_str())
+        })
+}
+
+#[cfg(test)]
+#[path = "resolve_tests.rs"]
+mod tests;

@@ -1,0 +1,378 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn host() -> Host {
+    Host {
+        hostname: "Edge-1".into(),
+        exe_dir: "/opt/keelson/bin".into(),
+        cwd: "/srv".into(),
+        memory_bytes: 8 << 30,
+        nodefs_bytes: 100 << 30,
+        ..Host::default()
+    }
+}
+
+fn document(file: &str, version: &str, kind: &str, fields: Value) -> Document {
+    let mut root = fields.as_object().unwrap().clone();
+    root.insert("apiVersion".into(), version.into());
+    root.insert("kind".into(), kind.into());
+    let lines = root.keys().zip(3..).map(|(key, line)| (key.clone(), line)).collect();
+    Document { file: file.into(), folder: "/etc/k".into(), root, lines }
+}
+
+fn kubelet(fields: Value) -> Document {
+    document("kubelet.yaml", "kubelet.config.k8s.io/v1beta1", "KubeletConfiguration", fields)
+}
+
+fn keelson(fields: Value) -> Document {
+    document("keelson.yaml", "keelson/v1", "KeelsonConfiguration", fields)
+}
+
+fn run(
+    flags: &Flags,
+    kubelet: Option<&Document>,
+    keelson: Option<&Document>,
+    host: &Host,
+) -> Result<Resolved, Vec<String>> {
+    resolve(Inputs { flags, kubelet, keelson, host })
+        .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+}
+
+fn with_kubelet(fields: Value) -> Config {
+    run(&Flags::default(), Some(&kubelet(fields)), None, &host()).unwrap().config
+}
+
+fn with_keelson(fields: Value) -> Config {
+    run(&Flags::default(), None, Some(&keelson(fields)), &host()).unwrap().config
+}
+
+fn problems_of(fields: Value) -> Vec<String> {
+    run(&Flags::default(), Some(&kubelet(fields)), None, &host()).unwrap_err()
+}
+
+#[test]
+fn nothing_set_gives_the_defaults_of_the_kubelet() {
+    let resolved = run(&Flags::default(), None, None, &host()).unwrap();
+    let mut expected = Config { node_name: "edge-1".into(), ..Config::default() };
+    expected.paths.bin_dir = "/opt/keelson/bin".into();
+    expected.users.operator_gid = 64_200;
+    let uids = [("pod-config", 64_201), ("pod-sync", 64_205), ("node-status", 64_206), ("node-api", 64_207)];
+    expected.users.uids = uids.into_iter().map(|(name, uid)| (name.to_owned(), uid)).collect();
+    assert_eq!(resolved.config, expected);
+    assert!(resolved.config.provenance.is_empty());
+}
+
+#[test]
+fn every_field_of_the_kubelet_configuration_that_is_acted_on_arrives() {
+    let config = with_kubelet(json!({
+        "staticPodPath": "manifests", "containerRuntimeEndpoint": "unix:///run/c.sock",
+        "fileCheckFrequency": "1m30s", "address": "::1", "port": 11250, "healthzBindAddress": "0.0.0.0",
+        "healthzPort": 0, "maxPods": 250, "cgroupDriver": "systemd", "cgroupRoot": "/pods.slice",
+        "podLogsDir": "/var/log/k", "clusterDNS": ["10.0.0.10"], "clusterDomain": "cluster.local",
+        "resolvConf": "/run/resolv.conf", "runtimeRequestTimeout": "30s", "podPidsLimit": 4096,
+        "cpuCFSQuota": false, "cpuCFSQuotaPeriod": "50ms", "maxParallelImagePulls": 4,
+        "serializeImagePulls": false, "kubeReserved": {"cpu": "100m"}, "systemReserved": {"cpu": "200m"},
+        "evictionHard": {"memory.available": "200Mi"}, "failCgroupV1": false, "logging": {"format": "json"},
+    }));
+    assert_eq!(config.sources.static_pod_path.unwrap().to_str(), Some("/etc/k/manifests"));
+    assert_eq!(config.sources.file_check_ms, 90_000);
+    let runtime = &config.runtime;
+    assert_eq!((runtime.endpoint.as_str(), runtime.request_timeout_ms), ("unix:///run/c.sock", 30_000));
+    assert_eq!((runtime.cgroup_driver.as_str(), runtime.cgroup_root.as_str()), ("systemd", "/pods.slice"));
+    assert_eq!((runtime.max_parallel_pulls, runtime.resolv_conf.as_str()), (4, "/run/resolv.conf"));
+    assert_eq!(
+        (runtime.cluster_dns.as_slice(), runtime.cluster_domain.as_str()),
+        (&["10.0.0.10".to_owned()][..], "cluster.local")
+    );
+    let api = &config.api;
+    assert_eq!((api.address.as_str(), api.port), ("::1", 11250));
+    assert_eq!((api.healthz_address.as_str(), api.healthz_port), ("0.0.0.0", 0));
+    let resources = &config.resources;
+    assert_eq!((resources.max_pods, resources.pod_pids_limit), (250, 4096));
+    assert_eq!((resources.cpu_cfs_quota, resources.cpu_cfs_period_us), (false, 50_000));
+    let reserved: Vec<String> = resources.reserved.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    assert_eq!(reserved, ["cpu=300m", "memory=200Mi"]);
+    assert_eq!(config.paths.pod_logs_dir.to_str(), Some("/var/log/k"));
+    assert_eq!(config.logging.format, "json");
+}
+
+#[test]
+fn every_field_of_the_keelson_configuration_arrives() {
+    let config = with_keelson(json!({
+        "runDir": "/run/k2", "stateDir": "/var/lib/k2", "containerLinksDir": "/var/log/k2", "binDir": "/opt/k2",
+        "controlPlane": "none", "uidBase": 70000, "operatorGid": 71000, "sandboxImage": "pause:3",
+        "startParallelism": 16, "relistPeriod": "5m", "manageHost": false,
+        "logging": {"format": "json", "level": "warn,keelson_pod_sync=debug"},
+        "tracing": {"endpoint": "http://127.0.0.1:4317", "samplingRatePerMillion": 1000},
+    }));
+    let paths = &config.paths;
+    let folders = [&paths.run_dir, &paths.state_dir, &paths.container_links_dir, &paths.bin_dir];
+    assert_eq!(folders.map(|p| p.to_str().unwrap()), ["/run/k2", "/var/lib/k2", "/var/log/k2", "/opt/k2"]);
+    assert_eq!((config.users.operator_gid, config.users.uids["pod-config"]), (71000, 70001));
+    assert_eq!(config.runtime.sandbox_image.as_deref(), Some("pause:3"));
+    assert_eq!((config.runtime.start_parallelism, config.runtime.relist_period_ms), (16, 300_000));
+    assert!(!config.manage_host);
+    assert_eq!(
+        (config.logging.format.as_str(), config.logging.level.as_str()),
+        ("json", "warn,keelson_pod_sync=debug")
+    );
+    let tracing = config.tracing.unwrap();
+    assert_eq!(
+        (tracing.endpoint.as_str(), tracing.sampling_rate_per_million),
+        ("http://127.0.0.1:4317", 1000)
+    );
+}
+
+#[test]
+fn flags_win_over_the_kubelet_s_file_and_that_over_ours_and_each_value_says_where_it_is_from() {
+    let flags = Flags {
+        pod_manifest_path: Some("pods".into()),
+        run_dir: Some("/run/flag".into()),
+        hostname_override: Some(" Node-A ".into()),
+        node_labels: vec!["zone=a".into()],
+        ..Flags::default()
+    };
+    let kubelet = kubelet(json!({"staticPodPath": "/etc/pods", "logging": {"format": "json"}}));
+    let keelson =
+        keelson(json!({"runDir": "/run/file", "stateDir": "/var/lib/file", "logging": {"format": "text"}}));
+    let config = run(&flags, Some(&kubelet), Some(&keelson), &host()).unwrap().config;
+    assert_eq!(config.sources.static_pod_path.unwrap().to_str(), Some("/srv/pods"));
+    assert_eq!(config.paths.run_dir.to_str(), Some("/run/flag"));
+    assert_eq!(config.logging.format, "json");
+    assert_eq!(config.node_name, "node-a");
+    let of = |path: &str| config.provenance.get(path).map(String::as_str);
+    assert_eq!(of("sources.staticPodPath"), Some("--pod-manifest-path"));
+    assert_eq!(of("paths.runDir"), Some("--run-dir"));
+    assert_eq!(of("nodeName"), Some("--hostname-override"));
+    assert_eq!(of("resources.nodeLabels"), Some("--node-labels"));
+    assert_eq!(of("paths.stateDir"), Some("keelson.yaml:4"));
+    assert_eq!(of("logging.format"), Some("kubelet.yaml"));
+    assert_eq!(of("runtime.endpoint"), None, "a default has no provenance");
+}
+
+#[test]
+fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
+    let cases = [
+        (
+            json!({"fileCheckFrequency": "20"}),
+            r#"fileCheckFrequency = "20" (kubelet.yaml:3)"#,
+            "20s or 1m30s",
+        ),
+        (json!({"fileCheckFrequency": 20}), "fileCheckFrequency = 20", "20s or 1m30s"),
+        (json!({"cpuCFSQuotaPeriod": "2s"}), r#"cpuCFSQuotaPeriod = "2s""#, "from 1ms to 1s"),
+        (json!({"port": 70000}), "port = 70000", "from 0 to 65535"),
+        (json!({"port": "10250"}), r#"port = "10250""#, "whole number"),
+        (json!({"maxPods": -1}), "maxPods = -1", "from 0"),
+        (json!({"address": "0.0.0.0"}), r#"address = "0.0.0.0""#, "authentication is not there yet"),
+        (json!({"address": "here"}), r#"address = "here""#, "not a valid IP address"),
+        (json!({"healthzBindAddress": "x"}), r#"healthzBindAddress = "x""#, "not a valid IP address"),
+        (json!({"healthzPort": 10250}), "healthzPort = 10250", "another one"),
+        (json!({"cgroupDriver": "cgroups"}), r#"cgroupDriver = "cgroups""#, "cgroupfs, systemd"),
+        (json!({"cgroupRoot": "pods"}), r#"cgroupRoot = "pods""#, "absolute path"),
+        (json!({"containerRuntimeEndpoint": "tcp://1.2.3.4:5"}), "tcp://1.2.3.4:5", "unix://"),
+        (json!({"containerRuntimeEndpoint": ""}), "containerRuntimeEndpoint", "unix://"),
+        (json!({"podLogsDir": "/var/../log"}), "podLogsDir", "absolute path"),
+        (json!({"podLogsDir": "/var/lög"}), "podLogsDir", "ASCII"),
+        (json!({"clusterDNS": "10.0.0.10"}), "clusterDNS", "list of texts"),
+        (json!({"cpuCFSQuota": "yes"}), r#"cpuCFSQuota = "yes""#, "true or false"),
+        (
+            json!({"maxParallelImagePulls": 5, "serializeImagePulls": true}),
+            "maxParallelImagePulls = 5",
+            "serializeImagePulls: false",
+        ),
+        (json!({"kubeReserved": {"cpu": "fast"}}), r#"kubeReserved.cpu = "fast""#, "500m"),
+        (
+            json!({"evictionHard": {"memory.available": "10"}, "kubeReserved": []}),
+            "kubeReserved = []",
+            "a map",
+        ),
+        (json!({"logging": {"format": "xml"}}), r#"logging.format = "xml""#, "text, json"),
+        (json!({"logging": "json"}), r#"logging = "json""#, "a map"),
+        (json!({"staticPodPath": 5}), "staticPodPath = 5", "quotes"),
+    ];
+    for (fields, what, way_out) in cases {
+        let problems = problems_of(fields.clone());
+        assert_eq!(problems.len(), 1, "{fields}: {problems:?}");
+        assert!(problems[0].starts_with("invalid configuration: "), "{}", problems[0]);
+        assert!(problems[0].contains(what), "{} lacks {what}", problems[0]);
+        assert!(problems[0].contains(way_out), "{} lacks {way_out}", problems[0]);
+    }
+}
+
+#[test]
+fn each_wrong_value_of_ours_is_told_too() {
+    let long = format!("/{}", "r/".repeat(33).trim_end_matches('/').to_owned() + "r");
+    let cases = [
+        (json!({"runDirs": "/x/y"}), "runDirs", "there is no such field; the fields are runDir"),
+        (json!({"logging": {"levle": "info"}}), "logging.levle", "there is no such field"),
+        (json!({"runDir": "/run"}), r#"runDir = "/run""#, "name a folder in it"),
+        (json!({"stateDir": "/"}), r#"stateDir = "/""#, "name a folder in it"),
+        (json!({"runDir": long}), "runDir", "65"),
+        (json!({"binDir": "/opt//x"}), r#"binDir = "/opt//x""#, "absolute path"),
+        (json!({"controlPlane": "etcd"}), r#"controlPlane = "etcd""#, "only none is there yet"),
+        (json!({"uidBase": 0}), "uidBase = 0", "from 1"),
+        (json!({"startParallelism": 0}), "startParallelism = 0", "from 1 to 1024"),
+        (json!({"relistPeriod": "10ms"}), r#"relistPeriod = "10ms""#, "from 1s"),
+        (json!({"logging": {"level": "loud"}}), r#"logging.level = "loud""#, "off, error, warn"),
+        (json!({"tracing": {"samplingRatePerMillion": 5}}), "samplingRatePerMillion = 5", "tracing.endpoint"),
+        (json!({"tracing": {"endpoint": "localhost:4317"}}), "localhost:4317", "http://host:port"),
+    ];
+    for (fields, what, way_out) in cases {
+        let problems = run(&Flags::default(), None, Some(&keelson(fields.clone())), &host()).unwrap_err();
+        assert!(problems.iter().any(|p| p.contains(what) && p.contains(way_out)), "{fields}: {problems:?}");
+    }
+}
+
+#[test]
+fn each_wrong_flag_is_told() {
+    let cases = [
+        (
+            Flags { hostname_override: Some("bad_name".into()), ..Flags::default() },
+            "--hostname-override",
+            "--hostname-override",
+        ),
+        (
+            Flags { hostname_override: Some(" ".into()), ..Flags::default() },
+            "--hostname-override",
+            "lower-case",
+        ),
+        (
+            Flags { root_dir: Some("/var/lib/kubelet/".into()), ..Flags::default() },
+            "--root-dir",
+            "absolute path",
+        ),
+        (Flags { run_dir: Some(String::new()), ..Flags::default() }, "--run-dir", "absolute path"),
+        (
+            Flags { container_runtime_endpoint: Some("x".into()), ..Flags::default() },
+            "--container-runtime-endpoint",
+            "unix://",
+        ),
+        (
+            Flags { node_labels: vec!["kubernetes.io/role=x".into()], ..Flags::default() },
+            "--node-labels",
+            "control plane",
+        ),
+        (Flags { log_level: Some("inof".into()), ..Flags::default() }, "--log-level", "info"),
+        (Flags { log_format: Some("xml".into()), ..Flags::default() }, "--log-format", "text, json"),
+    ];
+    for (flags, what, way_out) in cases {
+        let problems = run(&flags, None, None, &host()).unwrap_err();
+        assert!(problems.iter().any(|p| p.contains(what) && p.contains(way_out)), "{flags:?}: {problems:?}");
+    }
+}
+
+#[test]
+fn all_problems_are_told_at_once() {
+    let flags = Flags { log_format: Some("xml".into()), ..Flags::default() };
+    let kubelet = kubelet(json!({"port": -1, "maxPods": "many"}));
+    let keelson = keelson(json!({"controlPlane": "etcd", "nope": 1}));
+    assert_eq!(run(&flags, Some(&kubelet), Some(&keelson), &host()).unwrap_err().len(), 5);
+}
+
+#[test]
+fn a_file_of_another_kind_is_refused() {
+    let wrong = document("pod.yaml", "v1", "Pod", json!({"metadata": {}}));
+    let problems = run(&Flags::default(), Some(&wrong), None, &host()).unwrap_err();
+    assert_eq!(problems.len(), 2);
+    assert!(problems[0].contains(r#"apiVersion = "v1" (pod.yaml"#), "{problems:?}");
+    assert!(problems[1].contains("KubeletConfiguration"), "{problems:?}");
+    let problems = run(&Flags::default(), None, Some(&wrong), &host()).unwrap_err();
+    assert!(problems[0].contains("keelson/v1"), "{problems:?}");
+    let empty = Document { file: "empty.yaml".into(), ..Document::default() };
+    let problems = run(&Flags::default(), Some(&empty), None, &host()).unwrap_err();
+    assert!(problems[0].contains("apiVersion = nothing (empty.yaml)"), "{problems:?}");
+}
+
+#[test]
+fn what_is_not_acted_on_is_one_line_and_what_no_kubelet_has_is_a_warning_each() {
+    let file = kubelet(json!({
+        "syncFrequency": "1m", "authentication": {"anonymous": {"enabled": false}}, "staticPodPth": "/x",
+        "logging": {"verbosity": 4},
+    }));
+    let notes = run(&Flags::default(), Some(&file), None, &host()).unwrap().notes;
+    let infos: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Info).collect();
+    assert_eq!(infos.len(), 1, "{notes:?}");
+    assert!(infos[0].text.contains("syncFrequency, authentication, logging.verbosity"), "{notes:?}");
+    let warnings: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Warn).collect();
+    assert_eq!(warnings.len(), 1, "{notes:?}");
+    assert!(
+        warnings[0].text.starts_with("kubelet.yaml:5: ") && warnings[0].text.contains("staticPodPth"),
+        "{notes:?}"
+    );
+}
+
+#[test]
+fn a_cgroup_v1_host_is_only_warned_about_for_now() {
+    let v1 = Host { cgroup_v1: true, ..host() };
+    let warns = |fields| {
+        let resolved = run(&Flags::default(), Some(&kubelet(fields)), None, &v1).unwrap();
+        resolved.notes.iter().any(|n| n.level == Level::Warn && n.text.contains("cgroup v1"))
+    };
+    assert!(warns(json!({})));
+    assert!(warns(json!({"failCgroupV1": true})));
+    assert!(!warns(json!({"failCgroupV1": false})));
+}
+
+#[test]
+fn broken_dns_servers_are_left_out_with_a_warning() {
+    let file = kubelet(json!({"clusterDNS": ["10.0.0.10", "dns", "fd00::a"]}));
+    let resolved = run(&Flags::default(), Some(&file), None, &host()).unwrap();
+    assert_eq!(resolved.config.runtime.cluster_dns, ["10.0.0.10", "fd00::a"]);
+    assert!(resolved.notes.iter().any(|n| n.text.contains("\"dns\" (kubelet.yaml:3)")));
+}
+
+#[test]
+fn pulls_are_one_at_a_time_unless_the_file_says_otherwise() {
+    for (fields, pulls) in [
+        (json!({}), 1),
+        (json!({"serializeImagePulls": true}), 1),
+        (json!({"serializeImagePulls": false}), 1000),
+        (json!({"serializeImagePulls": false, "maxParallelImagePulls": 3}), 3),
+        (json!({"maxParallelImagePulls": 2}), 2),
+    ] {
+        assert_eq!(with_kubelet(fields.clone()).runtime.max_parallel_pulls, pulls, "{fields}");
+    }
+}
+
+#[test]
+fn system_users_and_the_group_keelson_are_taken_where_they_exist() {
+    let mut machine = host();
+    machine.service_users.insert(ServiceName::PodSync, 998);
+    // A user of this name changes nothing for a service that needs root.
+    machine.service_users.insert(ServiceName::RuntimeShim, 997);
+    machine.operator_group = Some(996);
+    let config = run(&Flags::default(), None, None, &machine).unwrap().config;
+    assert_eq!((config.users.uids["pod-sync"], config.users.uids["pod-config"]), (998, 64_201));
+    assert!(!config.users.uids.contains_key("runtime-shim") && !config.users.uids.contains_key("init"));
+    assert_eq!(config.users.operator_gid, 996);
+    assert_eq!(config.provenance["users.uids.pod-sync"], "user keelson-pod-sync");
+    assert_eq!(config.provenance["users.operatorGid"], "group keelson");
+}
+
+#[test]
+fn without_root_all_services_run_as_the_user_of_init() {
+    let machine = Host { uid: 1000, gid: 1001, ..host() };
+    let resolved = run(&Flags::default(), None, None, &machine).unwrap();
+    assert!(resolved.config.users.uids.is_empty());
+    assert_eq!(resolved.config.users.operator_gid, 1001);
+    let warnings: Vec<&Note> = resolved.notes.iter().filter(|n| n.level == Level::Warn).collect();
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].text.contains("uid 1000"));
+}
+
+#[test]
+fn a_bare_path_and_an_empty_manifest_path_mean_what_they_mean_to_a_kubelet() {
+    let config = with_kubelet(
+        json!({"containerRuntimeEndpoint": "/run/c.sock", "staticPodPath": "", "cgroupRoot": "", "resolvConf": ""}),
+    );
+    assert_eq!(config.runtime.endpoint, "unix:///run/c.sock");
+    assert_eq!(config.sources.static_pod_path, None);
+    assert_eq!((config.runtime.cgroup_root.as_str(), config.runtime.resolv_conf.as_str()), ("/", ""));
+}
+
+#[test]
+fn a_server_that_is_not_enabled_has_no_port() {
+    assert_eq!(with_kubelet(json!({"enableServer": false, "port": 10250})).api.port, 0);
+    assert_eq!(with_kubelet(json!({"enableServer": true})).api.port, 10250);
+}

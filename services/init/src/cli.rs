@@ -1,0 +1,86 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use keelson_init_core::Flags;
+
+/// Keeps the services of a Keelson node agent running.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "keelson-init", version, max_term_width = 100)]
+pub struct Cli {
+    /// A KubeletConfiguration (kubelet.config.k8s.io/v1beta1), YAML or JSON.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// A KeelsonConfiguration (keelson/v1), YAML or JSON.
+    #[arg(long, value_name = "FILE")]
+    pub keelson_config: Option<PathBuf>,
+    /// The folder of pods and volumes [default: /var/lib/kubelet].
+    #[arg(long, value_name = "DIR")]
+    pub root_dir: Option<String>,
+    /// The name of the node [default: the host's name].
+    #[arg(long, value_name = "NAME")]
+    pub hostname_override: Option<String>,
+    /// A folder or file with static pods.
+    #[arg(long, value_name = "PATH")]
+    pub pod_manifest_path: Option<String>,
+    /// The socket of the container runtime [default: unix:///run/containerd/containerd.sock].
+    #[arg(long, value_name = "ENDPOINT")]
+    pub container_runtime_endpoint: Option<String>,
+    /// Labels of the node.
+    #[arg(long, value_name = "KEY=VALUE,…")]
+    pub node_labels: Vec<String>,
+    /// The folder of sockets and the resolved configuration [default: /run/keelson].
+    #[arg(long, value_name = "DIR")]
+    pub run_dir: Option<String>,
+    /// The folder of the services' own state [default: /var/lib/keelson].
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<String>,
+    /// A level, or a list such as info,keelson_pod_sync=debug [default: info].
+    #[arg(long, value_name = "FILTER")]
+    pub log_level: Option<String>,
+    /// text or json [default: text].
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+    /// Write the resolved configuration and exit: for units and containers that run the services themselves.
+    #[arg(long)]
+    pub resolve_only: bool,
+    /// Make the folders with their owners and modes, share the mounts below the root folder, and exit.
+    #[arg(long)]
+    pub prepare_host: bool,
+}
+
+impl Cli {
+    /// The values that take part in the resolution.
+    pub fn flags(&self) -> Flags {
+        Flags {
+            root_dir: self.root_dir.clone(),
+            hostname_override: self.hostname_override.clone(),
+            pod_manifest_path: self.pod_manifest_path.clone(),
+            container_runtime_endpoint: self.container_runtime_endpoint.clone(),
+            node_labels: self.node_labels.clone(),
+            run_dir: self.run_dir.clone(),
+            state_dir: self.state_dir.clone(),
+            log_level: self.log_level.clone(),
+            log_format: self.log_format.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn labels_may_be_given_several_times() {
+        let cli =
+            Cli::try_parse_from(["keelson-init", "--node-labels", "a=1,b=2", "--node-labels=c=3"]).unwrap();
+        assert_eq!(cli.flags().node_labels, ["a=1,b=2", "c=3"]);
+    }
+}

@@ -1,0 +1,265 @@
+//! The folders of the agent, with owners and modes; the shared mount of the root folder.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use keelson_init_core::{Folder, Owner};
+use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Uid, chownat, open, openat, statat};
+use rustix::mount::{MountPropagationFlags, mount_bind_recursive, mount_change};
+
+/// Deeper state folders than this are not ours.
+const MAX_DEPTH: u32 = 16;
+
+/// Why a folder could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum DirError {
+    /// The folder cannot be made.
+    #[error("cannot make the folder {}; make room or rights for it, or name another one by a flag", path.display())]
+    Make {
+        /// The folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// There is something else in its place.
+    #[error("{} is not a folder of its own (a file, a link, or shared by all users like /tmp); name another one by a flag", path.display())]
+    Foreign {
+        /// What is in its place.
+        path: PathBuf,
+    },
+    /// Owner or mode cannot be set.
+    #[error("cannot set owner and mode of {}; init must own it or run as root", path.display())]
+    Own {
+        /// The folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The mounts below the root folder cannot be shared.
+    #[error("cannot share the mounts below {} (CAP_SYS_ADMIN is needed)", path.display())]
+    Share {
+        /// The root folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// Makes the folders that are missing and sets owners and modes.
+pub fn prepare(folders: &[Folder]) -> Result<(), DirError> {
+    folders.iter().try_for_each(prepare_one)
+}
+
+fn prepare_one(folder: &Folder) -> Result<(), DirError> {
+    let path = &folder.path;
+    let made = make(path, folder.mode).map_err(|source| DirError::Make { path: path.clone(), source })?;
+    let fail = |source: io::Error| DirError::Own { path: path.clone(), source };
+    if !made && !folder.enforced {
+        return Ok(());
+    }
+    let meta = fs::symlink_metadata(path).map_err(fail)?;
+    // A fresh tmpfs is for all users too, but empty; it gets its mode below.
+    let of_all_users =
+        |path: &Path| meta.mode() & 0o1000 != 0 && fs::read_dir(path).is_ok_and(|mut d| d.next().is_some());
+    if !meta.is_dir() || of_all_users(path) {
+        return Err(DirError::Foreign { path: path.clone() });
+    }
+    let dir = open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| fail(error.into()))?;
+    if let Some(owner) = folder.owner
+        && (meta.uid(), meta.gid()) != (owner.uid, owner.gid)
+    {
+        if folder.contents && !made {
+            own_contents(dir.as_fd(), owner, MAX_DEPTH).map_err(fail)?;
+        }
+        let (uid, gid) = ids(owner);
+        rustix::fs::fchown(&dir, Some(uid), Some(gid)).map_err(|error| fail(error.into()))?;
+    }
+    if meta.mode() & 0o7777 != folder.mode {
+        fs::set_permissions(path, fs::Permissions::from_mode(folder.mode)).map_err(fail)?;
+    }
+    Ok(())
+}
+
+/// Makes `path` and its parents; whether it was missing.
+fn make(path: &Path, mode: u32) -> io::Result<bool> {
+    if let Some(parent) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
+    }
+    match fs::DirBuilder::new().mode(mode).create(path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn ids(owner: Owner) -> (Uid, Gid) {
+    (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid))
+}
+
+/// Gives what is below `dir` to `owner`. Links are not followed, and a file with a second name is left alone:
+/// the former owner of the folder may have linked somebody else's file into it.
+fn own_contents(dir: BorrowedFd<'_>, owner: Owner, depth: u32) -> io::Result<()> {
+    let (uid, gid) = ids(owner);
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name.to_bytes() == b"." || name.to_bytes() == b".." {
+            continue;
+        }
+        let stat = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory if depth > 0 => {
+                let below =
+                    openat(dir, name, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+                own_contents(below.as_fd(), owner, depth - 1)?;
+            }
+            FileType::RegularFile if stat.st_nlink > 1 => continue,
+            _ => {}
+        }
+        chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+    }
+    Ok(())
+}
+
+/// The first parent of `path` that users other than its owner cannot pass.
+pub fn closed_parent(path: &Path) -> Option<PathBuf> {
+    let parents: Vec<&Path> = path.ancestors().skip(1).collect();
+    parents
+        .into_iter()
+        .rev()
+        .find(|parent| fs::metadata(parent).is_ok_and(|meta| meta.mode() & 0o001 == 0))
+        .map(Path::to_owned)
+}
+
+/// Makes `root` a mount whose mounts are shared with the containers that see it, as the kubelet expects:
+/// what a pod mounts below it is seen by the host and the other way round. A root that lies in a shared
+/// mount is one already.
+pub fn share(root: &Path) -> Result<(), DirError> {
+    let fail = |source: io::Error| DirError::Share { path: root.to_owned(), source };
+    let real = fs::canonicalize(root).map_err(fail)?;
+    let table = fs::read_to_string("/proc/self/mountinfo").map_err(fail)?;
+    match mount_of(&table, &real) {
+        Some((_, true)) => return Ok(()),
+        Some((point, false)) if point == real => {}
+        _ => mount_bind_recursive(&real, &real).map_err(|error| fail(error.into()))?,
+    }
+    mount_change(&real, MountPropagationFlags::SHARED | MountPropagationFlags::REC)
+        .map_err(|error| fail(error.into()))
+}
+
+/// The mount that `path` lies in, and whether it is shared (proc_pid_mountinfo(5)). Of several mounts over
+/// one another, the last one counts.
+fn mount_of(mountinfo: &str, path: &Path) -> Option<(PathBuf, bool)> {
+    let mounts = mountinfo.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let point = PathBuf::from(unescape(fields.get(4)?));
+        let shared = fields.iter().skip(6).take_while(|f| **f != "-").any(|f| f.starts_with("shared:"));
+        Some((point, shared))
+    });
+    mounts.filter(|(point, _)| path.starts_with(point)).max_by_key(|(point, _)| point.components().count())
+}
+
+/// Undoes the octal escapes of mountinfo.
+fn unescape(text: &str) -> String {
+    text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(path: PathBuf, mode: u32) -> Folder {
+        Folder { path, mode, owner: None, enforced: true, contents: false }
+    }
+
+    fn mode_of(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn folders_are_made_with_their_mode_and_made_right_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        prepare(&[folder(path.clone(), 0o751)]).unwrap();
+        assert_eq!(mode_of(&path), 0o751);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        prepare(&[folder(path.clone(), 0o751)]).unwrap();
+        assert_eq!(mode_of(&path), 0o751);
+    }
+
+    #[test]
+    fn a_folder_that_is_not_enforced_keeps_its_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("root");
+        let lax = Folder { enforced: false, ..folder(path.clone(), 0o750) };
+        prepare(std::slice::from_ref(&lax)).unwrap();
+        assert_eq!(mode_of(&path), 0o750);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        prepare(&[lax]).unwrap();
+        assert_eq!(mode_of(&path), 0o700);
+    }
+
+    #[test]
+    fn a_file_a_link_and_a_folder_of_all_users_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link, shared) =
+            (dir.path().join("file"), dir.path().join("link"), dir.path().join("shared"));
+        fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        fs::create_dir(&shared).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).unwrap();
+        prepare(&[folder(shared.clone(), 0o751)]).unwrap();
+        assert_eq!(mode_of(&shared), 0o751, "an empty one is taken");
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).unwrap();
+        fs::write(shared.join("somebody's"), "").unwrap();
+        for path in [file, link, shared] {
+            let error = prepare(&[folder(path.clone(), 0o751)]).unwrap_err();
+            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_new_owner_gets_what_is_inside_but_no_file_with_a_second_name() {
+        assert!(rustix::process::geteuid().is_root(), "this test changes owners; run it as root");
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        fs::create_dir_all(state.join("deep")).unwrap();
+        fs::write(state.join("deep/db"), "").unwrap();
+        fs::write(dir.path().join("foreign"), "").unwrap();
+        fs::hard_link(dir.path().join("foreign"), state.join("linked")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("foreign"), state.join("link")).unwrap();
+        let owner = Some(Owner { uid: 64_299, gid: 64_298 });
+        prepare(&[Folder { owner, contents: true, ..folder(state.clone(), 0o700) }]).unwrap();
+        for inside in ["", "deep", "deep/db"] {
+            let meta = fs::metadata(state.join(inside)).unwrap();
+            assert_eq!((meta.uid(), meta.gid()), (64_299, 64_298), "{inside}");
+        }
+        assert_eq!(fs::metadata(dir.path().join("foreign")).unwrap().uid(), 0);
+    }
+
+    #[test]
+    fn a_parent_that_others_cannot_pass_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let closed = dir.path().join("closed");
+        fs::create_dir_all(closed.join("run")).unwrap();
+        assert_eq!(closed_parent(&closed.join("run")), None);
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(closed_parent(&closed.join("run")), Some(closed));
+    }
+
+    #[test]
+    fn the_mount_of_a_path_and_its_sharing_are_read() {
+        let table = "21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
+                     30 21 0:5 / /var/lib/a\\040b rw - tmpfs tmpfs rw\n\
+                     31 21 0:6 / /var/lib/kubelet rw master:2 shared:9 - tmpfs tmpfs rw\n";
+        let of = |path: &str| mount_of(table, Path::new(path));
+        assert_eq!(of("/var/lib/kubelet/pods"), Some(("/var/lib/kubelet".into(), true)));
+        assert_eq!(of("/var/lib/a b"), Some(("/var/lib/a b".into(), false)));
+        assert_eq!(of("/etc"), Some(("/".into(), true)));
+    }
+}

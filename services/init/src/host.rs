@@ -1,0 +1,183 @@
+//! What the machine is: the facts that the configuration depends on.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use keelson_config::ServiceName;
+use keelson_init_core::Host;
+use rustix::process::{getegid, geteuid};
+
+/// Where the group of operators is looked up.
+const OPERATOR_GROUP: &str = "keelson";
+
+/// Reads the facts. `root_dir` is the folder whose file system percentages are of.
+pub fn facts(root_dir: &Path) -> Host {
+    let exe_dir = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_owned));
+    Host {
+        hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        uid: geteuid().as_raw(),
+        gid: getegid().as_raw(),
+        exe_dir: exe_dir.unwrap_or_default().to_string_lossy().into_owned(),
+        cwd: std::env::current_dir().unwrap_or_default().to_string_lossy().into_owned(),
+        service_users: ServiceName::supervised()
+            .filter_map(|service| Some((service, user_id(&format!("keelson-{service}"))?)))
+            .collect(),
+        operator_group: group_id(OPERATOR_GROUP),
+        cgroup_v1: !Path::new("/sys/fs/cgroup/cgroup.controllers").exists(),
+        memory_bytes: memory_bytes().unwrap_or(0),
+        nodefs_bytes: file_system_bytes(root_dir).unwrap_or(0),
+    }
+}
+
+/// The uid of a user of this name.
+fn user_id(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    let mut buffer = vec![0u8; 16 * 1024];
+    // SAFETY: passwd is plain data, all zeros are valid; the pointers outlive the call and the length is the
+    // buffer's.
+    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: see above.
+    let result = unsafe {
+        libc::getpwnam_r(
+            name.as_ptr(),
+            &raw mut entry,
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            &raw mut found,
+        )
+    };
+    (result == 0 && !found.is_null()).then_some(entry.pw_uid)
+}
+
+/// The gid of a group of this name.
+fn group_id(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    // A group with many members needs much room.
+    let mut buffer = vec![0u8; 256 * 1024];
+    // SAFETY: group is plain data, all zeros are valid; the pointers outlive the call and the length is the
+    // buffer's.
+    let mut entry: libc::group = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: see above.
+    let result = unsafe {
+        libc::getgrnam_r(
+            name.as_ptr(),
+            &raw mut entry,
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            &raw mut found,
+        )
+    };
+    (result == 0 && !found.is_null()).then_some(entry.gr_gid)
+}
+
+fn memory_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// The size of the file system of `path`, or of its nearest parent that exists.
+fn file_system_bytes(path: &Path) -> Option<u64> {
+    let existing = path.ancestors().find(|folder| folder.exists())?;
+    let stat = rustix::fs::statvfs(existing).ok()?;
+    Some(stat.f_blocks * stat.f_frsize)
+}
+
+/// The capabilities that this process has in effect, as bits (proc(5), `CapEff`).
+pub fn effective_capabilities() -> u64 {
+    fs::read_to_string("/proc/self/status")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+            u64::from_str_radix(line.trim(), 16).ok()
+        })
+        .unwrap_or(0)
+}
+
+/// The score that keeps the out-of-memory killer from the agent, as the kubelet's.
+const OOM_SCORE_ADJ: i32 = -999;
+
+/// Lowers our own oom score, which the services inherit; one that is lower already stays.
+pub fn lower_oom_score() -> io::Result<()> {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let now = fs::read_to_string(FILE)?.trim().parse().unwrap_or(0);
+    if now <= OOM_SCORE_ADJ {
+        return Ok(());
+    }
+    fs::write(FILE, OOM_SCORE_ADJ.to_string())
+}
+
+/// What tells a process from a later one with the same pid: its start in clock ticks since boot (field 22 of
+/// /proc/PID/stat). `None` when there is no such process.
+pub fn start_ticks(pid: u32) -> Option<u64> {
+    parse_start_ticks(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The name in brackets may hold brackets and blanks itself.
+fn parse_start_ticks(stat: &str) -> Option<u64> {
+    let fields: Vec<&str> = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
+    if matches!(*fields.first()?, "Z" | "X") {
+        return None;
+    }
+    fields.get(19)?.parse().ok()
+}
+
+/// The program that a process runs, also when its file was replaced since.
+pub fn exe(pid: u32) -> Option<PathBuf> {
+    let target = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    match target.to_str().and_then(|text| text.strip_suffix(" (deleted)")) {
+        Some(path) => Some(PathBuf::from(path)),
+        None => Some(target),
+    }
+}
+
+/// The proportional set size of a process in KiB.
+pub fn pss_kib(pid: u32) -> Option<u64> {
+    parse_pss(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?)
+}
+
+fn parse_pss(rollup: &str) -> Option<u64> {
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
+/// The name that this process was started under.
+pub fn invoked_as(name: &str) -> bool {
+    std::env::args_os().next().is_some_and(|arg| Path::new(&arg).file_name().is_some_and(|file| file == name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_is_a_user_and_a_group_of_every_machine() {
+        assert_eq!((user_id("root"), group_id("root")), (Some(0), Some(0)));
+        assert_eq!((user_id("no-such-user-here"), group_id("no-such-group-here")), (None, None));
+    }
+
+    #[test]
+    fn the_start_of_a_process_is_read_behind_any_name() {
+        let stat = "7 (a ) (b) S 3 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
+        assert_eq!(parse_start_ticks(stat), Some(4242));
+        assert_eq!(parse_start_ticks(&stat.replace(" S ", " Z ")), None);
+        assert!(start_ticks(std::process::id()).is_some());
+    }
+
+    #[test]
+    fn the_proportional_size_is_read() {
+        let text = "55d4-7ffc ---p 00000000 00:00 0 [rollup]\nRss: 900 kB\nPss:                 684 kB\nPss_Dirty: 1 kB\n";
+        assert_eq!(parse_pss(text), Some(684));
+        assert!(pss_kib(std::process::id()).is_some_and(|kib| kib > 0));
+    }
+
+    #[test]
+    fn the_machine_has_memory_and_a_file_system() {
+        let host = facts(Path::new("/nonexistent/below/root"));
+        assert!(host.memory_bytes > 0 && host.nodefs_bytes > 0 && !host.hostname.is_empty());
+    }
+}

@@ -1,0 +1,164 @@
+//! One agent per run dir, per root folder and per container runtime.
+//!
+//! A lock is flock(2) on a file: it goes with the process, however that ends, and a new init takes it over at
+//! once. The descriptors are close-on-exec, so no service keeps a lock of its init.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use keelson_config::Config;
+use keelson_init_core::endpoint_lock_name;
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::process::geteuid;
+
+/// Where locks lie that belong to no folder of one agent.
+const LOCKS: &str = "/run/lock";
+
+/// Why a lock is not ours.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another agent has it.
+    #[error("another keelson{} {what}; {way_out}", who(*pid))]
+    Taken {
+        /// Its process.
+        pid: Option<u32>,
+        /// What it uses.
+        what: String,
+        /// What to do about it.
+        way_out: &'static str,
+    },
+    /// The file cannot be made or opened.
+    #[error("cannot lock {}; its folder must be writable and have room", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+fn who(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+}
+
+/// The locks that init holds as long as it lives.
+#[derive(Debug)]
+pub struct Locks {
+    _held: Vec<File>,
+}
+
+/// Takes the lock of the run dir alone: nobody else writes there.
+pub fn run_dir(config: &Config) -> Result<Locks, LockError> {
+    Ok(Locks { _held: vec![lock_run_dir(config)?] })
+}
+
+/// Takes every lock of an agent.
+pub fn agent(config: &Config) -> Result<Locks, LockError> {
+    let mut held = vec![lock_run_dir(config)?];
+    let root = &config.paths.root_dir;
+    held.push(take(
+        &root.join(".keelson.lock"),
+        || format!("uses the root folder {}", root.display()),
+        "stop it, or give this one another folder with --root-dir",
+    )?);
+    let endpoint = real_endpoint(&config.runtime.endpoint);
+    let path = Path::new(LOCKS).join(endpoint_lock_name(&endpoint));
+    let what = || format!("uses the container runtime at {}", config.runtime.endpoint);
+    match take(&path, what, "stop it, or give this one another runtime with --container-runtime-endpoint") {
+        Ok(file) => held.push(file),
+        Err(error @ LockError::Taken { .. }) => return Err(error),
+        Err(LockError::Open { source, .. }) => {
+            tracing::warn!(path = %path.display(), error = %source, "no lock on the container runtime: two agents on one runtime will not be noticed");
+        }
+    }
+    Ok(Locks { _held: held })
+}
+
+fn lock_run_dir(config: &Config) -> Result<File, LockError> {
+    let run = &config.paths.run_dir;
+    take(
+        &run.join("init.lock"),
+        || format!("runs in {}", run.display()),
+        "stop it, or give this one another folder with --run-dir",
+    )
+}
+
+/// The endpoint with the links of its folder resolved: /var/run is /run.
+fn real_endpoint(endpoint: &str) -> String {
+    let path = Path::new(endpoint.strip_prefix("unix://").unwrap_or(endpoint));
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return endpoint.to_owned() };
+    let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+    folder.join(name).to_string_lossy().into_owned()
+}
+
+fn take(path: &Path, what: impl Fn() -> String, way_out: &'static str) -> Result<File, LockError> {
+    let fail = |source| LockError::Open { path: path.to_owned(), source };
+    let mut file = open(path).map_err(fail)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut text = String::new();
+            let _ = file.read_to_string(&mut text);
+            return Err(LockError::Taken { pid: text.trim().parse().ok(), what: what(), way_out });
+        }
+        Err(error) => return Err(fail(error.into())),
+    }
+    // The pid is for people; the lock holds without it.
+    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    Ok(file)
+}
+
+/// Opens or makes a lock file. Somebody else's file in a folder of all users is not taken: whoever made it
+/// could hold it for ever.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = fs::OpenOptions::new();
+    options.read(true).write(true).mode(0o644);
+    options.custom_flags(i32::try_from(OFlags::NOFOLLOW.bits()).unwrap_or(0));
+    let file = match options.open(path) {
+        // Without O_CREAT first: fs.protected_regular refuses it for files of others in sticky folders.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => options.create(true).open(path)?,
+        other => other?,
+    };
+    if file.metadata()?.uid() != geteuid().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file belongs to another user"));
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_taker_is_told_the_pid_of_the_first_and_the_way_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("init.lock");
+        let first = take(&path, || "runs here".into(), "stop it").unwrap();
+        let error = take(&path, || "runs here".into(), "stop it").unwrap_err();
+        let pid = std::process::id();
+        assert_eq!(error.to_string(), format!("another keelson (pid {pid}) runs here; stop it"));
+        drop(first);
+        take(&path, || "runs here".into(), "stop it").unwrap();
+    }
+
+    #[test]
+    fn a_lock_is_not_taken_through_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path().join("target"), &link).unwrap();
+        let error = take(&link, || "x".into(), "y").unwrap_err();
+        assert!(matches!(error, LockError::Open { .. }));
+        assert!(!dir.path().join("target").exists());
+    }
+
+    #[test]
+    fn links_in_the_folder_of_a_socket_are_resolved() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = fs::canonicalize(dir.path()).unwrap();
+        std::os::unix::fs::symlink(&real, real.join("link")).unwrap();
+        let endpoint = format!("unix://{}/link/c.sock", real.display());
+        assert_eq!(real_endpoint(&endpoint), format!("{}/c.sock", real.display()));
+    }
+}

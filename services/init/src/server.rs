@@ -1,0 +1,114 @@
+//! `keelson.supervisor.v1`.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt as _};
+use keelson_config::ServiceName;
+use keelson_proto::keelson::supervisor::v1 as pb;
+use keelson_proto::keelson::supervisor::v1::supervisor_server::Supervisor;
+use keelson_service_kit::WatchItem;
+use keelson_service_kit::status::error;
+use tokio::sync::{mpsc, oneshot};
+use tonic::{Code, Request, Response, Status};
+
+use crate::host;
+use crate::supervisor::{Command, Services};
+
+/// A restart takes at most the time that a service has to end, and a little.
+const RESTART_WITHIN: Duration = Duration::from_secs(8);
+
+/// The API over what the supervisor shows.
+#[derive(Debug)]
+pub struct SupervisorService {
+    services: Services,
+    commands: mpsc::Sender<Command>,
+}
+
+impl SupervisorService {
+    /// Shows `services`, init itself among them, and sends `commands`.
+    pub fn new(services: Services, commands: mpsc::Sender<Command>, started_unix_nanos: i64) -> Self {
+        let own = pb::Service {
+            name: ServiceName::Init.to_string(),
+            pid: std::process::id(),
+            state: "running".to_owned(),
+            started_unix_nanos,
+            uid: rustix::process::geteuid().as_raw(),
+            ..pb::Service::default()
+        };
+        services.set(ServiceName::Init, own);
+        Self { services, commands }
+    }
+}
+
+#[tonic::async_trait]
+impl Supervisor for SupervisorService {
+    async fn list_services(
+        &self,
+        _: Request<pb::ListServicesRequest>,
+    ) -> Result<Response<pb::ListServicesResponse>, Status> {
+        let known = self.services.clone();
+        // Reading the memory map of another process can wait for that process.
+        let services = tokio::task::spawn_blocking(move || {
+            let all = ServiceName::ALL.into_iter().filter_map(|name| known.get(&name));
+            all.map(|mut service| {
+                if service.pid != 0 {
+                    service.pss_kib = host::pss_kib(service.pid).unwrap_or(0);
+                }
+                service
+            })
+            .collect()
+        })
+        .await
+        .map_err(|cause| error(Code::Internal, "PSS", format!("cannot read memory figures: {cause}")))?;
+        Ok(Response::new(pb::ListServicesResponse { services }))
+    }
+
+    type WatchServicesStream = Pin<Box<dyn Stream<Item = Result<pb::WatchServicesResponse, Status>> + Send>>;
+
+    async fn watch_services(
+        &self,
+        _: Request<pb::WatchServicesRequest>,
+    ) -> Result<Response<Self::WatchServicesStream>, Status> {
+        use pb::watch_services_response::Item;
+        let items = self.services.subscribe().into_stream(|item| match item {
+            WatchItem::Set(_, service) => Some(Item::Service(service)),
+            WatchItem::Synced => Some(Item::Synced(true)),
+            // Services are never removed.
+            WatchItem::Gone(_) => None,
+        });
+        let answers = items.filter_map(|item| {
+            std::future::ready(item.map(|i| Ok(pb::WatchServicesResponse { item: Some(i) })))
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn restart_service(
+        &self,
+        request: Request<pb::RestartServiceRequest>,
+    ) -> Result<Response<pb::RestartServiceResponse>, Status> {
+        let name = request.into_inner().name;
+        let service = name
+            .parse::<ServiceName>()
+            .map_err(|unknown| error(Code::NotFound, "SERVICE_UNKNOWN", unknown.to_string()))?;
+        if service == ServiceName::Init {
+            let text = "init does not restart itself; restart its unit, or end it and start it again";
+            return Err(error(Code::InvalidArgument, "SERVICE_IS_INIT", text));
+        }
+        let (done, result) = oneshot::channel();
+        let ending = || error(Code::Unavailable, "INIT_ENDING", "init is ending");
+        self.commands.send(Command::Restart { service, done }).await.map_err(|_| ending())?;
+        match tokio::time::timeout(RESTART_WITHIN, result).await {
+            Ok(Ok(Ok(()))) => Ok(Response::new(pb::RestartServiceResponse {})),
+            Ok(Ok(Err(why))) => {
+                Err(error(Code::FailedPrecondition, "SERVICE_NOT_STARTED", format!("{service}: {why}")))
+            }
+            Ok(Err(_)) => Err(ending()),
+            Err(_) => Err(error(
+                Code::DeadlineExceeded,
+                "SERVICE_STILL_ENDING",
+                format!("{service} has not ended within {} s", RESTART_WITHIN.as_secs()),
+            )),
+        }
+    }
+}

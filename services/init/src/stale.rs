@@ -1,0 +1,132 @@
+//! What an init that was killed left behind.
+//!
+//! Its services end with it through the lifeline, but a stopped one does not, and one that hangs may not.
+//! So init writes down which processes it has started, and the next one ends those that are still there
+//! before it starts its own.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+use crate::host;
+
+/// How long the kernel may take to end a killed process.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
+
+/// A process that init has started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Started {
+    /// Name of the service.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// Its start in clock ticks since boot: tells it from a later process with the same pid.
+    pub start_ticks: u64,
+    /// Its program.
+    pub exe: PathBuf,
+}
+
+impl Started {
+    /// The process with `pid` as it is now; `None` when it has ended.
+    pub fn of(name: &str, pid: u32) -> Option<Self> {
+        Some(Self { name: name.to_owned(), pid, start_ticks: host::start_ticks(pid)?, exe: host::exe(pid)? })
+    }
+
+    /// Whether exactly this process still exists.
+    fn is_there(&self) -> bool {
+        host::start_ticks(self.pid) == Some(self.start_ticks)
+            && host::exe(self.pid).as_ref() == Some(&self.exe)
+    }
+}
+
+/// The file that names the started processes.
+pub fn file(run_dir: &Path) -> PathBuf {
+    run_dir.join("services.json")
+}
+
+/// Replaces the file.
+pub fn store(path: &Path, list: &[Started]) -> io::Result<()> {
+    let temporary = path.with_extension("json.new");
+    fs::write(&temporary, serde_json::to_vec(list)?)?;
+    fs::rename(&temporary, path)
+}
+
+/// Ends the processes that the file names and that are still there. Their names.
+pub fn end_all(path: &Path) -> Vec<String> {
+    let list: Vec<Started> =
+        fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+    let mut ended = Vec::new();
+    let mut waiting = Vec::new();
+    for process in list {
+        let Some(pid) = i32::try_from(process.pid).ok().and_then(Pid::from_raw) else { continue };
+        // The descriptor pins the process: what is checked after it holds for the signal too.
+        let Ok(pinned) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
+        if process.is_there() && pidfd_send_signal(&pinned, Signal::KILL).is_ok() {
+            ended.push(format!("{} (pid {})", process.name, process.pid));
+            waiting.push(pinned);
+        }
+    }
+    for pinned in &waiting {
+        let limit = Timespec::try_from(GONE_WITHIN).ok();
+        let _ = poll(&mut [PollFd::new(pinned, PollFlags::IN)], limit.as_ref());
+    }
+    ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    struct Kill(Child);
+
+    impl Drop for Kill {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn sleeper() -> Kill {
+        Kill(Command::new("sleep").arg("600").spawn().unwrap())
+    }
+
+    #[test]
+    fn a_process_that_is_still_there_is_ended_even_when_it_is_stopped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(dir.path());
+        let mut child = sleeper();
+        let pid = Pid::from_child(&child.0);
+        rustix::process::kill_process(pid, Signal::STOP).unwrap();
+        store(&path, &[Started::of("pod-sync", child.0.id()).unwrap()]).unwrap();
+        assert_eq!(end_all(&path), [format!("pod-sync (pid {})", child.0.id())]);
+        assert!(!child.0.wait().unwrap().success());
+    }
+
+    #[test]
+    fn another_process_with_the_same_pid_is_spared() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(dir.path());
+        let mut child = sleeper();
+        let real = Started::of("pod-sync", child.0.id()).unwrap();
+        let later = Started { start_ticks: real.start_ticks + 1, ..real.clone() };
+        let other = Started { exe: "/usr/bin/other".into(), ..real };
+        store(&path, &[later, other]).unwrap();
+        assert!(end_all(&path).is_empty());
+        assert!(child.0.try_wait().unwrap().is_none());
+    }
+
+    #[test]
+    fn a_missing_or_broken_file_names_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(end_all(&file(dir.path())).is_empty());
+        fs::write(file(dir.path()), "[{").unwrap();
+        assert!(end_all(&file(dir.path())).is_empty());
+    }
+}

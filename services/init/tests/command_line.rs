@@ -1,0 +1,183 @@
+//! The command line of init: exit codes, messages, and the ways to run it that start no service.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Output};
+
+use common::{Scene, eventually, find, status_field};
+use keelson_config::{Config, ServiceName};
+use rustix::process::Signal;
+
+const INIT: &str = env!("CARGO_BIN_EXE_keelson-init");
+
+fn code_and_text(output: &Output) -> (Option<i32>, String) {
+    let text = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+fn init(arguments: &[&str]) -> (Option<i32>, String) {
+    code_and_text(&Command::new(INIT).args(arguments).output().unwrap())
+}
+
+#[test]
+fn help_and_version_succeed_and_an_unknown_flag_is_a_usage_error() {
+    assert_eq!(init(&["--version"]), (Some(0), format!("keelson-init {}\n", env!("CARGO_PKG_VERSION"))));
+    let (code, text) = init(&["--help"]);
+    assert_eq!(code, Some(0));
+    assert!(text.contains("--pod-manifest-path"));
+    let (code, text) = init(&["--podmanifest-path", "/x"]);
+    assert_eq!(code, Some(64));
+    assert!(text.contains("--podmanifest-path"), "{text}");
+}
+
+#[test]
+fn under_the_name_kubelet_the_exit_codes_are_0_and_1() {
+    let dir = tempfile::tempdir().unwrap();
+    let kubelet = dir.path().join("kubelet");
+    std::os::unix::fs::symlink(INIT, &kubelet).unwrap();
+    let code = |arguments: &[&str]| Command::new(&kubelet).args(arguments).output().unwrap().status.code();
+    assert_eq!(code(&["--version"]), Some(0));
+    assert_eq!(code(&["--no-such-flag"]), Some(1));
+    assert_eq!(code(&["--config", "/nonexistent.yaml"]), Some(1));
+}
+
+#[test]
+fn every_problem_of_the_configuration_is_a_line_with_file_and_line() {
+    let scene = Scene::new();
+    fs::write(
+        scene.path("kubelet.yaml"),
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\nmaxPods: many\naddress: 0.0.0.0\n",
+    )
+    .unwrap();
+    let (code, text) = code_and_text(&scene.command().args(["--log-level", "loud"]).output().unwrap());
+    assert_eq!(code, Some(78));
+    let file = scene.text("kubelet.yaml");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(lines[0].contains(&format!("maxPods = \"many\" ({file}:4)")), "{text}");
+    assert!(lines[1].contains(&format!("address = \"0.0.0.0\" ({file}:5)")), "{text}");
+    assert!(lines[2].contains("--log-level = \"loud\""), "{text}");
+}
+
+#[test]
+fn files_that_cannot_be_read_are_all_named() {
+    let (code, text) = init(&["--config", "/nonexistent/k.yaml", "--keelson-config", "/nonexistent/o.yaml"]);
+    assert_eq!(code, Some(78));
+    assert!(text.contains("/nonexistent/k.yaml that --config names"), "{text}");
+    assert!(text.contains("/nonexistent/o.yaml that --keelson-config names"), "{text}");
+}
+
+#[test]
+fn a_run_dir_that_cannot_be_made_is_named_with_the_way_out() {
+    let scene = Scene::new();
+    fs::write(scene.path("run"), "a file").unwrap();
+    let (code, text) = code_and_text(&scene.command().output().unwrap());
+    assert_eq!(code, Some(78));
+    assert!(text.contains(&scene.text("run")) && text.contains("flag"), "{text}");
+}
+
+#[test]
+fn a_run_dir_on_a_full_disk_is_named_with_the_way_out() {
+    let scene = Scene::new();
+    let run = scene.text("run");
+    fs::create_dir(&run).unwrap();
+    // In a mount namespace of its own, so that nothing is left to unmount.
+    let script = format!(
+        "mount -t tmpfs -o size=64k,mode=755 none {run} && ! dd if=/dev/zero of={run}/fill bs=1k count=65 2>/dev/null && exec \"$@\""
+    );
+    let output = in_namespace(&["--mount"], &script, &scene.command());
+    let (code, text) = code_and_text(&output);
+    assert_eq!(code, Some(78), "{text}");
+    assert!(
+        text.contains("config.json") && text.contains("--run-dir") && text.contains("No space left"),
+        "{text}"
+    );
+}
+
+#[test]
+fn resolve_only_writes_the_configuration_with_its_provenance_and_starts_nothing() {
+    let scene = Scene::new();
+    scene.write_config("startParallelism: 3\n");
+    let output = scene.command().arg("--resolve-only").output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let config = Config::load(&scene.path("run/config.json")).unwrap();
+    assert_eq!((config.node_name.as_str(), config.runtime.start_parallelism), ("testnode", 3));
+    assert_eq!(config.provenance["nodeName"], "--hostname-override");
+    assert_eq!(config.provenance["runtime.startParallelism"], format!("{}:5", scene.text("keelson.yaml")));
+    assert!(scene.processes().is_empty());
+    assert!(!scene.path("state").exists());
+}
+
+#[tokio::test]
+async fn resolve_only_does_not_change_the_configuration_of_a_running_agent() {
+    let scene = Scene::new();
+    let _init = scene.start();
+    scene.all_running().await;
+    let output = scene.command().arg("--resolve-only").output().unwrap();
+    let (code, text) = code_and_text(&output);
+    assert_eq!(code, Some(78));
+    assert!(text.contains("another keelson"), "{text}");
+}
+
+#[test]
+fn prepare_host_makes_the_folders_and_shares_the_root() {
+    let scene = Scene::new();
+    let mut command = scene.command();
+    command.arg("--prepare-host");
+    // Twice: the second time all is there.
+    let output = in_namespace(&["--mount"], "\"$@\" && \"$@\" && cat /proc/self/mountinfo", &command);
+    let (code, text) = code_and_text(&output);
+    assert_eq!(code, Some(0), "{text}");
+    let root = scene.text("root");
+    let mounts: Vec<&str> = text.lines().filter(|line| line.contains(&format!(" {root} "))).collect();
+    assert_eq!(mounts.len(), 1, "{text}");
+    assert!(mounts[0].contains(" shared:"), "{text}");
+    for folder in ["run/pod-sync", "state/pod-sync", "logs", "links"] {
+        assert!(scene.path(folder).is_dir(), "{folder}");
+    }
+}
+
+/// Runs `script` with the command line of `command` as its arguments, in new namespaces.
+fn in_namespace(kinds: &[&str], script: &str, command: &Command) -> Output {
+    namespaced(kinds, script, command).output().unwrap()
+}
+
+fn namespaced(kinds: &[&str], script: &str, command: &Command) -> Command {
+    let mut unshare = Command::new("unshare");
+    unshare.args(kinds).args(["--propagation", "private", "sh", "-c", script, "sh"]);
+    unshare.arg(command.get_program()).args(command.get_args());
+    unshare
+}
+
+#[tokio::test]
+async fn as_process_1_it_reaps_orphans_and_ends_when_told_to() {
+    let scene = Scene::new();
+    scene.behave(ServiceName::NodeApi, "orphan 5");
+    let kinds = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
+    let mut unshare = scene.start_as(namespaced(&kinds, "exec \"$@\"", &scene.command()));
+    let services = scene.all_running().await;
+    assert_eq!(find(&services, ServiceName::Init).pid, 1);
+    let children = |pid: u32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        text.split_whitespace().map(|pid| pid.parse::<u32>().unwrap()).collect::<Vec<_>>()
+    };
+    let init = children(unshare.pid())[0];
+    eventually("only the services are left as children", || children(init).len() == 7).await;
+    assert!(children(init).iter().all(|child| !status_field(*child, "State").starts_with('Z')));
+    common::signal(init, Signal::TERM);
+    assert_eq!(unshare.ended().await, Some(0));
+}
+
+#[tokio::test]
+async fn binaries_in_a_folder_that_only_root_may_pass_are_started_all_the_same() {
+    assert!(rustix::process::geteuid().is_root(), "this test is about users; run it as root");
+    let scene = Scene::new();
+    fs::set_permissions(scene.path("bin"), fs::Permissions::from_mode(0o700)).unwrap();
+    let _init = scene.start();
+    let services = scene.all_running().await;
+    let service = find(&services, ServiceName::PodSync);
+    assert_ne!(service.uid, 0);
+    assert_eq!(fs::read_link(format!("/proc/{}/exe", service.pid)).unwrap(), scene.path("bin/fake"));
+}

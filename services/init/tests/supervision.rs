@@ -1,0 +1,291 @@
+//! init as a process, with fake services: users, restarts, lifeline, left-overs, locks, systemd.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
+
+use common::{Scene, eventually, find, is_alive, signal, status_field};
+use keelson_config::ServiceName;
+use keelson_init_core::privileges;
+use keelson_proto::keelson::supervisor::v1 as pb;
+use rustix::process::Signal;
+
+fn assert_root() {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test is about users and capabilities; run it as root"
+    );
+}
+
+fn own_capabilities() -> u64 {
+    u64::from_str_radix(&status_field(std::process::id(), "CapEff"), 16).unwrap()
+}
+
+#[tokio::test]
+async fn each_service_runs_as_its_user_with_the_capabilities_of_its_row_and_no_new_ones() {
+    assert_root();
+    let scene = Scene::new();
+    scene.write_config("uidBase: 64300\noperatorGid: 64390\n");
+    let _init = scene.start();
+    let services = scene.all_running().await;
+    for (index, name) in (0u32..).zip(ServiceName::ALL).skip(1) {
+        let service = find(&services, name);
+        let uid = if name.needs_root() { 0 } else { 64_300 + index };
+        let field = |field| status_field(service.pid, field);
+        assert_eq!(service.uid, uid, "{name}");
+        assert_eq!(field("Uid"), format!("{uid} {uid} {uid} {uid}"), "{name}");
+        assert_eq!(field("Gid"), "64390 64390 64390 64390", "{name}");
+        assert_eq!(field("Groups"), "64390", "{name}");
+        assert_eq!(field("NoNewPrivs"), "1", "{name}");
+        let kept = format!("{:016x}", privileges::kept_bits(name) & own_capabilities());
+        for set in ["CapEff", "CapPrm", "CapBnd"] {
+            assert_eq!(field(set), kept, "{set} of {name}");
+        }
+        let ambient = if uid == 0 { format!("{:016x}", 0) } else { kept };
+        assert_eq!(field("CapAmb"), ambient, "CapAmb of {name}");
+        assert_eq!(field("SigBlk"), "0000000000000000", "{name}");
+        let environment = fs::read(format!("/proc/{}/environ", service.pid)).unwrap();
+        let environment = String::from_utf8(environment).unwrap();
+        assert!(environment.contains("MALLOC_ARENA_MAX=1") && environment.contains("KEELSON_LIFELINE_FD="));
+    }
+}
+
+#[tokio::test]
+async fn folders_sockets_and_the_configuration_have_their_owners_and_modes() {
+    assert_root();
+    let scene = Scene::new();
+    scene.write_config("uidBase: 64300\noperatorGid: 64390\n");
+    let _init = scene.start();
+    scene.all_running().await;
+    let check = |path: &str, mode: u32, uid: u32, gid: u32| {
+        let meta = fs::metadata(scene.path(path)).unwrap();
+        let found = format!("{:o} {} {}", meta.mode() & 0o7777, meta.uid(), meta.gid());
+        assert_eq!(found, format!("{mode:o} {uid} {gid}"), "{path}");
+    };
+    check("run", 0o751, 0, 64_390);
+    check("run/config.json", 0o640, 0, 64_390);
+    check("run/init/init.sock", 0o660, 0, 0);
+    check("run/pod-sync", 0o750, 64_305, 64_390);
+    check("run/pod-sync/pod-sync.sock", 0o660, 64_305, 64_390);
+    check("run/runtime-shim", 0o750, 0, 64_390);
+    check("run/runtime-shim/runtime-shim.sock", 0o660, 0, 64_390);
+    check("state/pod-sync", 0o700, 64_305, 64_390);
+    check("state/volume-manager", 0o700, 0, 64_390);
+}
+
+#[tokio::test]
+async fn a_killed_service_is_started_again_and_the_others_are_left_alone() {
+    let scene = Scene::new();
+    let _init = scene.start();
+    let before = scene.all_running().await;
+    let killed = find(&before, ServiceName::VolumeManager).pid;
+    signal(killed, Signal::KILL);
+    let after = scene
+        .wait("volume-manager runs again", |services| {
+            let service = find(services, ServiceName::VolumeManager);
+            service.restarts == 1 && service.state == "running"
+        })
+        .await;
+    for old in &before {
+        let new = after.iter().find(|service| service.name == old.name).unwrap();
+        assert_eq!(new.pid == old.pid, old.name != "volume-manager", "{}", old.name);
+    }
+    let service = find(&after, ServiceName::VolumeManager);
+    assert_eq!(service.message, "ended by SIGKILL");
+    let list = scene.client().list_services(pb::ListServicesRequest {}).await.unwrap().into_inner().services;
+    let names: Vec<&str> = list.iter().map(|service| service.name.as_str()).collect();
+    assert_eq!(names, ServiceName::ALL.map(ServiceName::as_str));
+    assert!(list.iter().all(|service| service.pss_kib > 0), "{list:#?}");
+}
+
+#[tokio::test]
+async fn a_configuration_error_is_final_until_a_person_asks() {
+    let scene = Scene::new();
+    scene.behave(ServiceName::NodeApi, "exit 78");
+    let _init = scene.start();
+    let failed =
+        |services: &[pb::Service]| services.iter().any(|s| s.name == "node-api" && s.state == "failed");
+    let services = scene.wait("node-api has failed", failed).await;
+    let service = find(&services, ServiceName::NodeApi);
+    assert_eq!(service.message, "exit code 78: configuration; see its log");
+    assert_eq!((service.pid, service.restarts), (0, 0));
+
+    scene.behave(ServiceName::NodeApi, "");
+    let request = pb::RestartServiceRequest { name: "node-api".into() };
+    scene.client().restart_service(request).await.unwrap();
+    let services = scene.all_running().await;
+    assert_eq!(find(&services, ServiceName::NodeApi).restarts, 1);
+}
+
+#[tokio::test]
+async fn a_service_that_keeps_ending_is_backed_off() {
+    let scene = Scene::new();
+    scene.behave(ServiceName::NodeStatus, "exit 70");
+    let _init = scene.start();
+    let services = scene
+        .wait("node-status is backed off for the fourth time", |services| {
+            services.iter().any(|s| s.name == "node-status" && s.state == "backing-off" && s.restarts >= 3)
+        })
+        .await;
+    let service = find(&services, ServiceName::NodeStatus);
+    assert_eq!(service.message, "ended with exit code 70; see its log");
+    assert!(service.next_start_unix_nanos > 0);
+}
+
+#[tokio::test]
+async fn a_restart_on_request_ends_one_process_and_starts_another() {
+    let scene = Scene::new();
+    let _init = scene.start();
+    let before = scene.all_running().await;
+    let mut client = scene.client();
+    client.restart_service(pb::RestartServiceRequest { name: "pod-sync".into() }).await.unwrap();
+    let old = find(&before, ServiceName::PodSync).pid;
+    assert!(!is_alive(old));
+    let after = scene.all_running().await;
+    assert_ne!(find(&after, ServiceName::PodSync).pid, old);
+
+    let unknown =
+        client.restart_service(pb::RestartServiceRequest { name: "kubelet".into() }).await.unwrap_err();
+    assert_eq!(unknown.code(), tonic::Code::NotFound);
+    assert!(unknown.message().contains("pod-sync"), "{}", unknown.message());
+    let own = client.restart_service(pb::RestartServiceRequest { name: "init".into() }).await.unwrap_err();
+    assert_eq!(own.code(), tonic::Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn the_services_end_with_a_killed_init_and_the_next_one_starts_at_once() {
+    let scene = Scene::new();
+    let mut init = scene.start();
+    let before = scene.all_running().await;
+    init.signal(Signal::KILL);
+    init.ended().await;
+    // Without waiting for the old services: locks and sockets are taken over.
+    let next = scene.start();
+    let pids: Vec<u32> = before.iter().map(|service| service.pid).collect();
+    eventually("the services of the killed init are gone", || pids.iter().all(|pid| !is_alive(*pid))).await;
+    let after = scene.all_running().await;
+    assert_eq!(find(&after, ServiceName::Init).pid, next.pid());
+    assert!(after.iter().all(|service| !pids.contains(&service.pid)));
+}
+
+#[tokio::test]
+async fn without_another_start_the_services_end_by_the_lifeline() {
+    let scene = Scene::new();
+    let mut init = scene.start();
+    scene.all_running().await;
+    init.signal(Signal::KILL);
+    init.ended().await;
+    eventually("all services are gone", || scene.processes().is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_stopped_service_of_a_killed_init_is_ended_by_the_next_one() {
+    let scene = Scene::new();
+    let mut init = scene.start();
+    let before = scene.all_running().await;
+    let stopped = find(&before, ServiceName::PodSync).pid;
+    signal(stopped, Signal::STOP);
+    init.signal(Signal::KILL);
+    init.ended().await;
+    eventually("only the stopped service is left", || scene.processes() == [stopped]).await;
+    let _next = scene.start();
+    eventually("the stopped service is gone", || !is_alive(stopped)).await;
+    scene.all_running().await;
+}
+
+#[tokio::test]
+async fn told_to_end_it_ends_everything_and_succeeds() {
+    let scene = Scene::new();
+    let mut init = scene.start();
+    let services = scene.all_running().await;
+    // One that does not listen is killed.
+    signal(find(&services, ServiceName::NodeApi).pid, Signal::STOP);
+    init.signal(Signal::HUP);
+    init.signal(Signal::TERM);
+    assert_eq!(init.ended().await, Some(0));
+    assert!(scene.processes().is_empty());
+}
+
+#[tokio::test]
+async fn a_second_signal_does_not_wait() {
+    let scene = Scene::new();
+    let mut init = scene.start();
+    let services = scene.all_running().await;
+    signal(find(&services, ServiceName::NodeApi).pid, Signal::STOP);
+    init.signal(Signal::INT);
+    scene_is_ending(&scene, &services).await;
+    let begun = std::time::Instant::now();
+    init.signal(Signal::INT);
+    assert_eq!(init.ended().await, Some(0));
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+}
+
+async fn scene_is_ending(scene: &Scene, services: &[pb::Service]) {
+    let other = find(services, ServiceName::PodConfig).pid;
+    eventually("the other services end", || !is_alive(other)).await;
+    assert!(!scene.processes().is_empty());
+}
+
+#[tokio::test]
+async fn a_second_agent_on_the_same_run_dir_root_or_runtime_is_refused_by_name() {
+    let scene = Scene::new();
+    let init = scene.start();
+    scene.all_running().await;
+    let run = ("--run-dir", scene.text("run2"));
+    let root = ("--root-dir", scene.text("root2"));
+    for (replaced, what) in [
+        (vec![], "--run-dir"),
+        (vec![run.clone()], "--root-dir"),
+        (vec![run, root], "--container-runtime-endpoint"),
+    ] {
+        let output = second_output(&scene, &replaced).await;
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(78), "{log}");
+        assert!(log.contains(&format!("(pid {})", init.pid())) && log.contains(what), "{what}: {log}");
+    }
+}
+
+/// Runs a second init on the same scene, with other values for some flags, to its end.
+async fn second_output(scene: &Scene, replaced: &[(&str, String)]) -> std::process::Output {
+    let first = scene.command();
+    let arguments: Vec<String> =
+        first.get_args().map(|argument| argument.to_str().unwrap().to_owned()).collect();
+    let mut command = std::process::Command::new(first.get_program());
+    for pair in arguments.chunks(2) {
+        let value = replaced.iter().find(|(flag, _)| *flag == pair[0]).map_or(&pair[1], |(_, value)| value);
+        command.args([&pair[0], value]);
+    }
+    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+}
+
+#[tokio::test]
+async fn systemd_hears_ready_once_all_services_have_answered_and_stopping_at_the_end() {
+    let scene = Scene::new();
+    let socket = UnixDatagram::bind(scene.path("notify")).unwrap();
+    socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    let mut command = scene.command();
+    command.env("NOTIFY_SOCKET", scene.path("notify"));
+    let mut init = scene.start_as(command);
+    let hear = |wanted: &'static str| {
+        let socket = socket.try_clone().unwrap();
+        tokio::task::spawn_blocking(move || {
+            let mut heard = String::new();
+            while !heard.lines().any(|line| line == wanted) {
+                let mut buffer = [0u8; 4096];
+                let length = socket.recv(&mut buffer).unwrap();
+                heard.push_str(std::str::from_utf8(&buffer[..length]).unwrap());
+            }
+            heard
+        })
+    };
+    let heard = hear("READY=1").await.unwrap();
+    assert!(heard.contains("STATUS=0 of 7 services running"), "{heard}");
+    let list = scene.client().list_services(pb::ListServicesRequest {}).await.unwrap().into_inner().services;
+    assert!(list.iter().all(|service| service.state != "starting"), "{list:#?}");
+    init.signal(Signal::TERM);
+    hear("STOPPING=1").await.unwrap();
+    assert_eq!(init.ended().await, Some(0));
+}

@@ -1,0 +1,205 @@
+//! `/metrics`: those of every service in one text.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::future::join_all;
+use keelson_config::ServiceName;
+use keelson_proto::keelson::admin::v1::GetMetricsRequest;
+use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
+use tonic::Request;
+
+use crate::App;
+
+/// Bound of one service's answer.
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// Text format 0.0.4, which every Prometheus reads.
+const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The label that tells one service's series from another's.
+const LABEL: &str = "keelson_service";
+
+/// `GET /metrics`. A service that does not answer within a second is missing from the text, and
+/// `keelson_service_up` says so.
+pub(crate) async fn all(State(app): State<App>) -> Response {
+    let fetched = join_all(app.peers.iter().map(async |(name, peer)| {
+        let mut request = Request::new(GetMetricsRequest {});
+        request.set_timeout(DEADLINE);
+        let text = AdminClient::new(peer.channel()).get_metrics(request).await;
+        (name.as_str(), text.ok().map(|response| response.into_inner().text))
+    }))
+    .await;
+    let own = (ServiceName::NodeApi.as_str(), Some(app.ctx.metrics.text()));
+    let texts: Vec<(&str, Option<String>)> = fetched.into_iter().chain([own]).collect();
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], merge(&texts)).into_response()
+}
+
+#[derive(Default)]
+struct Family<'a> {
+    help: Option<&'a str>,
+    kind: &'static str,
+    // Service and the line of the sample.
+    samples: Vec<(&'a str, &'a str)>,
+}
+
+/// One text in format 0.0.4 of each service's OpenMetrics text; `None` for a service that did not answer.
+///
+/// HELP and TYPE of a family appear once. Each sample gets the label `keelson_service`, but not that of a
+/// family of the kubelet's own (`kubelet_…`) which only one service has: their labels are frozen, dashboards
+/// and alerts match on them.
+pub fn merge(texts: &[(&str, Option<String>)]) -> String {
+    let mut families: BTreeMap<String, Family<'_>> = BTreeMap::new();
+    for (service, text) in texts {
+        read(service, text.as_deref().unwrap_or_default(), &mut families);
+    }
+    let mut merged = String::new();
+    for (name, family) in &families {
+        write_family(&mut merged, name, family);
+    }
+    let _ = writeln!(merged, "# HELP keelson_service_up Whether the service has answered for its metrics");
+    let _ = writeln!(merged, "# TYPE keelson_service_up gauge");
+    for (service, text) in texts {
+        let up = u8::from(text.is_some());
+        let _ = writeln!(merged, "keelson_service_up{{{LABEL}=\"{service}\"}} {up}");
+    }
+    merged
+}
+
+fn write_family(merged: &mut String, name: &str, family: &Family<'_>) {
+    if family.samples.is_empty() {
+        return;
+    }
+    if let Some(help) = family.help {
+        let _ = writeln!(merged, "# HELP {name} {}", help.replace("\\\"", "\""));
+    }
+    let _ = writeln!(merged, "# TYPE {name} {}", family.kind);
+    let shared = family.samples.iter().any(|(service, _)| *service != family.samples[0].0);
+    for (service, line) in &family.samples {
+        if name.starts_with("kubelet_") && !shared {
+            let _ = writeln!(merged, "{line}");
+        } else {
+            write_labelled(merged, line, service);
+        }
+    }
+}
+
+fn write_labelled(merged: &mut String, line: &str, service: &str) {
+    let (name, rest) = line.split_at(line.find(['{', ' ']).unwrap_or(line.len()));
+    let _ = match rest.strip_prefix('{') {
+        Some(rest) if rest.starts_with('}') => {
+            writeln!(merged, "{name}{{{LABEL}=\"{service}\"{rest}")
+        }
+        Some(rest) => writeln!(merged, "{name}{{{LABEL}=\"{service}\",{rest}"),
+        None => writeln!(merged, "{name}{{{LABEL}=\"{service}\"}}{rest}"),
+    };
+}
+
+/// Reads an OpenMetrics text into families of format 0.0.4: there the name of a counter has its `_total`, units
+/// and the end mark do not exist, and an exemplar would be an error.
+fn read<'a>(service: &'a str, text: &'a str, families: &mut BTreeMap<String, Family<'a>>) {
+    let mut help: Option<(&str, &str)> = None;
+    let mut current = ("", String::new());
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            help = rest.split_once(' ');
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let Some((name, kind)) = rest.split_once(' ') else { continue };
+            let (suffix, kind) = match kind {
+                "counter" => ("_total", "counter"),
+                "info" => ("_info", "gauge"),
+                "gauge" | "stateset" => ("", "gauge"),
+                "histogram" => ("", "histogram"),
+                "summary" => ("", "summary"),
+                _ => ("", "untyped"),
+            };
+            let whole = if name.ends_with(suffix) { name.to_owned() } else { format!("{name}{suffix}") };
+            let family = families.entry(whole.clone()).or_default();
+            family.kind = kind;
+            if let Some((_, text)) = help.filter(|(named, _)| *named == name) {
+                family.help.get_or_insert(text);
+            }
+            current = (name, whole);
+        } else if !line.starts_with('#') && !line.is_empty() {
+            let sample = &line[..line.find(['{', ' ']).unwrap_or(line.len())];
+            let ours = !current.0.is_empty() && sample.starts_with(current.0);
+            let name = if ours { &current.1 } else { sample };
+            let family = families
+                .entry(name.to_owned())
+                .or_insert_with(|| Family { kind: "untyped", ..Family::default() });
+            family.samples.push((service, without_exemplar(line)));
+        }
+    }
+}
+
+/// A sample line up to its exemplar, which begins with ` # ` behind labels and value.
+fn without_exemplar(line: &str) -> &str {
+    let value = if line.contains('{') { labels_end(line) } else { 0 };
+    match line[value..].find(" # ") {
+        Some(at) => &line[..value + at],
+        None => line,
+    }
+}
+
+/// Where the labels of a sample line end; label values may hold anything, in quotes.
+fn labels_end(line: &str) -> usize {
+    let (mut quoted, mut escaped) = (false, false);
+    for (at, byte) in line.bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' => quoted = !quoted,
+            b'}' if !quoted => return at + 1,
+            _ => {}
+        }
+    }
+    line.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str = "# HELP keelson_grpc_server_handled RPCs, by \\\"method\\\".\n\
+        # TYPE keelson_grpc_server_handled counter\n\
+        keelson_grpc_server_handled_total{method=\"a } b\",code=\"Ok\"} 3 # {trace_id=\"x\"} 1\n\
+        # HELP kubelet_running_pods Pods.\n# TYPE kubelet_running_pods gauge\nkubelet_running_pods 5\n\
+        # HELP kubelet_x X.\n# TYPE kubelet_x gauge\nkubelet_x{} 1\n# EOF\n";
+    const TWO: &str = "# HELP keelson_grpc_server_handled RPCs, by \\\"method\\\".\n\
+        # TYPE keelson_grpc_server_handled counter\n\
+        keelson_grpc_server_handled_total{method=\"c\"} 4\n\
+        # HELP kubelet_x X.\n# TYPE kubelet_x gauge\nkubelet_x{} 2\n\
+        # HELP wait Waits.\n# TYPE wait histogram\n# UNIT wait seconds\n\
+        wait_sum 1.5\nwait_count 2\nwait_bucket{le=\"1\"} 1\nwait_bucket{le=\"+Inf\"} 2\n# EOF\n";
+
+    #[test]
+    fn families_are_merged_and_series_told_apart() {
+        let merged = merge(&[("a", Some(ONE.to_owned())), ("b", Some(TWO.to_owned())), ("c", None)]);
+        let expected = "# HELP keelson_grpc_server_handled_total RPCs, by \"method\".\n\
+            # TYPE keelson_grpc_server_handled_total counter\n\
+            keelson_grpc_server_handled_total{keelson_service=\"a\",method=\"a } b\",code=\"Ok\"} 3\n\
+            keelson_grpc_server_handled_total{keelson_service=\"b\",method=\"c\"} 4\n\
+            # HELP kubelet_running_pods Pods.\n# TYPE kubelet_running_pods gauge\nkubelet_running_pods 5\n\
+            # HELP kubelet_x X.\n# TYPE kubelet_x gauge\n\
+            kubelet_x{keelson_service=\"a\"} 1\nkubelet_x{keelson_service=\"b\"} 2\n\
+            # HELP wait Waits.\n# TYPE wait histogram\n\
+            wait_sum{keelson_service=\"b\"} 1.5\nwait_count{keelson_service=\"b\"} 2\n\
+            wait_bucket{keelson_service=\"b\",le=\"1\"} 1\nwait_bucket{keelson_service=\"b\",le=\"+Inf\"} 2\n\
+            # HELP keelson_service_up Whether the service has answered for its metrics\n\
+            # TYPE keelson_service_up gauge\n\
+            keelson_service_up{keelson_service=\"a\"} 1\n\
+            keelson_service_up{keelson_service=\"b\"} 1\n\
+            keelson_service_up{keelson_service=\"c\"} 0\n";
+        assert_eq!(merged, expected);
+    }
+
+    #[test]
+    fn a_sample_without_a_family_is_kept_untyped() {
+        let merged = merge(&[("a", Some("stray 1\n".to_owned()))]);
+        assert!(merged.starts_with("# TYPE stray untyped\nstray{keelson_service=\"a\"} 1\n"), "{merged}");
+    }
+}

@@ -1,0 +1,293 @@
+//! Neighbours over real sockets, and a small HTTP client.
+
+#![allow(clippy::unwrap_used)]
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+use http::{HeaderMap, Request as HttpRequest, StatusCode};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use keelson_config::{Config, ServiceName};
+use keelson_proto::keelson::admin::v1 as admin;
+use keelson_proto::keelson::admin::v1::admin_server::{Admin, AdminServer};
+use keelson_proto::keelson::pod_sync::v1 as ps;
+use keelson_proto::keelson::pod_sync::v1::pod_sync_server::{PodSync, PodSyncServer};
+use keelson_proto::keelson::runtime::v1 as rt;
+use keelson_proto::keelson::runtime::v1::runtime_server::{Runtime, RuntimeServer};
+use keelson_service_kit::server::{self, CallerPolicy, StackLayer};
+use keelson_service_kit::status::error;
+use keelson_service_kit::{CancellationToken, Context};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tonic::service::Routes;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+type Answer<T> = Result<Response<T>, Status>;
+type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// A node whose neighbours do as they are told.
+pub struct World {
+    dir: tempfile::TempDir,
+    pub shared: Arc<Shared>,
+    pub ctx: Context,
+}
+
+/// What the fakes answer, and what they were asked.
+#[derive(Default)]
+pub struct Shared {
+    pub pods: Mutex<Vec<ps::PodDocument>>,
+    /// After the pods, the list breaks with this.
+    pub list_error: Mutex<Option<Status>>,
+    pub log: Mutex<Vec<&'static str>>,
+    pub log_error: Mutex<Option<Status>>,
+    pub asked: Mutex<Vec<rt::ReadLogsRequest>>,
+    /// The writing end of the log that is followed; closed when its reader has gone.
+    pub following: Mutex<Option<mpsc::Sender<Result<rt::ReadLogsResponse, Status>>>>,
+    pub silent_ms: Mutex<u64>,
+    pub metrics: Mutex<String>,
+}
+
+impl World {
+    /// pod-sync and runtime-shim run, nobody else does.
+    pub fn start() -> Self {
+        let world = Self::without_neighbours();
+        for service in [ServiceName::PodSync, ServiceName::RuntimeShim] {
+            let ctx = world.context(service);
+            std::fs::create_dir_all(ctx.config.paths.socket_dir(service)).unwrap();
+            let fake = Fake(world.shared.clone());
+            let routes = Routes::new(AdminServer::new(fake.clone()));
+            let routes = match service {
+                ServiceName::PodSync => routes.add_service(PodSyncServer::new(fake)),
+                _ => routes.add_service(RuntimeServer::new(fake)),
+            };
+            let socket = ctx.config.paths.socket(service);
+            let stack = StackLayer::new(CallerPolicy::new(&ctx.config), ctx.metrics.clone());
+            tokio::spawn(async move {
+                server::serve(&socket, routes, stack, CancellationToken::new(), || {}).await.unwrap();
+            });
+        }
+        world
+    }
+
+    pub fn without_neighbours() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let ctx = context_in(&dir, ServiceName::NodeApi);
+        Self { dir, shared: Arc::default(), ctx }
+    }
+
+    fn context(&self, service: ServiceName) -> Context {
+        context_in(&self.dir, service)
+    }
+
+    /// The kubelet API on a port that the kernel chose.
+    pub async fn api(&self) -> SocketAddr {
+        self.listen(keelson_node_api::api_router(&self.ctx)).await
+    }
+
+    /// Any router on a port that the kernel chose.
+    pub async fn listen(&self, router: axum::Router) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let ctx = self.ctx.clone();
+        tokio::spawn(async move {
+            let handle = ctx.progress.register("test");
+            keelson_node_api::listen::serve(&ctx, &handle, listener, router).await;
+        });
+        address
+    }
+
+    pub fn pod(&self, namespace: &str, name: &str, json: &str) {
+        let document = ps::PodDocument {
+            uid: format!("uid-of-{name}"),
+            namespace: namespace.into(),
+            name: name.into(),
+            pod_json: Bytes::copy_from_slice(json.as_bytes()),
+            ..ps::PodDocument::default()
+        };
+        self.shared.pods.lock().unwrap().push(document);
+    }
+
+    /// A pod with one container `c` that runs.
+    pub fn running_pod(&self, name: &str) {
+        let json = r#"{"spec":{"containers":[{"name":"c"},{"name":"d"}]},"status":{"containerStatuses":[
+            {"name":"c","state":{"running":{}}},{"name":"d","state":{"waiting":{"reason":"ErrImagePull"}}}]}}"#;
+        self.pod("default", name, json);
+    }
+}
+
+fn context_in(dir: &tempfile::TempDir, service: ServiceName) -> Context {
+    let mut config = Config { node_name: "n1".into(), ..Config::default() };
+    config.paths.run_dir = dir.path().to_owned();
+    Context::detached(service, config)
+}
+
+/// An answer whose body is still to come.
+pub struct Reply {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    body: Incoming,
+}
+
+pub async fn request(address: SocketAddr, method: &str, path: &str) -> Reply {
+    try_request(address, method, path).await.unwrap()
+}
+
+/// An error when the connection breaks before the head of the answer.
+pub async fn try_request(address: SocketAddr, method: &str, path: &str) -> Result<Reply, hyper::Error> {
+    let stream = TcpStream::connect(address).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    let request = HttpRequest::builder()
+        .method(method)
+        .uri(path)
+        .header("host", "node")
+        .body(Empty::<Bytes>::new())
+        .unwrap();
+    let (parts, body) = sender.send_request(request).await?.into_parts();
+    Ok(Reply { status: parts.status, headers: parts.headers, body })
+}
+
+pub async fn get(address: SocketAddr, path: &str) -> Reply {
+    request(address, "GET", path).await
+}
+
+impl Reply {
+    /// The whole body; an error when it breaks on the way.
+    pub async fn text(self) -> Result<String, hyper::Error> {
+        Ok(String::from_utf8(self.body.collect().await?.to_bytes().to_vec()).unwrap())
+    }
+
+    /// The next piece of the body.
+    pub async fn piece(&mut self) -> Option<String> {
+        let frame = self.body.frame().await?.unwrap();
+        Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())
+    }
+}
+
+/// Bounds a test's wait.
+pub async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), what).await.expect("it takes more than 20 s")
+}
+
+#[derive(Clone)]
+struct Fake(Arc<Shared>);
+
+#[tonic::async_trait]
+impl Admin for Fake {
+    async fn get_progress(
+        &self,
+        _: Request<admin::GetProgressRequest>,
+    ) -> Answer<admin::GetProgressResponse> {
+        let silent_ms = *self.0.silent_ms.lock().unwrap();
+        let work = admin::Loop { name: "workers".into(), silent_ms, stuck_after_ms: 30_000 };
+        Ok(Response::new(admin::GetProgressResponse { loops: vec![work], ..Default::default() }))
+    }
+
+    async fn get_metrics(&self, _: Request<admin::GetMetricsRequest>) -> Answer<admin::GetMetricsResponse> {
+        Ok(Response::new(admin::GetMetricsResponse { text: self.0.metrics.lock().unwrap().clone() }))
+    }
+
+    async fn get_config(&self, _: Request<admin::GetConfigRequest>) -> Answer<admin::GetConfigResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn set_log_level(
+        &self,
+        _: Request<admin::SetLogLevelRequest>,
+    ) -> Answer<admin::SetLogLevelResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+}
+
+#[tonic::async_trait]
+impl PodSync for Fake {
+    type ListPodsStream = BoxStream<ps::PodDocument>;
+    type WatchPodsStream = BoxStream<ps::WatchPodsResponse>;
+
+    async fn list_pods(&self, _: Request<ps::ListPodsRequest>) -> Answer<Self::ListPodsStream> {
+        let mut items: Vec<_> = self.0.pods.lock().unwrap().iter().cloned().map(Ok).collect();
+        items.extend(self.0.list_error.lock().unwrap().clone().map(Err));
+        Ok(Response::new(Box::pin(stream::iter(items))))
+    }
+
+    async fn watch_pods(&self, _: Request<ps::WatchPodsRequest>) -> Answer<Self::WatchPodsStream> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn explain_pod(&self, _: Request<ps::ExplainPodRequest>) -> Answer<ps::ExplainPodResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn retry_pod(&self, _: Request<ps::RetryPodRequest>) -> Answer<ps::RetryPodResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+}
+
+#[tonic::async_trait]
+impl Runtime for Fake {
+    type SyncStream = BoxStream<keelson_proto::keelson::common::v1::SyncAck>;
+    type WatchPodsStream = BoxStream<rt::WatchPodsResponse>;
+    type EnsureImageStream = BoxStream<rt::EnsureImageResponse>;
+    type ReadLogsStream = BoxStream<rt::ReadLogsResponse>;
+
+    async fn read_logs(&self, request: Request<rt::ReadLogsRequest>) -> Answer<Self::ReadLogsStream> {
+        let request = request.into_inner();
+        self.0.asked.lock().unwrap().push(request.clone());
+        if let Some(status) = self.0.log_error.lock().unwrap().clone() {
+            return Err(status);
+        }
+        let lines = self.0.log.lock().unwrap().clone();
+        let skipped =
+            request.tail_lines.map_or(0, |n| lines.len().saturating_sub(usize::try_from(n).unwrap()));
+        let written =
+            lines.into_iter().skip(skipped).map(|line| Ok(rt::ReadLogsResponse { data: line.into() }));
+        if !request.follow {
+            return Ok(Response::new(Box::pin(stream::iter(written))));
+        }
+        let (sender, receiver) = mpsc::channel(16);
+        *self.0.following.lock().unwrap() = Some(sender);
+        let more = stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
+        Ok(Response::new(Box::pin(futures_util::StreamExt::chain(stream::iter(written), more))))
+    }
+
+    async fn watch_pods(&self, _: Request<rt::WatchPodsRequest>) -> Answer<Self::WatchPodsStream> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn sync(&self, _: Request<Streaming<rt::SyncRequest>>) -> Answer<Self::SyncStream> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn get_pod(&self, _: Request<rt::GetPodRequest>) -> Answer<rt::GetPodResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn ensure_image(&self, _: Request<rt::EnsureImageRequest>) -> Answer<Self::EnsureImageStream> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn write_container_files(
+        &self,
+        _: Request<rt::WriteContainerFilesRequest>,
+    ) -> Answer<rt::WriteContainerFilesResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn collect_garbage(
+        &self,
+        _: Request<rt::CollectGarbageRequest>,
+    ) -> Answer<rt::CollectGarbageResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+}
+
+/// As runtime-shim refuses.
+pub fn refusal(code: Code, text: &str) -> Status {
+    error(code, "TEST", text)
+}

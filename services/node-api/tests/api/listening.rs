@@ -1,0 +1,58 @@
+//! The ports of node-api.
+
+use std::time::Duration;
+
+use crate::fake::{World, get, soon};
+use keelson_node_api::{build, health_router, listen};
+use tokio::net::TcpListener;
+
+#[tokio::test]
+async fn a_busy_port_is_a_condition_until_it_is_free() {
+    let world = World::without_neighbours();
+    let holder = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = holder.local_addr().unwrap();
+    let ctx = world.ctx.clone();
+    tokio::spawn(listen::run(ctx.clone(), "health port", address, health_router()));
+    let name = format!("port {}", address.port());
+    let condition = |ok: bool| {
+        let (ctx, name) = (ctx.clone(), name.clone());
+        async move {
+            loop {
+                let report = ctx.progress.report("");
+                if let Some(found) = report.conditions.iter().find(|c| c.name == name && c.ok == ok) {
+                    return found.message.clone();
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    };
+    let message = soon(condition(false)).await;
+    assert!(
+        message.contains(&format!("port {} is taken, perhaps by a kubelet", address.port())),
+        "{message}"
+    );
+    drop(holder);
+    soon(condition(true)).await;
+    assert_eq!(get(address, "/healthz").await.text().await.unwrap(), "ok");
+    ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn an_api_open_to_the_network_is_refused_at_the_start() {
+    let mut world = World::without_neighbours();
+    let mut config = (*world.ctx.config).clone();
+    config.api.address = "0.0.0.0".into();
+    world.ctx.config = config.into();
+    let error = build(world.ctx.clone()).await.map(drop).unwrap_err();
+    assert!(error.to_string().contains("not authenticated"), "{error}");
+}
+
+#[tokio::test]
+async fn ports_that_are_off_are_not_bound() {
+    let mut world = World::without_neighbours();
+    let mut config = (*world.ctx.config).clone();
+    (config.api.port, config.api.healthz_port) = (0, 0);
+    world.ctx.config = config.into();
+    build(world.ctx.clone()).await.map(drop).unwrap();
+    assert!(world.ctx.progress.report("").loops.is_empty());
+}

@@ -1,0 +1,5 @@
+//! node-api over real sockets on both sides.
+
+mod fake;
+mod listening;
+mod requests;

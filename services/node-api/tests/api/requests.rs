@@ -1,0 +1,234 @@
+//! Requests and their answers.
+
+use keelson_proto::keelson::runtime::v1::ReadLogsResponse;
+use serde_json::Value;
+use tonic::Code;
+
+use crate::fake::{World, get, refusal, request, soon, try_request};
+
+#[tokio::test]
+async fn pods_are_a_list_of_the_bytes_that_pod_sync_has() {
+    let world = World::start();
+    let api = world.api().await;
+    let empty = get(api, "/pods").await;
+    assert_eq!(empty.headers["content-type"], "application/json");
+    assert_eq!(
+        empty.text().await.unwrap(),
+        r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":null}"#
+    );
+    // Order and spacing show that nobody has parsed the pod on the way.
+    let odd = r#"{"z": 1,"metadata":{"name":"b"},"unknown":{"kept":[1, 2]}}"#;
+    world.pod("default", "a", r#"{"metadata":{"name":"a"}}"#);
+    world.pod("default", "b", odd);
+    let text = get(api, "/pods").await.text().await.unwrap();
+    assert!(text.contains(odd), "{text}");
+    let list: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((list["kind"].as_str(), list["apiVersion"].as_str()), (Some("PodList"), Some("v1")));
+    let names: Vec<_> = list["items"].as_array().unwrap().iter().map(|p| &p["metadata"]["name"]).collect();
+    assert_eq!(names, ["a", "b"]);
+}
+
+#[tokio::test]
+async fn a_list_that_breaks_on_the_way_breaks_the_connection() {
+    let world = World::start();
+    world.running_pod("web");
+    *world.shared.list_error.lock().unwrap() = Some(refusal(Code::Unavailable, "gone"));
+    let whole = async {
+        let reply = try_request(world.api().await, "GET", "/pods").await?;
+        assert_eq!(reply.status, 200);
+        reply.text().await
+    };
+    assert!(soon(whole).await.is_err());
+}
+
+#[tokio::test]
+async fn logs_pass_through_with_their_options() {
+    let world = World::start();
+    world.running_pod("other");
+    world.running_pod("web");
+    *world.shared.log.lock().unwrap() = vec!["one\n", "two\n", "three\n"];
+    let api = world.api().await;
+    let path = "/containerLogs/default/web/c";
+    let reply = get(api, path).await;
+    assert_eq!(
+        (reply.status.as_u16(), &reply.headers["content-type"]),
+        (200, &"text/plain".parse().unwrap())
+    );
+    assert_eq!(reply.headers["transfer-encoding"], "chunked");
+    assert_eq!(reply.text().await.unwrap(), "one\ntwo\nthree\n");
+    let query = "tailLines=2&limitBytes=99&timestamps=true&sinceTime=1970-01-01T00:00:01Z";
+    let tail = get(api, &format!("{path}?{query}")).await.text().await.unwrap();
+    assert_eq!(tail, "two\nthree\n");
+    let asked = world.shared.asked.lock().unwrap().last().cloned().unwrap();
+    assert_eq!((asked.pod_uid.as_str(), asked.container.as_str()), ("uid-of-web", "c"));
+    assert_eq!((asked.tail_lines, asked.limit_bytes), (Some(2), Some(99)));
+    assert_eq!((asked.timestamps, asked.previous, asked.since_unix_nanos), (true, false, 1_000_000_000));
+}
+
+#[tokio::test]
+async fn a_followed_log_flows_as_it_is_written_and_ends_upstream_when_the_client_goes() {
+    let world = World::start();
+    world.running_pod("web");
+    let api = world.api().await;
+    // Nothing is written yet: the headers come all the same.
+    let mut reply = soon(get(api, "/containerLogs/default/web/c?follow=true")).await;
+    assert_eq!(reply.status, 200);
+    let writer = world.shared.following.lock().unwrap().clone().unwrap();
+    for line in ["one\n", "two\n"] {
+        writer.send(Ok(ReadLogsResponse { data: line.into() })).await.unwrap();
+        assert_eq!(soon(reply.piece()).await.as_deref(), Some(line));
+    }
+    drop(reply);
+    soon(writer.closed()).await;
+}
+
+#[tokio::test]
+async fn a_followed_log_ends_with_its_container() {
+    let world = World::start();
+    world.running_pod("web");
+    let mut reply = soon(get(world.api().await, "/containerLogs/default/web/c?follow=true")).await;
+    world.shared.following.lock().unwrap().take();
+    assert_eq!(soon(reply.piece()).await, None);
+}
+
+#[tokio::test]
+async fn log_requests_that_cannot_be_answered_say_why() {
+    let world = World::start();
+    world.running_pod("web");
+    let api = world.api().await;
+    for (path, status, text) in [
+        ("default/none/c", 404, r#"pod "none" does not exist"#),
+        ("other/web/c", 404, r#"pod "web" does not exist"#),
+        ("default/web/x", 404, r#"container "x" not found in pod "web""#),
+        ("default/web/d", 400, r#"container "d" in pod "web" is waiting to start: image can't be pulled"#),
+        ("default/web/c?previous=true", 400, r#"previous terminated container "c" in pod "web" not found"#),
+        ("default/web/c?tailLines=x", 400, r#"{"message": "Unable to decode query."}"#),
+        ("default/web/c?tailLines=-1", 422, r#"{"message": "Invalid request."}"#),
+    ] {
+        let reply = get(api, &format!("/containerLogs/{path}")).await;
+        assert_eq!(reply.status.as_u16(), status, "{path}");
+        assert_eq!(reply.text().await.unwrap(), text);
+    }
+    let path = "/containerLogs/default/web/c";
+    for (code, status) in [(Code::NotFound, 400), (Code::Unavailable, 503), (Code::Internal, 500)] {
+        *world.shared.log_error.lock().unwrap() = Some(refusal(code, "runtime-shim has no such log"));
+        let reply = get(api, path).await;
+        assert_eq!(reply.status.as_u16(), status, "{code:?}");
+        assert!(reply.text().await.unwrap().contains("runtime-shim has no such log"));
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_goes_on_is_meant_before_one_of_the_same_name_that_has_ended() {
+    let world = World::start();
+    for uid in ["old", "new"] {
+        world.running_pod("web");
+        let mut pods = world.shared.pods.lock().unwrap();
+        let pod = pods.last_mut().unwrap();
+        (pod.uid, pod.finished) = (uid.into(), uid == "old");
+    }
+    let api = world.api().await;
+    get(api, "/containerLogs/default/web/c").await.text().await.unwrap();
+    assert_eq!(world.shared.asked.lock().unwrap()[0].pod_uid, "new");
+    world.shared.pods.lock().unwrap().pop();
+    get(api, "/containerLogs/default/web/c").await.text().await.unwrap();
+    assert_eq!(world.shared.asked.lock().unwrap()[1].pod_uid, "old");
+}
+
+#[tokio::test]
+async fn a_dead_neighbour_is_named() {
+    let world = World::without_neighbours();
+    let api = world.api().await;
+    for path in ["/pods", "/containerLogs/default/web/c"] {
+        let reply = get(api, path).await;
+        assert_eq!(reply.status, 503, "{path}");
+        let text = reply.text().await.unwrap();
+        assert!(text.contains("pod-sync is not reachable"), "{text}");
+    }
+    let reply = get(api, "/healthz").await;
+    assert_eq!(reply.status, 500);
+    let text = reply.text().await.unwrap();
+    assert_eq!(text, "[+]ping ok\n[+]log ok\n[-]syncloop failed: reason withheld\nhealthz check failed\n");
+    let text = get(api, "/healthz/syncloop").await.text().await.unwrap();
+    assert!(text.starts_with("internal server error: pod-sync does not answer"), "{text}");
+    let text = get(api, "/metrics").await.text().await.unwrap();
+    assert!(text.contains("keelson_service_up{keelson_service=\"pod-sync\"} 0\n"), "{text}");
+    assert!(text.contains("keelson_service_up{keelson_service=\"node-api\"} 1\n"), "{text}");
+}
+
+#[tokio::test]
+async fn health_is_that_of_the_loops_of_pod_sync() {
+    let world = World::start();
+    let api = world.api().await;
+    let reply = get(api, "/healthz?verbose").await;
+    assert_eq!(reply.headers["x-content-type-options"], "nosniff");
+    let text = reply.text().await.unwrap();
+    assert_eq!(text, "[+]ping ok\n[+]log ok\n[+]syncloop ok\nhealthz check passed\n");
+    for path in ["/healthz", "/healthz/ping", "/healthz/log", "/healthz/syncloop"] {
+        assert_eq!(get(api, path).await.text().await.unwrap(), "ok", "{path}");
+    }
+    *world.shared.silent_ms.lock().unwrap() = 31_000;
+    assert_eq!(get(api, "/healthz").await.status, 500);
+    assert_eq!(get(api, "/healthz?exclude=syncloop").await.status, 200);
+    let text = get(api, "/healthz/syncloop").await.text().await.unwrap();
+    assert_eq!(text, "internal server error: the loop workers of pod-sync has not turned for 31 s\n");
+
+    let health = world.listen(keelson_node_api::health_router()).await;
+    assert_eq!(
+        get(health, "/healthz?verbose").await.text().await.unwrap(),
+        "[+]ping ok\nhealthz check passed\n"
+    );
+    assert_eq!(get(health, "/healthz/ping").await.status, 200);
+    for path in ["/healthz/syncloop", "/pods", "/metrics"] {
+        assert_eq!(get(health, path).await.status, 404, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn unknown_paths_are_404_and_wrong_methods_405() {
+    let world = World::start();
+    let api = world.api().await;
+    for path in ["/", "/nothing", "/livez", "/containerLogs/default/web", "/healthz/nothing"] {
+        assert_eq!(get(api, path).await.status, 404, "{path}");
+    }
+    for path in ["/pods", "/metrics", "/healthz", "/containerLogs/default/web/c"] {
+        let reply = request(api, "DELETE", path).await;
+        assert_eq!(reply.status, 405, "{path}");
+        assert!(reply.headers.contains_key("allow"));
+    }
+}
+
+#[tokio::test]
+async fn metrics_of_all_services_parse_as_one_text() {
+    let world = World::start();
+    *world.shared.metrics.lock().unwrap() = "# HELP kubelet_running_pods Pods.\n\
+        # TYPE kubelet_running_pods gauge\nkubelet_running_pods 5\n\
+        # HELP keelson_x X.\n# TYPE keelson_x counter\nkeelson_x_total{a=\"b\"} 1\n# EOF\n"
+        .to_owned();
+    let reply = get(world.api().await, "/metrics").await;
+    assert_eq!(reply.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    let text = reply.text().await.unwrap();
+    let (mut types, mut series) = (Vec::new(), Vec::new());
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            types.push(rest.split_once(' ').unwrap().0);
+        } else if !line.starts_with('#') {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            value.parse::<f64>().unwrap();
+            let family = name.split('{').next().unwrap();
+            assert!(types.last().is_some_and(|t| family.starts_with(t)), "{line} stands below its TYPE");
+            series.push(name);
+        }
+    }
+    for (what, mut list) in [("TYPE", types), ("series", series.clone())] {
+        let before = list.len();
+        list.sort_unstable();
+        list.dedup();
+        assert_eq!(list.len(), before, "a {what} stands twice in {text}");
+    }
+    assert!(!text.contains("# EOF"));
+    for service in ["pod-sync", "runtime-shim"] {
+        let expected = format!("keelson_x_total{{keelson_service=\"{service}\",a=\"b\"}}");
+        assert!(series.contains(&expected.as_str()), "{text}");
+    }
+}

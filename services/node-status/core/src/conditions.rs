@@ -1,0 +1,178 @@
+//! The four conditions of a Node and the events of their changes.
+
+use keelson_kube_model::NodeCondition;
+
+use crate::node::{Machine, RuntimeState};
+
+/// What decides about Ready.
+#[derive(Debug, Clone, Default)]
+pub struct ReadyInputs<'a> {
+    /// The container runtime; `None` before its first word.
+    pub runtime: Option<&'a RuntimeState>,
+    /// Names of the resources that the Node shows as capacity.
+    pub capacity: Vec<&'a str>,
+    /// What is wrong with the services, one sentence each (see [`crate::Watchdog::errors`]).
+    pub services: &'a [String],
+}
+
+/// An event about the Node, always of type `Normal` unless it says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeEvent {
+    /// Whether it is a `Warning`.
+    pub warning: bool,
+    /// The kubelet's reason.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+struct Texts {
+    type_: &'static str,
+    // Reason, message and event while the condition holds.
+    bad: [&'static str; 3],
+    good: [&'static str; 3],
+}
+
+const MEMORY: Texts = Texts {
+    type_: "MemoryPressure",
+    bad: [
+        "KubeletHasInsufficientMemory",
+        "kubelet has insufficient memory available",
+        "NodeHasInsufficientMemory",
+    ],
+    good: [
+        "KubeletHasSufficientMemory",
+        "kubelet has sufficient memory available",
+        "NodeHasSufficientMemory",
+    ],
+};
+const DISK: Texts = Texts {
+    type_: "DiskPressure",
+    bad: ["KubeletHasDiskPressure", "kubelet has disk pressure", "NodeHasDiskPressure"],
+    good: ["KubeletHasNoDiskPressure", "kubelet has no disk pressure", "NodeHasNoDiskPressure"],
+};
+const PID: Texts = Texts {
+    type_: "PIDPressure",
+    bad: ["KubeletHasInsufficientPID", "kubelet has insufficient PID available", "NodeHasInsufficientPID"],
+    good: ["KubeletHasSufficientPID", "kubelet has sufficient PID available", "NodeHasSufficientPID"],
+};
+
+/// Resources without which a Node is not ready, in the order in which they are named.
+const REQUIRED: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
+
+/// MemoryPressure, DiskPressure, PIDPressure and Ready, in this order.
+///
+/// `now` is RFC 3339. `lastTransitionTime` is that of `previous` while the status stays the same. Before
+/// resource-manager has spoken there is no pressure: that it is silent is said by Ready.
+///
+/// Parity: node-and-api.md §9.5; what is wrong with our own services comes last in the message of Ready.
+pub fn node_conditions(
+    machine: Option<&Machine>,
+    ready: &ReadyInputs<'_>,
+    previous: &[NodeCondition],
+    now: &str,
+) -> Vec<NodeCondition> {
+    let pressure = machine.map_or([false; 3], |m| [m.memory_pressure, m.disk_pressure, m.pid_pressure]);
+    let mut conditions = Vec::with_capacity(4);
+    for (texts, holds) in [MEMORY, DISK, PID].iter().zip(pressure) {
+        let [reason, message, _] = if holds { texts.bad } else { texts.good };
+        conditions.push(condition(texts.type_, holds, reason, message.to_owned(), previous, now));
+    }
+    let errors = ready_errors(ready);
+    let (reason, message) = match errors.as_slice() {
+        [] => ("KubeletReady", "kubelet is posting ready status".to_owned()),
+        [one] => ("KubeletNotReady", one.clone()),
+        several => ("KubeletNotReady", format!("[{}]", several.join(", "))),
+    };
+    conditions.push(condition("Ready", errors.is_empty(), reason, message, previous, now));
+    conditions
+}
+
+fn condition(
+    type_: &str,
+    holds: bool,
+    reason: &str,
+    message: String,
+    previous: &[NodeCondition],
+    now: &str,
+) -> NodeCondition {
+    let status = if holds { "True" } else { "False" };
+    let since = previous
+        .iter()
+        .find(|old| old.type_ == type_ && old.status == status)
+        .and_then(|old| old.last_transition_time.clone())
+        .unwrap_or_else(|| now.to_owned());
+    NodeCondition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        last_heartbeat_time: Some(now.to_owned()),
+        last_transition_time: Some(since),
+        reason: reason.to_owned(),
+        message,
+    }
+}
+
+fn ready_errors(inputs: &ReadyInputs<'_>) -> Vec<String> {
+    let mut errors = Vec::new();
+    match inputs.runtime {
+        Some(runtime) if runtime.unreachable && !runtime.name.is_empty() => {
+            errors.push("container runtime is down".to_owned());
+        }
+        Some(runtime) if !runtime.name.is_empty() && !runtime.ready => {
+            errors.push(sentence(&runtime.message, "container runtime not ready: RuntimeReady=false"));
+        }
+        Some(runtime) if !runtime.name.is_empty() && !runtime.network_ready => {
+            errors
+                .push(sentence(&runtime.message, "container runtime network not ready: NetworkReady=false"));
+        }
+        Some(runtime) if !runtime.name.is_empty() => {}
+        // It has never answered.
+        Some(_) | None => {
+            errors.push("container runtime status check may not have completed yet".to_owned());
+            errors.push("network state unknown".to_owned());
+        }
+    }
+    let missing: Vec<&str> = REQUIRED.into_iter().filter(|name| !inputs.capacity.contains(name)).collect();
+    if !missing.is_empty() {
+        errors.push(format!("missing node capacity for resources: {}", missing.join(", ")));
+    }
+    errors.extend_from_slice(inputs.services);
+    errors
+}
+
+fn sentence(message: &str, without: &str) -> String {
+    if message.is_empty() { without } else { message }.to_owned()
+}
+
+/// The events of going from one set of conditions to the next.
+///
+/// A pressure condition that appears is an event too; Ready only when it changes.
+pub fn condition_events(node: &str, before: &[NodeCondition], after: &[NodeCondition]) -> Vec<NodeEvent> {
+    let mut events = Vec::new();
+    for now in after {
+        let old = before.iter().find(|c| c.type_ == now.type_);
+        if old.is_some_and(|c| c.status == now.status) {
+            continue;
+        }
+        let holds = now.status == "True";
+        let reason = match [MEMORY, DISK, PID].iter().find(|t| t.type_ == now.type_) {
+            Some(texts) if holds => texts.bad[2],
+            Some(texts) => texts.good[2],
+            None if old.is_none() => continue,
+            None if holds => "NodeReady",
+            None => "NodeNotReady",
+        };
+        let message = format!("Node {node} status is now: {reason}");
+        events.push(NodeEvent { warning: false, reason, message });
+    }
+    events
+}
+
+/// The event of a new boot, once per boot: when the machine's boot id is known, was known before and differs.
+pub fn rebooted_event(node: &str, before: &str, now: &str) -> Option<NodeEvent> {
+    (!before.is_empty() && !now.is_empty() && before != now).then(|| NodeEvent {
+        warning: true,
+        reason: "Rebooted",
+        message: format!("Node {node} has been rebooted, boot id: {now}"),
+    })
+}

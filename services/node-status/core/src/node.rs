@@ -1,0 +1,245 @@
+//! The Node object.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use keelson_kube_model::quantity::QuantityFormat;
+use keelson_kube_model::time::format_seconds;
+use keelson_kube_model::{
+    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeStatus, NodeSystemInfo,
+    ObjectMeta, Quantity, ResourceList,
+};
+
+use crate::conditions::{ReadyInputs, node_conditions};
+
+/// What resource-manager says about the machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// Amounts by resource name: `cpu` in millicores, everything else in bytes or counts.
+    pub capacity: BTreeMap<String, i64>,
+    /// What pods may use, in the same units.
+    pub allocatable: BTreeMap<String, i64>,
+    /// Memory is short.
+    pub memory_pressure: bool,
+    /// A filesystem is short.
+    pub disk_pressure: bool,
+    /// Process ids are short.
+    pub pid_pressure: bool,
+    /// `/etc/machine-id`.
+    pub machine_id: String,
+    /// The firmware's UUID of the machine.
+    pub system_uuid: String,
+    /// Changes with each boot.
+    pub boot_id: String,
+    /// `uname -r`.
+    pub kernel_version: String,
+    /// `PRETTY_NAME` of os-release.
+    pub os_image: String,
+    /// Of the machine, in Go's words or the kernel's.
+    pub architecture: String,
+}
+
+/// What runtime-shim says about the container runtime.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RuntimeState {
+    /// `containerd`, `cri-o`…; empty before its first answer.
+    pub name: String,
+    /// As the runtime tells it.
+    pub version: String,
+    /// It can run containers.
+    pub ready: bool,
+    /// Pods get networks.
+    pub network_ready: bool,
+    /// Why one of the two is false, as a whole sentence.
+    pub message: String,
+    /// It does not answer: nobody knows whether it is ready.
+    pub unreachable: bool,
+}
+
+/// Everything that a Node is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeInputs<'a> {
+    /// Name of the node, which is its host name too.
+    pub node_name: &'a str,
+    /// Labels from the configuration, on top of our own.
+    pub labels: &'a BTreeMap<String, String>,
+    /// `maxPods`, shown while the machine is unknown.
+    pub max_pods: u32,
+    /// The port of the kubelet API.
+    pub api_port: u16,
+    /// Shown as the kubelet's version.
+    pub kubelet_version: &'a str,
+    /// Address of the interface that the default route leaves by.
+    pub default_address: Option<IpAddr>,
+    /// `None` before resource-manager has spoken.
+    pub machine: Option<&'a Machine>,
+    /// `None` before runtime-shim has spoken.
+    pub runtime: Option<&'a RuntimeState>,
+    /// What is wrong with the services (see [`crate::Watchdog::errors`]).
+    pub service_errors: &'a [String],
+    /// Now, in seconds since 1970-01-01 UTC.
+    pub now_unix_seconds: i64,
+}
+
+const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
+const OS: &str = "linux";
+const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+
+/// Builds the Node as this node would report it now.
+///
+/// Level-triggered: depends only on the arguments. `previous` are the conditions of the last Node, for their
+/// transition times.
+///
+/// Parity: node-and-api.md §9.1 to §9.5. Images, volumes in use, runtime handlers and swap are not there yet.
+pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
+    let (capacity, allocatable) = resources(inputs);
+    let now = format_seconds(inputs.now_unix_seconds).unwrap_or_default();
+    let ready = ReadyInputs {
+        runtime: inputs.runtime,
+        capacity: capacity.keys().map(String::as_str).collect(),
+        services: inputs.service_errors,
+    };
+    let conditions = node_conditions(inputs.machine, &ready, previous, &now);
+    Node {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        metadata: ObjectMeta {
+            name: inputs.node_name.into(),
+            labels: labels(inputs),
+            annotations: BTreeMap::from([(ATTACH_DETACH.to_owned(), "true".to_owned())]),
+            ..ObjectMeta::default()
+        },
+        status: NodeStatus {
+            capacity,
+            allocatable,
+            conditions,
+            addresses: addresses(inputs.node_name, inputs.default_address),
+            daemon_endpoints: NodeDaemonEndpoints {
+                kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(inputs.api_port) }),
+            },
+            node_info: node_info(inputs),
+            ..NodeStatus::default()
+        },
+        ..Node::default()
+    }
+}
+
+fn labels(inputs: &NodeInputs<'_>) -> BTreeMap<String, String> {
+    let arch = go_arch(inputs.machine.map_or("", |m| &m.architecture));
+    let mut labels = BTreeMap::from([(LABEL_HOSTNAME.to_owned(), inputs.node_name.to_owned())]);
+    for prefix in ["kubernetes.io", "beta.kubernetes.io"] {
+        labels.insert(format!("{prefix}/os"), OS.to_owned());
+        if !arch.is_empty() {
+            labels.insert(format!("{prefix}/arch"), arch.to_owned());
+        }
+    }
+    labels.extend(inputs.labels.clone());
+    labels
+}
+
+/// Go's name of an architecture that the kernel names; Go's own names stay.
+fn go_arch(machine: &str) -> &str {
+    match machine {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "armv6l" | "armv7l" | "armv8l" => "arm",
+        "i386" | "i486" | "i586" | "i686" => "386",
+        "loongarch64" => "loong64",
+        other => other,
+    }
+}
+
+fn resources(inputs: &NodeInputs<'_>) -> (ResourceList, ResourceList) {
+    match inputs.machine {
+        Some(machine) => (quantities(&machine.capacity), quantities(&machine.allocatable)),
+        None => {
+            let unknown = ResourceList::from([
+                ("cpu".to_owned(), Quantity::ZERO),
+                ("memory".to_owned(), Quantity::ZERO),
+                ("pods".to_owned(), count(i64::from(inputs.max_pods))),
+            ]);
+            (unknown.clone(), unknown)
+        }
+    }
+}
+
+/// Amounts in the notation that the kubelet uses for each: cores for `cpu`, `Ki` for memory and storage, plain
+/// numbers for the rest. Process ids are reserved but never shown.
+fn quantities(amounts: &BTreeMap<String, i64>) -> ResourceList {
+    let quantity = |name: &str, amount: i64| match name {
+        "cpu" => Quantity::from_milli(amount),
+        "memory" | "ephemeral-storage" => Quantity::from_units(amount, QuantityFormat::BinarySi),
+        _ if name.starts_with("hugepages-") => Quantity::from_units(amount, QuantityFormat::BinarySi),
+        _ => count(amount),
+    };
+    amounts
+        .iter()
+        .filter(|(name, _)| name.as_str() != "pid")
+        .map(|(name, amount)| (name.clone(), quantity(name, *amount)))
+        .collect()
+}
+
+fn count(amount: i64) -> Quantity {
+    Quantity::from_units(amount, QuantityFormat::DecimalSi)
+}
+
+/// One InternalIP where there is one, then the Hostname. A node name that is an address is that address.
+fn addresses(node_name: &str, default_address: Option<IpAddr>) -> Vec<NodeAddress> {
+    let internal = node_name.parse().ok().filter(usable).or_else(|| default_address.filter(usable));
+    let address = |type_: &str, address: String| NodeAddress { type_: type_.into(), address };
+    internal
+        .map(|ip| address("InternalIP", ip.to_string()))
+        .into_iter()
+        .chain([address("Hostname", node_name.to_owned())])
+        .collect()
+}
+
+/// Whether an address can be a node's: not loopback, multicast, link-local or unspecified.
+fn usable(ip: &IpAddr) -> bool {
+    let link_local = match ip {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !(ip.is_loopback() || ip.is_multicast() || ip.is_unspecified() || link_local)
+}
+
+fn node_info(inputs: &NodeInputs<'_>) -> NodeSystemInfo {
+    let machine = inputs.machine.cloned().unwrap_or_default();
+    let runtime_version = inputs
+        .runtime
+        .filter(|r| !r.name.is_empty())
+        .map_or_else(|| "Unknown".to_owned(), |r| format!("{}://{}", r.name, r.version));
+    NodeSystemInfo {
+        architecture: go_arch(&machine.architecture).to_owned(),
+        machine_id: machine.machine_id,
+        system_uuid: machine.system_uuid,
+        boot_id: machine.boot_id,
+        kernel_version: machine.kernel_version,
+        os_image: machine.os_image,
+        container_runtime_version: runtime_version,
+        kubelet_version: inputs.kubelet_version.to_owned(),
+        kube_proxy_version: String::new(),
+        operating_system: OS.to_owned(),
+        swap: None,
+    }
+}
+
+/// Whether a Node is worth a write: it differs from the last one that was written in more than heartbeat times,
+/// or that write is `report_every_seconds` old.
+pub fn worth_reporting(
+    written: Option<&Node>,
+    node: &Node,
+    written_seconds_ago: i64,
+    report_every_seconds: i64,
+) -> bool {
+    let Some(written) = written else { return true };
+    written_seconds_ago >= report_every_seconds || without_heartbeats(written) != without_heartbeats(node)
+}
+
+fn without_heartbeats(node: &Node) -> Node {
+    let mut node = node.clone();
+    for condition in &mut node.status.conditions {
+        condition.last_heartbeat_time = None;
+    }
+    node
+}

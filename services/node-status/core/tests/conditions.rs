@@ -1,0 +1,158 @@
+//! The conditions of a Node: texts, order, transition times and events.
+
+#![allow(clippy::unwrap_used)]
+
+use keelson_kube_model::NodeCondition;
+use keelson_node_status_core::conditions::{ReadyInputs, condition_events, node_conditions, rebooted_event};
+use keelson_node_status_core::{Machine, RuntimeState};
+
+const EARLIER: &str = "2026-01-01T00:00:00Z";
+const NOW: &str = "2026-01-01T00:01:00Z";
+const ALL: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
+
+fn good_runtime() -> RuntimeState {
+    RuntimeState {
+        name: "containerd".into(),
+        version: "1.6.20".into(),
+        ready: true,
+        network_ready: true,
+        message: String::new(),
+        unreachable: false,
+    }
+}
+
+fn ready_of(runtime: Option<&RuntimeState>, capacity: &[&str], services: &[String]) -> (String, String) {
+    let inputs = ReadyInputs { runtime, capacity: capacity.to_vec(), services };
+    let ready = node_conditions(None, &inputs, &[], NOW).pop().unwrap();
+    assert_eq!(ready.type_, "Ready");
+    assert_eq!(ready.reason, if ready.status == "True" { "KubeletReady" } else { "KubeletNotReady" });
+    (ready.status, ready.message)
+}
+
+#[test]
+fn ready_says_why_not_in_the_kubelets_words() {
+    let state = |ready, network_ready, message: &str| RuntimeState {
+        ready,
+        network_ready,
+        message: message.into(),
+        ..good_runtime()
+    };
+    let never = "[container runtime status check may not have completed yet, network state unknown]";
+    let runtime = "container runtime not ready: RuntimeReady=false reason:Broken message:no shim";
+    let network = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
+        message:cni plugin not initialized";
+    let away = |name: &str| RuntimeState {
+        name: name.into(),
+        unreachable: true,
+        message: "connection refused".into(),
+        ..RuntimeState::default()
+    };
+    let table = [
+        (Some(good_runtime()), "kubelet is posting ready status"),
+        (None, never),
+        (Some(RuntimeState::default()), never),
+        (Some(away("")), never),
+        (Some(away("containerd")), "container runtime is down"),
+        (Some(state(false, true, runtime)), runtime),
+        (Some(state(false, false, "")), "container runtime not ready: RuntimeReady=false"),
+        (Some(state(true, false, network)), network),
+        (Some(state(true, false, "")), "container runtime network not ready: NetworkReady=false"),
+    ];
+    for (runtime, message) in table {
+        let (status, text) = ready_of(runtime.as_ref(), &ALL, &[]);
+        assert_eq!(text, message);
+        assert_eq!(status == "True", message == "kubelet is posting ready status");
+    }
+}
+
+#[test]
+fn missing_capacity_is_named_in_order_and_services_come_last() {
+    let services = vec!["pod-sync has not answered yet".to_owned()];
+    let (status, text) = ready_of(Some(&good_runtime()), &["pods"], &services);
+    assert_eq!(status, "False");
+    assert_eq!(
+        text,
+        "[missing node capacity for resources: cpu, memory, ephemeral-storage, pod-sync has not answered yet]"
+    );
+    assert_eq!(ready_of(Some(&good_runtime()), &ALL, &services).1, services[0]);
+}
+
+#[test]
+fn conditions_stand_in_the_kubelets_order_with_its_reasons() {
+    let machine = Machine { memory_pressure: true, pid_pressure: true, ..Machine::default() };
+    let runtime = good_runtime();
+    let inputs = ReadyInputs { runtime: Some(&runtime), capacity: ALL.to_vec(), services: &[] };
+    let conditions = node_conditions(Some(&machine), &inputs, &[], NOW);
+    let short: Vec<_> =
+        conditions.iter().map(|c| (c.type_.as_str(), c.status.as_str(), c.reason.as_str())).collect();
+    assert_eq!(
+        short,
+        [
+            ("MemoryPressure", "True", "KubeletHasInsufficientMemory"),
+            ("DiskPressure", "False", "KubeletHasNoDiskPressure"),
+            ("PIDPressure", "True", "KubeletHasInsufficientPID"),
+            ("Ready", "True", "KubeletReady"),
+        ]
+    );
+    assert_eq!(conditions[0].message, "kubelet has insufficient memory available");
+    assert_eq!(conditions[1].message, "kubelet has no disk pressure");
+    assert_eq!(conditions[2].message, "kubelet has insufficient PID available");
+}
+
+#[test]
+fn the_transition_time_moves_only_with_the_status() {
+    let old = |status: &str| NodeCondition {
+        type_: "Ready".into(),
+        status: status.into(),
+        last_heartbeat_time: Some(EARLIER.into()),
+        last_transition_time: Some(EARLIER.into()),
+        ..NodeCondition::default()
+    };
+    let runtime = good_runtime();
+    let inputs = ReadyInputs { runtime: Some(&runtime), capacity: ALL.to_vec(), services: &[] };
+    for (before, transition) in [("True", EARLIER), ("False", NOW), ("Unknown", NOW)] {
+        let ready = node_conditions(None, &inputs, &[old(before)], NOW).pop().unwrap();
+        assert_eq!(ready.last_transition_time.as_deref(), Some(transition), "from {before}");
+        assert_eq!(ready.last_heartbeat_time.as_deref(), Some(NOW));
+    }
+}
+
+#[test]
+fn a_pressure_that_first_appears_is_an_event_and_ready_only_when_it_changes() {
+    let runtime = good_runtime();
+    let good = ReadyInputs { runtime: Some(&runtime), capacity: ALL.to_vec(), services: &[] };
+    let bad = ReadyInputs::default();
+    let reasons = |before: &[NodeCondition], after: &[NodeCondition]| {
+        let events = condition_events("n1", before, after);
+        for event in &events {
+            assert_eq!(event.message, format!("Node n1 status is now: {}", event.reason));
+            assert!(!event.warning);
+        }
+        events.iter().map(|e| e.reason).collect::<Vec<_>>()
+    };
+    let first = node_conditions(None, &bad, &[], NOW);
+    let pressures = ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"];
+    assert_eq!(reasons(&[], &first), pressures);
+    let second = node_conditions(None, &good, &first, NOW);
+    assert_eq!(reasons(&first, &second), ["NodeReady"]);
+    assert_eq!(reasons(&second, &second), [""; 0]);
+    let full = Machine { disk_pressure: true, ..Machine::default() };
+    let third = node_conditions(Some(&full), &bad, &second, NOW);
+    assert_eq!(reasons(&second, &third), ["NodeHasDiskPressure", "NodeNotReady"]);
+    let memory = Machine { memory_pressure: true, pid_pressure: true, ..Machine::default() };
+    let fourth = node_conditions(Some(&memory), &bad, &third, NOW);
+    let all = ["NodeHasInsufficientMemory", "NodeHasNoDiskPressure", "NodeHasInsufficientPID"];
+    assert_eq!(reasons(&third, &fourth), all);
+}
+
+#[test]
+fn a_reboot_is_told_only_when_both_boots_are_known() {
+    for (before, now, told) in [("a", "b", true), ("a", "a", false), ("", "b", false), ("a", "", false)] {
+        let event = rebooted_event("n1", before, now);
+        assert_eq!(event.is_some(), told, "{before:?} to {now:?}");
+        if let Some(event) = event {
+            assert!(event.warning);
+            assert_eq!(event.message, "Node n1 has been rebooted, boot id: b");
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The Node object.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+
+use keelson_kube_model::Node;
+use keelson_node_status_core::{Machine, NodeInputs, RuntimeState, build_node, worth_reporting};
+use serde_json::{Value, json};
+
+fn machine() -> Machine {
+    let amounts = |list: &[(&str, i64)]| list.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect();
+    Machine {
+        capacity: amounts(&[
+            ("cpu", 2000),
+            ("memory", 8_340_684_800),
+            ("ephemeral-storage", 20_616_232_960),
+            ("hugepages-2Mi", 0),
+            ("hugepages-1Gi", 1 << 30),
+            ("pods", 110),
+            ("pid", 32_768),
+            ("example.com/gpu", 2000),
+        ]),
+        allocatable: amounts(&[
+            ("cpu", 1500),
+            ("memory", 8_235_827_200),
+            ("ephemeral-storage", 18_554_609_664 + 1),
+            ("pods", 110),
+        ]),
+        machine_id: "m".into(),
+        system_uuid: "s".into(),
+        boot_id: "b".into(),
+        kernel_version: "6.1.0".into(),
+        os_image: "Debian GNU/Linux 12 (bookworm)".into(),
+        architecture: "x86_64".into(),
+        ..Machine::default()
+    }
+}
+
+fn runtime() -> RuntimeState {
+    RuntimeState {
+        name: "containerd".into(),
+        version: "1.6.20~ds1".into(),
+        ready: true,
+        network_ready: true,
+        message: String::new(),
+        unreachable: false,
+    }
+}
+
+struct World {
+    labels: BTreeMap<String, String>,
+    machine: Option<Machine>,
+    runtime: Option<RuntimeState>,
+    address: Option<&'static str>,
+    name: &'static str,
+    now: i64,
+}
+
+impl World {
+    fn good() -> Self {
+        Self {
+            labels: BTreeMap::new(),
+            machine: Some(machine()),
+            runtime: Some(runtime()),
+            address: Some("192.168.7.2"),
+            name: "edge-1",
+            now: 1_700_000_000,
+        }
+    }
+
+    fn node(&self) -> Node {
+        build_node(
+            &NodeInputs {
+                node_name: self.name,
+                labels: &self.labels,
+                max_pods: 110,
+                api_port: 10250,
+                kubelet_version: "v1.36.2",
+                default_address: self.address.map(|a| a.parse().unwrap()),
+                machine: self.machine.as_ref(),
+                runtime: self.runtime.as_ref(),
+                service_errors: &[],
+                now_unix_seconds: self.now,
+            },
+            &[],
+        )
+    }
+
+    fn json(&self) -> Value {
+        serde_json::to_value(self.node()).unwrap()
+    }
+}
+
+#[test]
+fn amounts_are_written_as_the_kubelet_writes_them() {
+    let node = World::good().json();
+    assert_eq!(
+        node["status"]["capacity"],
+        json!({
+            "cpu": "2", "memory": "8145200Ki", "ephemeral-storage": "20133040Ki", "hugepages-2Mi": "0",
+            "hugepages-1Gi": "1Gi", "pods": "110", "example.com/gpu": "2k"
+        })
+    );
+    assert_eq!(
+        node["status"]["allocatable"],
+        json!({"cpu": "1500m", "memory": "8042800Ki", "ephemeral-storage": "18554609665", "pods": "110"})
+    );
+}
+
+#[test]
+fn the_machine_and_the_runtime_are_named() {
+    let node = World::good().json();
+    assert_eq!(node["apiVersion"], "v1");
+    assert_eq!(node["kind"], "Node");
+    assert_eq!(
+        node["status"]["nodeInfo"],
+        json!({
+            "machineID": "m", "systemUUID": "s", "bootID": "b", "kernelVersion": "6.1.0",
+            "osImage": "Debian GNU/Linux 12 (bookworm)",
+            "containerRuntimeVersion": "containerd://1.6.20~ds1", "kubeletVersion": "v1.36.2",
+            "operatingSystem": "linux", "architecture": "amd64"
+        })
+    );
+    assert_eq!(node["status"]["daemonEndpoints"], json!({"kubeletEndpoint": {"Port": 10250}}));
+    assert_eq!(node["status"]["conditions"][3]["status"], "True");
+}
+
+#[test]
+fn labels_from_the_configuration_lie_on_top_of_our_own() {
+    let mut world = World::good();
+    world.labels.insert("zone".into(), "a".into());
+    world.labels.insert("kubernetes.io/os".into(), "other".into());
+    assert_eq!(
+        world.json()["metadata"]["labels"],
+        json!({
+            "kubernetes.io/hostname": "edge-1", "kubernetes.io/os": "other", "kubernetes.io/arch": "amd64",
+            "beta.kubernetes.io/os": "linux", "beta.kubernetes.io/arch": "amd64", "zone": "a"
+        })
+    );
+}
+
+#[test]
+fn architectures_have_gos_names() {
+    for (kernel, go) in [
+        ("aarch64", "arm64"),
+        ("armv7l", "arm"),
+        ("i686", "386"),
+        ("loongarch64", "loong64"),
+        ("riscv64", "riscv64"),
+        ("amd64", "amd64"),
+    ] {
+        let mut world = World::good();
+        world.machine.as_mut().unwrap().architecture = kernel.into();
+        assert_eq!(world.json()["metadata"]["labels"]["kubernetes.io/arch"], go);
+    }
+}
+
+#[test]
+fn an_unknown_machine_has_nothing_but_a_number_of_pods() {
+    let world = World { machine: None, ..World::good() };
+    let node = world.json();
+    assert_eq!(node["status"]["capacity"], json!({"cpu": "0", "memory": "0", "pods": "110"}));
+    assert!(node["metadata"]["labels"].get("kubernetes.io/arch").is_none());
+    let ready = &node["status"]["conditions"][3];
+    assert_eq!(ready["message"], "missing node capacity for resources: ephemeral-storage");
+}
+
+#[test]
+fn an_unknown_runtime_has_the_version_unknown() {
+    for runtime in [None, Some(RuntimeState::default())] {
+        let node = World { runtime, ..World::good() }.json();
+        assert_eq!(node["status"]["nodeInfo"]["containerRuntimeVersion"], "Unknown");
+    }
+}
+
+#[test]
+fn addresses_are_one_usable_internal_ip_and_the_host_name() {
+    type Row = (&'static str, Option<&'static str>, &'static [(&'static str, &'static str)]);
+    let table: &[Row] = &[
+        ("edge-1", Some("192.168.7.2"), &[("InternalIP", "192.168.7.2"), ("Hostname", "edge-1")]),
+        ("edge-1", Some("2001:db8::7"), &[("InternalIP", "2001:db8::7"), ("Hostname", "edge-1")]),
+        ("10.0.0.9", Some("192.168.7.2"), &[("InternalIP", "10.0.0.9"), ("Hostname", "10.0.0.9")]),
+        ("127.0.0.1", Some("192.168.7.2"), &[("InternalIP", "192.168.7.2"), ("Hostname", "127.0.0.1")]),
+        ("edge-1", Some("127.0.0.1"), &[("Hostname", "edge-1")]),
+        ("edge-1", Some("169.254.1.1"), &[("Hostname", "edge-1")]),
+        ("edge-1", Some("fe80::1"), &[("Hostname", "edge-1")]),
+        ("edge-1", Some("0.0.0.0"), &[("Hostname", "edge-1")]),
+        ("edge-1", None, &[("Hostname", "edge-1")]),
+    ];
+    for (name, address, expected) in table {
+        let node = World { name, address: *address, ..World::good() }.node();
+        let found: Vec<_> =
+            node.status.addresses.iter().map(|a| (a.type_.as_str(), a.address.as_str())).collect();
+        assert_eq!(found, *expected, "{name} {address:?}");
+    }
+}
+
+#[test]
+fn a_heartbeat_alone_is_not_written_before_its_time() {
+    let world = World::good();
+    let written = world.node();
+    let later = World { now: world.now + 10, ..World::good() }.node();
+    let mut later = later;
+    for (new, old) in later.status.conditions.iter_mut().zip(&written.status.conditions) {
+        new.last_transition_time.clone_from(&old.last_transition_time);
+    }
+    assert_ne!(written, later);
+    assert!(worth_reporting(None, &later, 0, 300));
+    assert!(!worth_reporting(Some(&written), &later, 299, 300));
+    assert!(worth_reporting(Some(&written), &later, 300, 300));
+    later.status.addresses.clear();
+    assert!(worth_reporting(Some(&written), &later, 0, 300));
+}

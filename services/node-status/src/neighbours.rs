@@ -1,0 +1,168 @@
+//! Asks the services that a node cannot do without whether they make progress.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use keelson_config::ServiceName;
+use keelson_node_status_core::{Answer, Watchdog};
+use keelson_proto::keelson::admin::v1::GetProgressRequest;
+use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
+use keelson_service_kit::{Backoff, Context, LoopHandle, Peer};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::Request;
+
+/// Without these a node is not ready (architecture §5).
+const WATCHED: [ServiceName; 4] = [
+    ServiceName::PodSync,
+    ServiceName::RuntimeShim,
+    ServiceName::VolumeManager,
+    ServiceName::ResourceManager,
+];
+
+/// Bound of one question.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Milliseconds since the start of this service.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    pub(crate) fn now_ms(self) -> u64 {
+        u64::try_from(self.0.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn at(self, ms: u64) -> Instant {
+        self.0 + Duration::from_millis(ms)
+    }
+}
+
+/// Asks one service. The real one is [`Peers`].
+pub(crate) trait Prober: Send + 'static {
+    fn probe(&self, service: ServiceName) -> impl Future<Output = Answer> + Send;
+}
+
+/// A watchdog to which no service has answered yet.
+pub(crate) fn watchdog() -> Watchdog {
+    Watchdog::new(&WATCHED.map(ServiceName::as_str))
+}
+
+/// Asks all services at each heartbeat, and more often while one of them is not well: a service that comes
+/// back is seen within 2 s.
+pub(crate) async fn run<P: Prober>(ctx: Context, clock: Clock, prober: P, health: watch::Sender<Watchdog>) {
+    let handle = ctx.progress.register("neighbours");
+    let mut again = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+    loop {
+        handle.tick();
+        let answers = join_all(WATCHED.map(|service| prober.probe(service))).await;
+        let now = clock.now_ms();
+        let mut all_turning = false;
+        health.send_if_modified(|watchdog| {
+            let before = (watchdog.errors(now), watchdog.all_asked(), watchdog.all_turning());
+            for (service, answer) in WATCHED.iter().zip(answers) {
+                watchdog.record(service.as_str(), answer, now);
+            }
+            all_turning = watchdog.all_turning();
+            (watchdog.errors(now), watchdog.all_asked(), all_turning) != before
+        });
+        let pause = if all_turning {
+            again.reset();
+            LoopHandle::HEARTBEAT
+        } else {
+            again.next_delay()
+        };
+        // Cancel-safe: neither arm holds anything.
+        tokio::select! {
+            () = ctx.shutdown.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// The services at their sockets.
+pub(crate) struct Peers(Vec<(ServiceName, Peer)>);
+
+impl Peers {
+    pub(crate) fn new(ctx: &Context) -> Self {
+        Self(WATCHED.iter().map(|name| (*name, ctx.peer(*name))).collect())
+    }
+}
+
+impl Prober for Peers {
+    async fn probe(&self, service: ServiceName) -> Answer {
+        let Some((_, peer)) = self.0.iter().find(|(name, _)| *name == service) else {
+            return Answer::None { error: "it is not watched".to_owned() };
+        };
+        let mut request = Request::new(GetProgressRequest {});
+        request.set_timeout(DEADLINE);
+        match AdminClient::new(peer.channel()).get_progress(request).await {
+            Ok(response) => Answer::of_loops(
+                response.get_ref().loops.iter().map(|l| (l.name.as_str(), l.silent_ms, l.stuck_after_ms)),
+            ),
+            Err(status) => Answer::None { error: status.message().to_owned() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use keelson_config::Config;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Script(Arc<Mutex<(Option<String>, u32)>>);
+
+    impl Prober for Script {
+        async fn probe(&self, service: ServiceName) -> Answer {
+            let mut script = self.0.lock().unwrap();
+            if service != ServiceName::PodSync {
+                return Answer::Turning;
+            }
+            script.1 += 1;
+            script.0.clone().map_or(Answer::Turning, |error| Answer::None { error })
+        }
+    }
+
+    impl Script {
+        fn silence(&self, silent: bool) {
+            self.0.lock().unwrap().0 = silent.then(|| "no socket".to_owned());
+        }
+
+        fn asked(&self) -> u32 {
+            std::mem::take(&mut self.0.lock().unwrap().1)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn well_services_are_asked_every_ten_seconds_and_a_silent_one_more_often() {
+        let ctx = Context::detached(ServiceName::NodeStatus, Config::default());
+        let script = Script::default();
+        let clock = Clock::start();
+        let (health, seen) = watch::channel(watchdog());
+        let task = tokio::spawn(run(ctx.clone(), clock, script.clone(), health));
+        tokio::time::sleep(Duration::from_secs(59)).await;
+        assert_eq!(script.asked(), 6);
+        assert!(seen.borrow().all_turning());
+
+        script.silence(true);
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert!(script.asked() > 8);
+        assert!(seen.borrow().errors(clock.now_ms()).is_empty(), "a restart is not seen");
+        tokio::time::sleep(Duration::from_secs(15)).await;
+        assert_eq!(seen.borrow().errors(clock.now_ms()).len(), 1);
+
+        script.silence(false);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(seen.borrow().errors(clock.now_ms()).is_empty());
+        ctx.shutdown.cancel();
+        task.await.unwrap();
+    }
+}

@@ -1,0 +1,360 @@
+//! The loop that builds the Node.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use keelson_kube_model::{Node, NodeCondition};
+use keelson_node_status_core::health::SILENCE_MS;
+use keelson_node_status_core::{
+    NodeEvent, NodeInputs, RuntimeState, Watchdog, build_node, condition_events, rebooted_event,
+    worth_reporting,
+};
+use keelson_service_kit::{Context, LoopHandle, NewEvent, ObjectRef, now_unix_nanos};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+use crate::address;
+use crate::inputs::World;
+use crate::neighbours::Clock;
+use crate::saved::Saved;
+use crate::writer::ControlPlaneWriter;
+
+/// Shown as the kubelet's version: what kubelet we stand in for, and who stands in.
+const KUBELET_VERSION: &str = concat!("v1.36.2+keelson.", env!("CARGO_PKG_VERSION"));
+
+/// How long a new node-status waits for the first word of everybody before it judges.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// A Node without news is written as often as this (`nodeStatusReportFrequency`).
+const REPORT_EVERY_SECONDS: i64 = 300;
+
+pub(crate) struct NodeLoop {
+    ctx: Context,
+    clock: Clock,
+    writer: Arc<dyn ControlPlaneWriter>,
+    saved: Arc<watch::Sender<Saved>>,
+    handle: LoopHandle,
+    conditions: Vec<NodeCondition>,
+    written: Option<(Arc<Node>, i64)>,
+}
+
+impl NodeLoop {
+    pub(crate) fn new(
+        ctx: &Context,
+        clock: Clock,
+        writer: Arc<dyn ControlPlaneWriter>,
+        saved: Arc<watch::Sender<Saved>>,
+    ) -> Self {
+        let name = Family::<[(&'static str, String); 1], Gauge>::default();
+        name.get_or_create(&[("node", ctx.config.node_name.clone())]).set(1);
+        ctx.metrics.register("kubelet_node_name", "The node's name; the value is always 1", name);
+        let conditions = saved.borrow().conditions.clone();
+        Self {
+            handle: ctx.progress.register("node"),
+            ctx: ctx.clone(),
+            clock,
+            writer,
+            saved,
+            conditions,
+            written: None,
+        }
+    }
+
+    /// Builds the Node on every news and at each heartbeat, until the shutdown.
+    pub(crate) async fn run(
+        mut self,
+        mut world: watch::Receiver<World>,
+        mut health: watch::Receiver<Watchdog>,
+        published: watch::Sender<Option<Arc<Node>>>,
+    ) {
+        let shutdown = self.ctx.shutdown.clone();
+        // Cancel-safe: waiting takes nothing from the channels.
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            _ = timeout(SETTLE, settled(&mut world, &mut health)) => {}
+        }
+        loop {
+            self.handle.tick();
+            let seen = world.borrow_and_update().clone();
+            let watchdog = health.borrow_and_update().clone();
+            let node = Arc::new(self.build(&seen, &watchdog));
+            published.send_replace(Some(Arc::clone(&node)));
+            self.write(&node).await;
+            let next = self.next_turn(&seen, &watchdog);
+            // Cancel-safe: the channels keep their news until it is borrowed.
+            let open = tokio::select! {
+                () = shutdown.cancelled() => return,
+                end = world.changed() => end.is_ok(),
+                end = health.changed() => end.is_ok(),
+                () = tokio::time::sleep_until(next) => true,
+            };
+            if !open {
+                return;
+            }
+        }
+    }
+
+    /// The next heartbeat, or sooner when a silence becomes too long before it.
+    fn next_turn(&self, world: &World, watchdog: &Watchdog) -> Instant {
+        let heartbeat = Instant::now() + LoopHandle::HEARTBEAT;
+        let now = self.clock.now_ms();
+        let down = world.runtime_unknown_since_ms.map(|since| since + SILENCE_MS).filter(|at| *at > now);
+        let soonest = watchdog.next_change_ms(now).into_iter().chain(down).min();
+        soonest.map_or(heartbeat, |ms| heartbeat.min(self.clock.at(ms)))
+    }
+
+    fn build(&mut self, world: &World, watchdog: &Watchdog) -> Node {
+        let now_ms = self.clock.now_ms();
+        let config = Arc::clone(&self.ctx.config);
+        let down = world.runtime_unknown_since_ms.filter(|since| now_ms.saturating_sub(*since) >= SILENCE_MS);
+        let lost = RuntimeState { unreachable: true, ..world.runtime.clone().unwrap_or_default() };
+        let default_address = address::of_default_route();
+        let service_errors = watchdog.errors(now_ms);
+        let node = build_node(
+            &NodeInputs {
+                node_name: &config.node_name,
+                labels: &config.resources.node_labels,
+                max_pods: config.resources.max_pods,
+                api_port: config.api.port,
+                kubelet_version: KUBELET_VERSION,
+                default_address,
+                machine: world.machine.as_ref(),
+                runtime: if down.is_some() { Some(&lost) } else { world.runtime.as_ref() },
+                service_errors: &service_errors,
+                now_unix_seconds: now_unix_nanos() / 1_000_000_000,
+            },
+            &self.conditions,
+        );
+        self.remember(&node);
+        node
+    }
+
+    /// Tells what has changed, and keeps it for the next turn and the next start.
+    fn remember(&mut self, node: &Node) {
+        let name = &node.metadata.name;
+        let has_address = node.status.addresses.iter().any(|a| a.type_ == "InternalIP");
+        let address = if has_address {
+            Ok(())
+        } else {
+            Err(format!("can't get ip address of node {name}: there is no default route; looking again"))
+        };
+        self.ctx.progress.condition("node address", address);
+
+        let boot_id = &node.status.node_info.boot_id;
+        let before = self.saved.borrow().boot_id.clone();
+        let reboot = rebooted_event(name, &before, boot_id);
+        for event in
+            condition_events(name, &self.conditions, &node.status.conditions).into_iter().chain(reboot)
+        {
+            self.tell(name, event);
+        }
+        self.conditions.clone_from(&node.status.conditions);
+        let mut lasting = self.conditions.clone();
+        for condition in &mut lasting {
+            condition.last_heartbeat_time = None;
+        }
+        self.saved.send_if_modified(|saved| {
+            let changed = saved.conditions != lasting || (!boot_id.is_empty() && saved.boot_id != *boot_id);
+            saved.conditions = lasting;
+            if !boot_id.is_empty() {
+                saved.boot_id.clone_from(boot_id);
+            }
+            changed
+        });
+    }
+
+    fn tell(&self, node: &str, event: NodeEvent) {
+        if event.reason == "NodeNotReady" {
+            tracing::warn!(node, "{}", event.message);
+        } else {
+            tracing::info!(node, "{}", event.message);
+        }
+        self.ctx.events.record(NewEvent {
+            warning: event.warning,
+            reason: event.reason.to_owned(),
+            message: event.message,
+            object: ObjectRef::node(node),
+        });
+    }
+
+    async fn write(&mut self, node: &Arc<Node>) {
+        let now = now_unix_nanos() / 1_000_000_000;
+        let (last, ago) = self.written.as_ref().map_or((None, 0), |(node, at)| (Some(&**node), now - at));
+        if !worth_reporting(last, node, ago, REPORT_EVERY_SECONDS) {
+            return;
+        }
+        match self.writer.write_node(node).await {
+            Ok(()) => {
+                self.written = Some((Arc::clone(node), now));
+                self.ctx.progress.condition("node report", Ok(()));
+            }
+            Err(error) => self.ctx.progress.condition("node report", Err(error.to_string())),
+        }
+    }
+}
+
+/// Waits until everybody whose word counts has spoken.
+async fn settled(world: &mut watch::Receiver<World>, health: &mut watch::Receiver<Watchdog>) {
+    let spoken = |world: &World| world.machine.is_some() && world.runtime.as_ref().is_some_and(|r| r.ready);
+    let both = async {
+        let _ = world.wait_for(spoken).await;
+        let _ = health.wait_for(Watchdog::all_turning).await;
+    };
+    both.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_config::{Config, ServiceName};
+    use keelson_node_status_core::{Answer, Machine};
+
+    use super::*;
+    use crate::neighbours::watchdog;
+    use crate::writer::NoControlPlane;
+
+    struct Bench {
+        ctx: Context,
+        clock: Clock,
+        world: watch::Sender<World>,
+        health: watch::Sender<Watchdog>,
+        node: watch::Receiver<Option<Arc<Node>>>,
+        writer: Arc<NoControlPlane>,
+    }
+
+    fn bench(saved: Saved) -> Bench {
+        let config = Config { node_name: "n1".into(), ..Config::default() };
+        let ctx = Context::detached(ServiceName::NodeStatus, config);
+        let clock = Clock::start();
+        let writer = Arc::new(NoControlPlane::new(&ctx.metrics));
+        let (world, world_seen) = watch::channel(World::default());
+        let (health, health_seen) = watch::channel(watchdog());
+        let (published, node) = watch::channel(None);
+        let saved = Arc::new(watch::Sender::new(saved));
+        let turns = NodeLoop::new(&ctx, clock, writer.clone(), saved);
+        tokio::spawn(turns.run(world_seen, health_seen, published));
+        Bench { ctx, clock, world, health, node, writer }
+    }
+
+    impl Bench {
+        fn all_well(&self) {
+            let names = ["cpu", "memory", "pods", "ephemeral-storage"];
+            let machine =
+                Machine { capacity: names.map(|n| (n.to_owned(), 1 << 20)).into(), ..Machine::default() };
+            self.world.send_modify(|world| {
+                world.machine = Some(machine);
+                world.take_runtime(runtime(true), 0);
+            });
+            self.services(Answer::Turning);
+        }
+
+        fn services(&self, answer: Answer) {
+            let now = self.clock.now_ms();
+            self.health.send_modify(|w| {
+                for name in ["pod-sync", "runtime-shim", "volume-manager", "resource-manager"] {
+                    w.record(name, answer.clone(), now);
+                }
+            });
+        }
+
+        async fn ready(&mut self) -> NodeCondition {
+            let node = self.node.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+            node.status.conditions[3].clone()
+        }
+
+        async fn ready_becomes(&mut self, status: &str) -> Duration {
+            let begun = Instant::now();
+            let is =
+                |n: &Option<Arc<Node>>| n.as_ref().is_some_and(|n| n.status.conditions[3].status == status);
+            self.node.wait_for(is).await.unwrap();
+            begun.elapsed()
+        }
+    }
+
+    fn runtime(ready: bool) -> RuntimeState {
+        RuntimeState {
+            name: "containerd".into(),
+            version: "1".into(),
+            ready,
+            network_ready: ready,
+            message: if ready { String::new() } else { "container runtime not ready: X".into() },
+            unreachable: false,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_node_waits_for_everybody_but_not_for_long() {
+        let mut bench = bench(Saved::default());
+        let begun = Instant::now();
+        assert_eq!(bench.ready().await.status, "False");
+        assert_eq!(begun.elapsed(), SETTLE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_restarted_node_status_keeps_ready_and_its_transition_time() {
+        let old = NodeCondition {
+            type_: "Ready".into(),
+            status: "True".into(),
+            last_transition_time: Some("2026-01-01T00:00:00Z".into()),
+            ..NodeCondition::default()
+        };
+        let mut bench = bench(Saved { conditions: vec![old], ..Saved::default() });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        bench.all_well();
+        let ready = bench.ready().await;
+        assert_eq!(ready.status, "True");
+        assert_eq!(ready.last_transition_time.as_deref(), Some("2026-01-01T00:00:00Z"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_comes_back_makes_the_node_ready_at_once() {
+        let mut bench = bench(Saved::default());
+        bench.all_well();
+        assert_eq!(bench.ready().await.status, "True");
+        bench.world.send_modify(|w| w.take_runtime(runtime(false), 0));
+        bench.ready_becomes("False").await;
+        assert_eq!(bench.ready().await.message, "container runtime not ready: X");
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        bench.world.send_modify(|w| w.take_runtime(runtime(true), 0));
+        assert!(bench.ready_becomes("True").await < Duration::from_secs(1));
+        assert_eq!(bench.writer.taken("node"), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn services_that_fall_silent_make_the_node_unready_after_exactly_thirty_seconds() {
+        let mut bench = bench(Saved::default());
+        bench.all_well();
+        assert_eq!(bench.ready().await.status, "True");
+        let answered = bench.clock.now_ms();
+        bench.services(Answer::None { error: "stopped".into() });
+        bench.ready_becomes("False").await;
+        assert_eq!(bench.clock.now_ms() - answered, 30_000);
+        assert!(bench.ready().await.message.contains("pod-sync makes no progress"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_does_not_answer_is_down_after_thirty_seconds_and_not_before() {
+        let mut bench = bench(Saved::default());
+        bench.all_well();
+        assert_eq!(bench.ready().await.status, "True");
+        let away = RuntimeState { unreachable: true, ..runtime(false) };
+        let now = bench.clock.now_ms();
+        bench.world.send_modify(|w| w.take_runtime(away.clone(), now));
+        assert_eq!(bench.ready_becomes("False").await, Duration::from_secs(30));
+        assert_eq!(bench.ready().await.message, "container runtime is down");
+        bench.world.send_modify(|w| w.take_runtime(runtime(true), 0));
+        assert!(bench.ready_becomes("True").await < Duration::from_secs(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_without_news_is_written_once_and_its_loop_turns() {
+        let mut bench = bench(Saved::default());
+        bench.all_well();
+        bench.ready().await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(bench.writer.taken("node"), 1);
+        assert!(bench.ctx.progress.report("").loops.iter().any(|l| l.name == "node"));
+        assert!(bench.ctx.metrics.text().contains("kubelet_node_name{node=\"n1\"} 1"));
+    }
+}

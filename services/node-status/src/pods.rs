@@ -1,0 +1,119 @@
+//! The loop that reports pods.
+
+use std::sync::Arc;
+
+use keelson_config::ServiceName;
+use keelson_node_status_core::{News, PodLedger};
+use keelson_proto::keelson::pod_sync::v1 as pb;
+use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
+use keelson_proto::keelson::pod_sync::v1::watch_pods_response::Item;
+use keelson_service_kit::status::chain;
+use keelson_service_kit::{Context, LoopHandle, Signal, follow};
+use tokio::sync::mpsc;
+use tracing::{Instrument as _, Span};
+
+use crate::writer::{ControlPlaneWriter, PodReport};
+
+/// Follows pod-sync until the shutdown and hands each changed status to the writer.
+pub(crate) async fn run(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) {
+    let handle = ctx.progress.register("pods");
+    let peer = ctx.peer(ServiceName::PodSync);
+    let mut reporter = PodReporter { writer, ledger: PodLedger::default() };
+    // One signal at a time: a slow control plane slows the stream, whose other end keeps the latest of each pod.
+    let (signals, mut next) = mpsc::channel(1);
+    let name = peer.name().to_owned();
+    let open = move || {
+        let mut client = PodSyncClient::new(peer.channel());
+        async move { client.watch_pods(pb::WatchPodsRequest {}).await }
+    };
+    let on = move |signal: Signal<pb::WatchPodsResponse>| {
+        let signals = signals.clone();
+        async move {
+            let _ = signals.send(signal).await;
+        }
+    };
+    let stream = follow(&name, &ctx.progress, &ctx.shutdown, open, on);
+    tokio::pin!(stream);
+    loop {
+        handle.tick();
+        // Cancel-safe: `stream` is pinned outside, a signal is taken only when it is returned.
+        tokio::select! {
+            () = &mut stream => return,
+            Some(signal) = next.recv() => reporter.take(signal).await,
+            () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
+        }
+    }
+}
+
+struct PodReporter {
+    writer: Arc<dyn ControlPlaneWriter>,
+    ledger: PodLedger,
+}
+
+impl PodReporter {
+    async fn take(&mut self, signal: Signal<pb::WatchPodsResponse>) {
+        match signal {
+            Signal::Opened => self.ledger.begin_replay(),
+            Signal::Lost(_) => {}
+            Signal::Message(message) => match message.item {
+                Some(Item::Pod(document)) => self.report(document).await,
+                Some(Item::GoneUid(uid)) => {
+                    self.ledger.forget(&uid);
+                }
+                Some(Item::Synced(_)) => {
+                    self.ledger.end_replay();
+                }
+                None => {}
+            },
+        }
+    }
+
+    async fn report(&mut self, document: pb::PodDocument) {
+        let news = self.ledger.observe(&document.uid, &document.pod_json, document.finished);
+        let (turned, span) = match &news {
+            Ok(News::Known) => return,
+            Ok(News::Detail) => (false, Span::none()),
+            Ok(News::Turn(view)) => (true, span_of(&document, &view.phase, view.ready)),
+            Err(error) => {
+                tracing::warn!(uid = document.uid, error = chain(error), "cannot report a pod");
+                return;
+            }
+        };
+        let report = PodReport {
+            uid: document.uid,
+            namespace: document.namespace,
+            name: document.name,
+            pod_json: document.pod_json,
+            source: document.source,
+            turned,
+            finished: document.finished,
+        };
+        if let Err(error) = self.writer.write_pod(&report).instrument(span).await {
+            tracing::warn!(
+                pod = report.name,
+                uid = report.uid,
+                error = chain(&error),
+                "pod status not reported"
+            );
+            self.ledger.forget(&report.uid);
+        }
+    }
+}
+
+/// The step of the pod's own trace; none when the pod has no trace.
+fn span_of(document: &pb::PodDocument, phase: &str, ready: bool) -> Span {
+    if document.traceparent.is_empty() {
+        return Span::none();
+    }
+    let span = tracing::info_span!(
+        target: keelson_telemetry::TRACE_TARGET,
+        "report pod status",
+        pod = document.name,
+        namespace = document.namespace,
+        uid = document.uid,
+        phase,
+        ready,
+    );
+    keelson_telemetry::set_parent(&span, &document.traceparent);
+    span
+}

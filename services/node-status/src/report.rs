@@ -1,0 +1,138 @@
+//! The loop that renews the lease, drains events and saves the state.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use keelson_config::ServiceName;
+use keelson_node_status_core::{Cursor, Page};
+use keelson_proto::keelson::events::v1 as pb;
+use keelson_proto::keelson::events::v1::events_client::EventsClient;
+use keelson_proto::keelson::events::v1::events_server::Events as _;
+use keelson_service_kit::status::chain;
+use keelson_service_kit::{Context, LoopHandle, Peer};
+use prometheus_client::metrics::counter::Counter;
+use tokio::sync::watch;
+use tonic::{Request, Status};
+
+use crate::saved::{Saved, StateFile};
+use crate::writer::ControlPlaneWriter;
+
+/// Bound of one read of a ring.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// A ring of events: a neighbour's, or our own.
+enum Ring {
+    Peer(Peer),
+    Own(Context),
+}
+
+struct Drain {
+    ctx: Context,
+    writer: Arc<dyn ControlPlaneWriter>,
+    saved: Arc<watch::Sender<Saved>>,
+    rings: Vec<(&'static str, Ring)>,
+    drained: Counter,
+    lost: Counter,
+}
+
+/// Turns every ten seconds until the shutdown.
+pub(crate) async fn run(
+    ctx: Context,
+    writer: Arc<dyn ControlPlaneWriter>,
+    saved: Arc<watch::Sender<Saved>>,
+    file: StateFile,
+) {
+    let handle = ctx.progress.register("report");
+    let drain = Drain::new(&ctx, writer, saved);
+    let mut stored = drain.saved.borrow().clone();
+    loop {
+        handle.tick();
+        let lease = drain.writer.renew_lease().await;
+        ctx.progress.condition("node lease", lease.map_err(|error| error.to_string()));
+        drain.turn().await;
+        let saved = drain.saved.borrow().clone();
+        if saved != stored {
+            let result = file.store(saved.clone()).await;
+            ctx.progress.condition("saved state", result.as_ref().map_err(|e| chain(e)).copied());
+            if result.is_ok() {
+                stored = saved;
+            }
+        }
+        // Cancel-safe: neither arm holds anything.
+        tokio::select! {
+            () = ctx.shutdown.cancelled() => return,
+            () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
+        }
+    }
+}
+
+impl Drain {
+    fn new(ctx: &Context, writer: Arc<dyn ControlPlaneWriter>, saved: Arc<watch::Sender<Saved>>) -> Self {
+        let (drained, lost) = (Counter::default(), Counter::default());
+        let name = "keelson_node_status_events_drained";
+        ctx.metrics.register(name, "Events read from the services", drained.clone());
+        let name = "keelson_node_status_events_lost";
+        ctx.metrics.register(name, "Events overwritten before they could be read", lost.clone());
+        let peers = ctx.service.callees().iter().map(|name| (name.as_str(), Ring::Peer(ctx.peer(*name))));
+        let own = (ServiceName::NodeStatus.as_str(), Ring::Own(ctx.clone()));
+        let rings = peers.chain([own]).collect();
+        Self { ctx: ctx.clone(), writer, saved, rings, drained, lost }
+    }
+
+    /// Reads what is new in every ring. A service that does not answer keeps its events for later.
+    async fn turn(&self) {
+        let pages = self.rings.iter().map(|(service, ring)| {
+            let cursor = self.saved.borrow().cursors.get(*service).cloned().unwrap_or_default();
+            async move { (*service, ring.list(&cursor).await, cursor) }
+        });
+        for (service, page, cursor) in join_all(pages).await {
+            match page {
+                Ok(page) => self.hand_on(service, &page, &cursor).await,
+                Err(status) => tracing::debug!(service, error = status.message(), "no events read"),
+            }
+        }
+    }
+
+    async fn hand_on(&self, service: &'static str, page: &pb::ListEventsResponse, cursor: &Cursor) {
+        let taken = cursor.advance(&Page {
+            ring_id: &page.ring_id,
+            last_sequence: page.last_sequence,
+            lost: page.lost,
+        });
+        if taken.next == *cursor {
+            return;
+        }
+        if taken.restarted {
+            tracing::debug!(service, "the service was restarted, its event ring begins anew");
+        }
+        if !page.events.is_empty()
+            && let Err(error) = self.writer.write_events(service, &page.events).await
+        {
+            self.ctx.progress.condition("events", Err(error.to_string()));
+            return;
+        }
+        self.ctx.progress.condition("events", Ok(()));
+        self.drained.inc_by(page.events.len() as u64);
+        self.lost.inc_by(taken.lost);
+        self.saved.send_modify(|saved| {
+            saved.cursors.insert(service.to_owned(), taken.next);
+        });
+    }
+}
+
+impl Ring {
+    async fn list(&self, cursor: &Cursor) -> Result<pb::ListEventsResponse, Status> {
+        let message =
+            pb::ListEventsRequest { ring_id: cursor.ring_id.clone(), after_sequence: cursor.sequence };
+        let mut request = Request::new(message);
+        let response = match self {
+            Self::Own(ctx) => ctx.events.list_events(request).await?,
+            Self::Peer(peer) => {
+                request.set_timeout(DEADLINE);
+                EventsClient::new(peer.channel()).list_events(request).await?
+            }
+        };
+        Ok(response.into_inner())
+    }
+}

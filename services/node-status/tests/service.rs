@@ -1,0 +1,128 @@
+//! node-status over real unix sockets, with neighbours that do as they are told.
+
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use std::sync::Arc;
+
+use keelson_config::ServiceName;
+use keelson_kube_model::Node;
+use keelson_node_status::build_with;
+use keelson_proto::keelson::node_status::v1 as pb;
+use keelson_proto::keelson::node_status::v1::node_status_client::NodeStatusClient;
+use keelson_service_kit::{ObjectRef, Peer};
+
+use fake::{Neighbours, RecordingWriter, eventually, pod_document};
+
+struct Service {
+    ctx: keelson_service_kit::Context,
+    writer: Arc<RecordingWriter>,
+}
+
+async fn start(neighbours: &Neighbours) -> Service {
+    let ctx = neighbours.context(ServiceName::NodeStatus);
+    let writer = Arc::new(RecordingWriter::default());
+    let routes = build_with(ctx.clone(), writer.clone()).await.unwrap();
+    fake::serve(&ctx, routes);
+    Service { ctx, writer }
+}
+
+impl Service {
+    fn client(&self) -> NodeStatusClient<keelson_service_kit::PeerChannel> {
+        let peer = Peer::service(&self.ctx.config.paths.run_dir, ServiceName::NodeStatus);
+        NodeStatusClient::new(peer.channel())
+    }
+
+    async fn node(&self) -> Node {
+        let bytes = self.client().get_node(pb::GetNodeRequest {}).await.unwrap().into_inner().node_json;
+        serde_json::from_slice(&bytes).unwrap()
+    }
+
+    async fn ready(&self) -> (String, String) {
+        let condition = self.node().await.status.conditions.pop().unwrap();
+        (condition.status, condition.message)
+    }
+
+    async fn ready_is(&self, status: &str) -> String {
+        eventually(async || {
+            let (is, message) = self.ready().await;
+            (is == status).then_some(message)
+        })
+        .await
+    }
+}
+
+#[tokio::test]
+async fn the_node_is_ready_once_everybody_has_spoken_and_follows_the_runtime() {
+    let neighbours = Neighbours::start().await;
+    let service = start(&neighbours).await;
+    neighbours.machine();
+    neighbours.runtime(true, "");
+    service.ready_is("True").await;
+    let node = service.node().await;
+    assert_eq!(node.status.capacity["cpu"].to_string(), "2");
+    assert_eq!(node.status.node_info.container_runtime_version, "containerd://1.6.20");
+
+    neighbours.runtime(false, "container runtime not ready: X");
+    assert_eq!(service.ready_is("False").await, "container runtime not ready: X");
+    neighbours.runtime(true, "");
+    service.ready_is("True").await;
+    let state = service.client().get_report_state(pb::GetReportStateRequest {}).await.unwrap().into_inner();
+    assert_eq!((state.control_plane.as_str(), state.queued), ("recording", 0));
+    service.ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_stuck_loop_and_a_missing_service_are_named_in_the_node() {
+    let neighbours = Neighbours::start().await;
+    neighbours.machine();
+    neighbours.runtime(true, "");
+    neighbours.stuck(ServiceName::VolumeManager, true);
+    neighbours.kill(ServiceName::PodSync);
+    let service = start(&neighbours).await;
+    let message = service.ready_is("False").await;
+    assert!(message.contains("pod-sync has not answered yet"), "{message}");
+    assert!(message.contains("volume-manager makes no progress: its loop \"work\""), "{message}");
+    service.ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn each_changed_status_is_reported_once_whatever_the_stream_does() {
+    let neighbours = Neighbours::start().await;
+    neighbours.pods.set("u1".into(), pod_document("u1", "Pending", false, 1));
+    let service = start(&neighbours).await;
+    let writer = &service.writer;
+    eventually(async || (writer.pods() == [("u1".to_owned(), true)]).then_some(())).await;
+
+    neighbours.pods.set("u1".into(), pod_document("u1", "Running", true, 2));
+    eventually(async || (writer.pods().len() == 2).then_some(())).await;
+
+    // pod-sync comes back with the same document under a version that begins anew, and one new pod.
+    neighbours.kill(ServiceName::PodSync);
+    neighbours.pods.set("u1".into(), pod_document("u1", "Running", true, 1));
+    neighbours.pods.set("u2".into(), pod_document("u2", "Running", true, 1));
+    neighbours.revive(ServiceName::PodSync);
+    eventually(async || (writer.pods().len() == 3).then_some(())).await;
+    assert_eq!(writer.pods()[2], ("u2".to_owned(), true));
+    service.ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn events_are_drained_once_across_a_restart() {
+    let neighbours = Neighbours::start().await;
+    let ring = neighbours.events(ServiceName::PodSync);
+    ring.normal(ObjectRef::pod("default", "web", "u1"), "Started", "Started container c");
+    let service = start(&neighbours).await;
+    let told = |service: &Service| service.writer.events();
+    eventually(async || told(&service).contains(&"pod-sync Started".to_owned()).then_some(())).await;
+    let file = service.ctx.config.paths.state(ServiceName::NodeStatus).join("report.json");
+    eventually(async || std::fs::read_to_string(&file).ok().filter(|t| t.contains("pod-sync"))).await;
+    service.ctx.shutdown.cancel();
+
+    ring.warning(ObjectRef::pod("default", "web", "u1"), "BackOff", "waits");
+    let again = start(&neighbours).await;
+    eventually(async || told(&again).contains(&"pod-sync BackOff".to_owned()).then_some(())).await;
+    assert!(!told(&again).contains(&"pod-sync Started".to_owned()));
+    again.ctx.shutdown.cancel();
+}

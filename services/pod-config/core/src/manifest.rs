@@ -1,0 +1,283 @@
+//! From the bytes of a manifest to the objects in it.
+//!
+//! Parity: the kubelet takes one Pod per file; here a file may also hold a `PodList`, a `List`, several documents
+//! separated by `---`, and Secrets and ConfigMaps beside the pods.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use keelson_kube_model::PodFullName;
+use serde_json::Value;
+
+use crate::error::{ManifestError, Why};
+use crate::yaml::{self, YamlDocument, YamlError};
+
+/// A manifest of this many bytes, or more, is refused.
+pub const MAX_BYTES: usize = 10 * 1024 * 1024;
+
+/// One object of more bytes is refused: an API server would not store it, and no stream carries it.
+pub(crate) const MAX_OBJECT_BYTES: usize = 3 * 1024 * 1024;
+
+/// What a document describes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A pod to run.
+    Pod,
+    /// A Secret that pods of this node may use.
+    Secret,
+    /// A ConfigMap that pods of this node may use.
+    ConfigMap,
+}
+
+impl Kind {
+    /// The word in `kind`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pod => "Pod",
+            Self::Secret => "Secret",
+            Self::ConfigMap => "ConfigMap",
+        }
+    }
+
+    /// Reads the word in `kind`.
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Pod, Self::Secret, Self::ConfigMap].into_iter().find(|kind| kind.as_str() == text)
+    }
+}
+
+/// One object of a manifest, as it was written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Document {
+    /// Document in the file, 1-based.
+    pub number: u32,
+    /// Path of the object in its document: empty, or `items[2]` in a list.
+    pub path: String,
+    /// Line where the document begins, 1-based.
+    pub line: u32,
+    /// Column where the document begins, 1-based.
+    pub column: u32,
+    /// What it is.
+    pub kind: Kind,
+    /// The object.
+    pub value: Value,
+}
+
+impl Document {
+    /// An error in this object; `field` counts from the object.
+    pub(crate) fn error(&self, why: Why, field: &str, message: impl Into<String>) -> ManifestError {
+        let joined = match (self.path.as_str(), field) {
+            ("", field) => field.to_owned(),
+            (path, "") => path.to_owned(),
+            (path, field) => format!("{path}.{field}"),
+        };
+        let text = |name| self.value.pointer(name).and_then(Value::as_str).unwrap_or_default();
+        let name = text("/metadata/name");
+        let pod = (self.kind == Kind::Pod && !name.is_empty()).then(|| {
+            let namespace = text("/metadata/namespace");
+            PodFullName::new(name, if namespace.is_empty() { "default" } else { namespace })
+        });
+        ManifestError {
+            why,
+            line: self.line,
+            column: self.column,
+            document: self.number,
+            field: joined,
+            message: message.into(),
+            pod,
+        }
+    }
+}
+
+/// The JSON of an object that is short enough.
+pub(crate) fn encoded(document: &Document, value: &Value) -> Result<Arc<[u8]>, Vec<ManifestError>> {
+    let json = value.to_string().into_bytes();
+    if json.len() > MAX_OBJECT_BYTES {
+        let message = format!("the object is longer than {} MiB", MAX_OBJECT_BYTES >> 20);
+        return Err(vec![document.error(Why::Invalid, "", message)]);
+    }
+    Ok(json.into())
+}
+
+/// All objects of a manifest, in their order. The first thing that is wrong refuses the whole manifest.
+pub fn read_manifest(bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
+    if bytes.len() >= MAX_BYTES {
+        return Err(ManifestError::file(
+            Why::Syntax,
+            format!("the manifest reaches the limit of {} MiB; a manifest holds a few pods", MAX_BYTES >> 20),
+        ));
+    }
+    let text = text_of(bytes)?;
+    let mut found = Vec::new();
+    for (index, document) in parse(&text)?.into_iter().enumerate() {
+        let YamlDocument { value, line, column } = document;
+        if value.is_null() {
+            continue;
+        }
+        let number = u32::try_from(index + 1).unwrap_or(u32::MAX);
+        let place = Place { number, line, column };
+        objects_of(value, place, &mut found).map_err(|error| located(&text, error))?;
+    }
+    if found.is_empty() {
+        return Err(ManifestError::file(Why::Syntax, "there is no object in the manifest"));
+    }
+    Ok(found)
+}
+
+/// The error with the place of its field in the text, as far as the field is there.
+pub(crate) fn located(text: &str, mut error: ManifestError) -> ManifestError {
+    if error.document > 0
+        && let Some((line, column)) = yaml::locate(text, error.document as usize - 1, &error.field)
+    {
+        (error.line, error.column) = (line, column);
+    }
+    error
+}
+
+/// The text of a manifest, without a byte order mark.
+pub(crate) fn text_of(bytes: &[u8]) -> Result<Cow<'_, str>, ManifestError> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Ok(Cow::Borrowed(text.strip_prefix('\u{feff}').unwrap_or(text))),
+        Err(error) => {
+            let good = &bytes[..error.valid_up_to()];
+            let line = good.iter().filter(|b| **b == b'\n').count() + 1;
+            let column = good.len() - good.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1) + 1;
+            let mut error = ManifestError::file(Why::Syntax, "this is not UTF-8 text");
+            (error.line, error.column) = (narrow(line), narrow(column));
+            Err(error)
+        }
+    }
+}
+
+fn narrow(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// JSON when it begins like JSON and reads as such, else YAML.
+fn parse(text: &str) -> Result<Vec<YamlDocument>, ManifestError> {
+    let json_error = match json_documents(text) {
+        None => None,
+        Some(Ok(documents)) => return Ok(documents),
+        Some(Err(error)) => Some(error),
+    };
+    yaml::documents(text).map_err(|error| json_error.unwrap_or_else(|| syntax(error)))
+}
+
+fn syntax(error: YamlError) -> ManifestError {
+    ManifestError {
+        line: error.line,
+        column: error.column,
+        document: error.document,
+        ..ManifestError::file(Why::Syntax, format!("not valid YAML: {}", error.message))
+    }
+}
+
+/// One JSON object after another; `None` when the text does not begin like JSON.
+fn json_documents(text: &str) -> Option<Result<Vec<YamlDocument>, ManifestError>> {
+    let inside = text.trim_start().strip_prefix('{')?;
+    if !inside.trim_start().starts_with(['"', '}']) {
+        return None;
+    }
+    let mut documents = Vec::new();
+    let mut stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    loop {
+        let from = text.len() - text[stream.byte_offset()..].trim_start().len();
+        match stream.next() {
+            None => return Some(Ok(documents)),
+            Some(Ok(value)) => {
+                let before = &text[..from];
+                let line = narrow(before.matches('\n').count() + 1);
+                let column = narrow(from - before.rfind('\n').map_or(0, |i| i + 1) + 1);
+                documents.push(YamlDocument { value, line, column });
+            }
+            Some(Err(error)) => {
+                return Some(Err(ManifestError {
+                    line: narrow(error.line()),
+                    column: narrow(error.column()),
+                    document: narrow(documents.len() + 1),
+                    ..ManifestError::file(Why::Syntax, format!("not valid JSON: {}", without_place(&error)))
+                }));
+            }
+        }
+    }
+}
+
+/// The message of the JSON reader without its own line and column.
+fn without_place(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.split(" at line ").next().unwrap_or(&text).to_owned()
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    number: u32,
+    line: u32,
+    column: u32,
+}
+
+fn objects_of(value: Value, place: Place, found: &mut Vec<Document>) -> Result<(), ManifestError> {
+    let (group, kind) = (word(&value, "apiVersion"), word(&value, "kind"));
+    match (group.as_str(), kind.as_str()) {
+        ("v1", "PodList" | "List") => {
+            let implied = (kind == "PodList").then_some(Kind::Pod);
+            let items = match value {
+                Value::Object(mut map) => map.shift_remove("items").unwrap_or(Value::Null),
+                _ => Value::Null,
+            };
+            let Value::Array(items) = items else {
+                return Err(refuse(place, "items", format!("the {kind} has no list of items")));
+            };
+            for (index, item) in items.into_iter().enumerate() {
+                let path = format!("items[{index}]");
+                let kind = kind_of(&item, place, &path, implied)?;
+                found.push(document(item, place, path, kind));
+            }
+        }
+        _ => {
+            let kind = kind_of(&value, place, "", None)?;
+            found.push(document(value, place, String::new(), kind));
+        }
+    }
+    Ok(())
+}
+
+fn document(value: Value, place: Place, path: String, kind: Kind) -> Document {
+    Document { number: place.number, path, line: place.line, column: place.column, kind, value }
+}
+
+fn word(value: &Value, field: &str) -> String {
+    value.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+fn kind_of(value: &Value, place: Place, path: &str, implied: Option<Kind>) -> Result<Kind, ManifestError> {
+    if !value.is_object() {
+        return Err(refuse(place, path, "this is no object; a manifest is a Pod with apiVersion, kind, metadata and spec"));
+    }
+    let (group, kind) = (word(value, "apiVersion"), word(value, "kind"));
+    if let (Some(implied), "", "") = (implied, group.as_str(), kind.as_str()) {
+        return Ok(implied);
+    }
+    for (field, text) in [("apiVersion", &group), ("kind", &kind)] {
+        if text.is_empty() {
+            let field = if path.is_empty() { field.to_owned() } else { format!("{path}.{field}") };
+            return Err(refuse(place, &field, "Required value"));
+        }
+    }
+    match (group.as_str(), Kind::parse(&kind)) {
+        ("v1", Some(kind)) => Ok(kind),
+        _ => Err(refuse(
+            place,
+            path,
+            format!("cannot run kind {kind} of {group}; a manifest holds Pods, PodLists, Lists, Secrets and ConfigMaps of v1"),
+        )),
+    }
+}
+
+fn refuse(place: Place, field: &str, message: impl Into<String>) -> ManifestError {
+    ManifestError {
+        line: place.line,
+        column: place.column,
+        document: place.number,
+        field: field.to_owned(),
+        ..ManifestError::file(Why::WrongKind, message)
+    }
+}

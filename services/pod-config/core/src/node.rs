@@ -1,0 +1,52 @@
+//! The Node object while no control plane has one.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+/// The Node that a standalone agent stands for: its name, which is also its UID, and its labels.
+///
+/// `arch` is the Rust name of the processor (`x86_64`), which becomes Kubernetes' (`amd64`).
+pub fn standalone_node(name: &str, labels: &BTreeMap<String, String>, arch: &str) -> Value {
+    let arch = match arch {
+        "x86_64" => "amd64",
+        "x86" => "386",
+        "aarch64" => "arm64",
+        "powerpc64" => "ppc64le",
+        other => other,
+    };
+    let mut all = BTreeMap::from([
+        ("kubernetes.io/hostname".to_owned(), name.to_owned()),
+        ("kubernetes.io/os".to_owned(), "linux".to_owned()),
+        ("kubernetes.io/arch".to_owned(), arch.to_owned()),
+    ]);
+    all.extend(labels.iter().map(|(key, value)| (key.clone(), value.clone())));
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "uid": name, "labels": all},
+        "spec": {},
+        "status": {},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_has_its_own_labels_and_the_configured_ones() {
+        let labels = BTreeMap::from([("disk".to_owned(), "ssd".to_owned())]);
+        let node = standalone_node("edge-1", &labels, "aarch64");
+        assert_eq!(node["metadata"]["uid"], "edge-1");
+        assert_eq!(
+            node["metadata"]["labels"],
+            json!({
+                "disk": "ssd",
+                "kubernetes.io/arch": "arm64",
+                "kubernetes.io/hostname": "edge-1",
+                "kubernetes.io/os": "linux",
+            })
+        );
+    }
+}

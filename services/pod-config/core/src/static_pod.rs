@@ -1,0 +1,245 @@
+//! What a Pod of a manifest becomes on this node (pod-lifecycle.md §2.1).
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher};
+use std::sync::Arc;
+
+use keelson_kube_model::validate::{AllowedReferences, static_pod_api_references, validate_pod};
+use keelson_kube_model::{Pod, PodFullName, PodOrigin, annotations, default_pod, static_pod_uid};
+use serde_json::{Map, Value, json};
+
+use crate::error::{ManifestError, Why};
+use crate::manifest::{Document, encoded};
+
+/// What the rules depend on beside the manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StaticRules {
+    /// Name of this node.
+    pub node_name: String,
+    /// API objects that a pod may name; standalone these are the ones that may stand beside it.
+    pub allowed: AllowedReferences,
+}
+
+impl StaticRules {
+    /// The rules without a control plane: Secrets and ConfigMaps come from manifests too.
+    pub fn standalone(node_name: &str) -> Self {
+        let allowed = AllowedReferences { config_maps: true, secrets: true };
+        Self { node_name: node_name.to_owned(), allowed }
+    }
+
+    /// The name that a pod of the manifest gets on this node.
+    pub fn name_on_node(&self, name: &str) -> String {
+        format!("{name}-{}", self.node_name.to_lowercase())
+    }
+}
+
+/// A pod of a manifest, defaulted and valid.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StaticPod {
+    /// `metadata.uid`, from the manifest or computed.
+    pub uid: String,
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name` with the node's name behind it.
+    pub name: String,
+    /// The Pod as JSON, without the annotations of the merge step.
+    pub json: Arc<[u8]>,
+    /// Of the parts whose change is an update of the pod.
+    pub fingerprint: Fingerprint,
+    /// Document in its file, 1-based.
+    pub document: u32,
+    /// Line where its document begins, 1-based.
+    pub line: u32,
+}
+
+impl StaticPod {
+    /// Name and namespace.
+    pub fn full_name(&self) -> PodFullName {
+        PodFullName::new(&self.name, &self.namespace)
+    }
+}
+
+/// What two versions of a pod are compared by (pod-lifecycle.md §2.5). Only comparable within one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// Spec, labels, deletion fields and annotations but the local three.
+    pub semantic: u64,
+    /// The status.
+    pub status: u64,
+    /// Whether deletion was asked for.
+    pub deleting: bool,
+}
+
+impl Fingerprint {
+    /// The fingerprint of a Pod.
+    pub fn of(pod: &Value) -> Self {
+        let null = Value::Null;
+        let at = |pointer| pod.pointer(pointer).unwrap_or(&null);
+        let mut hasher = DefaultHasher::new();
+        for pointer in ["/spec", "/metadata/labels", "/metadata/deletionTimestamp", "/metadata/deletionGracePeriodSeconds"] {
+            hash_value(at(pointer), &mut hasher);
+        }
+        let own: BTreeMap<_, _> = at("/metadata/annotations")
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(key, _)| !LOCAL_ANNOTATIONS.contains(&key.as_str()))
+            .collect();
+        for (key, value) in own {
+            key.hash(&mut hasher);
+            hash_value(value, &mut hasher);
+        }
+        let semantic = hasher.finish();
+        let mut hasher = DefaultHasher::new();
+        hash_value(at("/status"), &mut hasher);
+        let deleting = !at("/metadata/deletionTimestamp").is_null();
+        Self { semantic, status: hasher.finish(), deleting }
+    }
+}
+
+/// Annotations that the agent writes for itself; they are no part of what a pod is.
+pub const LOCAL_ANNOTATIONS: [&str; 3] =
+    [annotations::CONFIG_SOURCE, annotations::CONFIG_MIRROR, annotations::CONFIG_SEEN];
+
+/// Feeds a value into a hash, whatever the order of its keys.
+fn hash_value(value: &Value, hasher: &mut impl Hasher) {
+    match value {
+        Value::Null => 0u8.hash(hasher),
+        Value::Bool(b) => (1u8, b).hash(hasher),
+        Value::Number(n) => (2u8, n.to_string()).hash(hasher),
+        Value::String(s) => (3u8, s).hash(hasher),
+        Value::Array(items) => {
+            (4u8, items.len()).hash(hasher);
+            items.iter().for_each(|item| hash_value(item, hasher));
+        }
+        Value::Object(map) => {
+            (5u8, map.len()).hash(hasher);
+            let mut entries: Vec<_> = map.iter().collect();
+            entries.sort_by_key(|(key, _)| key.as_str());
+            for (key, value) in entries {
+                key.hash(hasher);
+                hash_value(value, hasher);
+            }
+        }
+    }
+}
+
+/// Defaults, names, marks and checks the Pod in `document`, which stands in the file `path`.
+pub(crate) fn prepare(document: &Document, path: &str, rules: &StaticRules) -> Result<StaticPod, Vec<ManifestError>> {
+    let fail = |field: &str, message: String| document.error(Why::Invalid, field, message);
+    let mut value = document.value.clone();
+    complete(&mut value);
+    default_pod(&mut value);
+    let mut typed = decode(&value).map_err(|(field, message)| vec![fail(&field, message)])?;
+    if typed.metadata.name.is_empty() {
+        return Err(vec![fail("metadata.name", "Required value: name is required".into())]);
+    }
+    let uid = match typed.metadata.uid.as_str() {
+        "" => static_pod_uid(&value, &rules.node_name, PodOrigin::File(path)),
+        own if is_plain(own) => own.to_owned(),
+        own => {
+            let message = format!("Invalid value: {own:?}: must be letters, digits, '-', '_' and '.', as it names folders");
+            return Err(vec![fail("metadata.uid", message)]);
+        }
+    };
+    place_on_node(&mut value, &uid, rules);
+    typed = decode(&value).map_err(|(field, message)| vec![fail(&field, message)])?;
+    let mut errors: Vec<_> =
+        validate_pod(&typed).into_iter().map(|found| fail(&found.field, found.message)).collect();
+    if let Some(resource) = static_pod_api_references(&typed, rules.allowed) {
+        let message = format!("Forbidden: a static pod may not refer to {resource}; without an API server there are none");
+        errors.push(fail(field_of(&resource), message));
+    }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    Ok(StaticPod {
+        uid,
+        namespace: typed.metadata.namespace,
+        name: typed.metadata.name,
+        fingerprint: Fingerprint::of(&value),
+        json: encoded(document, &value)?,
+        document: document.number,
+        line: document.line,
+    })
+}
+
+/// The Pod as typed fields, or the path of the field whose type is wrong.
+fn decode(value: &Value) -> Result<Pod, (String, String)> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let field = error.path().to_string();
+        let field = if field == "." { String::new() } else { field };
+        (field, format!("Invalid type: {}", error.inner()))
+    })
+}
+
+/// Null or absent parts that every pod has, so that the rules have where to write.
+fn complete(value: &mut Value) {
+    let Some(object) = value.as_object_mut() else { return };
+    object.insert("apiVersion".into(), json!("v1"));
+    object.insert("kind".into(), json!("Pod"));
+    for part in ["metadata", "spec"] {
+        if object.get(part).is_none_or(Value::is_null) {
+            object.insert(part.into(), json!({}));
+        }
+    }
+}
+
+fn place_on_node(value: &mut Value, uid: &str, rules: &StaticRules) {
+    if let Some(metadata) = child(value, "metadata") {
+        let text = |m: &Map<String, Value>, key: &str| m.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let name = rules.name_on_node(&text(metadata, "name"));
+        let namespace = text(metadata, "namespace");
+        metadata.insert("name".into(), json!(name));
+        metadata.insert("namespace".into(), json!(if namespace.is_empty() { "default" } else { &namespace }));
+        metadata.insert("uid".into(), json!(uid));
+        if let Some(annotations) = metadata_child(metadata, "annotations") {
+            annotations.insert(annotations::CONFIG_HASH.into(), json!(uid));
+        }
+    }
+    if let Some(spec) = child(value, "spec") {
+        spec.insert("nodeName".into(), json!(rules.node_name));
+        let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
+        if tolerations.is_null() {
+            *tolerations = json!([]);
+        }
+        let everything = json!({"operator": "Exists", "effect": "NoExecute"});
+        if let Some(list) = tolerations.as_array_mut()
+            && !list.contains(&everything)
+        {
+            list.push(everything);
+        }
+    }
+    if let Some(status) = child(value, "status") {
+        status.insert("phase".into(), json!("Pending"));
+    }
+}
+
+fn child<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
+    metadata_child(value.as_object_mut()?, key)
+}
+
+fn metadata_child<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {
+    let value = map.entry(key).or_insert_with(|| json!({}));
+    if value.is_null() {
+        *value = json!({});
+    }
+    value.as_object_mut()
+}
+
+/// Whether a UID can stand in a path and in a cgroup's name.
+fn is_plain(uid: &str) -> bool {
+    uid.len() <= 128
+        && !uid.starts_with('.')
+        && uid.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+}
+
+/// The field to which an API reference belongs, for its line.
+fn field_of(resource: &str) -> &'static str {
+    match resource {
+        "serviceaccounts" => "spec.serviceAccountName",
+        "resourceclaims" => "spec.resourceClaims",
+        "secrets" | "configmaps" => "spec",
+        _ => "spec.volumes",
+    }
+}

@@ -1,0 +1,410 @@
+//! YAML to JSON, as the kubelet reads it: scalars by the rules of YAML 1.1 (`yes`, `0644`), the last of equal
+//! keys counts, `<<` merges.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Number, Value};
+use serde_saphyr::granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
+
+use crate::locate::Locator;
+
+/// Deepest nesting of a manifest; the same as for JSON.
+const MAX_DEPTH: usize = 128;
+/// Values in one file, with aliases written out: what stops a small file from becoming a large object.
+const MAX_VALUES: usize = 250_000;
+
+/// A document of a YAML stream.
+#[derive(Debug)]
+pub(crate) struct YamlDocument {
+    pub(crate) value: Value,
+    pub(crate) line: u32,
+    pub(crate) column: u32,
+}
+
+/// A text that is no YAML, or more than we read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct YamlError {
+    pub(crate) message: String,
+    pub(crate) line: u32,
+    pub(crate) column: u32,
+    /// 1-based.
+    pub(crate) document: u32,
+}
+
+/// All documents of `text`, empty ones included (as null).
+pub(crate) fn documents(text: &str) -> Result<Vec<YamlDocument>, YamlError> {
+    Composer::new(text, None).run().map(|(documents, _)| documents)
+}
+
+/// Where `field` stands in a document of `text`, or as much of its path as there is.
+pub(crate) fn locate(text: &str, document: usize, field: &str) -> Option<(u32, u32)> {
+    let locator = Locator::new(document, field);
+    let (_, locator) = Composer::new(text, Some(locator)).run().ok()?;
+    locator.and_then(|l| l.found())
+}
+
+struct Composer<'a> {
+    parser: Parser<'a, StrInput<'a>>,
+    anchors: HashMap<usize, (Value, usize)>,
+    values: usize,
+    document: usize,
+    locator: Option<Locator>,
+    path: Vec<String>,
+}
+
+type Node<'a> = (Event<'a>, Span);
+
+impl<'a> Composer<'a> {
+    fn new(text: &'a str, locator: Option<Locator>) -> Self {
+        Self {
+            parser: Parser::new_from_str(text),
+            anchors: HashMap::new(),
+            values: 0,
+            document: 0,
+            locator,
+            path: Vec::new(),
+        }
+    }
+
+    fn run(mut self) -> Result<(Vec<YamlDocument>, Option<Locator>), YamlError> {
+        let mut documents = Vec::new();
+        loop {
+            let (event, _) = self.next()?;
+            match event {
+                Event::StreamEnd => return Ok((documents, self.locator)),
+                Event::DocumentStart(..) => {
+                    let node = self.next()?;
+                    let (line, column) = place(&node.1);
+                    let value = self.node(node, 0)?;
+                    documents.push(YamlDocument { value, line, column });
+                }
+                Event::DocumentEnd => {
+                    self.document += 1;
+                    self.anchors.clear();
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The next event that is no comment.
+    fn next(&mut self) -> Result<Node<'a>, YamlError> {
+        loop {
+            match self.parser.next() {
+                Some(Ok((Event::Comment(..), _))) => {}
+                Some(Ok(node)) => return Ok(node),
+                Some(Err(error)) => return Err(self.syntax(&error)),
+                None => return Ok((Event::StreamEnd, Span::default())),
+            }
+        }
+    }
+
+    fn node(&mut self, (event, span): Node<'a>, depth: usize) -> Result<Value, YamlError> {
+        self.count(1, &span)?;
+        if depth > MAX_DEPTH {
+            return Err(self.error(&span, format!("nested more than {MAX_DEPTH} deep")));
+        }
+        if self.path.is_empty() {
+            self.see(&span);
+        }
+        let before = self.values;
+        let (value, anchor) = match event {
+            Event::Scalar(text, style, anchor, tag) => (self.scalar(&text, style, tag.as_deref(), &span)?, anchor),
+            Event::SequenceStart(_, anchor, _) => (self.sequence(depth)?, anchor),
+            Event::MappingStart(_, anchor, _) => (self.mapping(depth)?, anchor),
+            Event::Alias(anchor) => {
+                let Some((value, size)) = self.anchors.get(&anchor).cloned() else {
+                    return Err(self.error(&span, "the alias refers to a value that it is part of"));
+                };
+                self.count(size, &span)?;
+                (value, 0)
+            }
+            _ => return Err(self.error(&span, "a value is missing here")),
+        };
+        if anchor > 0 {
+            self.anchors.insert(anchor, (value.clone(), self.values - before + 1));
+        }
+        Ok(value)
+    }
+
+    fn sequence(&mut self, depth: usize) -> Result<Value, YamlError> {
+        let mut items = Vec::new();
+        loop {
+            let node = self.next()?;
+            if matches!(node.0, Event::SequenceEnd) {
+                return Ok(Value::Array(items));
+            }
+            self.enter(|| items.len().to_string(), &node.1);
+            items.push(self.node(node, depth + 1)?);
+            self.leave();
+        }
+    }
+
+    fn mapping(&mut self, depth: usize) -> Result<Value, YamlError> {
+        let mut map = Map::new();
+        let mut merged = Vec::new();
+        loop {
+            let (event, span) = self.next()?;
+            let (key, plain) = match event {
+                Event::MappingEnd => break,
+                Event::Scalar(text, style, ..) => (text.into_owned(), style == ScalarStyle::Plain),
+                Event::Alias(anchor) => match self.anchors.get(&anchor) {
+                    Some((Value::String(text), _)) => (text.clone(), false),
+                    _ => return Err(self.error(&span, "a key must be text")),
+                },
+                _ => return Err(self.error(&span, "a key must be text")),
+            };
+            self.enter(|| key.clone(), &span);
+            let node = self.next()?;
+            let place_of_value = node.1;
+            let value = self.node(node, depth + 1)?;
+            self.leave();
+            if plain && key == "<<" {
+                merged.push((value, place_of_value));
+            } else {
+                map.insert(key, value);
+            }
+        }
+        for (value, span) in merged {
+            self.merge(&mut map, value, &span)?;
+        }
+        Ok(Value::Object(map))
+    }
+
+    /// The merge key: what the mapping itself does not say comes from the merged ones, the first first.
+    fn merge(&self, map: &mut Map<String, Value>, from: Value, span: &Span) -> Result<(), YamlError> {
+        let sources = match from {
+            Value::Array(items) => items,
+            one => vec![one],
+        };
+        for source in sources {
+            let Value::Object(source) = source else {
+                return Err(self.error(span, "<< takes a mapping or a list of mappings"));
+            };
+            for (key, value) in source {
+                map.entry(key).or_insert(value);
+            }
+        }
+        Ok(())
+    }
+
+    fn scalar(&self, text: &str, style: ScalarStyle, tag: Option<&Tag>, span: &Span) -> Result<Value, YamlError> {
+        let typed = tag.and_then(Tag::core_suffix).is_some_and(|suffix| suffix != "str");
+        let is_text = style != ScalarStyle::Plain || tag.is_some();
+        if is_text && !typed {
+            return Ok(Value::String(text.to_owned()));
+        }
+        resolve_plain(text).map_err(|message| self.error(span, message))
+    }
+
+    fn count(&mut self, values: usize, span: &Span) -> Result<(), YamlError> {
+        self.values += values;
+        if self.values > MAX_VALUES {
+            return Err(self.error(span, format!("more than {MAX_VALUES} values in one file")));
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, segment: impl FnOnce() -> String, span: &Span) {
+        if self.locator.is_some() {
+            self.path.push(segment());
+            self.see(span);
+        }
+    }
+
+    fn leave(&mut self) {
+        self.path.pop();
+    }
+
+    fn see(&mut self, span: &Span) {
+        if let Some(locator) = &mut self.locator {
+            let (line, column) = place(span);
+            locator.see(self.document, &self.path, line, column);
+        }
+    }
+
+    fn error(&self, span: &Span, message: impl Into<String>) -> YamlError {
+        let (line, column) = place(span);
+        YamlError { message: message.into(), line, column, document: self.number() }
+    }
+
+    fn syntax(&self, error: &ScanError) -> YamlError {
+        let marker = error.marker();
+        YamlError {
+            message: error.info(),
+            line: narrow(marker.line()),
+            column: narrow(marker.col() + 1),
+            document: self.number(),
+        }
+    }
+
+    fn number(&self) -> u32 {
+        narrow(self.document + 1)
+    }
+}
+
+fn place(span: &Span) -> (u32, u32) {
+    (narrow(span.start.line()), narrow(span.start.col() + 1))
+}
+
+fn narrow(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// A plain scalar by the rules that the kubelet's YAML library follows.
+fn resolve_plain(text: &str) -> Result<Value, String> {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => return Ok(Value::Null),
+        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => return Ok(Value::Bool(true)),
+        "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => {
+            return Ok(Value::Bool(false));
+        }
+        ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf" | "-.Inf" | "-.INF" | ".nan"
+        | ".NaN" | ".NAN" => return Err(format!("{text} is not a number that JSON has; quote it if it is text")),
+        _ => {}
+    }
+    if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
+        return Ok(Value::String(text.to_owned()));
+    }
+    Ok(integer(text).or_else(|| float(text)).map_or_else(|| Value::String(text.to_owned()), Value::Number))
+}
+
+/// Decimal, `0x`, `0o`, `0b` and, with a leading zero, octal integers; underscores between digits are skipped.
+fn integer(text: &str) -> Option<Number> {
+    let (negative, digits) = match text.as_bytes().first()? {
+        b'-' => (true, &text[1..]),
+        b'+' => (false, &text[1..]),
+        _ => (false, text),
+    };
+    let digits = digits.replace('_', "");
+    let lower = digits.to_ascii_lowercase();
+    let (radix, digits) = if let Some(rest) = lower.strip_prefix("0x") {
+        (16, rest)
+    } else if let Some(rest) = lower.strip_prefix("0o") {
+        (8, rest)
+    } else if let Some(rest) = lower.strip_prefix("0b") {
+        (2, rest)
+    } else if lower.len() > 1 && lower.starts_with('0') {
+        (8, &lower[1..])
+    } else {
+        (10, lower.as_str())
+    };
+    // A second sign would be taken by the parser below.
+    if !digits.starts_with(|c: char| c.is_ascii_hexdigit()) {
+        return None;
+    }
+    let magnitude = u64::from_str_radix(digits, radix).ok()?;
+    if negative {
+        0i64.checked_sub_unsigned(magnitude).map(Number::from)
+    } else {
+        Some(Number::from(magnitude))
+    }
+}
+
+fn float(text: &str) -> Option<Number> {
+    let digits = text.replace('_', "");
+    let body = digits.strip_prefix(['-', '+']).unwrap_or(&digits);
+    let is_decimal = body.bytes().any(|b| b.is_ascii_digit())
+        && body.starts_with(|c: char| c.is_ascii_digit() || c == '.')
+        && body.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'e' | b'E' | b'+' | b'-'));
+    if !is_decimal {
+        return None;
+    }
+    let number: f64 = digits.parse().ok()?;
+    // JSON from Go writes a whole float without a point, so that it reads as an integer again.
+    if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
+        return Some(Number::from(number as i64));
+    }
+    Number::from_f64(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn one(text: &str) -> Value {
+        let mut all = documents(text).unwrap();
+        assert_eq!(all.len(), 1);
+        all.remove(0).value
+    }
+
+    #[test]
+    fn plain_scalars_follow_yaml_1_1_and_quoted_ones_are_text() {
+        let cases = [
+            ("yes", json!(true)),
+            ("Off", json!(false)),
+            ("y", json!("y")),
+            ("~", Value::Null),
+            ("0644", json!(420)),
+            ("0o644", json!(420)),
+            ("08", json!(8)),
+            ("0x1F", json!(31)),
+            ("-12", json!(-12)),
+            ("+-1", json!("+-1")),
+            ("1_000", json!(1000)),
+            ("1e3", json!(1000)),
+            ("1.5", json!(1.5)),
+            ("1.2.3", json!("1.2.3")),
+            ("10.0.0.1", json!("10.0.0.1")),
+            ("100m", json!("100m")),
+            ("18446744073709551615", json!(18_446_744_073_709_551_615u64)),
+            ("2001-12-14", json!("2001-12-14")),
+            ("\"yes\"", json!("yes")),
+            ("'0644'", json!("0644")),
+            ("!!str 12", json!("12")),
+            ("!!int \"12\"", json!(12)),
+            ("!own 12", json!("12")),
+            ("|-\n 12", json!("12")),
+        ];
+        for (text, value) in cases {
+            assert_eq!(one(text), value, "{text}");
+        }
+        assert!(documents("a: .inf").unwrap_err().message.contains(".inf"));
+    }
+
+    #[test]
+    fn anchors_and_merge_keys_are_written_out() {
+        let text = "base: &b {a: 1, b: 2}\nmine:\n  <<: *b\n  b: 3\nlist: [*b]\n";
+        let value = one(text);
+        assert_eq!(value["mine"], json!({"b": 3, "a": 1}));
+        assert_eq!(value["list"], json!([{"a": 1, "b": 2}]));
+        assert!(documents("a: {<<: 1}").unwrap_err().message.contains("<<"));
+        assert!(documents("a: &x [*x]").unwrap_err().message.contains("part of"));
+    }
+
+    #[test]
+    fn the_last_of_equal_keys_counts_and_is_the_one_that_is_located() {
+        assert_eq!(one("a: 1\na: 2"), json!({"a": 2}));
+        assert_eq!(locate("a: 1\na: 2", 0, "a"), Some((2, 1)));
+    }
+
+    #[test]
+    fn errors_have_the_line_of_the_file_also_in_a_later_document() {
+        let error = documents("a: 1\n---\nb: 2\n---\nc: [1\nd: }\n").unwrap_err();
+        assert_eq!(error.document, 3);
+        assert!(error.line >= 5, "{error:?}");
+    }
+
+    #[test]
+    fn a_small_text_cannot_become_a_large_object() {
+        let mut text = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x]\n");
+        for i in 1..9 {
+            let refs = vec![format!("*a{}", i - 1); 9].join(",");
+            text.push_str(&format!("a{i}: &a{i} [{refs}]\n"));
+        }
+        assert!(documents(&text).unwrap_err().message.contains("more than"));
+        let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+        assert!(documents(&deep).unwrap_err().message.contains("deep"));
+    }
+
+    #[test]
+    fn fields_are_located_by_their_key_and_missing_ones_by_what_is_there() {
+        let text = "x: 1\n---\nspec:\n  containers:\n  - name: a\n    image: i\n  - name: b\n";
+        assert_eq!(locate(text, 1, "spec.containers[1].name"), Some((7, 5)));
+        assert_eq!(locate(text, 1, "spec.containers[1].image"), Some((7, 5)));
+        assert_eq!(locate(text, 1, "spec.containers[0].image"), Some((6, 5)));
+        assert_eq!(locate(text, 1, "metadata.name"), Some((3, 1)));
+        assert_eq!(locate(text, 4, "metadata.name"), None);
+    }
+}

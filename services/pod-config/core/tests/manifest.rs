@@ -1,0 +1,298 @@
+//! What a manifest may be, and what is said when it is something else.
+
+use keelson_pod_config_core::manifest::{Kind, MAX_BYTES, read_manifest};
+use keelson_pod_config_core::static_pod::StaticRules;
+use keelson_pod_config_core::{FileContent, ManifestError, Why, parse_file};
+use keelson_kube_model::validate::AllowedReferences;
+use serde_json::{Value, json};
+
+const PATH: &str = "/m/web.yaml";
+
+const POD: &str = "\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: web
+spec:
+  containers:
+  - name: main
+    image: busybox:1.36
+";
+
+fn parse(text: &str) -> Result<FileContent, Vec<ManifestError>> {
+    parse_file(text.as_bytes(), PATH, &StaticRules::standalone("node1"))
+}
+
+fn good(text: &str) -> FileContent {
+    parse(text).unwrap_or_else(|errors| panic!("{errors:?}"))
+}
+
+fn bad(text: &str) -> Vec<ManifestError> {
+    parse(text).map(|content| panic!("{content:?}")).unwrap_err()
+}
+
+fn only(text: &str) -> ManifestError {
+    let mut errors = bad(text);
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    errors.remove(0)
+}
+
+fn json_of(content: &FileContent, index: usize) -> Value {
+    serde_json::from_slice(&content.pods[index].json).unwrap()
+}
+
+#[test]
+fn a_pod_gets_its_name_namespace_node_uid_hash_toleration_and_phase() {
+    let content = good(POD);
+    let pod = &content.pods[0];
+    assert_eq!((pod.namespace.as_str(), pod.name.as_str()), ("default", "web-node1"));
+    let value = json_of(&content, 0);
+    assert_eq!(value["metadata"]["name"], "web-node1");
+    assert_eq!(value["metadata"]["namespace"], "default");
+    assert_eq!(value["metadata"]["uid"], pod.uid.as_str());
+    assert_eq!(value["metadata"]["annotations"]["kubernetes.io/config.hash"], pod.uid.as_str());
+    assert_eq!(value["spec"]["nodeName"], "node1");
+    assert_eq!(value["spec"]["tolerations"], json!([{"operator": "Exists", "effect": "NoExecute"}]));
+    assert_eq!(value["spec"]["restartPolicy"], "Always");
+    assert_eq!(value["status"]["phase"], "Pending");
+    assert_eq!(pod.uid.len(), 32);
+}
+
+#[test]
+fn an_own_uid_is_kept_and_is_the_hash_too() {
+    let text = POD.replace("  name: web\n", "  name: web\n  uid: my-uid\n");
+    let content = good(&text);
+    assert_eq!(content.pods[0].uid, "my-uid");
+    assert_eq!(json_of(&content, 0)["metadata"]["annotations"]["kubernetes.io/config.hash"], "my-uid");
+}
+
+#[test]
+fn a_uid_that_could_leave_its_folder_is_refused() {
+    for uid in ["../../etc", "a/b", ".", "..", "a b"] {
+        let error = only(&POD.replace("  name: web\n", &format!("  name: web\n  uid: '{uid}'\n")));
+        assert_eq!((error.field.as_str(), error.line), ("metadata.uid", 5), "{uid}");
+    }
+}
+
+#[test]
+fn the_uid_depends_on_the_content_the_node_and_the_file_but_not_on_the_notation() {
+    let rules = StaticRules::standalone("node1");
+    let uid = |text: &str, path, rules: &StaticRules| parse_file(text.as_bytes(), path, rules).unwrap().pods[0].uid.clone();
+    let base = uid(POD, PATH, &rules);
+    let as_json = json!({
+        "kind": "Pod", "apiVersion": "v1",
+        "spec": {"containers": [{"image": "busybox:1.36", "name": "main"}]},
+        "metadata": {"name": "web"},
+    });
+    assert_eq!(uid(&as_json.to_string(), PATH, &rules), base);
+    assert_ne!(uid(&POD.replace("1.36", "1.37"), PATH, &rules), base);
+    assert_ne!(uid(POD, "/m/other.yaml", &rules), base);
+    assert_ne!(uid(POD, PATH, &StaticRules::standalone("node2")), base);
+}
+
+#[test]
+fn fields_that_we_do_not_know_survive() {
+    let value = json_of(&good(&format!("{POD}  inventedLater: {{x: 1}}\n")), 0);
+    assert_eq!(value["spec"]["inventedLater"]["x"], 1);
+}
+
+#[test]
+fn documents_lists_and_pod_lists_may_stand_in_one_file() {
+    let second = POD.replace("name: web", "name: two");
+    let indented = POD.replace('\n', "\n    ").trim_end().to_owned();
+    let list = format!("apiVersion: v1\nkind: List\nitems:\n  - {indented}\n");
+    let pod_list = json!({"apiVersion": "v1", "kind": "PodList", "items": [
+        {"metadata": {"name": "x"}, "spec": {"containers": [{"name": "c", "image": "i"}]}},
+    ]});
+    let cases = [
+        (format!("{POD}---\n{second}"), vec!["web-node1", "two-node1"]),
+        (format!("---\n# only a comment\n---\n{POD}...\n"), vec!["web-node1"]),
+        (list, vec!["web-node1"]),
+        (pod_list.to_string(), vec!["x-node1"]),
+        (format!("{pod_list}\n{pod_list}"), vec!["x-node1", "x-node1"]),
+        (format!("\u{feff}{POD}"), vec!["web-node1"]),
+        ("{apiVersion: v1, kind: Pod, metadata: {name: f}, spec: {containers: [{name: c, image: i}]}}".into(), vec!["f-node1"]),
+    ];
+    for (text, names) in cases {
+        let content = good(&text);
+        assert_eq!(content.pods.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), names, "{text}");
+    }
+}
+
+#[test]
+fn broken_yaml_is_reported_with_line_and_document() {
+    let error = only(&format!("{POD}---\n{}", POD.replace("  containers:\n", "  containers: [\n")));
+    assert_eq!((error.why, error.document), (Why::Syntax, 2));
+    assert!(error.line > 14, "{error:?}");
+    assert!(error.at(PATH).starts_with(&format!("{PATH}:{}:", error.line)), "{}", error.at(PATH));
+    let tab = only("apiVersion: v1\nkind: Pod\nmetadata:\n\tname: web\n");
+    assert_eq!(tab.line, 4, "{tab:?}");
+}
+
+#[test]
+fn a_half_written_file_is_an_error_wherever_it_ends() {
+    let json = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
+        "spec": {"containers": [{"name": "main", "image": "i"}]}}).to_string();
+    for end in 0..json.len() {
+        let error = only(&json[..end]);
+        assert!(error.why == Why::Syntax, "{end}: {error:?}");
+    }
+    // YAML has no end mark: up to the image nothing of it is a pod.
+    let image = POD.find("image:").unwrap();
+    for end in 0..image {
+        bad(&POD[..end]);
+    }
+    let error = only(&json[..40]);
+    assert_eq!(error.line, 1);
+    assert!(error.message.contains("EOF"), "{error:?}");
+}
+
+#[test]
+fn ten_mebibytes_are_too_long_and_a_byte_less_is_not() {
+    let mut bytes = POD.as_bytes().to_vec();
+    bytes.extend(b"# ");
+    bytes.resize(MAX_BYTES - 1, b'x');
+    assert_eq!(read_manifest(&bytes).unwrap().len(), 1);
+    bytes.push(b'x');
+    let error = read_manifest(&bytes).unwrap_err();
+    assert!(error.message.contains("10 MiB"), "{error:?}");
+}
+
+#[test]
+fn one_object_of_more_than_three_mebibytes_is_refused_as_no_stream_could_carry_it() {
+    let long = "x".repeat(3 << 20);
+    let error = only(&format!("{POD}    command: [{long}]\n"));
+    assert!(error.message.contains("3 MiB"), "{}", error.message.len());
+    let error = only(&format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {{k: {long}}}\n"));
+    assert!(error.message.contains("3 MiB"), "{}", error.message.len());
+}
+
+#[test]
+fn what_is_no_pod_is_named_by_its_kind() {
+    let deployment = only("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n");
+    assert!(deployment.message.contains("kind Deployment of apps/v1"), "{deployment:?}");
+    let wrong_group = only(&POD.replace("apiVersion: v1", "apiVersion: v2"));
+    assert!(wrong_group.message.contains("kind Pod of v2"), "{wrong_group:?}");
+    let no_kind = only("apiVersion: v1\nmetadata: {name: x}\n");
+    assert_eq!((no_kind.field.as_str(), no_kind.message.as_str()), ("kind", "Required value"));
+    let in_list = only("apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Service\n");
+    assert_eq!((in_list.field.as_str(), in_list.line), ("items[0]", 4));
+    assert!(in_list.message.contains("kind Service"), "{in_list:?}");
+    for text in ["", "\n# nothing\n", "---\n---\n"] {
+        assert!(only(text).message.contains("no object"), "{text:?}");
+    }
+    for text in ["just text", "- a\n- b\n", "42"] {
+        assert_eq!(only(text).why, Why::WrongKind, "{text:?}");
+    }
+    assert!(only("apiVersion: v1\nkind: PodList\n").message.contains("items"));
+}
+
+#[test]
+fn text_that_is_not_utf8_is_placed() {
+    let errors = parse_file(b"apiVersion: v1\nkind: \xff\n", PATH, &StaticRules::standalone("n")).unwrap_err();
+    assert_eq!((errors[0].line, errors[0].column), (2, 7));
+}
+
+#[test]
+fn invalid_fields_are_all_reported_with_their_lines_also_in_a_later_document() {
+    let broken = POD.replace("    image: busybox:1.36\n", "    ports:\n    - containerPort: 99999\n");
+    let errors = bad(&format!("{POD}---\n{broken}"));
+    let places: Vec<_> = errors.iter().map(|e| (e.document, e.field.as_str(), e.line)).collect();
+    assert!(places.contains(&(2, "spec.containers[0].ports[0].containerPort", 18)), "{places:?}");
+    assert!(places.contains(&(2, "spec.containers[0].image", 16)), "{places:?}");
+    assert_eq!(errors[0].pod.as_ref().unwrap().name, "web-node1");
+    assert!(errors[0].to_string().starts_with("document 2: spec.containers[0]"), "{}", errors[0]);
+}
+
+#[test]
+fn a_field_of_the_wrong_type_is_named() {
+    let error = only(&POD.replace("image: busybox:1.36", "image: [busybox]"));
+    assert_eq!((error.field.as_str(), error.line), ("spec.containers[0].image", 8));
+    let error = only(&POD.replace("  name: web\n", "  name: web\n  labels: {a: 1}\n"));
+    assert_eq!((error.field.as_str(), error.line), ("metadata.labels.a", 5));
+    let error = only(&POD.replace("metadata:\n  name: web", "metadata: web"));
+    assert_eq!(error.field, "metadata");
+}
+
+#[test]
+fn errors_in_json_have_lines_too() {
+    let text = "{\n \"apiVersion\": \"v1\", \"kind\": \"Pod\",\n \"metadata\": {\"name\": \"web\"},\n \"spec\": {\"containers\": [\n  {\"name\": \"UPPER\",\n   \"image\": \"i\"}]}\n}";
+    let error = only(text);
+    assert_eq!((error.field.as_str(), error.line), ("spec.containers[0].name", 5));
+}
+
+#[test]
+fn a_pod_without_a_name_or_with_more_than_a_new_pod_may_have_is_refused() {
+    let no_name = only(&POD.replace("  name: web\n", "  namespace: x\n"));
+    assert_eq!(no_name.field, "metadata.name");
+    let gates = only(&format!("{POD}  schedulingGates:\n  - name: g\n"));
+    assert!(gates.field.starts_with("spec.schedulingGates"), "{gates:?}");
+    let ephemeral = bad(&format!("{POD}  ephemeralContainers:\n  - name: e\n    image: i\n"));
+    assert!(ephemeral.iter().any(|e| e.field.starts_with("spec.ephemeralContainers")), "{ephemeral:?}");
+}
+
+#[test]
+fn references_to_api_objects_are_refused_by_kind() {
+    let cases = [
+        ("  serviceAccountName: robot\n", "serviceaccounts", true),
+        ("  serviceAccount: robot\n", "serviceaccounts", true),
+        ("  resourceClaims:\n  - name: gpu\n    resourceClaimName: c\n", "resourceclaims", true),
+        ("  volumes:\n  - name: v\n    persistentVolumeClaim: {claimName: c}\n", "persistentvolumeclaims", true),
+        ("  volumes:\n  - name: v\n    csi: {driver: d}\n", "csidrivers", true),
+        ("  volumes:\n  - name: v\n    projected:\n      sources:\n      - serviceAccountToken: {path: t}\n", "serviceaccounts", true),
+        ("  imagePullSecrets:\n  - name: s\n", "secrets", false),
+        ("  volumes:\n  - name: v\n    secret: {secretName: s}\n", "secrets", false),
+        ("  volumes:\n  - name: v\n    configMap: {name: s}\n", "configmaps", false),
+    ];
+    for (tail, resource, also_standalone) in cases {
+        let text = format!("{POD}{tail}");
+        let strict = StaticRules { node_name: "n".into(), allowed: AllowedReferences::default() };
+        let errors = parse_file(text.as_bytes(), PATH, &strict).unwrap_err();
+        assert!(errors.iter().any(|e| e.message.contains(resource)), "{tail}: {errors:?}");
+        assert_eq!(parse(&text).is_err(), also_standalone, "{tail}");
+    }
+    for tail in ["  volumes:\n  - name: v\n    hostPath: {path: /x}\n", "  volumes:\n  - name: v\n    emptyDir: {}\n"] {
+        good(&format!("{POD}{tail}"));
+    }
+}
+
+#[test]
+fn secrets_and_config_maps_are_kept_beside_the_pods() {
+    let text = format!(
+        "{POD}---\napiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\ndata: {{a: Zm9v}}\nstringData: {{b: foobar}}\n---\n\
+         apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c, namespace: other}}\ndata: {{k: v}}\n"
+    );
+    let content = good(&text);
+    assert_eq!(content.pods.len(), 1);
+    let [secret, map] = &content.objects[..] else { panic!("{content:?}") };
+    assert_eq!((secret.key.kind, secret.key.namespace.as_str()), (Kind::Secret, "default"));
+    let value: Value = serde_json::from_slice(&secret.json).unwrap();
+    assert_eq!(value["data"], json!({"a": "Zm9v", "b": "Zm9vYmFy"}));
+    assert_eq!(value["type"], "Opaque");
+    assert!(value.get("stringData").is_none());
+    assert_eq!((map.key.namespace.as_str(), map.document), ("other", 3));
+}
+
+#[test]
+fn a_config_map_with_a_number_and_a_secret_without_base64_are_refused_by_key() {
+    let error = only("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  a: x\n  port: 80\n");
+    assert_eq!((error.field.as_str(), error.line), ("data[port]", 6));
+    let error = only("apiVersion: v1\nkind: Secret\nmetadata: {name: c}\ndata:\n  k: not base64\n");
+    assert_eq!((error.field.as_str(), error.line), ("data[k]", 5));
+    let error = only("apiVersion: v1\nkind: Secret\nmetadata: {name: Bad_Name}\n");
+    assert_eq!(error.field, "metadata.name");
+}
+
+#[test]
+fn the_checkpoint_holds_no_secret_and_gives_the_same_pods_again() {
+    let plain = good(POD);
+    assert_eq!(plain.checkpoint, POD.as_bytes());
+    let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {b: geheim}\n";
+    let content = good(&format!("{POD}---\n{secret}"));
+    let text = String::from_utf8(content.checkpoint.clone()).unwrap();
+    assert!(!text.contains("geheim") && !text.contains("Secret"), "{text}");
+    let again = good(&text);
+    assert_eq!(again.pods[0].uid, content.pods[0].uid);
+    assert_eq!(again.pods[0].fingerprint, content.pods[0].fingerprint);
+    assert!(good(secret).checkpoint.is_empty());
+}

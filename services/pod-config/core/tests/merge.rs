@@ -1,0 +1,144 @@
+//! The merge of pod-lifecycle.md §2.5.
+
+use keelson_pod_config_core::merge::{Change, Merge, Op, SourcePod};
+use keelson_pod_config_core::static_pod::Fingerprint;
+use serde_json::{Value, json};
+
+fn pod_of(value: Value) -> SourcePod {
+    let text = |pointer: &str| value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+    SourcePod {
+        uid: text("/metadata/uid"),
+        namespace: "default".into(),
+        name: text("/metadata/name"),
+        origin: "/m/x.yaml".into(),
+        fingerprint: Fingerprint::of(&value),
+        json: value.to_string().into_bytes().into(),
+    }
+}
+
+fn pod(uid: &str, image: &str) -> SourcePod {
+    pod_of(json!({"metadata": {"uid": uid, "name": format!("pod-{uid}")}, "spec": {"image": image}}))
+}
+
+fn ops(changes: &[Change]) -> Vec<(Op, &str)> {
+    changes.iter().map(|c| (c.op, c.pod.uid.as_str())).collect()
+}
+
+#[test]
+fn the_first_set_is_told_as_such_even_when_it_is_empty() {
+    let mut merge = Merge::default();
+    let outcome = merge.set("file", vec![], 1);
+    assert!(outcome.first && outcome.changes.is_empty());
+    assert!(merge.has("file") && !merge.has("manifest"));
+    assert!(!merge.set("file", vec![], 2).first);
+}
+
+#[test]
+fn a_set_is_told_as_removals_then_additions_then_updates_then_deletions_then_status() {
+    let status = |phase: &str| {
+        pod_of(json!({"metadata": {"uid": "status", "name": "s"}, "spec": {}, "status": {"phase": phase}}))
+    };
+    let deletion = |at: Value| {
+        pod_of(json!({"metadata": {"uid": "deleted", "name": "d", "deletionTimestamp": at}, "spec": {}}))
+    };
+    let mut merge = Merge::default();
+    let first = vec![pod("same", "1"), pod("gone", "1"), pod("update", "1"), status("Pending"), deletion(Value::Null)];
+    assert_eq!(merge.set("api", first, 1).changes.len(), 5);
+    let second = vec![
+        status("Running"),
+        deletion(json!("2026-01-01T00:00:00Z")),
+        pod("update", "2"),
+        pod("new", "1"),
+        pod("same", "1"),
+    ];
+    let outcome = merge.set("api", second, 2);
+    assert_eq!(
+        ops(&outcome.changes),
+        [
+            (Op::Remove, "gone"),
+            (Op::Add, "new"),
+            (Op::Update, "update"),
+            (Op::Delete, "deleted"),
+            (Op::Reconcile, "status"),
+        ]
+    );
+    assert_eq!(merge.count("api"), 5);
+}
+
+#[test]
+fn the_local_annotations_the_owners_and_the_order_of_keys_are_no_change() {
+    let base = json!({"metadata": {"uid": "u", "name": "n", "annotations": {"a": "1"}}, "spec": {"x": 1, "y": 2}});
+    let same = json!({
+        "metadata": {"uid": "u", "name": "n", "finalizers": ["f"], "ownerReferences": [{}], "resourceVersion": "7",
+            "annotations": {"kubernetes.io/config.seen": "now", "kubernetes.io/config.source": "x",
+                "kubernetes.io/config.mirror": "m", "a": "1"}},
+        "spec": {"y": 2, "x": 1},
+    });
+    let mut merge = Merge::default();
+    merge.set("api", vec![pod_of(base.clone())], 1);
+    assert!(merge.set("api", vec![pod_of(same)], 2).changes.is_empty());
+    for (pointer, value) in [("/metadata/annotations/a", json!("2")), ("/spec/x", json!(2))] {
+        let mut other = base.clone();
+        *other.pointer_mut(pointer).unwrap() = value;
+        let mut merge = Merge::default();
+        merge.set("api", vec![pod_of(base.clone())], 1);
+        assert_eq!(ops(&merge.set("api", vec![pod_of(other)], 2).changes), [(Op::Update, "u")], "{pointer}");
+    }
+}
+
+#[test]
+fn source_and_moment_are_stamped_and_the_moment_stays() {
+    let mut merge = Merge::default();
+    let seen = |change: &Change| {
+        let value: Value = serde_json::from_slice(&change.pod.json).unwrap();
+        let annotations = &value["metadata"]["annotations"];
+        assert_eq!(annotations["kubernetes.io/config.source"], "file");
+        annotations["kubernetes.io/config.seen"].as_str().unwrap().to_owned()
+    };
+    let first = merge.set("file", vec![pod("u", "1")], 1_500_000_000_000_000_001);
+    assert_eq!(seen(&first.changes[0]), "2017-07-14T02:40:00.000000001Z");
+    let second = merge.set("file", vec![pod("u", "2")], 1_600_000_000_000_000_000);
+    assert_eq!(seen(&second.changes[0]), seen(&first.changes[0]));
+    assert_eq!(second.changes[0].pod.seen_unix_nanos, 1_500_000_000_000_000_001);
+}
+
+#[test]
+fn revisions_grow_even_when_the_clock_runs_back() {
+    let mut merge = Merge::default();
+    let mut last = 0;
+    for (image, now) in [("1", 100), ("2", 200), ("3", 50), ("4", 60)] {
+        let outcome = merge.set("file", vec![pod("u", image)], now);
+        assert!(outcome.changes[0].pod.revision > last, "{image}");
+        last = outcome.changes[0].pod.revision;
+    }
+}
+
+#[test]
+fn of_two_pods_with_one_name_in_a_set_the_later_is_refused() {
+    let named = |uid: &str| pod_of(json!({"metadata": {"uid": uid, "name": "n"}, "spec": {}}));
+    let mut merge = Merge::default();
+    let outcome = merge.set("file", vec![named("1"), named("2")], 1);
+    assert_eq!(ops(&outcome.changes), [(Op::Add, "1")]);
+    assert_eq!(outcome.refused[0].pod.uid, "2");
+}
+
+#[test]
+fn one_name_in_two_sources_is_two_pods_but_one_uid_belongs_to_the_first() {
+    let mut merge = Merge::default();
+    merge.set("file", vec![pod("u", "1")], 1);
+    let mut other = pod("v", "1");
+    other.name = "pod-u".into();
+    let outcome = merge.set("manifest", vec![pod("u", "1"), other], 2);
+    assert_eq!(ops(&outcome.changes), [(Op::Add, "v")]);
+    assert!(outcome.refused[0].message.contains("source file already: /m/x.yaml"), "{outcome:?}");
+    let name = keelson_kube_model::PodFullName::new("pod-u", "default");
+    assert_eq!(merge.find("file", &name), Some(("u", "/m/x.yaml")));
+}
+
+#[test]
+fn a_new_uid_under_an_old_name_is_a_removal_and_then_an_addition() {
+    let named = |uid: &str| pod_of(json!({"metadata": {"uid": uid, "name": "n"}, "spec": {}}));
+    let mut merge = Merge::default();
+    merge.set("file", vec![named("1")], 1);
+    assert_eq!(ops(&merge.set("file", vec![named("2")], 2).changes), [(Op::Remove, "1"), (Op::Add, "2")]);
+}

@@ -1,0 +1,280 @@
+//! The last good content of each manifest file, for the time after a restart (redb).
+//!
+//! Nothing waits for it: contents are handed over in memory and written by a loop of its own. When the disk is
+//! full or the folder cannot be written, the service says so and goes on without. Secrets are never in it.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use keelson_service_kit::{Context, LoopHandle};
+use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use tokio::sync::Notify;
+
+const MANIFESTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("manifests");
+const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
+const SCHEMA: u64 = 1;
+const FILE_NAME: &str = "checkpoint.redb";
+/// The one cache of the store.
+const CACHE_BYTES: usize = 1024 * 1024;
+/// Between two tries to write after a failure.
+const RETRY: Duration = Duration::from_secs(30);
+const CONDITION: &str = "checkpoint";
+
+/// Why the checkpoint cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The folder cannot be made.
+    #[error("cannot make the folder {}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The store cannot be opened, read or written.
+    #[error("cannot use {}", path.display())]
+    Store {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: Box<redb::Error>,
+    },
+    /// A newer release wrote it.
+    #[error("{} has schema version {found}, this binary knows {SCHEMA}; use the newer binaries or remove the file", path.display())]
+    TooNew {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+    },
+}
+
+/// Contents by path: the bytes that were good, or `None` to forget the path.
+type Pending = BTreeMap<String, Option<Vec<u8>>>;
+
+/// The handing-over side.
+#[derive(Debug, Clone, Default)]
+pub struct Checkpoint(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    pending: Pending,
+    /// Hash of what is stored or about to be, so that nothing is written twice.
+    stored: BTreeMap<String, u64>,
+}
+
+/// The writing side; [`Writer::run`] is its loop.
+#[derive(Debug)]
+pub struct Writer {
+    shared: Checkpoint,
+    folder: PathBuf,
+    store: Option<Arc<Database>>,
+}
+
+impl Checkpoint {
+    /// Opens the store in `folder` and reads what an earlier run has left there. Blocks. A store that cannot be
+    /// used gives an empty content and the reason.
+    pub fn open(folder: &Path) -> (Self, Writer, BTreeMap<String, Vec<u8>>, Option<CheckpointError>) {
+        let shared = Self::default();
+        let (store, content, error) = match open(folder).and_then(|store| Ok((load(folder, &store)?, store))) {
+            Ok((content, store)) => (Some(Arc::new(store)), content, None),
+            Err(error) => (None, BTreeMap::new(), Some(error)),
+        };
+        shared.state().stored = content.iter().map(|(path, bytes)| (path.clone(), hash(bytes))).collect();
+        let writer = Writer { shared: shared.clone(), folder: folder.to_owned(), store };
+        (shared, writer, content, error)
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers the good content of a file. Returns at once.
+    pub fn put(&self, path: &str, bytes: Vec<u8>) {
+        let mut state = self.state();
+        let hash = hash(&bytes);
+        if state.stored.insert(path.to_owned(), hash) != Some(hash) {
+            state.pending.insert(path.to_owned(), Some(bytes));
+            self.0.wake.notify_one();
+        }
+    }
+
+    /// Forgets a file. Returns at once.
+    pub fn remove(&self, path: &str) {
+        let mut state = self.state();
+        if state.stored.remove(path).is_some() {
+            state.pending.insert(path.to_owned(), None);
+            self.0.wake.notify_one();
+        }
+    }
+
+    /// The paths that are remembered.
+    pub fn paths(&self) -> Vec<String> {
+        self.state().stored.keys().cloned().collect()
+    }
+}
+
+impl Writer {
+    /// Writes what is handed over until the service ends. What fails is tried again.
+    pub async fn run(mut self, ctx: Context) {
+        let turn = ctx.progress.register("checkpoint");
+        let mut retry_at: Option<tokio::time::Instant> = None;
+        loop {
+            turn.tick();
+            let waiting = retry_at.is_some_and(|at| tokio::time::Instant::now() < at);
+            // Cancel-safe: nothing is taken while waiting.
+            tokio::select! {
+                () = ctx.shutdown.cancelled() => break,
+                () = self.shared.0.wake.notified(), if !waiting => {}
+                () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
+            }
+            if retry_at.is_some_and(|at| tokio::time::Instant::now() < at) {
+                continue;
+            }
+            retry_at = self.flush(&ctx, &turn).await.err().map(|()| tokio::time::Instant::now() + RETRY);
+        }
+        // What is handed over but not written is lost only if this takes longer than the service has left.
+        let _ = self.flush(&ctx, &turn).await;
+    }
+
+    async fn flush(&mut self, ctx: &Context, turn: &LoopHandle) -> Result<(), ()> {
+        let pending = std::mem::take(&mut self.shared.state().pending);
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let (folder, store) = (self.folder.clone(), self.store.clone());
+        let mut work = tokio::task::spawn_blocking(move || {
+            let written = write(&folder, store, &pending);
+            (pending, written)
+        });
+        let done = loop {
+            // Cancel-safe: the work goes on on its own thread and is polled again.
+            tokio::select! {
+                done = &mut work => break done,
+                () = tokio::time::sleep(LoopHandle::HEARTBEAT) => turn.tick(),
+            }
+        };
+        let Ok((pending, written)) = done else { return Err(()) };
+        match written {
+            Ok(store) => {
+                self.store = Some(store);
+                tracing::debug!(files = pending.len(), "checkpoint written");
+                ctx.progress.condition(CONDITION, Ok(()));
+                Ok(())
+            }
+            Err(error) => {
+                self.store = None;
+                let mut state = self.shared.state();
+                for (path, content) in pending {
+                    state.pending.entry(path).or_insert(content);
+                }
+                drop(state);
+                ctx.progress.condition(CONDITION, Err(complaint(&error)));
+                Err(())
+            }
+        }
+    }
+}
+
+/// What a person reads about an unusable checkpoint.
+pub fn complaint(error: &CheckpointError) -> String {
+    format!(
+        "{}; the last good manifests are not remembered over a restart until the folder can be written",
+        keelson_service_kit::status::chain(error)
+    )
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn failed<E: Into<redb::Error>>(path: &Path) -> impl Fn(E) -> CheckpointError {
+    let path = path.to_owned();
+    move |source| CheckpointError::Store { path: path.clone(), source: Box::new(source.into()) }
+}
+
+fn open(folder: &Path) -> Result<Database, CheckpointError> {
+    std::fs::create_dir_all(folder)
+        .map_err(|source| CheckpointError::Folder { folder: folder.to_owned(), source })?;
+    let path = folder.join(FILE_NAME);
+    let create = || redb::Builder::new().set_cache_size(CACHE_BYTES).create(&path);
+    create().or_else(|error| {
+        if !matches!(error, redb::DatabaseError::Storage(redb::StorageError::Corrupted(_))) {
+            return Err(failed(&path)(error));
+        }
+        // It only repeats what the manifests say; a broken one is put aside for a person to look at.
+        tracing::warn!(file = %path.display(), %error, "the checkpoint is broken, starting with an empty one");
+        let _ = std::fs::rename(&path, path.with_extension("broken"));
+        create().map_err(failed(&path))
+    })
+}
+
+fn load(folder: &Path, store: &Database) -> Result<BTreeMap<String, Vec<u8>>, CheckpointError> {
+    let path = folder.join(FILE_NAME);
+    let read = || -> Result<(Option<u64>, BTreeMap<String, Vec<u8>>), redb::Error> {
+        let transaction = store.begin_read()?;
+        let version = match transaction.open_table(META) {
+            Ok(meta) => meta.get("schema")?.map(|v| v.value()),
+            Err(redb::TableError::TableDoesNotExist(_)) => return Ok((None, BTreeMap::new())),
+            Err(error) => return Err(error.into()),
+        };
+        if version.is_some_and(|found| found > SCHEMA) {
+            return Ok((version, BTreeMap::new()));
+        }
+        let table = match transaction.open_table(MANIFESTS) {
+            Ok(table) => table,
+            Err(redb::TableError::TableDoesNotExist(_)) => return Ok((version, BTreeMap::new())),
+            Err(error) => return Err(error.into()),
+        };
+        let mut content = BTreeMap::new();
+        for row in table.iter()? {
+            let (path, bytes) = row?;
+            content.insert(path.value().to_owned(), bytes.value().to_vec());
+        }
+        Ok((version, content))
+    };
+    let (version, content) = read().map_err(failed(&path))?;
+    match version {
+        Some(found) if found > SCHEMA => Err(CheckpointError::TooNew { path, found }),
+        _ => Ok(content),
+    }
+}
+
+fn write(folder: &Path, store: Option<Arc<Database>>, pending: &Pending) -> Result<Arc<Database>, CheckpointError> {
+    let store = match store {
+        Some(store) => store,
+        None => {
+            let store = open(folder)?;
+            load(folder, &store)?;
+            Arc::new(store)
+        }
+    };
+    let path = folder.join(FILE_NAME);
+    let commit = || -> Result<(), redb::Error> {
+        let transaction = store.begin_write()?;
+        transaction.open_table(META)?.insert("schema", SCHEMA)?;
+        let mut table = transaction.open_table(MANIFESTS)?;
+        for (path, content) in pending {
+            match content {
+                Some(bytes) => drop(table.insert(path.as_str(), bytes.as_slice())?),
+                None => drop(table.remove(path.as_str())?),
+            }
+        }
+        drop(table);
+        transaction.commit()?;
+        Ok(())
+    };
+    commit().map_err(failed(&path))?;
+    Ok(store)
+}

@@ -1,0 +1,99 @@
+//! The control plane as pod-config reads it (architecture §6). The files of the node stand beside it.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, BoxStream, StreamExt as _};
+use keelson_config::Config;
+use keelson_pod_config_core::files::SourceSet;
+use keelson_pod_config_core::node::standalone_node;
+
+/// The Node object at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeState {
+    /// The Node as JSON.
+    pub json: Vec<u8>,
+    /// False while the object is made up here.
+    pub registered: bool,
+}
+
+/// An object by kind, namespace and name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectRequest {
+    /// `ConfigMap`, `Secret`…
+    pub kind: String,
+    /// Empty for a cluster-wide object.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+}
+
+/// Why the control plane has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlPlaneError {
+    /// It does not answer; the cause is for people.
+    #[error("the control plane {name} does not answer: {cause}")]
+    Unavailable {
+        /// Its name.
+        name: &'static str,
+        /// What happened.
+        cause: String,
+    },
+}
+
+/// What pod-config reads from a control plane. Streams never end: an implementation reconnects by itself, and a
+/// broken connection takes nothing away.
+pub trait ControlPlane: Send + Sync + 'static {
+    /// Its name, for messages: `none`, `api` or `etcd`.
+    fn name(&self) -> &'static str;
+
+    /// The source of pods that it is, when it is one.
+    fn source(&self) -> Option<&'static str>;
+
+    /// The pods of this node: with each change the complete set.
+    fn pods(&self) -> BoxStream<'static, SourceSet>;
+
+    /// The Node object, and each change of it.
+    fn node(&self) -> BoxStream<'static, NodeState>;
+
+    /// An object that a pod refers to; `None` when there is none.
+    fn get_object(&self, wanted: ObjectRequest) -> BoxFuture<'_, Result<Option<Vec<u8>>, ControlPlaneError>>;
+}
+
+/// Standalone: no pods and no objects but those of the manifests, and a Node that is made up here.
+#[derive(Debug)]
+pub struct NoControlPlane {
+    config: Arc<Config>,
+}
+
+impl NoControlPlane {
+    /// For the node that `config` names.
+    pub fn new(config: Arc<Config>) -> Self {
+        Self { config }
+    }
+}
+
+impl ControlPlane for NoControlPlane {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn source(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn pods(&self) -> BoxStream<'static, SourceSet> {
+        stream::pending().boxed()
+    }
+
+    fn node(&self) -> BoxStream<'static, NodeState> {
+        let labels = &self.config.resources.node_labels;
+        let node = standalone_node(&self.config.node_name, labels, std::env::consts::ARCH);
+        let state = NodeState { json: node.to_string().into_bytes(), registered: false };
+        stream::once(std::future::ready(state)).chain(stream::pending()).boxed()
+    }
+
+    fn get_object(&self, _: ObjectRequest) -> BoxFuture<'_, Result<Option<Vec<u8>>, ControlPlaneError>> {
+        Box::pin(std::future::ready(Ok(None)))
+    }
+}

@@ -1,0 +1,290 @@
+//! The desired pods of all sources, merged, and those who watch them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use keelson_kube_model::PodFullName;
+use keelson_pod_config_core::files::{Problem, SourceObject, SourceSet};
+use keelson_pod_config_core::merge::{Change, MergedPod, Merge, Op, Refused};
+use keelson_pod_config_core::object::ObjectKey;
+use keelson_pod_config_core::{ManifestError, Why};
+use keelson_proto::keelson::pod_config::v1 as pb;
+use keelson_service_kit::{Context, EventRing, ObjectRef, Subscription, WatchHub, now_unix_nanos};
+
+use crate::metrics::SourceMetrics;
+
+/// Name of the source that `staticPodPath` configures.
+pub const FILE: &str = "file";
+/// Name of the source that `ApplyManifest` fills.
+pub const MANIFEST: &str = "manifest";
+
+/// What subscribers watch: pods before sources, so that a replay tells of a source after its pods.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// A pod by its UID.
+    Pod(String),
+    /// A source by its name.
+    Source(String),
+}
+
+/// The value behind a [`Key`].
+#[derive(Debug, Clone)]
+pub enum Entry {
+    /// The pod as it goes over the wire.
+    Pod(Arc<pb::DesiredPod>),
+    /// The source has been read once.
+    Ready,
+}
+
+/// The desired state of the node. Cheap to clone; sources publish into it one at a time.
+#[derive(Debug, Clone)]
+pub struct Desired(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    hub: WatchHub<Key, Entry>,
+    state: Mutex<State>,
+    events: EventRing,
+    metrics: SourceMetrics,
+    node_name: String,
+    configured: Vec<String>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    merge: Merge,
+    sources: BTreeMap<String, SourceState>,
+}
+
+#[derive(Debug, Default)]
+struct SourceState {
+    location: String,
+    ready: bool,
+    objects: BTreeMap<ObjectKey, SourceObject>,
+    problems: BTreeMap<Problem, i64>,
+}
+
+impl Desired {
+    /// No pods yet; `sources` are the configured ones, by name and location, in the order of their precedence.
+    pub fn new(ctx: &Context, sources: &[(&str, String)]) -> Self {
+        let state = |(name, location): &(&str, String)| {
+            ((*name).to_owned(), SourceState { location: location.clone(), ..SourceState::default() })
+        };
+        Self(Arc::new(Inner {
+            hub: WatchHub::incomplete(),
+            state: Mutex::new(State {
+                merge: Merge::default(),
+                sources: sources.iter().map(state).collect(),
+            }),
+            events: ctx.events.clone(),
+            metrics: SourceMetrics::register(&ctx.metrics),
+            node_name: ctx.config.node_name.clone(),
+            configured: sources.iter().map(|(name, _)| (*name).to_owned()).collect(),
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Names of the configured sources.
+    pub fn configured(&self) -> &[String] {
+        &self.0.configured
+    }
+
+    /// Replay, then changes.
+    pub fn subscribe(&self) -> Subscription<Key, Entry> {
+        self.0.hub.subscribe()
+    }
+
+    /// Takes the whole set of `source`. With `settled` the source counts as read; once all are, watchers are told
+    /// that the replay is over.
+    pub fn publish(&self, source: &str, set: SourceSet, settled: bool) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let SourceSet { pods, objects, mut problems } = set;
+        let outcome = state.merge.set(source, pods, now_unix_nanos());
+        problems.extend(outcome.refused.into_iter().map(refused));
+        let news = Self::take_problems(state, source, problems);
+        let entry = state.sources.entry(source.to_owned()).or_default();
+        entry.objects = objects;
+        let newly_ready = settled && !entry.ready;
+        entry.ready |= settled;
+        for change in outcome.changes {
+            self.tell(source, change);
+        }
+        if newly_ready {
+            tracing::info!(source, pods = state.merge.count(source), "the source has been read");
+            self.0.hub.set(Key::Source(source.to_owned()), Entry::Ready);
+        }
+        if state.sources.values().all(|source| source.ready) {
+            self.0.hub.complete();
+        }
+        let total = state.sources.values().map(|s| s.problems.len()).sum();
+        self.0.metrics.set(source, state.merge.count(source), total);
+        for problem in &news {
+            self.report(&state.merge, source, problem);
+        }
+    }
+
+    fn tell(&self, source: &str, change: Change) {
+        let Change { op, pod } = change;
+        log(op, source, &pod);
+        match op {
+            Op::Remove => {
+                self.0.hub.remove(&Key::Pod(pod.uid));
+            }
+            Op::Add | Op::Update => {
+                let span = tracing::info_span!(
+                    target: keelson_telemetry::TRACE_TARGET,
+                    parent: None,
+                    "pod seen",
+                    k8s.pod.name = pod.name,
+                    k8s.namespace.name = pod.namespace,
+                    k8s.pod.uid = pod.uid,
+                    source,
+                );
+                self.set(source, pod, keelson_telemetry::traceparent_of(&span).unwrap_or_default());
+            }
+            Op::Delete | Op::Reconcile => self.set(source, pod, String::new()),
+        }
+    }
+
+    fn set(&self, source: &str, pod: MergedPod, traceparent: String) {
+        let desired = pb::DesiredPod {
+            uid: pod.uid.clone(),
+            namespace: pod.namespace,
+            name: pod.name,
+            source: source.to_owned(),
+            pod_json: pod.json.into(),
+            revision: pod.revision,
+            traceparent,
+            origin: pod.origin,
+            seen_unix_nanos: pod.seen_unix_nanos,
+        };
+        self.0.hub.set(Key::Pod(pod.uid), Entry::Pod(Arc::new(desired)));
+    }
+
+    /// Replaces the problems of a source; the ones that are new. Each is told once, and so is its end.
+    fn take_problems(state: &mut State, source: &str, problems: Vec<Problem>) -> Vec<Problem> {
+        let entry = state.sources.entry(source.to_owned()).or_default();
+        let old = std::mem::take(&mut entry.problems);
+        let now = now_unix_nanos();
+        let mut news = Vec::new();
+        for problem in problems {
+            let since = old.get(&problem).copied();
+            if since.is_none() {
+                news.push(problem.clone());
+            }
+            entry.problems.insert(problem, since.unwrap_or(now));
+        }
+        let bad: BTreeSet<&str> = entry.problems.keys().map(|p| p.origin.as_str()).collect();
+        let mended: BTreeSet<&str> =
+            old.keys().map(|p| p.origin.as_str()).filter(|origin| !bad.contains(origin)).collect();
+        for origin in mended {
+            tracing::info!(source, origin, "the manifest has no problem any more");
+        }
+        news
+    }
+
+    fn report(&self, merge: &Merge, source: &str, problem: &Problem) {
+        let mut message = problem.error.at(&problem.origin);
+        if !problem.kept.is_empty() {
+            message.push_str("; its last good version goes on");
+        }
+        tracing::warn!(source, "{message}");
+        let events = &self.0.events;
+        let about_pod = matches!(problem.error.why, Why::Invalid | Why::Duplicate);
+        match problem.error.pod.as_ref().filter(|_| about_pod) {
+            Some(name) => {
+                let uid = merge.find(source, name).map_or("", |(uid, _)| uid);
+                events.warning(ObjectRef::pod(&name.namespace, &name.name, uid), "FailedValidation", message.clone());
+            }
+            None => events.warning(ObjectRef::node(&self.0.node_name), "InvalidManifest", message.clone()),
+        }
+        for name in problem.kept.iter().filter(|name| !about_pod || problem.error.pod.as_ref() != Some(name)) {
+            if let Some((uid, _)) = merge.find(source, name) {
+                events.warning(ObjectRef::pod(&name.namespace, &name.name, uid), "InvalidManifest", message.clone());
+            }
+        }
+    }
+
+    /// Whether every configured source has been read.
+    pub fn is_ready(&self) -> bool {
+        self.state().sources.values().all(|source| source.ready)
+    }
+
+    /// UID and origin of the pod that `source` has under this name.
+    pub fn find(&self, source: &str, name: &PodFullName) -> Option<(String, String)> {
+        self.state().merge.find(source, name).map(|(uid, origin)| (uid.to_owned(), origin.to_owned()))
+    }
+
+    /// The pod with this UID.
+    pub fn pod(&self, uid: &str) -> Option<Arc<pb::DesiredPod>> {
+        match self.0.hub.get(&Key::Pod(uid.to_owned())) {
+            Some(Entry::Pod(pod)) => Some(pod),
+            Some(Entry::Ready) | None => None,
+        }
+    }
+
+    /// A Secret or ConfigMap of the sources, the first configured source first.
+    pub fn object(&self, key: &ObjectKey) -> Option<Vec<u8>> {
+        let state = self.state();
+        self.0.configured.iter().find_map(|source| {
+            let object = state.sources.get(source)?.objects.get(key)?;
+            Some(object.json.to_vec())
+        })
+    }
+
+    /// The origin of a Secret or ConfigMap in one source.
+    pub fn object_origin(&self, source: &str, key: &ObjectKey) -> Option<String> {
+        self.state().sources.get(source)?.objects.get(key).map(|object| object.origin.clone())
+    }
+
+    /// What `ListSources` answers.
+    pub fn sources(&self) -> Vec<pb::Source> {
+        let state = self.state();
+        let one = |name: &String| {
+            let source = state.sources.get(name)?;
+            Some(pb::Source {
+                name: name.clone(),
+                location: source.location.clone(),
+                ready: source.ready,
+                pods: u32::try_from(state.merge.count(name)).unwrap_or(u32::MAX),
+                problems: source.problems.iter().map(|(problem, since)| wire(problem, *since)).collect(),
+            })
+        };
+        self.0.configured.iter().filter_map(one).collect()
+    }
+}
+
+fn log(op: Op, source: &str, pod: &MergedPod) {
+    let name = format!("{}/{}", pod.namespace, pod.name);
+    let (uid, origin) = (pod.uid.as_str(), pod.origin.as_str());
+    match op {
+        Op::Add => tracing::info!(pod = name, uid, source, origin, "pod added"),
+        Op::Update => tracing::info!(pod = name, uid, source, origin, "pod changed"),
+        Op::Delete => tracing::info!(pod = name, uid, source, origin, "pod is to be deleted"),
+        Op::Remove => tracing::info!(pod = name, uid, source, origin, "pod removed"),
+        Op::Reconcile => tracing::debug!(pod = name, uid, source, origin, "pod status changed"),
+    }
+}
+
+fn refused(refused: Refused) -> Problem {
+    let error = ManifestError {
+        pod: Some(refused.pod.full_name()),
+        ..ManifestError::file(Why::Duplicate, refused.message)
+    };
+    Problem { origin: refused.pod.origin, error, kept: Vec::new() }
+}
+
+fn wire(problem: &Problem, since: i64) -> pb::SourceProblem {
+    pb::SourceProblem {
+        origin: problem.origin.clone(),
+        line: problem.error.line,
+        column: problem.error.column,
+        message: problem.error.to_string(),
+        since_unix_nanos: since,
+        kept_pods: problem.kept.iter().map(|name| format!("{}/{}", name.namespace, name.name)).collect(),
+    }
+}

@@ -1,0 +1,424 @@
+//! The source `manifest`: what `ApplyManifest` stores, one file per object in `<state>/manifests`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use keelson_kube_model::PodFullName;
+use keelson_pod_config_core::files::SourceFiles;
+use keelson_pod_config_core::manifest::{Document, Kind, read_manifest};
+use keelson_pod_config_core::object::ObjectKey;
+use keelson_pod_config_core::scan::Listing;
+use keelson_pod_config_core::static_pod::StaticRules;
+use keelson_pod_config_core::{FileContent, ManifestError, Why, parse_file};
+use keelson_proto::keelson::pod_config::v1::AppliedPod;
+use keelson_service_kit::{Context, LoopHandle};
+use serde_json::json;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::desired::{Desired, FILE, MANIFEST};
+use crate::disk::{self, Reading};
+use crate::waiting::off_thread;
+
+const CONDITION: &str = "manifest-folder";
+/// Between two tries to read a folder that cannot be read.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Why a manifest was not stored or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The text is not a good manifest; the message has a line per error.
+    #[error("{0}")]
+    Invalid(String),
+    /// The pod comes from another source, or its UID belongs to another pod.
+    #[error("{what} comes from {origin}; change it there")]
+    Elsewhere {
+        /// The pod.
+        what: String,
+        /// Its file.
+        origin: String,
+    },
+    /// The file holds more than the one pod.
+    #[error("{} holds other objects beside {what}; remove the file by hand", path.display())]
+    Shared {
+        /// The pod.
+        what: String,
+        /// The file.
+        path: PathBuf,
+    },
+    /// There is no such pod.
+    #[error("no manifest of {namespace}/{name} is stored; `keelson get pods` lists what runs")]
+    Unknown {
+        /// Namespace asked for.
+        namespace: String,
+        /// Name asked for.
+        name: String,
+    },
+    /// The folder has not been read yet.
+    #[error("the manifest folder {} has not been read yet; try again", path.display())]
+    NotRead {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The disk refuses.
+    #[error("cannot write {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The service ends.
+    #[error("pod-config is ending; try again")]
+    Ending,
+}
+
+#[derive(Debug)]
+enum Command {
+    Apply { manifest: Vec<u8>, hint: String, reply: oneshot::Sender<Result<Vec<AppliedPod>, StoreError>> },
+    Delete { namespace: String, name: String, reply: oneshot::Sender<Result<String, StoreError>> },
+}
+
+/// The way to the store's loop, which takes one command after the other.
+#[derive(Debug, Clone)]
+pub struct ManifestStore(mpsc::Sender<Command>);
+
+impl ManifestStore {
+    /// Checks the whole text and stores its objects.
+    pub async fn apply(&self, manifest: Vec<u8>, hint: String) -> Result<Vec<AppliedPod>, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.0.send(Command::Apply { manifest, hint, reply }).await.map_err(|_| StoreError::Ending)?;
+        answer.await.map_err(|_| StoreError::Ending)?
+    }
+
+    /// Removes a pod, or else the Secrets and ConfigMaps of the name. The pod's UID, empty for an object.
+    pub async fn delete(&self, namespace: String, name: String) -> Result<String, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.0.send(Command::Delete { namespace, name, reply }).await.map_err(|_| StoreError::Ending)?;
+        answer.await.map_err(|_| StoreError::Ending)?
+    }
+}
+
+/// The loop behind [`ManifestStore`], the only one that touches the folder.
+#[derive(Debug)]
+pub struct StoreLoop {
+    ctx: Context,
+    turn: LoopHandle,
+    folder: PathBuf,
+    rules: StaticRules,
+    desired: Desired,
+    files: SourceFiles,
+    commands: mpsc::Receiver<Command>,
+    read: bool,
+}
+
+/// A file that is to be written.
+#[derive(Debug)]
+struct Planned {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    content: FileContent,
+}
+
+impl StoreLoop {
+    /// The store in `folder` and its loop.
+    pub fn new(ctx: &Context, folder: &Path, desired: Desired) -> (ManifestStore, Self) {
+        let (sender, commands) = mpsc::channel(16);
+        let own = Self {
+            ctx: ctx.clone(),
+            turn: ctx.progress.register("manifest-store"),
+            folder: folder.to_owned(),
+            rules: StaticRules::standalone(&ctx.config.node_name),
+            desired,
+            files: SourceFiles::default(),
+            commands,
+            read: false,
+        };
+        (ManifestStore(sender), own)
+    }
+
+    /// Reads the folder, then takes commands until the service ends.
+    pub async fn run(mut self) {
+        let shutdown = self.ctx.shutdown.clone();
+        loop {
+            self.turn.tick();
+            if !self.read {
+                self.load().await;
+            }
+            let wait = if self.read { LoopHandle::HEARTBEAT } else { RETRY };
+            // Cancel-safe: a command is taken only when it is returned.
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                command = self.commands.recv() => match command {
+                    Some(command) => self.take(command).await,
+                    None => shutdown.cancelled().await,
+                },
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        off_thread(&self.ctx, &self.turn, CONDITION, &self.folder, work).await
+    }
+
+    async fn load(&mut self) {
+        let folder = self.folder.clone();
+        let looked = self.blocking(move || {
+            let made = make_folder(&folder);
+            // Without a folder there are no manifests, also where none can be made.
+            let listing = match fs::metadata(&folder) {
+                Err(error) if error.kind() == ErrorKind::NotADirectory => Listing::Missing,
+                Ok(_) | Err(_) => disk::list(&folder),
+            };
+            let readings = match &listing {
+                Listing::Files(files) => files.keys().map(|p| (p.clone(), disk::read(Path::new(p)))).collect(),
+                Listing::Missing | Listing::Unreadable(_) => Vec::new(),
+            };
+            (made, listing, readings)
+        });
+        let Some((made, listing, readings)) = looked.await else { return };
+        if let Listing::Unreadable(why) = listing {
+            self.ctx.progress.condition(CONDITION, Err(why));
+            return;
+        }
+        let state = made.map_err(|error| {
+            format!("cannot make {}: {error}; `keelson apply` does not work until it can", self.folder.display())
+        });
+        self.ctx.progress.condition(CONDITION, state);
+        for (path, reading) in readings {
+            match reading {
+                Reading::Bytes(bytes, _) => self.files.read(&path, parse_file(&bytes, &path, &self.rules)),
+                Reading::Failed(error) => {
+                    let text = format!("cannot be read: {error}");
+                    self.files.read(&path, Err(vec![ManifestError::file(Why::Unreadable, text)]));
+                }
+                Reading::Gone => {}
+            }
+        }
+        self.read = true;
+        self.publish();
+    }
+
+    fn publish(&self) {
+        self.desired.publish(MANIFEST, self.files.assemble(), true);
+    }
+
+    async fn take(&mut self, command: Command) {
+        // A caller that has gone needs no answer.
+        match command {
+            Command::Apply { manifest, hint, reply } => {
+                let _ = reply.send(self.apply(&manifest, &hint).await);
+            }
+            Command::Delete { namespace, name, reply } => {
+                let _ = reply.send(self.delete(&namespace, &name).await);
+            }
+        }
+    }
+
+    async fn apply(&mut self, manifest: &[u8], hint: &str) -> Result<Vec<AppliedPod>, StoreError> {
+        if !self.read {
+            return Err(StoreError::NotRead { path: self.folder.clone() });
+        }
+        let planned = self.plan(manifest, hint)?;
+        let mut applied = Vec::new();
+        let mut failure = None;
+        for Planned { path, bytes, content } in planned {
+            let target = path.clone();
+            let Some(written) = self.blocking(move || replace(&target, &bytes)).await else {
+                failure = Some(StoreError::Ending);
+                break;
+            };
+            let result = match written {
+                Ok(result) => result,
+                Err(source) => {
+                    failure = Some(StoreError::Write { path, source });
+                    break;
+                }
+            };
+            applied.extend(content.pods.iter().map(|pod| AppliedPod {
+                uid: pod.uid.clone(),
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                result: result.to_owned(),
+            }));
+            self.files.read(&path.to_string_lossy(), Ok(content));
+        }
+        self.publish();
+        failure.map_or(Ok(applied), Err)
+    }
+
+    /// Checks everything before anything is written.
+    fn plan(&self, manifest: &[u8], hint: &str) -> Result<Vec<Planned>, StoreError> {
+        let hint = if hint.is_empty() { "manifest" } else { hint };
+        let refuse = |errors: Vec<ManifestError>| {
+            let lines: Vec<String> = errors.iter().map(|error| error.at(hint)).collect();
+            StoreError::Invalid(lines.join("\n"))
+        };
+        let content = parse_file(manifest, hint, &self.rules).map_err(refuse)?;
+        let mut alone = SourceFiles::default();
+        alone.read(hint, Ok(content));
+        let set = alone.assemble();
+        if !set.problems.is_empty() {
+            return Err(refuse(set.problems.into_iter().map(|problem| problem.error).collect()));
+        }
+        let documents = read_manifest(manifest).map_err(|error| refuse(vec![error]))?;
+        let planned: Vec<Planned> = documents
+            .into_iter()
+            .map(|document| self.planned(document))
+            .collect::<Result<_, _>>()
+            .map_err(refuse)?;
+        planned.iter().try_for_each(|file| self.check_owner(file))?;
+        Ok(planned)
+    }
+
+    fn planned(&self, document: Document) -> Result<Planned, Vec<ManifestError>> {
+        let Document { kind, mut value, .. } = document;
+        let text = |pointer: &str| value.pointer(pointer).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
+        let name = text("/metadata/name");
+        let namespace = Some(text("/metadata/namespace")).filter(|n| !n.is_empty()).unwrap_or("default".into());
+        if let Some(object) = value.as_object_mut() {
+            object.entry("apiVersion").or_insert(json!("v1"));
+            object.entry("kind").or_insert(json!(kind.as_str()));
+            if let Some(metadata) = object.get_mut("metadata").and_then(|m| m.as_object_mut()) {
+                metadata.insert("namespace".into(), json!(namespace));
+            }
+        }
+        let path = self.folder.join(file_name(kind, &namespace, &name));
+        let mut bytes = format!("{value:#}").into_bytes();
+        bytes.push(b'\n');
+        let content = parse_file(&bytes, &path.to_string_lossy(), &self.rules)?;
+        Ok(Planned { path, bytes, content })
+    }
+
+    fn check_owner(&self, file: &Planned) -> Result<(), StoreError> {
+        for pod in &file.content.pods {
+            let what = format!("the pod {}/{}", pod.namespace, pod.name);
+            if let Some((_, origin)) = self.desired.find(FILE, &pod.full_name()) {
+                return Err(StoreError::Elsewhere { what, origin });
+            }
+            if let Some(other) = self.desired.pod(&pod.uid)
+                && (other.namespace != pod.namespace || other.name != pod.name)
+            {
+                return Err(StoreError::Elsewhere { what: format!("the UID {}", pod.uid), origin: other.origin.clone() });
+            }
+        }
+        for object in &file.content.objects {
+            if let Some(origin) = self.desired.object_origin(FILE, &object.key) {
+                return Err(StoreError::Elsewhere { what: describe(&object.key), origin });
+            }
+        }
+        Ok(())
+    }
+
+    async fn delete(&mut self, namespace: &str, name: &str) -> Result<String, StoreError> {
+        if !self.read {
+            return Err(StoreError::NotRead { path: self.folder.clone() });
+        }
+        let namespace = if namespace.is_empty() { "default" } else { namespace };
+        let (uid, paths) = self.stored(namespace, name)?;
+        let targets = paths.clone();
+        let removed = self.blocking(move || targets.iter().try_for_each(|path| remove(Path::new(path)))).await;
+        match removed {
+            None => return Err(StoreError::Ending),
+            Some(Err((path, source))) => return Err(StoreError::Write { path, source }),
+            Some(Ok(())) => {}
+        }
+        for path in &paths {
+            self.files.remove(path);
+        }
+        self.publish();
+        Ok(uid)
+    }
+
+    /// The UID and the files behind a name: the pod of exactly this name, else the one that has the node's name
+    /// behind it, else Secrets and ConfigMaps.
+    fn stored(&self, namespace: &str, name: &str) -> Result<(String, Vec<String>), StoreError> {
+        let names = [name.to_owned(), self.rules.name_on_node(name)];
+        for name in &names {
+            let full = PodFullName::new(name, namespace);
+            for path in self.files.paths() {
+                let Some(content) = self.files.content(path) else { continue };
+                let Some(pod) = content.pods.iter().find(|pod| pod.full_name() == full) else { continue };
+                if content.pods.len() + content.objects.len() > 1 {
+                    let what = format!("the pod {namespace}/{name}");
+                    return Err(StoreError::Shared { what, path: path.into() });
+                }
+                return Ok((pod.uid.clone(), vec![path.to_owned()]));
+            }
+        }
+        for name in &names {
+            if let Some((_, origin)) = self.desired.find(FILE, &PodFullName::new(name, namespace)) {
+                return Err(StoreError::Elsewhere { what: format!("the pod {namespace}/{name}"), origin });
+            }
+        }
+        let of_name = |content: &FileContent| {
+            content.pods.is_empty() && content.objects.iter().any(|o| o.key.namespace == namespace && o.key.name == name)
+        };
+        let objects: Vec<String> = self
+            .files
+            .paths()
+            .filter(|path| self.files.content(path).is_some_and(of_name))
+            .map(ToOwned::to_owned)
+            .collect();
+        if objects.is_empty() {
+            return Err(StoreError::Unknown { namespace: namespace.to_owned(), name: name.to_owned() });
+        }
+        Ok((String::new(), objects))
+    }
+}
+
+fn describe(key: &ObjectKey) -> String {
+    format!("the {} {}/{}", key.kind.as_str(), key.namespace, key.name)
+}
+
+fn file_name(kind: Kind, namespace: &str, name: &str) -> String {
+    match kind {
+        Kind::Pod => format!("{namespace}_{name}.json"),
+        // An underscore is in no name, so that these never meet a pod's file.
+        Kind::Secret => format!("{namespace}_{name}_secret.json"),
+        Kind::ConfigMap => format!("{namespace}_{name}_configmap.json"),
+    }
+}
+
+fn make_folder(folder: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+/// Replaces the file by rename once its bytes are on the disk. What that was: `created`, `configured` or
+/// `unchanged`.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<&'static str> {
+    let result = match fs::read(path) {
+        Ok(old) if old == bytes => return Ok("unchanged"),
+        Ok(_) => "configured",
+        Err(error) if error.kind() == ErrorKind::NotFound => "created",
+        Err(error) => return Err(error),
+    };
+    let folder = path.parent().unwrap_or(Path::new("."));
+    make_folder(folder)?;
+    // A name that is no manifest's, should the service die before the rename.
+    let temporary = path.with_extension("tmp");
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&temporary)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&temporary, path))
+        .and_then(|()| File::open(folder)?.sync_all());
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written.map(|()| result)
+}
+
+fn remove(path: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let gone = match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => File::open(path.parent().unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all()),
+    };
+    gone.map_err(|error| (path.to_owned(), error))
+}

@@ -1,0 +1,165 @@
+//! The `PodConfig` API.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::{Stream, StreamExt as _};
+use keelson_pod_config_core::manifest::Kind;
+use keelson_pod_config_core::object::ObjectKey;
+use keelson_proto::keelson::common::v1::Synced;
+use keelson_proto::keelson::pod_config::v1 as pb;
+use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfig;
+use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
+use keelson_service_kit::status::{chain, error};
+use keelson_service_kit::{CancellationToken, WatchHub, WatchItem};
+use tonic::{Code, Request, Response, Status};
+
+use crate::control_plane::{ControlPlane, ControlPlaneError, NodeState, ObjectRequest};
+use crate::desired::{Desired, Entry, Key};
+use crate::manifest_store::{ManifestStore, StoreError};
+
+/// Answers the RPCs.
+pub struct Server {
+    /// The merged pods and objects.
+    pub desired: Desired,
+    /// The Node object under the only key.
+    pub node: WatchHub<(), Arc<NodeState>>,
+    /// What `ApplyManifest` writes to.
+    pub store: ManifestStore,
+    /// Where objects come from that no manifest has.
+    pub plane: Arc<dyn ControlPlane>,
+    /// Ends the streams.
+    pub shutdown: CancellationToken,
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+impl Server {
+    /// A stream that ends with the service, so that its end needs no drain time-out.
+    fn until_shutdown<T: 'static>(&self, stream: impl Stream<Item = Result<T, Status>> + Send + 'static) -> Answers<T> {
+        Box::pin(stream.take_until(self.shutdown.clone().cancelled_owned()))
+    }
+}
+
+#[tonic::async_trait]
+impl PodConfig for Server {
+    type WatchPodsStream = Answers<pb::WatchPodsResponse>;
+    type WatchNodeStream = Answers<pb::WatchNodeResponse>;
+
+    async fn watch_pods(
+        &self,
+        _: Request<pb::WatchPodsRequest>,
+    ) -> Result<Response<Self::WatchPodsStream>, Status> {
+        let configured = self.desired.configured().to_vec();
+        let stream = self.desired.subscribe().into_stream(move |item| item_of(item, &configured));
+        let stream = stream.filter_map(|item| std::future::ready(item.map(Ok)));
+        Ok(Response::new(self.until_shutdown(stream)))
+    }
+
+    async fn watch_node(
+        &self,
+        _: Request<pb::WatchNodeRequest>,
+    ) -> Result<Response<Self::WatchNodeStream>, Status> {
+        let stream = self.node.subscribe().into_stream(|item| match item {
+            WatchItem::Set((), node) => {
+                Some(pb::WatchNodeResponse { node_json: node.json.clone(), registered: node.registered })
+            }
+            WatchItem::Gone(()) | WatchItem::Synced => None,
+        });
+        let stream = stream.filter_map(|item| std::future::ready(item.map(Ok)));
+        Ok(Response::new(self.until_shutdown(stream)))
+    }
+
+    async fn get_object(
+        &self,
+        request: Request<pb::GetObjectRequest>,
+    ) -> Result<Response<pb::GetObjectResponse>, Status> {
+        let pb::GetObjectRequest { kind, namespace, name } = request.into_inner();
+        if kind.is_empty() || name.is_empty() {
+            return Err(error(Code::InvalidArgument, "NAME_MISSING", "kind and name must be given"));
+        }
+        let of_manifest = Kind::parse(&kind).and_then(|kind| {
+            self.desired.object(&ObjectKey { kind, namespace: namespace.clone(), name: name.clone() })
+        });
+        if let Some(object_json) = of_manifest {
+            return Ok(Response::new(pb::GetObjectResponse { object_json }));
+        }
+        let wanted = ObjectRequest { kind: kind.clone(), namespace: namespace.clone(), name: name.clone() };
+        match self.plane.get_object(wanted).await {
+            Ok(Some(object_json)) => Ok(Response::new(pb::GetObjectResponse { object_json })),
+            Ok(None) if !self.desired.is_ready() => Err(error(
+                Code::Unavailable,
+                "SOURCES_NOT_READ",
+                format!("the sources have not been read yet; {kind} {namespace}/{name} may be in one of them"),
+            )),
+            Ok(None) => Err(error(
+                Code::NotFound,
+                "OBJECT_UNKNOWN",
+                format!("there is no {kind} {namespace}/{name}; put it beside the manifests"),
+            )),
+            Err(cause @ ControlPlaneError::Unavailable { .. }) => {
+                Err(error(Code::Unavailable, "CONTROL_PLANE_AWAY", cause.to_string()))
+            }
+        }
+    }
+
+    async fn apply_manifest(
+        &self,
+        request: Request<pb::ApplyManifestRequest>,
+    ) -> Result<Response<pb::ApplyManifestResponse>, Status> {
+        let pb::ApplyManifestRequest { manifest, name_hint } = request.into_inner();
+        let pods = self.store.apply(manifest, name_hint).await.map_err(|e| status(&e))?;
+        Ok(Response::new(pb::ApplyManifestResponse { pods }))
+    }
+
+    async fn delete_manifest(
+        &self,
+        request: Request<pb::DeleteManifestRequest>,
+    ) -> Result<Response<pb::DeleteManifestResponse>, Status> {
+        let pb::DeleteManifestRequest { namespace, name } = request.into_inner();
+        if name.is_empty() {
+            return Err(error(Code::InvalidArgument, "NAME_MISSING", "the name of a pod must be given"));
+        }
+        let uid = self.store.delete(namespace, name).await.map_err(|e| status(&e))?;
+        Ok(Response::new(pb::DeleteManifestResponse { uid }))
+    }
+
+    async fn list_sources(
+        &self,
+        _: Request<pb::ListSourcesRequest>,
+    ) -> Result<Response<pb::ListSourcesResponse>, Status> {
+        Ok(Response::new(pb::ListSourcesResponse { sources: self.desired.sources() }))
+    }
+}
+
+fn item_of(item: WatchItem<Key, Entry>, configured: &[String]) -> Option<pb::WatchPodsResponse> {
+    let item = match item {
+        WatchItem::Set(Key::Pod(_), Entry::Pod(pod)) => Item::Pod(Arc::unwrap_or_clone(pod)),
+        WatchItem::Set(Key::Source(source), Entry::Ready) => {
+            Item::SourceReady(pb::SourceReady { source, configured: configured.to_vec() })
+        }
+        WatchItem::Gone(Key::Pod(uid)) => Item::GoneUid(uid),
+        WatchItem::Synced => Item::Synced(Synced {}),
+        // A source is never taken back, and the two kinds of entry do not mix.
+        WatchItem::Gone(Key::Source(_))
+        | WatchItem::Set(Key::Pod(_), Entry::Ready)
+        | WatchItem::Set(Key::Source(_), Entry::Pod(_)) => return None,
+    };
+    Some(pb::WatchPodsResponse { item: Some(item) })
+}
+
+fn status(cause: &StoreError) -> Status {
+    let (code, reason) = match cause {
+        StoreError::Invalid(_) => (Code::InvalidArgument, "MANIFEST_INVALID"),
+        StoreError::Elsewhere { .. } => (Code::FailedPrecondition, "OTHER_SOURCE"),
+        StoreError::Shared { .. } => (Code::FailedPrecondition, "FILE_SHARED"),
+        StoreError::Unknown { .. } => (Code::NotFound, "POD_UNKNOWN"),
+        StoreError::NotRead { .. } => (Code::Unavailable, "FOLDER_NOT_READ"),
+        StoreError::Write { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+            (Code::ResourceExhausted, "DISK_FULL")
+        }
+        StoreError::Write { .. } => (Code::Internal, "WRITE_FAILED"),
+        StoreError::Ending => (Code::Unavailable, "ENDING"),
+    };
+    error(code, reason, chain(cause))
+}

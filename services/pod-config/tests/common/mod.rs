@@ -1,0 +1,227 @@
+//! The real binary on a real socket, with folders of its own.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use keelson_config::{Config, ServiceName};
+use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
+use keelson_proto::keelson::admin::v1::{Condition, GetMetricsRequest, GetProgressRequest};
+use keelson_proto::keelson::events::v1::events_client::EventsClient;
+use keelson_proto::keelson::events::v1::{Event, ListEventsRequest};
+use keelson_proto::keelson::pod_config::v1 as pb;
+use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
+use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
+use keelson_service_kit::{PeerChannel, connect_unix};
+use tempfile::TempDir;
+use tonic::Streaming;
+
+/// Longer than anything here takes; a test that meets it has failed.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Folders of one node, kept over restarts of its service.
+pub struct Node {
+    dir: TempDir,
+    pub config: Config,
+}
+
+/// A running service; dropped, it is killed.
+pub struct Service {
+    child: Child,
+    log: Receiver<String>,
+    channel: PeerChannel,
+    seen: Vec<String>,
+}
+
+impl Node {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config { node_name: "n1".into(), ..Config::default() };
+        config.paths.run_dir = dir.path().join("run");
+        config.paths.state_dir = dir.path().join("state");
+        config.logging.level = "info,keelson_pod_config=debug".into();
+        config.sources.static_pod_path = Some(dir.path().join("manifests"));
+        fs::create_dir_all(config.paths.socket_dir(ServiceName::PodConfig)).unwrap();
+        fs::create_dir(dir.path().join("manifests")).unwrap();
+        Self { dir, config }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn manifest(&self, name: &str) -> PathBuf {
+        self.path("manifests").join(name)
+    }
+
+    pub fn write(&self, name: &str, text: &str) {
+        fs::write(self.manifest(name), text).unwrap();
+    }
+
+    pub fn start(&self) -> Service {
+        let file = self.path("run/config.json");
+        self.config.store(&file).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_keelson-pod-config"))
+            .arg("--config")
+            .arg(&file)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (sender, log) = channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let socket = self.config.paths.socket(ServiceName::PodConfig);
+        let mut service =
+            Service { child, log, channel: connect_unix("pod-config", &socket), seen: Vec::new() };
+        service.wait_for_log("is ready");
+        service
+    }
+}
+
+impl Service {
+    /// Waits for a line that has not been waited over yet.
+    pub fn wait_for_log(&mut self, text: &str) -> String {
+        let end = std::time::Instant::now() + PATIENCE;
+        loop {
+            let left = end.saturating_duration_since(std::time::Instant::now());
+            match self.log.recv_timeout(left) {
+                Ok(line) => {
+                    self.seen.push(line.clone());
+                    if line.contains(text) {
+                        return line;
+                    }
+                }
+                Err(_) => panic!("no line with {text:?} in\n{}", self.seen.join("\n")),
+            }
+        }
+    }
+
+    /// How many of the lines so far contain the text.
+    pub fn count_log(&mut self, text: &str) -> usize {
+        self.seen.extend(self.log.try_iter());
+        self.seen.iter().filter(|line| line.contains(text)).count()
+    }
+
+    pub fn client(&self) -> PodConfigClient<PeerChannel> {
+        PodConfigClient::new(self.channel.clone()).max_encoding_message_size(64 << 20)
+    }
+
+    pub async fn watch(&self) -> Watch {
+        Watch(self.client().watch_pods(pb::WatchPodsRequest {}).await.unwrap().into_inner())
+    }
+
+    pub async fn sources(&self) -> Vec<pb::Source> {
+        self.client().list_sources(pb::ListSourcesRequest {}).await.unwrap().into_inner().sources
+    }
+
+    pub async fn problems(&self) -> Vec<pb::SourceProblem> {
+        self.sources().await.into_iter().flat_map(|source| source.problems).collect()
+    }
+
+    pub async fn events(&self) -> Vec<Event> {
+        let mut client = EventsClient::new(self.channel.clone());
+        client.list_events(ListEventsRequest::default()).await.unwrap().into_inner().events
+    }
+
+    pub async fn condition(&self, name: &str) -> Option<Condition> {
+        let mut client = AdminClient::new(self.channel.clone());
+        let report = client.get_progress(GetProgressRequest {}).await.unwrap().into_inner();
+        report.conditions.into_iter().find(|condition| condition.name == name)
+    }
+
+    pub async fn metrics(&self) -> String {
+        let mut client = AdminClient::new(self.channel.clone());
+        client.get_metrics(GetMetricsRequest {}).await.unwrap().into_inner().text
+    }
+
+    pub async fn apply(&self, text: &str) -> Result<Vec<pb::AppliedPod>, tonic::Status> {
+        let request = pb::ApplyManifestRequest { manifest: text.into(), name_hint: "given.yaml".into() };
+        self.client().apply_manifest(request).await.map(|answer| answer.into_inner().pods)
+    }
+
+    pub async fn delete(&self, name: &str) -> Result<String, tonic::Status> {
+        let request = pb::DeleteManifestRequest { namespace: String::new(), name: name.into() };
+        self.client().delete_manifest(request).await.map(|answer| answer.into_inner().uid)
+    }
+
+    /// SIGKILL: nothing is written, nothing is said.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM, and the exit code.
+    pub fn end(mut self) -> Option<i32> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A `WatchPods` stream.
+pub struct Watch(Streaming<pb::WatchPodsResponse>);
+
+impl Watch {
+    pub async fn next(&mut self) -> Item {
+        let message = tokio::time::timeout(PATIENCE, self.0.message()).await.expect("something is told in time");
+        message.unwrap().expect("the stream goes on").item.unwrap()
+    }
+
+    pub async fn pod(&mut self) -> pb::DesiredPod {
+        match self.next().await {
+            Item::Pod(pod) => pod,
+            other => panic!("expected a pod, got {other:?}"),
+        }
+    }
+
+    pub async fn gone(&mut self) -> String {
+        match self.next().await {
+            Item::GoneUid(uid) => uid,
+            other => panic!("expected a pod to go, got {other:?}"),
+        }
+    }
+
+    /// Pods and ready sources up to `synced`.
+    pub async fn replay(&mut self) -> (Vec<pb::DesiredPod>, Vec<String>) {
+        let (mut pods, mut sources) = (Vec::new(), Vec::new());
+        loop {
+            match self.next().await {
+                Item::Pod(pod) => pods.push(pod),
+                Item::SourceReady(ready) => sources.push(ready.source),
+                Item::GoneUid(uid) => pods.retain(|pod| pod.uid != uid),
+                Item::Synced(_) => return (pods, sources),
+            }
+        }
+    }
+
+    /// The stream's end, whatever is told before.
+    pub async fn end(&mut self) {
+        let to_the_end = async { while let Ok(Some(_)) = self.0.message().await {} };
+        tokio::time::timeout(PATIENCE, to_the_end).await.expect("the stream ends");
+    }
+}
+
+pub fn pod(name: &str, image: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  containers:\n  - name: main\n    image: {image}\n"
+    )
+}
+
+/// Replaces a file by rename, as a careful writer does.
+pub fn replace(path: &Path, text: &str) {
+    let temporary = path.with_file_name(".new");
+    fs::write(&temporary, text).unwrap();
+    fs::rename(&temporary, path).unwrap();
+}

@@ -1,0 +1,270 @@
+//! The folder of manifests, seen through the API of the real binary.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use common::{Node, pod, replace};
+use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
+
+#[tokio::test]
+async fn a_manifest_is_added_edited_broken_repaired_and_removed() {
+    let node = Node::new();
+    let mut service = node.start();
+    let mut watch = service.watch().await;
+    assert_eq!(watch.replay().await, (vec![], vec!["file".to_owned(), "manifest".to_owned()]));
+
+    node.write("web.yaml", &pod("web", "one"));
+    let first = watch.pod().await;
+    assert_eq!((first.namespace.as_str(), first.name.as_str(), first.source.as_str()), ("default", "web-n1", "file"));
+    assert_eq!(first.origin, node.manifest("web.yaml").to_str().unwrap());
+    assert!(first.revision > 0 && first.seen_unix_nanos > 0);
+    let json = String::from_utf8(first.pod_json.to_vec()).unwrap();
+    assert!(json.contains("\"kubernetes.io/config.source\":\"file\""), "{json}");
+
+    node.write("web.yaml", &pod("web", "two"));
+    assert_eq!(watch.gone().await, first.uid);
+    let second = watch.pod().await;
+    assert_ne!(second.uid, first.uid);
+
+    node.write("web.yaml", &pod("web", "three").replace("  containers:", "  containers: ["));
+    service.wait_for_log("its last good version goes on");
+    let problems = service.problems().await;
+    assert_eq!(problems.len(), 1);
+    assert!(problems[0].line >= 6, "{problems:?}");
+    assert_eq!(problems[0].kept_pods, ["default/web-n1"]);
+    let events = service.events().await;
+    let place = format!("web.yaml:{}:", problems[0].line);
+    for kind in ["Node", "Pod"] {
+        assert!(
+            events.iter().any(|e| e.kind == kind && e.reason == "InvalidManifest" && e.message.contains(&place)),
+            "{kind}: {events:?}"
+        );
+    }
+    assert!(service.metrics().await.contains("keelson_pod_config_manifest_problems 1"));
+
+    node.write("web.yaml", &pod("web", "two"));
+    service.wait_for_log("has no problem any more");
+    assert!(service.problems().await.is_empty());
+    assert!(service.metrics().await.contains("keelson_pod_config_pods{source=\"file\"} 1"));
+
+    fs::remove_file(node.manifest("web.yaml")).unwrap();
+    assert_eq!(watch.gone().await, second.uid, "the breaking and the repair changed nothing");
+    assert!(service.metrics().await.contains("keelson_pod_config_pods{source=\"file\"} 0"));
+}
+
+#[tokio::test]
+async fn an_invalid_pod_is_told_as_an_event_of_that_pod_with_file_and_line() {
+    let node = Node::new();
+    let mut service = node.start();
+    node.write("web.yaml", &pod("web", "'bad image '"));
+    service.wait_for_log("spec.containers[0].image");
+    let events = service.events().await;
+    let event = events.iter().find(|e| e.reason == "FailedValidation").unwrap();
+    assert_eq!((event.kind.as_str(), event.name.as_str(), event.r#type.as_str()), ("Pod", "web-n1", "Warning"));
+    assert!(event.message.contains("/manifests/web.yaml:8:"), "{event:?}");
+}
+
+#[tokio::test]
+async fn a_second_file_with_the_same_pod_is_refused_until_the_first_is_gone() {
+    let node = Node::new();
+    node.write("b.yaml", &pod("web", "b"));
+    node.write("a.yaml", &pod("web", "a"));
+    let service = node.start();
+    let mut watch = service.watch().await;
+    let (pods, _) = watch.replay().await;
+    assert_eq!(pods.len(), 1);
+    assert!(pods[0].origin.ends_with("a.yaml"));
+    let problems = service.problems().await;
+    assert!(problems[0].origin.ends_with("b.yaml") && problems[0].message.contains("a.yaml"), "{problems:?}");
+    fs::remove_file(node.manifest("a.yaml")).unwrap();
+    assert_eq!(watch.gone().await, pods[0].uid);
+    assert!(watch.pod().await.origin.ends_with("b.yaml"));
+}
+
+#[tokio::test]
+async fn pod_lists_documents_and_objects_are_read_and_objects_handed_out() {
+    use keelson_proto::keelson::pod_config::v1::GetObjectRequest;
+    let node = Node::new();
+    let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {k: foobar}\n";
+    node.write("all.yaml", &format!("{}---\n{}---\n{secret}", pod("a", "i"), pod("b", "i")));
+    let service = node.start();
+    let (pods, _) = service.watch().await.replay().await;
+    assert_eq!(pods.len(), 2);
+    let ask = |name: &str| GetObjectRequest { kind: "Secret".into(), namespace: "default".into(), name: name.into() };
+    let object = service.client().get_object(ask("s")).await.unwrap().into_inner().object_json;
+    assert!(String::from_utf8(object).unwrap().contains("Zm9vYmFy"));
+    let missing = service.client().get_object(ask("other")).await.unwrap_err();
+    assert_eq!(missing.code(), tonic::Code::NotFound);
+    assert!(missing.message().contains("Secret default/other"), "{missing:?}");
+}
+
+#[tokio::test]
+async fn a_file_is_replaced_linked_and_saved_by_an_editor_without_a_gap() {
+    let node = Node::new();
+    let mut service = node.start();
+    let mut watch = service.watch().await;
+    watch.replay().await;
+    let path = node.manifest("web.yaml");
+    replace(&path, &pod("web", "one"));
+    let uid = watch.pod().await.uid;
+
+    // As vim saves: the old file becomes a backup, a new one is written, the backup goes.
+    let backup = node.manifest("web.yaml~");
+    fs::rename(&path, &backup).unwrap();
+    fs::write(&path, pod("web", "one")).unwrap();
+    fs::remove_file(&backup).unwrap();
+    // Backups of all kinds are no manifests.
+    for name in ["x.bak", "x.tmp", ".x.swp", "x~"] {
+        node.write(name, &pod("backup", "i"));
+    }
+    // Links of both kinds are there at once.
+    fs::write(node.path("outside.yaml"), pod("soft", "i")).unwrap();
+    symlink(node.path("outside.yaml"), node.manifest("soft.yaml")).unwrap();
+    assert_eq!(watch.pod().await.name, "soft-n1", "nothing of the saving was told");
+    fs::write(node.path("hard.yaml"), pod("hard", "i")).unwrap();
+    fs::hard_link(node.path("hard.yaml"), node.manifest("hard.yaml")).unwrap();
+    assert_eq!(watch.pod().await.name, "hard-n1");
+    assert_eq!(service.count_log("backup"), 0);
+
+    fs::rename(&path, node.path("moved.yaml")).unwrap();
+    assert_eq!(watch.gone().await, uid);
+}
+
+#[tokio::test]
+async fn a_single_file_may_be_the_source() {
+    let mut node = Node::new();
+    node.config.sources.static_pod_path = Some(node.manifest("only.yaml"));
+    node.write("only.yaml", &pod("only", "one"));
+    node.write("other.yaml", &pod("other", "one"));
+    let service = node.start();
+    let mut watch = service.watch().await;
+    let (pods, _) = watch.replay().await;
+    assert_eq!(pods.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["only-n1"]);
+    node.write("other.yaml", &pod("other", "two"));
+    replace(&node.manifest("only.yaml"), &pod("only", "two"));
+    assert_eq!(watch.gone().await, pods[0].uid);
+    let second = watch.pod().await;
+    assert_eq!(second.name, "only-n1");
+    fs::remove_file(node.manifest("only.yaml")).unwrap();
+    assert_eq!(watch.gone().await, second.uid);
+}
+
+#[tokio::test]
+async fn a_folder_that_does_not_exist_is_named_and_followed_once_it_does() {
+    let node = Node::new();
+    fs::remove_dir(node.path("manifests")).unwrap();
+    let service = node.start();
+    let mut watch = service.watch().await;
+    assert_eq!(watch.replay().await.1.len(), 2, "an empty source is a read source");
+    let condition = service.condition("static-pod-path").await.unwrap();
+    assert!(!condition.ok && condition.message.contains("manifests does not exist"), "{condition:?}");
+    fs::create_dir(node.path("manifests")).unwrap();
+    node.write("web.yaml", &pod("web", "i"));
+    watch.pod().await;
+    assert!(service.condition("static-pod-path").await.unwrap().ok);
+}
+
+#[tokio::test]
+async fn a_folder_that_is_removed_for_good_takes_its_pods_but_one_that_cannot_be_read_does_not() {
+    let mut node = Node::new();
+    fs::create_dir_all(node.path("outer/inner")).unwrap();
+    node.config.sources.static_pod_path = Some(node.path("outer/inner"));
+    fs::write(node.path("outer/inner/web.yaml"), pod("web", "i")).unwrap();
+    let mut service = node.start();
+    let mut watch = service.watch().await;
+    let (pods, _) = watch.replay().await;
+
+    // A file where a folder was: the path cannot be read.
+    fs::rename(node.path("outer"), node.path("away")).unwrap();
+    fs::write(node.path("outer"), "").unwrap();
+    // The service holds the folder by its inode, so it is told by the inner one.
+    fs::rename(node.path("away/inner"), node.path("away/inner2")).unwrap();
+    service.wait_for_log("its pods stay as they are");
+    let condition = service.condition("static-pod-path").await.unwrap();
+    assert!(!condition.ok && condition.message.contains("outer/inner"), "{condition:?}");
+    assert_eq!(service.sources().await[0].pods, 1);
+
+    fs::remove_file(node.path("outer")).unwrap();
+    fs::create_dir(node.path("outer")).unwrap();
+    assert_eq!(watch.gone().await, pods[0].uid, "no folder at two looks: no pods");
+    fs::rename(node.path("away/inner2"), node.path("outer/inner")).unwrap();
+    assert_eq!(watch.pod().await.uid, pods[0].uid);
+}
+
+#[tokio::test]
+async fn after_sigkill_the_last_good_version_of_a_broken_file_goes_on() {
+    let node = Node::new();
+    node.write("web.yaml", &pod("web", "one"));
+    node.write("gone.yaml", &pod("gone", "one"));
+    let mut service = node.start();
+    let (before, _) = service.watch().await.replay().await;
+    assert_eq!(before.len(), 2);
+    service.wait_for_log("checkpoint written");
+    service.kill();
+
+    node.write("web.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: [web\n");
+    fs::remove_file(node.manifest("gone.yaml")).unwrap();
+    for _ in 0..2 {
+        let service = node.start();
+        let (after, _) = service.watch().await.replay().await;
+        assert_eq!(after.len(), 1, "{after:?}");
+        let old = before.iter().find(|pod| pod.name == "web-n1").unwrap();
+        assert_eq!(after[0].uid, old.uid);
+        assert!(after[0].revision > old.revision);
+        let problems = service.problems().await;
+        assert_eq!(problems[0].kept_pods, ["default/web-n1"]);
+        service.kill();
+    }
+}
+
+#[tokio::test]
+async fn after_sigkill_an_unreadable_folder_takes_nothing_away_and_is_not_counted_as_read() {
+    let mut node = Node::new();
+    fs::create_dir_all(node.path("outer/inner")).unwrap();
+    node.config.sources.static_pod_path = Some(node.path("outer/inner"));
+    fs::write(node.path("outer/inner/web.yaml"), pod("web", "i")).unwrap();
+    let mut service = node.start();
+    let (before, _) = service.watch().await.replay().await;
+    service.wait_for_log("checkpoint written");
+    service.kill();
+    fs::rename(node.path("outer"), node.path("away")).unwrap();
+    fs::write(node.path("outer"), "").unwrap();
+
+    let mut service = node.start();
+    service.wait_for_log("pod added");
+    let mut watch = service.watch().await;
+    assert_eq!(watch.pod().await.uid, before[0].uid);
+    assert!(matches!(watch.next().await, Item::SourceReady(ready) if ready.source == "manifest"));
+    assert!(!service.sources().await[0].ready);
+    fs::remove_file(node.path("outer")).unwrap();
+    fs::rename(node.path("away"), node.path("outer")).unwrap();
+    assert!(matches!(watch.next().await, Item::SourceReady(ready) if ready.source == "file"));
+    assert!(matches!(watch.next().await, Item::Synced(_)), "and no pod went or came");
+}
+
+#[tokio::test]
+async fn a_file_of_ten_mebibytes_is_refused_by_name() {
+    let node = Node::new();
+    let mut service = node.start();
+    node.write("huge.yaml", &"#\n".repeat(5 << 20));
+    let line = service.wait_for_log("10 MiB");
+    assert!(line.contains("huge.yaml"), "{line}");
+}
+
+#[tokio::test]
+async fn a_problem_is_told_once_although_the_folder_is_read_again_and_again() {
+    let mut node = Node::new();
+    node.config.sources.file_check_ms = 100;
+    node.write("bad.yaml", "kind: Nothing\n");
+    let mut service = node.start();
+    service.wait_for_log("bad.yaml");
+    // Each later look at the folder skips this one by name.
+    fs::create_dir(node.manifest("folder")).unwrap();
+    for _ in 0..5 {
+        service.wait_for_log("skipped: not a regular file");
+    }
+    assert_eq!(service.count_log("apiVersion: Required value"), 1);
+    assert_eq!(service.events().await.iter().map(|event| event.count).collect::<Vec<_>>(), [1]);
+}

@@ -1,0 +1,140 @@
+//! `ApplyManifest`, `DeleteManifest`, the Node, and the service's own ends.
+
+mod common;
+
+use std::fs;
+
+use common::{Node, pod};
+use keelson_proto::keelson::pod_config::v1 as pb;
+use tonic::Code;
+
+#[tokio::test]
+async fn a_manifest_is_created_unchanged_configured_kept_over_a_restart_and_deleted() {
+    let node = Node::new();
+    let service = node.start();
+    let mut watch = service.watch().await;
+    watch.replay().await;
+    let created = service.apply(&pod("web", "one")).await.unwrap();
+    assert_eq!((created[0].result.as_str(), created[0].name.as_str()), ("created", "web-n1"));
+    let told = watch.pod().await;
+    assert_eq!((told.uid.as_str(), told.source.as_str()), (created[0].uid.as_str(), "manifest"));
+    assert!(told.origin.ends_with("/manifests/default_web.json"), "{}", told.origin);
+
+    let again = service.apply(&pod("web", "one")).await.unwrap();
+    assert_eq!((again[0].result.as_str(), &again[0].uid), ("unchanged", &created[0].uid));
+    let changed = service.apply(&pod("web", "two")).await.unwrap();
+    assert_eq!(changed[0].result, "configured");
+    assert_eq!(watch.gone().await, created[0].uid);
+    assert_eq!(watch.pod().await.uid, changed[0].uid);
+    service.kill();
+
+    let service = node.start();
+    let mut watch = service.watch().await;
+    assert_eq!(watch.replay().await.0[0].uid, changed[0].uid);
+    assert_eq!(service.delete("web").await.unwrap(), changed[0].uid);
+    assert_eq!(watch.gone().await, changed[0].uid);
+    assert_eq!(service.delete("web").await.unwrap_err().code(), Code::NotFound);
+    let again = service.apply(&pod("web", "two")).await.unwrap();
+    assert_eq!(service.delete("web-n1").await.unwrap(), again[0].uid);
+    assert_eq!(fs::read_dir(node.path("state/pod-config/manifests")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn the_whole_text_is_checked_before_any_of_it_is_stored() {
+    let node = Node::new();
+    let service = node.start();
+    service.watch().await.replay().await;
+    let text = format!("{}---\n{}---\n{}", pod("good", "i"), pod("BAD", "i"), pod("worse", "' '"));
+    let refused = service.apply(&text).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(refused.message().contains("given.yaml:13:3: document 2: metadata.name"), "{}", refused.message());
+    assert!(refused.message().contains("document 3: spec.containers[0].image"), "{}", refused.message());
+    let twice = service.apply(&format!("{}---\n{}", pod("same", "a"), pod("same", "b"))).await.unwrap_err();
+    assert!(twice.code() == Code::InvalidArgument && twice.message().contains("default/same-n1"), "{twice:?}");
+    assert_eq!(fs::read_dir(node.path("state/pod-config/manifests")).unwrap().count(), 0);
+    let huge = service.apply(&"#".repeat(10 << 20)).await.unwrap_err();
+    assert!(huge.message().contains("10 MiB"), "{huge:?}");
+}
+
+#[tokio::test]
+async fn a_pod_of_the_file_source_can_neither_be_applied_nor_deleted() {
+    let node = Node::new();
+    node.write("web.yaml", &pod("web", "one"));
+    let service = node.start();
+    service.watch().await.replay().await;
+    for refused in [
+        service.apply(&pod("web", "two")).await.unwrap_err(),
+        service.delete("web").await.unwrap_err(),
+        service.delete("web-n1").await.unwrap_err(),
+    ] {
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(refused.message().contains("/manifests/web.yaml"), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn objects_can_be_applied_and_deleted_too() {
+    let node = Node::new();
+    let service = node.start();
+    service.watch().await.replay().await;
+    let map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {k: v}\n";
+    assert!(service.apply(map).await.unwrap().is_empty());
+    let ask = pb::GetObjectRequest { kind: "ConfigMap".into(), namespace: "default".into(), name: "settings".into() };
+    service.client().get_object(ask.clone()).await.unwrap();
+    assert_eq!(service.delete("settings").await.unwrap(), "");
+    assert_eq!(service.client().get_object(ask).await.unwrap_err().code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn without_a_configured_path_only_the_own_source_exists() {
+    let mut node = Node::new();
+    node.config.sources.static_pod_path = None;
+    let service = node.start();
+    assert_eq!(service.watch().await.replay().await.1, ["manifest"]);
+    assert_eq!(service.sources().await.len(), 1);
+}
+
+#[tokio::test]
+async fn without_a_state_folder_the_pods_of_files_run_and_the_trouble_is_named() {
+    let mut node = Node::new();
+    fs::write(node.path("no-folder"), "").unwrap();
+    node.config.paths.state_dir = node.path("no-folder");
+    node.write("web.yaml", &pod("web", "one"));
+    let service = node.start();
+    assert_eq!(service.watch().await.replay().await.0.len(), 1);
+    for name in ["checkpoint", "manifest-folder"] {
+        let condition = service.condition(name).await.unwrap();
+        assert!(!condition.ok && condition.message.contains("no-folder"), "{condition:?}");
+    }
+    let refused = service.apply(&pod("other", "i")).await.unwrap_err();
+    assert!(refused.message().contains("no-folder"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_broken_checkpoint_is_put_aside() {
+    let node = Node::new();
+    fs::create_dir_all(node.path("state/pod-config")).unwrap();
+    fs::write(node.path("state/pod-config/checkpoint.redb"), "garbage that is no database at all").unwrap();
+    node.write("web.yaml", &pod("web", "one"));
+    let mut service = node.start();
+    assert_eq!(service.watch().await.replay().await.0.len(), 1);
+    service.wait_for_log("checkpoint written");
+}
+
+#[tokio::test]
+async fn the_node_is_made_up_and_streams_end_with_the_service() {
+    let mut node = Node::new();
+    node.config.resources.node_labels.insert("disk".into(), "ssd".into());
+    let service = node.start();
+    let mut nodes = service.client().watch_node(pb::WatchNodeRequest {}).await.unwrap().into_inner();
+    let first = nodes.message().await.unwrap().unwrap();
+    assert!(!first.registered);
+    let json = String::from_utf8(first.node_json).unwrap();
+    assert!(json.contains("\"kubernetes.io/hostname\":\"n1\"") && json.contains("\"disk\":\"ssd\""), "{json}");
+    let mut watch = service.watch().await;
+    watch.replay().await;
+    let begun = std::time::Instant::now();
+    assert_eq!(service.end(), Some(0));
+    assert!(begun.elapsed() < std::time::Duration::from_secs(2), "no drain time-out: {:?}", begun.elapsed());
+    watch.end().await;
+}

@@ -1,0 +1,381 @@
+//! What must change so that the containers of a pod match its spec.
+//!
+//! Parity: kubelet 1.36 decides the same (pod-lifecycle §9.2 to §9.6, §9.8), except that
+//! - a rule with the action `RestartAllContainers` restarts the container that ended and leaves the others alone;
+//! - the back-off is part of the decision: a container that waits is in `waiting`, not in `start`;
+//! - a record without a hash is kept, not replaced;
+//! - no sandbox is made for a pod that is being deleted.
+
+mod init;
+mod sandbox;
+
+use std::collections::BTreeMap;
+
+use keelson_kube_model::{Container, ContainerId, Pod, RestartPolicy, SandboxId};
+
+use crate::backoff::{self, BackoffBook, BackoffKey};
+use crate::moment::Moment;
+use crate::observation::{ContainerObservation, ContainerRecordState, PodObservation};
+use crate::reason::Reason;
+use crate::restart::{ContainerKind, effective_policy, should_restart};
+use crate::termination::container_grace_seconds;
+
+pub use sandbox::{SandboxDecision, sandbox_decision};
+
+/// What a probe last decided about one container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProbeResult {
+    /// The threshold of successes was reached.
+    Success,
+    /// The threshold of failures was reached.
+    Failure,
+    /// Neither yet.
+    Unknown,
+}
+
+/// Liveness and startup results by container id. Readiness never changes what runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProbeHints {
+    /// No startup probes are run: a sidecar that runs counts as started. See [`ProbeHints::without_probes`].
+    pub assume_started: bool,
+    /// Results of liveness probes.
+    pub liveness: BTreeMap<ContainerId, ProbeResult>,
+    /// Results of startup probes.
+    pub startup: BTreeMap<ContainerId, ProbeResult>,
+}
+
+impl ProbeHints {
+    /// Hints of an agent that runs no probes: nothing fails, and what runs has started.
+    pub fn without_probes() -> Self {
+        Self { assume_started: true, ..Self::default() }
+    }
+
+    fn liveness_failed(&self, id: &ContainerId) -> bool {
+        self.liveness.get(id) == Some(&ProbeResult::Failure)
+    }
+
+    fn startup(&self, id: &ContainerId) -> Option<ProbeResult> {
+        let known = self.startup.get(id).copied();
+        known.or(self.assume_started.then_some(ProbeResult::Success))
+    }
+}
+
+/// A sandbox to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SandboxPlan {
+    /// CRI `metadata.attempt`.
+    pub attempt: u32,
+    /// The sandbox that it takes the place of; set exactly when the event `SandboxChanged` is due.
+    pub replaces: Option<SandboxId>,
+    /// Why a sandbox is needed.
+    pub reason: Reason,
+}
+
+/// A running instance to be stopped. Kills come before starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KillContainer {
+    /// The instance.
+    pub id: ContainerId,
+    /// Its name in the spec.
+    pub name: String,
+    /// Why.
+    pub reason: Reason,
+    /// Message of the `Killing` event.
+    pub message: String,
+    /// Seconds for preStop and SIGTERM; see [`crate::termination::stop_timeout_seconds`].
+    pub grace_seconds: i64,
+}
+
+/// A container of the spec to be started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StartContainer {
+    /// Its name in the spec.
+    pub name: String,
+    /// What it is for.
+    pub kind: ContainerKind,
+    /// CRI `metadata.attempt` and restart count: one more than that of the newest record, 0 without a record.
+    pub attempt: u32,
+    /// No record is left, so the log folder may know a higher attempt (`next_attempt_by_logs`): take the larger.
+    pub attempt_from_logs: bool,
+    /// Why it starts.
+    pub reason: Reason,
+    /// To be handed to [`BackoffBook::advance`] when the start is begun: the key and when the last run ended.
+    pub backoff: Option<(BackoffKey, i64)>,
+}
+
+/// A container that should start, but not yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerWait {
+    /// Its name in the spec.
+    pub name: String,
+    /// What it waits for.
+    pub reason: Reason,
+    /// The waiting message of the status.
+    pub message: String,
+    /// Message of the Warning event; empty when none is due.
+    pub event_message: String,
+    /// When it may start, unix nanoseconds; 0 when no time is set.
+    pub until_unix_nanos: i64,
+}
+
+/// What must change. Order of execution: `kill_pod` or `kill`, `create_sandbox`, `start` in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodActions {
+    /// Stop every container and every sandbox.
+    pub kill_pod: Option<Reason>,
+    /// Then make this sandbox.
+    pub create_sandbox: Option<SandboxPlan>,
+    /// Running instances to stop; empty when the whole pod is killed.
+    pub kill: Vec<KillContainer>,
+    /// Entries of the spec to start, in this order: ephemeral, init in spec order, regular in spec order. A failed
+    /// start of a container of kind `Init` ends the list; any other failure does not.
+    pub start: Vec<StartContainer>,
+    /// Entries of the spec that wait.
+    pub waiting: Vec<ContainerWait>,
+    /// Nothing of the pod will ever start again.
+    pub terminal: bool,
+}
+
+impl PodActions {
+    /// Nothing has to be changed now.
+    pub fn is_empty(&self) -> bool {
+        self.kill_pod.is_none() && self.create_sandbox.is_none() && self.kill.is_empty() && self.start.is_empty()
+    }
+
+    /// The earliest moment at which a waiting container may start.
+    pub fn next_wake_unix_nanos(&self) -> Option<i64> {
+        self.waiting.iter().map(|wait| wait.until_unix_nanos).filter(|until| *until != 0).min()
+    }
+}
+
+/// What the parts of the decision work on.
+struct Inputs<'a> {
+    pod: &'a Pod,
+    observed: &'a PodObservation,
+    hints: &'a ProbeHints,
+}
+
+/// A container picked for a start, before the back-off has its say.
+#[derive(Clone, Copy)]
+struct Pick<'a> {
+    kind: ContainerKind,
+    container: &'a Container,
+    reason: Reason,
+}
+
+/// Decides what must change so that the containers of `pod` match its spec.
+///
+/// Level-triggered: depends only on the arguments, so a restarted service reaches the same decision. `kill` names
+/// running instances, `start` names spec entries; one container may be in both, and kills run first.
+pub fn compute_pod_actions(
+    pod: &Pod,
+    observed: &PodObservation,
+    hints: &ProbeHints,
+    backoff: &BackoffBook,
+    at: &Moment,
+) -> PodActions {
+    let inputs = Inputs { pod, observed, hints };
+    let decision = sandbox_decision(pod, observed);
+    let (mut actions, picks) = match decision {
+        SandboxDecision::Keep => keep_sandbox(&inputs),
+        SandboxDecision::Create { attempt, replaces, reason } => {
+            sandbox::create(&inputs, SandboxPlan { attempt, replaces, reason })
+        }
+    };
+    hold_back(&inputs, &mut actions, &picks, backoff, at);
+    actions
+}
+
+/// The pod is to be stopped and nothing of it will start again.
+fn only_kill(inputs: &Inputs<'_>, reason: Reason) -> PodActions {
+    PodActions {
+        kill_pod: something_to_kill(inputs.observed).then_some(reason),
+        terminal: true,
+        ..PodActions::default()
+    }
+}
+
+fn something_to_kill(observed: &PodObservation) -> bool {
+    !observed.sandboxes.is_empty() || observed.containers.iter().any(|container| !container.has_exited())
+}
+
+/// The sandbox is good (§9.4).
+fn keep_sandbox<'a>(inputs: &Inputs<'a>) -> (PodActions, Vec<Pick<'a>>) {
+    let mut actions = PodActions::default();
+    let mut picks = ephemeral(inputs);
+    let init = init::walk(inputs);
+    if let Some(reason) = init.failed {
+        return (only_kill(inputs, reason), Vec::new());
+    }
+    actions.kill = init.kill;
+    actions.waiting = init.waiting;
+    if !init.initialised {
+        picks.extend(init.start);
+        return (actions, picks);
+    }
+    let (kept, started) = regular(inputs, &mut actions);
+    if kept == 0 && started.is_empty() {
+        return (only_kill(inputs, Reason::PodCompleted), Vec::new());
+    }
+    picks.extend(init.start);
+    picks.extend(started);
+    (actions, picks)
+}
+
+fn ephemeral<'a>(inputs: &Inputs<'a>) -> Vec<Pick<'a>> {
+    if inputs.pod.is_deleting() {
+        return Vec::new();
+    }
+    let unseen = |container: &&Container| inputs.observed.current(&container.name).is_none();
+    let pick = |container| Pick { kind: ContainerKind::Ephemeral, container, reason: Reason::ContainerNotStarted };
+    inputs.pod.spec.ephemeral_containers.iter().filter(unseen).map(pick).collect()
+}
+
+/// Looks at the regular containers in spec order. Returns how many stay as they are, and which ones start.
+fn regular<'a>(inputs: &Inputs<'a>, actions: &mut PodActions) -> (usize, Vec<Pick<'a>>) {
+    let (mut kept, mut started) = (0, Vec::new());
+    for container in &inputs.pod.spec.containers {
+        let record = inputs.observed.current(&container.name);
+        let pick = |reason| Pick { kind: ContainerKind::Regular, container, reason };
+        match record.filter(|record| record.is_running()) {
+            None => {
+                if !should_restart(inputs.pod, container, inputs.observed) {
+                    continue;
+                }
+                started.push(pick(start_reason(record)));
+                if let Some(record) = record.filter(|r| r.state == ContainerRecordState::Unknown) {
+                    actions.kill.push(kill_unknown(inputs.pod, container, record, "Container"));
+                }
+            }
+            Some(record) => match running_fault(inputs, container, record) {
+                None => kept += 1,
+                Some(reason) => {
+                    let restart = reason == Reason::ContainerDefinitionChanged
+                        || effective_policy(inputs.pod, container) != RestartPolicy::Never;
+                    actions.kill.push(kill_faulty(inputs.pod, container, record, reason, restart));
+                    if restart {
+                        started.push(pick(reason));
+                    }
+                }
+            },
+        }
+    }
+    (kept, started)
+}
+
+fn start_reason(record: Option<&ContainerObservation>) -> Reason {
+    match record.map(|record| record.state) {
+        None | Some(ContainerRecordState::Created) => Reason::ContainerNotStarted,
+        Some(ContainerRecordState::Unknown) => Reason::ContainerStateUnknown,
+        Some(ContainerRecordState::Exited | ContainerRecordState::Running) => Reason::ContainerExited,
+    }
+}
+
+/// Why a running container must not go on as it is.
+fn running_fault(inputs: &Inputs<'_>, container: &Container, record: &ContainerObservation) -> Option<Reason> {
+    if definition_changed(container, record) {
+        Some(Reason::ContainerDefinitionChanged)
+    } else if inputs.hints.liveness_failed(&record.id) {
+        Some(Reason::LivenessProbeFailed)
+    } else if inputs.hints.startup.get(&record.id) == Some(&ProbeResult::Failure) {
+        Some(Reason::StartupProbeFailed)
+    } else {
+        None
+    }
+}
+
+/// The spec names another image than the one the record was made from.
+pub fn definition_changed(container: &Container, record: &ContainerObservation) -> bool {
+    !record.hash.is_empty() && record.hash != crate::container_hash(container)
+}
+
+fn kill_faulty(
+    pod: &Pod,
+    container: &Container,
+    record: &ContainerObservation,
+    reason: Reason,
+    restart: bool,
+) -> KillContainer {
+    let cause = match reason {
+        Reason::ContainerDefinitionChanged => "definition changed",
+        Reason::LivenessProbeFailed => "failed liveness probe",
+        _ => "failed startup probe",
+    };
+    let rest = if restart { ", will be restarted" } else { "" };
+    KillContainer {
+        id: record.id.clone(),
+        name: container.name.clone(),
+        reason,
+        message: format!("Container {} {cause}{rest}", container.name),
+        grace_seconds: container_grace_seconds(pod, Some(container), reason),
+    }
+}
+
+fn kill_unknown(pod: &Pod, container: &Container, record: &ContainerObservation, what: &str) -> KillContainer {
+    KillContainer {
+        id: record.id.clone(),
+        name: container.name.clone(),
+        reason: Reason::ContainerStateUnknown,
+        message: format!("{what} is in \"{}\" state, try killing it before restart", record.state.as_str()),
+        grace_seconds: container_grace_seconds(pod, Some(container), Reason::ContainerStateUnknown),
+    }
+}
+
+/// Divides the picked containers into those that start and those that are in back-off (§9.8).
+fn hold_back(inputs: &Inputs<'_>, actions: &mut PodActions, picks: &[Pick<'_>], book: &BackoffBook, at: &Moment) {
+    let mut blocked_by: Option<&str> = None;
+    for Pick { kind, container, reason } in picks {
+        if let Some(earlier) = blocked_by {
+            actions.waiting.push(wait_for_init(&container.name, earlier));
+            continue;
+        }
+        let last = inputs.observed.last_exited(&container.name).map(|record| record.finished_unix_nanos);
+        let backoff = last.map(|finished| (BackoffKey::of(inputs.pod, container), finished));
+        let wait = backoff.as_ref().and_then(|(key, finished)| book.waits_until(key, *finished, at));
+        if let Some((until_unix_nanos, delay_seconds)) = wait {
+            actions.waiting.push(ContainerWait {
+                name: container.name.clone(),
+                reason: Reason::CrashLoopBackOff,
+                message: backoff::waiting_message(inputs.pod, &container.name, delay_seconds),
+                event_message: backoff::event_message(inputs.pod, &container.name),
+                until_unix_nanos,
+            });
+            if *kind == ContainerKind::Init {
+                blocked_by = Some(&container.name);
+            }
+            continue;
+        }
+        let record = inputs.observed.current(&container.name);
+        actions.start.push(StartContainer {
+            name: container.name.clone(),
+            kind: *kind,
+            attempt: record.map_or(0, |record| record.restart_count + 1),
+            attempt_from_logs: record.is_none(),
+            reason: *reason,
+            backoff,
+        });
+    }
+}
+
+fn wait_for_init(name: &str, earlier: &str) -> ContainerWait {
+    ContainerWait {
+        name: name.to_owned(),
+        reason: Reason::WaitingForInitContainer,
+        message: format!("waiting for init container {earlier}"),
+        event_message: String::new(),
+        until_unix_nanos: 0,
+    }
+}
+
+/// Every container that ran out of its turn order: used by the shell to name what is not reached yet.
+pub fn not_reached<'a>(pod: &'a Pod, observed: &PodObservation, actions: &PodActions) -> Vec<&'a str> {
+    pod.containers()
+        .map(|(_, container)| container.name.as_str())
+        .filter(|name| observed.current(name).is_none())
+        .filter(|name| !actions.start.iter().any(|start| start.name == *name))
+        .filter(|name| !actions.waiting.iter().any(|wait| wait.name == *name))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! Crash-loop back-off: how long a container that keeps ending waits before it is started again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use keelson_kube_model::{Container, Pod, PodUid};
+use serde::{Deserialize, Serialize};
+
+use crate::moment::{Moment, SECOND, duration_text};
+
+/// First delay after an immediate restart, seconds.
+pub const INITIAL_SECONDS: i64 = 10;
+/// Longest delay unless configured otherwise, seconds.
+pub const MAX_SECONDS: i64 = 300;
+/// An entry is forgotten when the container ended this long after it was last advanced, seconds.
+pub const FORGET_SECONDS: i64 = 600;
+
+/// Identifies one container in one shape: another image or other resources make another key, which starts anew.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BackoffKey {
+    /// The pod.
+    pub uid: PodUid,
+    /// The container's name.
+    pub container: String,
+    /// FNV-1a over the pod's full name, the image and the resources.
+    pub shape: u64,
+}
+
+impl BackoffKey {
+    /// The key of a container of a pod.
+    pub fn of(pod: &Pod, container: &Container) -> Self {
+        let resources = serde_json::to_string(&container.resources).unwrap_or_default();
+        let parts = [&pod.metadata.namespace, &pod.metadata.name, &container.image, &resources];
+        Self {
+            uid: pod.uid(),
+            container: container.name.clone(),
+            shape: fnv(parts.iter().map(|part| part.as_str())),
+        }
+    }
+}
+
+impl fmt::Display for BackoffKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{:016x}", self.uid, self.container, self.shape)
+    }
+}
+
+fn fnv<'a>(parts: impl Iterator<Item = &'a str>) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in parts.flat_map(|part| part.bytes().chain([0])) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash
+}
+
+/// One container's back-off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackoffEntry {
+    /// Seconds to wait after the container ended.
+    pub delay_seconds: i64,
+    /// When a start last advanced this entry, unix nanoseconds.
+    pub last_advanced_unix_nanos: i64,
+}
+
+/// The back-offs of all containers. Survives a restart of the service when the caller stores its entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackoffBook {
+    initial_seconds: i64,
+    max_seconds: i64,
+    entries: BTreeMap<BackoffKey, BackoffEntry>,
+}
+
+impl Default for BackoffBook {
+    fn default() -> Self {
+        Self::new(MAX_SECONDS)
+    }
+}
+
+impl BackoffBook {
+    /// An empty book with the configured maximum, in seconds; a maximum below the initial delay lowers that too.
+    pub fn new(max_seconds: i64) -> Self {
+        let max_seconds = max_seconds.max(1);
+        Self { initial_seconds: INITIAL_SECONDS.min(max_seconds), max_seconds, entries: BTreeMap::new() }
+    }
+
+    /// Takes an entry back that was stored before.
+    pub fn restore(&mut self, key: BackoffKey, entry: BackoffEntry) {
+        self.entries.insert(key, entry);
+    }
+
+    /// All entries, to be stored.
+    pub fn entries(&self) -> impl Iterator<Item = (&BackoffKey, &BackoffEntry)> {
+        self.entries.iter()
+    }
+
+    /// The entry of a key.
+    pub fn get(&self, key: &BackoffKey) -> Option<BackoffEntry> {
+        self.entries.get(key).copied()
+    }
+
+    fn forgotten(entry: &BackoffEntry, finished_unix_nanos: i64) -> bool {
+        finished_unix_nanos.saturating_sub(entry.last_advanced_unix_nanos) > FORGET_SECONDS * SECOND
+    }
+
+    /// Until when a container that ended then has to wait, and the delay in seconds; `None` when it may start.
+    pub fn waits_until(&self, key: &BackoffKey, finished_unix_nanos: i64, at: &Moment) -> Option<(i64, i64)> {
+        let entry = self.get(key).filter(|entry| !Self::forgotten(entry, finished_unix_nanos))?;
+        let until = finished_unix_nanos.saturating_add(entry.delay_seconds * SECOND);
+        (at.now_unix_nanos < until).then_some((until, entry.delay_seconds))
+    }
+
+    /// Notes a permitted start of a container that ended then: the first one makes the entry, each further one
+    /// doubles its delay. Returns the entry for storing.
+    pub fn advance(&mut self, key: &BackoffKey, finished_unix_nanos: i64, at: &Moment) -> BackoffEntry {
+        let delay_seconds = match self.get(key).filter(|entry| !Self::forgotten(entry, finished_unix_nanos)) {
+            Some(entry) => (entry.delay_seconds * 2).min(self.max_seconds),
+            None => self.initial_seconds,
+        };
+        let entry = BackoffEntry { delay_seconds, last_advanced_unix_nanos: at.now_unix_nanos };
+        self.entries.insert(key.clone(), entry);
+        entry
+    }
+
+    /// Ends every back-off of a pod, because it is gone or because a person asked to try now. True if there was one.
+    pub fn forget_pod(&mut self, uid: &PodUid) -> bool {
+        let before = self.entries.len();
+        self.entries.retain(|key, _| key.uid != *uid);
+        before != self.entries.len()
+    }
+
+    /// Drops the entries that no start has advanced for as long as they are remembered; returns their keys.
+    pub fn collect(&mut self, at: &Moment) -> Vec<BackoffKey> {
+        let old: Vec<BackoffKey> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| Self::forgotten(entry, at.now_unix_nanos))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in &old {
+            self.entries.remove(key);
+        }
+        old
+    }
+}
+
+/// The waiting message of a container in back-off.
+pub fn waiting_message(pod: &Pod, container: &str, delay_seconds: i64) -> String {
+    format!(
+        "back-off {} restarting failed container={container} pod={}",
+        duration_text(delay_seconds),
+        pod_text(pod)
+    )
+}
+
+/// The message of the Warning event `BackOff`.
+pub fn event_message(pod: &Pod, container: &str) -> String {
+    format!("Back-off restarting failed container {container} in pod {}", pod_text(pod))
+}
+
+/// `<name>_<namespace>(<uid>)`.
+pub fn pod_text(pod: &Pod) -> String {
+    format!("{}_{}({})", pod.metadata.name, pod.metadata.namespace, pod.metadata.uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{at, nanos, pod};
+
+    fn key() -> BackoffKey {
+        BackoffKey { uid: PodUid::from("u-1"), container: "a".to_owned(), shape: 1 }
+    }
+
+    #[test]
+    fn an_instantly_failing_container_starts_at_the_published_offsets() {
+        let mut book = BackoffBook::default();
+        let (mut now, mut starts) = (0, vec![0]);
+        while starts.len() < 9 {
+            // It ended at the moment it was started last.
+            let finished = nanos(now);
+            while book.waits_until(&key(), finished, &at(now)).is_some() {
+                now += 1;
+            }
+            book.advance(&key(), finished, &at(now));
+            starts.push(now);
+        }
+        assert_eq!(starts, [0, 0, 10, 30, 70, 150, 310, 610, 910]);
+    }
+
+    #[test]
+    fn ten_quiet_minutes_are_forgotten() {
+        let mut book = BackoffBook::default();
+        for _ in 0..4 {
+            book.advance(&key(), nanos(0), &at(0));
+        }
+        assert_eq!(book.waits_until(&key(), nanos(600), &at(600)), Some((nanos(680), 80)));
+        assert_eq!(book.waits_until(&key(), nanos(601), &at(601)), None);
+        assert_eq!(book.advance(&key(), nanos(601), &at(601)).delay_seconds, INITIAL_SECONDS);
+    }
+
+    #[test]
+    fn a_low_maximum_lowers_the_first_delay_too() {
+        let mut book = BackoffBook::new(4);
+        assert_eq!(book.advance(&key(), nanos(0), &at(0)).delay_seconds, 4);
+        assert_eq!(book.advance(&key(), nanos(0), &at(0)).delay_seconds, 4);
+        let mut longer = BackoffBook::new(15);
+        assert_eq!(longer.advance(&key(), nanos(0), &at(0)).delay_seconds, 10);
+        assert_eq!(longer.advance(&key(), nanos(0), &at(0)).delay_seconds, 15);
+    }
+
+    #[test]
+    fn entries_can_be_stored_taken_back_and_dropped() {
+        let mut book = BackoffBook::default();
+        book.advance(&key(), nanos(0), &at(0));
+        let mut other = BackoffBook::default();
+        for (key, entry) in book.entries() {
+            let json = serde_json::to_string(&(key, entry)).unwrap();
+            let (key, entry) = serde_json::from_str(&json).unwrap();
+            other.restore(key, entry);
+        }
+        assert_eq!(other, book);
+        assert!(other.collect(&at(600)).is_empty());
+        assert_eq!(other.collect(&at(601)), [key()]);
+        assert!(book.forget_pod(&PodUid::from("u-1")));
+        assert!(!book.forget_pod(&PodUid::from("u-1")));
+    }
+
+    #[test]
+    fn image_and_resources_make_another_key_and_other_fields_do_not() {
+        let of = |container: serde_json::Value| {
+            let pod = pod(json!({ "containers": [container] }));
+            BackoffKey::of(&pod, &pod.spec.containers[0])
+        };
+        let base = of(json!({"name": "a", "image": "x"}));
+        assert_eq!(base, of(json!({"name": "a", "image": "x", "args": ["y"]})));
+        assert_ne!(base, of(json!({"name": "a", "image": "y"})));
+        assert_ne!(base, of(json!({"name": "a", "image": "x", "resources": {"limits": {"cpu": "1"}}})));
+        assert!(base.to_string().starts_with("u-1/a/"));
+    }
+}

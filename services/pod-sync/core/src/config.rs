@@ -1,0 +1,218 @@
+//! What CRI is asked for, as plain structs: the wire types are the caller's matter.
+//!
+//! [`sandbox_plan`] and [`container_plan`] are pure: files, objects and addresses come in as arguments, so the same
+//! pod gives the same request (runtime-and-resources §2.1 to §2.5, §3.2 to §3.5, §4, §5).
+
+mod container;
+mod dns;
+mod env;
+mod expand;
+mod fields;
+mod hostname;
+mod mounts;
+mod resources;
+mod sandbox;
+mod security;
+mod spec;
+
+use keelson_kube_model::Quantity;
+use thiserror::Error;
+
+pub use container::{ContainerInputs, Given, container_plan};
+pub use dns::{DnsInputs, DnsSpec, ResolvConf, dns_for};
+pub use env::{FileLookup, NoObjects, ObjectLookup, environment, needs_objects};
+pub use expand::expand;
+pub use hostname::{HostNames, host_names};
+pub use mounts::{FileMount, SubPath, VolumePath, subpaths};
+pub use resources::{CgroupVersion, MachineInputs};
+pub use sandbox::{SandboxInputs, UserNamespace, sandbox_plan};
+pub use security::{ImageUser, MASKED_PATHS, READONLY_PATHS};
+pub use spec::*;
+
+/// Labels and annotations that the runtime keeps for us.
+pub mod keys {
+    /// Name of the pod.
+    pub const POD_NAME: &str = "io.kubernetes.pod.name";
+    /// Namespace of the pod.
+    pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+    /// UID of the pod.
+    pub const POD_UID: &str = "io.kubernetes.pod.uid";
+    /// Name of the container.
+    pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+    /// Hash of image and name.
+    pub const CONTAINER_HASH: &str = "io.kubernetes.container.hash";
+    /// How often the container was restarted.
+    pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
+    /// `terminationMessagePath`.
+    pub const TERMINATION_MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
+    /// `terminationMessagePolicy`.
+    pub const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
+    /// The preStop hook as JSON.
+    pub const PRE_STOP_HANDLER: &str = "io.kubernetes.container.preStopHandler";
+    /// The container's ports as JSON.
+    pub const PORTS: &str = "io.kubernetes.container.ports";
+    /// `spec.terminationGracePeriodSeconds`.
+    pub const TERMINATION_GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
+    /// `metadata.deletionGracePeriodSeconds`.
+    pub const DELETION_GRACE_PERIOD: &str = "io.kubernetes.pod.deletionGracePeriod";
+}
+
+/// Something that deserves a Warning event but does not stop the pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigWarning {
+    /// Reason of the event.
+    pub reason: &'static str,
+    /// Its message.
+    pub message: String,
+}
+
+/// Why a sandbox or a container cannot be asked for. For a container the waiting reason is
+/// `CreateContainerConfigError`, for a sandbox the event is `FailedCreatePodSandBox`; both are tried again.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// `setHostnameAsFQDN` makes a name that the kernel does not take.
+    #[error(
+        "failed to construct FQDN from pod hostname and cluster domain, FQDN {fqdn} is too long (64 characters is the max, {length} characters requested)"
+    )]
+    FqdnTooLong {
+        /// The name.
+        fqdn: String,
+        /// Its length.
+        length: usize,
+    },
+    /// `hostnameOverride` is no DNS subdomain.
+    #[error("spec.hostnameOverride {name:?} is not a DNS subdomain: use lower-case letters, digits, '-' and '.'")]
+    HostnameOverride {
+        /// The name.
+        name: String,
+    },
+    /// `hostUsers: false` cannot be given.
+    #[error("can't set `spec.hostUsers: false`, runtime does not support user namespaces")]
+    UserNamespaces,
+    /// A ConfigMap or Secret is not there.
+    #[error("{kind} {name:?} not found")]
+    ObjectMissing {
+        /// `configmap` or `secret`.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
+    /// A ConfigMap or Secret could not be read.
+    #[error("could not read {kind} {name:?}: {message}")]
+    ObjectUnreadable {
+        /// `configmap` or `secret`.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// What the lookup said.
+        message: String,
+    },
+    /// A ConfigMap or Secret lacks a key.
+    #[error("couldn't find key {key} in {kind} {namespace}/{name}")]
+    KeyMissing {
+        /// `ConfigMap` or `Secret`.
+        kind: &'static str,
+        /// Namespace of the pod.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The key.
+        key: String,
+    },
+    /// A key of a file in a volume is not there.
+    #[error("environment variable key {key:?} not found in file {path:?} of volume {volume:?}")]
+    FileKeyMissing {
+        /// The volume.
+        volume: String,
+        /// The file.
+        path: String,
+        /// The key.
+        key: String,
+    },
+    /// A file in a volume could not be read.
+    #[error("could not read file {path:?} of volume {volume:?}: {message}")]
+    FileUnreadable {
+        /// The volume.
+        volume: String,
+        /// The file.
+        path: String,
+        /// What the lookup said.
+        message: String,
+    },
+    /// A `fieldPath` that no pod has.
+    #[error("env {variable}: field path {path:?} is not supported")]
+    FieldPath {
+        /// The variable.
+        variable: String,
+        /// The path.
+        path: String,
+    },
+    /// A `resourceFieldRef` that cannot be answered.
+    #[error("env {variable}: resource {resource:?} of container {container:?} is not known")]
+    Resource {
+        /// The variable.
+        variable: String,
+        /// The container named.
+        container: String,
+        /// The resource named.
+        resource: String,
+    },
+    /// A divisor that divides nothing.
+    #[error("env {variable}: divisor {divisor} must be above zero")]
+    Divisor {
+        /// The variable.
+        variable: String,
+        /// The divisor.
+        divisor: Quantity,
+    },
+    /// A mount names a volume that is not mounted.
+    #[error("cannot find volume {volume:?} to mount into container {container:?}")]
+    VolumeMissing {
+        /// The container.
+        container: String,
+        /// The volume.
+        volume: String,
+    },
+    /// `subPathExpr` names a variable that the container does not have, or leads out of the volume.
+    #[error("subPath {path:?} of volumeMount {mount:?} of container {container:?}: {problem}")]
+    SubPath {
+        /// The container.
+        container: String,
+        /// The mount.
+        mount: String,
+        /// The path or expression.
+        path: String,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// The subpath has not been made ready.
+    #[error("failed to prepare subPath for volumeMount {mount:?} of container {container:?}")]
+    SubPathNotPrepared {
+        /// The container.
+        container: String,
+        /// The mount.
+        mount: String,
+    },
+    /// Recursive read-only is asked for and the runtime cannot do it.
+    #[error("volumeMount {mount:?} asks for recursive read-only, which the runtime does not support")]
+    RecursiveReadOnly {
+        /// The mount.
+        mount: String,
+    },
+    /// An image volume on a runtime that would mount nothing.
+    #[error("volume {volume:?} is an image, which this runtime cannot mount (containerd 2.1 or newer can)")]
+    ImageVolume {
+        /// The volume.
+        volume: String,
+    },
+    /// `runAsNonRoot` against what would run.
+    #[error("{problem} (pod: \"{pod}\", container: {container})")]
+    NonRoot {
+        /// What would break the rule.
+        problem: String,
+        /// `<name>_<namespace>(<uid>)`.
+        pod: String,
+        /// The container.
+        container: String,
+    },
+}

@@ -1,0 +1,205 @@
+//! Mounts and block devices of a container (§3.5).
+
+use std::collections::BTreeMap;
+
+use keelson_kube_model::{Container, Pod, VolumeMount};
+
+use super::expand::expand_noting;
+use super::{ConfigError, DeviceSpec, MountSpec, Propagation, UserNamespace};
+
+/// Where a volume is on the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumePath {
+    /// Path of the folder, file or device.
+    pub host_path: String,
+    /// The volume allows no writes, whatever the mount says.
+    pub read_only: bool,
+    /// The runtime is to relabel the files.
+    pub selinux_relabel: bool,
+}
+
+/// A file that the agent puts into the container: /etc/hosts, the termination message.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileMount {
+    /// Path in the container.
+    pub container_path: String,
+    /// Path on the node.
+    pub host_path: String,
+    /// No writes.
+    pub read_only: bool,
+}
+
+/// A folder or file inside a volume that is to be prepared before the container is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubPath {
+    /// Place of the mount in the container's list.
+    pub index: usize,
+    /// The volume.
+    pub volume: String,
+    /// Path in the container.
+    pub mount_path: String,
+    /// Path in the volume, expanded and checked: relative, without `..`.
+    pub path: String,
+}
+
+/// What mounts are made from.
+pub(super) struct MountInputs<'a> {
+    pub(super) volumes: &'a BTreeMap<String, VolumePath>,
+    /// Host path of each prepared subpath, by place of the mount.
+    pub(super) subpaths: &'a BTreeMap<usize, String>,
+    pub(super) files: &'a [FileMount],
+    pub(super) recursive_read_only: bool,
+    pub(super) image_volumes: bool,
+    pub(super) users: Option<UserNamespace>,
+}
+
+/// The subpaths of a container, with its own environment for `subPathExpr`.
+pub fn subpaths(container: &Container, env: &[(String, String)]) -> Result<Vec<SubPath>, ConfigError> {
+    let mut found = Vec::new();
+    for (index, mount) in container.volume_mounts.iter().enumerate() {
+        let path = subpath_of(container, mount, env)?;
+        if !path.is_empty() {
+            found.push(SubPath { index, volume: mount.name.clone(), mount_path: mount.mount_path.clone(), path });
+        }
+    }
+    Ok(found)
+}
+
+fn subpath_of(
+    container: &Container,
+    mount: &VolumeMount,
+    env: &[(String, String)],
+) -> Result<String, ConfigError> {
+    let fault = |path: &str, problem| ConfigError::SubPath {
+        container: container.name.clone(),
+        mount: mount.name.clone(),
+        path: path.to_owned(),
+        problem,
+    };
+    let mut path = mount.sub_path.clone();
+    if !mount.sub_path_expr.is_empty() {
+        let mut missing = false;
+        let lookup = |name: &str| env.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+        path = expand_noting(&mount.sub_path_expr, lookup, |_| missing = true);
+        if missing {
+            return Err(fault(&mount.sub_path_expr, "it names a variable that the container does not have"));
+        }
+    }
+    if path.starts_with('/') {
+        return Err(fault(&path, "it must be relative"));
+    }
+    if path.split('/').any(|part| part == "..") {
+        return Err(fault(&path, "it must not contain '..'"));
+    }
+    Ok(path)
+}
+
+/// Volume mounts in the order of the spec, then the agent's own files.
+pub(super) fn mounts(
+    pod: &Pod,
+    container: &Container,
+    env: &[(String, String)],
+    inputs: &MountInputs<'_>,
+) -> Result<Vec<MountSpec>, ConfigError> {
+    let mut mounts = Vec::new();
+    for (index, mount) in container.volume_mounts.iter().enumerate() {
+        let sub_path = subpath_of(container, mount, env)?;
+        let volume = pod.spec.volumes.iter().find(|volume| volume.name == mount.name);
+        let mut spec = match volume.and_then(|volume| volume.image.as_ref()) {
+            Some(image) if inputs.image_volumes => MountSpec {
+                image: Some(image.reference.clone()),
+                image_sub_path: sub_path,
+                readonly: true,
+                ..MountSpec::default()
+            },
+            Some(_) => return Err(ConfigError::ImageVolume { volume: mount.name.clone() }),
+            None => of_volume(container, index, mount, &sub_path, inputs)?,
+        };
+        spec.container_path = absolute(&mount.mount_path);
+        spec.propagation = match mount.mount_propagation.as_deref() {
+            Some("HostToContainer") => Propagation::HostToContainer,
+            Some("Bidirectional") => Propagation::Bidirectional,
+            _ => Propagation::Private,
+        };
+        spec.recursive_read_only = recursive(mount, spec.propagation, inputs)?;
+        spec.users = inputs.users;
+        mounts.push(spec);
+    }
+    for file in inputs.files {
+        let taken = mounts.iter().any(|mount| mount.container_path == file.container_path);
+        // Whoever mounts something of his own on /etc/hosts keeps it.
+        if !(taken && file.container_path == "/etc/hosts") {
+            mounts.push(MountSpec {
+                container_path: file.container_path.clone(),
+                host_path: file.host_path.clone(),
+                readonly: file.read_only,
+                users: inputs.users,
+                ..MountSpec::default()
+            });
+        }
+    }
+    Ok(mounts)
+}
+
+fn absolute(path: &str) -> String {
+    if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
+}
+
+fn of_volume(
+    container: &Container,
+    index: usize,
+    mount: &VolumeMount,
+    sub_path: &str,
+    inputs: &MountInputs<'_>,
+) -> Result<MountSpec, ConfigError> {
+    let missing =
+        || ConfigError::VolumeMissing { container: container.name.clone(), volume: mount.name.clone() };
+    let volume = inputs.volumes.get(&mount.name).ok_or_else(missing)?;
+    let host_path = if sub_path.is_empty() {
+        volume.host_path.clone()
+    } else {
+        inputs.subpaths.get(&index).cloned().ok_or_else(|| ConfigError::SubPathNotPrepared {
+            container: container.name.clone(),
+            mount: mount.name.clone(),
+        })?
+    };
+    Ok(MountSpec {
+        host_path,
+        readonly: mount.read_only == Some(true) || volume.read_only,
+        selinux_relabel: volume.selinux_relabel,
+        ..MountSpec::default()
+    })
+}
+
+fn recursive(
+    mount: &VolumeMount,
+    propagation: Propagation,
+    inputs: &MountInputs<'_>,
+) -> Result<bool, ConfigError> {
+    let fits = mount.read_only == Some(true) && propagation == Propagation::Private;
+    match mount.recursive_read_only.as_deref() {
+        Some("Enabled") if inputs.recursive_read_only && fits => Ok(true),
+        Some("Enabled") => Err(ConfigError::RecursiveReadOnly { mount: mount.name.clone() }),
+        Some("IfPossible") => Ok(inputs.recursive_read_only && fits),
+        _ => Ok(false),
+    }
+}
+
+/// Block volumes as devices.
+pub(super) fn block_devices(
+    container: &Container,
+    volumes: &BTreeMap<String, VolumePath>,
+) -> Result<Vec<DeviceSpec>, ConfigError> {
+    let one = |device: &keelson_kube_model::VolumeDevice| {
+        let volume = volumes.get(&device.name).ok_or_else(|| ConfigError::VolumeMissing {
+            container: container.name.clone(),
+            volume: device.name.clone(),
+        })?;
+        Ok(DeviceSpec {
+            container_path: device.device_path.clone(),
+            host_path: volume.host_path.clone(),
+            permissions: if volume.read_only { "r" } else { "mrw" }.to_owned(),
+        })
+    };
+    container.volume_devices.iter().map(one).collect()
+}

@@ -1,0 +1,212 @@
+//! Security contexts (§2.5, §5): what the container says goes before what the pod says, field by field.
+
+use keelson_kube_model::{
+    AppArmorProfile, Container, Pod, SeLinuxOptions, SeccompProfile, SecurityContext,
+};
+
+use super::{ConfigError, ContainerSecurity, NamespaceMode, Namespaces, SandboxSecurity, SecurityProfile, UserNamespace};
+use crate::backoff::pod_text;
+
+/// What is hidden from containers.
+pub const MASKED_PATHS: [&str; 12] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+
+/// What containers may read only.
+pub const READONLY_PATHS: [&str; 5] =
+    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Annotation prefix of AppArmor profiles, from before there was a field.
+const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+/// The user that the image names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImageUser<'a> {
+    /// Number, if the image names one.
+    pub uid: Option<i64>,
+    /// Name, if the image names one.
+    pub username: &'a str,
+}
+
+/// What security contexts depend on beside the pod.
+pub(super) struct SecurityInputs<'a> {
+    pub(super) image_user: ImageUser<'a>,
+    pub(super) seccomp_default: bool,
+    /// Folder of localhost seccomp profiles.
+    pub(super) seccomp_dir: &'a str,
+    /// Further paths to hide, where they exist.
+    pub(super) masked_paths: &'a [String],
+    /// Groups of the pod's volumes.
+    pub(super) volume_groups: &'a [i64],
+    /// Container id whose processes an ephemeral container sees.
+    pub(super) target_id: Option<&'a str>,
+    pub(super) users: Option<UserNamespace>,
+}
+
+/// Namespaces of the pod.
+pub(super) fn namespaces(pod: &Pod, users: Option<UserNamespace>) -> Namespaces {
+    let node_if = |host: Option<bool>, other| if host == Some(true) { NamespaceMode::Node } else { other };
+    let shared = pod.spec.share_process_namespace == Some(true);
+    let pid = if shared { NamespaceMode::Pod } else { NamespaceMode::Container };
+    Namespaces {
+        network: node_if(pod.spec.host_network, NamespaceMode::Pod),
+        ipc: node_if(pod.spec.host_ipc, NamespaceMode::Pod),
+        pid: node_if(pod.spec.host_pid, pid),
+        target_id: String::new(),
+        users,
+    }
+}
+
+fn is_privileged(container: &Container) -> bool {
+    container.security_context.as_ref().is_some_and(|context| context.privileged == Some(true))
+}
+
+fn groups(pod: &Pod, volume_groups: &[i64], volumes_before_own: bool) -> (Vec<i64>, bool) {
+    let context = pod.spec.security_context.as_ref();
+    let mut groups: Vec<i64> = context.and_then(|context| context.fs_group).into_iter().collect();
+    let own = context.map(|context| context.supplemental_groups.as_slice()).unwrap_or_default();
+    let (first, second) = if volumes_before_own { (volume_groups, own) } else { (own, volume_groups) };
+    groups.extend_from_slice(first);
+    groups.extend_from_slice(second);
+    let strict = context.and_then(|context| context.supplemental_groups_policy.as_deref()) == Some("Strict");
+    (groups, strict)
+}
+
+/// The sandbox's security context.
+pub(super) fn of_sandbox(pod: &Pod, volume_groups: &[i64], users: Option<UserNamespace>) -> SandboxSecurity {
+    let context = pod.spec.security_context.as_ref();
+    let (supplemental_groups, strict_groups) = groups(pod, volume_groups, true);
+    let run_as_user = context.and_then(|context| context.run_as_user);
+    SandboxSecurity {
+        namespaces: namespaces(pod, users),
+        privileged: pod.spec.init_containers.iter().chain(&pod.spec.containers).any(is_privileged),
+        run_as_user,
+        run_as_group: run_as_user.and(context.and_then(|context| context.run_as_group)),
+        supplemental_groups,
+        strict_groups,
+        selinux: context.and_then(|context| context.se_linux_options.clone()),
+    }
+}
+
+/// A container's security context.
+pub(super) fn of_container(
+    pod: &Pod,
+    container: &Container,
+    inputs: &SecurityInputs<'_>,
+) -> Result<ContainerSecurity, ConfigError> {
+    let own = container.security_context.clone().unwrap_or_default();
+    let pods = pod.spec.security_context.as_ref();
+    let asked_user = own.run_as_user.or_else(|| pods.and_then(|pods| pods.run_as_user));
+    let non_root = own.run_as_non_root.or_else(|| pods.and_then(|pods| pods.run_as_non_root));
+    if non_root == Some(true) {
+        verify_non_root(pod, container, asked_user, inputs.image_user)?;
+    }
+    let image = inputs.image_user;
+    let named = asked_user.is_none() && image.uid.is_none() && !image.username.is_empty();
+    let run_as_user = asked_user.or(image.uid).or((!named).then_some(0));
+    let (supplemental_groups, strict_groups) = groups(pod, inputs.volume_groups, false);
+    let unmasked = own.proc_mount.as_deref() == Some("Unmasked");
+    let mut namespaces = namespaces(pod, inputs.users);
+    if let Some(target) = inputs.target_id.filter(|_| namespaces.pid == NamespaceMode::Container) {
+        namespaces.pid = NamespaceMode::Target;
+        target.clone_into(&mut namespaces.target_id);
+    }
+    let capabilities = own.capabilities.clone().unwrap_or_default();
+    Ok(ContainerSecurity {
+        capabilities_add: capabilities.add,
+        capabilities_drop: capabilities.drop,
+        privileged: own.privileged == Some(true),
+        namespaces,
+        selinux: selinux(own.se_linux_options.as_ref(), pods.and_then(|pods| pods.se_linux_options.as_ref())),
+        run_as_user,
+        run_as_username: if named { image.username.to_owned() } else { String::new() },
+        run_as_group: own.run_as_group.or_else(|| pods.and_then(|pods| pods.run_as_group)),
+        readonly_rootfs: own.read_only_root_filesystem == Some(true),
+        supplemental_groups,
+        strict_groups,
+        no_new_privs: own.allow_privilege_escalation == Some(false),
+        masked_paths: if unmasked { Vec::new() } else { masked(inputs.masked_paths) },
+        readonly_paths: if unmasked { Vec::new() } else { READONLY_PATHS.map(str::to_owned).to_vec() },
+        seccomp: seccomp(&own, pod, inputs),
+        apparmor: apparmor(&own, pod, container),
+    })
+}
+
+fn masked(further: &[String]) -> Vec<String> {
+    MASKED_PATHS.iter().map(|path| (*path).to_owned()).chain(further.iter().cloned()).collect()
+}
+
+fn verify_non_root(
+    pod: &Pod,
+    container: &Container,
+    asked: Option<i64>,
+    image: ImageUser<'_>,
+) -> Result<(), ConfigError> {
+    let problem = match (asked, image.uid) {
+        (Some(0), _) => "container's runAsUser breaks non-root policy".to_owned(),
+        (Some(_), _) => return Ok(()),
+        (None, Some(0)) => "container has runAsNonRoot and image will run as root".to_owned(),
+        (None, Some(_)) => return Ok(()),
+        (None, None) if image.username.is_empty() => {
+            "container has runAsNonRoot and image will run as root".to_owned()
+        }
+        (None, None) => format!(
+            "container has runAsNonRoot and image has non-numeric user ({}), cannot verify user is non-root",
+            image.username
+        ),
+    };
+    Err(ConfigError::NonRoot { problem, pod: pod_text(pod), container: container.name.clone() })
+}
+
+fn selinux(own: Option<&SeLinuxOptions>, pods: Option<&SeLinuxOptions>) -> Option<SeLinuxOptions> {
+    own.or(pods).cloned()
+}
+
+fn seccomp(own: &SecurityContext, pod: &Pod, inputs: &SecurityInputs<'_>) -> SecurityProfile {
+    let pods = pod.spec.security_context.as_ref().and_then(|context| context.seccomp_profile.as_ref());
+    let profile: Option<&SeccompProfile> = own.seccomp_profile.as_ref().or(pods);
+    match profile.map(|profile| (profile.type_.as_str(), profile.localhost_profile.as_deref())) {
+        Some(("Localhost", Some(name))) => {
+            SecurityProfile::Localhost(format!("{}/{name}", inputs.seccomp_dir.trim_end_matches('/')))
+        }
+        Some(("RuntimeDefault", _)) => SecurityProfile::RuntimeDefault,
+        Some(_) => SecurityProfile::Unconfined,
+        None if inputs.seccomp_default => SecurityProfile::RuntimeDefault,
+        None => SecurityProfile::Unconfined,
+    }
+}
+
+fn apparmor(own: &SecurityContext, pod: &Pod, container: &Container) -> Option<SecurityProfile> {
+    let of_field = |profile: &AppArmorProfile| match (profile.type_.as_str(), &profile.localhost_profile) {
+        ("RuntimeDefault", _) => Some(SecurityProfile::RuntimeDefault),
+        ("Unconfined", _) => Some(SecurityProfile::Unconfined),
+        ("Localhost", Some(name)) => Some(SecurityProfile::Localhost(name.clone())),
+        _ => None,
+    };
+    let of_text = |text: &str| match text {
+        "runtime/default" => Some(SecurityProfile::RuntimeDefault),
+        "unconfined" => Some(SecurityProfile::Unconfined),
+        other => other.strip_prefix("localhost/").map(|name| SecurityProfile::Localhost(name.to_owned())),
+    };
+    let annotation = pod.annotation(&format!("{APPARMOR_ANNOTATION}{}", container.name));
+    let pods = pod.spec.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
+    own.app_armor_profile
+        .as_ref()
+        .and_then(of_field)
+        .or_else(|| annotation.and_then(of_text))
+        .or_else(|| pods.and_then(of_field))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,293 @@
+//! The requests: field by field what CRI calls them.
+
+use std::collections::BTreeMap;
+
+use keelson_kube_model::SeLinuxOptions;
+
+use super::{ConfigWarning, DnsSpec, UserNamespace};
+
+/// Whose namespace a sandbox or container uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NamespaceMode {
+    /// That of the pod.
+    #[default]
+    Pod,
+    /// One of its own.
+    Container,
+    /// That of the node.
+    Node,
+    /// That of another container.
+    Target,
+}
+
+/// CRI `NamespaceOption`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Namespaces {
+    /// Network.
+    pub network: NamespaceMode,
+    /// Process ids.
+    pub pid: NamespaceMode,
+    /// System V IPC.
+    pub ipc: NamespaceMode,
+    /// Container id for the mode [`NamespaceMode::Target`].
+    pub target_id: String,
+    /// User namespace of the pod; `None` is the node's.
+    pub users: Option<UserNamespace>,
+}
+
+/// CRI `SecurityProfile`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SecurityProfile {
+    /// The runtime's own.
+    RuntimeDefault,
+    /// None.
+    #[default]
+    Unconfined,
+    /// A file or a loaded profile by name.
+    Localhost(String),
+}
+
+impl SecurityProfile {
+    /// The string form of an AppArmor profile that older runtimes read.
+    pub fn apparmor_text(&self) -> String {
+        match self {
+            Self::RuntimeDefault => "runtime/default".to_owned(),
+            Self::Unconfined => "unconfined".to_owned(),
+            Self::Localhost(name) => format!("localhost/{name}"),
+        }
+    }
+}
+
+/// CRI `PortMapping.protocol`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Protocol {
+    /// TCP, and whatever is not known.
+    #[default]
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+/// CRI `PortMapping`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortMapping {
+    /// Protocol.
+    pub protocol: Protocol,
+    /// Port in the pod.
+    pub container_port: i32,
+    /// Port of the node; 0 for none.
+    pub host_port: i32,
+    /// Address of the node; empty for all.
+    pub host_ip: String,
+}
+
+/// CRI `LinuxContainerResources`. Zero means "not set", except for the quota -1, which is "no limit at all".
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinuxResources {
+    /// CFS period, microseconds.
+    pub cpu_period: i64,
+    /// CFS quota, microseconds.
+    pub cpu_quota: i64,
+    /// CPU shares, 2 to 262144.
+    pub cpu_shares: i64,
+    /// Bytes.
+    pub memory_limit_in_bytes: i64,
+    /// Bytes, memory and swap together; cgroup v1 only.
+    pub memory_swap_limit_in_bytes: i64,
+    /// -1000 to 1000.
+    pub oom_score_adj: i64,
+    /// CPUs in list form; empty for all.
+    pub cpuset_cpus: String,
+    /// Memory nodes in list form; empty for all.
+    pub cpuset_mems: String,
+    /// Page size as the kernel writes it (`2MB`) and bytes.
+    pub hugepage_limits: Vec<(String, u64)>,
+    /// cgroup v2 files and their content.
+    pub unified: BTreeMap<String, String>,
+}
+
+/// CRI `LinuxSandboxSecurityContext`. The seccomp profile of a sandbox is always `RuntimeDefault`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SandboxSecurity {
+    /// Namespaces.
+    pub namespaces: Namespaces,
+    /// Some container of the pod is privileged.
+    pub privileged: bool,
+    /// Numeric user.
+    pub run_as_user: Option<i64>,
+    /// Numeric group; only beside a user.
+    pub run_as_group: Option<i64>,
+    /// fsGroup, then the pod's supplemental groups.
+    pub supplemental_groups: Vec<i64>,
+    /// Only the groups named count, not those of the image.
+    pub strict_groups: bool,
+    /// SELinux label.
+    pub selinux: Option<SeLinuxOptions>,
+}
+
+/// CRI `PodSandboxConfig` and what goes with it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SandboxSpec {
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.attempt`.
+    pub attempt: u32,
+    /// Name of the host inside; empty with the node's network.
+    pub hostname: String,
+    /// Folder of the pod's logs.
+    pub log_directory: String,
+    /// DNS configuration.
+    pub dns: DnsSpec,
+    /// Ports of the regular containers.
+    pub port_mappings: Vec<PortMapping>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// cgroup of the pod, in path form.
+    pub cgroup_parent: String,
+    /// Kernel parameters, with dots.
+    pub sysctls: BTreeMap<String, String>,
+    /// Security context.
+    pub security: SandboxSecurity,
+    /// Sum over the containers.
+    pub resources: LinuxResources,
+    /// What the pod itself costs; `None` without `spec.overhead`.
+    pub overhead: Option<LinuxResources>,
+    /// Handler of the runtime class; empty for the default.
+    pub runtime_handler: String,
+    /// Warning events that are due.
+    pub warnings: Vec<ConfigWarning>,
+}
+
+/// CRI `MountPropagation`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Propagation {
+    /// Neither way.
+    #[default]
+    Private,
+    /// Mounts of the node appear in the container.
+    HostToContainer,
+    /// And the other way round.
+    Bidirectional,
+}
+
+/// CRI `Mount`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountSpec {
+    /// Path in the container.
+    pub container_path: String,
+    /// Path on the node; empty for an image.
+    pub host_path: String,
+    /// No writes.
+    pub readonly: bool,
+    /// No writes in mounts below it either.
+    pub recursive_read_only: bool,
+    /// Which way mounts are passed on.
+    pub propagation: Propagation,
+    /// The runtime is to relabel the files.
+    pub selinux_relabel: bool,
+    /// Image to mount.
+    pub image: Option<String>,
+    /// Folder of that image.
+    pub image_sub_path: String,
+    /// User namespace of the pod.
+    pub users: Option<UserNamespace>,
+}
+
+/// CRI `Device`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceSpec {
+    /// Path in the container.
+    pub container_path: String,
+    /// Path on the node.
+    pub host_path: String,
+    /// Some of `m`, `r`, `w`.
+    pub permissions: String,
+}
+
+/// CRI `LinuxContainerSecurityContext`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ContainerSecurity {
+    /// Capabilities to add, as typed.
+    pub capabilities_add: Vec<String>,
+    /// Capabilities to drop, as typed.
+    pub capabilities_drop: Vec<String>,
+    /// Everything is allowed.
+    pub privileged: bool,
+    /// Namespaces.
+    pub namespaces: Namespaces,
+    /// SELinux label.
+    pub selinux: Option<SeLinuxOptions>,
+    /// Numeric user.
+    pub run_as_user: Option<i64>,
+    /// Named user; only without a numeric one.
+    pub run_as_username: String,
+    /// Numeric group.
+    pub run_as_group: Option<i64>,
+    /// The root file system is read-only.
+    pub readonly_rootfs: bool,
+    /// fsGroup, then the pod's supplemental groups, then those of its volumes.
+    pub supplemental_groups: Vec<i64>,
+    /// Only the groups named count, not those of the image.
+    pub strict_groups: bool,
+    /// No process gets more rights than its parent.
+    pub no_new_privs: bool,
+    /// Paths that are hidden.
+    pub masked_paths: Vec<String>,
+    /// Paths that are read-only.
+    pub readonly_paths: Vec<String>,
+    /// seccomp profile.
+    pub seccomp: SecurityProfile,
+    /// AppArmor profile; `None` leaves it to the runtime.
+    pub apparmor: Option<SecurityProfile>,
+}
+
+/// CRI `ContainerConfig`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ContainerSpec {
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.attempt`.
+    pub attempt: u32,
+    /// What the image step resolved.
+    pub image_ref: String,
+    /// What the spec says.
+    pub user_specified_image: String,
+    /// Entry point; empty leaves the image's.
+    pub command: Vec<String>,
+    /// Arguments; empty leaves the image's.
+    pub args: Vec<String>,
+    /// Working folder; empty leaves the image's.
+    pub working_dir: String,
+    /// Environment in order.
+    pub envs: Vec<(String, String)>,
+    /// Mounts in order.
+    pub mounts: Vec<MountSpec>,
+    /// Devices in order.
+    pub devices: Vec<DeviceSpec>,
+    /// CDI names in order.
+    pub cdi_devices: Vec<String>,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Path of the log below the pod's log folder.
+    pub log_path: String,
+    /// Standard input stays open.
+    pub stdin: bool,
+    /// … for one attach.
+    pub stdin_once: bool,
+    /// A terminal is made.
+    pub tty: bool,
+    /// Resources.
+    pub resources: LinuxResources,
+    /// Security context.
+    pub security: ContainerSecurity,
+}

@@ -1,0 +1,60 @@
+//! Time as an argument.
+
+/// Nanoseconds in one second.
+pub const SECOND: i64 = 1_000_000_000;
+
+/// When a decision is made. Pure code has no clock: the caller brings the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// Now, in nanoseconds of the unix epoch.
+    pub now_unix_nanos: i64,
+    /// When this service started, in nanoseconds of the unix epoch.
+    pub agent_started_unix_nanos: i64,
+}
+
+impl Moment {
+    /// Now in whole seconds of the unix epoch.
+    pub fn now_seconds(&self) -> i64 {
+        self.now_unix_nanos.div_euclid(SECOND)
+    }
+}
+
+/// RFC 3339 text in whole seconds, as every timestamp of a status is written; `None` for 0 and for moments that no
+/// calendar knows.
+pub fn status_time(unix_nanos: i64) -> Option<String> {
+    if unix_nanos == 0 {
+        return None;
+    }
+    keelson_kube_model::time::format_seconds(unix_nanos.div_euclid(SECOND)).ok()
+}
+
+/// A whole number of seconds the way Go prints a duration, for texts that people and tools already know: `10s`,
+/// `1m20s`, `5m0s`, `1h0m0s`.
+pub fn duration_text(seconds: i64) -> String {
+    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{rest}s"),
+        (0, _) => format!("{minutes}m{rest}s"),
+        _ => format!("{hours}h{minutes}m{rest}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_as_go_prints_them() {
+        for (seconds, text) in
+            [(0, "0s"), (10, "10s"), (80, "1m20s"), (160, "2m40s"), (300, "5m0s"), (3600, "1h0m0s")]
+        {
+            assert_eq!(duration_text(seconds), text);
+        }
+    }
+
+    #[test]
+    fn the_time_zero_is_no_time() {
+        assert_eq!(status_time(0), None);
+        assert_eq!(status_time(1_700_000_000_999_999_999).as_deref(), Some("2023-11-14T22:13:20Z"));
+    }
+}

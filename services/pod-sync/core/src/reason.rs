@@ -1,0 +1,90 @@
+//! Why something is done: one word per cause, the same in logs, metrics, events and `ExplainPod`.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Why an action is taken or withheld. [`Reason::as_str`] never changes once released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Reason {
+    /// The pod has no sandbox yet.
+    NoSandbox,
+    /// More than one sandbox is READY.
+    SeveralSandboxesReady,
+    /// The newest sandbox is not READY.
+    SandboxNotReady,
+    /// The sandbox has the node's network and the spec a pod network, or the other way round.
+    SandboxNetworkModeChanged,
+    /// The sandbox should have an address and has none.
+    SandboxWithoutAddress,
+    /// Every container has ended and none may start again.
+    PodCompleted,
+    /// The sandbox is gone and the pod's policy is never to start again.
+    RestartNotAllowed,
+    /// An init container ended badly and may not start again.
+    InitContainerFailed,
+    /// The pod is being deleted.
+    PodDeleted,
+    /// The pod is no longer wanted by its source.
+    PodRemoved,
+    /// The pod's phase is final.
+    PodTerminal,
+    /// The pod has been evicted or pre-empted.
+    PodEvicted,
+    /// The runtime runs something that no source knows.
+    OrphanedPod,
+    /// The container was never started.
+    ContainerNotStarted,
+    /// The container ended and may start again.
+    ContainerExited,
+    /// Image or name of the container changed.
+    ContainerDefinitionChanged,
+    /// The liveness probe failed.
+    LivenessProbeFailed,
+    /// The startup probe failed.
+    StartupProbeFailed,
+    /// The runtime cannot tell the container's state.
+    ContainerStateUnknown,
+    /// The container ended too often too soon.
+    CrashLoopBackOff,
+    /// A sidecar or an earlier init container has to come first.
+    WaitingForInitContainer,
+    /// A sidecar's startup probe has not succeeded yet.
+    WaitingForStartupProbe,
+}
+
+impl Reason {
+    /// Stable text.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoSandbox => "NoSandbox",
+            Self::SeveralSandboxesReady => "SeveralSandboxesReady",
+            Self::SandboxNotReady => "SandboxNotReady",
+            Self::SandboxNetworkModeChanged => "SandboxNetworkModeChanged",
+            Self::SandboxWithoutAddress => "SandboxWithoutAddress",
+            Self::PodCompleted => "PodCompleted",
+            Self::RestartNotAllowed => "RestartNotAllowed",
+            Self::InitContainerFailed => "InitContainerFailed",
+            Self::PodDeleted => "PodDeleted",
+            Self::PodRemoved => "PodRemoved",
+            Self::PodTerminal => "PodTerminal",
+            Self::PodEvicted => "PodEvicted",
+            Self::OrphanedPod => "OrphanedPod",
+            Self::ContainerNotStarted => "ContainerNotStarted",
+            Self::ContainerExited => "ContainerExited",
+            Self::ContainerDefinitionChanged => "ContainerDefinitionChanged",
+            Self::LivenessProbeFailed => "LivenessProbeFailed",
+            Self::StartupProbeFailed => "StartupProbeFailed",
+            Self::ContainerStateUnknown => "ContainerStateUnknown",
+            Self::CrashLoopBackOff => "CrashLoopBackOff",
+            Self::WaitingForInitContainer => "WaitingForInitContainer",
+            Self::WaitingForStartupProbe => "WaitingForStartupProbe",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

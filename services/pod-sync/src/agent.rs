@@ -1,0 +1,335 @@
+//! The state of pod-sync: one entry per UID, and the workers that carry out what the core decides.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use keelson_kube_model::{Pod, PodStatus};
+use keelson_pod_sync_core::Moment;
+use keelson_pod_sync_core::backoff::BackoffBook;
+use keelson_pod_sync_core::explain::Ledger;
+use keelson_pod_sync_core::observation::PodObservation;
+use keelson_pod_sync_core::ordering::{StartBook, may_start};
+use keelson_pod_sync_core::worker::{Input, Transition, WorkerPhase, WorkerState, step};
+use keelson_service_kit::{CancellationToken, Context, ObjectRef, WatchHub, now_unix_nanos};
+use keelson_proto::keelson::resource_manager::v1::Machine;
+use tokio::sync::{Notify, Semaphore, watch};
+
+use crate::clients::Clients;
+use crate::desired::Desired;
+use crate::documents::Document;
+use crate::observed::{Observed, same};
+use crate::store::{Record, Store};
+
+/// A desired pod as pod-config sent it.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// What the decisions work on.
+    pub pod: Arc<Pod>,
+    /// The whole object, unknown fields included.
+    pub raw: Bytes,
+    /// `file`, `manifest`, `api`…
+    pub source: String,
+    /// Where it was read.
+    pub origin: String,
+    /// Trace of the change.
+    pub traceparent: String,
+    /// Grows with each change of this UID.
+    pub revision: u64,
+}
+
+/// One UID.
+#[derive(Debug)]
+pub struct Entry {
+    /// Where its worker stands.
+    pub state: WorkerState,
+    /// The pod; `None` for what only the runtime knows.
+    pub wanted: Option<Wanted>,
+    /// What the runtime holds, as far as it was read.
+    pub observed: Observed,
+    /// The status that was published last.
+    pub status: Arc<PodStatus>,
+    /// Counts the published documents.
+    pub version: u64,
+    /// What each step of its life waits for.
+    pub ledger: Ledger,
+    /// Per container why its last start failed: waiting reason and message.
+    pub reasons: BTreeMap<String, (String, String)>,
+    /// resource-manager has admitted it.
+    pub admitted: bool,
+    /// A worker task exists.
+    pub worker: bool,
+    /// Wakes the worker.
+    pub wake: Arc<Notify>,
+    /// Ends what the worker is waiting for.
+    pub cancel: CancellationToken,
+}
+
+/// What the runtime is able to do now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RuntimeView {
+    /// `containerd`…
+    pub name: String,
+    /// Sandboxes and containers can be made.
+    pub ready: bool,
+    /// Pods with a network of their own can be made.
+    pub network_ready: bool,
+    /// Why not.
+    pub message: String,
+}
+
+/// Shared by the loops, the workers and the server.
+#[derive(Debug)]
+pub struct Agent {
+    /// Configuration, events, progress, metrics.
+    pub context: Context,
+    /// The neighbours.
+    pub clients: Clients,
+    /// What the callees are to hold.
+    pub desired: Desired,
+    /// Documents for `WatchPods` and `ListPods`.
+    pub documents: WatchHub<String, Arc<Document>>,
+    /// Starts at the same time.
+    pub gate: Semaphore,
+    /// The runtime.
+    pub runtime: watch::Sender<RuntimeView>,
+    /// The machine as resource-manager tells it; empty until it has.
+    pub machine: watch::Sender<Arc<Machine>>,
+    /// When this process began.
+    pub started_unix_nanos: i64,
+    /// DNS of the node, read once per start of this process.
+    pub node_dns: keelson_pod_sync_core::config::ResolvConf,
+    store: Option<Store>,
+    /// No lock is held over an await, and never two of these at once but `entries` before another.
+    entries: Mutex<BTreeMap<String, Entry>>,
+    order: Mutex<StartBook>,
+    backoff: Mutex<BackoffBook>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Agent {
+    /// An agent that knows no pod yet.
+    pub fn new(context: Context, store: Option<Store>) -> Arc<Self> {
+        let gate = Semaphore::new(context.config.runtime.start_parallelism.max(1) as usize);
+        let node_dns = crate::convert::read_resolv_conf(&context.config.runtime.resolv_conf);
+        Arc::new(Self {
+            clients: Clients::new(&context),
+            desired: Desired::default(),
+            documents: WatchHub::incomplete(),
+            gate,
+            runtime: watch::Sender::new(RuntimeView::default()),
+            machine: watch::Sender::new(Arc::default()),
+            started_unix_nanos: now_unix_nanos(),
+            node_dns,
+            store,
+            entries: Mutex::default(),
+            order: Mutex::default(),
+            backoff: Mutex::new(BackoffBook::default()),
+            context,
+        })
+    }
+
+    /// Now, for the core.
+    pub fn moment(&self) -> Moment {
+        Moment { now_unix_nanos: now_unix_nanos(), agent_started_unix_nanos: self.started_unix_nanos }
+    }
+
+    /// Looks at one entry.
+    pub fn with<T>(&self, uid: &str, look: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+        lock(&self.entries).get_mut(uid).map(look)
+    }
+
+    /// The crash-loop back-offs.
+    pub fn backoff(&self) -> MutexGuard<'_, BackoffBook> {
+        lock(&self.backoff)
+    }
+
+    /// Every UID that has an entry.
+    pub fn uids(&self) -> Vec<String> {
+        lock(&self.entries).keys().cloned().collect()
+    }
+
+    /// How many workers stand in which phase.
+    pub fn phases(&self) -> BTreeMap<&'static str, i64> {
+        let mut counts = BTreeMap::new();
+        for entry in lock(&self.entries).values() {
+            *counts.entry(entry.state.phase.as_str()).or_insert(0) += 1;
+        }
+        counts
+    }
+
+    /// Takes back what an earlier process stored of pods that were ending or running.
+    pub fn restore(self: &Arc<Self>, record: Record) {
+        let uid = record.uid.clone();
+        let mut entry = new_entry(&uid, record.state);
+        entry.status = Arc::new(record.status);
+        if let Some(value) = record.pod {
+            let raw = Bytes::from(value.to_string());
+            if let Ok(pod) = serde_json::from_slice::<Pod>(&raw) {
+                entry.wanted = Some(Wanted {
+                    pod: Arc::new(pod),
+                    raw,
+                    source: record.source,
+                    origin: String::new(),
+                    traceparent: String::new(),
+                    revision: 0,
+                });
+            }
+        }
+        // Whether it is desired is for its source to say.
+        entry.state.desired = false;
+        lock(&self.entries).insert(uid, entry);
+    }
+
+    /// Something happened to a UID: asks the core, and does what it says. A worker is begun for a UID that
+    /// has none.
+    pub fn apply(self: &Arc<Self>, uid: &str, input: &Input<'_>) -> Option<Transition> {
+        let at = self.moment();
+        let mut entries = lock(&self.entries);
+        let before = entries.get(uid).map(|e| e.state.clone());
+        let first = before.is_none();
+        let transition = step(before.as_ref(), input, &at);
+        if first && (transition.forget || transition.work.is_none()) {
+            return Some(transition);
+        }
+        if first {
+            let mut entry = new_entry(uid, transition.state.clone());
+            if let Input::ObservedOrphan { observed } = input {
+                entry.observed = Arc::new((*observed).clone());
+            }
+            entries.insert(uid.to_owned(), entry);
+        }
+        let entry = entries.get_mut(uid)?;
+        let changed = entry.state != transition.state;
+        entry.state = transition.state.clone();
+        if transition.cancel_running {
+            std::mem::take(&mut entry.cancel).cancel();
+        }
+        if !matches!(input, Input::Outcome { .. } | Input::Started) {
+            entry.wake.notify_one();
+        }
+        let record = (changed || first).then(|| record_of(uid, entry));
+        drop(entries);
+        if let Some(record) = record {
+            self.keep(&record);
+        }
+        if first {
+            self.begin_worker(uid);
+        }
+        Some(transition)
+    }
+
+    /// Starts the worker of a UID that has an entry and no worker yet.
+    pub fn begin_worker(self: &Arc<Self>, uid: &str) {
+        if self.with(uid, |e| std::mem::replace(&mut e.worker, true)) != Some(false) {
+            return;
+        }
+        let (agent, uid) = (Arc::clone(self), uid.to_owned());
+        tokio::spawn(async move { crate::worker::run(agent, uid).await });
+    }
+
+    /// Nothing of the pod is left to do here: its callees drop it, its documents end.
+    pub fn forget(self: &Arc<Self>, uid: &str) {
+        let Some(entry) = lock(&self.entries).remove(uid) else { return };
+        if let Some(wanted) = &entry.wanted {
+            self.release_name(&wanted.pod);
+        }
+        self.desired.forget(uid);
+        self.documents.remove(&uid.to_owned());
+        if let Some(store) = &self.store {
+            store.remove(uid);
+        }
+    }
+
+    /// May this pod start now? Of static pods one per full name.
+    pub fn may_start(&self, pod: &Pod) -> bool {
+        !pod.is_static() || may_start(&pod.full_name(), &pod.uid(), &mut lock(&self.order))
+    }
+
+    /// The pod found running at the start of this process holds its name.
+    pub fn adopt_name(&self, pod: &Pod) -> bool {
+        !pod.is_static() || lock(&self.order).adopt(&pod.full_name(), &pod.uid())
+    }
+
+    /// The pod has ended; who waits for its name is woken.
+    pub fn release_name(&self, pod: &Pod) {
+        let next = lock(&self.order).release(&pod.full_name(), &pod.uid());
+        if let Some(uid) = next {
+            self.wake(uid.as_str());
+        }
+    }
+
+    /// Wakes a worker.
+    pub fn wake(&self, uid: &str) {
+        self.with(uid, |entry| entry.wake.notify_one());
+    }
+
+    /// A read of the runtime. Older ones than what is known are dropped; the worker is woken when it shows
+    /// something new. Whether the UID is known here.
+    pub fn observed(&self, uid: &str, observed: Observed) -> bool {
+        self.with(uid, |entry| {
+            if observed.observed_unix_nanos < entry.observed.observed_unix_nanos {
+                return;
+            }
+            let news = !same(&entry.observed, &observed);
+            entry.observed = observed;
+            if news {
+                entry.wake.notify_one();
+            }
+        })
+        .is_some()
+    }
+
+    /// Stores an entry's record, if there is a store.
+    pub fn keep(&self, record: &Record) {
+        if let Some(store) = &self.store {
+            let result = store.put(record);
+            self.context.progress.condition(
+                "state folder",
+                result.map_err(|e| keelson_service_kit::status::chain(&e)),
+            );
+        }
+    }
+
+    /// Notes a step of the pod's life for `ExplainPod`.
+    pub fn note(&self, uid: &str, note: impl FnOnce(&mut Ledger, &Moment)) {
+        let at = self.moment();
+        self.with(uid, |entry| note(&mut entry.ledger, &at));
+    }
+}
+
+/// The object of a pod's events.
+pub fn object_of(pod: &Pod) -> ObjectRef {
+    ObjectRef::pod(&pod.metadata.namespace, &pod.metadata.name, pod.uid().as_str())
+}
+
+/// What is stored of an entry; the pod itself only once it is ending.
+pub fn record_of(uid: &str, entry: &Entry) -> Record {
+    let mut record = Record::new(uid, entry.state.clone(), (*entry.status).clone());
+    if entry.state.phase != WorkerPhase::Sync
+        && let Some(wanted) = &entry.wanted
+    {
+        record.pod = serde_json::from_slice(&wanted.raw).ok();
+        record.source.clone_from(&wanted.source);
+    }
+    record
+}
+
+fn new_entry(uid: &str, state: WorkerState) -> Entry {
+    Entry {
+        state,
+        wanted: None,
+        observed: Arc::new(PodObservation { uid: uid.into(), ..PodObservation::default() }),
+        status: Arc::default(),
+        version: 0,
+        ledger: Ledger::default(),
+        reasons: BTreeMap::new(),
+        admitted: false,
+        worker: false,
+        wake: Arc::default(),
+        cancel: CancellationToken::new(),
+    }
+}

@@ -1,0 +1,110 @@
+//! What the callees are to hold of a pod, made from the pod.
+
+use keelson_kube_model::resources::{pod_cgroup_values, pod_requests};
+use keelson_kube_model::{Pod, Quantity, Volume, compute_qos};
+use keelson_pod_sync_core::worker::WorkerPhase;
+use keelson_proto::keelson::common::v1::{PodRef, Want};
+use keelson_proto::keelson::resource_manager::v1 as resource;
+use keelson_proto::keelson::runtime::v1 as runtime;
+use keelson_proto::keelson::volume_manager::v1 as volume;
+
+use crate::agent::{Agent, Wanted};
+
+/// Names a pod in messages.
+pub fn pod_ref(pod: &Pod) -> PodRef {
+    PodRef {
+        uid: pod.metadata.uid.clone(),
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone(),
+    }
+}
+
+/// Sets what the three callees are to hold of a pod that stands in this phase. What a phase no longer wants
+/// is taken back step by step by the worker.
+pub fn want(agent: &Agent, wanted: &Wanted, phase: WorkerPhase) {
+    let pod = &wanted.pod;
+    let uid = pod.metadata.uid.as_str();
+    let runtime_want = if phase == WorkerPhase::Sync { Want::Run } else { Want::Stop };
+    agent.desired.runtime.want(
+        uid,
+        runtime::PodDesire {
+            pod: Some(pod_ref(pod)),
+            revision: wanted.revision,
+            want: runtime_want as i32,
+        },
+    );
+    if phase >= WorkerPhase::Terminated {
+        return;
+    }
+    agent.desired.volumes.want(uid, volumes(wanted));
+    agent.desired.resources.want(uid, resources(agent, wanted));
+}
+
+/// The runtime is to begin nothing more for the pod.
+pub fn stop(agent: &Agent, wanted: &Wanted) {
+    want(agent, wanted, WorkerPhase::Terminating);
+}
+
+/// The pod's volumes are to go.
+pub fn unmount(agent: &Agent, wanted: &Wanted) {
+    let desire = volume::PodDesire { want: Want::Unmount as i32, ..volumes(wanted) };
+    agent.desired.volumes.want(&wanted.pod.metadata.uid, desire);
+}
+
+/// The pod's cgroup and its share are to go.
+pub fn release(agent: &Agent, wanted: &Wanted) {
+    let desire = resource::PodDesire { want: Want::Forget as i32, ..resources(agent, wanted) };
+    agent.desired.resources.want(&wanted.pod.metadata.uid, desire);
+}
+
+fn volumes(wanted: &Wanted) -> volume::PodDesire {
+    let pod = &wanted.pod;
+    let config = pod_cgroup_values(pod, 100_000, true);
+    volume::PodDesire {
+        pod: Some(pod_ref(pod)),
+        revision: wanted.revision,
+        want: Want::Run as i32,
+        volumes: pod.spec.volumes.iter().map(volume_message).collect(),
+        fs_group: pod.spec.security_context.as_ref().and_then(|s| s.fs_group),
+        memory_limit_bytes: config.memory_limit.unwrap_or(0),
+    }
+}
+
+fn volume_message(volume: &Volume) -> volume::Volume {
+    use volume::volume::Source;
+    let source = if let Some(empty) = &volume.empty_dir {
+        Source::EmptyDir(volume::EmptyDir {
+            medium: empty.medium.clone(),
+            size_limit_bytes: empty.size_limit.as_ref().map_or(0, Quantity::value),
+        })
+    } else if let Some(host) = &volume.host_path {
+        Source::HostPath(volume::HostPath { path: host.path.clone(), r#type: host.type_.clone().unwrap_or_default() })
+    } else {
+        Source::Unsupported(volume.source_kind().unwrap_or("no source").to_owned())
+    };
+    volume::Volume { name: volume.name.clone(), source: Some(source) }
+}
+
+fn resources(agent: &Agent, wanted: &Wanted) -> resource::PodDesire {
+    let pod = &wanted.pod;
+    let config = &agent.context.config.resources;
+    let values = pod_cgroup_values(pod, config.cpu_cfs_period_us, config.cpu_cfs_quota);
+    let amount = |name: &str, quantity: &Quantity| {
+        if name == "cpu" { quantity.milli_value() } else { quantity.value() }
+    };
+    resource::PodDesire {
+        pod: Some(pod_ref(pod)),
+        revision: wanted.revision,
+        want: Want::Run as i32,
+        qos_class: compute_qos(pod).as_str().to_owned(),
+        requests: pod_requests(pod).iter().map(|(n, q)| (n.clone(), amount(n, q))).collect(),
+        cgroup: Some(resource::PodCgroup {
+            cpu_shares: values.shares,
+            cpu_quota_us: values.quota_us.unwrap_or(0),
+            cpu_period_us: values.period_us,
+            memory_limit_bytes: values.memory_limit.unwrap_or(0),
+        }),
+        critical: pod.is_critical(),
+        adopted: agent.with(&pod.metadata.uid, |e| e.observed.any_sandbox_ready()).unwrap_or(false),
+    }
+}

@@ -1,0 +1,344 @@
+//! The two inputs of pod-sync, desired pods and observations, and what they set in motion.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::ready;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use keelson_kube_model::Pod;
+use keelson_pod_sync_core::worker::{Input, UpdateKind, WorkerPhase};
+use keelson_proto::keelson::pod_config::v1 as config;
+use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item as Desired;
+use keelson_proto::keelson::resource_manager::v1::{Machine, WatchMachineRequest};
+use keelson_proto::keelson::runtime::v1 as runtime;
+use keelson_proto::keelson::runtime::v1::watch_pods_response::Item as Seen;
+use keelson_service_kit::{LoopHandle, Signal, follow};
+
+use crate::agent::{Agent, RuntimeView, Wanted};
+use crate::desires;
+use crate::observed::{Observed, observation};
+
+/// What the two streams have said so far.
+#[derive(Debug, Default)]
+pub struct Sources {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// UIDs named since the stream was opened.
+    named: BTreeSet<String>,
+    reported: BTreeSet<String>,
+    configured: BTreeSet<String>,
+    /// Every source has reported and its pods have been taken in.
+    ready: bool,
+    runtime_synced: bool,
+    runtime: RuntimeView,
+    runtime_named: BTreeSet<String>,
+    /// What the runtime holds of UIDs that nobody wants.
+    loose: BTreeMap<String, Observed>,
+}
+
+impl Sources {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether every source of pods has reported.
+    pub fn ready(&self) -> bool {
+        self.state().ready
+    }
+}
+
+/// Follows pod-config.
+pub async fn follow_desired(agent: Arc<Agent>, sources: Arc<Sources>) {
+    let context = agent.context.clone();
+    let clients = agent.clients.clone();
+    let open = move || {
+        let mut client = clients.pods();
+        async move { client.watch_pods(config::WatchPodsRequest {}).await }
+    };
+    let on = move |signal: Signal<config::WatchPodsResponse>| {
+        match signal {
+            Signal::Opened => {
+                let mut state = sources.state();
+                state.named.clear();
+                state.reported.clear();
+            }
+            Signal::Message(message) => {
+                if let Some(item) = message.item {
+                    desired(&agent, &sources, item);
+                }
+            }
+            Signal::Lost(status) => {
+                tracing::debug!(error = status.message(), "pod-config is away; running pods go on");
+            }
+        }
+        ready(())
+    };
+    follow("pod-config", &context.progress, &context.shutdown, open, on).await;
+}
+
+fn desired(agent: &Arc<Agent>, sources: &Sources, item: Desired) {
+    match item {
+        Desired::Pod(pod) => {
+            sources.state().named.insert(pod.uid.clone());
+            if let Err(error) = take_in(agent, sources, pod) {
+                tracing::error!(%error, "pod-config sent a pod that does not decode; it is not started");
+            }
+        }
+        Desired::GoneUid(uid) => {
+            sources.state().named.remove(&uid);
+            if sources.ready() {
+                removed(agent, &uid);
+            }
+        }
+        Desired::SourceReady(ready) => {
+            let mut state = sources.state();
+            state.configured = ready.configured.into_iter().collect();
+            state.reported.insert(ready.source);
+        }
+        Desired::Synced(_) => {
+            let ready = {
+                let mut state = sources.state();
+                state.ready = state.configured.is_subset(&state.reported);
+                state.ready
+            };
+            if ready {
+                all_sources_ready(agent, sources);
+            }
+        }
+    }
+}
+
+/// A pod of pod-config: stores it, and wakes or begins its worker.
+fn take_in(agent: &Arc<Agent>, sources: &Sources, sent: config::DesiredPod) -> Result<(), serde_json::Error> {
+    let uid = sent.uid.clone();
+    let raw = sent.pod_json;
+    let known = agent.with(&uid, |e| (e.state.desired, e.wanted.as_ref().is_some_and(|w| w.raw == raw)));
+    if known == Some((true, true)) {
+        return Ok(());
+    }
+    let pod: Arc<Pod> = Arc::new(serde_json::from_slice(&raw)?);
+    let wanted = Wanted {
+        pod: Arc::clone(&pod),
+        raw: raw.into(),
+        source: sent.source,
+        origin: sent.origin,
+        traceparent: sent.traceparent,
+        revision: sent.revision,
+    };
+    let kind = if known.is_some_and(|(desired, _)| desired) { UpdateKind::Update } else { UpdateKind::Create };
+    let observed = sources.state().loose.remove(&uid);
+    if let Some(observed) = &observed
+        && !observed.sandboxes.is_empty()
+        && observed.any_sandbox_ready()
+    {
+        agent.adopt_name(&pod);
+    }
+    begin(agent, &wanted, kind, observed);
+    Ok(())
+}
+
+/// The same UID was added anew while its old worker was ending, and that one is through.
+pub fn begin_again(agent: &Arc<Agent>, wanted: Wanted) {
+    begin(agent, &wanted, UpdateKind::Create, None);
+}
+
+fn begin(agent: &Arc<Agent>, wanted: &Wanted, kind: UpdateKind, observed: Option<Observed>) {
+    let pod = &wanted.pod;
+    let uid = pod.metadata.uid.as_str();
+    agent.apply(uid, &Input::Update { kind, pod, observed: observed.as_deref() });
+    let phase = agent.with(uid, |entry| {
+        entry.wanted = Some(wanted.clone());
+        if let Some(observed) = observed {
+            entry.observed = observed;
+        }
+        entry.wake.notify_one();
+        entry.state.phase
+    });
+    if let Some(phase) = phase {
+        desires::want(agent, wanted, phase);
+        crate::worker::publish_first(agent, uid);
+        agent.begin_worker(uid);
+    }
+}
+
+fn removed(agent: &Arc<Agent>, uid: &str) {
+    let Some(pod) = agent.with(uid, |e| e.wanted.as_ref().map(|w| Arc::clone(&w.pod))) else { return };
+    let transition = agent.apply(uid, &Input::Removed { pod: pod.as_deref() });
+    if transition.is_some_and(|t| t.forget) {
+        agent.forget(uid);
+    }
+}
+
+/// Every source has reported: what nobody named goes, and the callees may sweep.
+fn all_sources_ready(agent: &Arc<Agent>, sources: &Sources) {
+    let named = sources.state().named.clone();
+    for uid in agent.uids().into_iter().filter(|uid| !named.contains(uid)) {
+        let known = agent.with(&uid, |e| (e.state.clone(), e.wanted.is_some(), Arc::clone(&e.observed)));
+        let Some((state, has_pod, observed)) = known else { continue };
+        if state.desired {
+            removed(agent, &uid);
+        } else if state.phase == WorkerPhase::Sync && !has_pod {
+            // A record of a pod that left its source while this service was down: what runs of it is an orphan.
+            agent.forget(&uid);
+            sources.state().loose.insert(uid, observed);
+        }
+    }
+    agent.documents.complete();
+    agent.desired.sources_are_ready();
+    end_orphans(agent, sources);
+}
+
+/// Ends what the runtime runs and nobody wants. Only with all sources ready and a whole look at the runtime.
+fn end_orphans(agent: &Arc<Agent>, sources: &Sources) {
+    let orphans: Vec<(String, Observed)> = {
+        let state = sources.state();
+        if !state.ready || !state.runtime_synced {
+            return;
+        }
+        let live = |o: &Observed| o.anything_running() || o.any_sandbox_ready();
+        state.loose.iter().filter(|(_, o)| live(o)).map(|(u, o)| (u.clone(), Arc::clone(o))).collect()
+    };
+    for (uid, observed) in orphans {
+        tracing::info!(uid, pod = observed.name, "the runtime runs a pod that no source names, ending it");
+        agent.apply(&uid, &Input::ObservedOrphan { observed: &observed });
+        sources.state().loose.remove(&uid);
+    }
+}
+
+/// Follows runtime-shim.
+pub async fn follow_runtime(agent: Arc<Agent>, sources: Arc<Sources>) {
+    let context = agent.context.clone();
+    let clients = agent.clients.clone();
+    let open = move || {
+        let mut client = clients.runtime();
+        async move { client.watch_pods(runtime::WatchPodsRequest {}).await }
+    };
+    let on = move |signal: Signal<runtime::WatchPodsResponse>| {
+        match signal {
+            Signal::Opened => {
+                let mut state = sources.state();
+                state.runtime_synced = false;
+                state.runtime_named.clear();
+            }
+            Signal::Message(message) => {
+                if let Some(item) = message.item {
+                    seen(&agent, &sources, item);
+                }
+            }
+            Signal::Lost(status) => {
+                let message = format!("runtime-shim is away: {}", status.message());
+                sources.state().runtime_synced = false;
+                agent.runtime.send_modify(|view| {
+                    view.ready = false;
+                    view.message = message;
+                });
+            }
+        }
+        ready(())
+    };
+    follow("runtime-shim", &context.progress, &context.shutdown, open, on).await;
+}
+
+fn seen(agent: &Arc<Agent>, sources: &Sources, item: Seen) {
+    match item {
+        Seen::Pod(pod) => {
+            let uid = pod.uid.clone();
+            sources.state().runtime_named.insert(uid.clone());
+            looked_at(agent, sources, &uid, observation(pod));
+        }
+        Seen::GoneUid(uid) => gone(agent, sources, &uid),
+        Seen::State(state) => {
+            sources.state().runtime = RuntimeView {
+                name: state.name,
+                ready: state.ready,
+                network_ready: state.network_ready,
+                message: state.message,
+            };
+            publish_runtime(agent, sources);
+        }
+        Seen::Synced(_) => {
+            let missing: Vec<String> = {
+                let mut state = sources.state();
+                state.runtime_synced = true;
+                let named = std::mem::take(&mut state.runtime_named);
+                state.loose.retain(|uid, _| named.contains(uid));
+                agent.uids().into_iter().filter(|uid| !named.contains(uid)).collect()
+            };
+            for uid in missing {
+                gone(agent, sources, &uid);
+            }
+            publish_runtime(agent, sources);
+            end_orphans(agent, sources);
+        }
+    }
+}
+
+/// Nothing of the pod is left in the runtime.
+fn gone(agent: &Arc<Agent>, sources: &Sources, uid: &str) {
+    sources.state().loose.remove(uid);
+    agent.with(uid, |entry| {
+        if !entry.observed.sandboxes.is_empty() || !entry.observed.containers.is_empty() {
+            entry.observed = observation(runtime::RuntimePod {
+                uid: uid.to_owned(),
+                observed_unix_nanos: keelson_service_kit::now_unix_nanos(),
+                ..Default::default()
+            });
+            entry.wake.notify_one();
+        }
+    });
+}
+
+fn looked_at(agent: &Arc<Agent>, sources: &Sources, uid: &str, observed: Observed) {
+    if agent.observed(uid, Arc::clone(&observed)) {
+        return;
+    }
+    sources.state().loose.insert(uid.to_owned(), observed);
+    end_orphans(agent, sources);
+}
+
+fn publish_runtime(agent: &Agent, sources: &Sources) {
+    let view = {
+        let state = sources.state();
+        RuntimeView { ready: state.runtime.ready && state.runtime_synced, ..state.runtime.clone() }
+    };
+    agent.runtime.send_if_modified(|current| {
+        let changed = *current != view;
+        *current = view;
+        changed
+    });
+}
+
+/// Follows what resource-manager tells of the machine.
+pub async fn follow_machine(agent: Arc<Agent>) {
+    let context = agent.context.clone();
+    let clients = agent.clients.clone();
+    let open = move || {
+        let mut client = clients.resources();
+        async move { client.watch_machine(WatchMachineRequest {}).await }
+    };
+    let on = move |signal: Signal<Machine>| {
+        if let Signal::Message(machine) = signal {
+            agent.machine.send_replace(Arc::new(machine));
+        }
+        ready(())
+    };
+    follow("resource-manager", &context.progress, &context.shutdown, open, on).await;
+}
+
+/// Shows that the process turns, and counts what there is.
+pub async fn heartbeat(agent: Arc<Agent>, progress: LoopHandle, gauge: impl Fn(&Agent) + Send) {
+    loop {
+        progress.tick();
+        gauge(&agent);
+        tokio::select! {
+            () = agent.context.shutdown.cancelled() => return,
+            () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
+        }
+    }
+}
+
+/// How long a worker waits at most before it looks again although nothing has come (`syncFrequency`).
+pub const RESYNC: Duration = Duration::from_secs(60);

@@ -1,0 +1,72 @@
+//! Observations as they come from runtime-shim, made into the core's types.
+
+use std::sync::Arc;
+
+use keelson_pod_sync_core::observation::{
+    ContainerObservation, ContainerRecordState, PodObservation, SandboxObservation,
+};
+use keelson_proto::keelson::runtime::v1 as pb;
+
+/// A shared observation: the manager, the worker and the status all look at the same one.
+pub type Observed = Arc<PodObservation>;
+
+/// Makes an observation of a message.
+pub fn observation(pod: pb::RuntimePod) -> Observed {
+    let mut observation = PodObservation {
+        uid: pod.uid.into(),
+        name: pod.name,
+        namespace: pod.namespace,
+        sandboxes: pod.sandboxes.into_iter().map(sandbox).collect(),
+        containers: pod.containers.into_iter().map(container).collect(),
+        observed_unix_nanos: pod.observed_unix_nanos,
+    };
+    observation.sort();
+    Arc::new(observation)
+}
+
+/// Whether both show the same, whenever they were read.
+pub fn same(a: &PodObservation, b: &PodObservation) -> bool {
+    a.sandboxes == b.sandboxes && a.containers == b.containers
+}
+
+fn sandbox(sandbox: pb::Sandbox) -> SandboxObservation {
+    SandboxObservation {
+        id: sandbox.id.into(),
+        attempt: sandbox.attempt,
+        ready: sandbox.ready,
+        created_unix_nanos: sandbox.created_unix_nanos,
+        ips: sandbox.ips,
+        host_network: sandbox.host_network,
+    }
+}
+
+fn container(container: pb::Container) -> ContainerObservation {
+    let state = match pb::ContainerState::try_from(container.state) {
+        Ok(pb::ContainerState::Created) => ContainerRecordState::Created,
+        Ok(pb::ContainerState::Running) => ContainerRecordState::Running,
+        Ok(pb::ContainerState::Exited) => ContainerRecordState::Exited,
+        Ok(pb::ContainerState::Unknown | pb::ContainerState::Unspecified) | Err(_) => {
+            ContainerRecordState::Unknown
+        }
+    };
+    ContainerObservation {
+        id: container.id.into(),
+        name: container.name,
+        sandbox_id: container.sandbox_id.into(),
+        attempt: container.attempt,
+        state,
+        created_unix_nanos: container.created_unix_nanos,
+        started_unix_nanos: container.started_unix_nanos,
+        finished_unix_nanos: container.finished_unix_nanos,
+        exit_code: container.exit_code,
+        reason: container.reason,
+        message: container.message,
+        image: container.image,
+        image_ref: container.image_ref,
+        hash: container.hash,
+        restart_count: container.restart_count,
+        termination_grace_seconds: container.termination_grace_seconds,
+        log_path: container.log_path,
+        termination_message: container.termination_message,
+    }
+}

@@ -1,0 +1,488 @@
+//! The calls that make a pod run: sandbox, then containers in order (pod-lifecycle.md §9.7).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1 as cri;
+use keelson_kube_model::{Container, ContainerKind, Quantity};
+use keelson_pod_sync_core::actions::{PodActions, SandboxPlan, StartContainer};
+use keelson_pod_sync_core::config::{
+    CgroupVersion, ContainerInputs, DnsInputs, FileMount, Given, ImageUser, MachineInputs, NoObjects,
+    SandboxInputs, VolumePath, container_plan, host_names, sandbox_plan, subpaths,
+};
+use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
+use keelson_pod_sync_core::observation::{PodObservation, SandboxObservation};
+use keelson_proto::keelson::resource_manager::v1::Machine;
+use keelson_proto::keelson::runtime::v1 as runtime;
+use keelson_service_kit::ObjectRef;
+use tokio::sync::SemaphorePermit;
+use tonic::Status;
+
+use crate::agent::{Agent, Wanted, object_of};
+use crate::clients::bounded;
+use crate::convert::{container_config, sandbox_config};
+use crate::desires::pod_ref;
+use crate::images::{ImageTask, ImageTrouble};
+use crate::observed::Observed;
+use crate::sync::{Mounts, container_object};
+use crate::worker::{Facts, Job, Trouble, note_wait, publish};
+
+/// Deadline of the calls that only write files.
+const FILES: Duration = Duration::from_secs(10);
+
+/// What a start works with.
+pub struct Start<'a> {
+    /// The agent.
+    pub agent: &'a Arc<Agent>,
+    /// The turn.
+    pub job: &'a Job,
+    /// The pod.
+    pub wanted: &'a Wanted,
+    /// The observation that the decision was made from.
+    pub observed: &'a Observed,
+    /// Volumes.
+    pub mounts: Mounts,
+    /// The pod's cgroup.
+    pub cgroup_parent: String,
+}
+
+/// A sandbox that containers can be started in.
+struct Sandbox {
+    id: String,
+    ips: Vec<String>,
+    config: cri::PodSandboxConfig,
+}
+
+/// Why one container did not start; its waiting reason stands in the status.
+struct StartTrouble {
+    reason: &'static str,
+    trouble: Trouble,
+}
+
+/// Makes the sandbox if one is due, and starts the containers of the decision.
+///
+/// # Errors
+/// The first trouble; containers that do not depend on the one in trouble are started all the same.
+pub async fn start_containers(
+    start: &Start<'_>,
+    actions: &PodActions,
+    mut images: BTreeMap<String, ImageTask>,
+) -> Result<(), Trouble> {
+    if actions.create_sandbox.is_none() && actions.start.is_empty() {
+        return Ok(());
+    }
+    let mut permit = Some(gate(start).await?);
+    let sandbox = sandbox(start, actions.create_sandbox.as_ref()).await?;
+    let mut first_trouble: Option<Trouble> = None;
+    for action in &actions.start {
+        let Some((kind, container)) = start.wanted.pod.container(&action.name) else { continue };
+        let Some(task) = images.remove(&action.name) else { continue };
+        if !task.is_finished() {
+            // Others start while this one waits for its image.
+            tokio::task::yield_now().await;
+            permit.take();
+        }
+        let image = match outcome(start, task).await? {
+            Ok(image) => image,
+            Err(trouble) => {
+                let trouble = image_trouble(start, container, kind, trouble);
+                first_trouble = first_trouble.or(Some(trouble));
+                if kind == ContainerKind::Init {
+                    break;
+                }
+                continue;
+            }
+        };
+        if permit.is_none() {
+            permit = Some(gate(start).await?);
+        }
+        match start_one(start, &sandbox, action, container, kind, &image).await {
+            Ok(()) => {
+                start.agent.with(&start.job.uid, |e| e.reasons.remove(&action.name));
+            }
+            Err(failed) => {
+                let trouble = container_trouble(start, container, kind, failed);
+                first_trouble = first_trouble.or(Some(trouble));
+                if kind == ContainerKind::Init {
+                    break;
+                }
+            }
+        }
+    }
+    drop(permit);
+    match first_trouble {
+        None => Ok(()),
+        Some(trouble) => {
+            publish(start.agent, &start.job.uid, &Facts { waiting: &actions.waiting, ..Facts::default() });
+            Err(trouble)
+        }
+    }
+}
+
+async fn gate<'a>(start: &'a Start<'_>) -> Result<SemaphorePermit<'a>, Trouble> {
+    // Cancel-safe: a permit that was not taken is not held.
+    tokio::select! {
+        () = start.job.cancel.cancelled() => Err(cancelled()),
+        permit = start.agent.gate.acquire() => permit.map_err(|_| Trouble::fault("the service is ending")),
+    }
+}
+
+fn cancelled() -> Trouble {
+    Trouble { message: "something newer has come".into(), retry_unix_nanos: Some(0), neighbour: true }
+}
+
+async fn outcome(
+    start: &Start<'_>,
+    task: ImageTask,
+) -> Result<Result<runtime::ImageDone, ImageTrouble>, Trouble> {
+    // Cancel-safe: dropping the task gives the image up.
+    tokio::select! {
+        () = start.job.cancel.cancelled() => Err(cancelled()),
+        outcome = task.outcome() => Ok(outcome),
+    }
+}
+
+fn note(start: &Start<'_>, step: StepName, subject: &str, cause: Cause) {
+    note_wait(start.agent, &start.job.uid, step, subject, cause);
+}
+
+/// The existing sandbox of the pod, or a new one.
+async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbox, Trouble> {
+    let attempt = plan.map_or_else(|| start.observed.newest_sandbox().map_or(0, |s| s.attempt), |p| p.attempt);
+    let config = match sandbox_request(start, attempt) {
+        Ok(config) => config,
+        Err(text) => return Err(sandbox_trouble(start, &Trouble::fault(text), YOU)),
+    };
+    let Some(plan) = plan else {
+        let ready = start.observed.ready_sandbox().ok_or_else(|| Trouble::fault("the sandbox is gone"))?;
+        let id = ready.id.as_str().to_owned();
+        return Ok(Sandbox { id, ips: start.observed.pod_ips(), config });
+    };
+    note(start, StepName::Sandbox, "", Cause::working("runtime-shim", "the runtime makes the sandbox"));
+    let request =
+        cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
+    let made = start.agent.clients.cri().run_pod_sandbox(bounded(request, start.agent.clients.cri_timeout * 2)).await;
+    let id = match made {
+        Ok(response) => response.into_inner().pod_sandbox_id,
+        Err(status) => {
+            let trouble = Trouble::call("Failed to create pod sandbox", &status);
+            return Err(sandbox_trouble(start, &trouble, "runtime-shim"));
+        }
+    };
+    let seen = look_at_sandbox(start, &id, plan.attempt).await.map_err(|status| {
+        start.agent.context.events.warning(
+            object_of(&start.wanted.pod),
+            "FailedPodSandBoxStatus",
+            format!("Unable to get pod sandbox status: {}", status.message()),
+        );
+        sandbox_trouble(start, &Trouble::call("Unable to get pod sandbox status", &status), "runtime-shim")
+    })?;
+    let ips = show_sandbox(start, seen);
+    note(start, StepName::Sandbox, "", Cause::done("runtime-shim"));
+    Ok(Sandbox { id, ips, config })
+}
+
+async fn look_at_sandbox(start: &Start<'_>, id: &str, attempt: u32) -> Result<SandboxObservation, Status> {
+    let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
+    let answer = start.agent.clients.cri().pod_sandbox_status(bounded(request, FILES)).await?.into_inner();
+    let status = answer.status.unwrap_or_default();
+    let network = status.network.unwrap_or_default();
+    let addresses = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|ip| ip.ip));
+    Ok(SandboxObservation {
+        id: id.into(),
+        attempt,
+        ready: true,
+        created_unix_nanos: status.created_at,
+        ips: addresses.filter(|ip| !ip.is_empty()).collect(),
+        host_network: start.wanted.pod.is_host_network(),
+    })
+}
+
+/// The sandbox that has just been made becomes part of what is known, and the status says so at once.
+fn show_sandbox(start: &Start<'_>, seen: SandboxObservation) -> Vec<String> {
+    let mut known: PodObservation = (**start.observed).clone();
+    known.sandboxes.insert(0, seen);
+    // Only the status looks at this; the next decision is made from a fresh read, which is newer than this.
+    let ips = known.pod_ips();
+    start.agent.with(&start.job.uid, |entry| entry.observed = Arc::new(known));
+    publish(start.agent, &start.job.uid, &Facts { sandbox_made: Some(true), ..Facts::default() });
+    ips
+}
+
+fn sandbox_trouble(start: &Start<'_>, trouble: &Trouble, owner: &str) -> Trouble {
+    note(start, StepName::Sandbox, "", Cause::failed("FailedCreatePodSandBox", &trouble.message, owner));
+    start.agent.context.events.warning(
+        object_of(&start.wanted.pod),
+        "FailedCreatePodSandBox",
+        trouble.message.clone(),
+    );
+    trouble.clone()
+}
+
+fn machine_inputs<'a>(start: &'a Start<'_>, machine: &'a Machine) -> MachineInputs<'a> {
+    let config = &start.agent.context.config.resources;
+    let v1 = machine.cgroup_version == "v1";
+    MachineInputs {
+        cpu_cfs_quota: config.cpu_cfs_quota,
+        cpu_cfs_period_us: config.cpu_cfs_period_us,
+        memory_bytes: machine.capacity.get("memory").copied().unwrap_or(0),
+        cgroup: if v1 { CgroupVersion::V1 } else { CgroupVersion::V2 },
+        swap_accounting: false,
+        single_process_oom_kill: v1,
+        hugepage_sizes: &[],
+    }
+}
+
+fn sandbox_request(start: &Start<'_>, attempt: u32) -> Result<cri::PodSandboxConfig, String> {
+    let config = &start.agent.context.config;
+    let machine = start.agent.machine.borrow().clone();
+    let plan = sandbox_plan(
+        &start.wanted.pod,
+        &SandboxInputs {
+            attempt,
+            cgroup_parent: &start.cgroup_parent,
+            pod_logs_dir: &config.paths.pod_logs_dir.to_string_lossy(),
+            dns: DnsInputs {
+                cluster_dns: &config.runtime.cluster_dns,
+                cluster_domain: &config.runtime.cluster_domain,
+                resolv_conf: Some(&start.agent.node_dns),
+                node_ips: &[],
+            },
+            runtime_handler: "",
+            machine: machine_inputs(start, &machine),
+            exclusive_cpus: false,
+            volume_groups: &[],
+            users: None,
+        },
+    );
+    let plan = plan.map_err(|e| e.to_string())?;
+    for warning in &plan.warnings {
+        let object = object_of(&start.wanted.pod);
+        start.agent.context.events.warning(object, warning.reason, warning.message.clone());
+    }
+    Ok(sandbox_config(plan))
+}
+
+async fn start_one(
+    start: &Start<'_>,
+    sandbox: &Sandbox,
+    action: &StartContainer,
+    container: &Container,
+    kind: ContainerKind,
+    image: &runtime::ImageDone,
+) -> Result<(), StartTrouble> {
+    let fail = |reason| move |trouble| StartTrouble { reason, trouble };
+    note(start, StepName::Container, &action.name, Cause::working("runtime-shim", "the runtime starts the container"));
+    let files = write_files(start, sandbox, action, container)
+        .await
+        .map_err(|s| fail("CreateContainerConfigError")(Trouble::call("cannot write the container's files", &s)))?;
+    let attempt = if action.attempt_from_logs { action.attempt.max(files.next_attempt_by_logs) } else { action.attempt };
+    let config = container_request(start, sandbox, container, attempt, image, &files)
+        .await
+        .map_err(|text| fail("CreateContainerConfigError")(Trouble::fault(text)))?;
+    if let Some((key, finished)) = &action.backoff {
+        start.agent.backoff().advance(key, *finished, &start.agent.moment());
+    }
+    let (cri, timeout) = (start.agent.clients.cri(), start.agent.clients.cri_timeout);
+    let request = cri::CreateContainerRequest {
+        pod_sandbox_id: sandbox.id.clone(),
+        config: Some(config),
+        sandbox_config: Some(sandbox.config.clone()),
+    };
+    let created = cri.clone().create_container(bounded(request, timeout)).await;
+    let id = created
+        .map_err(|s| fail("CreateContainerError")(Trouble::call("cannot create the container", &s)))?
+        .into_inner()
+        .container_id;
+    let events = &start.agent.context.events;
+    let object = container_object(&start.wanted.pod, kind, &action.name);
+    events.normal(object.clone(), "Created", "Container created");
+    let request = cri::StartContainerRequest { container_id: id.clone() };
+    cri.clone()
+        .start_container(bounded(request, timeout))
+        .await
+        .map_err(|s| fail("RunContainerError")(Trouble::call("cannot start the container", &s)))?;
+    events.normal(object.clone(), "Started", "Container started");
+    note(start, StepName::Container, &action.name, Cause::done("runtime-shim"));
+    post_start(start, container, &id, object).await.map_err(fail("PostStartHookError"))
+}
+
+async fn write_files(
+    start: &Start<'_>,
+    sandbox: &Sandbox,
+    action: &StartContainer,
+    container: &Container,
+) -> Result<runtime::WriteContainerFilesResponse, Status> {
+    let pod = &start.wanted.pod;
+    let own_hosts = container.volume_mounts.iter().any(|m| m.mount_path == "/etc/hosts");
+    let known = pod.is_host_network() || !sandbox.ips.is_empty();
+    let request = runtime::WriteContainerFilesRequest {
+        pod: Some(pod_ref(pod)),
+        container: action.name.clone(),
+        attempt: action.attempt,
+        termination_message_path: container.termination_message_path.clone(),
+        etc_hosts: (!own_hosts && known).then(|| etc_hosts(start, sandbox)),
+    };
+    let mut client = start.agent.clients.runtime();
+    client.write_container_files(bounded(request, FILES)).await.map(tonic::Response::into_inner)
+}
+
+fn etc_hosts(start: &Start<'_>, sandbox: &Sandbox) -> runtime::EtcHosts {
+    let pod = &start.wanted.pod;
+    let names = host_names(pod, &start.agent.context.config.runtime.cluster_domain).unwrap_or_default();
+    let alias = |a: &keelson_kube_model::HostAlias| runtime::HostAlias {
+        ip: a.ip.clone(),
+        hostnames: a.hostnames.clone(),
+    };
+    runtime::EtcHosts {
+        host_network: pod.is_host_network(),
+        pod_ips: sandbox.ips.clone(),
+        hostname: names.hostname,
+        domain: names.domain,
+        aliases: pod.spec.host_aliases.iter().map(alias).collect(),
+    }
+}
+
+async fn container_request(
+    start: &Start<'_>,
+    sandbox: &Sandbox,
+    container: &Container,
+    attempt: u32,
+    image: &runtime::ImageDone,
+    files: &runtime::WriteContainerFilesResponse,
+) -> Result<cri::ContainerConfig, String> {
+    let config = &start.agent.context.config;
+    let machine = start.agent.machine.borrow().clone();
+    let objects = crate::objects::fetch(start.agent, &start.wanted.pod, container).await?;
+    let volumes: BTreeMap<String, VolumePath> = start
+        .mounts
+        .values()
+        .map(|v| {
+            let path = VolumePath { host_path: v.host_path.clone(), read_only: v.read_only, ..VolumePath::default() };
+            (v.name.clone(), path)
+        })
+        .collect();
+    let files: Vec<FileMount> = files
+        .mounts
+        .iter()
+        .map(|m| FileMount {
+            container_path: m.container_path.clone(),
+            host_path: m.host_path.clone(),
+            read_only: m.read_only,
+        })
+        .collect();
+    let allocatable = machine.allocatable.iter().map(|(name, amount)| (name.clone(), quantity(name, *amount)));
+    let (allocatable, given) = (allocatable.collect(), Given::default());
+    let seccomp_dir = config.paths.root_dir.join("seccomp").to_string_lossy().into_owned();
+    let inputs = ContainerInputs {
+        attempt,
+        image_ref: &image.image_ref,
+        image_user: ImageUser { uid: image.uid, username: &image.username },
+        volumes: &volumes,
+        subpaths: &BTreeMap::new(),
+        files: &files,
+        pod_ips: &sandbox.ips,
+        node_ips: &[],
+        node_name: &config.node_name,
+        allocatable: &allocatable,
+        objects: &objects,
+        env_files: &NoObjects,
+        services: &BTreeMap::new(),
+        machine: machine_inputs(start, &machine),
+        given: &given,
+        seccomp_default: false,
+        seccomp_dir: &seccomp_dir,
+        masked_paths: &[],
+        volume_groups: &[],
+        target_id: None,
+        recursive_read_only: false,
+        image_volumes: false,
+        users: None,
+    };
+    let wanted = subpaths(container, &container_env(start, container, &inputs)?).map_err(|e| e.to_string())?;
+    if let Some(first) = wanted.first() {
+        return Err(format!(
+            "subPath {:?} of volumeMount {:?}: this version does not mount parts of volumes",
+            first.path, first.mount_path
+        ));
+    }
+    container_plan(&start.wanted.pod, container, &inputs).map(container_config).map_err(|e| e.to_string())
+}
+
+fn container_env(
+    start: &Start<'_>,
+    container: &Container,
+    inputs: &ContainerInputs<'_>,
+) -> Result<Vec<(String, String)>, String> {
+    keelson_pod_sync_core::config::environment(&start.wanted.pod, container, inputs).map_err(|e| e.to_string())
+}
+
+fn quantity(name: &str, amount: i64) -> Quantity {
+    if name == "cpu" {
+        Quantity::from_milli(amount)
+    } else {
+        Quantity::from_bytes(u64::try_from(amount).unwrap_or(0))
+    }
+}
+
+async fn post_start(
+    start: &Start<'_>,
+    container: &Container,
+    id: &str,
+    object: ObjectRef,
+) -> Result<(), Trouble> {
+    let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else { return Ok(()) };
+    // Bounded, so that a hook that hangs cannot hold the pod's worker for ever.
+    let bound = start.agent.clients.cri_timeout;
+    let outcome = tokio::time::timeout(bound, crate::stop::run_hook(start.agent, id, hook, bound)).await;
+    let text = match outcome {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(text)) => text,
+        Err(_) => format!("no end within {} s", bound.as_secs()),
+    };
+    start.agent.context.events.warning(object, "FailedPostStartHook", format!("PostStartHook failed: {text}"));
+    let grace = start.wanted.pod.termination_grace();
+    crate::stop::stop_containers(start.agent, start.job, std::iter::once((id.to_owned(), grace))).await?;
+    Err(Trouble::fault(format!("PostStartHook failed: {text}")))
+}
+
+fn image_trouble(start: &Start<'_>, container: &Container, kind: ContainerKind, trouble: ImageTrouble) -> Trouble {
+    remember(start, container, &trouble.reason, &trouble.message);
+    let object = container_object(&start.wanted.pod, kind, &container.name);
+    start.agent.context.events.warning(object, "Failed", format!("Error: {}", trouble.reason));
+    note(
+        start,
+        StepName::Container,
+        &container.name,
+        Cause::waiting("Image", "waits for its image", "runtime-shim"),
+    );
+    let retry = (trouble.retry_unix_nanos > 0).then_some(trouble.retry_unix_nanos);
+    let retry = retry.or_else(|| (!trouble.neighbour).then(|| keelson_service_kit::now_unix_nanos() + 10_000_000_000));
+    Trouble { message: trouble.message, retry_unix_nanos: retry, neighbour: trouble.neighbour }
+}
+
+fn container_trouble(
+    start: &Start<'_>,
+    container: &Container,
+    kind: ContainerKind,
+    failed: StartTrouble,
+) -> Trouble {
+    let StartTrouble { reason, trouble } = failed;
+    remember(start, container, reason, &trouble.message);
+    let object = container_object(&start.wanted.pod, kind, &container.name);
+    start.agent.context.events.warning(object, "Failed", format!("Error: {}", trouble.message));
+    let owner = match (trouble.neighbour, reason) {
+        (true, _) => "runtime-shim",
+        (false, "CreateContainerError") => "runtime-shim",
+        (false, _) => YOU,
+    };
+    note(start, StepName::Container, &container.name, Cause::failed(reason, &trouble.message, owner));
+    trouble
+}
+
+/// The reason stands in the container's status until a start succeeds.
+fn remember(start: &Start<'_>, container: &Container, reason: &str, message: &str) {
+    let value = (reason.to_owned(), message.to_owned());
+    start.agent.with(&start.job.uid, |entry| entry.reasons.insert(container.name.clone(), value));
+}

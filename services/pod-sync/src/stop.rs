@@ -1,0 +1,249 @@
+//! Ending a pod (architecture §4, "To gone"): hooks, StopContainer, StopPodSandbox, a fresh look, unmount,
+//! cgroup. Every step is idempotent; a restarted service goes on at the first unfinished one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{join_all, try_join_all};
+use k8s_cri::v1 as cri;
+use keelson_kube_model::{LifecycleHandler, Pod};
+use keelson_pod_sync_core::explain::{Cause, StepName};
+use keelson_pod_sync_core::moment::SECOND;
+use keelson_pod_sync_core::observation::PodObservation;
+use keelson_pod_sync_core::termination::{StopStep, orphan_grace_seconds, stop_plan, stop_timeout_seconds};
+use keelson_pod_sync_core::worker::SyncOutcome;
+use keelson_proto::keelson::resource_manager::v1 as resource;
+use keelson_proto::keelson::volume_manager::v1 as volume;
+use keelson_service_kit::now_unix_nanos;
+use tokio::sync::watch;
+use tonic::{Code, Status};
+use tracing::Instrument as _;
+
+use crate::agent::{Agent, Wanted, object_of};
+use crate::clients::bounded;
+use crate::desires;
+use crate::observed::Observed;
+use crate::sync::read;
+use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish};
+
+/// How long one call asks whether something is released before it is made again.
+const ASK: Duration = Duration::from_secs(60);
+
+/// Ends the processes of a pod, or of what only the runtime knows.
+pub async fn terminate(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
+    let pod = job.wanted.as_ref().map(|w| Arc::clone(&w.pod));
+    if let Some(wanted) = &job.wanted {
+        desires::stop(agent, wanted);
+    }
+    let why = job.state.cause.map_or("ending", |c| c.as_str());
+    note_wait(agent, &job.uid, StepName::Termination, "", Cause::working("pod-sync", why));
+    let observed = match read(agent, &job.uid).await {
+        Ok(observed) => observed,
+        Err(trouble) => {
+            let cause = Cause::waiting("RuntimeNotReady", &trouble.message, "runtime-shim");
+            note_wait(agent, &job.uid, StepName::Termination, "", cause);
+            return Err(trouble);
+        }
+    };
+    publish(agent, &job.uid, &Facts::default());
+    let deadline = deadline_of(job, pod.as_deref(), &observed);
+    let left = seconds_until(deadline);
+    let traceparent = job.wanted.as_ref().map(|w| w.traceparent.clone()).unwrap_or_default();
+    let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "stop pod", uid = job.uid);
+    keelson_telemetry::set_parent(&span, &traceparent);
+    let stopping = stop_pod(agent, job, pod.as_ref(), &observed, left).instrument(span);
+    // Cancel-safe: a stop that is begun again with less grace finds what is still running.
+    tokio::select! {
+        () = job.cancel.cancelled() => return Ok(Turn::of(SyncOutcome::Cancelled)),
+        stopped = stopping => stopped?,
+    }
+    let observed = read(agent, &job.uid).await?;
+    if observed.anything_running() || observed.any_sandbox_ready() {
+        return Err(Trouble { neighbour: true, ..Trouble::fault("the runtime still shows running processes") });
+    }
+    publish(agent, &job.uid, &Facts { pod_is_terminal: true, ..Facts::default() });
+    Ok(Turn::of(SyncOutcome::Done))
+}
+
+/// When the grace is used up. A pod that ended by itself has the grace of its spec for what is left of it.
+fn deadline_of(job: &Job, pod: Option<&Pod>, observed: &PodObservation) -> i64 {
+    job.state.kill_deadline_unix_nanos.unwrap_or_else(|| {
+        let grace = pod.map_or_else(|| orphan_grace_seconds(observed), Pod::termination_grace);
+        let since = job.state.terminating_since_unix_nanos.unwrap_or_else(now_unix_nanos);
+        since.saturating_add(grace.saturating_mul(SECOND))
+    })
+}
+
+/// Whole seconds until a moment, rounded up; 0 when it has passed.
+fn seconds_until(deadline_unix_nanos: i64) -> i64 {
+    let left = deadline_unix_nanos.saturating_sub(now_unix_nanos());
+    if left <= 0 { 0 } else { (left + SECOND - 1) / SECOND }
+}
+
+/// Stops every running container in its order, then every sandbox.
+pub async fn stop_pod(
+    agent: &Arc<Agent>,
+    job: &Job,
+    pod: Option<&Arc<Pod>>,
+    observed: &Observed,
+    grace_seconds: i64,
+) -> Result<(), Trouble> {
+    let deadline = now_unix_nanos().saturating_add(grace_seconds.saturating_mul(SECOND));
+    let steps = stop_plan(pod.map(Arc::as_ref), observed);
+    // One flag per container name: whoever comes after it waits for that.
+    let ended: BTreeMap<String, watch::Sender<bool>> =
+        steps.iter().map(|s| (s.name.clone(), watch::Sender::new(false))).collect();
+    let stops = steps.iter().map(|step| stop_step(agent, job, pod, step, deadline, &ended));
+    let failed: Vec<Trouble> = join_all(stops).await.into_iter().filter_map(Result::err).collect();
+    if let Some(trouble) = failed.into_iter().next() {
+        if let Some(pod) = pod {
+            agent.context.events.warning(object_of(pod), "FailedKillPod", trouble.message.clone());
+        }
+        return Err(trouble);
+    }
+    let sandboxes = observed.sandboxes.iter().filter(|s| s.ready).map(|s| stop_sandbox(agent, s.id.as_str()));
+    try_join_all(sandboxes).await.map(|_| ())
+}
+
+async fn stop_step(
+    agent: &Arc<Agent>,
+    job: &Job,
+    pod: Option<&Arc<Pod>>,
+    step: &StopStep,
+    deadline: i64,
+    ended: &BTreeMap<String, watch::Sender<bool>>,
+) -> Result<(), Trouble> {
+    if let Some(pod) = pod {
+        let object = object_of(pod).container(step.kind.map_or("containers", |k| k.spec_field()), &step.name);
+        agent.context.events.normal(object, "Killing", format!("Stopping container {}", step.name));
+        pre_stop(agent, pod, step, deadline).await;
+    }
+    for name in &step.after {
+        let Some(flag) = ended.get(name) else { continue };
+        let left = Duration::from_secs(u64::try_from(seconds_until(deadline)).unwrap_or(0));
+        let mut flag = flag.subscribe();
+        let _ = tokio::time::timeout(left, flag.wait_for(|ended| *ended)).await;
+    }
+    let timeout = stop_timeout_seconds(seconds_until(deadline));
+    let result = stop_container(agent, step.id.as_str(), timeout).await;
+    if let Some(flag) = ended.get(&step.name) {
+        flag.send_replace(true);
+    }
+    if result.is_ok() {
+        tracing::debug!(uid = job.uid, container = step.name, "stopped");
+    }
+    result
+}
+
+/// The container's preStop hook, within what is left of the grace.
+async fn pre_stop(agent: &Agent, pod: &Pod, step: &StopStep, deadline: i64) {
+    let left = seconds_until(deadline);
+    let Some((_, container)) = pod.container(&step.name) else { return };
+    let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref()).filter(|_| left > 0) else {
+        return;
+    };
+    let bound = Duration::from_secs(u64::try_from(left).unwrap_or(0));
+    let outcome = tokio::time::timeout(bound, run_hook(agent, step.id.as_str(), hook, bound)).await;
+    if let Ok(Err(text)) = outcome {
+        let object = object_of(pod).container("containers", &step.name);
+        tracing::warn!(pod = name_of(pod), container = step.name, "preStop failed: {text}");
+        agent.context.events.warning(object, "FailedPreStopHook", format!("PreStopHook failed: {text}"));
+    }
+}
+
+/// Runs a lifecycle hook.
+///
+/// # Errors
+/// What went wrong, for people.
+pub async fn run_hook(agent: &Agent, id: &str, hook: &LifecycleHandler, bound: Duration) -> Result<(), String> {
+    if let Some(exec) = &hook.exec {
+        let request = cri::ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd: exec.command.clone(),
+            timeout: i64::try_from(bound.as_secs()).unwrap_or(i64::MAX),
+        };
+        let answer = agent.clients.cri().exec_sync(bounded(request, bound + Duration::from_secs(120))).await;
+        let answer = answer.map_err(|s| s.message().to_owned())?.into_inner();
+        return if answer.exit_code == 0 {
+            Ok(())
+        } else {
+            Err(format!("command exited with {}", answer.exit_code))
+        };
+    }
+    if let Some(sleep) = &hook.sleep {
+        tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0)).min(bound)).await;
+        return Ok(());
+    }
+    Err("only exec and sleep hooks are carried out by this version".to_owned())
+}
+
+/// Stops single containers, each with its own grace, side by side.
+pub async fn stop_containers(
+    agent: &Arc<Agent>,
+    job: &Job,
+    kills: impl Iterator<Item = (String, i64)>,
+) -> Result<(), Trouble> {
+    tracing::debug!(uid = job.uid, "stopping single containers");
+    try_join_all(kills.map(|(id, grace)| async move {
+        stop_container(agent, &id, stop_timeout_seconds(grace)).await
+    }))
+    .await
+    .map(|_| ())
+}
+
+async fn stop_container(agent: &Agent, id: &str, timeout_seconds: i64) -> Result<(), Trouble> {
+    let request = cri::StopContainerRequest { container_id: id.to_owned(), timeout: timeout_seconds };
+    let bound =
+        agent.clients.cri_timeout + Duration::from_secs(u64::try_from(timeout_seconds).unwrap_or(0));
+    gone_is_done(agent.clients.cri().stop_container(bounded(request, bound)).await)
+        .map_err(|s| Trouble::call("cannot stop a container", &s))
+}
+
+async fn stop_sandbox(agent: &Agent, id: &str) -> Result<(), Trouble> {
+    let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_owned() };
+    gone_is_done(agent.clients.cri().stop_pod_sandbox(bounded(request, agent.clients.cri_timeout)).await)
+        .map_err(|s| Trouble::call("cannot stop the sandbox", &s))
+}
+
+fn gone_is_done<T>(result: Result<T, Status>) -> Result<(), Status> {
+    match result {
+        Err(status) if status.code() != Code::NotFound => Err(status),
+        _ => Ok(()),
+    }
+}
+
+/// Nothing of the pod runs any more: volumes, then the cgroup, then the last status.
+pub async fn clean(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
+    let Some(wanted) = &job.wanted else { return Ok(Turn::of(SyncOutcome::Done)) };
+    let ask = |what: &str, owner: &str| {
+        note_wait(agent, &job.uid, StepName::Termination, "", Cause::waiting(what, what, owner));
+    };
+    ask("volumes are being unmounted", "volume-manager");
+    unmount(agent, job, wanted).await?;
+    ask("the cgroup is being removed", "resource-manager");
+    release(agent, job, wanted).await?;
+    publish(agent, &job.uid, &Facts { pod_is_terminal: true, finished: true, ..Facts::default() });
+    note_wait(agent, &job.uid, StepName::Termination, "", Cause::done("pod-sync"));
+    tracing::info!(pod = name_of(&wanted.pod), uid = job.uid, "everything of a pod is released");
+    Ok(Turn::of(SyncOutcome::Done))
+}
+
+async fn unmount(agent: &Agent, job: &Job, wanted: &Wanted) -> Result<(), Trouble> {
+    desires::unmount(agent, wanted);
+    let request = volume::UnmountPodRequest { uid: job.uid.clone() };
+    done_or_unknown(agent.clients.volumes().unmount_pod(bounded(request, ASK)).await)
+        .map_err(|s| Trouble::call("volumes are not unmounted yet", &s))
+}
+
+async fn release(agent: &Agent, job: &Job, wanted: &Wanted) -> Result<(), Trouble> {
+    desires::release(agent, wanted);
+    let request = resource::ReleasePodRequest { uid: job.uid.clone() };
+    done_or_unknown(agent.clients.resources().release_pod(bounded(request, ASK)).await)
+        .map_err(|s| Trouble::call("the cgroup is not removed yet", &s))
+}
+
+/// A callee that does not know the pod holds nothing of it.
+fn done_or_unknown<T>(result: Result<T, Status>) -> Result<(), Status> {
+    gone_is_done(result)
+}

@@ -1,0 +1,326 @@
+//! A turn of a pod that is to run (pod-lifecycle.md §8.1 and §9.7): decide, carry out, look again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use keelson_kube_model::{ContainerKind, Pod};
+use keelson_pod_sync_core::actions::{PodActions, ProbeHints, compute_pod_actions};
+use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
+use keelson_pod_sync_core::status::rejected_status;
+use keelson_pod_sync_core::worker::{Input, SyncOutcome};
+use keelson_proto::keelson::resource_manager::v1 as resource;
+use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
+use keelson_proto::keelson::volume_manager::v1 as volume;
+use keelson_proto::keelson::volume_manager::v1::mount_pod_response::Item as MountItem;
+use tracing::Instrument as _;
+
+use crate::agent::{Agent, Wanted, object_of};
+use crate::clients::bounded;
+use crate::images::{ImageTask, fetch};
+use crate::observed::Observed;
+use crate::start::{Start, start_containers};
+use crate::stop::stop_containers;
+use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish};
+
+/// How often a turn decides again after it has done something.
+const ROUNDS: usize = 4;
+/// How long one call asks whether something is done before it is made again.
+const ASK: Duration = Duration::from_secs(60);
+
+/// Makes the pod run.
+pub async fn sync(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Turn, Trouble> {
+    let pod = &wanted.pod;
+    if !job.state.started {
+        if !agent.may_start(pod) {
+            let text = format!("another pod named {} is still ending", name_of(pod));
+            note_wait(agent, &job.uid, StepName::Source, "", Cause::waiting("NameHeld", &text, "pod-sync"));
+            return Ok(Turn::of(SyncOutcome::Done));
+        }
+        agent.apply(&job.uid, &Input::Started);
+    }
+    note_wait(agent, &job.uid, StepName::Source, "", Cause::done("pod-config"));
+    if !runtime_is_there(agent, job).await {
+        return Ok(Turn::of(SyncOutcome::Cancelled));
+    }
+    // The observation may have become newer while the runtime was awaited.
+    let mut observed = agent.with(&job.uid, |e| Arc::clone(&e.observed)).unwrap_or_else(|| Arc::clone(&job.observed));
+    for _ in 0..ROUNDS {
+        let actions = decide(agent, wanted, &observed);
+        tell_waits(agent, job, &actions);
+        let ended = publish(agent, &job.uid, &Facts { waiting: &actions.waiting, ..Facts::default() });
+        if ended || actions.terminal {
+            return Ok(Turn::of(SyncOutcome::Terminal));
+        }
+        if actions.is_empty() {
+            return Ok(Turn { outcome: SyncOutcome::Done, next_unix_nanos: actions.next_wake_unix_nanos() });
+        }
+        if job.cancel.is_cancelled() {
+            return Ok(Turn::of(SyncOutcome::Cancelled));
+        }
+        let span = tracing::info_span!(
+            target: keelson_telemetry::TRACE_TARGET, "sync pod", pod = name_of(pod), uid = job.uid);
+        keelson_telemetry::set_parent(&span, &wanted.traceparent);
+        match carry_out(agent, job, wanted, &observed, &actions).instrument(span).await? {
+            Done::Look => {}
+            Done::Stop(turn) => return Ok(turn),
+        }
+        observed = read(agent, &job.uid).await?;
+    }
+    Ok(Turn { outcome: SyncOutcome::Done, next_unix_nanos: Some(0) })
+}
+
+/// A fresh look at the pod.
+pub async fn read(agent: &Agent, uid: &str) -> Result<Observed, Trouble> {
+    let read = agent.clients.read_pod(uid).await;
+    let observed = read.map_err(|s| Trouble::call("cannot read the pod from the runtime", &s))?;
+    agent.observed(uid, Arc::clone(&observed));
+    Ok(observed)
+}
+
+fn decide(agent: &Agent, wanted: &Wanted, observed: &Observed) -> PodActions {
+    compute_pod_actions(
+        &wanted.pod,
+        observed,
+        &ProbeHints::without_probes(),
+        &agent.backoff(),
+        &agent.moment(),
+    )
+}
+
+/// While the runtime is away no pod is synced. False: the turn was cancelled meanwhile.
+async fn runtime_is_there(agent: &Agent, job: &Job) -> bool {
+    let mut runtime = agent.runtime.subscribe();
+    loop {
+        let view = runtime.borrow_and_update().clone();
+        if view.ready {
+            agent.note(&job.uid, |ledger, _| {
+                if ledger.get(StepName::Sandbox, "").is_some_and(|c| c.kind == "RuntimeNotReady") {
+                    ledger.clear(StepName::Sandbox, "");
+                }
+            });
+            return true;
+        }
+        let text = if view.message.is_empty() { "the runtime has not been read yet" } else { &view.message };
+        note_wait(agent, &job.uid, StepName::Sandbox, "", Cause::waiting("RuntimeNotReady", text, "runtime-shim"));
+        // Cancel-safe: the state is read anew.
+        tokio::select! {
+            () = job.cancel.cancelled() => return false,
+            changed = runtime.changed() => if changed.is_err() { return false },
+        }
+    }
+}
+
+/// Notes what the decision holds back, and which containers run.
+fn tell_waits(agent: &Agent, job: &Job, actions: &PodActions) {
+    let Some(wanted) = &job.wanted else { return };
+    let mut warned = Vec::new();
+    agent.with(&job.uid, |entry| {
+        let at = agent.moment();
+        for (_, container) in wanted.pod.containers() {
+            let name = container.name.as_str();
+            let record = entry.observed.current(name);
+            if let Some(wait) = actions.waiting.iter().find(|w| w.name == name) {
+                let cause = Cause::waiting(wait.reason.as_str(), &wait.message, "pod-sync")
+                    .retried_at(wait.until_unix_nanos);
+                let news = entry.ledger.set(StepName::Container, name, cause, &at);
+                if news && !wait.event_message.is_empty() {
+                    warned.push((name.to_owned(), wait.event_message.clone()));
+                }
+            } else if record.is_some_and(|r| r.is_running() || r.has_exited())
+                && !actions.start.iter().any(|s| s.name == name)
+            {
+                entry.ledger.set(StepName::Container, name, Cause::done("runtime-shim"), &at);
+            }
+        }
+    });
+    for (name, message) in warned {
+        agent.context.events.warning(object_of(&wanted.pod).container("containers", &name), "BackOff", message);
+    }
+}
+
+/// What follows a round.
+enum Done {
+    /// Look at the runtime and decide again.
+    Look,
+    /// The turn is over.
+    Stop(Turn),
+}
+
+async fn carry_out(
+    agent: &Arc<Agent>,
+    job: &Job,
+    wanted: &Wanted,
+    observed: &Observed,
+    actions: &PodActions,
+) -> Result<Done, Trouble> {
+    if let Some(turn) = admit(agent, job, wanted).await? {
+        return Ok(Done::Stop(turn));
+    }
+    let pod = &wanted.pod;
+    if !agent.runtime.borrow().network_ready && !pod.is_host_network() {
+        let text = format!("network is not ready: {}", agent.runtime.borrow().message);
+        agent.context.events.warning(object_of(pod), "NetworkNotReady", text.clone());
+        note_wait(agent, &job.uid, StepName::Sandbox, "", Cause::waiting("NetworkNotReady", &text, YOU));
+        return Err(Trouble { neighbour: true, ..Trouble::fault(text) });
+    }
+    let images: BTreeMap<String, ImageTask> = actions
+        .start
+        .iter()
+        .filter_map(|s| pod.container(&s.name).map(|(_, c)| (s.name.clone(), fetch(agent, pod, c))))
+        .collect();
+    // Side by side: volumes and cgroup. Only containers need the volumes, so the sandbox does not wait for them.
+    let prepared = async { tokio::try_join!(mount(agent, job, wanted), cgroup(agent, job, wanted)) };
+    // Cancel-safe: both only ask whether something is done.
+    let (mounts, cgroup_parent) = tokio::select! {
+        () = job.cancel.cancelled() => return Ok(Done::Stop(Turn::of(SyncOutcome::Cancelled))),
+        prepared = prepared => prepared?,
+    };
+    stop_unwanted(agent, job, pod, observed, actions).await?;
+    let start = Start { agent, job, wanted, observed, mounts, cgroup_parent };
+    start_containers(&start, actions, images).await?;
+    Ok(Done::Look)
+}
+
+/// Stops what must not go on: single containers, or everything because the sandbox is replaced.
+async fn stop_unwanted(
+    agent: &Arc<Agent>,
+    job: &Job,
+    pod: &Arc<Pod>,
+    observed: &Observed,
+    actions: &PodActions,
+) -> Result<(), Trouble> {
+    if let Some(reason) = actions.kill_pod {
+        if let Some(plan) = &actions.create_sandbox
+            && plan.replaces.is_some()
+        {
+            agent.context.events.normal(
+                object_of(pod),
+                "SandboxChanged",
+                "Pod sandbox changed, it will be killed and re-created.",
+            );
+        }
+        tracing::info!(pod = name_of(pod), uid = job.uid, %reason, "stopping the containers of a pod");
+        crate::stop::stop_pod(agent, job, Some(pod), observed, pod.termination_grace()).await?;
+    }
+    if actions.kill.is_empty() {
+        return Ok(());
+    }
+    for kill in &actions.kill {
+        tracing::info!(pod = name_of(pod), container = kill.name, reason = %kill.reason, "stopping a container");
+        let object = object_of(pod).container("containers", &kill.name);
+        agent.context.events.normal(object, "Killing", kill.message.clone());
+    }
+    let kills = actions.kill.iter().map(|k| (k.id.as_str().to_owned(), k.grace_seconds));
+    stop_containers(agent, job, kills).await
+}
+
+/// Asks resource-manager. A turn is returned when the pod must not go on.
+async fn admit(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Option<Turn>, Trouble> {
+    if agent.with(&job.uid, |e| e.admitted) == Some(true) {
+        return Ok(None);
+    }
+    let request = resource::AdmitPodRequest { uid: job.uid.clone(), revision: wanted.revision };
+    let asked = agent.clients.resources().admit_pod(bounded(request, ASK)).await;
+    let verdict = match asked {
+        Ok(response) => response.into_inner().verdict,
+        Err(status) => {
+            let trouble = Trouble::call("cannot ask for admission", &status);
+            let cause = Cause::waiting("NoAnswer", &trouble.message, "resource-manager");
+            note_wait(agent, &job.uid, StepName::Admission, "", cause);
+            return Err(trouble);
+        }
+    };
+    match verdict {
+        Some(Verdict::Admitted(_)) => {
+            agent.with(&job.uid, |e| e.admitted = true);
+            note_wait(agent, &job.uid, StepName::Admission, "", Cause::done("resource-manager"));
+            Ok(None)
+        }
+        Some(Verdict::Rejected(rejected)) => Ok(Some(reject(agent, job, wanted, &rejected))),
+        Some(Verdict::NotYet(wait)) => {
+            let cause = Cause::waiting(&wait.reason, &wait.message, "resource-manager");
+            note_wait(agent, &job.uid, StepName::Admission, "", cause);
+            Err(Trouble { neighbour: true, ..Trouble::fault(wait.message) })
+        }
+        None => Err(Trouble::fault("resource-manager answered neither yes nor no")),
+    }
+}
+
+fn reject(agent: &Arc<Agent>, job: &Job, wanted: &Wanted, rejected: &resource::Rejected) -> Turn {
+    let pod = &wanted.pod;
+    tracing::warn!(pod = name_of(pod), reason = rejected.reason, "rejected: {}", rejected.message);
+    agent.context.events.warning(object_of(pod), &rejected.reason, rejected.message.clone());
+    let cause = Cause::failed(&rejected.reason, &rejected.message, YOU);
+    note_wait(agent, &job.uid, StepName::Admission, "", cause);
+    let status = rejected_status(pod, &rejected.reason, &rejected.message, &agent.moment());
+    crate::worker::publish_as_is(agent, &job.uid, status);
+    Turn::of(SyncOutcome::Terminal)
+}
+
+/// Where each volume lies on the host, by name.
+pub type Mounts = BTreeMap<String, volume::VolumeMount>;
+
+async fn mount(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Mounts, Trouble> {
+    let request = volume::MountPodRequest { uid: job.uid.clone(), revision: wanted.revision };
+    let fail = |status: &tonic::Status| {
+        let trouble = Trouble::call("volumes are not mounted", status);
+        let owner = if trouble.neighbour { "volume-manager" } else { YOU };
+        note_wait(agent, &job.uid, StepName::Volumes, "", Cause::failed("FailedMount", &trouble.message, owner));
+        agent.context.events.warning(object_of(&wanted.pod), "FailedMount", trouble.message.clone());
+        trouble
+    };
+    let mut client = agent.clients.volumes();
+    let mut answers = client.mount_pod(bounded(request, ASK)).await.map_err(|s| fail(&s))?.into_inner();
+    loop {
+        let answer = answers.message().await.map_err(|s| fail(&s))?;
+        match answer.and_then(|a| a.item) {
+            Some(MountItem::Progress(progress)) => {
+                let cause = Cause::waiting("Mounting", &progress.waiting_for, "volume-manager");
+                note_wait(agent, &job.uid, StepName::Volumes, "", cause);
+            }
+            Some(MountItem::Ready(ready)) => {
+                note_wait(agent, &job.uid, StepName::Volumes, "", Cause::done("volume-manager"));
+                return Ok(ready.volumes.into_iter().map(|v| (v.name.clone(), v)).collect());
+            }
+            None => return Err(fail(&tonic::Status::unavailable("volume-manager ended the answer"))),
+        }
+    }
+}
+
+/// The sizes of the machine go into each container's OOM score; right after a start they may still be on
+/// their way.
+async fn machine_is_known(agent: &Agent) -> Result<(), Trouble> {
+    let mut machine = agent.machine.subscribe();
+    let known = machine.wait_for(|m| m.capacity.contains_key("memory"));
+    match tokio::time::timeout(Duration::from_secs(10), known).await {
+        Ok(Ok(_)) => Ok(()),
+        _ => Err(Trouble { neighbour: true, ..Trouble::fault("resource-manager has not told the machine's sizes") }),
+    }
+}
+
+async fn cgroup(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<String, Trouble> {
+    let request = resource::PreparePodRequest { uid: job.uid.clone(), revision: wanted.revision };
+    match agent.clients.resources().prepare_pod(bounded(request, ASK)).await {
+        Ok(response) => {
+            machine_is_known(agent).await?;
+            note_wait(agent, &job.uid, StepName::Cgroup, "", Cause::done("resource-manager"));
+            Ok(response.into_inner().cgroup_parent)
+        }
+        Err(status) => {
+            let trouble = Trouble::call("the pod's cgroup is not there", &status);
+            let cause = Cause::failed("FailedCreatePodContainer", &trouble.message, "resource-manager");
+            note_wait(agent, &job.uid, StepName::Cgroup, "", cause);
+            if !trouble.neighbour {
+                let object = object_of(&wanted.pod);
+                agent.context.events.warning(object, "FailedCreatePodContainer", trouble.message.clone());
+            }
+            Err(trouble)
+        }
+    }
+}
+
+/// `spec.containers{name}` of a container, as the events of its start name it.
+pub fn container_object(pod: &Pod, kind: ContainerKind, name: &str) -> keelson_service_kit::ObjectRef {
+    object_of(pod).container(kind.spec_field(), name)
+}

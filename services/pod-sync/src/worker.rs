@@ -1,0 +1,281 @@
+//! One worker per UID: a turn at a time, woken by what comes and by the clock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use keelson_kube_model::Pod;
+use keelson_pod_sync_core::accept::{Accepted, accept_status};
+use keelson_pod_sync_core::actions::ContainerWait;
+use keelson_pod_sync_core::explain::{Cause, StepName};
+use keelson_pod_sync_core::status::{StatusInputs, final_status, generate_status};
+use keelson_pod_sync_core::worker::{Input, SyncOutcome, Work, WorkerState, current_work};
+use keelson_service_kit::{Backoff, CancellationToken, now_unix_nanos};
+use tonic::Status;
+
+use crate::agent::{Agent, Wanted, record_of};
+use crate::documents::Document;
+use crate::observed::Observed;
+use crate::{manager, stop, sync};
+
+/// What a turn works on.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// Pod UID.
+    pub uid: String,
+    /// Where the worker stands.
+    pub state: WorkerState,
+    /// The pod; `None` for an orphan.
+    pub wanted: Option<Wanted>,
+    /// What is known of the runtime.
+    pub observed: Observed,
+    /// Cancelled when the turn has become wrong.
+    pub cancel: CancellationToken,
+}
+
+/// Why a turn did not get through.
+#[derive(Debug, Clone)]
+pub struct Trouble {
+    /// For people.
+    pub message: String,
+    /// When to try again; `None`: soon, with back-off.
+    pub retry_unix_nanos: Option<i64>,
+    /// A neighbour is away: no fault of the pod, tried again more often.
+    pub neighbour: bool,
+}
+
+impl Trouble {
+    /// A fault of the pod or of what it needs.
+    pub fn fault(message: impl Into<String>) -> Self {
+        Self { message: message.into(), retry_unix_nanos: None, neighbour: false }
+    }
+
+    /// A failed call: whether it is the neighbour or the matter itself is in the code.
+    pub fn call(what: &str, status: &Status) -> Self {
+        Self {
+            message: format!("{what}: {}", status.message()),
+            retry_unix_nanos: None,
+            neighbour: keelson_service_kit::status::is_cut(status),
+        }
+    }
+}
+
+/// How a turn ended, and when the next one is due without news.
+#[derive(Debug)]
+pub struct Turn {
+    /// For the state machine.
+    pub outcome: SyncOutcome,
+    /// Unix nanoseconds; `None`: after the resync period.
+    pub next_unix_nanos: Option<i64>,
+}
+
+impl Turn {
+    /// Done, with the next look when the resync period is over.
+    pub const fn of(outcome: SyncOutcome) -> Self {
+        Self { outcome, next_unix_nanos: None }
+    }
+}
+
+/// Works until the UID is forgotten.
+pub async fn run(agent: Arc<Agent>, uid: String) {
+    let Some(wake) = agent.with(&uid, |e| Arc::clone(&e.wake)) else { return };
+    let mut faults = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
+    let mut absences = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+    let mut stale = false;
+    loop {
+        let Some(mut job) = job_of(&agent, &uid) else { return };
+        if std::mem::take(&mut stale) {
+            match agent.clients.read_pod(&uid).await {
+                Ok(observed) => {
+                    agent.observed(&uid, Arc::clone(&observed));
+                    job.observed = observed;
+                }
+                Err(_) => stale = true,
+            }
+        }
+        let result = turn(&agent, &job).await;
+        let (outcome, wait) = match result {
+            Ok(turn) => {
+                faults.reset();
+                absences.reset();
+                (turn.outcome, until(turn.next_unix_nanos))
+            }
+            Err(trouble) => {
+                stale = true;
+                (SyncOutcome::Failed, delay_of(&uid, &trouble, &mut faults, &mut absences))
+            }
+        };
+        let pod = job.wanted.as_ref().map(|w| &*w.pod);
+        let Some(transition) = agent.apply(&uid, &Input::Outcome { outcome, pod }) else { return };
+        if transition.ended
+            && let Some(wanted) = &job.wanted
+        {
+            agent.release_name(&wanted.pod);
+        }
+        if transition.forget {
+            let again = transition.begin_anew.then_some(job.wanted).flatten();
+            agent.forget(&uid);
+            if let Some(wanted) = again {
+                manager::begin_again(&agent, wanted);
+            }
+            return;
+        }
+        if transition.work.is_some() || outcome == SyncOutcome::Cancelled {
+            continue;
+        }
+        // Cancel-safe: a notification that comes meanwhile is kept.
+        tokio::select! {
+            () = agent.context.shutdown.cancelled() => return,
+            () = wake.notified() => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+fn job_of(agent: &Agent, uid: &str) -> Option<Job> {
+    agent.with(uid, |entry| Job {
+        uid: uid.to_owned(),
+        state: entry.state.clone(),
+        wanted: entry.wanted.clone(),
+        observed: Arc::clone(&entry.observed),
+        cancel: entry.cancel.clone(),
+    })
+}
+
+fn until(next_unix_nanos: Option<i64>) -> Duration {
+    let resync = manager::RESYNC.mul_f64(1.0 + fastrand::f64() / 2.0);
+    match next_unix_nanos {
+        None => resync,
+        Some(at) => {
+            let left = u64::try_from(at.saturating_sub(now_unix_nanos())).unwrap_or(0);
+            Duration::from_nanos(left).min(resync)
+        }
+    }
+}
+
+fn delay_of(uid: &str, trouble: &Trouble, faults: &mut Backoff, absences: &mut Backoff) -> Duration {
+    let delay = match trouble.retry_unix_nanos {
+        Some(at) => until(Some(at)).max(Duration::from_millis(10)),
+        None if trouble.neighbour => absences.next_delay(),
+        None => faults.next_delay(),
+    };
+    tracing::warn!(uid, retry_ms = delay.as_millis() as u64, error = trouble.message, "a turn failed, will retry");
+    delay
+}
+
+async fn turn(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
+    match current_work(&job.state) {
+        None => Ok(Turn::of(SyncOutcome::Done)),
+        Some(Work::Sync) => match &job.wanted {
+            Some(wanted) => sync::sync(agent, job, wanted).await,
+            None => Ok(Turn::of(SyncOutcome::Done)),
+        },
+        Some(Work::Terminate { .. } | Work::TerminateOrphan { .. }) => stop::terminate(agent, job).await,
+        Some(Work::Clean) => stop::clean(agent, job).await,
+    }
+}
+
+/// What a status is made from beside the entry itself.
+#[derive(Debug, Default)]
+pub struct Facts<'a> {
+    /// No container will be started any more.
+    pub pod_is_terminal: bool,
+    /// What the last decision holds back.
+    pub waiting: &'a [ContainerWait],
+    /// The sandbox has just been made.
+    pub sandbox_made: Option<bool>,
+    /// Everything is released: the last status.
+    pub finished: bool,
+}
+
+/// Makes the status of a pod and publishes it if it says something new. Its phase is terminal: true.
+pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
+    let at = agent.moment();
+    let runtime = agent.runtime.borrow().name.clone();
+    let made = agent.with(uid, |entry| {
+        let wanted = entry.wanted.clone()?;
+        let old = (entry.version > 0 || !entry.status.phase.is_empty()).then(|| Arc::clone(&entry.status));
+        let inputs = StatusInputs {
+            pod_is_terminal: facts.pod_is_terminal,
+            failures: entry.reasons.clone(),
+            waiting: facts.waiting,
+            pod_ready_to_start: facts.sandbox_made,
+            runtime_name: if runtime.is_empty() { "containerd" } else { &runtime },
+            patch: entry.state.status_patch.as_ref(),
+            ..StatusInputs::default()
+        };
+        let mut status = generate_status(&wanted.pod, &entry.observed, old.as_deref(), &inputs, &at);
+        if facts.finished {
+            status = final_status(&wanted.pod, &status, &at);
+        }
+        let terminal = status.phase().is_terminal();
+        let first = entry.version == 0;
+        match accept_status(&wanted.pod, old.as_deref(), status, facts.finished || first, &at) {
+            Accepted::Stored { status, .. } => {
+                entry.status = Arc::new(*status);
+                entry.version += 1;
+                Some((terminal, Some((document(entry, wanted, facts.finished), record_of(uid, entry)))))
+            }
+            Accepted::Unchanged => Some((terminal, None)),
+            Accepted::Refused { container } => {
+                tracing::debug!(uid, container, "a container would come back to life, the old status stays");
+                Some((terminal, None))
+            }
+        }
+    });
+    let Some(Some((terminal, news))) = made else { return false };
+    if let Some((document, record)) = news {
+        agent.documents.set(uid.to_owned(), Arc::new(document));
+        agent.keep(&record);
+    }
+    terminal
+}
+
+fn document(entry: &crate::agent::Entry, wanted: Wanted, finished: bool) -> Document {
+    Document { wanted, status: Arc::clone(&entry.status), version: entry.version, finished }
+}
+
+/// Puts a status in place that no observation leads to: a rejection.
+pub fn publish_as_is(agent: &Agent, uid: &str, status: keelson_kube_model::PodStatus) {
+    let made = agent.with(uid, |entry| {
+        let wanted = entry.wanted.clone()?;
+        entry.status = Arc::new(status);
+        entry.version += 1;
+        Some((document(entry, wanted, false), record_of(uid, entry)))
+    });
+    if let Some(Some((document, record))) = made {
+        agent.documents.set(uid.to_owned(), Arc::new(document));
+        agent.keep(&record);
+    }
+}
+
+/// A pod that has just been taken in shows at once, Pending as it may be. An adopted one keeps the status
+/// that it had: it is published as it was, and changes only when the runtime has been read.
+pub fn publish_first(agent: &Agent, uid: &str) {
+    let stored = agent.with(uid, |entry| {
+        if entry.version > 0 || entry.status.phase.is_empty() {
+            return entry.version > 0;
+        }
+        entry.version = 1;
+        if let Some(wanted) = entry.wanted.clone() {
+            agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, false)));
+        }
+        true
+    });
+    if stored == Some(false) {
+        publish(agent, uid, &Facts::default());
+    } else if let Some(Some(document)) = agent.with(uid, |e| e.wanted.clone().map(|w| document(e, w, false))) {
+        agent.documents.set(uid.to_owned(), Arc::new(document));
+    }
+}
+
+/// Notes that a neighbour has to act.
+pub fn note_wait(agent: &Agent, uid: &str, step: StepName, subject: &str, cause: Cause) {
+    agent.note(uid, |ledger, at| {
+        ledger.set(step, subject, cause, at);
+    });
+}
+
+/// The name for logs.
+pub fn name_of(pod: &Pod) -> String {
+    format!("{}/{}", pod.metadata.namespace, pod.metadata.name)
+}

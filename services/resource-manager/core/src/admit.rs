@@ -1,0 +1,131 @@
+//! Does a pod fit (runtime-and-resources.md §9, pod-lifecycle.md §15 handler 10)?
+
+use crate::desire::Amounts;
+
+/// Resources in the order in which a lack of them is reported; what is not named here follows by name.
+const ORDER: &[&str] = &["cpu", "memory", "ephemeral-storage"];
+
+/// Why a pod is turned away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// `OutOf` and the resource.
+    pub reason: String,
+    /// The kubelet's text.
+    pub message: String,
+}
+
+/// Decides whether a pod that requests `requests` fits beside the pods that are admitted.
+///
+/// `allocatable` is what pods may use, with `pods` as a count; a resource that it does not name is not checked,
+/// and neither is one of which the pod requests nothing. A pod that was `adopted` is never turned away: it runs.
+pub fn admit<'a>(
+    allocatable: &Amounts,
+    admitted: impl Iterator<Item = &'a Amounts> + Clone,
+    requests: &Amounts,
+    adopted: bool,
+) -> Result<(), Rejection> {
+    if adopted {
+        return Ok(());
+    }
+    let pods = i64::try_from(admitted.clone().count()).unwrap_or(i64::MAX);
+    if let Some(limit) = allocatable.get("pods")
+        && pods >= *limit
+    {
+        return Err(rejection("pods", 1, pods, *limit));
+    }
+    let rest = requests.keys().map(String::as_str).filter(|name| !ORDER.contains(name) && *name != "pods");
+    for name in ORDER.iter().copied().chain(rest) {
+        let requested = requests.get(name).copied().unwrap_or(0);
+        let Some(limit) = allocatable.get(name).copied().filter(|_| requested > 0) else { continue };
+        let used = admitted
+            .clone()
+            .filter_map(|pod| pod.get(name))
+            .fold(0_i64, |sum, amount| sum.saturating_add(*amount));
+        if requested > limit.saturating_sub(used) {
+            return Err(rejection(name, requested, used, limit));
+        }
+    }
+    Ok(())
+}
+
+fn rejection(resource: &str, requested: i64, used: i64, capacity: i64) -> Rejection {
+    Rejection {
+        reason: format!("OutOf{resource}"),
+        message: format!(
+            "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn amounts(list: &[(&str, i64)]) -> Amounts {
+        list.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect()
+    }
+
+    fn machine() -> Amounts {
+        amounts(&[("cpu", 2000), ("memory", 1000), ("ephemeral-storage", 500), ("pods", 3), ("a.b/gpu", 1)])
+    }
+
+    #[test]
+    fn the_first_resource_that_is_short_is_named_in_the_kubelets_words() {
+        let running = [amounts(&[("cpu", 1500), ("memory", 900)]), amounts(&[("a.b/gpu", 1)])];
+        let cases: [(&[(&str, i64)], Option<(&str, &str)>); 8] = [
+            (&[("cpu", 500), ("memory", 100)], None),
+            (&[], None),
+            (&[("cpu", 501), ("memory", 101)], Some(("OutOfcpu", "cpu, requested: 501, used: 1500, capacity: 2000"))),
+            (&[("memory", 101)], Some(("OutOfmemory", "memory, requested: 101, used: 900, capacity: 1000"))),
+            (
+                &[("ephemeral-storage", 501)],
+                Some(("OutOfephemeral-storage", "ephemeral-storage, requested: 501, used: 0, capacity: 500")),
+            ),
+            (&[("a.b/gpu", 1)], Some(("OutOfa.b/gpu", "a.b/gpu, requested: 1, used: 1, capacity: 1"))),
+            (&[("unknown/thing", 9)], None),
+            (&[("cpu", 0), ("memory", 0)], None),
+        ];
+        for (requests, expected) in cases {
+            let result = admit(&machine(), running.iter(), &amounts(requests), false).err();
+            let expected = expected.map(|(reason, rest)| Rejection {
+                reason: reason.to_owned(),
+                message: format!("Node didn't have enough resource: {rest}"),
+            });
+            assert_eq!(result, expected, "{requests:?}");
+        }
+    }
+
+    #[test]
+    fn one_pod_too_many_is_turned_away_whatever_it_requests() {
+        let running = vec![Amounts::new(); 3];
+        let rejection = admit(&machine(), running.iter(), &Amounts::new(), false).unwrap_err();
+        assert_eq!(rejection.reason, "OutOfpods");
+        assert!(rejection.message.ends_with("pods, requested: 1, used: 3, capacity: 3"));
+    }
+
+    #[test]
+    fn an_adopted_pod_is_never_turned_away() {
+        let running = vec![amounts(&[("cpu", 9000)]); 9];
+        assert_eq!(admit(&machine(), running.iter(), &amounts(&[("cpu", 9000)]), true), Ok(()));
+    }
+
+    proptest! {
+        /// Pods admitted one after the other never use more than there is.
+        #[test]
+        fn admitted_pods_never_exceed_the_machine(pods in prop::collection::vec((0i64..1500, 0i64..800), 0..12)) {
+            let mut admitted: Vec<Amounts> = Vec::new();
+            for (cpu, memory) in pods {
+                let requests = amounts(&[("cpu", cpu), ("memory", memory)]);
+                if admit(&machine(), admitted.iter(), &requests, false).is_ok() {
+                    admitted.push(requests);
+                }
+            }
+            prop_assert!(admitted.len() <= 3);
+            for (name, limit) in [("cpu", 2000), ("memory", 1000)] {
+                prop_assert!(admitted.iter().map(|p| p[name]).sum::<i64>() <= limit);
+            }
+        }
+    }
+}

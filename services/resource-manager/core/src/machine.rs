@@ -1,0 +1,334 @@
+//! The machine: sizes, what pods may use of it, pressure (runtime-and-resources.md §9, §12.1).
+
+use std::collections::BTreeMap;
+
+use keelson_kube_model::Quantity;
+
+use crate::desire::Amounts;
+
+/// `memory.available` below which memory is under pressure: 100Mi.
+const MEMORY_AVAILABLE: u64 = 100 << 20;
+/// `nodefs.available` below which the disk is under pressure, in percent.
+const NODEFS_AVAILABLE_PERCENT: u64 = 10;
+/// `nodefs.inodesFree` below which the disk is under pressure, in percent.
+const NODEFS_INODES_PERCENT: u64 = 5;
+/// How long a pressure is still told after it was last seen (`evictionPressureTransitionPeriod`).
+pub const PRESSURE_TRANSITION_MS: u64 = 300_000;
+
+/// What a look at the machine has found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Online logical CPUs.
+    pub cpus: u32,
+    /// Memory.
+    pub memory: Memory,
+    /// The filesystem of the root folder.
+    pub nodefs: Filesystem,
+    /// Huge pages: size of a page in KiB and how many are allocated.
+    pub huge_pages: BTreeMap<u64, u64>,
+}
+
+/// Bytes of memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// `MemTotal`.
+    pub total: u64,
+    /// `MemFree`.
+    pub free: u64,
+    /// `Inactive(file)`.
+    pub inactive_file: u64,
+}
+
+/// A filesystem, in bytes and inodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Filesystem {
+    /// Size.
+    pub total: u64,
+    /// What an ordinary user may still take.
+    pub available: u64,
+    /// Inodes; 0 where the filesystem has no fixed number.
+    pub inodes: u64,
+    /// Free inodes.
+    pub inodes_free: u64,
+}
+
+/// Reads `/proc/meminfo`; none when a line is missing.
+pub fn parse_meminfo(text: &str) -> Option<Memory> {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().strip_suffix("kB").unwrap_or(line).trim().parse::<u64>().ok().map(|kib| kib * 1024)
+    };
+    Some(Memory { total: field("MemTotal")?, free: field("MemFree")?, inactive_file: field("Inactive(file)")? })
+}
+
+/// Counts a list such as `0-3,5` (`/sys/devices/system/cpu/online`).
+pub fn parse_cpu_list(text: &str) -> Option<u32> {
+    text.trim().split(',').try_fold(0_u32, |count, range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        count.checked_add(last.checked_sub(first)?.checked_add(1)?)
+    })
+}
+
+/// The value of `PRETTY_NAME` in an os-release text.
+pub fn parse_pretty_name(text: &str) -> Option<String> {
+    let value = text.lines().find_map(|line| line.trim().strip_prefix("PRETTY_NAME="))?.trim();
+    let quote = value.chars().next().filter(|c| matches!(c, '"' | '\''));
+    let inner = quote.and_then(|q| value.strip_prefix(q)?.strip_suffix(q)).unwrap_or(value);
+    let mut plain = String::new();
+    let mut chars = inner.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => plain.extend(chars.next()),
+            c => plain.push(c),
+        }
+    }
+    Some(plain)
+}
+
+/// The machine of `uname -m` as the node's `kubernetes.io/arch` has it.
+pub fn go_arch(machine: &str) -> &str {
+    match machine {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "i386" | "i486" | "i586" | "i686" => "386",
+        "armv6l" | "armv7l" | "armv8l" => "arm",
+        "loongarch64" => "loong64",
+        other => other,
+    }
+}
+
+/// The name of the resource for huge pages of so many KiB.
+pub fn huge_page_resource(kib: u64) -> String {
+    const UNITS: [(u64, &str); 2] = [(1 << 20, "Gi"), (1 << 10, "Mi")];
+    for (unit, suffix) in UNITS {
+        if kib >= unit && kib.is_multiple_of(unit) {
+            return format!("hugepages-{}{suffix}", kib / unit);
+        }
+    }
+    format!("hugepages-{kib}Ki")
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// Everything that there is of each resource.
+pub fn capacity(reading: &Reading, max_pods: u32) -> Amounts {
+    let mut all = Amounts::from([
+        ("cpu".to_owned(), i64::from(reading.cpus) * 1000),
+        ("memory".to_owned(), signed(reading.memory.total)),
+        ("ephemeral-storage".to_owned(), signed(reading.nodefs.total)),
+        ("pods".to_owned(), i64::from(max_pods)),
+    ]);
+    for (kib, count) in &reading.huge_pages {
+        all.insert(huge_page_resource(*kib), signed(kib.saturating_mul(1024).saturating_mul(*count)));
+    }
+    all
+}
+
+/// A reservation that is no quantity.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the reservation of {resource}, {text:?}, is neither a quantity nor a percentage")]
+pub struct ReservationError {
+    resource: String,
+    text: String,
+}
+
+/// Reservations as amounts: quantities, or percentages of the capacity.
+pub fn reservations(
+    texts: &BTreeMap<String, String>,
+    capacity: &Amounts,
+) -> Result<Amounts, ReservationError> {
+    texts
+        .iter()
+        .map(|(resource, text)| {
+            let whole = capacity.get(resource).copied().unwrap_or(0);
+            let amount = amount_of(resource, text, whole).ok_or_else(|| ReservationError {
+                resource: resource.clone(),
+                text: text.clone(),
+            })?;
+            Ok((resource.clone(), amount))
+        })
+        .collect()
+}
+
+fn amount_of(resource: &str, text: &str, whole: i64) -> Option<i64> {
+    if let Some(percent) = text.strip_suffix('%') {
+        let percent: f64 = percent.parse().ok()?;
+        // Exact enough: amounts are below 2^53, and a percentage is rough by nature.
+        return (0.0..=100.0).contains(&percent).then(|| (whole as f64 * percent / 100.0) as i64);
+    }
+    let quantity = Quantity::parse(text).ok()?;
+    Some(if resource == "cpu" { quantity.milli_value() } else { quantity.value() })
+}
+
+/// What pods may use: capacity less reservations, less allocated huge pages for memory; never below 0.
+pub fn allocatable(capacity: &Amounts, reserved: &Amounts) -> Amounts {
+    let huge: i64 = capacity
+        .iter()
+        .filter(|(name, _)| name.starts_with("hugepages-"))
+        .fold(0, |sum, (_, amount)| sum.saturating_add(*amount));
+    capacity
+        .iter()
+        .map(|(name, amount)| {
+            let taken = reserved.get(name).copied().unwrap_or(0);
+            let huge = if name == "memory" { huge } else { 0 };
+            (name.clone(), amount.saturating_sub(taken).saturating_sub(huge).max(0))
+        })
+        .collect()
+}
+
+/// Which signals a reading meets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Signals {
+    /// `memory.available` is below its threshold.
+    pub memory: bool,
+    /// `nodefs.available` or `nodefs.inodesFree` is below its threshold.
+    pub disk: bool,
+}
+
+/// Compares a reading with the default thresholds. Available memory is the total less the working set, which is
+/// what is used less inactive file pages.
+pub fn signals(reading: &Reading) -> Signals {
+    let available = reading.memory.free.saturating_add(reading.memory.inactive_file);
+    let below = |part: u64, whole: u64, percent: u64| {
+        u128::from(part) * 100 < u128::from(whole) * u128::from(percent)
+    };
+    let fs = &reading.nodefs;
+    Signals {
+        memory: available < MEMORY_AVAILABLE,
+        disk: below(fs.available, fs.total, NODEFS_AVAILABLE_PERCENT)
+            || below(fs.inodes_free, fs.inodes, NODEFS_INODES_PERCENT),
+    }
+}
+
+/// A condition that is told for a while after its signal was last met.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pressure {
+    last_met_ms: Option<u64>,
+}
+
+impl Pressure {
+    /// Takes a signal of the moment `now_ms`; whether the condition holds.
+    pub fn observe(&mut self, met: bool, now_ms: u64) -> bool {
+        if met {
+            self.last_met_ms = Some(now_ms);
+        }
+        self.last_met_ms.is_some_and(|last| now_ms.saturating_sub(last) < PRESSURE_TRANSITION_MS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn amounts(list: &[(&str, i64)]) -> Amounts {
+        list.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect()
+    }
+
+    #[test]
+    fn meminfo_is_read_in_bytes() {
+        let text = "MemTotal:       2048 kB\nMemFree:  1024 kB\nInactive:  9 kB\nInactive(file):      512 kB\n";
+        let memory = Memory { total: 2 << 20, free: 1 << 20, inactive_file: 512 << 10 };
+        assert_eq!(parse_meminfo(text), Some(memory));
+        assert_eq!(parse_meminfo("MemTotal: 1 kB\n"), None);
+    }
+
+    #[test]
+    fn cpu_lists_are_counted() {
+        for (text, count) in
+            [("0-1\n", Some(2)), ("0", Some(1)), ("0-3,5,8-9", Some(7)), ("", None), ("3-1", None), ("x", None)]
+        {
+            assert_eq!(parse_cpu_list(text), count, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_pretty_name_loses_its_quotes_and_escapes() {
+        for (text, name) in [
+            ("NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n", "Debian GNU/Linux 12 (bookworm)"),
+            ("PRETTY_NAME=Plain", "Plain"),
+            ("PRETTY_NAME='Single'", "Single"),
+            (r#"PRETTY_NAME="a \"b\" \$c""#, "a \"b\" $c"),
+        ] {
+            assert_eq!(parse_pretty_name(text).as_deref(), Some(name));
+        }
+        assert_eq!(parse_pretty_name("NAME=x"), None);
+    }
+
+    #[test]
+    fn architectures_have_their_go_names() {
+        assert_eq!((go_arch("x86_64"), go_arch("aarch64"), go_arch("riscv64")), ("amd64", "arm64", "riscv64"));
+    }
+
+    #[test]
+    fn huge_pages_are_named_by_their_size() {
+        for (kib, name) in [(2048, "2Mi"), (1 << 20, "1Gi"), (64, "64Ki"), (16 << 20, "16Gi")] {
+            assert_eq!(huge_page_resource(kib), format!("hugepages-{name}"));
+        }
+    }
+
+    #[test]
+    fn allocatable_is_what_is_left_and_never_less_than_nothing() {
+        let reading = Reading {
+            cpus: 2,
+            memory: Memory { total: 1000 << 20, ..Memory::default() },
+            nodefs: Filesystem { total: 1000, ..Filesystem::default() },
+            huge_pages: [(2048, 100)].into(),
+        };
+        let capacity = capacity(&reading, 110);
+        let texts = [("cpu", "2500m"), ("memory", "100Mi"), ("ephemeral-storage", "10%"), ("pid", "5")]
+            .map(|(name, text)| (name.to_owned(), text.to_owned()))
+            .into();
+        let reserved = reservations(&texts, &capacity).unwrap();
+        assert_eq!(
+            allocatable(&capacity, &reserved),
+            amounts(&[
+                ("cpu", 0),
+                ("memory", 700 << 20),
+                ("ephemeral-storage", 900),
+                ("pods", 110),
+                ("hugepages-2Mi", 200 << 20)
+            ])
+        );
+    }
+
+    #[test]
+    fn a_reservation_that_is_no_amount_is_named() {
+        for text in ["lots", "120%", "x%"] {
+            let texts = [("memory".to_owned(), text.to_owned())].into();
+            let error = reservations(&texts, &amounts(&[("memory", 1)])).unwrap_err().to_string();
+            assert!(error.contains("memory") && error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn signals_are_met_below_their_thresholds_only() {
+        let calm = Reading {
+            memory: Memory { total: 4 << 30, free: 60 << 20, inactive_file: 40 << 20 },
+            nodefs: Filesystem { total: 1000, available: 100, inodes: 100, inodes_free: 5 },
+            ..Reading::default()
+        };
+        assert_eq!(signals(&calm), Signals::default());
+        let mut tight = calm.clone();
+        tight.memory.free -= 1;
+        tight.nodefs.available = 99;
+        assert_eq!(signals(&tight), Signals { memory: true, disk: true });
+        let mut no_inodes = calm.clone();
+        no_inodes.nodefs.inodes_free = 4;
+        assert!(signals(&no_inodes).disk);
+        no_inodes.nodefs.inodes = 0;
+        no_inodes.nodefs.inodes_free = 0;
+        assert!(!signals(&no_inodes).disk, "a filesystem without inode counts");
+    }
+
+    #[test]
+    fn a_pressure_is_told_until_it_was_away_for_the_transition_period() {
+        let mut pressure = Pressure::default();
+        assert!(!pressure.observe(false, 0));
+        assert!(pressure.observe(true, 1000));
+        assert!(pressure.observe(false, 1000 + PRESSURE_TRANSITION_MS - 1));
+        assert!(!pressure.observe(false, 1000 + PRESSURE_TRANSITION_MS));
+    }
+}

@@ -1,0 +1,167 @@
+//! What is written into which file of a cgroup (runtime-and-resources.md §4.1, §8.3, §8.4).
+
+use crate::desire::PodCgroup;
+use crate::hierarchy::Version;
+
+/// The least `cpu.shares`.
+pub const MIN_SHARES: u64 = 2;
+/// The greatest `cpu.shares`.
+pub const MAX_SHARES: u64 = 262_144;
+/// The kernel's own CFS period, in microseconds.
+const KERNEL_PERIOD_US: u64 = 100_000;
+
+/// One write into a file of a cgroup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Write {
+    /// The controller that must be in the cgroup.
+    pub controller: &'static str,
+    /// The file.
+    pub file: &'static str,
+    /// The text.
+    pub value: String,
+    /// A new cgroup has this value anyway: it is written only to undo another, and its absence is no error.
+    pub initial: bool,
+}
+
+fn write(controller: &'static str, file: &'static str, value: impl ToString, initial: bool) -> Write {
+    Write { controller, file, value: value.to_string(), initial }
+}
+
+/// `cpu.shares` for a CPU request in millicores.
+pub fn shares_of_milli(milli: u64) -> u64 {
+    (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// `cpu.weight` for `cpu.shares`.
+pub fn weight_of_shares(shares: u64) -> u64 {
+    let shares = shares.clamp(MIN_SHARES, MAX_SHARES);
+    1 + ((shares - 2) * 9999) / 262_142
+}
+
+/// The weight of a cgroup against its siblings.
+pub fn cpu_weight(version: Version, shares: u64) -> Write {
+    match version {
+        Version::V1 => write("cpu", "cpu.shares", shares.clamp(MIN_SHARES, MAX_SHARES), false),
+        Version::V2 => write("cpu", "cpu.weight", weight_of_shares(shares), false),
+    }
+}
+
+/// A memory limit in bytes, or none.
+pub fn memory_limit(version: Version, limit: Option<u64>) -> Write {
+    let (file, unlimited) = match version {
+        Version::V1 => ("memory.limit_in_bytes", "-1"),
+        Version::V2 => ("memory.max", "max"),
+    };
+    let text = limit.map_or_else(|| unlimited.to_owned(), |bytes| bytes.to_string());
+    write("memory", file, text, limit.is_none())
+}
+
+/// The writes of a pod's cgroup, in their order. `pids` is `podPidsLimit` when there is one.
+pub fn pod(version: Version, values: &PodCgroup, pids: Option<u64>) -> Vec<Write> {
+    let mut writes = vec![cpu_weight(version, values.cpu_shares)];
+    let period = values.cpu_period_us.unwrap_or(KERNEL_PERIOD_US);
+    match version {
+        Version::V1 => {
+            // A period is refused while an older quota does not fit it.
+            writes.push(write("cpu", "cpu.cfs_quota_us", -1, true));
+            let is_initial = period == KERNEL_PERIOD_US || values.cpu_quota_us.is_none();
+            writes.push(write("cpu", "cpu.cfs_period_us", period, is_initial));
+            if let Some(quota) = values.cpu_quota_us {
+                writes.push(write("cpu", "cpu.cfs_quota_us", quota, false));
+            }
+        }
+        Version::V2 => writes.push(match values.cpu_quota_us {
+            Some(quota) => write("cpu", "cpu.max", format!("{quota} {period}"), false),
+            None => write("cpu", "cpu.max", format!("max {period}"), true),
+        }),
+    }
+    writes.push(memory_limit(version, values.memory_limit));
+    let text = pids.map_or_else(|| "max".to_owned(), |n| n.to_string());
+    writes.push(write("pids", "pids.max", text, pids.is_none()));
+    writes
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn texts(writes: &[Write], all: bool) -> Vec<String> {
+        writes.iter().filter(|w| all || !w.initial).map(|w| format!("{}={}", w.file, w.value)).collect()
+    }
+
+    #[test]
+    fn shares_follow_the_request_between_their_bounds() {
+        for (milli, shares) in [(0, 2), (1, 2), (100, 102), (1000, 1024), (256_000, 262_144), (u64::MAX, 262_144)]
+        {
+            assert_eq!(shares_of_milli(milli), shares, "{milli}");
+        }
+    }
+
+    #[test]
+    fn weights_are_the_linear_image_of_shares() {
+        for (shares, weight) in [(0, 1), (2, 1), (1024, 39), (262_144, 10_000), (u64::MAX, 10_000)] {
+            assert_eq!(weight_of_shares(shares), weight, "{shares}");
+        }
+    }
+
+    #[test]
+    fn a_new_best_effort_cgroup_needs_one_write() {
+        let values = PodCgroup { cpu_shares: 2, ..PodCgroup::default() };
+        assert_eq!(texts(&pod(Version::V1, &values, None), false), ["cpu.shares=2"]);
+        assert_eq!(texts(&pod(Version::V2, &values, None), false), ["cpu.weight=1"]);
+    }
+
+    #[test]
+    fn limits_are_written_in_the_terms_of_each_version() {
+        let values = PodCgroup {
+            cpu_shares: 1024,
+            cpu_quota_us: Some(25_000),
+            cpu_period_us: Some(50_000),
+            memory_limit: Some(1 << 20),
+        };
+        assert_eq!(
+            texts(&pod(Version::V1, &values, Some(64)), false),
+            [
+                "cpu.shares=1024",
+                "cpu.cfs_period_us=50000",
+                "cpu.cfs_quota_us=25000",
+                "memory.limit_in_bytes=1048576",
+                "pids.max=64"
+            ]
+        );
+        assert_eq!(
+            texts(&pod(Version::V2, &values, Some(64)), false),
+            ["cpu.weight=39", "cpu.max=25000 50000", "memory.max=1048576", "pids.max=64"]
+        );
+    }
+
+    #[test]
+    fn a_limit_that_is_no_longer_wanted_is_undone() {
+        let values = PodCgroup { cpu_shares: 2, ..PodCgroup::default() };
+        assert_eq!(
+            texts(&pod(Version::V1, &values, None), true),
+            [
+                "cpu.shares=2",
+                "cpu.cfs_quota_us=-1",
+                "cpu.cfs_period_us=100000",
+                "memory.limit_in_bytes=-1",
+                "pids.max=max"
+            ]
+        );
+        assert_eq!(
+            texts(&pod(Version::V2, &values, None), true),
+            ["cpu.weight=1", "cpu.max=max 100000", "memory.max=max", "pids.max=max"]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn more_shares_never_weigh_less(a in 0u64..300_000, b in 0u64..300_000) {
+            let (less, more) = (a.min(b), a.max(b));
+            prop_assert!(weight_of_shares(less) <= weight_of_shares(more));
+            prop_assert!((1..=10_000).contains(&weight_of_shares(a)));
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! A cgroup tree in memory that behaves as the kernel's where it matters here.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use super::CgroupFs;
+
+/// Files that a v1 cgroup has, whichever its hierarchy.
+const V1_FILES: &[&str] = &[
+    "cpu.shares",
+    "cpu.cfs_quota_us",
+    "cpu.cfs_period_us",
+    "memory.limit_in_bytes",
+    "pids.max",
+    "cpuset.cpus",
+    "cpuset.mems",
+];
+
+#[derive(Debug, Default)]
+struct Dir {
+    files: BTreeMap<String, String>,
+    /// Rounds of killing that its processes survive, and one more.
+    lives: u32,
+}
+
+/// The tree; clones show the same one.
+#[derive(Debug, Clone)]
+pub(crate) struct FakeCgroups {
+    dirs: Arc<Mutex<BTreeMap<PathBuf, Dir>>>,
+    v2: bool,
+}
+
+impl FakeCgroups {
+    /// A machine with the v1 hierarchies of the tests, all below `/cg`.
+    pub(crate) fn v1() -> Self {
+        let fake = Self { dirs: Arc::default(), v2: false };
+        for name in ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd", "unified"] {
+            let mut dir = Dir::default();
+            for (file, value) in [("cpuset.cpus", "0-1\n"), ("cpuset.mems", "0\n")] {
+                dir.files.insert(file.to_owned(), value.to_owned());
+            }
+            fake.dirs.lock().unwrap().insert(Path::new("/cg").join(name), dir);
+        }
+        fake
+    }
+
+    /// A machine with v2 at `/cg` and these controllers.
+    pub(crate) fn v2(controllers: &[&str]) -> Self {
+        let fake = Self { dirs: Arc::default(), v2: true };
+        let mut dir = Dir::default();
+        dir.files.insert("cgroup.controllers".to_owned(), controllers.join(" "));
+        dir.files.insert("cgroup.subtree_control".to_owned(), String::new());
+        fake.dirs.lock().unwrap().insert("/cg".into(), dir);
+        fake
+    }
+
+    pub(crate) fn has(&self, dir: &str) -> bool {
+        self.dirs.lock().unwrap().contains_key(Path::new(dir))
+    }
+
+    pub(crate) fn value(&self, file: &str) -> String {
+        let path = Path::new(file);
+        self.read(path.parent().unwrap(), path.file_name().unwrap().to_str().unwrap()).unwrap()
+    }
+
+    /// Puts processes into a cgroup that die in the round of killing of this number.
+    pub(crate) fn occupy(&self, dir: &str, lives: u32) {
+        self.dirs.lock().unwrap().get_mut(Path::new(dir)).unwrap().lives = lives;
+    }
+}
+
+fn missing() -> io::Error {
+    io::ErrorKind::NotFound.into()
+}
+
+impl CgroupFs for FakeCgroups {
+    fn make(&self, dir: &Path) -> io::Result<bool> {
+        let mut dirs = self.dirs.lock().unwrap();
+        if dirs.contains_key(dir) {
+            return Ok(false);
+        }
+        let parent = dirs.get(dir.parent().unwrap()).ok_or_else(missing)?;
+        let mut new = Dir::default();
+        if self.v2 {
+            let given = parent.files["cgroup.subtree_control"].clone();
+            for controller in given.split_whitespace() {
+                let files: &[&str] = match controller {
+                    "cpu" => &["cpu.weight", "cpu.max"],
+                    "memory" => &["memory.max"],
+                    "pids" => &["pids.max"],
+                    _ => &[],
+                };
+                new.files.extend(files.iter().map(|file| ((*file).to_owned(), String::new())));
+            }
+            new.files.insert("cgroup.controllers".to_owned(), given);
+            new.files.insert("cgroup.subtree_control".to_owned(), String::new());
+        } else {
+            new.files = V1_FILES.iter().map(|file| ((*file).to_owned(), String::new())).collect();
+        }
+        dirs.insert(dir.to_owned(), new);
+        Ok(true)
+    }
+
+    fn remove(&self, dir: &Path) -> io::Result<()> {
+        let mut dirs = self.dirs.lock().unwrap();
+        let has_child = dirs.keys().any(|d| d.parent() == Some(dir));
+        if has_child || dirs.get(dir).is_some_and(|d| d.lives > 0) {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        dirs.remove(dir);
+        Ok(())
+    }
+
+    fn children(&self, dir: &Path) -> io::Result<Vec<String>> {
+        let dirs = self.dirs.lock().unwrap();
+        let names = dirs.keys().filter(|d| d.parent() == Some(dir));
+        Ok(names.map(|d| d.file_name().unwrap().to_str().unwrap().to_owned()).collect())
+    }
+
+    fn read(&self, dir: &Path, file: &str) -> io::Result<String> {
+        let dirs = self.dirs.lock().unwrap();
+        dirs.get(dir).and_then(|d| d.files.get(file)).cloned().ok_or_else(missing)
+    }
+
+    fn write(&self, dir: &Path, file: &str, value: &str) -> io::Result<()> {
+        let mut dirs = self.dirs.lock().unwrap();
+        let dir = dirs.get_mut(dir).ok_or_else(missing)?;
+        let available = dir.files.get("cgroup.controllers").cloned().unwrap_or_default();
+        let slot = dir.files.get_mut(file).ok_or_else(missing)?;
+        if file == "cgroup.subtree_control" {
+            for name in value.split_whitespace().filter_map(|part| part.strip_prefix('+')) {
+                if !available.split_whitespace().any(|a| a == name) {
+                    return Err(missing());
+                }
+                slot.push_str(if slot.is_empty() { "" } else { " " });
+                slot.push_str(name);
+            }
+        } else {
+            value.clone_into(slot);
+        }
+        Ok(())
+    }
+
+    fn kill(&self, dirs: &[PathBuf]) -> io::Result<usize> {
+        let mut all = self.dirs.lock().unwrap();
+        let mut found = 0;
+        for dir in dirs {
+            if let Some(dir) = all.get_mut(dir).filter(|d| d.lives > 0) {
+                dir.lives -= 1;
+                found += 1;
+            }
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,430 @@
+//! The cgroups of pods in every hierarchy (runtime-and-resources.md §8).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use keelson_resource_manager_core::desire::PodCgroup;
+use keelson_resource_manager_core::hierarchy::{
+    self, Hierarchies, Hierarchy, HierarchyError, REQUIRED_V2, Version,
+};
+use keelson_resource_manager_core::layout::{CgroupPath, Layout, Qos, pod_uid};
+use keelson_resource_manager_core::values::{self, Write};
+
+use super::CgroupFs;
+
+/// Rounds of killing before the removal is given up for now (§8.5).
+const KILL_ROUNDS: u32 = 5;
+/// Controllers of v2 that pods are given when the machine has them (§8.1).
+const ENABLED_V2: &[&str] = &["cpu", "cpuset", "memory", "hugetlb", "pids"];
+
+/// Why the tree is not as it should be.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TreeError {
+    /// The machine lacks something.
+    #[error(transparent)]
+    Hierarchy(#[from] HierarchyError),
+    /// A system call has failed.
+    #[error("cannot {act} {}", path.display())]
+    Io { act: String, path: PathBuf, source: io::Error },
+    /// Something does not end.
+    #[error("the cgroup {} still has processes or children after {KILL_ROUNDS} rounds of killing", path.display())]
+    Busy { path: PathBuf },
+}
+
+fn failed(act: impl Into<String>, path: &Path, source: io::Error) -> TreeError {
+    TreeError::Io { act: act.into(), path: path.to_owned(), source }
+}
+
+/// Values of the root of all pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RootValues {
+    /// Weight of all pods together.
+    pub(crate) cpu_shares: u64,
+    /// What all pods together may use, when the node reserves something.
+    pub(crate) memory_limit: Option<u64>,
+}
+
+/// The cgroups of pods in every hierarchy.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    fs: Arc<dyn CgroupFs>,
+    hierarchies: Hierarchies,
+    layout: Layout,
+    pids: Option<u64>,
+}
+
+impl Tree {
+    /// Finds the hierarchies that `mountinfo` shows at or below `root`, and checks that nothing is missing.
+    pub(crate) fn open(
+        fs: Arc<dyn CgroupFs>,
+        mountinfo: &str,
+        root: &Path,
+        layout: Layout,
+        pids: Option<u64>,
+    ) -> Result<Self, TreeError> {
+        let mut hierarchies = hierarchy::detect(mountinfo, root)?;
+        if hierarchies.version == Version::V2 {
+            for unified in &mut hierarchies.governing {
+                let text = fs
+                    .read(&unified.mount, "cgroup.controllers")
+                    .map_err(|e| failed("read cgroup.controllers of", &unified.mount, e))?;
+                unified.controllers = text.split_whitespace().map(ToOwned::to_owned).collect();
+            }
+        }
+        hierarchy::check(&hierarchies, pids.is_some())?;
+        Ok(Self { fs, hierarchies, layout, pids })
+    }
+
+    /// Which interface governs.
+    pub(crate) fn version(&self) -> Version {
+        self.hierarchies.version
+    }
+
+    /// How cgroups are named.
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Makes the cgroups above the pods, and gives the root of all pods its values.
+    pub(crate) fn set_up(&self, root: RootValues) -> Result<(), TreeError> {
+        for hierarchy in &self.hierarchies.governing {
+            self.enable(hierarchy, &hierarchy.mount)?;
+            for qos in Qos::ALL {
+                for path in self.layout.class(qos).lineage() {
+                    self.make_one(hierarchy, &path)?;
+                }
+            }
+        }
+        let version = self.version();
+        let writes =
+            [values::cpu_weight(version, root.cpu_shares), values::memory_limit(version, root.memory_limit)];
+        self.write(self.layout.pods(), &writes, &BTreeSet::new())?;
+        self.set_class_shares(Qos::BestEffort, values::MIN_SHARES)
+    }
+
+    /// The weight of a class against the others.
+    pub(crate) fn set_class_shares(&self, qos: Qos, shares: u64) -> Result<(), TreeError> {
+        let writes = [values::cpu_weight(self.version(), shares)];
+        self.write(&self.layout.class(qos), &writes, &BTreeSet::new())
+    }
+
+    /// Every pod that has a cgroup in some hierarchy, with where.
+    pub(crate) fn scan(&self) -> Result<BTreeMap<String, BTreeSet<CgroupPath>>, TreeError> {
+        let mut found: BTreeMap<String, BTreeSet<CgroupPath>> = BTreeMap::new();
+        for mount in self.mounts() {
+            for qos in Qos::ALL {
+                let dir = dir_in(mount, &self.layout.class(qos));
+                let names = self.fs.children(&dir).map_err(|e| failed("list the cgroups of", &dir, e))?;
+                for uid in names.iter().filter_map(|name| pod_uid(name)) {
+                    found.entry(uid.to_owned()).or_default().insert(self.layout.pod(qos, uid));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Makes the cgroup of a pod in every hierarchy, with these values.
+    pub(crate) fn make_pod(&self, path: &CgroupPath, values: &PodCgroup) -> Result<(), TreeError> {
+        let mut fresh = BTreeSet::new();
+        for hierarchy in &self.hierarchies.governing {
+            let made = match self.make_one(hierarchy, path) {
+                // Somebody has removed what is above.
+                Err(TreeError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                    for above in path.lineage() {
+                        self.make_one(hierarchy, &above)?;
+                    }
+                    true
+                }
+                other => other?,
+            };
+            if made {
+                fresh.insert(hierarchy.mount.clone());
+            }
+        }
+        self.write(path, &values::pod(self.version(), values, self.pids), &fresh)
+    }
+
+    /// Ends what is left in a cgroup and removes it from every hierarchy. Missing is fine.
+    pub(crate) fn remove(&self, path: &CgroupPath) -> Result<(), TreeError> {
+        let mut left: Vec<PathBuf> = self.mounts().map(|mount| dir_in(mount, path)).collect();
+        for _ in 0..KILL_ROUNDS {
+            left = self.try_remove(left)?;
+            if left.is_empty() {
+                return Ok(());
+            }
+            let mut all = Vec::new();
+            for dir in &left {
+                self.descend(dir, &mut all)?;
+            }
+            let killed = self.fs.kill(&all).map_err(|e| failed("kill the processes of", &left[0], e))?;
+            if killed > 0 {
+                tracing::info!(cgroup = %path, killed, "killed what was left in the pod's cgroup");
+            }
+            self.try_remove(all)?;
+        }
+        match self.try_remove(left)?.into_iter().next() {
+            Some(path) => Err(TreeError::Busy { path }),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes what can be removed, in this order; the rest.
+    fn try_remove(&self, dirs: Vec<PathBuf>) -> Result<Vec<PathBuf>, TreeError> {
+        let mut busy = Vec::new();
+        for dir in dirs {
+            match self.fs.remove(&dir) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => busy.push(dir),
+                Err(error) => return Err(failed("remove the cgroup", &dir, error)),
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Adds `dir` and all below it to `all`, children before their parent.
+    fn descend(&self, dir: &Path, all: &mut Vec<PathBuf>) -> Result<(), TreeError> {
+        for name in self.fs.children(dir).map_err(|e| failed("list the cgroups of", dir, e))? {
+            self.descend(&dir.join(name), all)?;
+        }
+        all.push(dir.to_owned());
+        Ok(())
+    }
+
+    fn mounts(&self) -> impl Iterator<Item = &Path> {
+        let governing = self.hierarchies.governing.iter().map(|h| h.mount.as_path());
+        governing.chain(self.hierarchies.beside.as_deref())
+    }
+
+    /// Makes one cgroup in one hierarchy, so that processes can be put into it. False when it was there.
+    fn make_one(&self, hierarchy: &Hierarchy, path: &CgroupPath) -> Result<bool, TreeError> {
+        let dir = dir_in(&hierarchy.mount, path);
+        let made = self.fs.make(&dir).map_err(|e| failed("make the cgroup", &dir, e))?;
+        match self.version() {
+            Version::V1 if hierarchy.controllers.contains("cpuset") => self.copy_cpuset(&dir, made)?,
+            Version::V1 => {}
+            Version::V2 => self.enable(hierarchy, &dir)?,
+        }
+        Ok(made)
+    }
+
+    /// A v1 cpuset takes no process before it has CPUs and memory nodes (cpuset(7)).
+    fn copy_cpuset(&self, dir: &Path, new: bool) -> Result<(), TreeError> {
+        let Some(parent) = dir.parent() else { return Ok(()) };
+        let read = |dir: &Path, file: &str| {
+            self.fs.read(dir, file).map_err(|e| failed(format!("read {file} of"), dir, e))
+        };
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if !new && !read(dir, file)?.trim().is_empty() {
+                continue;
+            }
+            let value = read(parent, file)?;
+            let value = value.trim();
+            self.fs
+                .write(dir, file, value)
+                .map_err(|e| failed(format!("write {value} into {file} of"), dir, e))?;
+        }
+        Ok(())
+    }
+
+    /// Gives the children of a v2 cgroup the controllers that pods need. One that is there but cannot be given is
+    /// an error only when pods cannot do without it.
+    fn enable(&self, hierarchy: &Hierarchy, dir: &Path) -> Result<(), TreeError> {
+        const FILE: &str = "cgroup.subtree_control";
+        if self.version() == Version::V1 {
+            return Ok(());
+        }
+        let enabled = self.fs.read(dir, FILE).map_err(|e| failed(format!("read {FILE} of"), dir, e))?;
+        let missing: Vec<&str> = ENABLED_V2
+            .iter()
+            .copied()
+            .filter(|name| hierarchy.controllers.contains(*name))
+            .filter(|name| !enabled.split_whitespace().any(|e| e == *name))
+            .collect();
+        let text: Vec<String> = missing.iter().map(|name| format!("+{name}")).collect();
+        if missing.is_empty() || self.fs.write(dir, FILE, &text.join(" ")).is_ok() {
+            return Ok(());
+        }
+        for (name, text) in missing.iter().zip(&text) {
+            if let Err(error) = self.fs.write(dir, FILE, text) {
+                if REQUIRED_V2.contains(name) {
+                    return Err(failed(format!("enable the controller {name} below"), dir, error));
+                }
+                tracing::warn!(controller = name, cgroup = %dir.display(), %error, "pods go without a controller");
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes values where their controllers are; what is initial anyway is left out where the cgroup is fresh.
+    fn write(&self, path: &CgroupPath, writes: &[Write], fresh: &BTreeSet<PathBuf>) -> Result<(), TreeError> {
+        for write in writes {
+            let with = |h: &&Hierarchy| h.controllers.contains(write.controller);
+            let Some(hierarchy) = self.hierarchies.governing.iter().find(with) else { continue };
+            if write.initial && fresh.contains(&hierarchy.mount) {
+                continue;
+            }
+            let dir = dir_in(&hierarchy.mount, path);
+            match self.fs.write(&dir, write.file, &write.value) {
+                Ok(()) => {}
+                Err(error) if write.initial && error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    let act = format!("write {} into {} of", write.value, write.file);
+                    return Err(failed(act, &dir, error));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn dir_in(mount: &Path, path: &CgroupPath) -> PathBuf {
+    let mut dir = mount.to_owned();
+    dir.extend(path.components());
+    dir
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::FakeCgroups;
+    use super::*;
+
+    const V1: &str = "\
+32 31 0:29 / /cg/cpu rw - cgroup cgroup rw,cpu\n\
+33 31 0:30 / /cg/cpuacct rw - cgroup cgroup rw,cpuacct\n\
+34 31 0:31 / /cg/cpuset rw - cgroup cgroup rw,cpuset\n\
+35 31 0:32 / /cg/memory rw - cgroup cgroup rw,memory\n\
+39 31 0:36 / /cg/pids rw - cgroup cgroup rw,pids\n\
+40 31 0:37 / /cg/systemd rw - cgroup cgroup rw,name=systemd\n\
+41 31 0:38 / /cg/unified rw - cgroup2 cgroup2 rw\n";
+    const V2: &str = "31 23 0:28 / /cg rw - cgroup2 cgroup2 rw\n";
+    const ROOT: RootValues = RootValues { cpu_shares: 2048, memory_limit: None };
+
+    fn open(fake: &FakeCgroups, mountinfo: &str) -> Result<Tree, TreeError> {
+        let layout = Layout::new("/own").unwrap();
+        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), layout, Some(64))
+    }
+
+    fn values() -> PodCgroup {
+        PodCgroup {
+            cpu_shares: 512,
+            cpu_quota_us: Some(50_000),
+            cpu_period_us: None,
+            memory_limit: Some(4096),
+        }
+    }
+
+    #[test]
+    fn on_v1_a_pod_gets_a_cgroup_in_every_hierarchy_but_the_unified_one() {
+        let fake = FakeCgroups::v1();
+        let tree = open(&fake, V1).unwrap();
+        tree.set_up(ROOT).unwrap();
+        let path = tree.layout().pod(Qos::Burstable, "u");
+        tree.make_pod(&path, &values()).unwrap();
+        for controller in ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd"] {
+            assert!(fake.has(&format!("/cg/{controller}/own/kubepods/burstable/podu")), "{controller}");
+            assert!(fake.has(&format!("/cg/{controller}/own/kubepods/besteffort")), "{controller}");
+        }
+        assert!(!fake.has("/cg/unified/own"));
+        let value = |file: &str| fake.value(&format!("/cg/{file}"));
+        assert_eq!(value("cpu/own/kubepods/cpu.shares"), "2048");
+        assert_eq!(value("cpu/own/kubepods/besteffort/cpu.shares"), "2");
+        assert_eq!(value("cpu/own/kubepods/burstable/podu/cpu.shares"), "512");
+        assert_eq!(value("cpu/own/kubepods/burstable/podu/cpu.cfs_quota_us"), "50000");
+        assert_eq!(value("memory/own/kubepods/burstable/podu/memory.limit_in_bytes"), "4096");
+        assert_eq!(value("pids/own/kubepods/burstable/podu/pids.max"), "64");
+        assert_eq!(value("cpuset/own/kubepods/burstable/podu/cpuset.cpus"), "0-1");
+        assert_eq!(value("cpuset/own/kubepods/burstable/podu/cpuset.mems"), "0");
+    }
+
+    #[test]
+    fn on_v2_controllers_are_enabled_from_the_top_down() {
+        let fake = FakeCgroups::v2(&["cpu", "io", "memory", "pids"]);
+        let tree = open(&fake, V2).unwrap();
+        tree.set_up(ROOT).unwrap();
+        let path = tree.layout().pod(Qos::Guaranteed, "u");
+        tree.make_pod(&path, &values()).unwrap();
+        for dir in ["/cg", "/cg/own", "/cg/own/kubepods", "/cg/own/kubepods/podu"] {
+            assert_eq!(fake.value(&format!("{dir}/cgroup.subtree_control")), "cpu memory pids", "{dir}");
+        }
+        assert_eq!(fake.value("/cg/own/kubepods/podu/cpu.max"), "50000 100000");
+        assert_eq!(fake.value("/cg/own/kubepods/podu/memory.max"), "4096");
+        assert_eq!(fake.value("/cg/own/kubepods/podu/pids.max"), "64");
+    }
+
+    #[test]
+    fn a_missing_required_controller_is_named() {
+        let error = open(&FakeCgroups::v2(&["cpu", "pids"]), V2).unwrap_err();
+        assert!(error.to_string().contains("memory"), "{error}");
+    }
+
+    #[test]
+    fn values_that_are_no_longer_wanted_are_undone() {
+        let fake = FakeCgroups::v1();
+        let tree = open(&fake, V1).unwrap();
+        tree.set_up(ROOT).unwrap();
+        let path = tree.layout().pod(Qos::Burstable, "u");
+        tree.make_pod(&path, &values()).unwrap();
+        tree.make_pod(&path, &PodCgroup { cpu_shares: 2, ..PodCgroup::default() }).unwrap();
+        assert_eq!(fake.value("/cg/cpu/own/kubepods/burstable/podu/cpu.cfs_quota_us"), "-1");
+        assert_eq!(fake.value("/cg/memory/own/kubepods/burstable/podu/memory.limit_in_bytes"), "-1");
+    }
+
+    #[test]
+    fn a_class_that_was_removed_by_somebody_is_made_again_for_the_next_pod() {
+        let fake = FakeCgroups::v1();
+        let tree = open(&fake, V1).unwrap();
+        tree.set_up(ROOT).unwrap();
+        fake.remove(Path::new("/cg/memory/own/kubepods/burstable")).unwrap();
+        let path = tree.layout().pod(Qos::Burstable, "u");
+        tree.make_pod(&path, &values()).unwrap();
+        assert!(fake.has("/cg/memory/own/kubepods/burstable/podu"));
+    }
+
+    #[test]
+    fn pods_are_found_in_whichever_hierarchy_they_are_left() {
+        let fake = FakeCgroups::v1();
+        let tree = open(&fake, V1).unwrap();
+        tree.set_up(ROOT).unwrap();
+        for dir in ["/cg/memory/own/kubepods/poda", "/cg/cpu/own/kubepods/besteffort/podb"] {
+            fake.make(Path::new(dir)).unwrap();
+        }
+        let found = tree.scan().unwrap();
+        let expected = [("a", Qos::Guaranteed), ("b", Qos::BestEffort)]
+            .map(|(uid, qos)| (uid.to_owned(), BTreeSet::from([tree.layout().pod(qos, uid)])));
+        assert_eq!(found, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn removal_kills_what_is_left_and_takes_children_first() {
+        let fake = FakeCgroups::v1();
+        let tree = open(&fake, V1).unwrap();
+        tree.set_up(ROOT).unwrap();
+        let path = tree.layout().pod(Qos::Burstable, "u");
+        tree.make_pod(&path, &values()).unwrap();
+        // What a runtime leaves: a child in hierarchies of its own choice, with a process that needs two kills.
+        for mount in ["/cg/memory", "/cg/unified"] {
+            for dir in ["own", "own/kubepods", "own/kubepods/burstable", "own/kubepods/burstable/podu"] {
+                fake.make(&Path::new(mount).join(dir)).unwrap();
+            }
+            fake.make(&Path::new(mount).join("own/kubepods/burstable/podu/child")).unwrap();
+        }
+        fake.occupy("/cg/memory/own/kubepods/burstable/podu/child", 2);
+        tree.remove(&path).unwrap();
+        assert!(tree.scan().unwrap().is_empty());
+        tree.remove(&path).unwrap();
+    }
+
+    #[test]
+    fn a_process_that_does_not_die_is_reported_with_its_cgroup() {
+        let fake = FakeCgroups::v1();
+        let tree = open(&fake, V1).unwrap();
+        tree.set_up(ROOT).unwrap();
+        let path = tree.layout().pod(Qos::Burstable, "u");
+        tree.make_pod(&path, &values()).unwrap();
+        fake.occupy("/cg/memory/own/kubepods/burstable/podu", 99);
+        let error = tree.remove(&path).unwrap_err();
+        assert!(matches!(&error, TreeError::Busy { path } if path.starts_with("/cg/memory")), "{error}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Looks at the machine. Everything here blocks.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use keelson_resource_manager_core::machine::{
+    self, Filesystem, Reading, go_arch, parse_cpu_list, parse_meminfo, parse_pretty_name,
+};
+
+/// Why the machine could not be looked at.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HostError {
+    /// A file or a filesystem cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    /// A file does not say what it should.
+    #[error("{} does not say {what}", path.display())]
+    Content { path: PathBuf, what: &'static str },
+}
+
+fn read(path: &str) -> Result<String, HostError> {
+    fs::read_to_string(path).map_err(|source| HostError::Read { path: path.into(), source })
+}
+
+/// Sizes and what is left of them.
+pub(crate) fn look(root: &Path) -> Result<Reading, HostError> {
+    const MEMINFO: &str = "/proc/meminfo";
+    const ONLINE: &str = "/sys/devices/system/cpu/online";
+    let memory = parse_meminfo(&read(MEMINFO)?)
+        .ok_or(HostError::Content { path: MEMINFO.into(), what: "how much memory there is" })?;
+    let cpus = parse_cpu_list(&read(ONLINE)?)
+        .ok_or(HostError::Content { path: ONLINE.into(), what: "which CPUs are online" })?;
+    Ok(Reading { cpus, memory, nodefs: filesystem(root)?, huge_pages: huge_pages() })
+}
+
+fn filesystem(root: &Path) -> Result<Filesystem, HostError> {
+    let stat = rustix::fs::statvfs(root)
+        .map_err(|errno| HostError::Read { path: root.to_owned(), source: errno.into() })?;
+    Ok(Filesystem {
+        total: stat.f_blocks.saturating_mul(stat.f_frsize),
+        available: stat.f_bavail.saturating_mul(stat.f_frsize),
+        inodes: stat.f_files,
+        inodes_free: stat.f_ffree,
+    })
+}
+
+/// A kernel without huge pages has no such folder.
+fn huge_pages() -> BTreeMap<u64, u64> {
+    let Ok(entries) = fs::read_dir("/sys/kernel/mm/hugepages") else { return BTreeMap::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let kib = name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            let count = fs::read_to_string(entry.path().join("nr_hugepages")).ok()?;
+            Some((kib, count.trim().parse().ok()?))
+        })
+        .collect()
+}
+
+/// What names the machine. A file that is not there leaves its field empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) machine_id: String,
+    pub(crate) system_uuid: String,
+    pub(crate) boot_id: String,
+    pub(crate) kernel_version: String,
+    pub(crate) os_image: String,
+    pub(crate) architecture: String,
+}
+
+impl Identity {
+    pub(crate) fn look() -> Self {
+        let first = |paths: &[&str]| {
+            let texts = paths.iter().filter_map(|path| fs::read_to_string(path).ok());
+            let mut texts = texts.map(|text| text.trim_matches(['\0', '\n', ' ']).to_owned());
+            texts.find(|text| !text.is_empty()).unwrap_or_default()
+        };
+        let machine_id = first(&["/etc/machine-id", "/var/lib/dbus/machine-id"]);
+        let uuid = first(&[
+            "/sys/class/dmi/id/product_uuid",
+            "/proc/device-tree/system-id",
+            "/proc/device-tree/vm,uuid",
+        ]);
+        let release = first(&["/etc/os-release", "/usr/lib/os-release"]);
+        let uname = rustix::system::uname();
+        Self {
+            system_uuid: if uuid.is_empty() { machine_id.clone() } else { uuid },
+            machine_id,
+            boot_id: first(&["/proc/sys/kernel/random/boot_id"]),
+            kernel_version: uname.release().to_string_lossy().into_owned(),
+            os_image: parse_pretty_name(&release).unwrap_or_else(|| "Linux".to_owned()),
+            architecture: go_arch(&uname.machine().to_string_lossy()).to_owned(),
+        }
+    }
+}
+
+/// What pods may use, and what all of them together are bound to.
+pub(crate) fn allocatable(
+    capacity: &keelson_resource_manager_core::desire::Amounts,
+    reserved: &BTreeMap<String, String>,
+) -> Result<keelson_resource_manager_core::desire::Amounts, machine::ReservationError> {
+    Ok(machine::allocatable(capacity, &machine::reservations(reserved, capacity)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_cpus_memory_and_a_disk() {
+        let reading = look(Path::new("/")).unwrap();
+        assert!(reading.cpus > 0 && reading.memory.total > 0 && reading.nodefs.total > 0, "{reading:?}");
+        assert!(reading.memory.free <= reading.memory.total);
+    }
+
+    #[test]
+    fn this_machine_has_a_name() {
+        let identity = Identity::look();
+        assert_eq!(identity.boot_id.len(), 36);
+        assert!(!identity.kernel_version.is_empty() && !identity.os_image.is_empty());
+        assert!(!identity.architecture.contains("x86"), "{}", identity.architecture);
+    }
+
+    #[test]
+    fn a_root_folder_that_is_not_there_is_named() {
+        let error = look(Path::new("/nonexistent-keelson")).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent-keelson"));
+    }
+}

@@ -1,0 +1,133 @@
+//! What pod-sync wants of a pod.
+
+/// Names a pod for logs and events.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodRef {
+    /// The UID; the name of the pod's folder.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// What is wanted of a pod's volumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    /// The pod is to run: its volumes are set up.
+    Run,
+    /// The pod's processes are to end: what is there stays, nothing new is begun.
+    Stop,
+    /// No process is left: the volumes go.
+    Unmount,
+    /// Nothing of the pod is to remain.
+    Forget,
+}
+
+/// The desire for one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodDesire {
+    /// Whose it is.
+    pub pod: PodRef,
+    /// Counts what the sender has wanted of this pod so far.
+    pub revision: u64,
+    /// What is wanted.
+    pub want: Want,
+    /// The volumes that some container of the pod mounts.
+    pub volumes: Vec<Volume>,
+    /// `spec.securityContext.fsGroup`.
+    pub fs_group: Option<u32>,
+    /// Memory limit of the pod in bytes, when it has one.
+    pub memory_limit: Option<u64>,
+}
+
+impl PodDesire {
+    /// The wish that nothing of `pod` remains, for a pod that the set does not name.
+    pub fn forget(pod: PodRef) -> Self {
+        Self {
+            pod,
+            revision: 0,
+            want: Want::Forget,
+            volumes: Vec::new(),
+            fs_group: None,
+            memory_limit: None,
+        }
+    }
+}
+
+/// A volume of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// `spec.volumes[].name`, a DNS label.
+    pub name: String,
+    /// Where its content comes from.
+    pub source: Source,
+}
+
+/// Where a volume's content comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A folder of the pod's own.
+    EmptyDir {
+        /// `emptyDir.medium`.
+        medium: Medium,
+        /// `emptyDir.sizeLimit` in bytes.
+        size_limit: Option<u64>,
+    },
+    /// A path of the node.
+    HostPath {
+        /// `hostPath.path`.
+        path: String,
+        /// `hostPath.type`.
+        kind: String,
+    },
+    /// A kind that this version does not mount, by its name in the spec.
+    Unsupported(String),
+}
+
+/// `emptyDir.medium`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Medium {
+    /// The filesystem of the agent's root folder.
+    Disk,
+    /// A tmpfs.
+    Memory,
+    /// Huge pages, with the text after `HugePages`.
+    HugePages(String),
+    /// Something else, as written.
+    Unknown(String),
+}
+
+impl Medium {
+    /// The medium that a spec names.
+    pub fn parse(text: &str) -> Self {
+        match text {
+            "" => Self::Disk,
+            "Memory" => Self::Memory,
+            other => match other.strip_prefix("HugePages") {
+                Some(rest) if rest.is_empty() || rest.starts_with('-') => Self::HugePages(rest.to_owned()),
+                _ => Self::Unknown(other.to_owned()),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_medium_is_read_as_the_spec_writes_it() {
+        let cases = [
+            ("", Medium::Disk),
+            ("Memory", Medium::Memory),
+            ("HugePages", Medium::HugePages(String::new())),
+            ("HugePages-2Mi", Medium::HugePages("-2Mi".into())),
+            ("HugePagesX", Medium::Unknown("HugePagesX".into())),
+            ("memory", Medium::Unknown("memory".into())),
+        ];
+        for (text, medium) in cases {
+            assert_eq!(Medium::parse(text), medium, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! What to do next for one pod.
+
+use std::collections::BTreeSet;
+
+use crate::desire::{PodDesire, Want};
+use crate::names::VolumeKey;
+
+/// What is there of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Actual {
+    /// Its folder exists. After a start it may lack sub-folders.
+    pub folder: bool,
+    /// Its folders were made or completed by this process.
+    pub folder_complete: bool,
+    /// What lies below `volumes/`, set up or not.
+    pub held: BTreeSet<VolumeKey>,
+    /// Names of the volumes that this process has set up or found ready.
+    pub ready: BTreeSet<String>,
+}
+
+/// One thing to do. Steps of one plan are done in order; one volume's failure does not stop another's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Make the pod's folder and its sub-folders.
+    MakeFolders,
+    /// Set up the volume of this index in the desire.
+    SetUp(usize),
+    /// Unmount and remove a volume.
+    TearDown(VolumeKey),
+    /// Remove what is left of the pod's folder; comes only when no volume is held.
+    RemoveFolder,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Plan {
+    /// Nothing, until the desire changes.
+    Settled(Settled),
+    /// Make sure by a fresh read of the runtime that nothing of the pod runs, then plan again.
+    AskRuntime,
+    /// These, then plan again.
+    Do(Vec<Step>),
+}
+
+/// How a pod is when nothing is to be done for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// Every wanted volume is ready.
+    Mounted,
+    /// The pod stops; what is there stays.
+    Stopping,
+    /// No volume is left.
+    Unmounted,
+    /// Nothing is left.
+    Gone,
+}
+
+/// Decides the next steps for a pod.
+///
+/// Level-triggered: depends only on the arguments, so a restarted service reaches the same decision.
+/// `quiet` says that a read of the runtime, made for this call, shows no running container and no ready sandbox;
+/// nothing is torn down without it.
+///
+/// A held volume that a running pod's desire does not name is left alone: the volumes of a pod do not change, so
+/// it is one that a container may still use.
+pub fn plan(desire: &PodDesire, actual: &Actual, quiet: bool) -> Plan {
+    match desire.want {
+        Want::Run => {
+            let mut steps = Vec::new();
+            if !actual.folder_complete {
+                steps.push(Step::MakeFolders);
+            }
+            let missing = |(_, v): &(usize, &crate::desire::Volume)| !actual.ready.contains(&v.name);
+            steps.extend(desire.volumes.iter().enumerate().filter(missing).map(|(i, _)| Step::SetUp(i)));
+            if steps.is_empty() { Plan::Settled(Settled::Mounted) } else { Plan::Do(steps) }
+        }
+        Want::Stop => Plan::Settled(Settled::Stopping),
+        Want::Unmount | Want::Forget if !actual.held.is_empty() => {
+            if quiet {
+                Plan::Do(actual.held.iter().cloned().map(Step::TearDown).collect())
+            } else {
+                Plan::AskRuntime
+            }
+        }
+        Want::Unmount => Plan::Settled(Settled::Unmounted),
+        Want::Forget if !actual.folder => Plan::Settled(Settled::Gone),
+        Want::Forget if quiet => Plan::Do(vec![Step::RemoveFolder]),
+        Want::Forget => Plan::AskRuntime,
+    }
+}
+
+impl Actual {
+    /// Takes note of a step that was done.
+    pub fn done(&mut self, step: &Step, desire: &PodDesire, made: Option<VolumeKey>) {
+        match step {
+            Step::MakeFolders => {
+                self.folder = true;
+                self.folder_complete = true;
+            }
+            Step::SetUp(i) => {
+                if let Some(volume) = desire.volumes.get(*i) {
+                    self.ready.insert(volume.name.clone());
+                }
+                self.held.extend(made);
+            }
+            Step::TearDown(key) => {
+                self.held.remove(key);
+                self.ready.remove(&key.name);
+            }
+            Step::RemoveFolder => *self = Self::default(),
+        }
+    }
+
+    /// Takes note of a step that failed: what it touched may be there or not.
+    pub fn failed(&mut self, step: &Step, made: Option<VolumeKey>) {
+        match step {
+            Step::MakeFolders => self.folder = true,
+            Step::SetUp(_) => self.held.extend(made),
+            Step::TearDown(key) => {
+                self.ready.remove(&key.name);
+            }
+            Step::RemoveFolder => {
+                self.folder_complete = false;
+                self.ready.clear();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::desire::{Medium, PodRef, Source, Volume};
+
+    fn desire(want: Want, volumes: &[&str]) -> PodDesire {
+        let volume = |name: &&str| Volume {
+            name: (*name).to_owned(),
+            source: Source::EmptyDir { medium: Medium::Disk, size_limit: None },
+        };
+        PodDesire {
+            volumes: volumes.iter().map(volume).collect(),
+            want,
+            ..PodDesire::forget(PodRef { uid: "u".into(), ..PodRef::default() })
+        }
+    }
+
+    fn holding(names: &[&str]) -> Actual {
+        Actual {
+            folder: true,
+            folder_complete: true,
+            held: names.iter().map(|n| VolumeKey::empty_dir(n)).collect(),
+            ready: names.iter().map(|n| (*n).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn a_new_pod_gets_folders_first_and_then_each_volume() {
+        assert_eq!(
+            plan(&desire(Want::Run, &["a", "b"]), &Actual::default(), false),
+            Plan::Do(vec![Step::MakeFolders, Step::SetUp(0), Step::SetUp(1)])
+        );
+    }
+
+    #[test]
+    fn only_the_missing_volume_of_a_running_pod_is_set_up() {
+        let plan = plan(&desire(Want::Run, &["a", "b"]), &holding(&["a"]), false);
+        assert_eq!(plan, Plan::Do(vec![Step::SetUp(1)]));
+    }
+
+    #[test]
+    fn volumes_found_at_the_start_are_set_up_again() {
+        let found = Actual { ready: BTreeSet::new(), folder_complete: false, ..holding(&["a"]) };
+        let plan = plan(&desire(Want::Run, &["a"]), &found, false);
+        assert_eq!(plan, Plan::Do(vec![Step::MakeFolders, Step::SetUp(0)]));
+    }
+
+    #[test]
+    fn a_stopping_pod_keeps_what_it_has_and_gets_nothing_new() {
+        for actual in [Actual::default(), holding(&["a"])] {
+            assert_eq!(plan(&desire(Want::Stop, &["a", "b"]), &actual, true), Plan::Settled(Settled::Stopping));
+        }
+    }
+
+    #[test]
+    fn nothing_is_torn_down_before_the_runtime_was_asked() {
+        for want in [Want::Unmount, Want::Forget] {
+            assert_eq!(plan(&desire(want, &["a"]), &holding(&["a"]), false), Plan::AskRuntime);
+            assert_eq!(
+                plan(&desire(want, &["a"]), &holding(&["a"]), true),
+                Plan::Do(vec![Step::TearDown(VolumeKey::empty_dir("a"))])
+            );
+        }
+    }
+
+    #[test]
+    fn a_pod_without_volumes_is_unmounted_at_once_and_its_folder_goes_only_when_it_is_forgotten() {
+        assert_eq!(plan(&desire(Want::Unmount, &[]), &holding(&[]), false), Plan::Settled(Settled::Unmounted));
+        assert_eq!(plan(&desire(Want::Forget, &[]), &holding(&[]), false), Plan::AskRuntime);
+        assert_eq!(plan(&desire(Want::Forget, &[]), &holding(&[]), true), Plan::Do(vec![Step::RemoveFolder]));
+    }
+
+    #[test]
+    fn a_pod_that_was_never_here_is_gone() {
+        assert_eq!(
+            plan(&desire(Want::Forget, &[]), &Actual::default(), false),
+            Plan::Settled(Settled::Gone)
+        );
+    }
+
+    proptest! {
+        /// Carrying out plans, with some steps failing at first, always settles; and every step that destroys
+        /// comes from a plan that knew the pod to be quiet.
+        #[test]
+        fn every_desire_settles_whatever_fails_on_the_way(
+            want in prop::sample::select(vec![Want::Run, Want::Stop, Want::Unmount, Want::Forget]),
+            names in prop::collection::btree_set("[a-d]", 0..4),
+            found in prop::collection::btree_set("[a-f]", 0..4),
+            folder in any::<bool>(),
+            fails in prop::collection::vec(any::<bool>(), 0..12),
+        ) {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let desire = desire(want, &names);
+            let held: BTreeSet<_> = found.iter().map(|n| VolumeKey::empty_dir(n)).collect();
+            let mut actual = Actual { folder: folder || !held.is_empty(), held, ..Actual::default() };
+            let mut fails = fails.into_iter();
+            let mut quiet = false;
+            for _ in 0..64 {
+                match plan(&desire, &actual, quiet) {
+                    Plan::Settled(end) => {
+                        let right = match want {
+                            Want::Run => end == Settled::Mounted && names.iter().all(|n| actual.ready.contains(*n)),
+                            Want::Stop => end == Settled::Stopping,
+                            Want::Unmount => end == Settled::Unmounted && actual.held.is_empty(),
+                            Want::Forget => end == Settled::Gone && actual == Actual::default(),
+                        };
+                        prop_assert!(right, "{:?} ended as {:?} with {:?}", want, end, actual);
+                        return Ok(());
+                    }
+                    Plan::AskRuntime => quiet = true,
+                    Plan::Do(steps) => {
+                        for step in steps {
+                            let destroys = matches!(step, Step::TearDown(_) | Step::RemoveFolder);
+                            prop_assert!(!destroys || quiet);
+                            let made = match &step {
+                                Step::SetUp(i) => Some(VolumeKey::empty_dir(&desire.volumes[*i].name)),
+                                _ => None,
+                            };
+                            if fails.next().unwrap_or(false) {
+                                actual.failed(&step, made);
+                            } else {
+                                actual.done(&step, &desire, made);
+                            }
+                        }
+                        quiet = false;
+                    }
+                }
+            }
+            prop_assert!(false, "{:?} never settles", want);
+        }
+    }
+}

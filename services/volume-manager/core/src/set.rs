@@ -1,0 +1,186 @@
+//! Which pods are wanted, by the latest `Sync` stream.
+
+use std::collections::BTreeMap;
+
+/// Tells one `Sync` stream from another; a later stream has a greater one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StreamId(u64);
+
+/// The wanted pods. A stream that closes ends no desire; the latest stream alone may change one.
+#[derive(Debug)]
+pub struct DesiredSet<D> {
+    latest: StreamId,
+    may_sweep: bool,
+    entries: BTreeMap<String, Entry<D>>,
+}
+
+#[derive(Debug)]
+struct Entry<D> {
+    desire: D,
+    named_by: StreamId,
+}
+
+impl<D> Default for DesiredSet<D> {
+    fn default() -> Self {
+        Self { latest: StreamId(0), may_sweep: false, entries: BTreeMap::new() }
+    }
+}
+
+impl<D> DesiredSet<D> {
+    /// A new stream, which begins a new set; earlier streams are ignored from now on.
+    pub fn open(&mut self) -> StreamId {
+        self.latest = StreamId(self.latest.0 + 1);
+        self.may_sweep = false;
+        self.latest
+    }
+
+    /// Whether `stream` is the one that counts.
+    pub fn is_latest(&self, stream: StreamId) -> bool {
+        stream == self.latest
+    }
+
+    /// Takes a pod of the set. False when a later stream has taken over.
+    pub fn name(&mut self, stream: StreamId, uid: &str, desire: D) -> bool {
+        if !self.is_latest(stream) {
+            return false;
+        }
+        self.entries.insert(uid.to_owned(), Entry { desire, named_by: stream });
+        true
+    }
+
+    /// The sender no longer knows `uid`. True when the pod is to be swept now; before a complete set with all
+    /// sources ready it is only taken out of the set, and the end of the set decides.
+    pub fn unname(&mut self, stream: StreamId, uid: &str) -> bool {
+        if !self.is_latest(stream) {
+            return false;
+        }
+        if self.may_sweep {
+            self.entries.remove(uid);
+        } else if let Some(entry) = self.entries.get_mut(uid) {
+            entry.named_by = StreamId(0);
+        }
+        self.may_sweep
+    }
+
+    /// The set of `stream` is complete: what is to be swept of the entries that it did not name and of `held`,
+    /// what was found on the node. Nothing unless every source of pods has reported.
+    pub fn complete<'a>(
+        &mut self,
+        stream: StreamId,
+        sources_ready: bool,
+        held: impl Iterator<Item = &'a str>,
+    ) -> Vec<String> {
+        if !self.is_latest(stream) || !sources_ready {
+            return Vec::new();
+        }
+        self.may_sweep = true;
+        let latest = self.latest;
+        self.entries.retain(|_, entry| entry.named_by == latest);
+        held.filter(|uid| !self.entries.contains_key(*uid)).map(ToOwned::to_owned).collect()
+    }
+
+    /// The desire for a pod, whichever stream named it.
+    pub fn get(&self, uid: &str) -> Option<&D> {
+        self.entries.get(uid).map(|entry| &entry.desire)
+    }
+
+    /// How many pods are wanted.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether no pod is wanted.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn held() -> impl Iterator<Item = &'static str> {
+        ["a", "b", "c"].into_iter()
+    }
+
+    #[test]
+    fn a_complete_set_with_ready_sources_sweeps_what_it_did_not_name() {
+        let mut set = DesiredSet::default();
+        let stream = set.open();
+        assert!(set.name(stream, "a", 1));
+        assert_eq!(set.complete(stream, true, held()), ["b", "c"]);
+    }
+
+    #[test]
+    fn nothing_is_swept_while_a_source_has_not_reported() {
+        let mut set = DesiredSet::<u8>::default();
+        let stream = set.open();
+        assert!(set.complete(stream, false, held()).is_empty());
+        assert!(!set.unname(stream, "a"));
+        assert_eq!(set.complete(stream, true, held()), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn a_desire_outlives_its_stream_until_a_new_set_is_complete() {
+        let mut set = DesiredSet::default();
+        let first = set.open();
+        set.name(first, "a", 1);
+        let second = set.open();
+        assert_eq!(set.get("a"), Some(&1));
+        assert_eq!(set.complete(second, true, ["a"].into_iter()), ["a"]);
+        assert_eq!(set.get("a"), None);
+    }
+
+    #[test]
+    fn an_older_stream_is_ignored() {
+        let mut set = DesiredSet::default();
+        let old = set.open();
+        let new = set.open();
+        assert!(!set.name(old, "a", 1));
+        assert!(!set.unname(old, "a"));
+        assert!(set.complete(old, true, held()).is_empty());
+        assert!(set.name(new, "a", 2));
+        assert_eq!(set.get("a"), Some(&2));
+    }
+
+    #[test]
+    fn a_pod_dropped_after_the_set_is_swept_at_once() {
+        let mut set = DesiredSet::default();
+        let stream = set.open();
+        set.name(stream, "a", 1);
+        set.complete(stream, true, std::iter::empty());
+        assert!(set.unname(stream, "a"));
+        assert!(set.is_empty());
+    }
+
+    proptest! {
+        /// Whatever came before: a pod that the latest set names is never swept by it.
+        #[test]
+        fn what_the_latest_set_names_is_never_swept(
+            before in prop::collection::vec((0u8..4, 0u8..6), 0..24),
+            named in prop::collection::btree_set(0u8..6, 0..6),
+        ) {
+            let mut set = DesiredSet::default();
+            let mut stream = set.open();
+            for (act, pod) in before {
+                match act {
+                    0 => stream = set.open(),
+                    1 => { set.name(stream, &pod.to_string(), ()); }
+                    2 => { set.unname(stream, &pod.to_string()); }
+                    _ => { set.complete(stream, pod % 2 == 0, std::iter::empty()); }
+                }
+            }
+            let stream = set.open();
+            for pod in &named {
+                set.name(stream, &pod.to_string(), ());
+            }
+            let all: Vec<String> = (0u8..6).map(|p| p.to_string()).collect();
+            let swept = set.complete(stream, true, all.iter().map(String::as_str));
+            for pod in 0u8..6 {
+                prop_assert_eq!(swept.contains(&pod.to_string()), !named.contains(&pod));
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Memory-backed volumes (volumes.md §10.1).
+
+/// The first kernel whose tmpfs knows `noswap`.
+const NOSWAP_SINCE: (u32, u32) = (6, 4);
+
+/// The size in bytes: what pods may use of the node's memory, bounded by the pod's memory limit and then by the
+/// volume's own `sizeLimit`. A bound that is zero or not smaller changes nothing.
+pub fn size(allocatable: u64, pod_limit: Option<u64>, size_limit: Option<u64>) -> u64 {
+    let mut size = allocatable;
+    for bound in [pod_limit, size_limit].into_iter().flatten() {
+        if bound > 0 && (bound <= size || size == 0) {
+            size = bound;
+        }
+    }
+    size
+}
+
+/// The data string of the mount: `size=` only when positive, `noswap` only when the kernel has it.
+pub fn options(size: u64, noswap: bool) -> String {
+    let mut parts = Vec::new();
+    if size > 0 {
+        parts.push(format!("size={size}"));
+    }
+    if noswap {
+        parts.push("noswap".to_owned());
+    }
+    parts.join(",")
+}
+
+/// Whether the kernel of this release (`uname -r`) has the `noswap` option. An unreadable release has not.
+pub fn kernel_has_noswap(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= NOSWAP_SINCE,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_smallest_positive_bound_wins() {
+        let cases = [
+            ((100, None, None), 100),
+            ((100, Some(50), None), 50),
+            ((100, Some(150), None), 100),
+            ((100, None, Some(20)), 20),
+            ((100, Some(50), Some(80)), 50),
+            ((100, Some(50), Some(50)), 50),
+            ((100, Some(0), Some(0)), 100),
+            ((0, Some(7), None), 7),
+            ((0, None, None), 0),
+        ];
+        for ((allocatable, pod, limit), expected) in cases {
+            assert_eq!(size(allocatable, pod, limit), expected, "{allocatable} {pod:?} {limit:?}");
+        }
+    }
+
+    #[test]
+    fn options_name_only_what_applies() {
+        assert_eq!(options(4096, true), "size=4096,noswap");
+        assert_eq!(options(4096, false), "size=4096");
+        assert_eq!(options(0, true), "noswap");
+        assert_eq!(options(0, false), "");
+    }
+
+    #[test]
+    fn noswap_is_there_from_kernel_6_4_on() {
+        for (release, has) in [
+            ("6.4.0", true),
+            ("6.18.44-fc", true),
+            ("7.0-rc1", true),
+            ("6.3.13", false),
+            ("5.10.0-30-amd64", false),
+            ("6", false),
+            ("linux", false),
+        ] {
+            assert_eq!(kernel_has_noswap(release), has, "{release}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_size_never_exceeds_a_positive_bound(a in 0u64..1000, p in prop::option::of(0u64..1000), s in prop::option::of(0u64..1000)) {
+            let size = size(a, p, s);
+            for bound in [Some(a), p, s].into_iter().flatten().filter(|b| *b > 0) {
+                prop_assert!(size <= bound);
+            }
+        }
+    }
+}

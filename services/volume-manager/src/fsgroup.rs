@@ -1,0 +1,107 @@
+//! Ownership of a volume by the pod's group (volumes.md §5).
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags};
+
+use crate::remove::open_folder;
+
+/// Read and write for owner and group.
+const MASK: u32 = 0o660;
+/// What a folder gets besides: the group is inherited and may enter.
+const FOLDER_MASK: u32 = 0o2110;
+/// Deeper folders are left as they are; a volume of ours is new and has none.
+const MAX_DEPTH: usize = 64;
+
+/// Gives everything in `folder`, and then the folder itself, to the group `gid`. Links are not followed; what
+/// cannot be changed is logged and left.
+pub(crate) fn apply(folder: &Path, gid: u32) -> io::Result<()> {
+    let fd = open_folder(folder).map_err(io::Error::other)?.ok_or(io::ErrorKind::NotFound)?;
+    let gid = Gid::from_raw(gid);
+    walk(&fd, gid, MAX_DEPTH)?;
+    change_open(&fd, gid, folder);
+    Ok(())
+}
+
+fn walk(folder: &OwnedFd, gid: Gid, depth: usize) -> io::Result<()> {
+    for entry in Dir::read_from(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        let stat = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory if depth > 0 => {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let child = rustix::fs::openat(folder, name, flags, Mode::empty())?;
+                walk(&child, gid, depth - 1)?;
+                change_open(&child, gid, Path::new(&*name.to_string_lossy()));
+            }
+            FileType::Directory => {}
+            kind => change_entry(folder, name, gid, kind),
+        }
+    }
+    Ok(())
+}
+
+fn change_open(folder: &OwnedFd, gid: Gid, path: &Path) {
+    let changed = rustix::fs::fchown(folder, None, Some(gid)).and_then(|()| {
+        let mode = rustix::fs::fstat(folder)?.st_mode & 0o7777;
+        rustix::fs::fchmod(folder, Mode::from_raw_mode(mode | MASK | FOLDER_MASK))
+    });
+    if let Err(error) = changed {
+        tracing::warn!(path = %path.display(), %error, "cannot give a folder to the pod's group");
+    }
+}
+
+fn change_entry(folder: &OwnedFd, name: &CStr, gid: Gid, kind: FileType) {
+    let changed = rustix::fs::chownat(folder, name, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW).and_then(|()| {
+        if kind == FileType::Symlink {
+            return Ok(());
+        }
+        // By descriptor, since chmod by name would follow a link that has come in between.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(folder, name, flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&file)?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+            return Ok(());
+        }
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()));
+        rustix::fs::chmod(path, Mode::from_raw_mode((stat.st_mode & 0o7777) | MASK))
+    });
+    if let Err(error) = changed {
+        tracing::warn!(name = %name.to_string_lossy(), %error, "cannot give a file to the pod's group");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+    use super::*;
+
+    #[test]
+    fn folders_and_files_go_to_the_group_and_links_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = dir.path().join("v");
+        fs::create_dir_all(volume.join("sub")).unwrap();
+        fs::set_permissions(&volume, fs::Permissions::from_mode(0o777)).unwrap();
+        fs::write(volume.join("sub/file"), "x").unwrap();
+        fs::set_permissions(volume.join("sub/file"), fs::Permissions::from_mode(0o400)).unwrap();
+        fs::write(dir.path().join("outside"), "x").unwrap();
+        let before = fs::metadata(dir.path().join("outside")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("outside"), volume.join("link")).unwrap();
+        apply(&volume, 4711).unwrap();
+        let mode = |p: &str| fs::metadata(volume.join(p)).unwrap().mode() & 0o7777;
+        assert_eq!((mode(""), mode("sub/file")), (0o2777, 0o660));
+        assert_eq!(fs::metadata(volume.join("sub/file")).unwrap().gid(), 4711);
+        assert_eq!(fs::symlink_metadata(volume.join("link")).unwrap().gid(), 4711);
+        let after = fs::metadata(dir.path().join("outside")).unwrap();
+        assert_eq!((before.gid(), before.mode()), (after.gid(), after.mode()));
+    }
+}

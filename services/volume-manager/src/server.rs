@@ -1,0 +1,375 @@
+//! The gRPC API and the building of the service.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::Stream;
+use keelson_config::{Config, ServiceName};
+use keelson_kube_model::Quantity;
+use keelson_proto::keelson::common::v1 as common;
+use keelson_proto::keelson::volume_manager::v1 as pb;
+use keelson_proto::keelson::volume_manager::v1::volume_manager_server::{VolumeManager, VolumeManagerServer};
+use keelson_service_kit::status::{chain, error};
+use keelson_service_kit::{CancellationToken, Context, Progress, WatchHub, WatchItem};
+use keelson_volume_manager_core::desire::Want;
+use keelson_volume_manager_core::set::StreamId;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
+use tonic::service::Routes;
+use tonic::{Code, Request, Response, Status, Streaming};
+use tracing::Instrument as _;
+
+use crate::manager::{Command, Env, Manager, channel};
+use crate::runtime::Runtime;
+use crate::store::Store;
+use crate::view::{Phase, Report, View};
+use crate::wire::{self, PodDesireFromWire, plain};
+
+/// How long a call waits for the set to name its pod.
+const NAMED_WITHIN: Duration = Duration::from_secs(5);
+/// What is left of a caller's deadline for the answer's way back.
+const ANSWER_SLACK: Duration = Duration::from_millis(100);
+
+/// Takes stock of the disk and builds the service.
+///
+/// # Errors
+/// The root folder is not usable.
+pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
+    let config = Arc::clone(&ctx.config);
+    let (store, found) = tokio::task::spawn_blocking(move || take_stock(&config)).await??;
+    let store = Arc::new(store);
+    let sharing = Arc::clone(&store);
+    let shared = tokio::task::spawn_blocking(move || sharing.share()).await?;
+    ctx.progress.condition("root-mount", shared.map_err(|e| chain(&e)));
+
+    let (commands, receiver) = channel();
+    let hub = WatchHub::new();
+    let env = Arc::new(Env {
+        store,
+        runtime: Runtime::new(ctx.peer(ServiceName::RuntimeShim), ctx.progress.clone()),
+        hub: hub.clone(),
+        events: ctx.events.clone(),
+        commands: commands.clone(),
+    });
+    tracing::info!(pods = found.len(), "took stock of the pod folders");
+    let manager = Manager::new(Arc::clone(&env), found);
+    let handle = ctx.progress.register("pods");
+    ctx.spawn("pods", manager.run(receiver, ctx.shutdown.clone(), handle));
+    let service = Service { commands, hub, env, progress: ctx.progress.clone(), shutdown: ctx.shutdown };
+    Ok(Routes::new(VolumeManagerServer::new(service)))
+}
+
+type Stock = (Store, Vec<(String, keelson_volume_manager_core::plan::Actual)>);
+
+fn take_stock(config: &Config) -> anyhow::Result<Stock> {
+    let root = &config.paths.root_dir;
+    let store = Store::open(root, allocatable_memory(config))
+        .with_context(|| format!("the root folder {} (paths.rootDir) is not usable", root.display()))?;
+    let found = store.scan().context("cannot take stock of the pod folders")?;
+    Ok((store, found))
+}
+
+/// Memory in bytes that pods may use: all less what the configuration reserves.
+fn allocatable_memory(config: &Config) -> u64 {
+    let info = rustix::system::sysinfo();
+    let total = u64::from(info.mem_unit).saturating_mul(info.totalram);
+    let reserved = config.resources.reserved.get("memory").and_then(|text| Quantity::parse(text).ok());
+    total.saturating_sub(reserved.map_or(0, |q| u64::try_from(q.value()).unwrap_or(0)))
+}
+
+struct Service {
+    commands: mpsc::Sender<Command>,
+    hub: WatchHub<String, Report>,
+    env: Arc<Env>,
+    progress: Progress,
+    shutdown: CancellationToken,
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+fn stopping() -> Status {
+    error(Code::Unavailable, "STOPPING", "volume-manager is stopping")
+}
+
+fn bad(problem: &wire::WireError) -> Status {
+    error(Code::InvalidArgument, "BAD_FIELD", problem.to_string())
+}
+
+impl Service {
+    async fn send(&self, command: Command) -> Result<(), Status> {
+        self.commands.send(command).await.map_err(|_| stopping())
+    }
+
+    async fn look(&self, uid: String) -> Result<watch::Receiver<View>, Status> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Look { uid, reply }).await?;
+        answer.await.map_err(|_| stopping())
+    }
+}
+
+#[tonic::async_trait]
+impl VolumeManager for Service {
+    type SyncStream = Answers<common::SyncAck>;
+    type MountPodStream = Answers<pb::MountPodResponse>;
+    type WatchPodVolumesStream = Answers<pb::WatchPodVolumesResponse>;
+
+    async fn sync(
+        &self,
+        request: Request<Streaming<pb::SyncRequest>>,
+    ) -> Result<Response<Self::SyncStream>, Status> {
+        let taken_over = CancellationToken::new();
+        let (reply, answer) = oneshot::channel();
+        self.send(Command::Open { taken_over: taken_over.clone(), reply }).await?;
+        let stream = answer.await.map_err(|_| stopping())?;
+        let (acks, receiver) = mpsc::channel(4);
+        let reader = SyncReader {
+            commands: self.commands.clone(),
+            progress: self.progress.clone(),
+            stream,
+            acks: acks.clone(),
+        };
+        let shutdown = self.shutdown.clone();
+        tokio::spawn(async move {
+            // Cancel-safe: an abandoned stream is replaced by a whole new set.
+            let end = tokio::select! {
+                end = reader.read(request.into_inner()) => end,
+                () = taken_over.cancelled() => Err(error(
+                    Code::Aborted,
+                    "SYNC_TAKEN_OVER",
+                    "a later Sync stream has begun; this one is ignored",
+                )),
+                () = shutdown.cancelled() => Err(stopping()),
+            };
+            if let Err(status) = end {
+                let _ = acks.try_send(Err(status));
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn mount_pod(
+        &self,
+        request: Request<pb::MountPodRequest>,
+    ) -> Result<Response<Self::MountPodStream>, Status> {
+        let request = request.into_inner();
+        let uid = plain("uid", &request.uid).map_err(|e| bad(&e))?;
+        let view = self.look(uid.clone()).await?;
+        let pod_dir = self.env.store.pod_folder(&uid).to_string_lossy().into_owned();
+        let (answers, receiver) = mpsc::channel(4);
+        let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for volumes", uid);
+        let wait = MountWait { uid, revision: request.revision, pod_dir, view, answers };
+        tokio::spawn(wait.run().instrument(span));
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn unmount_pod(
+        &self,
+        request: Request<pb::UnmountPodRequest>,
+    ) -> Result<Response<pb::UnmountPodResponse>, Status> {
+        let deadline = deadline(request.metadata());
+        let uid = plain("uid", &request.into_inner().uid).map_err(|e| bad(&e))?;
+        let mut view = self.look(uid.clone()).await?;
+        let mut last = view.clone();
+        let done = view.wait_for(|v| matches!(v.report.phase, Phase::Unknown | Phase::Unmounted));
+        match tokio::time::timeout(deadline, done).await {
+            // The sender is gone with the pod's slot, and the slot goes only when nothing is left.
+            Ok(Ok(_) | Err(_)) => Ok(Response::new(pb::UnmountPodResponse {})),
+            Err(_) => {
+                let view = last.borrow_and_update();
+                let why = match (&view.named, view.report.message.as_str()) {
+                    (Some((_, Want::Run | Want::Stop)), _) => "its unmounting is not wanted yet",
+                    (_, "") => "its volumes are being torn down",
+                    (_, message) => message,
+                };
+                Err(error(Code::DeadlineExceeded, "NOT_UNMOUNTED", format!("pod {uid}: {why}")))
+            }
+        }
+    }
+
+    async fn watch_pod_volumes(
+        &self,
+        _: Request<pb::WatchPodVolumesRequest>,
+    ) -> Result<Response<Self::WatchPodVolumesStream>, Status> {
+        use pb::watch_pod_volumes_response::Item;
+        let stream = self.hub.subscribe().into_stream(|item| {
+            let item = match item {
+                WatchItem::Set(uid, report) => Item::Pod(wire::pod_volumes(uid, report)),
+                WatchItem::Gone(uid) => Item::GoneUid(uid),
+                WatchItem::Synced => Item::Synced(common::Synced {}),
+            };
+            Ok(pb::WatchPodVolumesResponse { item: Some(item) })
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+}
+
+/// The caller's deadline less the answer's way back; a day without one.
+fn deadline(metadata: &MetadataMap) -> Duration {
+    let parse = |text: &str| {
+        let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+        let amount: u64 = digits.parse().ok()?;
+        Some(match unit {
+            "H" => Duration::from_secs(amount.saturating_mul(3600)),
+            "M" => Duration::from_secs(amount.saturating_mul(60)),
+            "S" => Duration::from_secs(amount),
+            "m" => Duration::from_millis(amount),
+            "u" => Duration::from_micros(amount),
+            _ => Duration::from_nanos(amount),
+        })
+    };
+    let given = metadata.get("grpc-timeout").and_then(|v| v.to_str().ok()).and_then(parse);
+    given.map_or(Duration::from_secs(86_400), |d| d.saturating_sub(ANSWER_SLACK.min(d / 4)))
+}
+
+/// Reads one `Sync` stream.
+struct SyncReader {
+    commands: mpsc::Sender<Command>,
+    progress: Progress,
+    stream: StreamId,
+    acks: mpsc::Sender<Result<common::SyncAck, Status>>,
+}
+
+impl SyncReader {
+    async fn read(self, mut messages: Streaming<pb::SyncRequest>) -> Result<(), Status> {
+        use pb::sync_request::Item;
+        let stream = self.stream;
+        self.progress.condition("sync", Ok(()));
+        let send = |command| async { self.commands.send(command).await.map_err(|_| stopping()) };
+        while let Some(message) = messages.message().await? {
+            match message.item {
+                Some(Item::Pod(pod)) => match PodDesireFromWire::try_from(pod) {
+                    Ok(PodDesireFromWire(desire)) => send(Command::Name { stream, desire }).await?,
+                    // One bad pod must not stand in the way of all others.
+                    Err(problem) => self
+                        .progress
+                        .condition("sync", Err(format!("a pod of the set cannot be taken: {problem}"))),
+                },
+                Some(Item::DroppedUid(uid)) => send(Command::Unname { stream, uid }).await?,
+                Some(Item::Complete(set)) => {
+                    let (reply, taken) = oneshot::channel();
+                    let sources_ready = set.sources_ready;
+                    send(Command::Complete { stream, sources_ready, reply }).await?;
+                    taken.await.map_err(|_| stopping())?;
+                    let _ = self.acks.send(Ok(common::SyncAck { epoch: set.epoch })).await;
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One `MountPod` call.
+struct MountWait {
+    uid: String,
+    revision: u64,
+    pod_dir: String,
+    view: watch::Receiver<View>,
+    answers: mpsc::Sender<Result<pb::MountPodResponse, Status>>,
+}
+
+/// What a look at the pod means for a `MountPod` call.
+enum Look {
+    Wait(String),
+    Unnamed,
+    Ready(pb::MountsReady),
+    Refused(Status),
+}
+
+impl MountWait {
+    async fn run(mut self) {
+        let mut told = String::new();
+        let mut unnamed_since = tokio::time::Instant::now();
+        loop {
+            let look = self.look();
+            if !matches!(look, Look::Unnamed) {
+                unnamed_since = tokio::time::Instant::now();
+            }
+            let waiting_for = match look {
+                Look::Wait(text) => text,
+                Look::Unnamed => "pod-sync to name the pod".to_owned(),
+                Look::Ready(ready) => return self.end(Ok(ready)).await,
+                Look::Refused(status) => return self.end(Err(status)).await,
+            };
+            if waiting_for != told {
+                told.clone_from(&waiting_for);
+                let item = pb::mount_pod_response::Item::Progress(pb::MountProgress { waiting_for });
+                if self.answers.send(Ok(pb::MountPodResponse { item: Some(item) })).await.is_err() {
+                    return;
+                }
+            }
+            // Cancel-safe: `changed` marks nothing as seen unless it returns; the others hold nothing.
+            tokio::select! {
+                changed = self.view.changed() => if changed.is_err() {
+                    return self.end(Err(self.unknown())).await;
+                },
+                () = self.answers.closed() => return,
+                () = tokio::time::sleep_until(unnamed_since + NAMED_WITHIN), if self.is_unnamed() => {
+                    return self.end(Err(self.unknown())).await;
+                }
+            }
+        }
+    }
+
+    fn is_unnamed(&self) -> bool {
+        self.view.borrow().named.is_none_or(|(revision, _)| revision < self.revision)
+    }
+
+    fn look(&mut self) -> Look {
+        let view = self.view.borrow_and_update();
+        let want = match view.named {
+            Some((revision, want)) if revision >= self.revision => want,
+            _ => return Look::Unnamed,
+        };
+        if want != Want::Run {
+            return Look::Refused(error(
+                Code::FailedPrecondition,
+                "NOT_WANTED",
+                format!("pod {} is not to run, nothing is mounted for it", self.uid),
+            ));
+        }
+        if view.revision < self.revision {
+            return Look::Wait("volumes to be set up".to_owned());
+        }
+        let report = &view.report;
+        match report.phase {
+            Phase::Mounted => Look::Ready(pb::MountsReady {
+                volumes: wire::mounts(report.mounts.clone()),
+                pod_dir: self.pod_dir.clone(),
+            }),
+            Phase::Failed if view.permanent => Look::Refused(error(
+                Code::FailedPrecondition,
+                "VOLUME_NOT_USABLE",
+                report.message.clone(),
+            )),
+            Phase::Failed => {
+                let pause = view.next_try.unwrap_or_default().as_millis();
+                Look::Wait(format!("{}; next try within {pause} ms", report.message))
+            }
+            Phase::Unknown | Phase::Pending | Phase::Unmounting | Phase::Unmounted => {
+                Look::Wait("volumes to be set up".to_owned())
+            }
+        }
+    }
+
+    fn unknown(&self) -> Status {
+        error(
+            Code::NotFound,
+            "POD_NOT_NAMED",
+            format!(
+                "pod {} revision {} is not in the set that pod-sync has sent",
+                self.uid, self.revision
+            ),
+        )
+    }
+
+    async fn end(&self, end: Result<pb::MountsReady, Status>) {
+        let item = end.map(|ready| pb::MountPodResponse {
+            item: Some(pb::mount_pod_response::Item::Ready(ready)),
+        });
+        let _ = self.answers.send(item).await;
+    }
+}

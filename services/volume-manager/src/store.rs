@@ -1,0 +1,369 @@
+//! The pod folders and volumes on disk (volumes.md §2, §10.1, §10.2, §3.17). Everything here blocks.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use keelson_volume_manager_core::desire::{Medium, PodDesire, Source, Volume};
+use keelson_volume_manager_core::hostpath::{self, Act, Found, HostPathError, Verdict};
+use keelson_volume_manager_core::names::{EMPTY_DIR, VolumeKey, is_one_component};
+use keelson_volume_manager_core::plan::Actual;
+use keelson_volume_manager_core::tmpfs;
+
+use crate::mounts::{MountError, is_mount_point, mount_tmpfs, read_mounts, share_root, unmount_memory};
+use crate::remove::{RemoveError, remove_tree};
+
+/// Folders of the agent and of a pod (volumes.md §2).
+const FOLDER_MODE: u32 = 0o750;
+
+/// Why something on disk could not be brought about.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    /// The root folder's path is not plain.
+    #[error("the root folder {} must be an absolute path without . or .. and without a slash at its end", path.display())]
+    RootPath { path: PathBuf },
+    /// A system call has failed.
+    #[error("cannot {act} {}", path.display())]
+    Io { act: &'static str, path: PathBuf, source: io::Error },
+    /// A mount could not be made or undone.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// Something could not be removed.
+    #[error(transparent)]
+    Remove(#[from] RemoveError),
+    /// The hostPath is not what the volume asks for.
+    #[error(transparent)]
+    HostPath(#[from] HostPathError),
+    /// The medium is none of the API.
+    #[error("unknown storage medium {medium:?}; it is empty, Memory or HugePages")]
+    Medium { medium: String },
+    /// Huge pages.
+    #[error("an emptyDir with the medium HugePages{size} is not supported by this version")]
+    HugePages { size: String },
+    /// The kind of volume is not mounted by this version.
+    #[error("volumes of the kind {kind} are not supported by this version")]
+    Unsupported { kind: String },
+    /// A volume of a plugin that this version does not know is in the way.
+    #[error("the volume {} belongs to the plugin {plugin}, which this version cannot tear down; unmount it and remove its folder", path.display())]
+    ForeignPlugin { path: PathBuf, plugin: String },
+}
+
+impl StoreError {
+    /// Whether the volume cannot be set up as its spec has it; a retry helps only when the node changes.
+    pub(crate) fn is_permanent(&self) -> bool {
+        match self {
+            Self::HostPath(_) | Self::Medium { .. } | Self::HugePages { .. } | Self::Unsupported { .. } => true,
+            Self::RootPath { .. }
+            | Self::Io { .. }
+            | Self::Mount(_)
+            | Self::Remove(_)
+            | Self::ForeignPlugin { .. } => false,
+        }
+    }
+}
+
+/// A volume that is ready: where it is, and what it holds below the pod's folder.
+#[derive(Debug)]
+pub(crate) struct SetUp {
+    pub(crate) host_path: PathBuf,
+}
+
+/// The agent's root folder.
+#[derive(Debug)]
+pub(crate) struct Store {
+    root: PathBuf,
+    /// Memory in bytes that pods may use; bounds memory-backed volumes.
+    allocatable: u64,
+    noswap: bool,
+}
+
+impl Store {
+    /// Opens the root folder, making it and its fixed sub-folders when missing.
+    pub(crate) fn open(root: &Path, allocatable: u64) -> Result<Self, StoreError> {
+        if !keelson_volume_manager_core::mountinfo::is_canonical(root) {
+            return Err(StoreError::RootPath { path: root.to_owned() });
+        }
+        if let Some(parent) = root.parent() {
+            fs::create_dir_all(parent).map_err(|source| io_error("make", parent, source))?;
+        }
+        for name in ["", "pods", "plugins", "plugins_registry"] {
+            let path = if name.is_empty() { root.to_owned() } else { root.join(name) };
+            make_folder(&path, FOLDER_MODE)?;
+        }
+        let noswap = tmpfs::kernel_has_noswap(&rustix::system::uname().release().to_string_lossy());
+        Ok(Self { root: root.to_owned(), allocatable, noswap })
+    }
+
+    /// Makes mounts below the root folder visible to containers and back.
+    pub(crate) fn share(&self) -> Result<(), MountError> {
+        share_root(&self.root)
+    }
+
+    /// `<root>/pods/<uid>`.
+    pub(crate) fn pod_folder(&self, uid: &str) -> PathBuf {
+        self.root.join("pods").join(uid)
+    }
+
+    fn volume_path(&self, uid: &str, key: &VolumeKey) -> PathBuf {
+        self.pod_folder(uid).join("volumes").join(&key.plugin).join(&key.name)
+    }
+
+    fn marker_folder(&self, uid: &str, marker: &str) -> PathBuf {
+        self.pod_folder(uid).join("plugins").join(EMPTY_DIR).join(marker)
+    }
+
+    /// Every pod that has a folder, with what lies below its `volumes`. Volumes are listed, never looked at: one
+    /// may hang.
+    pub(crate) fn scan(&self) -> Result<Vec<(String, Actual)>, StoreError> {
+        let mut found = Vec::new();
+        for uid in folders_in(&self.root.join("pods"))? {
+            let volumes = self.pod_folder(&uid).join("volumes");
+            let mut actual = Actual { folder: true, ..Actual::default() };
+            for plugin in folders_in(&volumes)? {
+                for name in folders_in(&volumes.join(&plugin))? {
+                    actual.held.insert(VolumeKey { plugin: plugin.clone(), name });
+                }
+            }
+            found.push((uid, actual));
+        }
+        Ok(found)
+    }
+
+    /// Makes the pod's folder and its sub-folders.
+    pub(crate) fn make_pod_folders(&self, uid: &str) -> Result<(), StoreError> {
+        let folder = self.pod_folder(uid);
+        make_folder(&folder, FOLDER_MODE)?;
+        for name in ["volumes", "plugins", "containers"] {
+            make_folder(&folder.join(name), FOLDER_MODE)?;
+        }
+        Ok(())
+    }
+
+    /// Where a volume will be, and what it will hold below the pod's folder, if anything.
+    pub(crate) fn holds(volume: &Volume) -> Option<VolumeKey> {
+        match &volume.source {
+            Source::EmptyDir { .. } => Some(VolumeKey::empty_dir(&volume.name)),
+            Source::HostPath { .. } | Source::Unsupported(_) => None,
+        }
+    }
+
+    /// Sets up a volume, or finds it set up.
+    pub(crate) fn set_up(&self, desire: &PodDesire, volume: &Volume) -> Result<SetUp, StoreError> {
+        match &volume.source {
+            Source::EmptyDir { medium, size_limit } => {
+                self.set_up_empty_dir(desire, &volume.name, medium, *size_limit)
+            }
+            Source::HostPath { path, kind } => {
+                check_host_path(path, kind)?;
+                Ok(SetUp { host_path: PathBuf::from(path) })
+            }
+            Source::Unsupported(kind) => Err(StoreError::Unsupported { kind: kind.clone() }),
+        }
+    }
+
+    fn set_up_empty_dir(
+        &self,
+        desire: &PodDesire,
+        name: &str,
+        medium: &Medium,
+        size_limit: Option<u64>,
+    ) -> Result<SetUp, StoreError> {
+        let memory = match medium {
+            Medium::Disk => false,
+            Medium::Memory => true,
+            Medium::HugePages(size) => return Err(StoreError::HugePages { size: size.clone() }),
+            Medium::Unknown(medium) => return Err(StoreError::Medium { medium: medium.clone() }),
+        };
+        let uid = &desire.pod.uid;
+        let path = self.volume_path(uid, &VolumeKey::empty_dir(name));
+        let marker = self.marker_folder(uid, name);
+        if marker.join("ready").exists() {
+            let there = if memory { is_mount_point(&path)? } else { is_folder(&path) };
+            if there {
+                return Ok(SetUp { host_path: path });
+            }
+            remove_marker(&marker)?;
+        }
+        if let Some(plugin) = path.parent() {
+            make_folder(plugin, 0o755)?;
+        }
+        make_folder(&path, 0o777)?;
+        if memory {
+            if !is_mount_point(&path)? {
+                let size = tmpfs::size(self.allocatable, desire.memory_limit, size_limit);
+                mount_tmpfs(&path, size, self.noswap)?;
+            }
+        } else {
+            set_mode(&path, 0o777)?;
+        }
+        if let Some(gid) = desire.fs_group
+            && let Err(error) = crate::fsgroup::apply(&path, gid)
+        {
+            tracing::warn!(uid, volume = name, %error, "cannot give the volume to the pod's group");
+        }
+        make_marker(&marker)?;
+        Ok(SetUp { host_path: path })
+    }
+
+    /// Unmounts and removes a volume with its content. Missing is fine.
+    pub(crate) fn tear_down(&self, uid: &str, key: &VolumeKey) -> Result<(), StoreError> {
+        let path = self.volume_path(uid, key);
+        let Some(marker) = key.marker() else { return remove_foreign(&path, key) };
+        remove_marker(&self.marker_folder(uid, &marker))?;
+        unmount_memory(&path)?;
+        let above = path.parent().unwrap_or(&self.root);
+        remove_tree(above, &key.name)?;
+        Ok(())
+    }
+
+    /// Removes what is left of a pod's folder once no volume is in it (volumes.md §3.17).
+    pub(crate) fn remove_pod_folder(&self, uid: &str) -> Result<(), StoreError> {
+        let folder = self.pod_folder(uid);
+        let volumes = folder.join("volumes");
+        for plugin in folders_in(&volumes)? {
+            for name in folders_in(&volumes.join(&plugin))? {
+                remove_empty(&volumes.join(&plugin).join(name))?;
+            }
+            remove_empty(&volumes.join(plugin))?;
+        }
+        remove_empty(&volumes)?;
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(source) => return Err(io_error("read", &folder, source)),
+        };
+        for entry in entries {
+            let entry = entry.map_err(|source| io_error("read", &folder, source))?;
+            let name = entry.file_name();
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            match name.to_str() {
+                // It came back: somebody mounts while we remove.
+                Some("volumes") => {}
+                Some(name) if is_folder => remove_tree(&folder, name)?,
+                _ => gone(fs::remove_file(entry.path()))
+                    .map_err(|source| io_error("remove", &entry.path(), source))?,
+            }
+        }
+        remove_empty(&folder)
+    }
+}
+
+fn io_error(act: &'static str, path: &Path, source: io::Error) -> StoreError {
+    StoreError::Io { act, path: path.to_owned(), source }
+}
+
+/// Missing is as good as removed.
+fn gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn remove_empty(path: &Path) -> Result<(), StoreError> {
+    gone(fs::remove_dir(path)).map_err(|source| io_error("remove", path, source))
+}
+
+fn is_folder(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir())
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<(), StoreError> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .map_err(|source| io_error("set the mode of", path, source))
+}
+
+/// Makes one folder with exactly this mode, whatever the umask; one that exists keeps its own.
+fn make_folder(path: &Path, mode: u32) -> Result<(), StoreError> {
+    match fs::DirBuilder::new().mode(mode).create(path) {
+        Ok(()) => set_mode(path, mode),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(source) => Err(io_error("make", path, source)),
+    }
+}
+
+fn make_marker(folder: &Path) -> Result<(), StoreError> {
+    if let Some(plugin) = folder.parent() {
+        make_folder(plugin, FOLDER_MODE)?;
+    }
+    make_folder(folder, FOLDER_MODE)?;
+    let file = folder.join("ready");
+    fs::File::create(&file).map(drop).map_err(|source| io_error("make", &file, source))
+}
+
+fn remove_marker(folder: &Path) -> Result<(), StoreError> {
+    let file = folder.join("ready");
+    gone(fs::remove_file(&file)).map_err(|source| io_error("remove", &file, source))?;
+    remove_empty(folder)
+}
+
+/// A plugin of somebody else: its folder goes only when it is empty and nothing is mounted there. mountinfo is
+/// read instead of the folder, which may hang.
+fn remove_foreign(path: &Path, key: &VolumeKey) -> Result<(), StoreError> {
+    let mounted = read_mounts()?.iter().any(|m| m.point.starts_with(path));
+    if !mounted && gone(fs::remove_dir(path)).is_ok() {
+        return Ok(());
+    }
+    let plugin = keelson_volume_manager_core::names::unescape(&key.plugin);
+    Err(StoreError::ForeignPlugin { path: path.to_owned(), plugin })
+}
+
+/// The names of the folders in `path`; a missing one has none.
+fn folders_in(path: &Path) -> Result<Vec<String>, StoreError> {
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(io_error("read", path, source)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|source| io_error("read", path, source))?;
+        // From the directory entry itself, without touching what may be mounted there.
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if let Some(name) = entry.file_name().to_str().filter(|name| is_folder && is_one_component(name)) {
+            names.push(name.to_owned());
+        }
+    }
+    Ok(names)
+}
+
+fn check_host_path(path: &str, kind: &str) -> Result<(), StoreError> {
+    if hostpath::begin(path, kind)? == Act::Take {
+        return Ok(());
+    }
+    match hostpath::check(path, kind, look_at(Path::new(path))?)? {
+        Verdict::Good => return Ok(()),
+        Verdict::MakeDirectory => fs::DirBuilder::new().recursive(true).mode(0o755).create(path),
+        Verdict::MakeFile => {
+            match fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                other => other.map(drop),
+            }
+        }
+    }
+    .map_err(|source| io_error("make", Path::new(path), source))?;
+    hostpath::check(path, kind, look_at(Path::new(path))?)?;
+    Ok(())
+}
+
+fn look_at(path: &Path) -> Result<Found, StoreError> {
+    let kind = match fs::metadata(path) {
+        Ok(meta) => meta.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(source) => return Err(io_error("look at", path, source)),
+    };
+    Ok(if kind.is_dir() {
+        Found::Directory
+    } else if kind.is_file() {
+        Found::File
+    } else if kind.is_socket() {
+        Found::Socket
+    } else if kind.is_char_device() {
+        Found::CharDevice
+    } else if kind.is_block_device() {
+        Found::BlockDevice
+    } else {
+        Found::Other
+    })
+}

@@ -1,0 +1,412 @@
+//! The service over its socket: what pod-sync asks for happens on disk, and nothing else does.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::time::Duration;
+
+use keelson_proto::keelson::common::v1::Want;
+use keelson_proto::keelson::runtime::v1::ContainerState;
+use keelson_proto::keelson::volume_manager::v1 as pb;
+use keelson_service_kit::status::reason;
+use support::{Sync, World, desire, empty_dir, eventually, mount, mounts_below, unmount, volume};
+use tonic::Code;
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[tokio::test]
+async fn a_pod_gets_its_folders_and_an_empty_dir_with_the_kubelets_modes() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let mut sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
+    sync.complete(1, true).await;
+    let (_, ready) = mount(&mut client, "u1", 1).await;
+    let ready = ready.unwrap();
+    let path = world.empty_dir("u1", "data");
+    assert_eq!(Path::new(&ready.pod_dir), world.pod("u1"));
+    assert_eq!((ready.volumes[0].name.as_str(), Path::new(&ready.volumes[0].host_path)), ("data", &*path));
+    assert_eq!(mode(&path), 0o777);
+    for folder in ["", "volumes", "plugins", "containers"] {
+        assert_eq!(mode(&world.pod("u1").join(folder)), 0o750, "{folder}");
+    }
+    let marker = world.pod("u1").join("plugins/kubernetes.io~empty-dir/data");
+    assert_eq!(mode(&marker), 0o750);
+    assert_eq!(fs::read(marker.join("ready")).unwrap(), b"");
+}
+
+#[tokio::test]
+async fn a_memory_empty_dir_is_a_tmpfs_of_the_smallest_bound_and_goes_with_its_pod() {
+    let world = World::new();
+    let _runtime = world.start_runtime().await;
+    let service = world.start().await;
+    let mut client = service.client();
+    let mut sync = Sync::open(&mut client).await;
+    let mut wanted = desire("u1", 1, Want::Run, vec![empty_dir("shm", "Memory", 64 << 20)]);
+    wanted.memory_limit_bytes = 8 << 20;
+    wanted.fs_group = Some(4711);
+    sync.pod(wanted.clone()).await;
+    sync.complete(1, true).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let path = world.empty_dir("u1", "shm");
+    let stat = rustix::fs::statvfs(&path).unwrap();
+    assert_eq!(stat.f_blocks * stat.f_frsize, 8 << 20);
+    assert_eq!(mode(&path), 0o3777);
+    assert_eq!(fs::metadata(&path).unwrap().gid(), 4711);
+    fs::write(path.join("file"), "x").unwrap();
+
+    wanted.want = Want::Unmount.into();
+    wanted.revision = 2;
+    sync.pod(wanted).await;
+    unmount(&mut client, "u1", LONG).await.unwrap();
+    assert!(!path.exists());
+    assert!(!mounts_below(&world.pod("u1")).contains(&path));
+    assert!(world.pod("u1").join("containers").exists(), "the folder stays until the pod is forgotten");
+}
+
+#[tokio::test]
+async fn the_group_of_the_pod_owns_its_empty_dir() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let mut wanted = desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)]);
+    wanted.fs_group = Some(4711);
+    sync.pod(wanted).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let path = world.empty_dir("u1", "data");
+    assert_eq!((mode(&path), fs::metadata(&path).unwrap().gid()), (0o2777, 4711));
+}
+
+#[tokio::test]
+async fn a_pod_that_the_set_never_names_is_not_found() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let (waits, end) = mount(&mut client, "nobody", 1).await;
+    let status = end.unwrap_err();
+    assert_eq!((status.code(), reason(&status).as_deref()), (Code::NotFound, Some("POD_NOT_NAMED")));
+    assert!(status.message().contains("nobody"));
+    assert_eq!(waits, ["pod-sync to name the pod"]);
+    unmount(&mut client, "nobody", LONG).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_call_waits_for_the_revision_that_it_asks_for() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let mut other = service.client();
+    let waiting = tokio::spawn(async move { mount(&mut other, "u1", 2).await });
+    sync.pod(desire("u1", 2, Want::Run, vec![empty_dir("late", "", 0)])).await;
+    let ready = waiting.await.unwrap().1.unwrap();
+    assert_eq!(ready.volumes.len(), 1);
+}
+
+#[tokio::test]
+async fn a_host_path_of_the_wrong_type_is_refused_with_an_event_and_taken_once_it_is_right() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let wanted = world.config.paths.run_dir.join("wanted");
+    let source = |kind: &str| {
+        let path = wanted.to_string_lossy().into_owned();
+        volume("host", pb::volume::Source::HostPath(pb::HostPath { path, r#type: kind.into() }))
+    };
+    sync.pod(desire("u1", 1, Want::Run, vec![source("Directory"), empty_dir("data", "", 0)])).await;
+    let status = mount(&mut client, "u1", 1).await.1.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert!(status.message().contains("hostPath type check failed"), "{}", status.message());
+    assert!(status.message().contains("MountVolume.SetUp failed for volume \"host\" : "));
+    assert!(world.empty_dir("u1", "data").exists(), "another volume is not held up");
+    // The kind of failure that a person mends on the node: it is tried again without a new wish.
+    fs::create_dir(&wanted).unwrap();
+    let ready = eventually("the volume", || {
+        let mut client = service.client();
+        async move { mount(&mut client, "u1", 1).await.1.ok() }
+    })
+    .await;
+    assert!(ready.volumes.iter().any(|v| Path::new(&v.host_path) == wanted));
+
+    sync.pod(desire("u2", 1, Want::Run, vec![source("DirectoryOrCreate")])).await;
+    mount(&mut client, "u2", 1).await.1.unwrap();
+    sync.pod(desire("u3", 1, Want::Run, vec![source("Socket")])).await;
+    mount(&mut client, "u3", 1).await.1.unwrap_err();
+}
+
+#[tokio::test]
+async fn a_kind_that_is_not_supported_is_named_with_its_volume() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    for (uid, volume, text) in [
+        ("u1", volume("conf", pb::volume::Source::Unsupported("configMap".into())), "configMap"),
+        ("u2", empty_dir("huge", "HugePages-2Mi", 0), "HugePages-2Mi"),
+        ("u3", empty_dir("odd", "Floppy", 0), "unknown storage medium"),
+    ] {
+        let name = volume.name.clone();
+        sync.pod(desire(uid, 1, Want::Run, vec![volume])).await;
+        let status = mount(&mut client, uid, 1).await.1.unwrap_err();
+        assert!(status.message().contains(text) && status.message().contains(&name), "{}", status.message());
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_unmounted_while_a_container_runs() {
+    let world = World::new();
+    let runtime = world.start_runtime().await;
+    runtime.container("u1", ContainerState::Running);
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    sync.pod(desire("u1", 2, Want::Unmount, vec![empty_dir("data", "", 0)])).await;
+    let mut other = service.client();
+    let waiting = tokio::spawn(async move { unmount(&mut other, "u1", LONG).await });
+    runtime.read_at_least(3).await;
+    assert!(world.empty_dir("u1", "data").exists());
+    let status = unmount(&mut client, "u1", Duration::from_millis(300)).await.unwrap_err();
+    assert!(status.message().contains("container main"), "{}", status.message());
+    runtime.container("u1", ContainerState::Exited);
+    waiting.await.unwrap().unwrap();
+    assert!(!world.empty_dir("u1", "data").exists());
+}
+
+#[tokio::test]
+async fn volumes_stay_while_runtime_shim_is_away_and_the_condition_says_so() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let volumes = vec![empty_dir("data", "", 0)];
+    sync.pod(desire("u1", 1, Want::Run, volumes.clone())).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    sync.pod(desire("u1", 2, Want::Unmount, volumes)).await;
+    let text = service.condition("runtime-shim", false).await;
+    assert!(text.contains("runtime-shim"), "{text}");
+    assert!(world.empty_dir("u1", "data").exists());
+    let _runtime = world.start_runtime().await;
+    unmount(&mut client, "u1", LONG).await.unwrap();
+    assert!(!world.empty_dir("u1", "data").exists());
+    service.condition("runtime-shim", true).await;
+}
+
+#[tokio::test]
+async fn a_forgotten_pod_leaves_no_folder() {
+    let world = World::new();
+    let _runtime = world.start_runtime().await;
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let volumes = vec![empty_dir("data", "", 0), empty_dir("shm", "Memory", 0)];
+    sync.pod(desire("u1", 1, Want::Run, volumes.clone())).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    fs::create_dir_all(world.empty_dir("u1", "data").join("deep/er")).unwrap();
+    fs::create_dir(world.pod("u1").join("containers/main")).unwrap();
+    fs::write(world.pod("u1").join("containers/main/0badcafe"), "").unwrap();
+    fs::write(world.pod("u1").join("etc-hosts"), "").unwrap();
+    sync.pod(desire("u1", 2, Want::Forget, volumes)).await;
+    eventually("the end of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(()))).await;
+    unmount(&mut client, "u1", LONG).await.unwrap();
+}
+
+#[tokio::test]
+async fn only_a_complete_set_with_ready_sources_sweeps() {
+    let world = World::new();
+    let _runtime = world.start_runtime().await;
+    fs::create_dir_all(world.empty_dir("found", "data")).unwrap();
+    fs::write(world.empty_dir("found", "data").join("file"), "x").unwrap();
+    let service = world.start().await;
+    let mut client = service.client();
+    let mut sync = Sync::open(&mut client).await;
+    sync.pod(desire("kept", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
+    sync.complete(1, false).await;
+    mount(&mut client, "kept", 1).await.1.unwrap();
+    assert!(world.empty_dir("found", "data/file").exists());
+    sync.complete(2, true).await;
+    eventually("the sweep", || std::future::ready((!world.pod("found").exists()).then_some(()))).await;
+    assert!(world.empty_dir("kept", "data").exists());
+
+    sync.send(pb::sync_request::Item::DroppedUid("kept".into())).await;
+    eventually("the drop", || std::future::ready((!world.pod("kept").exists()).then_some(()))).await;
+}
+
+#[tokio::test]
+async fn a_swept_pod_that_still_runs_keeps_its_volumes() {
+    let world = World::new();
+    let runtime = world.start_runtime().await;
+    runtime.container("found", ContainerState::Running);
+    fs::create_dir_all(world.empty_dir("found", "data")).unwrap();
+    let service = world.start().await;
+    let mut client = service.client();
+    let mut sync = Sync::open(&mut client).await;
+    sync.complete(1, true).await;
+    runtime.read_at_least(3).await;
+    assert!(world.empty_dir("found", "data").exists());
+    // It is named after all.
+    sync.pod(desire("found", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
+    mount(&mut client, "found", 1).await.1.unwrap();
+    runtime.container("found", ContainerState::Exited);
+    assert!(world.empty_dir("found", "data").exists());
+}
+
+#[tokio::test]
+async fn a_closed_stream_ends_no_desire_and_a_later_one_takes_over() {
+    let world = World::new();
+    let runtime = world.start_runtime().await;
+    let service = world.start().await;
+    let mut client = service.client();
+    let mut first = Sync::open(&mut client).await;
+    first.pod(desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
+    first.complete(1, true).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let mut second = Sync::open(&mut client).await;
+    let status = first.acks.message().await.unwrap_err();
+    assert_eq!(reason(&status).as_deref(), Some("SYNC_TAKEN_OVER"));
+    drop(first);
+    second.pod(desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    drop(second);
+    let mut third = Sync::open(&mut client).await;
+    third.complete(2, false).await;
+    assert!(world.empty_dir("u1", "data").exists());
+    assert_eq!(runtime.reads(), 0);
+}
+
+#[tokio::test]
+async fn a_restarted_service_finds_its_pods_and_keeps_their_data() {
+    let world = World::new();
+    let runtime = world.start_runtime().await;
+    let volumes = || vec![empty_dir("data", "", 0), empty_dir("shm", "Memory", 0)];
+    let service = world.start().await;
+    {
+        let mut client = service.client();
+        let sync = Sync::open(&mut client).await;
+        sync.pod(desire("u1", 1, Want::Run, volumes())).await;
+        mount(&mut client, "u1", 1).await.1.unwrap();
+    }
+    for name in ["data", "shm"] {
+        fs::write(world.empty_dir("u1", name).join("file"), "kept").unwrap();
+    }
+    let mounts = mounts_below(&world.pod("u1")).len();
+    service.stop().await;
+
+    let service = world.start().await;
+    let mut client = service.client();
+    let mut watch = client.watch_pod_volumes(pb::WatchPodVolumesRequest {}).await.unwrap().into_inner();
+    let pb::watch_pod_volumes_response::Item::Pod(pod) =
+        watch.message().await.unwrap().unwrap().item.unwrap()
+    else {
+        panic!("the replay begins with the pod");
+    };
+    assert_eq!((pod.uid.as_str(), pod.state.as_str()), ("u1", "mounted"));
+    let mut sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, volumes())).await;
+    sync.complete(1, true).await;
+    let ready = mount(&mut client, "u1", 1).await.1.unwrap();
+    assert_eq!(ready.volumes.len(), 2);
+    for name in ["data", "shm"] {
+        assert_eq!(fs::read(world.empty_dir("u1", name).join("file")).unwrap(), b"kept");
+    }
+    assert_eq!(mounts_below(&world.pod("u1")).len(), mounts, "nothing is mounted twice");
+    assert_eq!(runtime.reads(), 0);
+}
+
+#[tokio::test]
+async fn removal_stops_at_a_mount_that_is_not_ours_and_says_where() {
+    let world = World::new();
+    let _runtime = world.start_runtime().await;
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let volumes = vec![empty_dir("data", "", 0)];
+    sync.pod(desire("u1", 1, Want::Run, volumes.clone())).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let inner = world.empty_dir("u1", "data").join("inner");
+    let elsewhere = world.config.paths.run_dir.join("elsewhere");
+    fs::create_dir(&inner).unwrap();
+    fs::create_dir(&elsewhere).unwrap();
+    fs::write(elsewhere.join("precious"), "x").unwrap();
+    // The same filesystem: only the mount itself tells it from a folder.
+    rustix::mount::mount_bind(&elsewhere, &inner).unwrap();
+    sync.pod(desire("u1", 2, Want::Forget, volumes)).await;
+    let mut watch = client.watch_pod_volumes(pb::WatchPodVolumesRequest {}).await.unwrap().into_inner();
+    let message = loop {
+        if let Some(pb::watch_pod_volumes_response::Item::Pod(pod)) =
+            watch.message().await.unwrap().unwrap().item
+            && !pod.message.is_empty()
+        {
+            break pod.message;
+        }
+    };
+    assert!(message.contains("inner is a mount point"), "{message}");
+    assert!(elsewhere.join("precious").exists());
+    rustix::mount::unmount(&inner, rustix::mount::UnmountFlags::empty()).unwrap();
+    eventually("the end of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(()))).await;
+    assert!(elsewhere.join("precious").exists());
+}
+
+#[tokio::test]
+async fn a_pod_that_cannot_be_taken_does_not_stand_in_the_way_of_others() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let mut sync = Sync::open(&mut client).await;
+    sync.pod(desire("../escape", 1, Want::Run, vec![])).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![])).await;
+    sync.complete(1, true).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    assert!(service.condition("sync", false).await.contains("../escape"));
+}
+
+#[tokio::test]
+async fn a_pod_that_is_to_stop_gets_nothing_new() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Stop, vec![empty_dir("data", "", 0)])).await;
+    let status = mount(&mut client, "u1", 1).await.1.unwrap_err();
+    assert_eq!(reason(&status).as_deref(), Some("NOT_WANTED"));
+    assert!(!world.pod("u1").exists());
+}
+
+#[tokio::test]
+async fn the_root_folder_lies_on_a_shared_mount_after_the_start() {
+    let world = World::new();
+    for _ in 0..2 {
+        let service = world.start().await;
+        service.condition("root-mount", true).await;
+        service.stop().await;
+    }
+    let root = world.config.paths.root_dir.to_string_lossy().into_owned();
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = text.lines().rfind(|l| l.split(' ').nth(4).is_some_and(|p| root.starts_with(p))).unwrap();
+    assert!(line.contains("shared:"), "{line}");
+    assert!(mounts_below(&world.config.paths.root_dir).len() <= 1);
+}
+
+#[tokio::test]
+async fn a_root_folder_that_is_not_plainly_written_is_refused() {
+    let mut world = World::new();
+    world.config.paths.root_dir = world.config.paths.root_dir.join("../other");
+    let ctx = keelson_service_kit::Context::detached(
+        keelson_config::ServiceName::VolumeManager,
+        world.config.clone(),
+    );
+    let error = keelson_volume_manager::build(ctx).await.unwrap_err();
+    assert!(format!("{error:#}").contains("../other"), "{error:#}");
+}
