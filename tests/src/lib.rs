@@ -1,1 +1,151 @@
-//! Whole-agent tests live in `tests/tests`.
+//! What the whole-agent tests in `tests/tests` share: manifests, and looks at the world from outside the agent.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use k8s_cri::v1 as cri;
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, eventually};
+use serde_json::Value;
+
+/// How long anything that has to happen may take on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// A pod that sleeps, ends at once when told, and says its name in its log.
+pub fn sleeper(name: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  terminationGracePeriodSeconds: 0\n  \
+         containers:\n  - name: main\n    image: {BUSYBOX_IMAGE}\n    imagePullPolicy: IfNotPresent\n    \
+         command: [\"/bin/sh\", \"-c\", \"echo hello from {name}; exec sleep 1000000\"]\n    \
+         volumeMounts:\n    - name: scratch\n      mountPath: /scratch\n  volumes:\n  - name: scratch\n    emptyDir: {{}}\n"
+    )
+}
+
+/// A running container as the runtime and /proc know it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Process {
+    /// Runtime id.
+    pub id: String,
+    /// Process id on the host.
+    pub pid: u32,
+    /// Start time of that process in clock ticks since boot (proc(5), stat field 22).
+    pub started_ticks: u64,
+}
+
+/// Every running container, by `<pod>/<container>`, from the runtime and /proc and never from the agent.
+///
+/// # Errors
+/// The runtime does not answer.
+pub async fn running(agent: &Agent) -> anyhow::Result<BTreeMap<String, Process>> {
+    let mut runtime = agent.containerd().runtime();
+    let list = runtime.list_containers(cri::ListContainersRequest { filter: None }).await?.into_inner();
+    let mut found = BTreeMap::new();
+    for container in list.containers {
+        if container.state != cri::ContainerState::ContainerRunning as i32 {
+            continue;
+        }
+        let request = cri::ContainerStatusRequest { container_id: container.id.clone(), verbose: true };
+        let Ok(status) = runtime.container_status(request).await else { continue };
+        let info = status.into_inner().info;
+        let info: Value = serde_json::from_str(info.get("info").map_or("{}", String::as_str))?;
+        let Some(pid) = info["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()) else { continue };
+        let label = |key: &str| container.labels.get(key).cloned().unwrap_or_default();
+        let name = format!("{}/{}", label("io.kubernetes.pod.name"), label("io.kubernetes.container.name"));
+        let process = Process { id: container.id, pid, started_ticks: started_ticks(pid)? };
+        ensure!(found.insert(name.clone(), process).is_none(), "two running containers are {name}");
+    }
+    Ok(found)
+}
+
+fn started_ticks(pid: u32) -> anyhow::Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The command may hold spaces and brackets; what follows the last bracket begins with field 3.
+    let rest = stat.rsplit_once(')').context("no command in stat")?.1;
+    rest.split_whitespace().nth(19).and_then(|t| t.parse().ok()).context("no start time in stat")
+}
+
+/// The pods that the agent shows, by name.
+///
+/// # Errors
+/// `keelson get pods` fails.
+pub async fn pods(agent: &Agent) -> anyhow::Result<BTreeMap<String, Value>> {
+    let list = agent.keelson_json(&["get", "pods", "-A", "-o", "json"]).await?;
+    ensure!(list["kind"] == "PodList", "not a PodList: {list}");
+    let items = list["items"].as_array().context("items is no list")?;
+    Ok(items.iter().map(|p| (p["metadata"]["name"].as_str().unwrap_or_default().to_owned(), p.clone())).collect())
+}
+
+/// Whether a pod's condition `Ready` is True.
+pub fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
+}
+
+/// Waits until these manifests' pods, and no others, are there and Ready.
+///
+/// # Errors
+/// They are not within [`LIMIT`]; says what each lacks.
+pub async fn until_ready(agent: &Agent, names: &[&str]) -> anyhow::Result<()> {
+    let node = &agent.spec().node_name;
+    let mut wanted: Vec<String> = names.iter().map(|n| format!("{n}-{node}")).collect();
+    wanted.sort();
+    let mut last = String::new();
+    let ready = eventually(LIMIT, format!("{names:?} are Ready"), async || match pods(agent).await {
+        Ok(pods) => {
+            last = pods.values().map(|p| format!("{}: {}\n", p["metadata"]["name"], p["status"])).collect();
+            pods.keys().eq(wanted.iter()) && pods.values().all(is_ready)
+        }
+        Err(error) => {
+            last = format!("{error:#}");
+            false
+        }
+    });
+    let result = ready.await;
+    result.with_context(|| format!("{last}\n{}", agent.log_tail()))
+}
+
+/// Waits until `keelson explain pod` satisfies `wanted`.
+///
+/// # Errors
+/// It does not within [`LIMIT`]; says what it explains instead.
+pub async fn until_explained(
+    agent: &Agent,
+    pod: &str,
+    what: &str,
+    wanted: impl Fn(&Value) -> bool,
+) -> anyhow::Result<Value> {
+    let mut last = Value::Null;
+    eventually(LIMIT, what, async || {
+        if let Ok(output) = agent.keelson(&["explain", "pod", pod, "-o", "json"]).await {
+            last = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+        }
+        wanted(&last)
+    })
+    .await
+    .with_context(|| format!("{last:#}\n{}", agent.log_tail()))?;
+    Ok(last)
+}
+
+/// The events that the agent shows.
+///
+/// # Errors
+/// `keelson get events` fails.
+pub async fn events(agent: &Agent) -> anyhow::Result<Vec<Value>> {
+    let list = agent.keelson_json(&["get", "events", "-A", "-o", "json"]).await?;
+    Ok(list["items"].as_array().cloned().unwrap_or_default())
+}
+
+/// Waits for an event with this reason whose message contains `text`.
+///
+/// # Errors
+/// None comes within [`LIMIT`].
+pub async fn until_event(agent: &Agent, reason: &str, text: &str) -> anyhow::Result<()> {
+    let fits = |e: &Value| e["reason"] == reason && e["message"].as_str().is_some_and(|m| m.contains(text));
+    let mut last = Vec::new();
+    eventually(LIMIT, format!("an event {reason} with {text:?}"), async || {
+        last = events(agent).await.unwrap_or_default();
+        last.iter().any(fits)
+    })
+    .await
+    .with_context(|| format!("{last:#?}"))
+}

@@ -21,7 +21,7 @@ TYPE/NAME may be written instead of TYPE NAME.";
 
 /// Looks at and operates the Keelson agent of this node.
 #[derive(Debug, Parser)]
-#[command(name = "keelson", version, about, after_help = EXIT_CODES, arg_required_else_help = true)]
+#[command(name = "keelson", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,

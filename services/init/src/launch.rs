@@ -1,6 +1,6 @@
 //! Starting a service as a process with its user, its capabilities and the lifeline.
 
-use std::ffi::{CString, OsString, c_char, c_int, c_ulong};
+use std::ffi::{CString, OsString, c_char, c_int, c_uint, c_ulong};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
@@ -221,6 +221,9 @@ impl Setup {
             // A session of its own: an interrupt at the terminal is for init, which ends all in order.
             check(libc::setsid())?;
             libc::umask(0o022);
+            // Descriptors that init itself was started with are nothing for a service; before Linux 5.11 they
+            // stay, as for any program.
+            libc::syscall(libc::SYS_close_range, 3, c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
             check(libc::fcntl(self.lifeline, libc::F_SETFD, 0))?;
         }
         if self.lower {

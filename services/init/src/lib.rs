@@ -133,11 +133,24 @@ fn prepare_host(config: &Config) -> anyhow::Result<()> {
 
 /// `--resolve-only`.
 fn resolve_only(config: &Config) -> anyhow::Result<()> {
+    join_operator_group(config)?;
     let mut below_run = folders(config, is_root());
     below_run.retain(|folder| folder.path.starts_with(&config.paths.run_dir));
     dirs::prepare(&below_run)?;
     let _lock = lock::run_dir(config)?;
     write_config(config)
+}
+
+/// Makes what init creates from here on the operator group's: its socket and the resolved configuration.
+fn join_operator_group(config: &Config) -> anyhow::Result<()> {
+    if !is_root() {
+        return Ok(());
+    }
+    // SAFETY: takes a plain number; glibc changes all threads.
+    if unsafe { libc::setegid(config.users.operator_gid) } != 0 {
+        return Err(std::io::Error::last_os_error()).context("init needs CAP_SETGID to run the services");
+    }
+    Ok(())
 }
 
 /// Writes the resolved configuration, for the operator group to read.
@@ -163,6 +176,7 @@ async fn build(context: Context, notes: Vec<Note>) -> anyhow::Result<Built<impl 
         }
     }
     let config = &*context.config;
+    join_operator_group(config)?;
     dirs::prepare(&folders(config, is_root()))?;
     warn_of_closed_parents(config);
     let locks = lock::agent(config)?;

@@ -46,7 +46,31 @@ fn who(pid: Option<u32>) -> String {
 /// The locks that init holds as long as it lives.
 #[derive(Debug)]
 pub struct Locks {
-    _held: Vec<File>,
+    _held: Vec<Held>,
+}
+
+/// A locked file. An init that ends in order leaves none.
+#[derive(Debug)]
+struct Held {
+    file: File,
+    path: PathBuf,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Still locked: whoever has opened it meanwhile sees that its name is gone, and opens a new one.
+        if is_at(&self.file, &self.path) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Whether the open file is the one that has the name.
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::symlink_metadata(path)) {
+        (Ok(open), Ok(named)) => (open.dev(), open.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
 }
 
 /// Takes the lock of the run dir alone: nobody else writes there.
@@ -76,7 +100,7 @@ pub fn agent(config: &Config) -> Result<Locks, LockError> {
     Ok(Locks { _held: held })
 }
 
-fn lock_run_dir(config: &Config) -> Result<File, LockError> {
+fn lock_run_dir(config: &Config) -> Result<Held, LockError> {
     let run = &config.paths.run_dir;
     take(
         &run.join("init.lock"),
@@ -93,21 +117,25 @@ fn real_endpoint(endpoint: &str) -> String {
     folder.join(name).to_string_lossy().into_owned()
 }
 
-fn take(path: &Path, what: impl Fn() -> String, way_out: &'static str) -> Result<File, LockError> {
+fn take(path: &Path, what: impl Fn() -> String, way_out: &'static str) -> Result<Held, LockError> {
     let fail = |source| LockError::Open { path: path.to_owned(), source };
-    let mut file = open(path).map_err(fail)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let mut text = String::new();
-            let _ = file.read_to_string(&mut text);
-            return Err(LockError::Taken { pid: text.trim().parse().ok(), what: what(), way_out });
+    loop {
+        let mut file = open(path).map_err(fail)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // Its holder has ended in order between our open and our lock.
+            Ok(()) if !is_at(&file, path) => continue,
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut text = String::new();
+                let _ = file.read_to_string(&mut text);
+                return Err(LockError::Taken { pid: text.trim().parse().ok(), what: what(), way_out });
+            }
+            Err(error) => return Err(fail(error.into())),
         }
-        Err(error) => return Err(fail(error.into())),
+        // The pid is for people; the lock holds without it.
+        let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+        return Ok(Held { file, path: path.to_owned() });
     }
-    // The pid is for people; the lock holds without it.
-    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-    Ok(file)
 }
 
 /// Opens or makes a lock file. Somebody else's file in a folder of all users is not taken: whoever made it
@@ -140,7 +168,18 @@ mod tests {
         let pid = std::process::id();
         assert_eq!(error.to_string(), format!("another keelson (pid {pid}) runs here; stop it"));
         drop(first);
+        assert!(!path.exists(), "an orderly end leaves no file");
         take(&path, || "runs here".into(), "stop it").unwrap();
+    }
+
+    #[test]
+    fn a_file_that_a_killed_init_has_left_is_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("init.lock");
+        fs::write(&path, "12345678\n").unwrap();
+        let held = take(&path, || "runs here".into(), "stop it").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{}\n", std::process::id()));
+        drop(held);
     }
 
     #[test]

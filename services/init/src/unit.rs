@@ -32,7 +32,7 @@ pub(crate) struct Unit {
 
 #[derive(Debug)]
 pub(crate) enum Phase {
-    Alive(Process),
+    Alive(Box<Process>),
     /// It is started at this moment.
     BackingOff(Moment),
     /// A restart would not help.
@@ -103,7 +103,7 @@ impl Unit {
     /// Its process has been started.
     pub(crate) fn has_started(&mut self, now: Moment, pid: u32, started_unix_nanos: i64) {
         self.starts += 1;
-        self.phase = Phase::Alive(Process {
+        self.phase = Phase::Alive(Box::new(Process {
             pid,
             started: now,
             started_unix_nanos,
@@ -111,7 +111,7 @@ impl Unit {
             health: Health::new(now),
             next_poll: Some(now + Duration::from_millis(10)),
             ending: None,
-        });
+        }));
         self.answer_waiting(&Ok(()));
     }
 

@@ -1,4 +1,5 @@
 //! The command line of init: exit codes, messages, and the ways to run it that start no service.
+#![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! The supervisor in this process, with limits short enough to wait for.
+#![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! init as a process, with fake services: users, restarts, lifeline, left-overs, locks, systemd.
+#![allow(clippy::unwrap_used, reason = "tests and their helpers")]
 
 mod common;
 
@@ -67,7 +68,7 @@ async fn folders_sockets_and_the_configuration_have_their_owners_and_modes() {
     };
     check("run", 0o751, 0, 64_390);
     check("run/config.json", 0o640, 0, 64_390);
-    check("run/init/init.sock", 0o660, 0, 0);
+    check("run/init/init.sock", 0o660, 0, 64_390);
     check("run/pod-sync", 0o750, 64_305, 64_390);
     check("run/pod-sync/pod-sync.sock", 0o660, 64_305, 64_390);
     check("run/runtime-shim", 0o750, 0, 64_390);
@@ -207,6 +208,7 @@ async fn told_to_end_it_ends_everything_and_succeeds() {
     init.signal(Signal::TERM);
     assert_eq!(init.ended().await, Some(0));
     assert!(scene.processes().is_empty());
+    assert!(!scene.path("root/.keelson.lock").exists());
 }
 
 #[tokio::test]

@@ -4,7 +4,9 @@
 //! full or the folder cannot be written, the service says so and goes on without. Secrets are never in it.
 
 use std::collections::BTreeMap;
+use std::fs::{DirBuilder, OpenOptions};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -85,7 +87,8 @@ impl Checkpoint {
     /// used gives an empty content and the reason.
     pub fn open(folder: &Path) -> (Self, Writer, BTreeMap<String, Vec<u8>>, Option<CheckpointError>) {
         let shared = Self::default();
-        let (store, content, error) = match open(folder).and_then(|store| Ok((load(folder, &store)?, store))) {
+        let (store, content, error) = match open(folder).and_then(|store| Ok((load(folder, &store)?, store)))
+        {
             Ok((content, store)) => (Some(Arc::new(store)), content, None),
             Err(error) => (None, BTreeMap::new(), Some(error)),
         };
@@ -205,12 +208,17 @@ fn failed<E: Into<redb::Error>>(path: &Path) -> impl Fn(E) -> CheckpointError {
 }
 
 fn open(folder: &Path) -> Result<Database, CheckpointError> {
-    std::fs::create_dir_all(folder)
-        .map_err(|source| CheckpointError::Folder { folder: folder.to_owned(), source })?;
+    let no_folder = |source| CheckpointError::Folder { folder: folder.to_owned(), source };
+    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(no_folder)?;
     let path = folder.join(FILE_NAME);
-    let create = || redb::Builder::new().set_cache_size(CACHE_BYTES).create(&path);
+    let create = || {
+        let options =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = options.map_err(|error| redb::DatabaseError::Storage(error.into()))?;
+        redb::Builder::new().set_cache_size(CACHE_BYTES).create_file(file)
+    };
     create().or_else(|error| {
-        if !matches!(error, redb::DatabaseError::Storage(redb::StorageError::Corrupted(_))) {
+        if !is_broken(&error) {
             return Err(failed(&path)(error));
         }
         // It only repeats what the manifests say; a broken one is put aside for a person to look at.
@@ -220,9 +228,24 @@ fn open(folder: &Path) -> Result<Database, CheckpointError> {
     })
 }
 
+/// Schema version and contents.
+type Stored = (Option<u64>, BTreeMap<String, Vec<u8>>);
+
+/// Whether the file itself is no good store, rather than the disk or its permissions.
+fn is_broken(error: &redb::DatabaseError) -> bool {
+    match error {
+        redb::DatabaseError::Storage(redb::StorageError::Corrupted(_)) => true,
+        redb::DatabaseError::Storage(redb::StorageError::Io(io)) => {
+            io.kind() == std::io::ErrorKind::InvalidData
+        }
+        redb::DatabaseError::RepairAborted | redb::DatabaseError::UpgradeRequired(_) => true,
+        _ => false,
+    }
+}
+
 fn load(folder: &Path, store: &Database) -> Result<BTreeMap<String, Vec<u8>>, CheckpointError> {
     let path = folder.join(FILE_NAME);
-    let read = || -> Result<(Option<u64>, BTreeMap<String, Vec<u8>>), redb::Error> {
+    let read = || -> Result<Stored, redb::Error> {
         let transaction = store.begin_read()?;
         let version = match transaction.open_table(META) {
             Ok(meta) => meta.get("schema")?.map(|v| v.value()),
@@ -251,7 +274,11 @@ fn load(folder: &Path, store: &Database) -> Result<BTreeMap<String, Vec<u8>>, Ch
     }
 }
 
-fn write(folder: &Path, store: Option<Arc<Database>>, pending: &Pending) -> Result<Arc<Database>, CheckpointError> {
+fn write(
+    folder: &Path,
+    store: Option<Arc<Database>>,
+    pending: &Pending,
+) -> Result<Arc<Database>, CheckpointError> {
     let store = match store {
         Some(store) => store,
         None => {

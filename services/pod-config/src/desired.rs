@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_kube_model::PodFullName;
 use keelson_pod_config_core::files::{Problem, SourceObject, SourceSet};
-use keelson_pod_config_core::merge::{Change, MergedPod, Merge, Op, Refused};
+use keelson_pod_config_core::merge::{Change, Merge, MergedPod, Op, Refused};
 use keelson_pod_config_core::object::ObjectKey;
 use keelson_pod_config_core::{ManifestError, Why};
 use keelson_proto::keelson::pod_config::v1 as pb;
@@ -198,13 +198,22 @@ impl Desired {
         match problem.error.pod.as_ref().filter(|_| about_pod) {
             Some(name) => {
                 let uid = merge.find(source, name).map_or("", |(uid, _)| uid);
-                events.warning(ObjectRef::pod(&name.namespace, &name.name, uid), "FailedValidation", message.clone());
+                events.warning(
+                    ObjectRef::pod(&name.namespace, &name.name, uid),
+                    "FailedValidation",
+                    message.clone(),
+                );
             }
             None => events.warning(ObjectRef::node(&self.0.node_name), "InvalidManifest", message.clone()),
         }
-        for name in problem.kept.iter().filter(|name| !about_pod || problem.error.pod.as_ref() != Some(name)) {
+        for name in problem.kept.iter().filter(|name| !about_pod || problem.error.pod.as_ref() != Some(name))
+        {
             if let Some((uid, _)) = merge.find(source, name) {
-                events.warning(ObjectRef::pod(&name.namespace, &name.name, uid), "InvalidManifest", message.clone());
+                events.warning(
+                    ObjectRef::pod(&name.namespace, &name.name, uid),
+                    "InvalidManifest",
+                    message.clone(),
+                );
             }
         }
     }

@@ -29,7 +29,11 @@ pub fn list(path: &Path) -> Listing {
         Err(error) if error.kind() == ErrorKind::NotFound => Listing::Missing,
         Err(error) => Listing::Unreadable(trouble(path, &error)),
         Ok(found) if found.is_dir() => list_folder(path).unwrap_or_else(|error| {
-            if error.kind() == ErrorKind::NotFound { Listing::Missing } else { Listing::Unreadable(trouble(path, &error)) }
+            if error.kind() == ErrorKind::NotFound {
+                Listing::Missing
+            } else {
+                Listing::Unreadable(trouble(path, &error))
+            }
         }),
         Ok(found) if found.is_file() => match path.to_str() {
             Some(text) => Listing::Files(BTreeMap::from([(text.to_owned(), stamp(&found))])),

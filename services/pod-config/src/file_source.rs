@@ -223,9 +223,8 @@ impl FileSource {
             return;
         }
         self.gone.retain(|_, at| *at > now);
-        let checked = self.blocking(|| {
-            due.into_iter().filter(|path| disk::is_gone(Path::new(path))).collect::<Vec<_>>()
-        });
+        let checked = self
+            .blocking(|| due.into_iter().filter(|path| disk::is_gone(Path::new(path))).collect::<Vec<_>>());
         let mut dirty = false;
         for path in checked.await.unwrap_or_default() {
             dirty |= self.forget(&path);
@@ -239,7 +238,9 @@ impl FileSource {
     async fn read(&mut self, mut paths: Vec<String>) -> Vec<String> {
         let mut missing = Vec::new();
         while !paths.is_empty() {
-            let Some((done, rest)) = self.blocking(move || disk::read_all(paths)).await else { return missing };
+            let Some((done, rest)) = self.blocking(move || disk::read_all(paths)).await else {
+                return missing;
+            };
             paths = rest;
             for (path, reading) in done {
                 match reading {
@@ -250,7 +251,8 @@ impl FileSource {
                     }
                     Reading::Failed(error) => {
                         self.view.forget(&path);
-                        let text = format!("cannot be read: {error}; let the user of keelson-pod-config read it");
+                        let text =
+                            format!("cannot be read: {error}; let the user of keelson-pod-config read it");
                         self.files.read(&path, Err(vec![ManifestError::file(Why::Unreadable, text)]));
                         self.recall(&path);
                     }
@@ -294,7 +296,11 @@ impl FileSource {
 
     fn recall_all(&mut self) -> bool {
         let paths: Vec<String> = self.remembered.keys().cloned().collect();
-        paths.iter().fold(false, |any, path| self.recall(path) || any)
+        let mut any = false;
+        for path in &paths {
+            any |= self.recall(path);
+        }
+        any
     }
 
     fn forget(&mut self, path: &str) -> bool {

@@ -66,7 +66,10 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
 
     let plane: Arc<dyn ControlPlane> = Arc::new(NoControlPlane::new(Arc::clone(&ctx.config)));
     let node = WatchHub::incomplete();
-    ctx.spawn("control-plane", follow_control_plane(ctx.clone(), Arc::clone(&plane), desired.clone(), node.clone()));
+    ctx.spawn(
+        "control-plane",
+        follow_control_plane(ctx.clone(), Arc::clone(&plane), desired.clone(), node.clone()),
+    );
 
     let shutdown = ctx.shutdown.clone();
     let server = Server { desired, node, store, plane, shutdown };

@@ -174,7 +174,9 @@ impl StoreLoop {
                 Ok(_) | Err(_) => disk::list(&folder),
             };
             let readings = match &listing {
-                Listing::Files(files) => files.keys().map(|p| (p.clone(), disk::read(Path::new(p)))).collect(),
+                Listing::Files(files) => {
+                    files.keys().map(|p| (p.clone(), disk::read(Path::new(p)))).collect()
+                }
                 Listing::Missing | Listing::Unreadable(_) => Vec::new(),
             };
             (made, listing, readings)
@@ -185,7 +187,10 @@ impl StoreLoop {
             return;
         }
         let state = made.map_err(|error| {
-            format!("cannot make {}: {error}; `keelson apply` does not work until it can", self.folder.display())
+            format!(
+                "cannot make {}: {error}; `keelson apply` does not work until it can",
+                self.folder.display()
+            )
         });
         self.ctx.progress.condition(CONDITION, state);
         for (path, reading) in readings {
@@ -276,9 +281,11 @@ impl StoreLoop {
 
     fn planned(&self, document: Document) -> Result<Planned, Vec<ManifestError>> {
         let Document { kind, mut value, .. } = document;
-        let text = |pointer: &str| value.pointer(pointer).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
+        let text =
+            |pointer: &str| value.pointer(pointer).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
         let name = text("/metadata/name");
-        let namespace = Some(text("/metadata/namespace")).filter(|n| !n.is_empty()).unwrap_or("default".into());
+        let namespace =
+            Some(text("/metadata/namespace")).filter(|n| !n.is_empty()).unwrap_or("default".into());
         if let Some(object) = value.as_object_mut() {
             object.entry("apiVersion").or_insert(json!("v1"));
             object.entry("kind").or_insert(json!(kind.as_str()));
@@ -302,7 +309,10 @@ impl StoreLoop {
             if let Some(other) = self.desired.pod(&pod.uid)
                 && (other.namespace != pod.namespace || other.name != pod.name)
             {
-                return Err(StoreError::Elsewhere { what: format!("the UID {}", pod.uid), origin: other.origin.clone() });
+                return Err(StoreError::Elsewhere {
+                    what: format!("the UID {}", pod.uid),
+                    origin: other.origin.clone(),
+                });
             }
         }
         for object in &file.content.objects {
@@ -320,7 +330,8 @@ impl StoreLoop {
         let namespace = if namespace.is_empty() { "default" } else { namespace };
         let (uid, paths) = self.stored(namespace, name)?;
         let targets = paths.clone();
-        let removed = self.blocking(move || targets.iter().try_for_each(|path| remove(Path::new(path)))).await;
+        let removed =
+            self.blocking(move || targets.iter().try_for_each(|path| remove(Path::new(path)))).await;
         match removed {
             None => return Err(StoreError::Ending),
             Some(Err((path, source))) => return Err(StoreError::Write { path, source }),
@@ -355,7 +366,8 @@ impl StoreLoop {
             }
         }
         let of_name = |content: &FileContent| {
-            content.pods.is_empty() && content.objects.iter().any(|o| o.key.namespace == namespace && o.key.name == name)
+            content.pods.is_empty()
+                && content.objects.iter().any(|o| o.key.namespace == namespace && o.key.name == name)
         };
         let objects: Vec<String> = self
             .files
@@ -418,7 +430,9 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<&'static str> {
 fn remove(path: &Path) -> Result<(), (PathBuf, io::Error)> {
     let gone = match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => File::open(path.parent().unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all()),
+        Ok(()) | Err(_) => {
+            File::open(path.parent().unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all())
+        }
     };
     gone.map_err(|error| (path.to_owned(), error))
 }

@@ -36,7 +36,10 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl Server {
     /// A stream that ends with the service, so that its end needs no drain time-out.
-    fn until_shutdown<T: 'static>(&self, stream: impl Stream<Item = Result<T, Status>> + Send + 'static) -> Answers<T> {
+    fn until_shutdown<T: 'static>(
+        &self,
+        stream: impl Stream<Item = Result<T, Status>> + Send + 'static,
+    ) -> Answers<T> {
         Box::pin(stream.take_until(self.shutdown.clone().cancelled_owned()))
     }
 }
@@ -90,7 +93,9 @@ impl PodConfig for Server {
             Ok(None) if !self.desired.is_ready() => Err(error(
                 Code::Unavailable,
                 "SOURCES_NOT_READ",
-                format!("the sources have not been read yet; {kind} {namespace}/{name} may be in one of them"),
+                format!(
+                    "the sources have not been read yet; {kind} {namespace}/{name} may be in one of them"
+                ),
             )),
             Ok(None) => Err(error(
                 Code::NotFound,

@@ -110,7 +110,9 @@ fn sort(mask: EventMask, name: Option<&str>, of_current: bool, batch: &mut Batch
     if !of_current {
         return;
     }
-    if mask.intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::UNMOUNT) {
+    if mask
+        .intersects(EventMask::IGNORED | EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::UNMOUNT)
+    {
         batch.everything = true;
         return;
     }

@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
 use common::{Node, pod};
 use keelson_proto::keelson::pod_config::v1 as pb;
@@ -47,10 +48,17 @@ async fn the_whole_text_is_checked_before_any_of_it_is_stored() {
     let text = format!("{}---\n{}---\n{}", pod("good", "i"), pod("BAD", "i"), pod("worse", "' '"));
     let refused = service.apply(&text).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().contains("given.yaml:13:3: document 2: metadata.name"), "{}", refused.message());
+    assert!(
+        refused.message().contains("given.yaml:13:3: document 2: metadata.name"),
+        "{}",
+        refused.message()
+    );
     assert!(refused.message().contains("document 3: spec.containers[0].image"), "{}", refused.message());
     let twice = service.apply(&format!("{}---\n{}", pod("same", "a"), pod("same", "b"))).await.unwrap_err();
-    assert!(twice.code() == Code::InvalidArgument && twice.message().contains("default/same-n1"), "{twice:?}");
+    assert!(
+        twice.code() == Code::InvalidArgument && twice.message().contains("default/same-n1"),
+        "{twice:?}"
+    );
     assert_eq!(fs::read_dir(node.path("state/pod-config/manifests")).unwrap().count(), 0);
     let huge = service.apply(&"#".repeat(10 << 20)).await.unwrap_err();
     assert!(huge.message().contains("10 MiB"), "{huge:?}");
@@ -79,7 +87,11 @@ async fn objects_can_be_applied_and_deleted_too() {
     service.watch().await.replay().await;
     let map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {k: v}\n";
     assert!(service.apply(map).await.unwrap().is_empty());
-    let ask = pb::GetObjectRequest { kind: "ConfigMap".into(), namespace: "default".into(), name: "settings".into() };
+    let ask = pb::GetObjectRequest {
+        kind: "ConfigMap".into(),
+        namespace: "default".into(),
+        name: "settings".into(),
+    };
     service.client().get_object(ask.clone()).await.unwrap();
     assert_eq!(service.delete("settings").await.unwrap(), "");
     assert_eq!(service.client().get_object(ask).await.unwrap_err().code(), Code::NotFound);
@@ -119,9 +131,12 @@ async fn a_broken_checkpoint_is_put_aside() {
     let mut service = node.start();
     assert_eq!(service.watch().await.replay().await.0.len(), 1);
     service.wait_for_log("checkpoint written");
+    let mode = fs::metadata(node.path("state/pod-config/checkpoint.redb")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
 }
 
-#[tokio::test]
+// The client must turn while the end of the service is waited for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_node_is_made_up_and_streams_end_with_the_service() {
     let mut node = Node::new();
     node.config.resources.node_labels.insert("disk".into(), "ssd".into());
@@ -130,7 +145,10 @@ async fn the_node_is_made_up_and_streams_end_with_the_service() {
     let first = nodes.message().await.unwrap().unwrap();
     assert!(!first.registered);
     let json = String::from_utf8(first.node_json).unwrap();
-    assert!(json.contains("\"kubernetes.io/hostname\":\"n1\"") && json.contains("\"disk\":\"ssd\""), "{json}");
+    assert!(
+        json.contains("\"kubernetes.io/hostname\":\"n1\"") && json.contains("\"disk\":\"ssd\""),
+        "{json}"
+    );
     let mut watch = service.watch().await;
     watch.replay().await;
     let begun = std::time::Instant::now();

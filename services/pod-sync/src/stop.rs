@@ -25,7 +25,7 @@ use crate::clients::bounded;
 use crate::desires;
 use crate::observed::Observed;
 use crate::sync::read;
-use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish};
+use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish, republish};
 
 /// How long one call asks whether something is released before it is made again.
 const ASK: Duration = Duration::from_secs(60);
@@ -35,6 +35,7 @@ pub async fn terminate(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
     let pod = job.wanted.as_ref().map(|w| Arc::clone(&w.pod));
     if let Some(wanted) = &job.wanted {
         desires::stop(agent, wanted);
+        republish(agent, &job.uid);
     }
     let why = job.state.cause.map_or("ending", |c| c.as_str());
     note_wait(agent, &job.uid, StepName::Termination, "", Cause::working("pod-sync", why));

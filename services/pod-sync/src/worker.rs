@@ -8,7 +8,7 @@ use keelson_pod_sync_core::accept::{Accepted, accept_status};
 use keelson_pod_sync_core::actions::ContainerWait;
 use keelson_pod_sync_core::explain::{Cause, StepName};
 use keelson_pod_sync_core::status::{StatusInputs, final_status, generate_status};
-use keelson_pod_sync_core::worker::{Input, SyncOutcome, Work, WorkerState, current_work};
+use keelson_pod_sync_core::worker::{Input, SyncOutcome, Work, WorkerPhase, WorkerState, current_work};
 use keelson_service_kit::{Backoff, CancellationToken, now_unix_nanos};
 use tonic::Status;
 
@@ -231,7 +231,25 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
 }
 
 fn document(entry: &crate::agent::Entry, wanted: Wanted, finished: bool) -> Document {
-    Document { wanted, status: Arc::clone(&entry.status), version: entry.version, finished }
+    let state = &entry.state;
+    // A pod that ran to its end by itself is not being deleted.
+    let leaves = state.phase != WorkerPhase::Sync && !state.desired && !finished;
+    let ending = leaves
+        .then_some(state.terminating_since_unix_nanos)
+        .flatten()
+        .map(|since| (since, state.grace_seconds.unwrap_or(0)));
+    Document { wanted, status: Arc::clone(&entry.status), version: entry.version, finished, ending }
+}
+
+/// Publishes the document as it is now, for a change that is not in the status: the pod begins to end.
+pub fn republish(agent: &Agent, uid: &str) {
+    let made = agent.with(uid, |entry| {
+        entry.version += 1;
+        entry.wanted.clone().map(|wanted| document(entry, wanted, false))
+    });
+    if let Some(Some(document)) = made {
+        agent.documents.set(uid.to_owned(), Arc::new(document));
+    }
 }
 
 /// Puts a status in place that no observation leads to: a rejection.

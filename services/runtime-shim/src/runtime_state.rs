@@ -61,6 +61,7 @@ pub async fn run(context: Context, cri: Cri, observer: Observer) {
         set_state(&observer, |state| {
             state.ready = false;
             state.network_ready = false;
+            state.unreachable = true;
             state.message = message;
         });
         tokio::select! {
@@ -112,6 +113,7 @@ struct Conditions {
 
 impl Conditions {
     fn apply(self, state: &mut pb::RuntimeState) {
+        state.unreachable = false;
         state.ready = self.ready;
         state.network_ready = self.network_ready;
         state.message = self.message;
@@ -122,13 +124,13 @@ async fn read_status(cri: &Cri) -> Result<Conditions, Status> {
     let response = cri.runtime().status(cri.quick(cri::StatusRequest { verbose: false })).await?.into_inner();
     let conditions = response.status.map(|s| s.conditions).unwrap_or_default();
     let find = |kind: &str| conditions.iter().find(|c| c.r#type == kind);
-    let text = |prefix: &str, c: Option<&cri::RuntimeCondition>| match c {
+    let text = |prefix: &str, kind: &str| match find(kind) {
         Some(c) if c.status => None,
-        Some(c) => Some(format!("{prefix}: {} {}", c.reason, c.message)),
-        None => Some(format!("{prefix}: the runtime does not report it")),
+        Some(c) => Some(format!("{prefix}: {kind}=false reason:{} message:{}", c.reason, c.message)),
+        None => Some(format!("{prefix}: the runtime does not report {kind}")),
     };
-    let runtime = text("container runtime not ready", find("RuntimeReady"));
-    let network = text("container runtime network not ready", find("NetworkReady"));
+    let runtime = text("container runtime not ready", "RuntimeReady");
+    let network = text("container runtime network not ready", "NetworkReady");
     Ok(Conditions {
         ready: runtime.is_none(),
         network_ready: network.is_none(),

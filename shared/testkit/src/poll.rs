@@ -1,17 +1,16 @@
 //! Waiting for something without guessing how long it takes.
 
 use std::fmt::Display;
-use std::future::Future;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
 /// Polls `condition` until it holds; after `limit` the error names `what` was awaited.
-pub async fn eventually<F, C>(limit: Duration, what: impl Display, mut condition: F) -> anyhow::Result<()>
-where
-    F: FnMut() -> C,
-    C: Future<Output = bool>,
-{
+pub async fn eventually(
+    limit: Duration,
+    what: impl Display,
+    mut condition: impl AsyncFnMut() -> bool,
+) -> anyhow::Result<()> {
     let start = Instant::now();
     let mut pause = Duration::from_millis(2);
     loop {

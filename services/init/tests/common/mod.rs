@@ -1,5 +1,6 @@
 //! A whole init with fake services in a folder of its own.
 #![allow(dead_code, reason = "each test binary uses another part")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -153,6 +154,10 @@ impl Drop for Scene {
         for pid in self.processes() {
             signal(pid, Signal::KILL);
         }
+        // What a killed init leaves outside of its folders.
+        let endpoint = format!("unix://{}", self.text("c.sock"));
+        let _ =
+            fs::remove_file(Path::new("/run/lock").join(keelson_init_core::endpoint_lock_name(&endpoint)));
     }
 }
 
@@ -200,7 +205,7 @@ pub fn signal(pid: u32, what: Signal) {
     }
 }
 
-pub fn find<'a>(services: &'a [pb::Service], name: ServiceName) -> &'a pb::Service {
+pub fn find(services: &[pb::Service], name: ServiceName) -> &pb::Service {
     services.iter().find(|service| service.name == name.as_str()).unwrap()
 }
 

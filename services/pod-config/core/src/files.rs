@@ -116,10 +116,20 @@ impl SourceFiles {
             }));
             for pod in &file.good.pods {
                 let here = format!("{path}:{}", pod.line);
-                let first = names.get(&pod.full_name()).map(|first| (format!("the pod {}/{}", pod.namespace, pod.name), first));
-                let first = first.or_else(|| uids.get(pod.uid.as_str()).map(|first| (format!("the UID {}", pod.uid), first)));
+                let first = names
+                    .get(&pod.full_name())
+                    .map(|first| (format!("the pod {}/{}", pod.namespace, pod.name), first));
+                let first = first.or_else(|| {
+                    uids.get(pod.uid.as_str()).map(|first| (format!("the UID {}", pod.uid), first))
+                });
                 if let Some((what, first)) = first {
-                    set.problems.push(duplicate(path, (pod.document, pod.line), &what, first, Some(pod.full_name())));
+                    set.problems.push(duplicate(
+                        path,
+                        (pod.document, pod.line),
+                        &what,
+                        first,
+                        Some(pod.full_name()),
+                    ));
                     continue;
                 }
                 names.insert(pod.full_name(), here.clone());
@@ -142,7 +152,8 @@ impl SourceSet {
                 self.problems.push(duplicate(path, (object.document, object.line), &what, &first, None));
                 continue;
             }
-            let entry = SourceObject { json: Arc::clone(&object.json), origin: path.to_owned(), line: object.line };
+            let entry =
+                SourceObject { json: Arc::clone(&object.json), origin: path.to_owned(), line: object.line };
             self.objects.insert(key.clone(), entry);
         }
     }

@@ -115,7 +115,7 @@ pub fn read_manifest(bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
         }
         let number = u32::try_from(index + 1).unwrap_or(u32::MAX);
         let place = Place { number, line, column };
-        objects_of(value, place, &mut found).map_err(|error| located(&text, error))?;
+        objects_of(value, place, &mut found).map_err(|error| located(&text, vec![error]).remove(0))?;
     }
     if found.is_empty() {
         return Err(ManifestError::file(Why::Syntax, "there is no object in the manifest"));
@@ -123,14 +123,17 @@ pub fn read_manifest(bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
     Ok(found)
 }
 
-/// The error with the place of its field in the text, as far as the field is there.
-pub(crate) fn located(text: &str, mut error: ManifestError) -> ManifestError {
-    if error.document > 0
-        && let Some((line, column)) = yaml::locate(text, error.document as usize - 1, &error.field)
-    {
-        (error.line, error.column) = (line, column);
+/// The errors with the places of their fields in the text, as far as the fields are there.
+pub(crate) fn located(text: &str, mut errors: Vec<ManifestError>) -> Vec<ManifestError> {
+    let index = |error: &ManifestError| (error.document as usize).checked_sub(1).unwrap_or(usize::MAX);
+    let fields: Vec<_> = errors.iter().map(|error| (index(error), error.field.as_str())).collect();
+    let places = yaml::locate(text, &fields);
+    for (error, place) in errors.iter_mut().zip(places) {
+        if let Some((line, column)) = place {
+            (error.line, error.column) = (line, column);
+        }
     }
-    error
+    errors
 }
 
 /// The text of a manifest, without a byte order mark.
@@ -250,7 +253,11 @@ fn word(value: &Value, field: &str) -> String {
 
 fn kind_of(value: &Value, place: Place, path: &str, implied: Option<Kind>) -> Result<Kind, ManifestError> {
     if !value.is_object() {
-        return Err(refuse(place, path, "this is no object; a manifest is a Pod with apiVersion, kind, metadata and spec"));
+        return Err(refuse(
+            place,
+            path,
+            "this is no object; a manifest is a Pod with apiVersion, kind, metadata and spec",
+        ));
     }
     let (group, kind) = (word(value, "apiVersion"), word(value, "kind"));
     if let (Some(implied), "", "") = (implied, group.as_str(), kind.as_str()) {
@@ -267,7 +274,9 @@ fn kind_of(value: &Value, place: Place, path: &str, implied: Option<Kind>) -> Re
         _ => Err(refuse(
             place,
             path,
-            format!("cannot run kind {kind} of {group}; a manifest holds Pods, PodLists, Lists, Secrets and ConfigMaps of v1"),
+            format!(
+                "cannot run kind {kind} of {group}; a manifest holds Pods, PodLists, Lists, Secrets and ConfigMaps of v1"
+            ),
         )),
     }
 }

@@ -146,7 +146,9 @@ impl Merge {
                 outcome.changes.push(Change { op, pod: merged(source, pod, &entry) });
             }
         }
-        outcome.changes.extend(known.into_iter().map(|(uid, gone)| Change { op: Op::Remove, pod: removed(uid, gone) }));
+        outcome
+            .changes
+            .extend(known.into_iter().map(|(uid, gone)| Change { op: Op::Remove, pod: removed(uid, gone) }));
         outcome.changes.sort_by_key(|change| change.op);
         self.sources.insert(source.to_owned(), next);
         outcome
@@ -169,7 +171,8 @@ impl Merge {
     }
 
     fn owner(&self, uid: &str) -> Option<String> {
-        let (source, known) = self.sources.iter().find_map(|(source, pods)| Some((source, pods.get(uid)?)))?;
+        let (source, known) =
+            self.sources.iter().find_map(|(source, pods)| Some((source, pods.get(uid)?)))?;
         Some(format!("the UID {uid} belongs to a pod of the source {source} already: {}", known.origin))
     }
 }

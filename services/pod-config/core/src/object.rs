@@ -55,7 +55,13 @@ pub(crate) fn prepare(document: &Document) -> Result<StoredObject, Vec<ManifestE
         }
         Kind::ConfigMap => {
             check_map(object, "data", &mut fail, Value::is_string, "must be text; quote it");
-            check_map(object, "binaryData", &mut fail, |v| v.as_str().is_some_and(is_base64), "must be base64");
+            check_map(
+                object,
+                "binaryData",
+                &mut fail,
+                |v| v.as_str().is_some_and(is_base64),
+                "must be base64",
+            );
         }
         Kind::Pod => fail("kind", "a Pod is not kept as an object"),
     }
@@ -168,7 +174,9 @@ mod tests {
 
     #[test]
     fn base64_is_that_of_rfc_4648() {
-        for (plain, coded) in [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")] {
+        for (plain, coded) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
             assert_eq!(base64(plain.as_bytes()), coded);
             assert!(is_base64(coded));
         }

@@ -5,7 +5,7 @@ use crate::manifest::{Document, Kind, located, read_manifest, text_of};
 use crate::object::{self, StoredObject};
 use crate::static_pod::{self, StaticPod, StaticRules};
 
-/// Errors that one file reports; finding the line of each costs a read of the text.
+/// Errors that one file reports; a person mends no more at once.
 const MAX_ERRORS: usize = 20;
 
 /// The good content of one file.
@@ -41,7 +41,7 @@ pub fn parse_file(bytes: &[u8], path: &str, rules: &StaticRules) -> Result<FileC
     if !errors.is_empty() {
         errors.truncate(MAX_ERRORS);
         let text = text_of(bytes).map_err(|error| vec![error])?;
-        return Err(errors.into_iter().map(|error| located(&text, error)).collect());
+        return Err(located(&text, errors));
     }
     content.checkpoint = checkpoint(bytes, &documents);
     Ok(content)

@@ -76,7 +76,12 @@ impl Fingerprint {
         let null = Value::Null;
         let at = |pointer| pod.pointer(pointer).unwrap_or(&null);
         let mut hasher = DefaultHasher::new();
-        for pointer in ["/spec", "/metadata/labels", "/metadata/deletionTimestamp", "/metadata/deletionGracePeriodSeconds"] {
+        for pointer in [
+            "/spec",
+            "/metadata/labels",
+            "/metadata/deletionTimestamp",
+            "/metadata/deletionGracePeriodSeconds",
+        ] {
             hash_value(at(pointer), &mut hasher);
         }
         let own: BTreeMap<_, _> = at("/metadata/annotations")
@@ -125,7 +130,11 @@ fn hash_value(value: &Value, hasher: &mut impl Hasher) {
 }
 
 /// Defaults, names, marks and checks the Pod in `document`, which stands in the file `path`.
-pub(crate) fn prepare(document: &Document, path: &str, rules: &StaticRules) -> Result<StaticPod, Vec<ManifestError>> {
+pub(crate) fn prepare(
+    document: &Document,
+    path: &str,
+    rules: &StaticRules,
+) -> Result<StaticPod, Vec<ManifestError>> {
     let fail = |field: &str, message: String| document.error(Why::Invalid, field, message);
     let mut value = document.value.clone();
     complete(&mut value);
@@ -138,7 +147,9 @@ pub(crate) fn prepare(document: &Document, path: &str, rules: &StaticRules) -> R
         "" => static_pod_uid(&value, &rules.node_name, PodOrigin::File(path)),
         own if is_plain(own) => own.to_owned(),
         own => {
-            let message = format!("Invalid value: {own:?}: must be letters, digits, '-', '_' and '.', as it names folders");
+            let message = format!(
+                "Invalid value: {own:?}: must be letters, digits, '-', '_' and '.', as it names folders"
+            );
             return Err(vec![fail("metadata.uid", message)]);
         }
     };
@@ -147,7 +158,9 @@ pub(crate) fn prepare(document: &Document, path: &str, rules: &StaticRules) -> R
     let mut errors: Vec<_> =
         validate_pod(&typed).into_iter().map(|found| fail(&found.field, found.message)).collect();
     if let Some(resource) = static_pod_api_references(&typed, rules.allowed) {
-        let message = format!("Forbidden: a static pod may not refer to {resource}; without an API server there are none");
+        let message = format!(
+            "Forbidden: a static pod may not refer to {resource}; without an API server there are none"
+        );
         errors.push(fail(field_of(&resource), message));
     }
     if !errors.is_empty() {
@@ -187,7 +200,9 @@ fn complete(value: &mut Value) {
 
 fn place_on_node(value: &mut Value, uid: &str, rules: &StaticRules) {
     if let Some(metadata) = child(value, "metadata") {
-        let text = |m: &Map<String, Value>, key: &str| m.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let text = |m: &Map<String, Value>, key: &str| {
+            m.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
+        };
         let name = rules.name_on_node(&text(metadata, "name"));
         let namespace = text(metadata, "namespace");
         metadata.insert("name".into(), json!(name));

@@ -33,14 +33,17 @@ pub(crate) struct YamlError {
 
 /// All documents of `text`, empty ones included (as null).
 pub(crate) fn documents(text: &str) -> Result<Vec<YamlDocument>, YamlError> {
-    Composer::new(text, None).run().map(|(documents, _)| documents)
+    Composer::new(text, Vec::new()).run().map(|(documents, _)| documents)
 }
 
-/// Where `field` stands in a document of `text`, or as much of its path as there is.
-pub(crate) fn locate(text: &str, document: usize, field: &str) -> Option<(u32, u32)> {
-    let locator = Locator::new(document, field);
-    let (_, locator) = Composer::new(text, Some(locator)).run().ok()?;
-    locator.and_then(|l| l.found())
+/// For each field, given with the 0-based index of its document: where it stands in `text`, or as much of its
+/// path as there is.
+pub(crate) fn locate(text: &str, fields: &[(usize, &str)]) -> Vec<Option<(u32, u32)>> {
+    let locators = fields.iter().map(|(document, field)| Locator::new(*document, field)).collect();
+    match Composer::new(text, locators).run() {
+        Ok((_, locators)) => locators.iter().map(Locator::found).collect(),
+        Err(_) => vec![None; fields.len()],
+    }
 }
 
 struct Composer<'a> {
@@ -48,30 +51,30 @@ struct Composer<'a> {
     anchors: HashMap<usize, (Value, usize)>,
     values: usize,
     document: usize,
-    locator: Option<Locator>,
+    locators: Vec<Locator>,
     path: Vec<String>,
 }
 
 type Node<'a> = (Event<'a>, Span);
 
 impl<'a> Composer<'a> {
-    fn new(text: &'a str, locator: Option<Locator>) -> Self {
+    fn new(text: &'a str, locators: Vec<Locator>) -> Self {
         Self {
             parser: Parser::new_from_str(text),
             anchors: HashMap::new(),
             values: 0,
             document: 0,
-            locator,
+            locators,
             path: Vec::new(),
         }
     }
 
-    fn run(mut self) -> Result<(Vec<YamlDocument>, Option<Locator>), YamlError> {
+    fn run(mut self) -> Result<(Vec<YamlDocument>, Vec<Locator>), YamlError> {
         let mut documents = Vec::new();
         loop {
             let (event, _) = self.next()?;
             match event {
-                Event::StreamEnd => return Ok((documents, self.locator)),
+                Event::StreamEnd => return Ok((documents, self.locators)),
                 Event::DocumentStart(..) => {
                     let node = self.next()?;
                     let (line, column) = place(&node.1);
@@ -109,7 +112,9 @@ impl<'a> Composer<'a> {
         }
         let before = self.values;
         let (value, anchor) = match event {
-            Event::Scalar(text, style, anchor, tag) => (self.scalar(&text, style, tag.as_deref(), &span)?, anchor),
+            Event::Scalar(text, style, anchor, tag) => {
+                (self.scalar(&text, style, tag.as_deref(), &span)?, anchor)
+            }
             Event::SequenceStart(_, anchor, _) => (self.sequence(depth)?, anchor),
             Event::MappingStart(_, anchor, _) => (self.mapping(depth)?, anchor),
             Event::Alias(anchor) => {
@@ -188,7 +193,13 @@ impl<'a> Composer<'a> {
         Ok(())
     }
 
-    fn scalar(&self, text: &str, style: ScalarStyle, tag: Option<&Tag>, span: &Span) -> Result<Value, YamlError> {
+    fn scalar(
+        &self,
+        text: &str,
+        style: ScalarStyle,
+        tag: Option<&Tag>,
+        span: &Span,
+    ) -> Result<Value, YamlError> {
         let typed = tag.and_then(Tag::core_suffix).is_some_and(|suffix| suffix != "str");
         let is_text = style != ScalarStyle::Plain || tag.is_some();
         if is_text && !typed {
@@ -206,7 +217,7 @@ impl<'a> Composer<'a> {
     }
 
     fn enter(&mut self, segment: impl FnOnce() -> String, span: &Span) {
-        if self.locator.is_some() {
+        if !self.locators.is_empty() {
             self.path.push(segment());
             self.see(span);
         }
@@ -217,8 +228,8 @@ impl<'a> Composer<'a> {
     }
 
     fn see(&mut self, span: &Span) {
-        if let Some(locator) = &mut self.locator {
-            let (line, column) = place(span);
+        let (line, column) = place(span);
+        for locator in &mut self.locators {
             locator.see(self.document, &self.path, line, column);
         }
     }
@@ -255,12 +266,16 @@ fn narrow(number: usize) -> u32 {
 fn resolve_plain(text: &str) -> Result<Value, String> {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Ok(Value::Null),
-        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => return Ok(Value::Bool(true)),
+        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => {
+            return Ok(Value::Bool(true));
+        }
         "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => {
             return Ok(Value::Bool(false));
         }
         ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf" | "-.Inf" | "-.INF" | ".nan"
-        | ".NaN" | ".NAN" => return Err(format!("{text} is not a number that JSON has; quote it if it is text")),
+        | ".NaN" | ".NAN" => {
+            return Err(format!("{text} is not a number that JSON has; quote it if it is text"));
+        }
         _ => {}
     }
     if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '+' | '-' | '.')) {
@@ -376,7 +391,7 @@ mod tests {
     #[test]
     fn the_last_of_equal_keys_counts_and_is_the_one_that_is_located() {
         assert_eq!(one("a: 1\na: 2"), json!({"a": 2}));
-        assert_eq!(locate("a: 1\na: 2", 0, "a"), Some((2, 1)));
+        assert_eq!(locate("a: 1\na: 2", &[(0, "a")]), [Some((2, 1))]);
     }
 
     #[test]
@@ -401,10 +416,15 @@ mod tests {
     #[test]
     fn fields_are_located_by_their_key_and_missing_ones_by_what_is_there() {
         let text = "x: 1\n---\nspec:\n  containers:\n  - name: a\n    image: i\n  - name: b\n";
-        assert_eq!(locate(text, 1, "spec.containers[1].name"), Some((7, 5)));
-        assert_eq!(locate(text, 1, "spec.containers[1].image"), Some((7, 5)));
-        assert_eq!(locate(text, 1, "spec.containers[0].image"), Some((6, 5)));
-        assert_eq!(locate(text, 1, "metadata.name"), Some((3, 1)));
-        assert_eq!(locate(text, 4, "metadata.name"), None);
+        let cases = [
+            (1, "spec.containers[1].name", Some((7, 5))),
+            (1, "spec.containers[1].image", Some((7, 5))),
+            (1, "spec.containers[0].image", Some((6, 5))),
+            (1, "metadata.name", Some((3, 1))),
+            (4, "metadata.name", None),
+        ];
+        let places = locate(text, &cases.map(|(document, field, _)| (document, field)));
+        assert_eq!(places, cases.map(|(.., place)| place));
+        assert_eq!(locate("a: [", &[(0, "a")]), [None]);
     }
 }

@@ -7,7 +7,9 @@ use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{Why, parse_file};
 
 fn pod(name: &str, image: &str) -> String {
-    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers: [{{name: c, image: {image}}}]\n")
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers: [{{name: c, image: {image}}}]\n"
+    )
 }
 
 fn read(files: &mut SourceFiles, path: &str, text: &str) {
@@ -66,7 +68,8 @@ fn a_removed_file_takes_its_pods_and_problems_with_it() {
 
 #[test]
 fn what_an_earlier_run_knew_stands_until_the_file_is_good() {
-    let content = |text: String| parse_file(text.as_bytes(), "/m/a.yaml", &StaticRules::standalone("n1")).unwrap();
+    let content =
+        |text: String| parse_file(text.as_bytes(), "/m/a.yaml", &StaticRules::standalone("n1")).unwrap();
     let mut files = SourceFiles::default();
     read(&mut files, "/m/a.yaml", "nonsense");
     files.remember("/m/a.yaml", content(pod("a", "old")));
@@ -113,7 +116,9 @@ fn two_pods_with_one_uid_are_a_duplicate_too() {
 
 #[test]
 fn objects_follow_the_same_rules() {
-    let map = |value: &str| format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {{k: {value}}}\n");
+    let map = |value: &str| {
+        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {{k: {value}}}\n")
+    };
     let mut files = SourceFiles::default();
     read(&mut files, "/m/a.yaml", &map("a"));
     read(&mut files, "/m/b.yaml", &map("b"));

@@ -1,9 +1,11 @@
 //! What a manifest may be, and what is said when it is something else.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use keelson_kube_model::validate::AllowedReferences;
 use keelson_pod_config_core::manifest::{Kind, MAX_BYTES, read_manifest};
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{FileContent, ManifestError, Why, parse_file};
-use keelson_kube_model::validate::AllowedReferences;
 use serde_json::{Value, json};
 
 const PATH: &str = "/m/web.yaml";
@@ -77,7 +79,9 @@ fn a_uid_that_could_leave_its_folder_is_refused() {
 #[test]
 fn the_uid_depends_on_the_content_the_node_and_the_file_but_not_on_the_notation() {
     let rules = StaticRules::standalone("node1");
-    let uid = |text: &str, path, rules: &StaticRules| parse_file(text.as_bytes(), path, rules).unwrap().pods[0].uid.clone();
+    let uid = |text: &str, path, rules: &StaticRules| {
+        parse_file(text.as_bytes(), path, rules).unwrap().pods[0].uid.clone()
+    };
     let base = uid(POD, PATH, &rules);
     let as_json = json!({
         "kind": "Pod", "apiVersion": "v1",
@@ -111,7 +115,11 @@ fn documents_lists_and_pod_lists_may_stand_in_one_file() {
         (pod_list.to_string(), vec!["x-node1"]),
         (format!("{pod_list}\n{pod_list}"), vec!["x-node1", "x-node1"]),
         (format!("\u{feff}{POD}"), vec!["web-node1"]),
-        ("{apiVersion: v1, kind: Pod, metadata: {name: f}, spec: {containers: [{name: c, image: i}]}}".into(), vec!["f-node1"]),
+        (
+            "{apiVersion: v1, kind: Pod, metadata: {name: f}, spec: {containers: [{name: c, image: i}]}}"
+                .into(),
+            vec!["f-node1"],
+        ),
     ];
     for (text, names) in cases {
         let content = good(&text);
@@ -132,7 +140,8 @@ fn broken_yaml_is_reported_with_line_and_document() {
 #[test]
 fn a_half_written_file_is_an_error_wherever_it_ends() {
     let json = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
-        "spec": {"containers": [{"name": "main", "image": "i"}]}}).to_string();
+        "spec": {"containers": [{"name": "main", "image": "i"}]}})
+    .to_string();
     for end in 0..json.len() {
         let error = only(&json[..end]);
         assert!(error.why == Why::Syntax, "{end}: {error:?}");
@@ -163,7 +172,8 @@ fn one_object_of_more_than_three_mebibytes_is_refused_as_no_stream_could_carry_i
     let long = "x".repeat(3 << 20);
     let error = only(&format!("{POD}    command: [{long}]\n"));
     assert!(error.message.contains("3 MiB"), "{}", error.message.len());
-    let error = only(&format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {{k: {long}}}\n"));
+    let error =
+        only(&format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {{k: {long}}}\n"));
     assert!(error.message.contains("3 MiB"), "{}", error.message.len());
 }
 
@@ -189,7 +199,8 @@ fn what_is_no_pod_is_named_by_its_kind() {
 
 #[test]
 fn text_that_is_not_utf8_is_placed() {
-    let errors = parse_file(b"apiVersion: v1\nkind: \xff\n", PATH, &StaticRules::standalone("n")).unwrap_err();
+    let errors =
+        parse_file(b"apiVersion: v1\nkind: \xff\n", PATH, &StaticRules::standalone("n")).unwrap_err();
     assert_eq!((errors[0].line, errors[0].column), (2, 7));
 }
 
@@ -237,9 +248,17 @@ fn references_to_api_objects_are_refused_by_kind() {
         ("  serviceAccountName: robot\n", "serviceaccounts", true),
         ("  serviceAccount: robot\n", "serviceaccounts", true),
         ("  resourceClaims:\n  - name: gpu\n    resourceClaimName: c\n", "resourceclaims", true),
-        ("  volumes:\n  - name: v\n    persistentVolumeClaim: {claimName: c}\n", "persistentvolumeclaims", true),
+        (
+            "  volumes:\n  - name: v\n    persistentVolumeClaim: {claimName: c}\n",
+            "persistentvolumeclaims",
+            true,
+        ),
         ("  volumes:\n  - name: v\n    csi: {driver: d}\n", "csidrivers", true),
-        ("  volumes:\n  - name: v\n    projected:\n      sources:\n      - serviceAccountToken: {path: t}\n", "serviceaccounts", true),
+        (
+            "  volumes:\n  - name: v\n    projected:\n      sources:\n      - serviceAccountToken: {path: t}\n",
+            "serviceaccounts",
+            true,
+        ),
         ("  imagePullSecrets:\n  - name: s\n", "secrets", false),
         ("  volumes:\n  - name: v\n    secret: {secretName: s}\n", "secrets", false),
         ("  volumes:\n  - name: v\n    configMap: {name: s}\n", "configmaps", false),
@@ -251,7 +270,9 @@ fn references_to_api_objects_are_refused_by_kind() {
         assert!(errors.iter().any(|e| e.message.contains(resource)), "{tail}: {errors:?}");
         assert_eq!(parse(&text).is_err(), also_standalone, "{tail}");
     }
-    for tail in ["  volumes:\n  - name: v\n    hostPath: {path: /x}\n", "  volumes:\n  - name: v\n    emptyDir: {}\n"] {
+    for tail in
+        ["  volumes:\n  - name: v\n    hostPath: {path: /x}\n", "  volumes:\n  - name: v\n    emptyDir: {}\n"]
+    {
         good(&format!("{POD}{tail}"));
     }
 }

@@ -42,7 +42,13 @@ fn a_set_is_told_as_removals_then_additions_then_updates_then_deletions_then_sta
         pod_of(json!({"metadata": {"uid": "deleted", "name": "d", "deletionTimestamp": at}, "spec": {}}))
     };
     let mut merge = Merge::default();
-    let first = vec![pod("same", "1"), pod("gone", "1"), pod("update", "1"), status("Pending"), deletion(Value::Null)];
+    let first = vec![
+        pod("same", "1"),
+        pod("gone", "1"),
+        pod("update", "1"),
+        status("Pending"),
+        deletion(Value::Null),
+    ];
     assert_eq!(merge.set("api", first, 1).changes.len(), 5);
     let second = vec![
         status("Running"),
@@ -67,7 +73,8 @@ fn a_set_is_told_as_removals_then_additions_then_updates_then_deletions_then_sta
 
 #[test]
 fn the_local_annotations_the_owners_and_the_order_of_keys_are_no_change() {
-    let base = json!({"metadata": {"uid": "u", "name": "n", "annotations": {"a": "1"}}, "spec": {"x": 1, "y": 2}});
+    let base =
+        json!({"metadata": {"uid": "u", "name": "n", "annotations": {"a": "1"}}, "spec": {"x": 1, "y": 2}});
     let same = json!({
         "metadata": {"uid": "u", "name": "n", "finalizers": ["f"], "ownerReferences": [{}], "resourceVersion": "7",
             "annotations": {"kubernetes.io/config.seen": "now", "kubernetes.io/config.source": "x",

@@ -34,7 +34,10 @@ fn check(bytes: &[u8]) -> Result<(), TestCaseError> {
         prop_assert!(!errors.is_empty());
         let lines = bytes.iter().filter(|b| **b == b'\n').count() as u32 + 2;
         for error in errors {
-            prop_assert!(error.line <= lines + bytes.iter().filter(|b| **b == b'\r').count() as u32, "{error:?}");
+            prop_assert!(
+                error.line <= lines + bytes.iter().filter(|b| **b == b'\r').count() as u32,
+                "{error:?}"
+            );
             prop_assert!(!error.at("/m/x.yaml").is_empty());
         }
     }

@@ -1,6 +1,7 @@
 //! The real binary on a real socket, with folders of its own.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -74,7 +75,9 @@ impl Node {
             .unwrap();
         let (sender, log) = channel();
         let stderr = BufReader::new(child.stderr.take().unwrap());
-        std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
         let socket = self.config.paths.socket(ServiceName::PodConfig);
         let mut service =
             Service { child, log, channel: connect_unix("pod-config", &socket), seen: Vec::new() };
@@ -175,7 +178,8 @@ pub struct Watch(Streaming<pb::WatchPodsResponse>);
 
 impl Watch {
     pub async fn next(&mut self) -> Item {
-        let message = tokio::time::timeout(PATIENCE, self.0.message()).await.expect("something is told in time");
+        let message =
+            tokio::time::timeout(PATIENCE, self.0.message()).await.expect("something is told in time");
         message.unwrap().expect("the stream goes on").item.unwrap()
     }
 

@@ -168,3 +168,126 @@ fn owned_parts_equal(a: &PodStatus, b: &PodStatus) -> bool {
     };
     strip(a) == strip(b)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::status::{StatusInputs, generate_status};
+    use crate::testing::{Seen, at, deleting, in_sandbox, pod};
+
+    fn status(pod: &Pod, seen: &Seen, old: Option<&PodStatus>, second: i64) -> PodStatus {
+        let inputs = StatusInputs { runtime_name: "containerd", ..StatusInputs::default() };
+        generate_status(pod, &seen.0, old, &inputs, &at(second))
+    }
+
+    fn stored(accepted: Accepted) -> (PodStatus, Vec<NewlyTerminated>) {
+        match accepted {
+            Accepted::Stored { status, newly_terminated } => (*status, newly_terminated),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn plain(policy: &str, container: Value) -> Pod {
+        pod(json!({"restartPolicy": policy, "containers": [container]}))
+    }
+
+    #[test]
+    fn the_start_time_is_the_first_store_and_stays() {
+        let pod = plain("Always", json!({"name": "a"}));
+        let (first, _) = stored(accept_status(&pod, None, status(&pod, &in_sandbox(), None, 10), false, &at(10)));
+        assert_eq!(first.start_time, status_time(at(10).now_unix_nanos));
+        let mut next = status(&pod, &in_sandbox().running("a"), Some(&first), 20);
+        next.start_time = None;
+        let (second, _) = stored(accept_status(&pod, Some(&first), next, false, &at(20)));
+        assert_eq!(second.start_time, first.start_time);
+    }
+
+    #[test]
+    fn what_is_equal_is_not_stored_unless_forced_or_being_deleted() {
+        let pod = plain("Always", json!({"name": "a"}));
+        let (first, _) = stored(accept_status(&pod, None, status(&pod, &in_sandbox(), None, 10), false, &at(10)));
+        let again = || status(&pod, &in_sandbox(), Some(&first), 20);
+        assert_eq!(accept_status(&pod, Some(&first), again(), false, &at(20)), Accepted::Unchanged);
+        assert!(matches!(accept_status(&pod, Some(&first), again(), true, &at(20)), Accepted::Stored { .. }));
+        let deleted = deleting(pod.clone());
+        assert!(matches!(accept_status(&deleted, Some(&first), again(), false, &at(20)), Accepted::Stored { .. }));
+        let mut foreign = again();
+        foreign.conditions.push(PodCondition { type_: "x/mine".into(), ..PodCondition::default() });
+        assert_eq!(accept_status(&pod, Some(&first), foreign, false, &at(20)), Accepted::Unchanged);
+    }
+
+    #[test]
+    fn the_observed_generation_never_decreases() {
+        let pod = plain("Always", json!({"name": "a"}));
+        let mut old = status(&pod, &in_sandbox(), None, 10);
+        old.observed_generation = Some(9);
+        let (got, _) =
+            stored(accept_status(&pod, Some(&old), status(&pod, &in_sandbox(), None, 20), true, &at(20)));
+        assert_eq!(got.observed_generation, Some(9));
+    }
+
+    #[test]
+    fn nothing_that_may_not_start_again_comes_back_to_life() {
+        let rule = json!({"action": "Restart", "exitCodes": {"operator": "In", "values": [0]}});
+        let all = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [77]}});
+        for (policy, container, code, may) in [
+            ("Always", json!({"name": "a"}), 0, true),
+            ("OnFailure", json!({"name": "a"}), 1, true),
+            ("OnFailure", json!({"name": "a"}), 0, false),
+            ("Never", json!({"name": "a"}), 1, false),
+            ("Never", json!({"name": "a", "restartPolicy": "Always"}), 1, true),
+            ("Never", json!({"name": "a", "restartPolicy": "Never", "restartPolicyRules": [rule]}), 0, true),
+            ("Never", json!({"name": "a", "restartPolicy": "Never", "restartPolicyRules": [all]}), 0, true),
+        ] {
+            let case = format!("{policy} {container} {code}");
+            let pod = plain(policy, container);
+            let old = status(&pod, &in_sandbox().exited("a", code), None, 10);
+            let new = status(&pod, &in_sandbox().exited("a", code).running("a"), Some(&old), 20);
+            let refused = accept_status(&pod, Some(&old), new, false, &at(20))
+                == Accepted::Refused { container: "a".to_owned() };
+            assert_eq!(refused, !may, "{case}");
+        }
+    }
+
+    #[test]
+    fn a_sidecar_may_always_come_back() {
+        let pod = pod(json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
+            "initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "i"}]}));
+        let old = status(&pod, &in_sandbox().exited("s", 0).exited("i", 0), None, 10);
+        let sidecar = status(&pod, &in_sandbox().exited("s", 0).exited("i", 0).running("s"), Some(&old), 20);
+        assert!(matches!(accept_status(&pod, Some(&old), sidecar, false, &at(20)), Accepted::Stored { .. }));
+        let init = status(&pod, &in_sandbox().exited("s", 0).exited("i", 0).running("i"), Some(&old), 20);
+        assert_eq!(accept_status(&pod, Some(&old), init, false, &at(20)), Accepted::Refused { container: "i".into() });
+    }
+
+    #[test]
+    fn a_newly_ended_container_is_counted_once() {
+        let pod = plain("Always", json!({"name": "a"}));
+        let running = status(&pod, &in_sandbox().running("a"), None, 10);
+        let ended = status(&pod, &in_sandbox().exited("a", 3), Some(&running), 20);
+        let (first, counted) = stored(accept_status(&pod, Some(&running), ended, false, &at(20)));
+        let expected = NewlyTerminated {
+            kind: ContainerKind::Regular,
+            container: "a".into(),
+            exit_code: 3,
+            reason: "Error".into(),
+        };
+        assert_eq!(counted, [expected]);
+        let again = status(&pod, &in_sandbox().exited("a", 3).running("a"), Some(&first), 30);
+        assert!(stored(accept_status(&pod, Some(&first), again, false, &at(30))).1.is_empty());
+    }
+
+    #[test]
+    fn messages_share_twelve_kibibytes_and_are_cut_between_characters() {
+        let pod = pod(json!({"restartPolicy": "Never", "containers": [{"name": "a"}, {"name": "b"}]}));
+        let seen = in_sandbox().exited("a", 1).edit(|record| record.termination_message = "é".repeat(4000));
+        let (got, _) = stored(accept_status(&pod, None, status(&pod, &seen, None, 10), false, &at(10)));
+        let message = &got.container_statuses[0].state.terminated.as_ref().unwrap().message;
+        assert_eq!(message.len(), 6144);
+        let mut text = "éé".to_owned();
+        cut(&mut text, 3);
+        assert_eq!(text, "é");
+    }
+}

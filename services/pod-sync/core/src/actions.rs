@@ -4,6 +4,8 @@
 //! - a rule with the action `RestartAllContainers` restarts the container that ended and leaves the others alone;
 //! - the back-off is part of the decision: a container that waits is in `waiting`, not in `start`;
 //! - a record without a hash is kept, not replaced;
+//! - a container that may not start again does not start in a new sandbox either, whichever policy says so;
+//! - init containers are judged by the records of the newest sandbox, so that a removal of older ones is not needed;
 //! - no sandbox is made for a pod that is being deleted.
 
 mod init;
@@ -377,5 +379,7 @@ pub fn not_reached<'a>(pod: &'a Pod, observed: &PodObservation, actions: &PodAct
         .collect()
 }
 
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;

@@ -152,6 +152,12 @@ impl PodObservation {
         self.containers.iter().filter(move |container| container.name == name)
     }
 
+    /// The newest record of a container's name that was made in the newest sandbox, ready or not.
+    pub fn in_newest_sandbox(&self, name: &str) -> Option<&ContainerObservation> {
+        let sandbox = self.newest_sandbox()?;
+        self.records(name).find(|record| record.sandbox_id == sandbox.id)
+    }
+
     /// The newest record of a name whose process has ended: the reference of the crash-loop back-off.
     pub fn last_exited(&self, name: &str) -> Option<&ContainerObservation> {
         self.records(name).find(|container| container.has_exited())

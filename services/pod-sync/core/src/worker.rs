@@ -437,3 +437,6 @@ pub fn next_run_unix_nanos(next: NextAttempt, sync_frequency_nanos: i64, random:
     };
     at.now_unix_nanos.saturating_add(delay)
 }
+
+#[cfg(test)]
+mod tests;

@@ -79,6 +79,11 @@ impl<D> DesiredSet<D> {
         held.filter(|uid| !self.entries.contains_key(*uid)).map(ToOwned::to_owned).collect()
     }
 
+    /// Whether a pod that turns up now is to be swept: the set is complete and does not name it.
+    pub fn sweeps(&self, uid: &str) -> bool {
+        self.may_sweep && !self.entries.contains_key(uid)
+    }
+
     /// The desire for a pod, whichever stream named it.
     pub fn get(&self, uid: &str) -> Option<&D> {
         self.entries.get(uid).map(|entry| &entry.desire)
@@ -111,6 +116,7 @@ mod tests {
         let stream = set.open();
         assert!(set.name(stream, "a", 1));
         assert_eq!(set.complete(stream, true, held()), ["b", "c"]);
+        assert!(set.sweeps("b") && !set.sweeps("a"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The cgroup tree of the kernel.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
@@ -89,9 +89,9 @@ impl CgroupFs for KernelCgroups {
 }
 
 impl KernelCgroups {
-    fn processes(&self, dirs: &[PathBuf]) -> io::Result<BTreeSet<Pid>> {
+    fn processes(&self, dirs: &[PathBuf]) -> io::Result<HashSet<Pid>> {
         let own = rustix::process::getpid();
-        let mut pids = BTreeSet::new();
+        let mut pids = HashSet::new();
         for dir in dirs {
             let text = match self.read(dir, "cgroup.procs") {
                 Ok(text) => text,

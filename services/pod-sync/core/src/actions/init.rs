@@ -1,4 +1,7 @@
 //! Init containers and sidecars (§9.5).
+//!
+//! Only records of the newest sandbox count here. Upstream removes the init records when it makes a sandbox, to the
+//! same end; this way nothing depends on that removal having happened.
 
 use keelson_kube_model::{Container, RestartPolicy};
 
@@ -46,7 +49,7 @@ pub(super) fn walk<'a>(inputs: &Inputs<'a>) -> InitWalk<'a> {
     for (index, container) in list.iter().enumerate().rev() {
         let kind = ContainerKind::of_init(container);
         let place = Place { index, container, kind, is_last: index + 1 == list.len(), passed };
-        match inputs.observed.current(&container.name) {
+        match inputs.observed.in_newest_sandbox(&container.name) {
             None if passed && kind == ContainerKind::Sidecar => walk.start(&place, Reason::ContainerNotStarted),
             None => {}
             Some(_) if passed && kind == ContainerKind::Init => {}
@@ -72,11 +75,13 @@ pub(super) fn walk<'a>(inputs: &Inputs<'a>) -> InitWalk<'a> {
     walk
 }
 
-/// Some regular container was made in this life of the pod. One that has exited may be of an earlier sandbox.
+/// Some regular container was made in this sandbox and has not ended.
 fn some_regular_container_lives(inputs: &Inputs<'_>) -> bool {
-    inputs.pod.spec.containers.iter().filter_map(|container| inputs.observed.current(&container.name)).any(
-        |record| matches!(record.state, ContainerRecordState::Created | ContainerRecordState::Running),
-    )
+    let regular = inputs.pod.spec.containers.iter();
+    let mut records = regular.filter_map(|container| inputs.observed.in_newest_sandbox(&container.name));
+    records.any(|record| {
+        matches!(record.state, ContainerRecordState::Created | ContainerRecordState::Running)
+    })
 }
 
 impl<'a> InitWalk<'a> {

@@ -5,7 +5,7 @@ use keelson_kube_model::{Container, Pod, RestartPolicy, SandboxId};
 use super::{Inputs, Pick, PodActions, SandboxPlan, only_kill, something_to_kill};
 use crate::observation::PodObservation;
 use crate::reason::Reason;
-use crate::restart::{ContainerKind, effective_policy};
+use crate::restart::{ContainerKind, exit_allows_restart};
 
 /// What becomes of the pod's sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(super) fn create<'a>(inputs: &Inputs<'a>, plan: SandboxPlan) -> (PodActions,
         return (only_kill(inputs, Reason::RestartNotAllowed), Vec::new());
     }
     let to_start: Vec<&Container> =
-        pod.spec.containers.iter().filter(|container| !succeeded_for_good(inputs, container)).collect();
+        pod.spec.containers.iter().filter(|container| !ended_for_good(inputs, container)).collect();
     let any_record = pod.spec.containers.iter().any(|container| observed.current(&container.name).is_some());
     if to_start.is_empty() && any_record {
         return (only_kill(inputs, Reason::PodCompleted), Vec::new());
@@ -77,11 +77,12 @@ pub(super) fn create<'a>(inputs: &Inputs<'a>, plan: SandboxPlan) -> (PodActions,
     (actions, picks)
 }
 
-/// The container ended with 0 and its policy is to start again after failures only.
-fn succeeded_for_good(inputs: &Inputs<'_>, container: &Container) -> bool {
-    effective_policy(inputs.pod, container) == RestartPolicy::OnFailure
-        && inputs
-            .observed
-            .current(&container.name)
-            .is_some_and(|record| record.has_exited() && record.exit_code == 0)
+/// The container has ended and may not start again, by its rules and policies.
+///
+/// Parity: upstream asks only whether it ended with 0 under `OnFailure`, so a container that is never to start again
+/// in a pod that always is would run once more with each sandbox.
+fn ended_for_good(inputs: &Inputs<'_>, container: &Container) -> bool {
+    inputs.observed.current(&container.name).is_some_and(|record| {
+        record.has_exited() && !exit_allows_restart(inputs.pod, container, record.exit_code)
+    })
 }

@@ -138,6 +138,14 @@ mod sandbox_needed {
     }
 
     #[test]
+    fn what_may_never_start_again_does_not_start_in_a_new_sandbox() {
+        let pod = pod(json!({"restartPolicy": "Always", "containers": [
+            {"name": "a", "restartPolicy": "Never"}, {"name": "b"}]}));
+        let actions = decide(&pod, &seen().sandbox(0, false).exited("a", 137).exited("b", 137));
+        assert_eq!(started(&actions), ["b"]);
+    }
+
+    #[test]
     fn only_kills_when_every_container_succeeded_under_on_failure() {
         let actions = decide(&plain("OnFailure", &["a"]), &seen().sandbox(0, false).exited("a", 0));
         assert_eq!(actions.kill_pod, Some(Reason::PodCompleted));
@@ -255,8 +263,6 @@ mod regular_containers {
     fn the_pod_is_killed_when_nothing_is_kept_or_started() {
         let pod = pod(json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
             "initContainers": [{"name": "s", "restartPolicy": "Always"}]}));
-        let actions = decide(&pod, &in_sandbox().exited("s", 1).running("a").exited("a", 0));
-        assert_eq!(actions.kill_pod, None, "the regular container's older record is of no weight, but s starts");
         let actions = decide(&pod, &in_sandbox().running("s").exited("a", 0));
         assert_eq!(actions.kill_pod, Some(Reason::PodCompleted));
         assert!(actions.terminal && actions.start.is_empty(), "sidecars do not keep a pod alive");
@@ -361,6 +367,17 @@ mod init_containers {
     #[test]
     fn they_run_again_when_all_regular_ones_exited_and_the_records_are_gone() {
         assert_eq!(started(&decide(&three("Always"), &in_sandbox().exited("a", 1))), ["i0"]);
+    }
+
+    #[test]
+    fn records_of_an_earlier_sandbox_do_not_count() {
+        let ended = in_sandbox().exited("i0", 0).exited("i1", 0).exited("i2", 0).exited("a", 137);
+        let lost = |seen: Seen| seen.edit_sandbox(|sandbox| sandbox.ready = false).sandbox(1, true);
+        let again = decide(&three("Always"), &lost(ended).exited("i0", 0));
+        assert_eq!(started(&again), ["i1"]);
+        assert_eq!(again.start[0].attempt, 1);
+        let stuck = lost(in_sandbox().exited("i2", 0).created("a"));
+        assert_eq!(started(&decide(&three("Always"), &stuck)), ["i0"]);
     }
 
     #[test]

@@ -1,0 +1,571 @@
+use keelson_kube_model::{ContainerStatus, Pod, PodCondition};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::{Seen, at, deleting, from_file, in_sandbox, nanos, pod, seen};
+
+fn inputs() -> StatusInputs<'static> {
+    StatusInputs { runtime_name: "containerd", ..StatusInputs::default() }
+}
+
+fn generate(pod: &Pod, seen: &Seen) -> PodStatus {
+    generate_status(pod, &seen.0, None, &inputs(), &at(60))
+}
+
+fn then(pod: &Pod, seen: &Seen, old: &PodStatus) -> PodStatus {
+    generate_status(pod, &seen.0, Some(old), &inputs(), &at(120))
+}
+
+fn plain(policy: &str, names: &[&str]) -> Pod {
+    let containers: Vec<Value> = names.iter().map(|name| json!({"name": name, "image": "app:v1"})).collect();
+    pod(json!({"restartPolicy": policy, "containers": containers}))
+}
+
+fn with_init() -> Pod {
+    pod(json!({"containers": [{"name": "a"}], "initContainers": [
+        {"name": "i"}, {"name": "s", "restartPolicy": "Always"}]}))
+}
+
+fn only(status: &PodStatus) -> &ContainerStatus {
+    &status.container_statuses[0]
+}
+
+fn waiting(entry: &ContainerStatus) -> Option<(&str, &str)> {
+    entry.state.waiting.as_ref().map(|waiting| (waiting.reason.as_str(), waiting.message.as_str()))
+}
+
+fn ended(state: &keelson_kube_model::ContainerState) -> Option<(i32, &str)> {
+    state.terminated.as_ref().map(|ended| (ended.exit_code, ended.reason.as_str()))
+}
+
+fn condition<'a>(status: &'a PodStatus, type_: &str) -> (&'a str, &'a str, &'a str) {
+    let found: &PodCondition = status.condition(type_).unwrap();
+    (&found.status, &found.reason, &found.message)
+}
+
+mod container_states {
+    use super::*;
+
+    #[test]
+    fn before_its_first_record_a_container_waits() {
+        assert_eq!(waiting(only(&generate(&plain("Always", &["a"]), &seen()))), Some(("ContainerCreating", "")));
+        assert_eq!(waiting(only(&generate(&with_init(), &seen()))), Some(("PodInitializing", "")));
+        assert_eq!(only(&generate(&plain("Always", &["a"]), &seen())).image, "app:v1");
+    }
+
+    #[test]
+    fn a_running_record_shows_start_image_and_id() {
+        let status = generate(&plain("Always", &["a"]), &in_sandbox().running("a"));
+        let entry = only(&status);
+        let started_at = entry.state.running.as_ref().and_then(|running| running.started_at.as_deref());
+        assert_eq!(started_at, Some("2023-11-14T22:13:20Z"));
+        assert_eq!(entry.container_id, "containerd://a-0");
+        assert_eq!((entry.image.as_str(), entry.image_id.as_str()), ("registry/app:v1", "sha256:abc"));
+        assert!(entry.ready && entry.started == Some(true) && entry.restart_count == 0);
+    }
+
+    #[test]
+    fn a_created_record_waits_without_a_reason() {
+        let status = generate(&plain("Always", &["a"]), &in_sandbox().created("a"));
+        assert_eq!(waiting(only(&status)), Some(("", "")));
+    }
+
+    #[test]
+    fn an_exited_record_shows_the_runtimes_words() {
+        let seen = in_sandbox().exited("a", 3).edit(|record| {
+            record.message = "boom".into();
+            record.termination_message = "last words".into();
+        });
+        let status = generate(&plain("Never", &["a"]), &seen);
+        let got = only(&status).state.terminated.clone().unwrap();
+        assert_eq!((got.exit_code, got.reason.as_str()), (3, "Error"));
+        assert_eq!(got.message, "boom: last words");
+        assert_eq!(got.container_id, "containerd://a-0");
+        assert_eq!(got.finished_at.as_deref(), Some("2023-11-14T22:13:21Z"));
+    }
+
+    #[test]
+    fn the_second_newest_record_is_the_last_state() {
+        let status =
+            generate(&plain("Always", &["a"]), &in_sandbox().exited("a", 1).exited("a", 2).running("a"));
+        assert_eq!(only(&status).restart_count, 2);
+        assert_eq!(ended(&only(&status).last_state), Some((2, "Error")));
+    }
+
+    #[test]
+    fn an_unknown_record_of_what_was_running_counts_as_lost() {
+        let pod = plain("Always", &["a"]);
+        let old = generate(&pod, &in_sandbox().running("a"));
+        let status = then(&pod, &in_sandbox().unknown("a"), &old);
+        assert_eq!(ended(&only(&status).state), Some((137, STATUS_UNKNOWN_REASON)));
+        assert_eq!(only(&status).restart_count, 1);
+        assert_eq!(waiting(only(&generate(&pod, &in_sandbox().unknown("a")))), Some(("", "")));
+    }
+
+    #[test]
+    fn a_lost_record_of_what_was_running_is_told_in_the_last_state() {
+        let pod = plain("Always", &["a"]);
+        let old = generate(&pod, &in_sandbox().running("a"));
+        let status = then(&pod, &in_sandbox(), &old);
+        assert_eq!(ended(&only(&status).last_state), Some((137, STATUS_UNKNOWN_REASON)));
+        assert_eq!((waiting(only(&status)), only(&status).restart_count), (Some(("ContainerCreating", "")), 1));
+        let deleted = deleting(pod);
+        assert_eq!(only(&then(&deleted, &in_sandbox(), &old)).restart_count, 0);
+    }
+
+    #[test]
+    fn a_terminated_status_stays_when_its_record_is_gone() {
+        let pod = plain("Never", &["a"]);
+        let old = generate(&pod, &in_sandbox().exited("a", 3));
+        assert_eq!(then(&pod, &in_sandbox(), &old).container_statuses, old.container_statuses);
+    }
+
+    #[test]
+    fn restart_count_and_last_state_are_carried_while_waiting() {
+        let pod = plain("Always", &["a"]);
+        let mut old = generate(&pod, &in_sandbox());
+        old.container_statuses[0].restart_count = 4;
+        old.container_statuses[0].last_state.terminated = Some(Default::default());
+        let status = then(&pod, &in_sandbox(), &old);
+        assert_eq!(only(&status).restart_count, 4);
+        assert!(only(&status).last_state.terminated.is_some());
+    }
+
+    #[test]
+    fn a_failed_start_shows_its_reason_and_moves_the_end_to_the_last_state() {
+        let pod = plain("Always", &["a"]);
+        let failures = StartFailures::from([("a".into(), ("ErrImagePull".into(), "no such host".into()))]);
+        let inputs = StatusInputs { failures, ..inputs() };
+        let fresh = generate_status(&pod, &in_sandbox().0, None, &inputs, &at(60));
+        assert_eq!(waiting(only(&fresh)), Some(("ErrImagePull", "no such host")));
+        let again = generate_status(&pod, &in_sandbox().exited("a", 1).0, None, &inputs, &at(60));
+        assert_eq!(waiting(only(&again)), Some(("ErrImagePull", "no such host")));
+        assert_eq!(ended(&only(&again).last_state), Some((1, "Error")));
+        let done = generate_status(&plain("Never", &["a"]), &in_sandbox().exited("a", 1).0, None, &inputs, &at(60));
+        assert_eq!(ended(&only(&done).state), Some((1, "Error")), "it will not start again");
+    }
+
+    #[test]
+    fn a_back_off_shows_as_crash_loop() {
+        let pod = plain("Always", &["a"]);
+        let wait = |reason| {
+            [ContainerWait {
+                name: "a".into(),
+                reason,
+                message: "back-off 10s".into(),
+                event_message: String::new(),
+                until_unix_nanos: 0,
+            }]
+        };
+        let seen = in_sandbox().exited("a", 1);
+        let run = |waits: &[ContainerWait]| {
+            generate_status(&pod, &seen.0, None, &StatusInputs { waiting: waits, ..inputs() }, &at(60))
+        };
+        let status = run(&wait(Reason::CrashLoopBackOff));
+        assert_eq!(waiting(only(&status)), Some(("CrashLoopBackOff", "back-off 10s")));
+        assert_eq!(status.phase, "Running");
+        let other = run(&wait(Reason::WaitingForInitContainer));
+        assert_eq!(waiting(only(&other)), None);
+    }
+
+    #[test]
+    fn a_completed_init_container_is_never_shown_as_waiting() {
+        let failures = StartFailures::from([("i".into(), ("X".into(), String::new()))]);
+        let inputs = StatusInputs { failures, ..inputs() };
+        let status = generate_status(&with_init(), &in_sandbox().exited("i", 0).0, None, &inputs, &at(60));
+        assert_eq!(ended(&status.init_container_statuses[0].state), Some((0, "Completed")));
+        assert!(status.init_container_statuses[0].ready);
+    }
+
+    #[test]
+    fn an_init_container_without_a_record_has_completed_when_a_regular_one_was_made() {
+        let status = generate(&with_init(), &in_sandbox().running("a"));
+        let got = status.init_container_statuses[0].state.terminated.clone().unwrap();
+        assert_eq!((got.exit_code, got.reason.as_str()), (0, "Completed"));
+        assert!(got.message.starts_with("Unable to get init container status from container runtime"));
+        assert_eq!(waiting(&status.init_container_statuses[1]), Some(("PodInitializing", "")), "not for sidecars");
+    }
+
+    #[test]
+    fn regular_ones_are_sorted_by_name_and_init_ones_as_in_the_spec() {
+        let names = |list: &[ContainerStatus]| list.iter().map(|c| c.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&generate(&plain("Always", &["b", "a"]), &seen()).container_statuses), ["a", "b"]);
+        let pod = pod(json!({"containers": [{"name": "a"}], "initContainers": [{"name": "z"}, {"name": "y"}]}));
+        assert_eq!(names(&generate(&pod, &seen()).init_container_statuses), ["z", "y"]);
+    }
+
+    #[test]
+    fn volume_mounts_and_resources_are_told() {
+        let pod = pod(json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}, "volumeMounts": [
+            {"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": "IfPossible"},
+            {"name": "w", "mountPath": "/w"}]}]}));
+        let mounts = |recursive_read_only| {
+            let inputs = StatusInputs { recursive_read_only, ..inputs() };
+            let status = generate_status(&pod, &seen().0, None, &inputs, &at(60));
+            only(&status).volume_mounts.iter().map(|m| m.recursive_read_only.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(mounts(true), [Some("Enabled".to_owned()), None]);
+        assert_eq!(mounts(false), [Some("Disabled".to_owned()), None]);
+        let status = generate(&pod, &seen());
+        assert_eq!(only(&status).allocated_resources, pod.spec.containers[0].resources.requests);
+        assert!(only(&status).resources.is_some());
+    }
+
+    #[test]
+    fn readiness_is_what_probes_say_and_false_for_what_does_not_run() {
+        let pod = plain("Always", &["a"]);
+        let run = |seen: &Seen, readiness| {
+            let inputs = StatusInputs { readiness: BTreeMap::from([("a".to_owned(), readiness)]), ..inputs() };
+            let status = generate_status(&pod, &seen.0, None, &inputs, &at(60));
+            (only(&status).ready, only(&status).started)
+        };
+        let (running, exited) = (in_sandbox().running("a"), in_sandbox().exited("a", 0));
+        assert_eq!(run(&running, Readiness { ready: false, started: true }), (false, Some(true)));
+        assert_eq!(run(&running, Readiness { ready: true, started: false }), (false, Some(false)));
+        assert_eq!(run(&exited, Readiness::default()), (false, Some(false)));
+    }
+}
+
+mod phases {
+    use super::*;
+
+    fn phase(pod: &Pod, seen: &Seen, terminal: bool) -> String {
+        let inputs = StatusInputs { pod_is_terminal: terminal, ..inputs() };
+        generate_status(pod, &seen.0, None, &inputs, &at(60)).phase
+    }
+
+    #[test]
+    fn each_row_of_the_table_has_its_phase() {
+        let never = || plain("Never", &["a", "b"]);
+        let on_failure = || plain("OnFailure", &["a", "b"]);
+        let always = || plain("Always", &["a", "b"]);
+        let table = [
+            ("nothing started", always(), in_sandbox(), false, "Pending"),
+            ("one never started", always(), in_sandbox().running("a"), false, "Pending"),
+            ("all run", always(), in_sandbox().running("a").running("b"), false, "Running"),
+            ("one runs, one ended", never(), in_sandbox().running("a").exited("b", 1), false, "Running"),
+            ("all ended, will restart", always(), in_sandbox().exited("a", 0).exited("b", 1), false, "Running"),
+            ("one will restart", on_failure(), in_sandbox().exited("a", 0).exited("b", 1), false, "Running"),
+            ("all succeeded", never(), in_sandbox().exited("a", 0).exited("b", 0), false, "Succeeded"),
+            ("all succeeded on failure", on_failure(), in_sandbox().exited("a", 0).exited("b", 0), false, "Succeeded"),
+            ("one failed for good", never(), in_sandbox().exited("a", 0).exited("b", 1), false, "Failed"),
+            ("ended by the node, well", always(), in_sandbox().exited("a", 0).exited("b", 0), true, "Succeeded"),
+            ("ended by the node, badly", always(), in_sandbox().exited("a", 0).exited("b", 137), true, "Failed"),
+        ];
+        for (case, pod, seen, terminal, expected) in table {
+            assert_eq!(phase(&pod, &seen, terminal), expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn a_static_pod_is_not_forced_to_a_final_phase() {
+        let pod = from_file(plain("Always", &["a"]));
+        assert_eq!(phase(&pod, &in_sandbox().exited("a", 0), true), "Running");
+    }
+
+    #[test]
+    fn init_containers_decide_before_the_others() {
+        let never = pod(json!({"restartPolicy": "Never", "containers": [{"name": "a"}],
+            "initContainers": [{"name": "i"}]}));
+        let mut again = never.clone();
+        again.spec.restart_policy = "OnFailure".into();
+        for (case, pod, seen, expected) in [
+            ("not begun", &never, in_sandbox(), "Pending"),
+            ("runs", &never, in_sandbox().running("i"), "Pending"),
+            ("done", &never, in_sandbox().exited("i", 0), "Pending"),
+            ("failed for good", &never, in_sandbox().exited("i", 1), "Failed"),
+            ("failed, starts again", &again, in_sandbox().exited("i", 1), "Pending"),
+            ("done, the rest runs", &never, in_sandbox().exited("i", 0).running("a"), "Running"),
+        ] {
+            assert_eq!(phase(pod, &seen, false), expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn a_failed_init_container_in_back_off_is_still_a_failure_only_when_it_may_not_restart() {
+        let pod = with_init();
+        let failures = StartFailures::from([("i".into(), ("ErrImagePull".into(), String::new()))]);
+        let inputs = StatusInputs { failures, ..inputs() };
+        let status = generate_status(&pod, &in_sandbox().exited("i", 1).0, None, &inputs, &at(60));
+        assert_eq!(status.phase, "Pending");
+    }
+
+    #[test]
+    fn a_sidecar_that_has_not_started_holds_the_pod_until_regular_ones_were_made() {
+        let pod = pod(json!({"containers": [{"name": "a"}],
+            "initContainers": [{"name": "s", "restartPolicy": "Always"}]}));
+        let slow = BTreeMap::from([("s".to_owned(), Readiness { ready: false, started: false })]);
+        let inputs = StatusInputs { readiness: slow, ..inputs() };
+        let run = |seen: &Seen| generate_status(&pod, &seen.0, None, &inputs, &at(60)).phase;
+        assert_eq!(run(&in_sandbox().running("s")), "Pending");
+        assert_eq!(run(&in_sandbox().running("s").running("a")), "Running");
+        assert_eq!(run(&in_sandbox().exited("s", 1).running("a")), "Running", "an ended sidecar does not count");
+    }
+
+    #[test]
+    fn a_final_phase_never_changes_back() {
+        let mut pod = plain("Always", &["a"]);
+        let mut old = generate(&pod, &in_sandbox().running("a"));
+        old.phase = "Failed".into();
+        old.reason = "Evicted".into();
+        let status = then(&pod, &in_sandbox().running("a"), &old);
+        assert_eq!((status.phase.as_str(), status.reason.as_str()), ("Failed", "Evicted"));
+        pod.status.phase = "Succeeded".into();
+        assert_eq!(generate(&pod, &in_sandbox().running("a")).phase, "Succeeded");
+    }
+
+    #[test]
+    fn reason_and_message_stay_while_the_phase_does_and_go_with_it() {
+        let pod = plain("Always", &["a"]);
+        let mut old = generate(&pod, &in_sandbox());
+        (old.reason, old.message) = ("R".into(), "M".into());
+        let same = then(&pod, &in_sandbox(), &old);
+        assert_eq!((same.reason.as_str(), same.message.as_str()), ("R", "M"));
+        assert_eq!(then(&pod, &in_sandbox().running("a"), &old).reason, "");
+    }
+
+    #[test]
+    fn the_active_deadline_ends_the_pod() {
+        let mut pod = plain("Always", &["a"]);
+        pod.spec.active_deadline_seconds = Some(30);
+        let mut old = generate(&pod, &in_sandbox().running("a"));
+        old.start_time = status_time(nanos(0));
+        assert_eq!(deadline_unix_nanos(&pod, &old), Some(nanos(30)));
+        let run = |second| generate_status(&pod, &in_sandbox().running("a").0, Some(&old), &inputs(), &at(second));
+        assert_eq!(run(29).phase, "Running");
+        let over = run(30);
+        assert_eq!(
+            (over.phase.as_str(), over.reason.as_str(), over.message.as_str()),
+            ("Failed", "DeadlineExceeded", DEADLINE_MESSAGE)
+        );
+    }
+
+    #[test]
+    fn an_eviction_is_written_and_success_wins_over_it() {
+        let patch =
+            StatusPatch { reason: "Evicted".into(), message: "low on memory".into(), disruption_target: true };
+        let pod = plain("Always", &["a"]);
+        let run = |seen: Seen, terminal| {
+            let inputs = StatusInputs { patch: Some(&patch), pod_is_terminal: terminal, ..inputs() };
+            generate_status(&pod, &seen.0, None, &inputs, &at(60))
+        };
+        let killed = run(in_sandbox().exited("a", 137), true);
+        assert_eq!((killed.phase.as_str(), killed.reason.as_str()), ("Failed", "Evicted"));
+        assert_eq!(condition(&killed, "DisruptionTarget"), ("True", "TerminationByKubelet", "low on memory"));
+        let clean = run(in_sandbox().exited("a", 0), true);
+        assert_eq!((clean.phase.as_str(), clean.reason.as_str()), ("Succeeded", ""));
+        assert!(clean.condition("DisruptionTarget").is_some());
+        let later = then(&pod, &in_sandbox().exited("a", 137), &killed);
+        assert!(later.condition("DisruptionTarget").is_some(), "carried over");
+    }
+}
+
+mod pod_conditions {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_runs_has_all_five() {
+        let status = generate(&plain("Always", &["a"]), &in_sandbox().running("a"));
+        for type_ in ["PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"] {
+            assert_eq!(condition(&status, type_), ("True", "", ""), "{type_}");
+            assert_eq!(status.condition(type_).unwrap().observed_generation, Some(3));
+        }
+        assert_eq!(status.observed_generation, Some(3));
+        assert_eq!(status.qos_class, "BestEffort");
+    }
+
+    #[test]
+    fn without_a_sandbox_containers_cannot_start() {
+        let status = generate(&plain("Always", &["a"]), &seen());
+        assert_eq!(condition(&status, "PodReadyToStartContainers"), ("False", "", ""));
+        let early = StatusInputs { pod_ready_to_start: Some(true), ..inputs() };
+        let status = generate_status(&plain("Always", &["a"]), &seen().0, None, &early, &at(60));
+        assert_eq!(condition(&status, "PodReadyToStartContainers").0, "True");
+    }
+
+    #[test]
+    fn unready_containers_are_listed() {
+        let status = generate(&plain("Always", &["b", "a"]), &in_sandbox());
+        let expected = ("False", "ContainersNotReady", "containers with unready status: [b a]");
+        assert_eq!(condition(&status, "ContainersReady"), expected);
+        assert_eq!(condition(&status, "Ready"), expected);
+    }
+
+    #[test]
+    fn containers_without_a_status_are_listed_first() {
+        let pod = plain("Always", &["a", "b"]);
+        let mut status = generate(&pod, &in_sandbox().running("a"));
+        status.container_statuses.retain(|entry| entry.name == "a");
+        status.container_statuses[0].ready = false;
+        let inputs = ConditionInputs {
+            pod: &pod,
+            status: &status,
+            old: &PodStatus::default(),
+            ready_to_start: true,
+            disruption: None,
+            now: None,
+        };
+        let list = conditions::generate(&inputs);
+        let ready = list.iter().find(|condition| condition.type_ == "Ready").unwrap();
+        assert_eq!(
+            ready.message,
+            "containers with unknown status: [b], containers with unready status: [a]"
+        );
+        let mut empty = status.clone();
+        empty.container_statuses.clear();
+        let list = conditions::generate(&ConditionInputs { status: &empty, ..inputs });
+        assert!(list.iter().any(|c| c.type_ == "Ready" && c.reason == "UnknownContainerStatuses"));
+    }
+
+    #[test]
+    fn initialized_waits_for_init_containers_and_started_sidecars() {
+        let status = generate(&with_init(), &in_sandbox().exited("i", 0));
+        assert_eq!(
+            condition(&status, "Initialized"),
+            ("False", "ContainersNotInitialized", "containers with incomplete status: [s]")
+        );
+        let status = generate(&with_init(), &in_sandbox().exited("i", 0).running("s"));
+        assert_eq!(condition(&status, "Initialized"), ("True", "", ""));
+    }
+
+    #[test]
+    fn initialized_stays_true_once_a_regular_container_ran() {
+        let status = generate(&with_init(), &in_sandbox().exited("s", 1).running("a"));
+        assert_eq!(condition(&status, "Initialized").0, "True");
+    }
+
+    #[test]
+    fn an_unready_sidecar_makes_the_pod_unready() {
+        let status = generate(&with_init(), &in_sandbox().exited("i", 0).exited("s", 1).running("a"));
+        assert_eq!(condition(&status, "Ready").2, "containers with unready status: [s]");
+    }
+
+    #[test]
+    fn final_phases_have_their_reasons() {
+        let done = generate(&plain("Never", &["a"]), &in_sandbox().exited("a", 0));
+        assert_eq!(condition(&done, "Ready"), ("False", "PodCompleted", ""));
+        assert_eq!(condition(&done, "Initialized"), ("True", "PodCompleted", ""));
+        let failed = generate(&plain("Never", &["a"]), &in_sandbox().exited("a", 1));
+        assert_eq!(condition(&failed, "ContainersReady"), ("False", "PodFailed", ""));
+    }
+
+    #[test]
+    fn readiness_gates_hold_the_pod_with_one_clause_each() {
+        let mut pod = plain("Always", &["a"]);
+        pod.spec.readiness_gates = serde_json::from_value(json!([
+            {"conditionType": "x/none"}, {"conditionType": "x/false"}, {"conditionType": "x/true"}]))
+        .unwrap();
+        pod.status.conditions = serde_json::from_value(json!([
+            {"type": "x/false", "status": "False"}, {"type": "x/true", "status": "True"}]))
+        .unwrap();
+        let status = generate(&pod, &in_sandbox().running("a"));
+        let (state, reason, message) = condition(&status, "Ready");
+        assert_eq!((state, reason), ("False", "ReadinessGatesNotReady"));
+        assert_eq!(
+            message,
+            "corresponding condition of pod readiness gate \"x/none\" does not exist., \
+             the status of pod readiness gate \"x/false\" is not \"True\", but False"
+        );
+        assert_eq!(condition(&status, "ContainersReady").0, "True");
+        assert_eq!(condition(&status, "x/true").0, "True", "what others own is preserved");
+    }
+
+    #[test]
+    fn the_transition_time_moves_only_with_the_status() {
+        let pod = plain("Always", &["a"]);
+        let first = generate(&pod, &in_sandbox());
+        let second = then(&pod, &in_sandbox().running("a"), &first);
+        let time = |status: &PodStatus, type_: &str| status.condition(type_).unwrap().last_transition_time.clone();
+        assert_eq!(time(&second, "PodScheduled"), status_time(nanos(60)));
+        assert_eq!(time(&second, "Ready"), status_time(nanos(120)));
+    }
+}
+
+mod addresses {
+    use super::*;
+
+    fn ips(status: &PodStatus) -> Vec<&str> {
+        status.pod_ips.iter().map(|entry| entry.ip.as_str()).collect()
+    }
+
+    fn texts(list: &[&str]) -> Vec<String> {
+        list.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn one_of_each_family_the_nodes_primary_first() {
+        let seen = in_sandbox()
+            .edit_sandbox(|sandbox| sandbox.ips = texts(&["fd00::2", "10.1.0.2", "10.1.0.3"]));
+        let hosts = texts(&["192.0.2.1"]);
+        let inputs = StatusInputs { host_ips: &hosts, ..inputs() };
+        let status = generate_status(&plain("Always", &["a"]), &seen.0, None, &inputs, &at(60));
+        assert_eq!(ips(&status), ["10.1.0.2", "fd00::2"]);
+        assert_eq!((status.pod_ip.as_str(), status.host_ip.as_str()), ("10.1.0.2", "192.0.2.1"));
+        let alone = generate(&plain("Always", &["a"]), &seen);
+        assert_eq!(ips(&alone), ["fd00::2", "10.1.0.2"]);
+        assert_eq!(alone.host_ip, "");
+    }
+
+    #[test]
+    fn a_pod_on_the_nodes_network_has_the_nodes_addresses_and_keeps_them() {
+        let pod = pod(json!({"hostNetwork": true, "containers": [{"name": "a"}]}));
+        let seen = in_sandbox().edit_sandbox(|sandbox| sandbox.host_network = true);
+        let run = |hosts: &[&str], old: Option<&PodStatus>| {
+            let hosts = texts(hosts);
+            generate_status(&pod, &seen.0, old, &StatusInputs { host_ips: &hosts, ..inputs() }, &at(60))
+        };
+        let first = run(&["192.0.2.1"], None);
+        assert_eq!(ips(&first), ["192.0.2.1"]);
+        assert_eq!(ips(&run(&["192.0.2.9"], Some(&first))), ["192.0.2.1"], "never changed");
+        assert_eq!(ips(&run(&["192.0.2.9", "fd00::9"], Some(&first))), ["192.0.2.1", "fd00::9"]);
+    }
+
+    #[test]
+    fn an_ended_pod_keeps_its_addresses() {
+        let pod = plain("Never", &["a"]);
+        let old = generate(&pod, &in_sandbox().running("a"));
+        let status = then(&pod, &seen().sandbox(0, false).exited("a", 0), &old);
+        assert_eq!(ips(&status), ["10.1.0.2"]);
+    }
+}
+
+mod endings {
+    use super::*;
+
+    #[test]
+    fn a_rejected_pod_has_failed_with_the_reason() {
+        let status = rejected_status(&plain("Always", &["a"]), "OutOfcpu", "Node didn't have enough", &at(0));
+        assert_eq!((status.phase.as_str(), status.reason.as_str()), ("Failed", "OutOfcpu"));
+        assert_eq!(status.message, "Pod was rejected: Node didn't have enough");
+        assert!(status.container_statuses.is_empty() && status.start_time.is_some());
+    }
+
+    #[test]
+    fn the_final_status_declares_lost_what_was_not_seen_to_end() {
+        let pod = plain("Always", &["a", "b"]);
+        let last = final_status(&pod, &generate(&pod, &in_sandbox().running("a").exited("b", 0)), &at(60));
+        assert_eq!(last.phase, "Failed");
+        assert_eq!(ended(&last.container_statuses[0].state), Some((137, STATUS_UNKNOWN_REASON)));
+        assert_eq!(ended(&last.container_statuses[1].state), Some((0, "Completed")));
+        assert_eq!(condition(&last, "Ready"), ("False", "PodFailed", ""));
+    }
+
+    #[test]
+    fn a_pod_that_was_never_initialised_loses_only_its_first_init_container() {
+        let pod = pod(json!({"containers": [{"name": "a"}], "initContainers": [{"name": "i"}, {"name": "j"}]}));
+        let last = final_status(&pod, &generate(&pod, &in_sandbox()), &at(60));
+        assert_eq!(ended(&last.init_container_statuses[0].state), Some((137, STATUS_UNKNOWN_REASON)));
+        assert!(last.init_container_statuses[1].state.waiting.is_some());
+        assert!(last.container_statuses[0].state.waiting.is_some());
+        let second = final_status(&pod, &generate(&pod, &in_sandbox().exited("i", 0).running("j")), &at(60));
+        assert_eq!(ended(&second.init_container_statuses[0].state), Some((0, "Completed")));
+        assert_eq!(ended(&second.init_container_statuses[1].state), Some((137, STATUS_UNKNOWN_REASON)));
+    }
+
+    #[test]
+    fn a_static_pods_final_phase_is_left_alone() {
+        let pod = from_file(plain("Always", &["a"]));
+        let last = final_status(&pod, &generate(&pod, &in_sandbox().running("a")), &at(60));
+        assert_eq!(last.phase, "Running");
+    }
+}

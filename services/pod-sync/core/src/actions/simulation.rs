@@ -1,0 +1,300 @@
+//! Decisions applied to a simulated runtime until nothing is left to do, from any beginning.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use keelson_kube_model::{Pod, SandboxId};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::moment::SECOND;
+use crate::observation::SandboxObservation;
+use crate::restart::exit_allows_restart;
+use crate::testing::{at, nanos, pod, seen};
+
+/// How a container behaves: exit codes of its first runs; then init containers succeed and others run on.
+type Behaviour = BTreeMap<String, Vec<i32>>;
+
+struct Runtime {
+    seen: PodObservation,
+    behaviour: Behaviour,
+    book: BackoffBook,
+    now: Moment,
+}
+
+impl Runtime {
+    fn pass(&mut self, nanos: i64) {
+        self.now.now_unix_nanos += nanos;
+        self.seen.observed_unix_nanos = self.now.now_unix_nanos;
+    }
+
+    fn end(&mut self, matches: impl Fn(&ContainerObservation) -> bool, exit_code: i32) {
+        let now = self.now.now_unix_nanos;
+        let living = |record: &&mut ContainerObservation| {
+            matches!(record.state, ContainerRecordState::Running | ContainerRecordState::Unknown)
+        };
+        for record in self.seen.containers.iter_mut().filter(living).filter(|record| matches(record)) {
+            record.state = ContainerRecordState::Exited;
+            record.exit_code = exit_code;
+            record.finished_unix_nanos = now;
+        }
+    }
+
+    fn apply(&mut self, pod: &Pod, actions: &PodActions) {
+        if actions.kill_pod.is_some() {
+            self.end(|_| true, 137);
+            self.seen.sandboxes.iter_mut().for_each(|sandbox| sandbox.ready = false);
+        }
+        for kill in &actions.kill {
+            self.end(|record| record.id == kill.id, 137);
+        }
+        if let Some(plan) = &actions.create_sandbox {
+            let sandbox = SandboxObservation {
+                id: SandboxId(format!("made-{}", plan.attempt)),
+                attempt: plan.attempt,
+                ready: true,
+                created_unix_nanos: self.now.now_unix_nanos,
+                ips: vec!["10.1.0.9".to_owned()],
+                host_network: pod.is_host_network(),
+            };
+            self.seen.sandboxes.insert(0, sandbox);
+        }
+        for start in &actions.start {
+            self.pass(1);
+            if let Some((key, finished)) = &start.backoff {
+                self.book.advance(key, *finished, &self.now);
+            }
+            let (_, container) = pod.container(&start.name).unwrap();
+            self.seen.containers.insert(
+                0,
+                ContainerObservation {
+                    id: ContainerId(format!("{}-made-{}", start.name, start.attempt)),
+                    name: start.name.clone(),
+                    sandbox_id: self.seen.sandboxes[0].id.clone(),
+                    attempt: start.attempt,
+                    restart_count: start.attempt,
+                    state: ContainerRecordState::Running,
+                    created_unix_nanos: self.now.now_unix_nanos,
+                    started_unix_nanos: self.now.now_unix_nanos,
+                    hash: crate::container_hash(container),
+                    ..ContainerObservation::default()
+                },
+            );
+        }
+        self.seen.sort();
+    }
+
+    /// Whatever runs and is to end by itself ends.
+    fn live(&mut self, pod: &Pod) {
+        for (kind, container) in pod.containers() {
+            if self.seen.current(&container.name).is_none_or(|record| !record.is_running()) {
+                continue;
+            }
+            let runs = self.behaviour.get_mut(&container.name);
+            let code = match runs.filter(|runs| !runs.is_empty()) {
+                Some(runs) => runs.remove(0),
+                None if kind == ContainerKind::Init => 0,
+                None => continue,
+            };
+            self.end(|record| record.name == container.name, code);
+        }
+    }
+}
+
+fn policy() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec!["Always", "OnFailure", "Never"])
+}
+
+fn container(name: String) -> impl Strategy<Value = Value> {
+    prop::option::weighted(0.3, policy()).prop_map(move |own| match own {
+        Some(own) => json!({"name": name, "image": "app:v1", "restartPolicy": own}),
+        None => json!({"name": name, "image": "app:v1"}),
+    })
+}
+
+fn pods() -> impl Strategy<Value = Pod> {
+    let regular = (1..4_usize)
+        .prop_flat_map(|count| (0..count).map(|index| container(format!("c{index}"))).collect::<Vec<_>>());
+    let init = prop::collection::vec(prop::bool::weighted(0.4), 0..4).prop_map(|sidecars| {
+        let one = |(index, sidecar): (usize, bool)| match sidecar {
+            true => json!({"name": format!("i{index}"), "image": "app:v1", "restartPolicy": "Always"}),
+            false => json!({"name": format!("i{index}"), "image": "app:v1"}),
+        };
+        sidecars.into_iter().enumerate().map(one).collect::<Vec<_>>()
+    });
+    (policy(), regular, init, prop::bool::weighted(0.2)).prop_map(|(policy, containers, init, host)| {
+        pod(json!({"restartPolicy": policy, "containers": containers, "initContainers": init, "hostNetwork": host}))
+    })
+}
+
+/// Sandbox: ready, has addresses, uses the node's network.
+type AnySandbox = (bool, bool, bool);
+/// Container: which of the pod's, in which sandbox, state, exit code, hash.
+type AnyRecord = (prop::sample::Index, prop::sample::Index, u8, i32, u8);
+
+fn beginnings() -> impl Strategy<Value = (Vec<AnySandbox>, Vec<AnyRecord>)> {
+    let often = prop::bool::weighted(0.8);
+    let sandbox = (often, prop::bool::weighted(0.9), prop::bool::weighted(0.2));
+    let code = prop::sample::select(vec![0, 1, 137]);
+    let record = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0..5_u8, code, 0..4_u8);
+    (prop::collection::vec(sandbox, 0..3), prop::collection::vec(record, 0..6))
+}
+
+fn observation(pod: &Pod, sandboxes: &[AnySandbox], records: &[AnyRecord]) -> PodObservation {
+    let mut seen = seen();
+    for (attempt, (ready, has_ip, host)) in sandboxes.iter().enumerate() {
+        seen = seen.sandbox(u32::try_from(attempt).unwrap(), *ready).edit_sandbox(|sandbox| {
+            sandbox.host_network = *host;
+            if !has_ip {
+                sandbox.ips.clear();
+            }
+        });
+    }
+    let all: Vec<&Container> = pod.containers().map(|(_, container)| container).collect();
+    for (which, place, state, code, hash) in records {
+        let container = which.get(&all);
+        let sandbox_id =
+            if sandboxes.is_empty() { SandboxId::default() } else { place.get(&seen.0.sandboxes).id.clone() };
+        seen = match state {
+            0 | 1 => seen.running(&container.name),
+            2 => seen.exited(&container.name, *code),
+            3 => seen.created(&container.name),
+            _ => seen.unknown(&container.name),
+        }
+        .edit(|record| {
+            record.sandbox_id = sandbox_id;
+            record.hash = match hash {
+                0 => "1".to_owned(),
+                1 => String::new(),
+                _ => crate::container_hash(container),
+            };
+        });
+    }
+    seen.0.sort();
+    seen.0
+}
+
+/// What must hold of every decision.
+fn check(pod: &Pod, seen: &PodObservation, actions: &PodActions) -> Result<(), TestCaseError> {
+    let starts: Vec<&str> = actions.start.iter().map(|start| start.name.as_str()).collect();
+    let unique: BTreeSet<&str> = starts.iter().copied().collect();
+    prop_assert_eq!(unique.len(), starts.len(), "nothing starts twice");
+    let waits: Vec<&str> = actions.waiting.iter().map(|wait| wait.name.as_str()).collect();
+    prop_assert!(waits.iter().all(|name| !starts.contains(name)), "what waits does not start");
+    for name in &starts {
+        let running = seen.current(name).filter(|record| record.is_running());
+        let killed = |id: &ContainerId| actions.kill_pod.is_some() || actions.kill.iter().any(|k| k.id == *id);
+        prop_assert!(running.is_none_or(|record| killed(&record.id)), "{} is kept and started", name);
+    }
+    for kill in &actions.kill {
+        let record = seen.containers.iter().find(|record| record.id == kill.id);
+        prop_assert!(record.is_some_and(|record| !record.has_exited()), "only what may run is killed");
+    }
+    prop_assert!(actions.kill_pod.is_none() || actions.kill.is_empty(), "the whole pod or single containers");
+    let begins = actions.create_sandbox.is_some() || !actions.start.is_empty() || !actions.waiting.is_empty();
+    prop_assert!(!actions.terminal || !begins, "what is over begins nothing");
+    let keeps = sandbox_decision(pod, seen) == SandboxDecision::Keep;
+    prop_assert!(actions.start.is_empty() || keeps || actions.create_sandbox.is_some(), "no start without a sandbox");
+    let places: Vec<_> = starts.iter().map(|name| pod.containers().position(|(_, c)| c.name == *name)).collect();
+    prop_assert!(places.is_sorted(), "init before regular, each in spec order");
+    let init = actions.start.iter().filter(|start| start.kind == ContainerKind::Init).count();
+    prop_assert!(init <= 1, "one init container at a time");
+    Ok(())
+}
+
+/// What must hold when nothing is left to do.
+fn check_end(pod: &Pod, seen: &PodObservation, actions: &PodActions) -> Result<(), TestCaseError> {
+    if actions.terminal {
+        prop_assert!(!seen.anything_running(), "nothing runs in a pod that is over");
+        return Ok(());
+    }
+    prop_assert_eq!(seen.sandboxes.iter().filter(|sandbox| sandbox.ready).count(), 1);
+    let mut some_runs = false;
+    for container in &pod.spec.containers {
+        let record = seen.current(&container.name).expect("every regular container was started");
+        some_runs |= record.is_running();
+        let over = record.has_exited() && !exit_allows_restart(pod, container, record.exit_code);
+        prop_assert!(record.is_running() || over, "{} is {:?}", container.name, record.state);
+    }
+    prop_assert!(some_runs, "a pod that goes on has something that runs");
+    for container in pod.spec.init_containers.iter().filter(|container| container.is_restartable_init()) {
+        prop_assert!(seen.current(&container.name).is_some_and(ContainerObservation::is_running));
+    }
+    Ok(())
+}
+
+fn count(counts: &RefCell<BTreeMap<String, usize>>, actions: &PodActions) {
+    let mut counts = counts.borrow_mut();
+    let mut add = |what: String| *counts.entry(what).or_default() += 1;
+    actions.kill_pod.iter().for_each(|reason| add(format!("kill pod: {reason}")));
+    actions.create_sandbox.iter().for_each(|plan| add(format!("sandbox: {}", plan.reason)));
+    actions.kill.iter().for_each(|kill| add(format!("kill: {}", kill.reason)));
+    actions.start.iter().for_each(|start| add(format!("start {}: {}", start.kind, start.reason)));
+    actions.waiting.iter().for_each(|wait| add(format!("wait: {}", wait.reason)));
+    if actions.terminal {
+        add("terminal".to_owned());
+    }
+}
+
+#[test]
+fn any_beginning_comes_to_rest_and_never_keeps_and_starts_the_same_container() {
+    let counts: RefCell<BTreeMap<String, usize>> = RefCell::default();
+    let exits = prop::collection::vec(prop::sample::select(vec![0, 1, 2]), 0..3);
+    let behaviours = prop::collection::vec(exits, 8);
+    let mut runner = TestRunner::new(Config { cases: 1500, failure_persistence: None, ..Config::default() });
+    let result = runner.run(&(pods(), beginnings(), behaviours), |(pod, (sandboxes, records), behaviours)| {
+        let names = pod.containers().map(|(_, container)| container.name.clone());
+        let mut runtime = Runtime {
+            seen: observation(&pod, &sandboxes, &records),
+            behaviour: names.zip(behaviours).collect(),
+            book: BackoffBook::default(),
+            now: at(600),
+        };
+        for _ in 0..80 {
+            let hints = ProbeHints::without_probes();
+            let actions = compute_pod_actions(&pod, &runtime.seen, &hints, &runtime.book, &runtime.now);
+            count(&counts, &actions);
+            check(&pod, &runtime.seen, &actions)?;
+            runtime.apply(&pod, &actions);
+            let again = compute_pod_actions(&pod, &runtime.seen, &hints, &runtime.book, &runtime.now);
+            let repeated = again.start.iter().any(|s| actions.start.iter().any(|first| first.name == s.name));
+            prop_assert!(!repeated && again.create_sandbox.is_none(), "what was carried out is not asked again");
+            prop_assert!(again.kill.is_empty() || actions.create_sandbox.is_some() || actions.kill_pod.is_none());
+            let before = runtime.seen.clone();
+            runtime.pass(SECOND);
+            runtime.live(&pod);
+            let wake = again.next_wake_unix_nanos().unwrap_or(0);
+            runtime.now.now_unix_nanos = runtime.now.now_unix_nanos.max(wake);
+            let resting = (again.is_empty() && again.waiting.is_empty()) || again.terminal;
+            if resting && (runtime.seen.containers == before.containers || again.terminal) {
+                return check_end(&pod, &before, &again);
+            }
+        }
+        Err(TestCaseError::fail("80 rounds were not enough"))
+    });
+    println!("reached: {:#?}", counts.borrow());
+    result.unwrap();
+    for needed in [
+        "sandbox: NoSandbox",
+        "sandbox: SeveralSandboxesReady",
+        "sandbox: SandboxNotReady",
+        "sandbox: SandboxNetworkModeChanged",
+        "sandbox: SandboxWithoutAddress",
+        "kill pod: PodCompleted",
+        "kill pod: RestartNotAllowed",
+        "kill pod: InitContainerFailed",
+        "kill: ContainerDefinitionChanged",
+        "kill: ContainerStateUnknown",
+        "start init: ContainerNotStarted",
+        "start sidecar: ContainerExited",
+        "start regular: ContainerExited",
+        "wait: CrashLoopBackOff",
+        "terminal",
+    ] {
+        let reached = counts.borrow().get(needed).copied().unwrap_or(0);
+        assert!(reached >= 10, "{needed:?} was reached {reached} times only");
+    }
+    assert!(nanos(0) > 0);
+}

@@ -1,0 +1,126 @@
+//! Looks at the machine again and again, and tells what has changed.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use keelson_config::Config;
+use keelson_resource_manager_core::hierarchy::Version;
+use keelson_resource_manager_core::machine::{self, Pressure, Reading, signals};
+use keelson_service_kit::status::chain;
+use keelson_service_kit::{CancellationToken, LoopHandle, Progress};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::host::{self, HostError, Identity};
+use crate::view::{MachineState, TreeState};
+
+/// A look takes microseconds; a filesystem that hangs must not stop the loop.
+const LOOK_WITHIN: Duration = Duration::from_secs(5);
+
+/// The owner of what is told about the machine.
+pub(crate) struct MachineLoop {
+    root: PathBuf,
+    max_pods: u32,
+    reserved: BTreeMap<String, String>,
+    progress: Progress,
+    tree: watch::Receiver<TreeState>,
+    state: watch::Sender<MachineState>,
+    memory: Pressure,
+    disk: Pressure,
+    origin: Instant,
+}
+
+impl MachineLoop {
+    /// Looks once, so that the first answer is there before the first question.
+    pub(crate) async fn begin(config: &Config, progress: Progress, tree: watch::Receiver<TreeState>) -> Self {
+        let identity = tokio::task::spawn_blocking(Identity::look).await.unwrap_or_default();
+        let first = MachineState { identity: Arc::new(identity), ..MachineState::default() };
+        let mut this = Self {
+            root: config.paths.root_dir.clone(),
+            max_pods: config.resources.max_pods,
+            reserved: config.resources.reserved.clone(),
+            progress,
+            tree,
+            state: watch::Sender::new(first),
+            memory: Pressure::default(),
+            disk: Pressure::default(),
+            origin: Instant::now(),
+        };
+        this.turn().await;
+        this
+    }
+
+    /// What is told.
+    pub(crate) fn state(&self) -> watch::Receiver<MachineState> {
+        self.state.subscribe()
+    }
+
+    /// Turns until the shutdown: with each change of the tree, else every heartbeat.
+    pub(crate) async fn run(mut self, shutdown: CancellationToken, handle: LoopHandle) {
+        loop {
+            handle.tick();
+            // Cancel-safe: `changed` marks nothing as seen unless it returns; the others hold nothing.
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                changed = self.tree.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
+            }
+            self.turn().await;
+        }
+    }
+
+    async fn turn(&mut self) {
+        let root = self.root.clone();
+        let look = tokio::task::spawn_blocking(move || host::look(&root));
+        let reading = match tokio::time::timeout(LOOK_WITHIN, look).await {
+            Ok(Ok(reading)) => reading,
+            Ok(Err(_)) => return,
+            Err(_) => {
+                let text = format!("looking at the machine takes longer than {} s", LOOK_WITHIN.as_secs());
+                return self.progress.condition("machine", Err(text));
+            }
+        };
+        self.progress.condition("machine", reading.as_ref().map(|_| ()).map_err(|e: &HostError| chain(e)));
+        if let Ok(reading) = reading {
+            self.take(&reading);
+        }
+    }
+
+    fn take(&mut self, reading: &Reading) {
+        let now_ms = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let met = signals(reading);
+        let capacity = machine::capacity(reading, self.max_pods);
+        let allocatable = host::allocatable(&capacity, &self.reserved);
+        self.progress.condition("reservations", allocatable.as_ref().map(|_| ()).map_err(|e| chain(e)));
+        let cgroup_version = match &*self.tree.borrow_and_update() {
+            TreeState::Ready(tree) => tree.version().as_str(),
+            TreeState::NotYet(_) | TreeState::Never(_) => "",
+        };
+        let next = MachineState {
+            // Without usable reservations nothing is taken away.
+            allocatable: allocatable.unwrap_or_else(|_| capacity.clone()),
+            capacity,
+            memory_pressure: self.memory.observe(met.memory, now_ms),
+            disk_pressure: self.disk.observe(met.disk, now_ms),
+            cgroup_version,
+            identity: Arc::clone(&self.state.borrow().identity),
+        };
+        self.state.send_if_modified(|state| {
+            let changed = *state != next;
+            if changed {
+                *state = next;
+            }
+            changed
+        });
+    }
+}
+
+/// The number in `kubelet_cgroup_version`.
+pub(crate) const fn version_number(version: Version) -> i64 {
+    match version {
+        Version::V1 => 1,
+        Version::V2 => 2,
+    }
+}

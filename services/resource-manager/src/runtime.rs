@@ -1,0 +1,83 @@
+//! Asks runtime-shim whether anything of a pod still runs.
+
+use std::time::Duration;
+
+use keelson_config::ServiceName;
+use keelson_proto::keelson::runtime::v1 as pb;
+use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
+use keelson_service_kit::{Peer, Progress};
+use tonic::Status;
+
+/// Bound of one read; the runtime may be slow, but a pod's end should not wait long for a hung one.
+const READ_WITHIN: Duration = Duration::from_secs(10);
+
+/// The neighbour that knows what runs.
+#[derive(Debug, Clone)]
+pub(crate) struct Runtime {
+    peer: Peer,
+    progress: Progress,
+}
+
+impl Runtime {
+    pub(crate) fn new(peer: Peer, progress: Progress) -> Self {
+        Self { peer, progress }
+    }
+
+    /// A fresh read: what of the pod still runs, or nothing.
+    pub(crate) async fn what_runs(&self, uid: &str) -> Result<Option<String>, Status> {
+        let mut request = tonic::Request::new(pb::GetPodRequest { uid: uid.to_owned() });
+        request.set_timeout(READ_WITHIN);
+        let answer = RuntimeClient::new(self.peer.channel()).get_pod(request).await;
+        let name = ServiceName::RuntimeShim.as_str();
+        match answer {
+            Ok(response) => {
+                self.progress.condition(name, Ok(()));
+                Ok(running(&response.into_inner().pod.unwrap_or_default()))
+            }
+            Err(status) => {
+                let text = format!(
+                    "no fresh read of the runtime, cgroups stay until there is one: {}",
+                    status.message()
+                );
+                self.progress.condition(name, Err(text));
+                Err(status)
+            }
+        }
+    }
+}
+
+/// The first thing of a pod that runs or may run.
+fn running(pod: &pb::RuntimePod) -> Option<String> {
+    let container = pod.containers.iter().find(|c| {
+        matches!(c.state(), pb::ContainerState::Running | pb::ContainerState::Unknown)
+    });
+    if let Some(container) = container {
+        return Some(format!("the container {} ({}) still runs", container.name, container.id));
+    }
+    let sandbox = pod.sandboxes.iter().find(|s| s.ready)?;
+    Some(format!("the sandbox {} is still ready", sandbox.id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_running_or_unknown_container_and_a_ready_sandbox_count_as_running() {
+        let container = |state: pb::ContainerState| pb::RuntimePod {
+            containers: vec![pb::Container { state: state.into(), name: "c".into(), ..Default::default() }],
+            ..Default::default()
+        };
+        assert_eq!(running(&pb::RuntimePod::default()), None);
+        assert_eq!(running(&container(pb::ContainerState::Exited)), None);
+        assert_eq!(running(&container(pb::ContainerState::Created)), None);
+        assert!(running(&container(pb::ContainerState::Running)).unwrap().contains("container c"));
+        assert!(running(&container(pb::ContainerState::Unknown)).is_some());
+        let sandbox = |ready| pb::RuntimePod {
+            sandboxes: vec![pb::Sandbox { id: "s".into(), ready, ..Default::default() }],
+            ..Default::default()
+        };
+        assert_eq!(running(&sandbox(false)), None);
+        assert!(running(&sandbox(true)).unwrap().contains("sandbox s"));
+    }
+}

@@ -1,0 +1,62 @@
+//! What a worker shows of its pod.
+
+use std::sync::Arc;
+
+use keelson_resource_manager_core::desire::{Amounts, Want};
+
+use crate::cgroup::Tree;
+use crate::host::Identity;
+
+/// How a pod's share is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Nothing is known of the pod, and nothing of it is here.
+    #[default]
+    Unknown,
+    /// Its cgroup is not there yet, or it was found at the start and not named since.
+    Pending,
+    /// Its cgroup is there.
+    Ready,
+    /// It ends; its cgroup stays until it is forgotten.
+    Ending,
+    /// Its cgroup is being removed.
+    Removing,
+    /// Nothing is left.
+    Gone,
+}
+
+/// What those see who wait for a pod.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct View {
+    /// Revision and wish as the latest stream has named them.
+    pub(crate) named: Option<(u64, Want)>,
+    /// The revision that the rest speaks about.
+    pub(crate) revision: u64,
+    pub(crate) phase: Phase,
+    /// What it waits for, or why it failed.
+    pub(crate) message: String,
+    /// Where the cgroup is, in the driver's form; empty before it is there.
+    pub(crate) cgroup_parent: String,
+}
+
+/// The cgroup tree as the service has it.
+#[derive(Debug, Clone)]
+pub(crate) enum TreeState {
+    /// It is set up.
+    Ready(Arc<Tree>),
+    /// It cannot be set up now; it is tried again.
+    NotYet(String),
+    /// It cannot be set up by this version.
+    Never(String),
+}
+
+/// What is told about the machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct MachineState {
+    pub(crate) capacity: Amounts,
+    pub(crate) allocatable: Amounts,
+    pub(crate) memory_pressure: bool,
+    pub(crate) disk_pressure: bool,
+    pub(crate) cgroup_version: &'static str,
+    pub(crate) identity: Arc<Identity>,
+}

@@ -1,0 +1,132 @@
+//! Wire types to our own and back.
+
+use keelson_proto::keelson::common::v1 as common;
+use keelson_proto::keelson::resource_manager::v1 as pb;
+use keelson_resource_manager_core::desire::{PodCgroup, PodDesire, PodRef, Want};
+use keelson_resource_manager_core::layout::{Qos, is_usable_uid};
+use keelson_resource_manager_core::values::MIN_SHARES;
+
+use crate::view::MachineState;
+
+/// A message that cannot be taken, by the field that is wrong.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WireError {
+    /// A field that must be there is not.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    /// A UID that cannot be part of a cgroup's name.
+    #[error("uid {0:?} cannot be part of a cgroup's name")]
+    Uid(String),
+    /// A class that is none of the API.
+    #[error("pod.qos_class {0:?} is not Guaranteed, Burstable or BestEffort")]
+    Qos(String),
+}
+
+/// A UID that can be part of a cgroup's name.
+pub(crate) fn usable_uid(uid: String) -> Result<String, WireError> {
+    if is_usable_uid(&uid) { Ok(uid) } else { Err(WireError::Uid(uid)) }
+}
+
+fn want(value: common::Want) -> Result<Want, WireError> {
+    Ok(match value {
+        common::Want::Unspecified => return Err(WireError::Missing("pod.want")),
+        common::Want::Run => Want::Run,
+        common::Want::Stop => Want::Stop,
+        common::Want::Unmount => Want::Unmount,
+        common::Want::Forget => Want::Forget,
+    })
+}
+
+/// Zero, or less, is none.
+fn positive(value: i64) -> Option<u64> {
+    u64::try_from(value).ok().filter(|v| *v > 0)
+}
+
+/// A [`PodDesire`] that came over the wire.
+pub(crate) struct PodDesireFromWire(pub(crate) PodDesire);
+
+impl TryFrom<pb::PodDesire> for PodDesireFromWire {
+    type Error = WireError;
+
+    fn try_from(message: pb::PodDesire) -> Result<Self, WireError> {
+        let want = want(message.want())?;
+        let pod = message.pod.ok_or(WireError::Missing("pod.pod"))?;
+        let cgroup = message.cgroup.unwrap_or_default();
+        Ok(Self(PodDesire {
+            pod: PodRef { uid: usable_uid(pod.uid)?, namespace: pod.namespace, name: pod.name },
+            revision: message.revision,
+            want,
+            qos: Qos::parse(&message.qos_class).ok_or(WireError::Qos(message.qos_class))?,
+            requests: message.requests.into_iter().collect(),
+            cgroup: PodCgroup {
+                cpu_shares: cgroup.cpu_shares.max(MIN_SHARES),
+                cpu_quota_us: positive(cgroup.cpu_quota_us),
+                cpu_period_us: Some(cgroup.cpu_period_us).filter(|period| *period > 0),
+                memory_limit: positive(cgroup.memory_limit_bytes),
+            },
+            adopted: message.adopted,
+        }))
+    }
+}
+
+/// The machine as neighbours see it.
+pub(crate) fn machine(state: MachineState, driver: &str) -> pb::Machine {
+    let identity = &*state.identity;
+    pb::Machine {
+        capacity: state.capacity.into_iter().collect(),
+        allocatable: state.allocatable.into_iter().collect(),
+        memory_pressure: state.memory_pressure,
+        disk_pressure: state.disk_pressure,
+        pid_pressure: false,
+        cgroup_version: state.cgroup_version.to_owned(),
+        cgroup_driver: driver.to_owned(),
+        machine_id: identity.machine_id.clone(),
+        system_uuid: identity.system_uuid.clone(),
+        boot_id: identity.boot_id.clone(),
+        kernel_version: identity.kernel_version.clone(),
+        os_image: identity.os_image.clone(),
+        architecture: identity.architecture.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> pb::PodDesire {
+        pb::PodDesire {
+            pod: Some(common::PodRef { uid: "u".into(), ..Default::default() }),
+            revision: 3,
+            want: common::Want::Run.into(),
+            qos_class: "Burstable".into(),
+            requests: [("cpu".to_owned(), 100)].into(),
+            cgroup: Some(pb::PodCgroup { cpu_shares: 102, memory_limit_bytes: -1, ..Default::default() }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_whole_desire_is_taken() {
+        let desire = PodDesireFromWire::try_from(message()).unwrap().0;
+        assert_eq!((desire.revision, desire.want, desire.qos), (3, Want::Run, Qos::Burstable));
+        assert_eq!(desire.cgroup, PodCgroup { cpu_shares: 102, ..PodCgroup::default() });
+        assert_eq!(desire.requests["cpu"], 100);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_its_field() {
+        type Spoil = fn(&mut pb::PodDesire);
+        let cases: [(&str, Spoil); 4] = [
+            ("pod.pod", |m| m.pod = None),
+            ("pod.want", |m| m.want = 0),
+            ("uid", |m| m.pod.as_mut().unwrap().uid = "../x".into()),
+            ("pod.qos_class", |m| m.qos_class = "Best".into()),
+        ];
+        for (field, spoil) in cases {
+            let mut message = message();
+            spoil(&mut message);
+            let error = PodDesireFromWire::try_from(message).err().unwrap().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+    }
+}
