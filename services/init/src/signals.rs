@@ -48,6 +48,8 @@ impl Listener {
 
     /// Cancels `shutdown` on the first SIGTERM or SIGINT and `hurry` on the second.
     pub async fn run(mut self, shutdown: CancellationToken, hurry: CancellationToken) {
+        // Counted here: the server may have heard the same signal and cancelled `shutdown` already.
+        let mut told = false;
         loop {
             // Cancel-safe: a signal that is not received here stays pending in its stream.
             tokio::select! {
@@ -58,11 +60,12 @@ impl Listener {
                     continue;
                 }
             }
-            if shutdown.is_cancelled() {
+            if told {
                 tracing::warn!("told to end a second time, killing what is left");
                 hurry.cancel();
                 return;
             }
+            told = true;
             shutdown.cancel();
         }
     }

@@ -10,6 +10,7 @@ use keelson_resource_manager_core::plan::reserves;
 use keelson_resource_manager_core::set::{DesiredSet, StreamId};
 use keelson_service_kit::{CancellationToken, EventRing, LoopHandle};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 
 use crate::metrics::CgroupMetrics;
 use crate::runtime::Runtime;
@@ -111,6 +112,7 @@ pub(crate) struct Manager {
     env: Arc<Env>,
     set: DesiredSet<()>,
     slots: BTreeMap<String, Slot>,
+    workers: JoinSet<()>,
     taken_over: CancellationToken,
     machine: watch::Receiver<MachineState>,
     /// A set has been complete since the start: every reservation is known.
@@ -132,6 +134,7 @@ impl Manager {
             env,
             set: DesiredSet::default(),
             slots: BTreeMap::new(),
+            workers: JoinSet::new(),
             taken_over: CancellationToken::new(),
             machine,
             complete,
@@ -150,12 +153,18 @@ impl Manager {
     ) {
         loop {
             handle.tick();
-            // Cancel-safe: recv takes a command only when it returns it; the others hold nothing.
+            // Cancel-safe: recv and join_next take something only when they return it; the others hold nothing.
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 command = commands.recv() => match command {
                     Some(command) => self.take(command),
                     None => return,
+                },
+                Some(end) = self.workers.join_next() => if let Err(error) = end
+                    && let Ok(panic) = error.try_into_panic()
+                {
+                    // A pod without a worker would hang: the process ends, and the next one adopts.
+                    std::panic::resume_unwind(panic);
                 },
                 () = tokio::time::sleep(LoopHandle::HEARTBEAT) => self.forget_lookers(),
             }
@@ -253,7 +262,7 @@ impl Manager {
         slot.working = true;
         let worker =
             Worker::new(Arc::clone(&self.env), slot.assignment.subscribe(), slot.view.clone(), held, uid);
-        tokio::spawn(worker.run());
+        self.workers.spawn(worker.run());
     }
 
     /// Workers that run already have looked for themselves.

@@ -48,9 +48,10 @@ impl Runtime {
 
 /// The first thing of a pod that runs or may run.
 fn running(pod: &pb::RuntimePod) -> Option<String> {
-    let container = pod.containers.iter().find(|c| {
-        matches!(c.state(), pb::ContainerState::Running | pb::ContainerState::Unknown)
-    });
+    let container = pod
+        .containers
+        .iter()
+        .find(|c| matches!(c.state(), pb::ContainerState::Running | pb::ContainerState::Unknown));
     if let Some(container) = container {
         return Some(format!("the container {} ({}) still runs", container.name, container.id));
     }

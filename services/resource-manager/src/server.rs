@@ -116,8 +116,7 @@ impl Service {
         let want = match timeout_at(until, named).await {
             Ok(Ok(view)) => view.named.map(|(_, want)| want),
             _ => {
-                let text =
-                    format!("pod {uid} revision {revision} is not in the set that pod-sync has sent");
+                let text = format!("pod {uid} revision {revision} is not in the set that pod-sync has sent");
                 return Err(error(Code::NotFound, "POD_NOT_NAMED", text));
             }
         };

@@ -38,9 +38,11 @@ pub(crate) async fn attempt(config: &Arc<Config>) -> (TreeState, Found) {
 
 fn driver_text(driver: &str) -> String {
     match driver {
-        "systemd" => "the systemd cgroup driver needs systemd's D-Bus interface, which this version does not \
+        "systemd" => {
+            "the systemd cgroup driver needs systemd's D-Bus interface, which this version does not \
                       speak yet; set cgroupDriver to cgroupfs here and in the container runtime"
-            .to_owned(),
+                .to_owned()
+        }
         other => format!("the cgroup driver {other:?} is unknown; it is cgroupfs or systemd"),
     }
 }

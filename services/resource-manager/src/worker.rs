@@ -193,7 +193,10 @@ impl Worker {
             }
             Err(text) => {
                 let pod = &desire.pod;
-                let text = format!("failed to ensure that the pod: {} cgroups exist and are correctly applied: {text}", pod.uid);
+                let text = format!(
+                    "failed to ensure that the pod: {} cgroups exist and are correctly applied: {text}",
+                    pod.uid
+                );
                 let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
                 self.env.events.warning(object, "FailedCreatePodContainer", text.clone());
                 self.actual.applied = None;

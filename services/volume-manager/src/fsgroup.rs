@@ -59,20 +59,21 @@ fn change_open(folder: &OwnedFd, gid: Gid, path: &Path) {
 }
 
 fn change_entry(folder: &OwnedFd, name: &CStr, gid: Gid, kind: FileType) {
-    let changed = rustix::fs::chownat(folder, name, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW).and_then(|()| {
-        if kind == FileType::Symlink {
-            return Ok(());
-        }
-        // By descriptor, since chmod by name would follow a link that has come in between.
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(folder, name, flags, Mode::empty())?;
-        let stat = rustix::fs::fstat(&file)?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
-            return Ok(());
-        }
-        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()));
-        rustix::fs::chmod(path, Mode::from_raw_mode((stat.st_mode & 0o7777) | MASK))
-    });
+    let changed =
+        rustix::fs::chownat(folder, name, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW).and_then(|()| {
+            if kind == FileType::Symlink {
+                return Ok(());
+            }
+            // By descriptor, since chmod by name would follow a link that has come in between.
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(folder, name, flags, Mode::empty())?;
+            let stat = rustix::fs::fstat(&file)?;
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+                return Ok(());
+            }
+            let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()));
+            rustix::fs::chmod(path, Mode::from_raw_mode((stat.st_mode & 0o7777) | MASK))
+        });
     if let Err(error) = changed {
         tracing::warn!(name = %name.to_string_lossy(), %error, "cannot give a file to the pod's group");
     }

@@ -8,6 +8,7 @@ use keelson_volume_manager_core::desire::{PodDesire, PodRef};
 use keelson_volume_manager_core::plan::Actual;
 use keelson_volume_manager_core::set::{DesiredSet, StreamId};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 
 use crate::runtime::Runtime;
 use crate::store::Store;
@@ -78,6 +79,7 @@ pub(crate) struct Manager {
     env: Arc<Env>,
     set: DesiredSet<()>,
     slots: BTreeMap<String, Slot>,
+    workers: JoinSet<()>,
     taken_over: CancellationToken,
 }
 
@@ -88,6 +90,7 @@ impl Manager {
             env,
             set: DesiredSet::default(),
             slots: BTreeMap::new(),
+            workers: JoinSet::new(),
             taken_over: CancellationToken::new(),
         };
         for (uid, actual) in found {
@@ -111,12 +114,18 @@ impl Manager {
     ) {
         loop {
             handle.tick();
-            // Cancel-safe: recv takes a command only when it returns it; the others hold nothing.
+            // Cancel-safe: recv and join_next take something only when they return it; the others hold nothing.
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 command = commands.recv() => match command {
                     Some(command) => self.take(command),
                     None => return,
+                },
+                Some(end) = self.workers.join_next() => if let Err(error) = end
+                    && let Ok(panic) = error.try_into_panic()
+                {
+                    // A pod without a worker would hang: the process ends, and the next one adopts.
+                    std::panic::resume_unwind(panic);
                 },
                 () = tokio::time::sleep(LoopHandle::HEARTBEAT) => self.forget_lookers(),
             }
@@ -202,7 +211,7 @@ impl Manager {
         slot.working = true;
         let worker =
             Worker::new(Arc::clone(&self.env), slot.assignment.subscribe(), slot.view.clone(), actual, uid);
-        tokio::spawn(worker.run());
+        self.workers.spawn(worker.run());
     }
 
     fn gone(&mut self, uid: &str, number: u64) {

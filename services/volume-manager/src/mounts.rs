@@ -122,9 +122,7 @@ fn busy(path: &Path, errno: Errno) -> MountError {
 
 /// Sees to it that the root folder lies on a shared mount (volumes.md §2).
 pub(crate) fn share_root(root: &Path) -> Result<(), MountError> {
-    let real = root
-        .canonicalize()
-        .map_err(|source| MountError::Look { path: root.to_owned(), source })?;
+    let real = root.canonicalize().map_err(|source| MountError::Look { path: root.to_owned(), source })?;
     let needs = mountinfo::root_needs(&read_mounts()?, &real);
     if needs == RootNeeds::Nothing {
         return Ok(());

@@ -96,16 +96,18 @@ impl Level {
 pub(crate) fn remove_tree(parent: &Path, name: &str) -> Result<(), RemoveError> {
     let path = parent.join(name);
     let Some(above) = open_folder(parent)? else { return Ok(()) };
-    let c_name = CString::new(name)
-        .map_err(|e| RemoveError::Io { act: "name", path: path.clone(), source: e.into() })?;
+    let c_name = CString::new(name).map_err(|e| RemoveError::Io {
+        act: "name",
+        path: path.clone(),
+        source: e.into(),
+    })?;
     let fd = match open_child(above.as_fd(), &c_name) {
         Ok(fd) => fd,
         Err(Errno::NOENT) => return Ok(()),
         Err(errno) => return Err(failed("open", path, errno)),
     };
     clear(fd, &path)?;
-    remove_entry(above.as_fd(), &c_name, AtFlags::REMOVEDIR)
-        .map_err(|errno| failed("remove", path, errno))
+    remove_entry(above.as_fd(), &c_name, AtFlags::REMOVEDIR).map_err(|errno| failed("remove", path, errno))
 }
 
 /// Removes one entry; missing is fine.

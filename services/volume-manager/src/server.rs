@@ -340,11 +340,9 @@ impl MountWait {
                 volumes: wire::mounts(report.mounts.clone()),
                 pod_dir: self.pod_dir.clone(),
             }),
-            Phase::Failed if view.permanent => Look::Refused(error(
-                Code::FailedPrecondition,
-                "VOLUME_NOT_USABLE",
-                report.message.clone(),
-            )),
+            Phase::Failed if view.permanent => {
+                Look::Refused(error(Code::FailedPrecondition, "VOLUME_NOT_USABLE", report.message.clone()))
+            }
             Phase::Failed => {
                 let pause = view.next_try.unwrap_or_default().as_millis();
                 Look::Wait(format!("{}; next try within {pause} ms", report.message))
@@ -359,17 +357,13 @@ impl MountWait {
         error(
             Code::NotFound,
             "POD_NOT_NAMED",
-            format!(
-                "pod {} revision {} is not in the set that pod-sync has sent",
-                self.uid, self.revision
-            ),
+            format!("pod {} revision {} is not in the set that pod-sync has sent", self.uid, self.revision),
         )
     }
 
     async fn end(&self, end: Result<pb::MountsReady, Status>) {
-        let item = end.map(|ready| pb::MountPodResponse {
-            item: Some(pb::mount_pod_response::Item::Ready(ready)),
-        });
+        let item =
+            end.map(|ready| pb::MountPodResponse { item: Some(pb::mount_pod_response::Item::Ready(ready)) });
         let _ = self.answers.send(item).await;
     }
 }

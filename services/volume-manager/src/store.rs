@@ -53,7 +53,9 @@ impl StoreError {
     /// Whether the volume cannot be set up as its spec has it; a retry helps only when the node changes.
     pub(crate) fn is_permanent(&self) -> bool {
         match self {
-            Self::HostPath(_) | Self::Medium { .. } | Self::HugePages { .. } | Self::Unsupported { .. } => true,
+            Self::HostPath(_) | Self::Medium { .. } | Self::HugePages { .. } | Self::Unsupported { .. } => {
+                true
+            }
             Self::RootPath { .. }
             | Self::Io { .. }
             | Self::Mount(_)

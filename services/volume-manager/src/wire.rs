@@ -51,9 +51,8 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
     fn try_from(message: pb::PodDesire) -> Result<Self, WireError> {
         let want = want(message.want())?;
         let pod = message.pod.ok_or(WireError::Missing("pod.pod"))?;
-        let group = |value: i64| {
-            u32::try_from(value).map_err(|_| WireError::Range { field: "pod.fs_group", value })
-        };
+        let group =
+            |value: i64| u32::try_from(value).map_err(|_| WireError::Range { field: "pod.fs_group", value });
         Ok(Self(PodDesire {
             pod: PodRef { uid: plain("pod.pod.uid", &pod.uid)?, namespace: pod.namespace, name: pod.name },
             revision: message.revision,

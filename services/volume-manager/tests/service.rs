@@ -1,5 +1,7 @@
 //! The service over its socket: what pod-sync asks for happens on disk, and nothing else does.
 
+#![allow(clippy::unwrap_used)]
+
 mod support;
 
 use std::fs;
@@ -219,7 +221,8 @@ async fn a_forgotten_pod_leaves_no_folder() {
     fs::write(world.pod("u1").join("containers/main/0badcafe"), "").unwrap();
     fs::write(world.pod("u1").join("etc-hosts"), "").unwrap();
     sync.pod(desire("u1", 2, Want::Forget, volumes)).await;
-    eventually("the end of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(()))).await;
+    eventually("the end of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(())))
+        .await;
     unmount(&mut client, "u1", LONG).await.unwrap();
 }
 
@@ -273,7 +276,7 @@ async fn a_closed_stream_ends_no_desire_and_a_later_one_takes_over() {
     first.pod(desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
     first.complete(1, true).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
-    let mut second = Sync::open(&mut client).await;
+    let second = Sync::open(&mut client).await;
     let status = first.acks.message().await.unwrap_err();
     assert_eq!(reason(&status).as_deref(), Some("SYNC_TAKEN_OVER"));
     drop(first);
@@ -355,7 +358,8 @@ async fn removal_stops_at_a_mount_that_is_not_ours_and_says_where() {
     assert!(message.contains("inner is a mount point"), "{message}");
     assert!(elsewhere.join("precious").exists());
     rustix::mount::unmount(&inner, rustix::mount::UnmountFlags::empty()).unwrap();
-    eventually("the end of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(()))).await;
+    eventually("the end of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(())))
+        .await;
     assert!(elsewhere.join("precious").exists());
 }
 

@@ -5,7 +5,7 @@
 //! - the back-off is part of the decision: a container that waits is in `waiting`, not in `start`;
 //! - a record without a hash is kept, not replaced;
 //! - a container that may not start again does not start in a new sandbox either, whichever policy says so;
-//! - init containers are judged by the records of the newest sandbox, so that a removal of older ones is not needed;
+//! - init containers that ended in an earlier sandbox do not count, so their records need not be removed first;
 //! - no sandbox is made for a pod that is being deleted.
 
 mod init;

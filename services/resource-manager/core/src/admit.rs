@@ -74,10 +74,14 @@ mod tests {
     #[test]
     fn the_first_resource_that_is_short_is_named_in_the_kubelets_words() {
         let running = [amounts(&[("cpu", 1500), ("memory", 900)]), amounts(&[("a.b/gpu", 1)])];
-        let cases: [(&[(&str, i64)], Option<(&str, &str)>); 8] = [
+        type Case<'a> = (&'a [(&'a str, i64)], Option<(&'a str, &'a str)>);
+        let cases: [Case<'_>; 8] = [
             (&[("cpu", 500), ("memory", 100)], None),
             (&[], None),
-            (&[("cpu", 501), ("memory", 101)], Some(("OutOfcpu", "cpu, requested: 501, used: 1500, capacity: 2000"))),
+            (
+                &[("cpu", 501), ("memory", 101)],
+                Some(("OutOfcpu", "cpu, requested: 501, used: 1500, capacity: 2000")),
+            ),
             (&[("memory", 101)], Some(("OutOfmemory", "memory, requested: 101, used: 900, capacity: 1000"))),
             (
                 &[("ephemeral-storage", 501)],

@@ -115,8 +115,10 @@ pub fn check(hierarchies: &Hierarchies, pids_limited: bool) -> Result<(), Hierar
 
 /// Mount options that every cgroup mount may carry; the rest are controllers.
 fn is_controller(option: &str) -> bool {
-    !matches!(option, "" | "rw" | "ro" | "xattr" | "clone_children" | "noprefix" | "cpuset_v2_mode" | "favordynmods")
-        && (!option.contains('=') || option.starts_with("name="))
+    !matches!(
+        option,
+        "" | "rw" | "ro" | "xattr" | "clone_children" | "noprefix" | "cpuset_v2_mode" | "favordynmods"
+    ) && (!option.contains('=') || option.starts_with("name="))
 }
 
 struct Mount {
@@ -209,7 +211,8 @@ mod tests {
 
     #[test]
     fn a_machine_without_hierarchies_is_told_where_they_belong() {
-        let error = detect("27 1 254:0 / / rw - ext4 /dev/vda rw\n", Path::new("/sys/fs/cgroup")).unwrap_err();
+        let error =
+            detect("27 1 254:0 / / rw - ext4 /dev/vda rw\n", Path::new("/sys/fs/cgroup")).unwrap_err();
         assert!(error.to_string().contains("/sys/fs/cgroup"));
     }
 

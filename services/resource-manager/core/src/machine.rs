@@ -58,7 +58,11 @@ pub fn parse_meminfo(text: &str) -> Option<Memory> {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
         line.trim().strip_suffix("kB").unwrap_or(line).trim().parse::<u64>().ok().map(|kib| kib * 1024)
     };
-    Some(Memory { total: field("MemTotal")?, free: field("MemFree")?, inactive_file: field("Inactive(file)")? })
+    Some(Memory {
+        total: field("MemTotal")?,
+        free: field("MemFree")?,
+        inactive_file: field("Inactive(file)")?,
+    })
 }
 
 /// Counts a list such as `0-3,5` (`/sys/devices/system/cpu/online`).
@@ -144,10 +148,8 @@ pub fn reservations(
         .iter()
         .map(|(resource, text)| {
             let whole = capacity.get(resource).copied().unwrap_or(0);
-            let amount = amount_of(resource, text, whole).ok_or_else(|| ReservationError {
-                resource: resource.clone(),
-                text: text.clone(),
-            })?;
+            let amount = amount_of(resource, text, whole)
+                .ok_or_else(|| ReservationError { resource: resource.clone(), text: text.clone() })?;
             Ok((resource.clone(), amount))
         })
         .collect()
@@ -229,7 +231,8 @@ mod tests {
 
     #[test]
     fn meminfo_is_read_in_bytes() {
-        let text = "MemTotal:       2048 kB\nMemFree:  1024 kB\nInactive:  9 kB\nInactive(file):      512 kB\n";
+        let text =
+            "MemTotal:       2048 kB\nMemFree:  1024 kB\nInactive:  9 kB\nInactive(file):      512 kB\n";
         let memory = Memory { total: 2 << 20, free: 1 << 20, inactive_file: 512 << 10 };
         assert_eq!(parse_meminfo(text), Some(memory));
         assert_eq!(parse_meminfo("MemTotal: 1 kB\n"), None);
@@ -237,9 +240,14 @@ mod tests {
 
     #[test]
     fn cpu_lists_are_counted() {
-        for (text, count) in
-            [("0-1\n", Some(2)), ("0", Some(1)), ("0-3,5,8-9", Some(7)), ("", None), ("3-1", None), ("x", None)]
-        {
+        for (text, count) in [
+            ("0-1\n", Some(2)),
+            ("0", Some(1)),
+            ("0-3,5,8-9", Some(7)),
+            ("", None),
+            ("3-1", None),
+            ("x", None),
+        ] {
             assert_eq!(parse_cpu_list(text), count, "{text:?}");
         }
     }
@@ -259,7 +267,10 @@ mod tests {
 
     #[test]
     fn architectures_have_their_go_names() {
-        assert_eq!((go_arch("x86_64"), go_arch("aarch64"), go_arch("riscv64")), ("amd64", "arm64", "riscv64"));
+        assert_eq!(
+            (go_arch("x86_64"), go_arch("aarch64"), go_arch("riscv64")),
+            ("amd64", "arm64", "riscv64")
+        );
     }
 
     #[test]

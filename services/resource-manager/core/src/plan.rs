@@ -85,7 +85,10 @@ mod tests {
     #[test]
     fn a_cgroup_is_made_only_for_an_admitted_pod() {
         let none = Actual::default();
-        assert_eq!(plan(&desire(Want::Run), &path(), false, &none, false), Plan::Settled(Settled::NotAdmitted));
+        assert_eq!(
+            plan(&desire(Want::Run), &path(), false, &none, false),
+            Plan::Settled(Settled::NotAdmitted)
+        );
         assert_eq!(plan(&desire(Want::Run), &path(), true, &none, false), Plan::Make);
         assert_eq!(plan(&desire(Want::Run), &path(), true, &made(), false), Plan::Settled(Settled::Ready));
     }

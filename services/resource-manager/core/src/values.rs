@@ -93,7 +93,8 @@ mod tests {
 
     #[test]
     fn shares_follow_the_request_between_their_bounds() {
-        for (milli, shares) in [(0, 2), (1, 2), (100, 102), (1000, 1024), (256_000, 262_144), (u64::MAX, 262_144)]
+        for (milli, shares) in
+            [(0, 2), (1, 2), (100, 102), (1000, 1024), (256_000, 262_144), (u64::MAX, 262_144)]
         {
             assert_eq!(shares_of_milli(milli), shares, "{milli}");
         }

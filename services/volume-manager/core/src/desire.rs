@@ -44,14 +44,7 @@ pub struct PodDesire {
 impl PodDesire {
     /// The wish that nothing of `pod` remains, for a pod that the set does not name.
     pub fn forget(pod: PodRef) -> Self {
-        Self {
-            pod,
-            revision: 0,
-            want: Want::Forget,
-            volumes: Vec::new(),
-            fs_group: None,
-            memory_limit: None,
-        }
+        Self { pod, revision: 0, want: Want::Forget, volumes: Vec::new(), fs_group: None, memory_limit: None }
     }
 }
 

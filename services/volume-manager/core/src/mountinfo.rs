@@ -71,10 +71,8 @@ pub enum RootNeeds {
 
 /// What `root` needs, given every mount; a later mount on the same point hides an earlier one.
 pub fn root_needs(mounts: &[Mount], root: &Path) -> RootNeeds {
-    let holding = mounts
-        .iter()
-        .filter(|m| root.starts_with(&m.point))
-        .max_by_key(|m| m.point.components().count());
+    let holding =
+        mounts.iter().filter(|m| root.starts_with(&m.point)).max_by_key(|m| m.point.components().count());
     match holding {
         Some(mount) if mount.shared => RootNeeds::Nothing,
         Some(mount) if mount.point == root => RootNeeds::Sharing,

@@ -179,7 +179,10 @@ mod tests {
     #[test]
     fn a_stopping_pod_keeps_what_it_has_and_gets_nothing_new() {
         for actual in [Actual::default(), holding(&["a"])] {
-            assert_eq!(plan(&desire(Want::Stop, &["a", "b"]), &actual, true), Plan::Settled(Settled::Stopping));
+            assert_eq!(
+                plan(&desire(Want::Stop, &["a", "b"]), &actual, true),
+                Plan::Settled(Settled::Stopping)
+            );
         }
     }
 
@@ -196,17 +199,17 @@ mod tests {
 
     #[test]
     fn a_pod_without_volumes_is_unmounted_at_once_and_its_folder_goes_only_when_it_is_forgotten() {
-        assert_eq!(plan(&desire(Want::Unmount, &[]), &holding(&[]), false), Plan::Settled(Settled::Unmounted));
+        assert_eq!(
+            plan(&desire(Want::Unmount, &[]), &holding(&[]), false),
+            Plan::Settled(Settled::Unmounted)
+        );
         assert_eq!(plan(&desire(Want::Forget, &[]), &holding(&[]), false), Plan::AskRuntime);
         assert_eq!(plan(&desire(Want::Forget, &[]), &holding(&[]), true), Plan::Do(vec![Step::RemoveFolder]));
     }
 
     #[test]
     fn a_pod_that_was_never_here_is_gone() {
-        assert_eq!(
-            plan(&desire(Want::Forget, &[]), &Actual::default(), false),
-            Plan::Settled(Settled::Gone)
-        );
+        assert_eq!(plan(&desire(Want::Forget, &[]), &Actual::default(), false), Plan::Settled(Settled::Gone));
     }
 
     proptest! {

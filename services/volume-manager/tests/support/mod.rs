@@ -72,7 +72,10 @@ impl World {
         let (bound, is_bound) = oneshot::channel();
         let stop = stop.clone();
         let server = tokio::spawn(async move {
-            serve(&socket, routes, stack, stop, || drop(bound.send(()))).await.unwrap();
+            let tell = || {
+                let _ = bound.send(());
+            };
+            serve(&socket, routes, stack, stop, tell).await.unwrap();
         });
         is_bound.await.unwrap();
         server
@@ -165,7 +168,11 @@ impl Sync {
 
 pub fn desire(uid: &str, revision: u64, want: common::Want, volumes: Vec<pb::Volume>) -> pb::PodDesire {
     pb::PodDesire {
-        pod: Some(common::PodRef { uid: uid.into(), namespace: "default".into(), name: format!("pod-{uid}") }),
+        pod: Some(common::PodRef {
+            uid: uid.into(),
+            namespace: "default".into(),
+            name: format!("pod-{uid}"),
+        }),
         revision,
         want: want.into(),
         volumes,
@@ -249,14 +256,20 @@ impl Runtime for FakeRuntime {
     type EnsureImageStream = Answers<rt::EnsureImageResponse>;
     type ReadLogsStream = Answers<rt::ReadLogsResponse>;
 
-    async fn get_pod(&self, request: Request<rt::GetPodRequest>) -> Result<Response<rt::GetPodResponse>, Status> {
+    async fn get_pod(
+        &self,
+        request: Request<rt::GetPodRequest>,
+    ) -> Result<Response<rt::GetPodResponse>, Status> {
         let uid = request.into_inner().uid;
         self.reads.send_modify(|reads| *reads += 1);
         let pod = self.pods.lock().unwrap().get(&uid).cloned();
         Ok(Response::new(rt::GetPodResponse { pod: Some(pod.unwrap_or_default()) }))
     }
 
-    async fn sync(&self, _: Request<Streaming<rt::SyncRequest>>) -> Result<Response<Self::SyncStream>, Status> {
+    async fn sync(
+        &self,
+        _: Request<Streaming<rt::SyncRequest>>,
+    ) -> Result<Response<Self::SyncStream>, Status> {
         not_here()
     }
 

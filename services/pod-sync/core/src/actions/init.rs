@@ -1,7 +1,7 @@
 //! Init containers and sidecars (§9.5).
 //!
-//! Only records of the newest sandbox count here. Upstream removes the init records when it makes a sandbox, to the
-//! same end; this way nothing depends on that removal having happened.
+//! What has ended in an earlier sandbox does not count here. Upstream removes the init records when it makes a
+//! sandbox, to the same end; this way nothing depends on that removal having happened.
 
 use keelson_kube_model::{Container, RestartPolicy};
 
@@ -49,7 +49,7 @@ pub(super) fn walk<'a>(inputs: &Inputs<'a>) -> InitWalk<'a> {
     for (index, container) in list.iter().enumerate().rev() {
         let kind = ContainerKind::of_init(container);
         let place = Place { index, container, kind, is_last: index + 1 == list.len(), passed };
-        match inputs.observed.in_newest_sandbox(&container.name) {
+        match record_of(inputs, container) {
             None if passed && kind == ContainerKind::Sidecar => walk.start(&place, Reason::ContainerNotStarted),
             None => {}
             Some(_) if passed && kind == ContainerKind::Init => {}
@@ -75,10 +75,18 @@ pub(super) fn walk<'a>(inputs: &Inputs<'a>) -> InitWalk<'a> {
     walk
 }
 
+/// The record that counts: the newest one if it may run, wherever it was made, else the newest of this sandbox.
+fn record_of<'a>(inputs: &Inputs<'a>, container: &Container) -> Option<&'a ContainerObservation> {
+    let newest = inputs.observed.current(&container.name);
+    let may_run = |state| matches!(state, ContainerRecordState::Running | ContainerRecordState::Unknown);
+    newest
+        .filter(|record| may_run(record.state))
+        .or_else(|| inputs.observed.in_newest_sandbox(&container.name))
+}
+
 /// Some regular container was made in this sandbox and has not ended.
 fn some_regular_container_lives(inputs: &Inputs<'_>) -> bool {
-    let regular = inputs.pod.spec.containers.iter();
-    let mut records = regular.filter_map(|container| inputs.observed.in_newest_sandbox(&container.name));
+    let mut records = inputs.pod.spec.containers.iter().filter_map(|container| record_of(inputs, container));
     records.any(|record| {
         matches!(record.state, ContainerRecordState::Created | ContainerRecordState::Running)
     })

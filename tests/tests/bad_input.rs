@@ -1,0 +1,100 @@
+//! Bad input: running pods are untouched, the last good version goes on, and the error is told where people
+//! look.
+
+use keelson_testkit::{Agent, Scratch, eventually};
+use keelson_tests::{LIMIT, events, is_ready, pods, running, sleeper, until_event, until_explained, until_ready};
+
+async fn agent_with_web(scratch: &Scratch) -> Agent {
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    agent
+}
+
+#[tokio::test]
+async fn a_manifest_that_breaks_leaves_its_pod_running_and_names_file_and_line() {
+    let scratch = Scratch::new().unwrap();
+    let mut agent = agent_with_web(&scratch).await;
+    let before = running(&agent).await.unwrap();
+    agent.write_manifest("web.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n spec: [\n").unwrap();
+    until_event(&agent, "InvalidManifest", "web.yaml").await.unwrap();
+    assert!(agent.log().contains("web.yaml"), "the log names the file");
+    let sources = agent.keelson_json(&["get", "sources", "-o", "json"]).await.unwrap().to_string();
+    assert!(sources.contains("web.yaml"), "{sources}");
+    assert_eq!(running(&agent).await.unwrap(), before);
+
+    // Also across a restart of everything: what was good is remembered.
+    agent.kill_init();
+    agent.start().await.unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    assert_eq!(running(&agent).await.unwrap(), before);
+
+    agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
+    eventually(LIMIT, "the problem is gone", async || {
+        let sources = agent.keelson_json(&["get", "sources", "-o", "json"]).await.unwrap();
+        !sources.to_string().contains("InvalidManifest") && sources["items"][0]["problems"].as_array().is_none_or(Vec::is_empty)
+    })
+    .await
+    .unwrap();
+    assert_eq!(running(&agent).await.unwrap(), before);
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn what_is_not_a_good_pod_is_refused_and_harms_nothing() {
+    let scratch = Scratch::new().unwrap();
+    let agent = agent_with_web(&scratch).await;
+    let before = running(&agent).await.unwrap();
+    let huge = format!("{}# {}\n", sleeper("huge"), "x".repeat(10 << 20));
+    for (file, text) in [
+        ("deployment.yaml", "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: d\n"),
+        ("half.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: half\nspec:\n  containers:\n  - na"),
+        ("huge.yaml", huge.as_str()),
+        ("web2.yaml", sleeper("web").as_str()),
+        ("nameless.yaml", "apiVersion: v1\nkind: Pod\nspec:\n  containers: []\n"),
+    ] {
+        agent.write_manifest(file, text).unwrap();
+        eventually(LIMIT, format!("an event names {file}"), async || {
+            let events = events(&agent).await.unwrap_or_default();
+            events.iter().any(|e| e["type"] == "Warning" && e["message"].as_str().is_some_and(|m| m.contains(file)))
+        })
+        .await
+        .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    }
+    assert_eq!(running(&agent).await.unwrap(), before);
+    until_ready(&agent, &["web"]).await.unwrap();
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_image_is_explained_and_other_pods_are_not_held_up() {
+    let scratch = Scratch::new().unwrap();
+    let agent = agent_with_web(&scratch).await;
+    let missing = sleeper("missing").replace("keelson.local/busybox:1", "127.0.0.1:1/nowhere/image:1");
+    agent.write_manifest("missing.yaml", &missing).unwrap();
+    let explained = until_explained(&agent, "missing", "the image is named", |e| {
+        let steps = e["steps"].as_array();
+        steps.into_iter().flatten().any(|s| {
+            s["name"] == "image" && s["state"] == "failed" && s["message"].as_str().is_some_and(|m| m.contains("nowhere/image"))
+        })
+    })
+    .await
+    .unwrap();
+    assert_eq!(explained["phase"], "Pending", "{explained}");
+    agent.write_manifest("other.yaml", &sleeper("other")).unwrap();
+    eventually(LIMIT, "the other pod is Ready", async || {
+        let node = &agent.spec().node_name;
+        pods(&agent).await.is_ok_and(|p| p.get(&format!("other-{node}")).is_some_and(is_ready))
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+
+    agent.write_manifest("missing.yaml", &sleeper("missing")).unwrap();
+    until_ready(&agent, &["missing", "other", "web"]).await.unwrap();
+    until_explained(&agent, "missing", "the cause is gone", |e| {
+        e["steps"].as_array().is_some_and(|s| s.iter().all(|s| s["state"] == "done"))
+    })
+    .await
+    .unwrap();
+    agent.end().unwrap();
+}

@@ -1,0 +1,153 @@
+//! Nothing can be killed that a container would notice (proof 3 and 4).
+
+use std::time::{Duration, Instant};
+
+use keelson_config::ServiceName;
+use keelson_testkit::process::Signal;
+use keelson_testkit::{Agent, Scratch, eventually};
+use keelson_tests::{LIMIT, is_ready, pods, running, sleeper, until_ready};
+
+async fn agent_with(scratch: &Scratch, names: &[&str]) -> Agent {
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    for name in names {
+        agent.write_manifest(&format!("{name}.yaml"), &sleeper(name)).unwrap();
+    }
+    until_ready(&agent, names).await.unwrap();
+    agent
+}
+
+#[tokio::test]
+async fn any_one_service_is_killed_and_no_container_notices() {
+    let scratch = Scratch::new().unwrap();
+    let agent = agent_with(&scratch, &["one", "two"]).await;
+    let before = running(&agent).await.unwrap();
+    for service in ServiceName::supervised() {
+        let process = agent.service(service).unwrap();
+        process.signal(Signal::KILL);
+        // A pod comes and another goes while the service is away.
+        let extra = format!("extra-{service}");
+        agent.write_manifest(&format!("{extra}.yaml"), &sleeper(&extra)).unwrap();
+        eventually(LIMIT, format!("{service} runs again"), async || {
+            agent.service(service).is_some_and(|p| p != process)
+        })
+        .await
+        .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+        until_ready(&agent, &["one", "two", &extra]).await.unwrap();
+        agent.remove_manifest(&format!("{extra}.yaml")).unwrap();
+        agent.service(service).unwrap().signal(Signal::KILL);
+        until_ready(&agent, &["one", "two"]).await.unwrap();
+        eventually(LIMIT, "only what was running before runs", async || {
+            running(&agent).await.is_ok_and(|now| now == before)
+        })
+        .await
+        .unwrap_or_else(|e| panic!("{service}: {e:#}\n{}", agent.log_tail()));
+    }
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn everything_is_killed_at_once_and_the_next_agent_adopts_what_runs() {
+    let scratch = Scratch::new().unwrap();
+    let names: Vec<String> = (0..10).map(|i| format!("p{i}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut agent = agent_with(&scratch, &names).await;
+    let before = running(&agent).await.unwrap();
+    let statuses = pods(&agent).await.unwrap();
+    for service in ServiceName::supervised() {
+        agent.service(service).unwrap().signal(Signal::KILL);
+    }
+    agent.kill_init();
+    agent.start().await.unwrap();
+    until_ready(&agent, &names).await.unwrap();
+    assert_eq!(running(&agent).await.unwrap(), before);
+    // No status has flapped: start times and transition times are what they were.
+    for (name, pod) in pods(&agent).await.unwrap() {
+        assert_eq!(pod["status"], statuses[&name]["status"], "{name}");
+    }
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_pod_that_left_its_source_while_nobody_looked_is_ended() {
+    let scratch = Scratch::new().unwrap();
+    let mut agent = agent_with(&scratch, &["stays", "leaves"]).await;
+    let before = running(&agent).await.unwrap();
+    agent.kill_init();
+    agent.remove_manifest("leaves.yaml").unwrap();
+    agent.start().await.unwrap();
+    until_ready(&agent, &["stays"]).await.unwrap();
+    let stays = format!("stays-{}/main", agent.spec().node_name);
+    eventually(LIMIT, "only the pod that stayed runs", async || {
+        running(&agent).await.is_ok_and(|now| now.len() == 1 && now.get(&stays) == before.get(&stays))
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn containerd_is_killed_and_the_node_is_ready_within_five_seconds_of_its_return() {
+    let scratch = Scratch::new().unwrap();
+    let mut agent = agent_with(&scratch, &["one", "two"]).await;
+    let before = running(&agent).await.unwrap();
+    agent.containerd_mut().kill();
+    let told = eventually(LIMIT, "the agent says that the runtime is away", async || {
+        let output = agent.keelson(&["get", "services"]).await.unwrap();
+        String::from_utf8_lossy(&output.stdout).contains("container runtime")
+    });
+    told.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    agent.write_manifest("later.yaml", &sleeper("later")).unwrap();
+    agent.containerd_mut().restart().unwrap();
+    agent.containerd().wait_ready().await.unwrap();
+    let back = Instant::now();
+    eventually(LIMIT, "the node is Ready", async || {
+        let node = agent.keelson_json(&["get", "node", "-o", "json"]).await.unwrap();
+        is_ready(&node)
+    })
+    .await
+    .unwrap();
+    let took = back.elapsed();
+    assert!(took < Duration::from_secs(5), "Ready only {took:?} after the runtime was back");
+    until_ready(&agent, &["one", "two", "later"]).await.unwrap();
+    let now = running(&agent).await.unwrap();
+    assert!(before.iter().all(|(name, process)| now.get(name) == Some(process)), "{before:#?} {now:#?}");
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn pod_sync_killed_while_a_pod_ends_keeps_its_deadline() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    // The shell ignores SIGTERM, so the grace is used up whole.
+    let stubborn = sleeper("stubborn")
+        .replace("terminationGracePeriodSeconds: 0", "terminationGracePeriodSeconds: 8")
+        .replace("exec sleep 1000000", "trap '' TERM; while true; do sleep 1; done");
+    agent.write_manifest("stubborn.yaml", &stubborn).unwrap();
+    until_ready(&agent, &["stubborn"]).await.unwrap();
+    let removed = Instant::now();
+    agent.remove_manifest("stubborn.yaml").unwrap();
+    eventually(LIMIT, "the pod is being ended", async || {
+        let output = agent.keelson(&["get", "pods"]).await.unwrap();
+        String::from_utf8_lossy(&output.stdout).contains("Terminating")
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    for _ in 0..3 {
+        let process = agent.service(ServiceName::PodSync).unwrap();
+        process.signal(Signal::KILL);
+        eventually(LIMIT, "pod-sync runs again", async || {
+            agent.service(ServiceName::PodSync).is_some_and(|p| p != process)
+        })
+        .await
+        .unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    eventually(LIMIT, "the container has ended", async || running(&agent).await.is_ok_and(|now| now.is_empty()))
+        .await
+        .unwrap();
+    let took = removed.elapsed();
+    assert!(took > Duration::from_secs(6), "killed before its grace was over: {took:?}");
+    assert!(took < Duration::from_secs(14), "the grace began again: {took:?}");
+    until_ready(&agent, &[]).await.unwrap();
+    agent.end().unwrap();
+}
