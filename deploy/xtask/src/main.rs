@@ -1,5 +1,6 @@
 //! `cargo xtask`: build, run, measure and check Keelson.
 
+mod bench;
 mod check;
 mod down;
 mod packages;
@@ -31,6 +32,8 @@ enum Task {
     Packages,
     /// Run the tests
     Test(test::TestArguments),
+    /// Measure the agent against the same requests straight at containerd (needs root)
+    Bench(bench::BenchArguments),
     /// Check that the cores are pure and that services call only whom they may
     Check,
 }
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Task::Down => down::run(),
         Task::Packages => packages::install_missing(),
         Task::Test(arguments) => test::run(&arguments),
+        Task::Bench(arguments) => bench::run(&arguments).map(|never| match never {}),
         Task::Check => check::run(),
     };
     match result {

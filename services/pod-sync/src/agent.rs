@@ -10,7 +10,7 @@ use keelson_pod_sync_core::backoff::BackoffBook;
 use keelson_pod_sync_core::explain::Ledger;
 use keelson_pod_sync_core::observation::PodObservation;
 use keelson_pod_sync_core::ordering::{StartBook, may_start};
-use keelson_pod_sync_core::worker::{Input, Transition, WorkerPhase, WorkerState, step};
+use keelson_pod_sync_core::worker::{Input, SyncOutcome, Transition, WorkerPhase, WorkerState, step};
 use keelson_service_kit::{CancellationToken, Context, ObjectRef, WatchHub, now_unix_nanos};
 use keelson_proto::keelson::resource_manager::v1::Machine;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -164,7 +164,7 @@ impl Agent {
     /// Takes back what an earlier process stored of pods that were ending or running.
     pub fn restore(self: &Arc<Self>, record: Record) {
         let uid = record.uid.clone();
-        let mut entry = new_entry(&uid, record.state);
+        let mut entry = new_entry(&uid, record.state.read_back());
         entry.status = Arc::new(record.status);
         if let Some(value) = record.pod {
             let raw = Bytes::from(value.to_string());
@@ -187,9 +187,33 @@ impl Agent {
     /// Something happened to a UID: asks the core, and does what it says. A worker is begun for a UID that
     /// has none.
     pub fn apply(self: &Arc<Self>, uid: &str, input: &Input<'_>) -> Option<Transition> {
+        self.apply_in(uid, input, None)
+    }
+
+    /// What a turn came to. A turn that was begun in another phase than the UID stands in now says nothing
+    /// about this one: it counts as cancelled.
+    pub fn apply_outcome(
+        self: &Arc<Self>,
+        uid: &str,
+        begun_in: WorkerPhase,
+        outcome: SyncOutcome,
+        pod: Option<&Pod>,
+    ) -> Option<Transition> {
+        self.apply_in(uid, &Input::Outcome { outcome, pod }, Some(begun_in))
+    }
+
+    fn apply_in(
+        self: &Arc<Self>,
+        uid: &str,
+        input: &Input<'_>,
+        begun_in: Option<WorkerPhase>,
+    ) -> Option<Transition> {
         let at = self.moment();
         let mut entries = lock(&self.entries);
         let before = entries.get(uid).map(|e| e.state.clone());
+        let outdated = Input::Outcome { outcome: SyncOutcome::Cancelled, pod: None };
+        let moved_on = begun_in.is_some_and(|phase| before.as_ref().is_some_and(|b| b.phase != phase));
+        let input = if moved_on { &outdated } else { input };
         let first = before.is_none();
         let transition = step(before.as_ref(), input, &at);
         if first && (transition.forget || transition.work.is_none()) {
@@ -211,10 +235,9 @@ impl Agent {
         if !matches!(input, Input::Outcome { .. } | Input::Started) {
             entry.wake.notify_one();
         }
-        let record = (changed || first).then(|| record_of(uid, entry));
         drop(entries);
-        if let Some(record) = record {
-            self.keep(&record);
+        if changed || first {
+            self.keep(uid);
         }
         if first {
             self.begin_worker(uid);
@@ -283,15 +306,14 @@ impl Agent {
         .is_some()
     }
 
-    /// Stores an entry's record, if there is a store.
-    pub fn keep(&self, record: &Record) {
-        if let Some(store) = &self.store {
-            let result = store.put(record);
-            self.context.progress.condition(
-                "state folder",
-                result.map_err(|e| keelson_service_kit::status::chain(&e)),
-            );
-        }
+    /// Stores the record of a UID as it is now, if there is a store.
+    pub fn keep(&self, uid: &str) {
+        let Some(store) = &self.store else { return };
+        // The store is locked before the entry is looked at, so that what is written last is newest.
+        let result = store.put_latest(|| self.with(uid, |entry| record_of(uid, entry)));
+        self.context
+            .progress
+            .condition("state folder", result.map_err(|e| keelson_service_kit::status::chain(&e)));
     }
 
     /// Notes a step of the pod's life for `ExplainPod`.
@@ -331,5 +353,41 @@ fn new_entry(uid: &str, state: WorkerState) -> Entry {
         worker: false,
         wake: Arc::default(),
         cancel: CancellationToken::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use keelson_config::{Config, ServiceName};
+    use keelson_pod_sync_core::worker::UpdateKind;
+
+    fn pod() -> Pod {
+        let json = serde_json::json!({
+            "metadata": {"name": "web", "namespace": "default", "uid": "u"},
+            "spec": {"terminationGracePeriodSeconds": 5, "containers": [{"name": "main", "image": "i:1"}]},
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn phase(agent: &Agent) -> WorkerPhase {
+        agent.with("u", |e| e.state.phase).unwrap()
+    }
+
+    /// A pod that was removed while its containers were being started has not ended because the start is done.
+    #[tokio::test]
+    async fn the_outcome_of_a_start_says_nothing_about_the_end_that_was_asked_for_meanwhile() {
+        let context = Context::detached(ServiceName::PodSync, Config::default());
+        context.shutdown.cancel();
+        let agent = Agent::new(context, None);
+        let pod = pod();
+        agent.apply("u", &Input::Update { kind: UpdateKind::Create, pod: &pod, observed: None });
+        agent.apply("u", &Input::Started);
+        agent.apply("u", &Input::Removed { pod: Some(&pod) });
+        assert_eq!(phase(&agent), WorkerPhase::Terminating);
+        agent.apply_outcome("u", WorkerPhase::Sync, SyncOutcome::Done, Some(&pod));
+        assert_eq!(phase(&agent), WorkerPhase::Terminating);
+        agent.apply_outcome("u", WorkerPhase::Terminating, SyncOutcome::Done, Some(&pod));
+        assert_eq!(phase(&agent), WorkerPhase::Terminated);
     }
 }

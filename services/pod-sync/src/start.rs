@@ -26,7 +26,7 @@ use crate::desires::pod_ref;
 use crate::images::{ImageTask, ImageTrouble};
 use crate::observed::Observed;
 use crate::sync::{Mounts, container_object};
-use crate::worker::{Facts, Job, Trouble, note_wait, publish};
+use crate::worker::{Facts, Job, Trouble, name_of, note_wait, publish};
 
 /// Deadline of the calls that only write files.
 const FILES: Duration = Duration::from_secs(10);
@@ -180,6 +180,7 @@ async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbo
     })?;
     let ips = show_sandbox(start, seen);
     note(start, StepName::Sandbox, "", Cause::done("runtime-shim"));
+    tracing::debug!(pod = name_of(&start.wanted.pod), id, attempt = plan.attempt, reason = %plan.reason, "made a sandbox");
     Ok(Sandbox { id, ips, config })
 }
 
@@ -304,6 +305,7 @@ async fn start_one(
         .await
         .map_err(|s| fail("RunContainerError")(Trouble::call("cannot start the container", &s)))?;
     events.normal(object.clone(), "Started", "Container started");
+    tracing::info!(pod = name_of(&start.wanted.pod), container = action.name, id, attempt, reason = %action.reason, "started");
     note(start, StepName::Container, &action.name, Cause::done("runtime-shim"));
     post_start(start, container, &id, object).await.map_err(fail("PostStartHookError"))
 }

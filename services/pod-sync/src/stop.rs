@@ -47,6 +47,14 @@ pub async fn terminate(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
             return Err(trouble);
         }
     };
+    tracing::debug!(
+        uid = job.uid,
+        why,
+        sandboxes = observed.sandboxes.len(),
+        containers = observed.containers.len(),
+        running = observed.anything_running(),
+        "ending a pod"
+    );
     publish(agent, &job.uid, &Facts::default());
     let deadline = deadline_of(job, pod.as_deref(), &observed);
     let left = seconds_until(deadline);
@@ -132,7 +140,7 @@ async fn stop_step(
         flag.send_replace(true);
     }
     if result.is_ok() {
-        tracing::debug!(uid = job.uid, container = step.name, "stopped");
+        tracing::info!(uid = job.uid, container = step.name, id = %step.id, timeout_s = timeout, "stopped");
     }
     result
 }

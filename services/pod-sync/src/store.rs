@@ -6,6 +6,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use keelson_kube_model::PodStatus;
 use keelson_pod_sync_core::worker::WorkerState;
@@ -48,9 +49,10 @@ pub struct StoreError {
 }
 
 /// The folder of records.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Store {
     dir: PathBuf,
+    writing: Mutex<()>,
 }
 
 impl Store {
@@ -61,7 +63,7 @@ impl Store {
     pub fn open(state_dir: &Path) -> Result<Self, StoreError> {
         let dir = state_dir.join("pods");
         fs::create_dir_all(&dir).map_err(|source| StoreError { path: dir.clone(), source })?;
-        Ok(Self { dir })
+        Ok(Self { dir, writing: Mutex::new(()) })
     }
 
     /// Every record that can be read. A torn or foreign file is removed: it says nothing.
@@ -81,11 +83,20 @@ impl Store {
         records
     }
 
+    /// Replaces the record of a pod with what `record` gives once nobody else writes; `None` writes nothing.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn put_latest(&self, record: impl FnOnce() -> Option<Record>) -> Result<(), StoreError> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        record().map_or(Ok(()), |record| self.put(&record))
+    }
+
     /// Replaces the record of a pod.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn put(&self, record: &Record) -> Result<(), StoreError> {
+    fn put(&self, record: &Record) -> Result<(), StoreError> {
         let Some(path) = self.path(&record.uid) else { return Ok(()) };
         let fail = |source| StoreError { path: path.clone(), source };
         let bytes = serde_json::to_vec(record).map_err(|e| fail(io::Error::other(e)))?;
@@ -96,6 +107,7 @@ impl Store {
 
     /// Removes the record of a pod.
     pub fn remove(&self, uid: &str) {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(path) = self.path(uid) {
             let _ = fs::remove_file(path);
         }

@@ -8,11 +8,11 @@ use keelson_pod_sync_core::accept::{Accepted, accept_status};
 use keelson_pod_sync_core::actions::ContainerWait;
 use keelson_pod_sync_core::explain::{Cause, StepName};
 use keelson_pod_sync_core::status::{StatusInputs, final_status, generate_status};
-use keelson_pod_sync_core::worker::{Input, SyncOutcome, Work, WorkerPhase, WorkerState, current_work};
+use keelson_pod_sync_core::worker::{SyncOutcome, Work, WorkerPhase, WorkerState, current_work};
 use keelson_service_kit::{Backoff, CancellationToken, now_unix_nanos};
 use tonic::Status;
 
-use crate::agent::{Agent, Wanted, record_of};
+use crate::agent::{Agent, Wanted};
 use crate::documents::Document;
 use crate::observed::Observed;
 use crate::{manager, stop, sync};
@@ -105,7 +105,8 @@ pub async fn run(agent: Arc<Agent>, uid: String) {
             }
         };
         let pod = job.wanted.as_ref().map(|w| &*w.pod);
-        let Some(transition) = agent.apply(&uid, &Input::Outcome { outcome, pod }) else { return };
+        let begun_in = job.state.phase;
+        let Some(transition) = agent.apply_outcome(&uid, begun_in, outcome, pod) else { return };
         if transition.ended
             && let Some(wanted) = &job.wanted
         {
@@ -119,7 +120,8 @@ pub async fn run(agent: Arc<Agent>, uid: String) {
             }
             return;
         }
-        if transition.work.is_some() || outcome == SyncOutcome::Cancelled {
+        let moved_on = transition.state.phase != begun_in;
+        if transition.work.is_some() || moved_on || outcome == SyncOutcome::Cancelled {
             continue;
         }
         // Cancel-safe: a notification that comes meanwhile is kept.
@@ -213,7 +215,7 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
             Accepted::Stored { status, .. } => {
                 entry.status = Arc::new(*status);
                 entry.version += 1;
-                Some((terminal, Some((document(entry, wanted, facts.finished), record_of(uid, entry)))))
+                Some((terminal, Some(document(entry, wanted, facts.finished))))
             }
             Accepted::Unchanged => Some((terminal, None)),
             Accepted::Refused { container } => {
@@ -223,9 +225,9 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
         }
     });
     let Some(Some((terminal, news))) = made else { return false };
-    if let Some((document, record)) = news {
+    if let Some(document) = news {
         agent.documents.set(uid.to_owned(), Arc::new(document));
-        agent.keep(&record);
+        agent.keep(uid);
     }
     terminal
 }
@@ -258,11 +260,11 @@ pub fn publish_as_is(agent: &Agent, uid: &str, status: keelson_kube_model::PodSt
         let wanted = entry.wanted.clone()?;
         entry.status = Arc::new(status);
         entry.version += 1;
-        Some((document(entry, wanted, false), record_of(uid, entry)))
+        Some(document(entry, wanted, false))
     });
-    if let Some(Some((document, record))) = made {
+    if let Some(Some(document)) = made {
         agent.documents.set(uid.to_owned(), Arc::new(document));
-        agent.keep(&record);
+        agent.keep(uid);
     }
 }
 

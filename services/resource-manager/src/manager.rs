@@ -8,7 +8,7 @@ use keelson_resource_manager_core::desire::{PodDesire, PodRef};
 use keelson_resource_manager_core::layout::{CgroupPath, Qos};
 use keelson_resource_manager_core::plan::reserves;
 use keelson_resource_manager_core::set::{DesiredSet, StreamId};
-use keelson_service_kit::{CancellationToken, EventRing, LoopHandle};
+use keelson_service_kit::{CancellationToken, LoopHandle};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
@@ -31,7 +31,6 @@ pub(crate) type Found = BTreeMap<String, BTreeSet<CgroupPath>>;
 pub(crate) struct Env {
     pub(crate) tree: watch::Receiver<TreeState>,
     pub(crate) runtime: Runtime,
-    pub(crate) events: EventRing,
     pub(crate) metrics: CgroupMetrics,
     pub(crate) commands: mpsc::Sender<Command>,
 }

@@ -53,7 +53,6 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let env = Arc::new(Env {
         tree: tree.subscribe(),
         runtime: Runtime::new(ctx.peer(ServiceName::RuntimeShim), ctx.progress.clone()),
-        events: ctx.events.clone(),
         metrics: metrics.clone(),
         commands: commands.clone(),
     });

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use keelson_resource_manager_core::desire::PodDesire;
 use keelson_resource_manager_core::layout::CgroupPath;
 use keelson_resource_manager_core::plan::{Actual, Plan, Settled, plan};
+use keelson_service_kit::Backoff;
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Backoff, ObjectRef};
 use tokio::sync::watch;
 
 use crate::cgroup::{Tree, TreeError};
@@ -192,13 +192,6 @@ impl Worker {
                 Next::Now { is_quiet: false }
             }
             Err(text) => {
-                let pod = &desire.pod;
-                let text = format!(
-                    "failed to ensure that the pod: {} cgroups exist and are correctly applied: {text}",
-                    pod.uid
-                );
-                let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
-                self.env.events.warning(object, "FailedCreatePodContainer", text.clone());
                 self.actual.applied = None;
                 self.failed(desire, Phase::Pending, text)
             }

@@ -16,6 +16,7 @@ use keelson_service_kit::{CancellationToken, Context, Progress, WatchHub, WatchI
 use keelson_volume_manager_core::desire::Want;
 use keelson_volume_manager_core::set::StreamId;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
 use tonic::service::Routes;
@@ -154,13 +155,14 @@ impl VolumeManager for Service {
         &self,
         request: Request<pb::MountPodRequest>,
     ) -> Result<Response<Self::MountPodStream>, Status> {
+        let until = Instant::now() + deadline(request.metadata());
         let request = request.into_inner();
         let uid = plain("uid", &request.uid).map_err(|e| bad(&e))?;
         let view = self.look(uid.clone()).await?;
         let pod_dir = self.env.store.pod_folder(&uid).to_string_lossy().into_owned();
         let (answers, receiver) = mpsc::channel(4);
         let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for volumes", uid);
-        let wait = MountWait { uid, revision: request.revision, pod_dir, view, answers };
+        let wait = MountWait { uid, revision: request.revision, pod_dir, view, answers, until };
         tokio::spawn(wait.run().instrument(span));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -268,6 +270,8 @@ struct MountWait {
     revision: u64,
     pod_dir: String,
     view: watch::Receiver<View>,
+    /// The caller's deadline: it bounds a stream's first headers only, so the end is ours to keep.
+    until: Instant,
     answers: mpsc::Sender<Result<pb::MountPodResponse, Status>>,
 }
 
@@ -282,11 +286,11 @@ enum Look {
 impl MountWait {
     async fn run(mut self) {
         let mut told = String::new();
-        let mut unnamed_since = tokio::time::Instant::now();
+        let mut unnamed_since = Instant::now();
         loop {
             let look = self.look();
             if !matches!(look, Look::Unnamed) {
-                unnamed_since = tokio::time::Instant::now();
+                unnamed_since = Instant::now();
             }
             let waiting_for = match look {
                 Look::Wait(text) => text,
@@ -307,6 +311,10 @@ impl MountWait {
                     return self.end(Err(self.unknown())).await;
                 },
                 () = self.answers.closed() => return,
+                () = tokio::time::sleep_until(self.until) => {
+                    let text = format!("pod {} still waits for {told}", self.uid);
+                    return self.end(Err(error(Code::DeadlineExceeded, "NOT_MOUNTED", text))).await;
+                }
                 () = tokio::time::sleep_until(unnamed_since + NAMED_WITHIN), if self.is_unnamed() => {
                     return self.end(Err(self.unknown())).await;
                 }

@@ -414,3 +414,27 @@ async fn a_root_folder_that_is_not_plainly_written_is_refused() {
     let error = keelson_volume_manager::build(ctx).await.unwrap_err();
     assert!(format!("{error:#}").contains("../other"), "{error:#}");
 }
+
+#[tokio::test]
+async fn a_call_ends_with_its_deadline_and_says_what_it_waited_for() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    // The pod's folder cannot be made: a file is in its place.
+    fs::write(world.pod("u1"), "").unwrap();
+    sync.pod(desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
+    let mut request = tonic::Request::new(pb::MountPodRequest { uid: "u1".into(), revision: 1 });
+    request.set_timeout(Duration::from_millis(400));
+    let mut stream = client.mount_pod(request).await.unwrap().into_inner();
+    let status = loop {
+        match stream.message().await {
+            Ok(answer) => assert!(answer.is_some(), "it ended without an error"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(reason(&status).as_deref(), Some("NOT_MOUNTED"));
+    assert!(status.message().contains("error making pod data directories"), "{}", status.message());
+    fs::remove_file(world.pod("u1")).unwrap();
+    mount(&mut client, "u1", 1).await.1.unwrap();
+}

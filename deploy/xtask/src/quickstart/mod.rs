@@ -75,8 +75,8 @@ fn refuse_other_agents() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds the binaries; cargo shows its own progress.
-fn build() -> anyhow::Result<PathBuf> {
+/// Builds the binaries, and tells their folder; cargo shows its own progress.
+pub fn build() -> anyhow::Result<PathBuf> {
     eprintln!("Building the agent (a first build takes some minutes) …");
     let mut command = cargo();
     command.args(["build", "--release", "--locked", "--package", "keelson-cli"]);

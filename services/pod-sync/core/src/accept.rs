@@ -75,7 +75,9 @@ pub fn accept_status(
 
 /// The first container that would go from terminated to something else although it may not start again.
 fn resurrected(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Option<String> {
-    if pod.restart_policy() == RestartPolicy::Always || pod.containers().any(|(_, container)| has_restart_all(container)) {
+    if pod.restart_policy() == RestartPolicy::Always
+        || pod.containers().any(|(_, container)| has_restart_all(container))
+    {
         return None;
     }
     let forbidden = |kind: ContainerKind, container: &Container| {
@@ -84,7 +86,9 @@ fn resurrected(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Option<String> {
         let may = kind == ContainerKind::Sidecar || exit_allows_restart(pod, container, ended.exit_code);
         (!stays && !may).then(|| container.name.clone())
     };
-    pod.containers().filter(|(kind, _)| *kind != ContainerKind::Ephemeral).find_map(|(kind, c)| forbidden(kind, c))
+    pod.containers()
+        .filter(|(kind, _)| *kind != ContainerKind::Ephemeral)
+        .find_map(|(kind, c)| forbidden(kind, c))
 }
 
 fn has_restart_all(container: &Container) -> bool {
@@ -196,7 +200,8 @@ mod tests {
     #[test]
     fn the_start_time_is_the_first_store_and_stays() {
         let pod = plain("Always", json!({"name": "a"}));
-        let (first, _) = stored(accept_status(&pod, None, status(&pod, &in_sandbox(), None, 10), false, &at(10)));
+        let (first, _) =
+            stored(accept_status(&pod, None, status(&pod, &in_sandbox(), None, 10), false, &at(10)));
         assert_eq!(first.start_time, status_time(at(10).now_unix_nanos));
         let mut next = status(&pod, &in_sandbox().running("a"), Some(&first), 20);
         next.start_time = None;
@@ -207,12 +212,16 @@ mod tests {
     #[test]
     fn what_is_equal_is_not_stored_unless_forced_or_being_deleted() {
         let pod = plain("Always", json!({"name": "a"}));
-        let (first, _) = stored(accept_status(&pod, None, status(&pod, &in_sandbox(), None, 10), false, &at(10)));
+        let (first, _) =
+            stored(accept_status(&pod, None, status(&pod, &in_sandbox(), None, 10), false, &at(10)));
         let again = || status(&pod, &in_sandbox(), Some(&first), 20);
         assert_eq!(accept_status(&pod, Some(&first), again(), false, &at(20)), Accepted::Unchanged);
         assert!(matches!(accept_status(&pod, Some(&first), again(), true, &at(20)), Accepted::Stored { .. }));
         let deleted = deleting(pod.clone());
-        assert!(matches!(accept_status(&deleted, Some(&first), again(), false, &at(20)), Accepted::Stored { .. }));
+        assert!(matches!(
+            accept_status(&deleted, Some(&first), again(), false, &at(20)),
+            Accepted::Stored { .. }
+        ));
         let mut foreign = again();
         foreign.conditions.push(PodCondition { type_: "x/mine".into(), ..PodCondition::default() });
         assert_eq!(accept_status(&pod, Some(&first), foreign, false, &at(20)), Accepted::Unchanged);
@@ -259,7 +268,10 @@ mod tests {
         let sidecar = status(&pod, &in_sandbox().exited("s", 0).exited("i", 0).running("s"), Some(&old), 20);
         assert!(matches!(accept_status(&pod, Some(&old), sidecar, false, &at(20)), Accepted::Stored { .. }));
         let init = status(&pod, &in_sandbox().exited("s", 0).exited("i", 0).running("i"), Some(&old), 20);
-        assert_eq!(accept_status(&pod, Some(&old), init, false, &at(20)), Accepted::Refused { container: "i".into() });
+        assert_eq!(
+            accept_status(&pod, Some(&old), init, false, &at(20)),
+            Accepted::Refused { container: "i".into() }
+        );
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! - a record without a hash is kept, not replaced;
 //! - a container that may not start again does not start in a new sandbox either, whichever policy says so;
 //! - init containers that ended in an earlier sandbox do not count, so their records need not be removed first;
+//! - of several running instances of one container only the newest is kept;
 //! - no sandbox is made for a pod that is being deleted.
 
 mod init;
@@ -141,7 +142,10 @@ pub struct PodActions {
 impl PodActions {
     /// Nothing has to be changed now.
     pub fn is_empty(&self) -> bool {
-        self.kill_pod.is_none() && self.create_sandbox.is_none() && self.kill.is_empty() && self.start.is_empty()
+        self.kill_pod.is_none()
+            && self.create_sandbox.is_none()
+            && self.kill.is_empty()
+            && self.start.is_empty()
     }
 
     /// The earliest moment at which a waiting container may start.
@@ -209,7 +213,8 @@ fn keep_sandbox<'a>(inputs: &Inputs<'a>) -> (PodActions, Vec<Pick<'a>>) {
     if let Some(reason) = init.failed {
         return (only_kill(inputs, reason), Vec::new());
     }
-    actions.kill = init.kill;
+    actions.kill = duplicates(inputs);
+    actions.kill.extend(init.kill);
     actions.waiting = init.waiting;
     if !init.initialised {
         picks.extend(init.start);
@@ -229,8 +234,33 @@ fn ephemeral<'a>(inputs: &Inputs<'a>) -> Vec<Pick<'a>> {
         return Vec::new();
     }
     let unseen = |container: &&Container| inputs.observed.current(&container.name).is_none();
-    let pick = |container| Pick { kind: ContainerKind::Ephemeral, container, reason: Reason::ContainerNotStarted };
+    let pick =
+        |container| Pick { kind: ContainerKind::Ephemeral, container, reason: Reason::ContainerNotStarted };
     inputs.pod.spec.ephemeral_containers.iter().filter(unseen).map(pick).collect()
+}
+
+/// Older instances of a name that may still run beside the newest one: left over when a stop was cut short.
+fn duplicates(inputs: &Inputs<'_>) -> Vec<KillContainer> {
+    let mut kill = Vec::new();
+    for (_, container) in inputs.pod.containers() {
+        for record in inputs.observed.records(&container.name).skip(1).filter(|record| record.may_run()) {
+            kill.push(KillContainer {
+                id: record.id.clone(),
+                name: container.name.clone(),
+                reason: Reason::DuplicateContainer,
+                message: format!(
+                    "Container {} was started anew, this older instance is stopped",
+                    container.name
+                ),
+                grace_seconds: container_grace_seconds(
+                    inputs.pod,
+                    Some(container),
+                    Reason::DuplicateContainer,
+                ),
+            });
+        }
+    }
+    kill
 }
 
 /// Looks at the regular containers in spec order. Returns how many stay as they are, and which ones start.
@@ -274,7 +304,11 @@ fn start_reason(record: Option<&ContainerObservation>) -> Reason {
 }
 
 /// Why a running container must not go on as it is.
-fn running_fault(inputs: &Inputs<'_>, container: &Container, record: &ContainerObservation) -> Option<Reason> {
+fn running_fault(
+    inputs: &Inputs<'_>,
+    container: &Container,
+    record: &ContainerObservation,
+) -> Option<Reason> {
     if definition_changed(container, record) {
         Some(Reason::ContainerDefinitionChanged)
     } else if inputs.hints.liveness_failed(&record.id) {
@@ -313,7 +347,12 @@ fn kill_faulty(
     }
 }
 
-fn kill_unknown(pod: &Pod, container: &Container, record: &ContainerObservation, what: &str) -> KillContainer {
+fn kill_unknown(
+    pod: &Pod,
+    container: &Container,
+    record: &ContainerObservation,
+    what: &str,
+) -> KillContainer {
     KillContainer {
         id: record.id.clone(),
         name: container.name.clone(),
@@ -324,7 +363,13 @@ fn kill_unknown(pod: &Pod, container: &Container, record: &ContainerObservation,
 }
 
 /// Divides the picked containers into those that start and those that are in back-off (§9.8).
-fn hold_back(inputs: &Inputs<'_>, actions: &mut PodActions, picks: &[Pick<'_>], book: &BackoffBook, at: &Moment) {
+fn hold_back(
+    inputs: &Inputs<'_>,
+    actions: &mut PodActions,
+    picks: &[Pick<'_>],
+    book: &BackoffBook,
+    at: &Moment,
+) {
     let mut blocked_by: Option<&str> = None;
     for Pick { kind, container, reason } in picks {
         if let Some(earlier) = blocked_by {

@@ -65,7 +65,10 @@ impl Verdict {
 /// All conditions: the owned ones, then those of others as the API has them.
 pub fn generate(inputs: &ConditionInputs<'_>) -> Vec<PodCondition> {
     let verdicts = [
-        (READY_TO_START, Verdict { is_true: inputs.ready_to_start, reason: String::new(), message: String::new() }),
+        (
+            READY_TO_START,
+            Verdict { is_true: inputs.ready_to_start, reason: String::new(), message: String::new() },
+        ),
         (INITIALIZED, initialised(inputs)),
         (READY, ready(inputs)),
         (CONTAINERS_READY, containers_ready(inputs)),
@@ -74,8 +77,11 @@ pub fn generate(inputs: &ConditionInputs<'_>) -> Vec<PodCondition> {
     let mut conditions: Vec<PodCondition> =
         verdicts.into_iter().map(|(type_, verdict)| condition(inputs, type_, verdict)).collect();
     if let Some(patch) = inputs.disruption {
-        let verdict =
-            Verdict { is_true: true, reason: "TerminationByKubelet".to_owned(), message: patch.message.clone() };
+        let verdict = Verdict {
+            is_true: true,
+            reason: "TerminationByKubelet".to_owned(),
+            message: patch.message.clone(),
+        };
         conditions.push(condition(inputs, DISRUPTION_TARGET, verdict));
     } else if let Some(carried) = inputs.old.condition(DISRUPTION_TARGET) {
         conditions.push(carried.clone());
@@ -195,7 +201,8 @@ fn ready(inputs: &ConditionInputs<'_>) -> Verdict {
     for gate in &inputs.pod.spec.readiness_gates {
         let name = &gate.condition_type;
         match inputs.pod.status.condition(name) {
-            None => missing.push(format!("corresponding condition of pod readiness gate \"{name}\" does not exist.")),
+            None => missing
+                .push(format!("corresponding condition of pod readiness gate \"{name}\" does not exist.")),
             Some(condition) if !condition.is_true() => missing.push(format!(
                 "the status of pod readiness gate \"{name}\" is not \"True\", but {}",
                 condition.status
@@ -203,7 +210,11 @@ fn ready(inputs: &ConditionInputs<'_>) -> Verdict {
             Some(_) => {}
         }
     }
-    if missing.is_empty() { Verdict::yes("") } else { Verdict::no("ReadinessGatesNotReady", missing.join(", ")) }
+    if missing.is_empty() {
+        Verdict::yes("")
+    } else {
+        Verdict::no("ReadinessGatesNotReady", missing.join(", "))
+    }
 }
 
 /// A pod of a final phase is neither ready nor has it ready containers.

@@ -81,7 +81,9 @@ pub enum ConfigError {
         length: usize,
     },
     /// `hostnameOverride` is no DNS subdomain.
-    #[error("spec.hostnameOverride {name:?} is not a DNS subdomain: use lower-case letters, digits, '-' and '.'")]
+    #[error(
+        "spec.hostnameOverride {name:?} is not a DNS subdomain: use lower-case letters, digits, '-' and '.'"
+    )]
     HostnameOverride {
         /// The name.
         name: String,
@@ -216,3 +218,6 @@ pub enum ConfigError {
         container: String,
     },
 }
+
+#[cfg(test)]
+mod tests;

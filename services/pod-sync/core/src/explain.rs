@@ -223,7 +223,8 @@ fn sentence(step: &Step, at: &Moment) -> String {
     let subject = if step.subject.is_empty() { String::new() } else { format!(" {}", step.subject) };
     let message = if cause.message.is_empty() { cause.kind.as_str() } else { cause.message.as_str() };
     let age = seconds(at.now_unix_nanos - step.since_unix_nanos);
-    let act = if cause.owner == YOU { "you have to act".to_owned() } else { format!("{} is to act", cause.owner) };
+    let act =
+        if cause.owner == YOU { "you have to act".to_owned() } else { format!("{} is to act", cause.owner) };
     let retry = match cause.next_retry_unix_nanos {
         0 => String::new(),
         then if then <= at.now_unix_nanos => ", next attempt now".to_owned(),
@@ -294,7 +295,8 @@ mod tests {
     #[test]
     fn steps_come_in_the_order_of_a_pods_life() {
         let mut ledger = Ledger::default();
-        for name in [StepName::Termination, StepName::Container, StepName::Source, StepName::Sandbox, StepName::Image]
+        for name in
+            [StepName::Termination, StepName::Container, StepName::Source, StepName::Sandbox, StepName::Image]
         {
             ledger.set(name, "", Cause::done("pod-sync"), &at(1));
         }
@@ -306,7 +308,12 @@ mod tests {
     fn the_summary_names_what_must_happen_first_who_acts_and_when() {
         let mut ledger = Ledger::default();
         ledger.set(StepName::Source, "", Cause::done("pod-config"), &at(1));
-        ledger.set(StepName::Volumes, "data", Cause::waiting("not mounted", "claim data is unbound", YOU), &at(5));
+        ledger.set(
+            StepName::Volumes,
+            "data",
+            Cause::waiting("not mounted", "claim data is unbound", YOU),
+            &at(5),
+        );
         assert_eq!(
             ledger.explain(&at(20)).1,
             "Volumes data has been waiting for 15s: claim data is unbound (you have to act)."

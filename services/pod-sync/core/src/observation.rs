@@ -109,6 +109,11 @@ impl ContainerObservation {
         self.state == ContainerRecordState::Running
     }
 
+    /// Its process runs, or the runtime cannot tell.
+    pub fn may_run(&self) -> bool {
+        matches!(self.state, ContainerRecordState::Running | ContainerRecordState::Unknown)
+    }
+
     /// Its process has ended.
     pub fn has_exited(&self) -> bool {
         self.state == ContainerRecordState::Exited
@@ -118,7 +123,13 @@ impl ContainerObservation {
 impl PodObservation {
     /// An observation of a pod of which the runtime knows nothing.
     pub fn nothing(uid: PodUid, name: &str, namespace: &str, observed_unix_nanos: i64) -> Self {
-        Self { uid, name: name.to_owned(), namespace: namespace.to_owned(), observed_unix_nanos, ..Self::default() }
+        Self {
+            uid,
+            name: name.to_owned(),
+            namespace: namespace.to_owned(),
+            observed_unix_nanos,
+            ..Self::default()
+        }
     }
 
     /// Puts sandboxes and containers into the order that everything here relies on.
@@ -171,9 +182,7 @@ impl PodObservation {
 
     /// Some process of the pod's containers runs or may run.
     pub fn anything_running(&self) -> bool {
-        self.containers
-            .iter()
-            .any(|c| matches!(c.state, ContainerRecordState::Running | ContainerRecordState::Unknown))
+        self.containers.iter().any(ContainerObservation::may_run)
     }
 
     /// Some sandbox is READY.

@@ -111,7 +111,10 @@ fn decide(pod: &Pod, counts: &Counts, inputs: &PhaseInputs) -> PodPhase {
     let good_or_bad = if counts.succeeded == counts.stopped { PodPhase::Succeeded } else { PodPhase::Failed };
     if counts.init_failed > 0 {
         PodPhase::Failed
-    } else if counts.pending_init > 0 || (counts.pending_sidecar > 0 && !inputs.initialised) || counts.waiting > 0 {
+    } else if counts.pending_init > 0
+        || (counts.pending_sidecar > 0 && !inputs.initialised)
+        || counts.waiting > 0
+    {
         PodPhase::Pending
     } else if counts.running > 0 && counts.unknown == 0 {
         PodPhase::Running

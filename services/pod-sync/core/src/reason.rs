@@ -45,6 +45,8 @@ pub enum Reason {
     StartupProbeFailed,
     /// The runtime cannot tell the container's state.
     ContainerStateUnknown,
+    /// A newer instance of the same container exists.
+    DuplicateContainer,
     /// The container ended too often too soon.
     CrashLoopBackOff,
     /// A sidecar or an earlier init container has to come first.
@@ -76,6 +78,7 @@ impl Reason {
             Self::LivenessProbeFailed => "LivenessProbeFailed",
             Self::StartupProbeFailed => "StartupProbeFailed",
             Self::ContainerStateUnknown => "ContainerStateUnknown",
+            Self::DuplicateContainer => "DuplicateContainer",
             Self::CrashLoopBackOff => "CrashLoopBackOff",
             Self::WaitingForInitContainer => "WaitingForInitContainer",
             Self::WaitingForStartupProbe => "WaitingForStartupProbe",

@@ -103,9 +103,7 @@ mod tests {
 
     #[test]
     fn rules_go_before_the_containers_policy_and_that_before_the_pods() {
-        let rule = |operator: &str, values: &[i32]| {
-            json!({"action": "Restart", "exitCodes": {"operator": operator, "values": values}})
-        };
+        let rule = |operator: &str, values: &[i32]| json!({"action": "Restart", "exitCodes": {"operator": operator, "values": values}});
         for (own, rules, pods, code, restarts) in [
             (None, json!([]), "Always", 0, true),
             (None, json!([]), "OnFailure", 0, false),

@@ -109,11 +109,15 @@ fn fill_phase(
     inputs: &StatusInputs<'_>,
     at: &Moment,
 ) {
-    let regular_made = observed.active().any(|record| pod.spec.containers.iter().any(|c| c.name == record.name));
+    let regular_made =
+        observed.active().any(|record| pod.spec.containers.iter().any(|c| c.name == record.name));
     // The sidecars' `started` counts for the phase, so readiness is filled in before and after conditions look at it.
     containers::fill_readiness(status, pod, inputs);
-    let computed =
-        compute_phase(pod, status, &PhaseInputs { pod_is_terminal: inputs.pod_is_terminal, initialised: regular_made });
+    let computed = compute_phase(
+        pod,
+        status,
+        &PhaseInputs { pod_is_terminal: inputs.pod_is_terminal, initialised: regular_made },
+    );
     let mut phase = computed;
     for earlier in [pod.status.phase(), old.phase()] {
         if !computed.is_terminal() && earlier.is_terminal() {
@@ -121,7 +125,8 @@ fn fill_phase(
         }
     }
     if phase.as_str() == old.phase {
-        let either = |ours: &str, theirs: &str| if ours.is_empty() { theirs.to_owned() } else { ours.to_owned() };
+        let either =
+            |ours: &str, theirs: &str| if ours.is_empty() { theirs.to_owned() } else { ours.to_owned() };
         status.reason = either(&old.reason, &pod.status.reason);
         status.message = either(&old.message, &pod.status.message);
     }

@@ -58,7 +58,7 @@ pub fn stop_plan(pod: Option<&Pod>, observed: &PodObservation) -> Vec<StopStep> 
     let place = |name: &str| {
         pod.and_then(|pod| pod.spec.init_containers.iter().position(|container| container.name == name))
     };
-    let running: Vec<_> = observed.containers.iter().filter(|record| might_run(record)).collect();
+    let running: Vec<_> = observed.containers.iter().filter(|record| record.may_run()).collect();
     let steps = running.iter().map(|record| {
         let kind = kind_of(&record.name);
         let mut after: Vec<String> = Vec::new();
@@ -77,14 +77,6 @@ pub fn stop_plan(pod: Option<&Pod>, observed: &PodObservation) -> Vec<StopStep> 
         StopStep { id: record.id.clone(), name: record.name.clone(), kind, after }
     });
     steps.collect()
-}
-
-fn might_run(record: &crate::observation::ContainerObservation) -> bool {
-    use crate::observation::ContainerRecordState::{Created, Exited, Running, Unknown};
-    match record.state {
-        Running | Unknown => true,
-        Created | Exited => false,
-    }
 }
 
 /// The grace of a runtime pod that no source knows: what its records say (the annotation

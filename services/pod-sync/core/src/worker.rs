@@ -307,7 +307,9 @@ pub fn current_work(state: &WorkerState) -> Option<Work> {
     let kill_deadline_unix_nanos = state.kill_deadline_unix_nanos.unwrap_or(0);
     match state.phase {
         WorkerPhase::Sync => Some(Work::Sync),
-        WorkerPhase::Terminating if state.runtime_only => Some(Work::TerminateOrphan { kill_deadline_unix_nanos }),
+        WorkerPhase::Terminating if state.runtime_only => {
+            Some(Work::TerminateOrphan { kill_deadline_unix_nanos })
+        }
         WorkerPhase::Terminating => Some(Work::Terminate { kill_deadline_unix_nanos }),
         WorkerPhase::Terminated => Some(Work::Clean),
         WorkerPhase::Finished => None,

@@ -50,7 +50,9 @@ pub(super) fn walk<'a>(inputs: &Inputs<'a>) -> InitWalk<'a> {
         let kind = ContainerKind::of_init(container);
         let place = Place { index, container, kind, is_last: index + 1 == list.len(), passed };
         match record_of(inputs, container) {
-            None if passed && kind == ContainerKind::Sidecar => walk.start(&place, Reason::ContainerNotStarted),
+            None if passed && kind == ContainerKind::Sidecar => {
+                walk.start(&place, Reason::ContainerNotStarted)
+            }
             None => {}
             Some(_) if passed && kind == ContainerKind::Init => {}
             Some(record) => {
@@ -78,18 +80,14 @@ pub(super) fn walk<'a>(inputs: &Inputs<'a>) -> InitWalk<'a> {
 /// The record that counts: the newest one if it may run, wherever it was made, else the newest of this sandbox.
 fn record_of<'a>(inputs: &Inputs<'a>, container: &Container) -> Option<&'a ContainerObservation> {
     let newest = inputs.observed.current(&container.name);
-    let may_run = |state| matches!(state, ContainerRecordState::Running | ContainerRecordState::Unknown);
-    newest
-        .filter(|record| may_run(record.state))
-        .or_else(|| inputs.observed.in_newest_sandbox(&container.name))
+    newest.filter(|record| record.may_run()).or_else(|| inputs.observed.in_newest_sandbox(&container.name))
 }
 
 /// Some regular container was made in this sandbox and has not ended.
 fn some_regular_container_lives(inputs: &Inputs<'_>) -> bool {
     let mut records = inputs.pod.spec.containers.iter().filter_map(|container| record_of(inputs, container));
-    records.any(|record| {
-        matches!(record.state, ContainerRecordState::Created | ContainerRecordState::Running)
-    })
+    records
+        .any(|record| matches!(record.state, ContainerRecordState::Created | ContainerRecordState::Running))
 }
 
 impl<'a> InitWalk<'a> {
@@ -114,7 +112,9 @@ impl<'a> InitWalk<'a> {
             (ContainerRecordState::Created, _) => self.start(place, start_reason(Some(record))),
             (ContainerRecordState::Running, ContainerKind::Sidecar) => self.running(inputs, place, record),
             (ContainerRecordState::Running, _) => {}
-            (ContainerRecordState::Exited, ContainerKind::Sidecar) => self.start(place, Reason::ContainerExited),
+            (ContainerRecordState::Exited, ContainerKind::Sidecar) => {
+                self.start(place, Reason::ContainerExited)
+            }
             (ContainerRecordState::Exited, _) => self.exited(inputs, place, record),
             (ContainerRecordState::Unknown, kind) => {
                 let never = effective_policy(inputs.pod, place.container) == RestartPolicy::Never;
@@ -156,7 +156,13 @@ impl<'a> InitWalk<'a> {
         }
     }
 
-    fn replace(&mut self, inputs: &Inputs<'a>, place: &Place<'a>, record: &ContainerObservation, reason: Reason) {
+    fn replace(
+        &mut self,
+        inputs: &Inputs<'a>,
+        place: &Place<'a>,
+        record: &ContainerObservation,
+        reason: Reason,
+    ) {
         self.kill.push(kill_faulty(inputs.pod, place.container, record, reason, true));
         self.start(place, reason);
     }

@@ -32,10 +32,7 @@ impl Runtime {
 
     fn end(&mut self, matches: impl Fn(&ContainerObservation) -> bool, exit_code: i32) {
         let now = self.now.now_unix_nanos;
-        let living = |record: &&mut ContainerObservation| {
-            matches!(record.state, ContainerRecordState::Running | ContainerRecordState::Unknown)
-        };
-        for record in self.seen.containers.iter_mut().filter(living).filter(|record| matches(record)) {
+        for record in self.seen.containers.iter_mut().filter(|record| record.may_run() && matches(record)) {
             record.state = ContainerRecordState::Exited;
             record.exit_code = exit_code;
             record.finished_unix_nanos = now;
@@ -89,7 +86,7 @@ impl Runtime {
     /// Whatever runs and is to end by itself ends.
     fn live(&mut self, pod: &Pod) {
         for (kind, container) in pod.containers() {
-            if self.seen.current(&container.name).is_none_or(|record| !record.is_running()) {
+            if !self.seen.records(&container.name).any(ContainerObservation::is_running) {
                 continue;
             }
             let runs = self.behaviour.get_mut(&container.name);
@@ -136,7 +133,7 @@ type AnyRecord = (prop::sample::Index, prop::sample::Index, u8, i32, u8);
 
 fn beginnings() -> impl Strategy<Value = (Vec<AnySandbox>, Vec<AnyRecord>)> {
     let often = prop::bool::weighted(0.8);
-    let sandbox = (often, prop::bool::weighted(0.9), prop::bool::weighted(0.2));
+    let sandbox = (often, prop::bool::weighted(0.7), prop::bool::weighted(0.2));
     let code = prop::sample::select(vec![0, 1, 137]);
     let record = (any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0..5_u8, code, 0..4_u8);
     (prop::collection::vec(sandbox, 0..3), prop::collection::vec(record, 0..6))
@@ -153,7 +150,10 @@ fn observation(pod: &Pod, sandboxes: &[AnySandbox], records: &[AnyRecord]) -> Po
         });
     }
     let all: Vec<&Container> = pod.containers().map(|(_, container)| container).collect();
-    for (which, place, state, code, hash) in records {
+    // What is made later is made in the same or a later sandbox.
+    let mut records = records.to_vec();
+    records.sort_by_key(|(_, place, ..)| std::cmp::Reverse(place.index(sandboxes.len().max(1))));
+    for (which, place, state, code, hash) in &records {
         let container = which.get(&all);
         let sandbox_id =
             if sandboxes.is_empty() { SandboxId::default() } else { place.get(&seen.0.sandboxes).id.clone() };
@@ -185,7 +185,8 @@ fn check(pod: &Pod, seen: &PodObservation, actions: &PodActions) -> Result<(), T
     prop_assert!(waits.iter().all(|name| !starts.contains(name)), "what waits does not start");
     for name in &starts {
         let running = seen.current(name).filter(|record| record.is_running());
-        let killed = |id: &ContainerId| actions.kill_pod.is_some() || actions.kill.iter().any(|k| k.id == *id);
+        let killed =
+            |id: &ContainerId| actions.kill_pod.is_some() || actions.kill.iter().any(|k| k.id == *id);
         prop_assert!(running.is_none_or(|record| killed(&record.id)), "{} is kept and started", name);
     }
     for kill in &actions.kill {
@@ -196,8 +197,12 @@ fn check(pod: &Pod, seen: &PodObservation, actions: &PodActions) -> Result<(), T
     let begins = actions.create_sandbox.is_some() || !actions.start.is_empty() || !actions.waiting.is_empty();
     prop_assert!(!actions.terminal || !begins, "what is over begins nothing");
     let keeps = sandbox_decision(pod, seen) == SandboxDecision::Keep;
-    prop_assert!(actions.start.is_empty() || keeps || actions.create_sandbox.is_some(), "no start without a sandbox");
-    let places: Vec<_> = starts.iter().map(|name| pod.containers().position(|(_, c)| c.name == *name)).collect();
+    prop_assert!(
+        actions.start.is_empty() || keeps || actions.create_sandbox.is_some(),
+        "no start without a sandbox"
+    );
+    let places: Vec<_> =
+        starts.iter().map(|name| pod.containers().position(|(_, c)| c.name == *name)).collect();
     prop_assert!(places.is_sorted(), "init before regular, each in spec order");
     let init = actions.start.iter().filter(|start| start.kind == ContainerKind::Init).count();
     prop_assert!(init <= 1, "one init container at a time");
@@ -212,6 +217,10 @@ fn check_end(pod: &Pod, seen: &PodObservation, actions: &PodActions) -> Result<(
     }
     prop_assert_eq!(seen.sandboxes.iter().filter(|sandbox| sandbox.ready).count(), 1);
     let mut some_runs = false;
+    let running: Vec<&str> =
+        seen.containers.iter().filter(|r| r.may_run()).map(|r| r.name.as_str()).collect();
+    let unique: BTreeSet<&str> = running.iter().copied().collect();
+    prop_assert_eq!(unique.len(), running.len(), "one instance of each container");
     for container in &pod.spec.containers {
         let record = seen.current(&container.name).expect("every regular container was started");
         some_runs |= record.is_running();
@@ -238,68 +247,78 @@ fn count(counts: &RefCell<BTreeMap<String, usize>>, actions: &PodActions) {
     }
 }
 
+/// Decides and applies until nothing is left to do, at most 80 times.
+fn run(pod: &Pod, runtime: &mut Runtime, seen: &mut impl FnMut(&PodActions)) -> Result<(), TestCaseError> {
+    let hints = ProbeHints::without_probes();
+    for _ in 0..80 {
+        let actions = compute_pod_actions(pod, &runtime.seen, &hints, &runtime.book, &runtime.now);
+        seen(&actions);
+        check(pod, &runtime.seen, &actions)?;
+        runtime.apply(pod, &actions);
+        let again = compute_pod_actions(pod, &runtime.seen, &hints, &runtime.book, &runtime.now);
+        let repeated = again.start.iter().any(|s| actions.start.iter().any(|first| first.name == s.name));
+        prop_assert!(!repeated && again.create_sandbox.is_none(), "what was carried out is not asked again");
+        prop_assert!(again.kill.is_empty() || actions.create_sandbox.is_some() || actions.kill_pod.is_none());
+        if again.terminal {
+            runtime.apply(pod, &again);
+            let end = compute_pod_actions(pod, &runtime.seen, &hints, &runtime.book, &runtime.now);
+            prop_assert!(end.terminal, "what is over stays over");
+            return check_end(pod, &runtime.seen, &end);
+        }
+        let before = runtime.seen.clone();
+        runtime.pass(SECOND);
+        runtime.live(pod);
+        let wake = again.next_wake_unix_nanos().unwrap_or(0);
+        runtime.now.now_unix_nanos = runtime.now.now_unix_nanos.max(wake);
+        let resting = again.is_empty() && again.waiting.is_empty();
+        if resting && runtime.seen.containers == before.containers {
+            return check_end(pod, &before, &again);
+        }
+    }
+    Err(TestCaseError::fail("80 rounds were not enough"))
+}
+
+/// What a run of the test must have met, so that it proves something.
+const NEEDED: [&str; 16] = [
+    "kill: DuplicateContainer",
+    "sandbox: NoSandbox",
+    "sandbox: SeveralSandboxesReady",
+    "sandbox: SandboxNotReady",
+    "sandbox: SandboxNetworkModeChanged",
+    "sandbox: SandboxWithoutAddress",
+    "kill pod: PodCompleted",
+    "kill pod: RestartNotAllowed",
+    "kill pod: InitContainerFailed",
+    "kill: ContainerDefinitionChanged",
+    "kill: ContainerStateUnknown",
+    "start init: ContainerNotStarted",
+    "start sidecar: ContainerExited",
+    "start regular: ContainerExited",
+    "wait: CrashLoopBackOff",
+    "terminal",
+];
+
 #[test]
 fn any_beginning_comes_to_rest_and_never_keeps_and_starts_the_same_container() {
     let counts: RefCell<BTreeMap<String, usize>> = RefCell::default();
     let exits = prop::collection::vec(prop::sample::select(vec![0, 1, 2]), 0..3);
     let behaviours = prop::collection::vec(exits, 8);
-    let mut runner = TestRunner::new(Config { cases: 1500, failure_persistence: None, ..Config::default() });
-    let result = runner.run(&(pods(), beginnings(), behaviours), |(pod, (sandboxes, records), behaviours)| {
-        let names = pod.containers().map(|(_, container)| container.name.clone());
-        let mut runtime = Runtime {
-            seen: observation(&pod, &sandboxes, &records),
-            behaviour: names.zip(behaviours).collect(),
-            book: BackoffBook::default(),
-            now: at(600),
-        };
-        for _ in 0..80 {
-            let hints = ProbeHints::without_probes();
-            let actions = compute_pod_actions(&pod, &runtime.seen, &hints, &runtime.book, &runtime.now);
-            count(&counts, &actions);
-            check(&pod, &runtime.seen, &actions)?;
-            runtime.apply(&pod, &actions);
-            let again = compute_pod_actions(&pod, &runtime.seen, &hints, &runtime.book, &runtime.now);
-            let repeated = again.start.iter().any(|s| actions.start.iter().any(|first| first.name == s.name));
-            prop_assert!(!repeated && again.create_sandbox.is_none(), "what was carried out is not asked again");
-            prop_assert!(again.kill.is_empty() || actions.create_sandbox.is_some() || actions.kill_pod.is_none());
-            if again.terminal {
-                runtime.apply(&pod, &again);
-                let end = compute_pod_actions(&pod, &runtime.seen, &hints, &runtime.book, &runtime.now);
-                prop_assert!(end.terminal, "what is over stays over");
-                return check_end(&pod, &runtime.seen, &end);
-            }
-            let before = runtime.seen.clone();
-            runtime.pass(SECOND);
-            runtime.live(&pod);
-            let wake = again.next_wake_unix_nanos().unwrap_or(0);
-            runtime.now.now_unix_nanos = runtime.now.now_unix_nanos.max(wake);
-            let resting = again.is_empty() && again.waiting.is_empty();
-            if resting && runtime.seen.containers == before.containers {
-                return check_end(&pod, &before, &again);
-            }
-        }
-        Err(TestCaseError::fail("80 rounds were not enough"))
-    });
+    let mut runner = TestRunner::new(Config { cases: 1500, ..Config::with_source_file(file!()) });
+    let result =
+        runner.run(&(pods(), beginnings(), behaviours), |(pod, (sandboxes, records), behaviours)| {
+            let names = pod.containers().map(|(_, container)| container.name.clone());
+            let mut runtime = Runtime {
+                seen: observation(&pod, &sandboxes, &records),
+                behaviour: names.zip(behaviours).collect(),
+                book: BackoffBook::default(),
+                now: at(600),
+            };
+            run(&pod, &mut runtime, &mut |actions| count(&counts, actions))
+        });
     println!("reached: {:#?}", counts.borrow());
     result.unwrap();
-    for needed in [
-        "sandbox: NoSandbox",
-        "sandbox: SeveralSandboxesReady",
-        "sandbox: SandboxNotReady",
-        "sandbox: SandboxNetworkModeChanged",
-        "sandbox: SandboxWithoutAddress",
-        "kill pod: PodCompleted",
-        "kill pod: RestartNotAllowed",
-        "kill pod: InitContainerFailed",
-        "kill: ContainerDefinitionChanged",
-        "kill: ContainerStateUnknown",
-        "start init: ContainerNotStarted",
-        "start sidecar: ContainerExited",
-        "start regular: ContainerExited",
-        "wait: CrashLoopBackOff",
-        "terminal",
-    ] {
+    for needed in NEEDED {
         let reached = counts.borrow().get(needed).copied().unwrap_or(0);
-        assert!(reached >= 10, "{needed:?} was reached {reached} times only");
+        assert!(reached >= 5, "{needed:?} was reached {reached} times only");
     }
 }

@@ -154,7 +154,8 @@ mod sandbox_needed {
 
     #[test]
     fn begins_with_the_first_init_container() {
-        let pod = pod(json!({"initContainers": [{"name": "i0"}, {"name": "i1"}], "containers": [{"name": "a"}]}));
+        let pod =
+            pod(json!({"initContainers": [{"name": "i0"}, {"name": "i1"}], "containers": [{"name": "a"}]}));
         let actions = decide(&pod, &seen().sandbox(0, false).exited("i0", 0).exited("i1", 0).exited("a", 1));
         assert_eq!(started(&actions), ["i0"]);
         assert_eq!(actions.start[0].kind, ContainerKind::Init);
@@ -220,11 +221,17 @@ mod regular_containers {
 
     #[test]
     fn a_changed_image_restarts_whatever_the_policy_says() {
-        let actions =
-            decide(&plain("Never", &["a"]), &in_sandbox().running("a").edit(|record| record.hash = "1".into()));
+        let actions = decide(
+            &plain("Never", &["a"]),
+            &in_sandbox().running("a").edit(|record| record.hash = "1".into()),
+        );
         assert_eq!(
             killed(&actions),
-            [("a-0", Reason::ContainerDefinitionChanged, "Container a definition changed, will be restarted")]
+            [(
+                "a-0",
+                Reason::ContainerDefinitionChanged,
+                "Container a definition changed, will be restarted"
+            )]
         );
         assert_eq!(started(&actions), ["a"]);
     }
@@ -270,7 +277,16 @@ mod regular_containers {
 
     #[test]
     fn nothing_of_a_pod_that_is_being_deleted_starts_again() {
-        let actions = decide(&deleting(plain("Always", &["a", "b"])), &in_sandbox().exited("a", 1).running("b"));
+        let actions =
+            decide(&deleting(plain("Always", &["a", "b"])), &in_sandbox().exited("a", 1).running("b"));
+        assert!(actions.start.is_empty());
+    }
+
+    #[test]
+    fn of_several_running_instances_the_newest_is_kept() {
+        let actions = decide(&plain("Always", &["a"]), &in_sandbox().running("a").unknown("a").running("a"));
+        let ids: Vec<_> = killed(&actions).into_iter().map(|(id, reason, _)| (id, reason)).collect();
+        assert_eq!(ids, [("a-1", Reason::DuplicateContainer), ("a-0", Reason::DuplicateContainer)]);
         assert!(actions.start.is_empty());
     }
 
@@ -428,9 +444,8 @@ mod init_containers {
         let pod = pod(json!({"containers": [{"name": "a"}],
             "initContainers": [{"name": "s0", "restartPolicy": "Always", "startupProbe": {}}]}));
         let seen = in_sandbox().running("s0");
-        let run = |hints: &ProbeHints| {
-            compute_pod_actions(&pod, &seen.0, hints, &BackoffBook::default(), &at(60))
-        };
+        let run =
+            |hints: &ProbeHints| compute_pod_actions(&pod, &seen.0, hints, &BackoffBook::default(), &at(60));
         let waiting = run(&ProbeHints::default());
         assert!(waiting.is_empty());
         assert_eq!(waiting.waiting[0].reason, Reason::WaitingForStartupProbe);
@@ -486,8 +501,7 @@ mod back_off {
     fn a_waiting_container_keeps_its_pod_from_being_killed() {
         let pod = plain("Always", &["a"]);
         let seen = in_sandbox().exited("a", 1);
-        let actions =
-            compute_pod_actions(&pod, &seen.0, &ProbeHints::default(), &book(&pod, "a", 1), &at(2));
+        let actions = compute_pod_actions(&pod, &seen.0, &ProbeHints::default(), &book(&pod, "a", 1), &at(2));
         assert!(actions.kill_pod.is_none() && !actions.terminal && actions.waiting.len() == 1);
     }
 

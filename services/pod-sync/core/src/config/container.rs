@@ -191,7 +191,3 @@ fn annotations(pod: &Pod, container: &Container, inputs: &ContainerInputs<'_>) -
     }
     all
 }
-
-#[cfg(test)]
-#[path = "tests.rs"]
-mod tests;

@@ -97,10 +97,11 @@ pub fn dns_for(pod: &Pod, inputs: &DnsInputs<'_>) -> (DnsSpec, Vec<ConfigWarning
         own.nameservers.iter().for_each(|server| add_new(&mut spec.servers, server));
         own.searches.iter().for_each(|search| add_new(&mut spec.searches, search));
         for option in &own.options {
-            let text = option.value.as_ref().filter(|value| !value.is_empty()).map_or_else(
-                || option.name.clone(),
-                |value| format!("{}:{value}", option.name),
-            );
+            let text = option
+                .value
+                .as_ref()
+                .filter(|value| !value.is_empty())
+                .map_or_else(|| option.name.clone(), |value| format!("{}:{value}", option.name));
             merge_option(&mut spec.options, &text);
         }
     }
@@ -134,7 +135,8 @@ fn node_base(inputs: &DnsInputs<'_>) -> DnsSpec {
 
 fn cluster_base(pod: &Pod, inputs: &DnsInputs<'_>, warnings: &mut Vec<ConfigWarning>) -> DnsSpec {
     if inputs.cluster_dns.is_empty() {
-        let policy = if pod.spec.dns_policy.is_empty() { "ClusterFirst" } else { pod.spec.dns_policy.as_str() };
+        let policy =
+            if pod.spec.dns_policy.is_empty() { "ClusterFirst" } else { pod.spec.dns_policy.as_str() };
         warnings.push(ConfigWarning {
             reason: "MissingClusterDNS",
             message: format!(
@@ -191,13 +193,16 @@ mod tests {
     }
 
     fn node() -> ResolvConf {
-        ResolvConf::parse("# node\nsearch old.example\nnameserver 192.0.2.1\nsearch corp.example. .\noptions rotate\n")
-            .unwrap()
+        ResolvConf::parse(
+            "# node\nsearch old.example\nnameserver 192.0.2.1\nsearch corp.example. .\noptions rotate\n",
+        )
+        .unwrap()
     }
 
     fn run(spec: Value, cluster: &[&str]) -> (DnsSpec, Vec<ConfigWarning>) {
         let pod: Pod =
-            serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "shop"}, "spec": spec})).unwrap();
+            serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "shop"}, "spec": spec}))
+                .unwrap();
         let (cluster_dns, conf) = (texts(cluster), node());
         let inputs = DnsInputs {
             cluster_dns: &cluster_dns,
@@ -223,13 +228,22 @@ mod tests {
 
     #[test]
     fn each_policy_has_its_base() {
-        let cluster = texts(&["shop.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"]);
+        let cluster =
+            texts(&["shop.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"]);
         let table = [
             (json!({"dnsPolicy": "None"}), texts(&[]), texts(&[])),
             (json!({"dnsPolicy": "Default"}), texts(&["192.0.2.1"]), texts(&["corp.example"])),
-            (json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}), texts(&["192.0.2.1"]), texts(&["corp.example"])),
+            (
+                json!({"dnsPolicy": "ClusterFirst", "hostNetwork": true}),
+                texts(&["192.0.2.1"]),
+                texts(&["corp.example"]),
+            ),
             (json!({"dnsPolicy": "ClusterFirst"}), texts(&["10.0.0.10"]), cluster.clone()),
-            (json!({"dnsPolicy": "ClusterFirstWithHostNet", "hostNetwork": true}), texts(&["10.0.0.10"]), cluster.clone()),
+            (
+                json!({"dnsPolicy": "ClusterFirstWithHostNet", "hostNetwork": true}),
+                texts(&["10.0.0.10"]),
+                cluster.clone(),
+            ),
             (json!({"dnsPolicy": "Nonsense"}), texts(&["10.0.0.10"]), cluster),
         ];
         for (spec, servers, searches) in table {

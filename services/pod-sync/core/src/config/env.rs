@@ -162,8 +162,9 @@ fn value_of(
     inputs: &EnvInputs<'_>,
 ) -> Result<Option<String>, ConfigError> {
     let Some(source) = &env.value_from else {
-        let lookup =
-            |name: &str| own.get(name).or_else(|| inputs.services.get(name).map(String::as_str)).map(str::to_owned);
+        let lookup = |name: &str| {
+            own.get(name).or_else(|| inputs.services.get(name).map(String::as_str)).map(str::to_owned)
+        };
         return Ok(Some(expand(&env.value, lookup)));
     };
     from_source(pod, container, env, source, inputs)

@@ -20,7 +20,8 @@ pub(super) struct FieldInputs<'a> {
 /// The value of a `fieldPath`; `None` for a path that no pod has.
 pub(super) fn field_value(pod: &Pod, path: &str, inputs: &FieldInputs<'_>) -> Option<String> {
     let meta = &pod.metadata;
-    let ips = if pod.is_host_network() && inputs.pod_ips.is_empty() { inputs.node_ips } else { inputs.pod_ips };
+    let ips =
+        if pod.is_host_network() && inputs.pod_ips.is_empty() { inputs.node_ips } else { inputs.pod_ips };
     let first = |ips: &[String]| ips.first().cloned().unwrap_or_default();
     let value = match path {
         "metadata.name" => meta.name.clone(),
@@ -174,7 +175,8 @@ mod tests {
 
     fn resource(selector: serde_json::Value) -> Result<String, ConfigError> {
         let pod = pod();
-        let allocatable: ResourceList = serde_json::from_value(json!({"cpu": "3500m", "memory": "1Gi"})).unwrap();
+        let allocatable: ResourceList =
+            serde_json::from_value(json!({"cpu": "3500m", "memory": "1Gi"})).unwrap();
         let inputs = FieldInputs { pod_ips: &[], node_ips: &[], node_name: "", allocatable: &allocatable };
         let selector: ResourceFieldSelector = serde_json::from_value(selector).unwrap();
         resource_value(&pod, &pod.spec.containers[0], "V", &selector, &inputs)

@@ -71,14 +71,18 @@ mod tests {
 
     fn names(spec: Value) -> Result<HostNames, ConfigError> {
         let pod: Pod =
-            serde_json::from_value(json!({"metadata": {"name": "web-0", "namespace": "shop"}, "spec": spec})).unwrap();
+            serde_json::from_value(json!({"metadata": {"name": "web-0", "namespace": "shop"}, "spec": spec}))
+                .unwrap();
         host_names(&pod, "cluster.local")
     }
 
     #[test]
     fn the_pods_name_is_the_default() {
         let got = names(json!({})).unwrap();
-        assert_eq!((got.hostname.as_str(), got.domain.as_str(), got.kernel_name.as_str()), ("web-0", "", "web-0"));
+        assert_eq!(
+            (got.hostname.as_str(), got.domain.as_str(), got.kernel_name.as_str()),
+            ("web-0", "", "web-0")
+        );
     }
 
     #[test]
@@ -105,13 +109,19 @@ mod tests {
     fn an_fqdn_above_64_characters_is_an_error_that_names_it() {
         let spec = json!({"hostname": "h".repeat(50), "subdomain": "db", "setHostnameAsFQDN": true});
         let message = names(spec).unwrap_err().to_string();
-        assert!(message.contains("is too long (64 characters is the max, 76 characters requested)"), "{message}");
+        assert!(
+            message.contains("is too long (64 characters is the max, 76 characters requested)"),
+            "{message}"
+        );
     }
 
     #[test]
     fn the_override_wins_and_has_no_domain() {
         let got = names(json!({"hostnameOverride": "x.y", "hostname": "h", "subdomain": "db"})).unwrap();
         assert_eq!((got.hostname.as_str(), got.domain.as_str()), ("x.y", ""));
-        assert!(matches!(names(json!({"hostnameOverride": "Bad_"})), Err(ConfigError::HostnameOverride { .. })));
+        assert!(matches!(
+            names(json!({"hostnameOverride": "Bad_"})),
+            Err(ConfigError::HostnameOverride { .. })
+        ));
     }
 }

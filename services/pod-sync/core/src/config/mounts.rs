@@ -59,7 +59,12 @@ pub fn subpaths(container: &Container, env: &[(String, String)]) -> Result<Vec<S
     for (index, mount) in container.volume_mounts.iter().enumerate() {
         let path = subpath_of(container, mount, env)?;
         if !path.is_empty() {
-            found.push(SubPath { index, volume: mount.name.clone(), mount_path: mount.mount_path.clone(), path });
+            found.push(SubPath {
+                index,
+                volume: mount.name.clone(),
+                mount_path: mount.mount_path.clone(),
+                path,
+            });
         }
     }
     Ok(found)

@@ -38,7 +38,12 @@ pub struct MachineInputs<'a> {
 }
 
 /// Shares, quota, period and memory for amounts. A limit stands in for a request that is not named at all.
-fn compute(requests: &ResourceList, cpu_limit: i64, memory_limit: i64, machine: &MachineInputs<'_>) -> LinuxResources {
+fn compute(
+    requests: &ResourceList,
+    cpu_limit: i64,
+    memory_limit: i64,
+    machine: &MachineInputs<'_>,
+) -> LinuxResources {
     let shares = if requests.contains_key("cpu") { milli_cpu(requests) } else { cpu_limit };
     let mut resources = LinuxResources {
         cpu_shares: i64::try_from(milli_cpu_to_shares(shares)).unwrap_or(i64::MAX),
@@ -57,8 +62,7 @@ pub(super) fn of_sandbox(pod: &Pod, exclusive_cpus: bool, machine: &MachineInput
     let mut bare = pod.clone();
     bare.spec.overhead.clear();
     let limits = pod_limits(&bare);
-    let mut resources =
-        compute(&pod_requests(&bare), milli_cpu(&limits), amount(&limits, "memory"), machine);
+    let mut resources = compute(&pod_requests(&bare), milli_cpu(&limits), amount(&limits, "memory"), machine);
     if exclusive_cpus {
         resources.cpu_quota = -1;
     }
@@ -68,7 +72,8 @@ pub(super) fn of_sandbox(pod: &Pod, exclusive_cpus: bool, machine: &MachineInput
 /// What the pod itself costs, as request and limit.
 pub(super) fn of_overhead(pod: &Pod, machine: &MachineInputs<'_>) -> Option<LinuxResources> {
     let overhead = &pod.spec.overhead;
-    (!overhead.is_empty()).then(|| compute(overhead, milli_cpu(overhead), amount(overhead, "memory"), machine))
+    (!overhead.is_empty())
+        .then(|| compute(overhead, milli_cpu(overhead), amount(overhead, "memory"), machine))
 }
 
 /// What a container may use.
@@ -166,7 +171,9 @@ mod tests {
 
     #[test]
     fn a_container_without_limits_has_those_of_the_pod() {
-        let pod = pod(json!({"containers": [{"name": "c"}], "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}));
+        let pod = pod(
+            json!({"containers": [{"name": "c"}], "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}),
+        );
         let got = of_container(&pod, &pod.spec.containers[0], false, &machine());
         assert_eq!((got.cpu_quota, got.memory_limit_in_bytes), (100_000, 1 << 30));
     }
@@ -189,7 +196,10 @@ mod tests {
 
     #[test]
     fn the_whole_container_dies_of_oom_unless_told_otherwise() {
-        assert_eq!(container(json!({}), &machine()).unified.get("memory.oom.group").map(String::as_str), Some("1"));
+        assert_eq!(
+            container(json!({}), &machine()).unified.get("memory.oom.group").map(String::as_str),
+            Some("1")
+        );
         let single = MachineInputs { single_process_oom_kill: true, ..machine() };
         assert!(container(json!({}), &single).unified.is_empty());
         let v1 = MachineInputs { cgroup: CgroupVersion::V1, ..machine() };
@@ -200,7 +210,10 @@ mod tests {
     fn no_container_gets_swap_where_the_kernel_counts_it() {
         let limit = json!({"limits": {"memory": "64Mi"}});
         let v2 = MachineInputs { swap_accounting: true, ..machine() };
-        assert_eq!(container(limit.clone(), &v2).unified.get("memory.swap.max").map(String::as_str), Some("0"));
+        assert_eq!(
+            container(limit.clone(), &v2).unified.get("memory.swap.max").map(String::as_str),
+            Some("0")
+        );
         let v1 = MachineInputs { swap_accounting: true, cgroup: CgroupVersion::V1, ..machine() };
         assert_eq!(container(limit, &v1).memory_swap_limit_in_bytes, 64 << 20);
     }
@@ -214,7 +227,10 @@ mod tests {
         let got = of_sandbox(&pod, false, &machine());
         assert_eq!((got.cpu_shares, got.cpu_quota, got.memory_limit_in_bytes), (1024, 200_000, 2 << 30));
         let overhead = of_overhead(&pod, &machine()).unwrap();
-        assert_eq!((overhead.cpu_shares, overhead.cpu_quota, overhead.memory_limit_in_bytes), (102, 10_000, 10 << 20));
+        assert_eq!(
+            (overhead.cpu_shares, overhead.cpu_quota, overhead.memory_limit_in_bytes),
+            (102, 10_000, 10 << 20)
+        );
         assert_eq!(of_overhead(&Pod::default(), &machine()), None);
     }
 }

@@ -42,7 +42,10 @@ pub struct SandboxInputs<'a> {
 }
 
 /// The ids that a pod gets: an error when it wants some and none can be given.
-pub(super) fn users_of(pod: &Pod, given: Option<UserNamespace>) -> Result<Option<UserNamespace>, ConfigError> {
+pub(super) fn users_of(
+    pod: &Pod,
+    given: Option<UserNamespace>,
+) -> Result<Option<UserNamespace>, ConfigError> {
     if pod.spec.host_users != Some(false) {
         return Ok(None);
     }

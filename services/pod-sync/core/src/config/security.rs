@@ -1,10 +1,11 @@
 //! Security contexts (§2.5, §5): what the container says goes before what the pod says, field by field.
 
-use keelson_kube_model::{
-    AppArmorProfile, Container, Pod, SeLinuxOptions, SeccompProfile, SecurityContext,
-};
+use keelson_kube_model::{AppArmorProfile, Container, Pod, SeLinuxOptions, SeccompProfile, SecurityContext};
 
-use super::{ConfigError, ContainerSecurity, NamespaceMode, Namespaces, SandboxSecurity, SecurityProfile, UserNamespace};
+use super::{
+    ConfigError, ContainerSecurity, NamespaceMode, Namespaces, SandboxSecurity, SecurityProfile,
+    UserNamespace,
+};
 use crate::backoff::pod_text;
 
 /// What is hidden from containers.

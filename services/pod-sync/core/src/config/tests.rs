@@ -1,0 +1,406 @@
+use std::collections::BTreeMap;
+
+use keelson_kube_model::{Pod, ResourceList};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::{deleting, pod};
+
+mod sandboxes {
+    use super::*;
+
+    fn plan(pod: &Pod) -> SandboxSpec {
+        let inputs = SandboxInputs {
+            attempt: 2,
+            cgroup_parent: "/kubepods/podu-1",
+            pod_logs_dir: "/var/log/pods/",
+            runtime_handler: "kata",
+            ..SandboxInputs::default()
+        };
+        sandbox_plan(pod, &inputs).unwrap()
+    }
+
+    #[test]
+    fn identity_labels_override_the_pods_and_annotations_are_copied() {
+        let mut pod = pod(json!({"containers": [{"name": "a"}]}));
+        pod.metadata.labels =
+            BTreeMap::from([("app".into(), "x".into()), (keys::POD_NAME.into(), "fake".into())]);
+        pod.metadata.annotations = BTreeMap::from([("note".into(), "y".into())]);
+        let got = plan(&pod);
+        assert_eq!(
+            (got.name.as_str(), got.namespace.as_str(), got.uid.as_str(), got.attempt),
+            ("web", "shop", "u-1", 2)
+        );
+        assert_eq!(got.labels[keys::POD_NAME], "web");
+        assert_eq!(
+            (got.labels[keys::POD_NAMESPACE].as_str(), got.labels[keys::POD_UID].as_str()),
+            ("shop", "u-1")
+        );
+        assert_eq!(got.labels["app"], "x");
+        assert_eq!(got.annotations, pod.metadata.annotations);
+        assert_eq!(got.log_directory, "/var/log/pods/shop_web_u-1");
+        assert_eq!((got.cgroup_parent.as_str(), got.runtime_handler.as_str()), ("/kubepods/podu-1", "kata"));
+    }
+
+    #[test]
+    fn a_pod_on_the_nodes_network_has_no_hostname() {
+        assert_eq!(plan(&pod(json!({}))).hostname, "web");
+        assert_eq!(plan(&pod(json!({"hostNetwork": true}))).hostname, "");
+    }
+
+    #[test]
+    fn sysctls_are_written_with_dots() {
+        let spec =
+            json!({"securityContext": {"sysctls": [{"name": "net/ipv4/tcp_syncookies", "value": "1"}]}});
+        assert_eq!(plan(&pod(spec)).sysctls["net.ipv4.tcp_syncookies"], "1");
+    }
+
+    #[test]
+    fn ports_are_those_of_regular_containers_without_duplicates() {
+        let port = |value: Value| value;
+        let ports = json!([
+            port(json!({"containerPort": 80})),
+            port(json!({"containerPort": 80})),
+            port(json!({"containerPort": 80, "protocol": "UDP"})),
+            port(json!({"containerPort": 80, "hostPort": 8080})),
+            port(json!({"containerPort": 81, "name": "web"})),
+            port(json!({"containerPort": 82, "name": "web"})),
+            port(json!({"containerPort": 83, "protocol": "SCTP", "hostIP": "127.0.0.1"})),
+            port(json!({"containerPort": 84, "protocol": "ODD"})),
+        ]);
+        let got = plan(&pod(json!({"containers": [{"name": "a", "ports": ports}],
+            "initContainers": [{"name": "i", "ports": [{"containerPort": 99}]}]})));
+        let short: Vec<_> =
+            got.port_mappings.iter().map(|p| (p.container_port, p.host_port, p.protocol)).collect();
+        assert_eq!(
+            short,
+            [
+                (80, 0, Protocol::Tcp),
+                (80, 0, Protocol::Udp),
+                (80, 8080, Protocol::Tcp),
+                (81, 0, Protocol::Tcp),
+                (83, 0, Protocol::Sctp),
+                (84, 0, Protocol::Tcp)
+            ]
+        );
+        assert_eq!(got.port_mappings[4].host_ip, "127.0.0.1");
+    }
+
+    #[test]
+    fn user_namespaces_are_an_error_where_none_can_be_given() {
+        let pod = pod(json!({"hostUsers": false}));
+        let error = sandbox_plan(&pod, &SandboxInputs::default()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
+        );
+        let users = Some(UserNamespace { host_id: 65536, length: 65536 });
+        let given = SandboxInputs { users, ..SandboxInputs::default() };
+        assert_eq!(sandbox_plan(&pod, &given).unwrap().security.namespaces.users, users);
+        let host = super::pod(json!({"hostUsers": true}));
+        assert_eq!(sandbox_plan(&host, &given).unwrap().security.namespaces.users, None);
+    }
+}
+
+mod containers {
+    use super::*;
+
+    /// Everything that [`ContainerInputs`] borrows.
+    #[derive(Default)]
+    struct World {
+        volumes: BTreeMap<String, VolumePath>,
+        subpaths: BTreeMap<usize, String>,
+        files: Vec<FileMount>,
+        ips: Vec<String>,
+        allocatable: ResourceList,
+        services: BTreeMap<String, String>,
+        given: Given,
+        recursive_read_only: bool,
+        image_volumes: bool,
+        users: Option<UserNamespace>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let volume = |path: &str, read_only| VolumePath {
+                host_path: path.to_owned(),
+                read_only,
+                selinux_relabel: false,
+            };
+            let volumes = BTreeMap::from([
+                ("data".to_owned(), volume("/pods/u-1/data", false)),
+                ("fixed".to_owned(), volume("/pods/u-1/fixed", true)),
+            ]);
+            Self { volumes, ..Self::default() }
+        }
+
+        fn inputs(&self) -> ContainerInputs<'_> {
+            ContainerInputs {
+                attempt: 3,
+                image_ref: "sha256:abc",
+                image_user: ImageUser::default(),
+                volumes: &self.volumes,
+                subpaths: &self.subpaths,
+                files: &self.files,
+                pod_ips: &self.ips,
+                node_ips: &self.ips,
+                node_name: "node-1",
+                allocatable: &self.allocatable,
+                objects: &NoObjects,
+                env_files: &NoObjects,
+                services: &self.services,
+                machine: MachineInputs::default(),
+                given: &self.given,
+                seccomp_default: false,
+                seccomp_dir: "/seccomp",
+                masked_paths: &[],
+                volume_groups: &[],
+                target_id: None,
+                recursive_read_only: self.recursive_read_only,
+                image_volumes: self.image_volumes,
+                users: self.users,
+            }
+        }
+
+        fn plan(&self, pod: &Pod) -> Result<ContainerSpec, ConfigError> {
+            container_plan(pod, &pod.spec.containers[0], &self.inputs())
+        }
+    }
+
+    fn with(container: Value) -> Pod {
+        let mut container = container;
+        container["name"] = json!("test_container");
+        container["image"] = json!("foo/image:v1");
+        pod(json!({"containers": [container], "volumes": [
+            {"name": "data", "emptyDir": {}}, {"name": "fixed", "emptyDir": {}},
+            {"name": "oci", "image": {"reference": "registry/data:v1"}}]}))
+    }
+
+    #[test]
+    fn labels_and_annotations_let_a_later_run_find_and_end_the_container() {
+        let mut pod = with(json!({"terminationMessagePath": "/dev/termination-log",
+            "terminationMessagePolicy": "File", "ports": [{"containerPort": 80}],
+            "lifecycle": {"preStop": {"exec": {"command": ["sync"]}}}}));
+        pod.spec.termination_grace_period_seconds = Some(30);
+        let mut world = World::new();
+        world.given.annotations =
+            BTreeMap::from([("vendor/x".into(), "1".into()), (keys::CONTAINER_HASH.into(), "fake".into())]);
+        let got = world.plan(&pod).unwrap();
+        let labels = ["web", "shop", "u-1", "test_container"];
+        for (key, value) in
+            [keys::POD_NAME, keys::POD_NAMESPACE, keys::POD_UID, keys::CONTAINER_NAME].iter().zip(labels)
+        {
+            assert_eq!(got.labels[*key], value);
+        }
+        let expected = [
+            (keys::CONTAINER_HASH, "8e45cbd0"),
+            (keys::RESTART_COUNT, "3"),
+            (keys::TERMINATION_MESSAGE_PATH, "/dev/termination-log"),
+            (keys::TERMINATION_MESSAGE_POLICY, "File"),
+            (keys::TERMINATION_GRACE_PERIOD, "30"),
+            (keys::PRE_STOP_HANDLER, "{\"exec\":{\"command\":[\"sync\"]}}"),
+            (keys::PORTS, "[{\"containerPort\":80}]"),
+            ("vendor/x", "1"),
+        ];
+        assert_eq!(got.annotations.len(), expected.len());
+        for (key, value) in expected {
+            assert_eq!(got.annotations[key], value, "{key}");
+        }
+        let mut gone = deleting(pod);
+        gone.metadata.deletion_grace_period_seconds = Some(5);
+        assert_eq!(world.plan(&gone).unwrap().annotations[keys::DELETION_GRACE_PERIOD], "5");
+    }
+
+    #[test]
+    fn identity_log_and_streams_come_from_the_spec() {
+        let got = World::new()
+            .plan(&with(json!({"stdin": true, "stdinOnce": true, "tty": true, "workingDir": "/srv"})))
+            .unwrap();
+        assert_eq!(
+            (got.name.as_str(), got.attempt, got.image_ref.as_str()),
+            ("test_container", 3, "sha256:abc")
+        );
+        assert_eq!(got.user_specified_image, "foo/image:v1");
+        assert_eq!(got.log_path, "test_container/3.log");
+        assert!(got.stdin && got.stdin_once && got.tty);
+        assert_eq!(got.working_dir, "/srv");
+    }
+
+    #[test]
+    fn command_and_arguments_are_expanded_with_the_whole_environment() {
+        let mut world = World::new();
+        world.services.insert("DB".into(), "10.0.0.5".into());
+        world.given.envs.push(("DEVICE".into(), "7".into()));
+        let got = world
+            .plan(&with(
+                json!({"command": ["run", "$(A)", "$(NONE)"], "args": ["$(DB)", "$(DEVICE)", "$$(A)"],
+                "env": [{"name": "A", "value": "1"}]}),
+            ))
+            .unwrap();
+        assert_eq!(got.command, ["run", "1", "$(NONE)"]);
+        assert_eq!(got.args, ["10.0.0.5", "7", "$(A)"]);
+    }
+
+    #[test]
+    fn the_environment_can_be_asked_for_alone() {
+        let pod =
+            with(json!({"env": [{"name": "N", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}));
+        let world = World::new();
+        let got = environment(&pod, &pod.spec.containers[0], &world.inputs()).unwrap();
+        assert_eq!(got, [("N".to_owned(), "node-1".to_owned())]);
+    }
+
+    fn mount(value: Value) -> Pod {
+        let mut value = value;
+        value["mountPath"] = json!("/m");
+        with(json!({ "volumeMounts": [value] }))
+    }
+
+    #[test]
+    fn a_mount_has_its_volumes_path_and_the_stricter_of_both_modes() {
+        let world = World::new();
+        let one = |value| world.plan(&mount(value)).unwrap().mounts.remove(0);
+        let got = one(json!({"name": "data"}));
+        assert_eq!((got.host_path.as_str(), got.container_path.as_str()), ("/pods/u-1/data", "/m"));
+        assert!(!got.readonly && got.propagation == Propagation::Private);
+        assert!(one(json!({"name": "data", "readOnly": true})).readonly);
+        assert!(one(json!({"name": "fixed"})).readonly);
+    }
+
+    #[test]
+    fn propagation_is_named_by_the_mount() {
+        let world = World::new();
+        for (text, expected) in [
+            ("None", Propagation::Private),
+            ("HostToContainer", Propagation::HostToContainer),
+            ("Bidirectional", Propagation::Bidirectional),
+        ] {
+            let spec = world.plan(&mount(json!({"name": "data", "mountPropagation": text}))).unwrap();
+            assert_eq!(spec.mounts[0].propagation, expected);
+        }
+    }
+
+    #[test]
+    fn an_unknown_volume_is_an_error_that_names_it() {
+        let error = World::new().plan(&mount(json!({"name": "none"}))).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot find volume \"none\" to mount into container \"test_container\""
+        );
+    }
+
+    #[test]
+    fn a_subpath_is_checked_and_then_taken_from_what_was_prepared() {
+        let pod = mount(json!({"name": "data", "subPathExpr": "$(WHO)/logs"}));
+        let env = [("WHO".to_owned(), "me".to_owned())];
+        let asked = subpaths(&pod.spec.containers[0], &env).unwrap();
+        assert_eq!(
+            (asked[0].path.as_str(), asked[0].volume.as_str(), asked[0].index),
+            ("me/logs", "data", 0)
+        );
+        assert!(matches!(subpaths(&pod.spec.containers[0], &[]), Err(ConfigError::SubPath { .. })));
+        for bad in ["/abs", "a/../b", ".."] {
+            let pod = mount(json!({"name": "data", "subPath": bad}));
+            assert!(
+                matches!(subpaths(&pod.spec.containers[0], &[]), Err(ConfigError::SubPath { .. })),
+                "{bad}"
+            );
+        }
+        let pod = mount(json!({"name": "data", "subPath": "a..b/c"}));
+        let mut world = World::new();
+        assert!(matches!(world.plan(&pod), Err(ConfigError::SubPathNotPrepared { .. })));
+        world.subpaths.insert(0, "/pods/u-1/volume-subpaths/data/c/0".into());
+        assert_eq!(world.plan(&pod).unwrap().mounts[0].host_path, "/pods/u-1/volume-subpaths/data/c/0");
+    }
+
+    #[test]
+    fn recursive_read_only_needs_the_runtime() {
+        let run = |supported, mode: &str, read_only: bool| {
+            let world = World { recursive_read_only: supported, ..World::new() };
+            let pod = mount(json!({"name": "data", "readOnly": read_only, "recursiveReadOnly": mode}));
+            world.plan(&pod).map(|spec| spec.mounts[0].recursive_read_only).ok()
+        };
+        for (supported, mode, read_only, expected) in [
+            (true, "Enabled", true, Some(true)),
+            (false, "Enabled", true, None),
+            (true, "Enabled", false, None),
+            (true, "IfPossible", true, Some(true)),
+            (false, "IfPossible", true, Some(false)),
+            (true, "Disabled", true, Some(false)),
+        ] {
+            assert_eq!(run(supported, mode, read_only), expected, "{supported} {mode} {read_only}");
+        }
+    }
+
+    #[test]
+    fn an_image_is_mounted_by_reference_or_refused() {
+        let pod = mount(json!({"name": "oci", "subPath": "d"}));
+        assert!(matches!(World::new().plan(&pod), Err(ConfigError::ImageVolume { .. })));
+        let world = World { image_volumes: true, ..World::new() };
+        let got = world.plan(&pod).unwrap().mounts.remove(0);
+        assert_eq!((got.image.as_deref(), got.image_sub_path.as_str()), (Some("registry/data:v1"), "d"));
+        assert!(got.readonly && got.host_path.is_empty());
+    }
+
+    #[test]
+    fn the_agents_files_come_after_the_volumes_and_give_way_on_etc_hosts_only() {
+        let file = |path: &str| FileMount {
+            container_path: path.to_owned(),
+            host_path: format!("/agent{path}"),
+            read_only: false,
+        };
+        let mut world = World::new();
+        world.files = vec![file("/etc/hosts"), file("/dev/termination-log")];
+        world.given.mounts = vec![MountSpec { container_path: "/dev/x".into(), ..MountSpec::default() }];
+        let paths = |pod: &Pod| {
+            let mounts = world.plan(pod).unwrap().mounts;
+            mounts.into_iter().map(|mount| mount.host_path).collect::<Vec<_>>()
+        };
+        let plain = paths(&mount(json!({"name": "data"})));
+        assert_eq!(plain, ["/pods/u-1/data", "/agent/etc/hosts", "/agent/dev/termination-log", ""]);
+        let own = with(json!({"volumeMounts": [{"name": "data", "mountPath": "/etc/hosts"}]}));
+        assert_eq!(paths(&own), ["/pods/u-1/data", "/agent/dev/termination-log", ""]);
+    }
+
+    #[test]
+    fn a_relative_mount_path_is_made_absolute() {
+        let pod = with(json!({"volumeMounts": [{"name": "data", "mountPath": "m"}]}));
+        assert_eq!(World::new().plan(&pod).unwrap().mounts[0].container_path, "/m");
+    }
+
+    #[test]
+    fn block_volumes_are_devices_and_come_before_those_of_plugins() {
+        let pod = with(json!({"volumeDevices": [
+            {"name": "data", "devicePath": "/dev/a"}, {"name": "fixed", "devicePath": "/dev/b"}]}));
+        let mut world = World::new();
+        world.given.devices = vec![DeviceSpec { container_path: "/dev/gpu".into(), ..DeviceSpec::default() }];
+        world.given.cdi_devices = vec!["vendor/class=x".into()];
+        let got = world.plan(&pod).unwrap();
+        let short: Vec<_> =
+            got.devices.iter().map(|d| (d.container_path.as_str(), d.permissions.as_str())).collect();
+        assert_eq!(short, [("/dev/a", "mrw"), ("/dev/b", "r"), ("/dev/gpu", "")]);
+        assert_eq!(got.cdi_devices, ["vendor/class=x"]);
+        let none = with(json!({"volumeDevices": [{"name": "none", "devicePath": "/dev/a"}]}));
+        assert!(matches!(world.plan(&none), Err(ConfigError::VolumeMissing { .. })));
+    }
+
+    #[test]
+    fn cpus_that_were_given_are_passed_on() {
+        let mut world = World::new();
+        world.given.cpuset_cpus = "2-3".into();
+        world.given.cpuset_mems = "0".into();
+        world.given.exclusive_cpus = true;
+        let got = world.plan(&with(json!({}))).unwrap().resources;
+        assert_eq!((got.cpuset_cpus.as_str(), got.cpuset_mems.as_str(), got.cpu_quota), ("2-3", "0", -1));
+    }
+
+    #[test]
+    fn mounts_of_a_pod_with_its_own_users_carry_the_mapping() {
+        let users = Some(UserNamespace { host_id: 65536, length: 65536 });
+        let mut pod = mount(json!({"name": "data"}));
+        pod.spec.host_users = Some(false);
+        assert_eq!(World::new().plan(&pod).unwrap_err(), ConfigError::UserNamespaces);
+        let got = World { users, ..World::new() }.plan(&pod).unwrap();
+        assert_eq!((got.mounts[0].users, got.security.namespaces.users), (users, users));
+    }
+}

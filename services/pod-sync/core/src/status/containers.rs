@@ -44,7 +44,11 @@ pub(super) fn fill(
 }
 
 impl Merge<'_> {
-    fn list(&self, containers: &[Container], kind: impl Fn(&Container) -> ContainerKind) -> Vec<ContainerStatus> {
+    fn list(
+        &self,
+        containers: &[Container],
+        kind: impl Fn(&Container) -> ContainerKind,
+    ) -> Vec<ContainerStatus> {
         containers.iter().map(|container| self.one(kind(container), container)).collect()
     }
 
@@ -86,7 +90,12 @@ impl Merge<'_> {
     }
 
     /// The runtime has no record of the container.
-    fn without_record(&self, kind: ContainerKind, old: Option<&ContainerStatus>, status: &mut ContainerStatus) {
+    fn without_record(
+        &self,
+        kind: ContainerKind,
+        old: Option<&ContainerStatus>,
+        status: &mut ContainerStatus,
+    ) {
         let still_default = status.state == self.default_waiting();
         let was_running = old.is_some_and(|old| old.state.running.is_some());
         if was_running && still_default && status.last_state.terminated.is_none() {
@@ -96,8 +105,9 @@ impl Merge<'_> {
                 status.restart_count += 1;
             }
         }
-        let regular_seen =
-            || self.pod.spec.containers.iter().any(|container| self.observed.current(&container.name).is_some());
+        let regular_seen = || {
+            self.pod.spec.containers.iter().any(|container| self.observed.current(&container.name).is_some())
+        };
         if kind == ContainerKind::Init && status.state.waiting.is_some() && regular_seen() {
             status.state = ContainerState {
                 terminated: Some(ContainerStateTerminated {
@@ -166,8 +176,11 @@ impl Merge<'_> {
             return;
         }
         let held = self.inputs.waiting.iter().find(|wait| wait.name == container.name).and_then(shown_wait);
-        let failed =
-            self.inputs.failures.get(&container.name).map(|(reason, message)| (reason.as_str(), message.as_str()));
+        let failed = self
+            .inputs
+            .failures
+            .get(&container.name)
+            .map(|(reason, message)| (reason.as_str(), message.as_str()));
         let Some((reason, message)) = held.or(failed) else { return };
         if status.state.terminated.is_some() {
             status.last_state = std::mem::take(&mut status.state);
@@ -247,12 +260,13 @@ pub(super) fn fill_readiness(status: &mut PodStatus, pod: &Pod, inputs: &StatusI
 /// Declares lost what is not known to have ended: regular containers if the pod was ever initialised, and init
 /// containers up to the last one that ever left Waiting, at least the first.
 pub fn finalise_containers(status: &mut PodStatus) {
-    let left_waiting = |entry: &ContainerStatus| {
-        entry.state.waiting.is_none() || entry.last_state.terminated.is_some()
-    };
+    let left_waiting =
+        |entry: &ContainerStatus| entry.state.waiting.is_none() || entry.last_state.terminated.is_some();
     let regular_ran = status.container_statuses.iter().any(left_waiting);
-    let inits_done = status.init_container_statuses.iter().all(|entry| entry.ready || entry.started == Some(true));
-    let initialised = regular_ran || inits_done || status.condition("Initialized").is_some_and(|c| c.is_true());
+    let inits_done =
+        status.init_container_statuses.iter().all(|entry| entry.ready || entry.started == Some(true));
+    let initialised =
+        regular_ran || inits_done || status.condition("Initialized").is_some_and(|c| c.is_true());
     let last_init = status.init_container_statuses.iter().rposition(left_waiting).unwrap_or(0);
     for (index, entry) in status.init_container_statuses.iter_mut().enumerate() {
         if index <= last_init {

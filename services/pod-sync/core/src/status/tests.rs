@@ -43,188 +43,7 @@ fn condition<'a>(status: &'a PodStatus, type_: &str) -> (&'a str, &'a str, &'a s
     (&found.status, &found.reason, &found.message)
 }
 
-mod container_states {
-    use super::*;
-
-    #[test]
-    fn before_its_first_record_a_container_waits() {
-        assert_eq!(waiting(only(&generate(&plain("Always", &["a"]), &seen()))), Some(("ContainerCreating", "")));
-        assert_eq!(waiting(only(&generate(&with_init(), &seen()))), Some(("PodInitializing", "")));
-        assert_eq!(only(&generate(&plain("Always", &["a"]), &seen())).image, "app:v1");
-    }
-
-    #[test]
-    fn a_running_record_shows_start_image_and_id() {
-        let status = generate(&plain("Always", &["a"]), &in_sandbox().running("a"));
-        let entry = only(&status);
-        let started_at = entry.state.running.as_ref().and_then(|running| running.started_at.as_deref());
-        assert_eq!(started_at, Some("2023-11-14T22:13:20Z"));
-        assert_eq!(entry.container_id, "containerd://a-0");
-        assert_eq!((entry.image.as_str(), entry.image_id.as_str()), ("registry/app:v1", "sha256:abc"));
-        assert!(entry.ready && entry.started == Some(true) && entry.restart_count == 0);
-    }
-
-    #[test]
-    fn a_created_record_waits_without_a_reason() {
-        let status = generate(&plain("Always", &["a"]), &in_sandbox().created("a"));
-        assert_eq!(waiting(only(&status)), Some(("", "")));
-    }
-
-    #[test]
-    fn an_exited_record_shows_the_runtimes_words() {
-        let seen = in_sandbox().exited("a", 3).edit(|record| {
-            record.message = "boom".into();
-            record.termination_message = "last words".into();
-        });
-        let status = generate(&plain("Never", &["a"]), &seen);
-        let got = only(&status).state.terminated.clone().unwrap();
-        assert_eq!((got.exit_code, got.reason.as_str()), (3, "Error"));
-        assert_eq!(got.message, "boom: last words");
-        assert_eq!(got.container_id, "containerd://a-0");
-        assert_eq!(got.finished_at.as_deref(), Some("2023-11-14T22:13:21Z"));
-    }
-
-    #[test]
-    fn the_second_newest_record_is_the_last_state() {
-        let status =
-            generate(&plain("Always", &["a"]), &in_sandbox().exited("a", 1).exited("a", 2).running("a"));
-        assert_eq!(only(&status).restart_count, 2);
-        assert_eq!(ended(&only(&status).last_state), Some((2, "Error")));
-    }
-
-    #[test]
-    fn an_unknown_record_of_what_was_running_counts_as_lost() {
-        let pod = plain("Always", &["a"]);
-        let old = generate(&pod, &in_sandbox().running("a"));
-        let status = then(&pod, &in_sandbox().unknown("a"), &old);
-        assert_eq!(ended(&only(&status).state), Some((137, STATUS_UNKNOWN_REASON)));
-        assert_eq!(only(&status).restart_count, 1);
-        assert_eq!(waiting(only(&generate(&pod, &in_sandbox().unknown("a")))), Some(("", "")));
-    }
-
-    #[test]
-    fn a_lost_record_of_what_was_running_is_told_in_the_last_state() {
-        let pod = plain("Always", &["a"]);
-        let old = generate(&pod, &in_sandbox().running("a"));
-        let status = then(&pod, &in_sandbox(), &old);
-        assert_eq!(ended(&only(&status).last_state), Some((137, STATUS_UNKNOWN_REASON)));
-        assert_eq!((waiting(only(&status)), only(&status).restart_count), (Some(("ContainerCreating", "")), 1));
-        let deleted = deleting(pod);
-        assert_eq!(only(&then(&deleted, &in_sandbox(), &old)).restart_count, 0);
-    }
-
-    #[test]
-    fn a_terminated_status_stays_when_its_record_is_gone() {
-        let pod = plain("Never", &["a"]);
-        let old = generate(&pod, &in_sandbox().exited("a", 3));
-        assert_eq!(then(&pod, &in_sandbox(), &old).container_statuses, old.container_statuses);
-    }
-
-    #[test]
-    fn restart_count_and_last_state_are_carried_while_waiting() {
-        let pod = plain("Always", &["a"]);
-        let mut old = generate(&pod, &in_sandbox());
-        old.container_statuses[0].restart_count = 4;
-        old.container_statuses[0].last_state.terminated = Some(Default::default());
-        let status = then(&pod, &in_sandbox(), &old);
-        assert_eq!(only(&status).restart_count, 4);
-        assert!(only(&status).last_state.terminated.is_some());
-    }
-
-    #[test]
-    fn a_failed_start_shows_its_reason_and_moves_the_end_to_the_last_state() {
-        let pod = plain("Always", &["a"]);
-        let failures = StartFailures::from([("a".into(), ("ErrImagePull".into(), "no such host".into()))]);
-        let inputs = StatusInputs { failures, ..inputs() };
-        let fresh = generate_status(&pod, &in_sandbox().0, None, &inputs, &at(60));
-        assert_eq!(waiting(only(&fresh)), Some(("ErrImagePull", "no such host")));
-        let again = generate_status(&pod, &in_sandbox().exited("a", 1).0, None, &inputs, &at(60));
-        assert_eq!(waiting(only(&again)), Some(("ErrImagePull", "no such host")));
-        assert_eq!(ended(&only(&again).last_state), Some((1, "Error")));
-        let done = generate_status(&plain("Never", &["a"]), &in_sandbox().exited("a", 1).0, None, &inputs, &at(60));
-        assert_eq!(ended(&only(&done).state), Some((1, "Error")), "it will not start again");
-    }
-
-    #[test]
-    fn a_back_off_shows_as_crash_loop() {
-        let pod = plain("Always", &["a"]);
-        let wait = |reason| {
-            [ContainerWait {
-                name: "a".into(),
-                reason,
-                message: "back-off 10s".into(),
-                event_message: String::new(),
-                until_unix_nanos: 0,
-            }]
-        };
-        let seen = in_sandbox().exited("a", 1);
-        let run = |waits: &[ContainerWait]| {
-            generate_status(&pod, &seen.0, None, &StatusInputs { waiting: waits, ..inputs() }, &at(60))
-        };
-        let status = run(&wait(Reason::CrashLoopBackOff));
-        assert_eq!(waiting(only(&status)), Some(("CrashLoopBackOff", "back-off 10s")));
-        assert_eq!(status.phase, "Running");
-        let other = run(&wait(Reason::WaitingForInitContainer));
-        assert_eq!(waiting(only(&other)), None);
-    }
-
-    #[test]
-    fn a_completed_init_container_is_never_shown_as_waiting() {
-        let failures = StartFailures::from([("i".into(), ("X".into(), String::new()))]);
-        let inputs = StatusInputs { failures, ..inputs() };
-        let status = generate_status(&with_init(), &in_sandbox().exited("i", 0).0, None, &inputs, &at(60));
-        assert_eq!(ended(&status.init_container_statuses[0].state), Some((0, "Completed")));
-        assert!(status.init_container_statuses[0].ready);
-    }
-
-    #[test]
-    fn an_init_container_without_a_record_has_completed_when_a_regular_one_was_made() {
-        let status = generate(&with_init(), &in_sandbox().running("a"));
-        let got = status.init_container_statuses[0].state.terminated.clone().unwrap();
-        assert_eq!((got.exit_code, got.reason.as_str()), (0, "Completed"));
-        assert!(got.message.starts_with("Unable to get init container status from container runtime"));
-        assert_eq!(waiting(&status.init_container_statuses[1]), Some(("PodInitializing", "")), "not for sidecars");
-    }
-
-    #[test]
-    fn regular_ones_are_sorted_by_name_and_init_ones_as_in_the_spec() {
-        let names = |list: &[ContainerStatus]| list.iter().map(|c| c.name.clone()).collect::<Vec<_>>();
-        assert_eq!(names(&generate(&plain("Always", &["b", "a"]), &seen()).container_statuses), ["a", "b"]);
-        let pod = pod(json!({"containers": [{"name": "a"}], "initContainers": [{"name": "z"}, {"name": "y"}]}));
-        assert_eq!(names(&generate(&pod, &seen()).init_container_statuses), ["z", "y"]);
-    }
-
-    #[test]
-    fn volume_mounts_and_resources_are_told() {
-        let pod = pod(json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}, "volumeMounts": [
-            {"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": "IfPossible"},
-            {"name": "w", "mountPath": "/w"}]}]}));
-        let mounts = |recursive_read_only| {
-            let inputs = StatusInputs { recursive_read_only, ..inputs() };
-            let status = generate_status(&pod, &seen().0, None, &inputs, &at(60));
-            only(&status).volume_mounts.iter().map(|m| m.recursive_read_only.clone()).collect::<Vec<_>>()
-        };
-        assert_eq!(mounts(true), [Some("Enabled".to_owned()), None]);
-        assert_eq!(mounts(false), [Some("Disabled".to_owned()), None]);
-        let status = generate(&pod, &seen());
-        assert_eq!(only(&status).allocated_resources, pod.spec.containers[0].resources.requests);
-        assert!(only(&status).resources.is_some());
-    }
-
-    #[test]
-    fn readiness_is_what_probes_say_and_false_for_what_does_not_run() {
-        let pod = plain("Always", &["a"]);
-        let run = |seen: &Seen, readiness| {
-            let inputs = StatusInputs { readiness: BTreeMap::from([("a".to_owned(), readiness)]), ..inputs() };
-            let status = generate_status(&pod, &seen.0, None, &inputs, &at(60));
-            (only(&status).ready, only(&status).started)
-        };
-        let (running, exited) = (in_sandbox().running("a"), in_sandbox().exited("a", 0));
-        assert_eq!(run(&running, Readiness { ready: false, started: true }), (false, Some(true)));
-        assert_eq!(run(&running, Readiness { ready: true, started: false }), (false, Some(false)));
-        assert_eq!(run(&exited, Readiness::default()), (false, Some(false)));
-    }
-}
+mod container_states;
 
 mod phases {
     use super::*;
@@ -244,13 +63,37 @@ mod phases {
             ("one never started", always(), in_sandbox().running("a"), false, "Pending"),
             ("all run", always(), in_sandbox().running("a").running("b"), false, "Running"),
             ("one runs, one ended", never(), in_sandbox().running("a").exited("b", 1), false, "Running"),
-            ("all ended, will restart", always(), in_sandbox().exited("a", 0).exited("b", 1), false, "Running"),
+            (
+                "all ended, will restart",
+                always(),
+                in_sandbox().exited("a", 0).exited("b", 1),
+                false,
+                "Running",
+            ),
             ("one will restart", on_failure(), in_sandbox().exited("a", 0).exited("b", 1), false, "Running"),
             ("all succeeded", never(), in_sandbox().exited("a", 0).exited("b", 0), false, "Succeeded"),
-            ("all succeeded on failure", on_failure(), in_sandbox().exited("a", 0).exited("b", 0), false, "Succeeded"),
+            (
+                "all succeeded on failure",
+                on_failure(),
+                in_sandbox().exited("a", 0).exited("b", 0),
+                false,
+                "Succeeded",
+            ),
             ("one failed for good", never(), in_sandbox().exited("a", 0).exited("b", 1), false, "Failed"),
-            ("ended by the node, well", always(), in_sandbox().exited("a", 0).exited("b", 0), true, "Succeeded"),
-            ("ended by the node, badly", always(), in_sandbox().exited("a", 0).exited("b", 137), true, "Failed"),
+            (
+                "ended by the node, well",
+                always(),
+                in_sandbox().exited("a", 0).exited("b", 0),
+                true,
+                "Succeeded",
+            ),
+            (
+                "ended by the node, badly",
+                always(),
+                in_sandbox().exited("a", 0).exited("b", 137),
+                true,
+                "Failed",
+            ),
         ];
         for (case, pod, seen, terminal, expected) in table {
             assert_eq!(phase(&pod, &seen, terminal), expected, "{case}");
@@ -299,7 +142,11 @@ mod phases {
         let run = |seen: &Seen| generate_status(&pod, &seen.0, None, &inputs, &at(60)).phase;
         assert_eq!(run(&in_sandbox().running("s")), "Pending");
         assert_eq!(run(&in_sandbox().running("s").running("a")), "Running");
-        assert_eq!(run(&in_sandbox().exited("s", 1).running("a")), "Running", "an ended sidecar does not count");
+        assert_eq!(
+            run(&in_sandbox().exited("s", 1).running("a")),
+            "Running",
+            "an ended sidecar does not count"
+        );
     }
 
     #[test]
@@ -331,7 +178,8 @@ mod phases {
         let mut old = generate(&pod, &in_sandbox().running("a"));
         old.start_time = status_time(nanos(0));
         assert_eq!(deadline_unix_nanos(&pod, &old), Some(nanos(30)));
-        let run = |second| generate_status(&pod, &in_sandbox().running("a").0, Some(&old), &inputs(), &at(second));
+        let run =
+            |second| generate_status(&pod, &in_sandbox().running("a").0, Some(&old), &inputs(), &at(second));
         assert_eq!(run(29).phase, "Running");
         let over = run(30);
         assert_eq!(
@@ -342,8 +190,11 @@ mod phases {
 
     #[test]
     fn an_eviction_is_written_and_success_wins_over_it() {
-        let patch =
-            StatusPatch { reason: "Evicted".into(), message: "low on memory".into(), disruption_target: true };
+        let patch = StatusPatch {
+            reason: "Evicted".into(),
+            message: "low on memory".into(),
+            disruption_target: true,
+        };
         let pod = plain("Always", &["a"]);
         let run = |seen: Seen, terminal| {
             let inputs = StatusInputs { patch: Some(&patch), pod_is_terminal: terminal, ..inputs() };
@@ -366,7 +217,8 @@ mod pod_conditions {
     #[test]
     fn a_pod_that_runs_has_all_five() {
         let status = generate(&plain("Always", &["a"]), &in_sandbox().running("a"));
-        for type_ in ["PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"] {
+        for type_ in ["PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"]
+        {
             assert_eq!(condition(&status, type_), ("True", "", ""), "{type_}");
             assert_eq!(status.condition(type_).unwrap().observed_generation, Some(3));
         }
@@ -407,10 +259,7 @@ mod pod_conditions {
         };
         let list = conditions::generate(&inputs);
         let ready = list.iter().find(|condition| condition.type_ == "Ready").unwrap();
-        assert_eq!(
-            ready.message,
-            "containers with unknown status: [b], containers with unready status: [a]"
-        );
+        assert_eq!(ready.message, "containers with unknown status: [b], containers with unready status: [a]");
         let mut empty = status.clone();
         empty.container_statuses.clear();
         let list = conditions::generate(&ConditionInputs { status: &empty, ..inputs });
@@ -475,7 +324,8 @@ mod pod_conditions {
         let pod = plain("Always", &["a"]);
         let first = generate(&pod, &in_sandbox());
         let second = then(&pod, &in_sandbox().running("a"), &first);
-        let time = |status: &PodStatus, type_: &str| status.condition(type_).unwrap().last_transition_time.clone();
+        let time =
+            |status: &PodStatus, type_: &str| status.condition(type_).unwrap().last_transition_time.clone();
         assert_eq!(time(&second, "PodScheduled"), status_time(nanos(60)));
         assert_eq!(time(&second, "Ready"), status_time(nanos(120)));
     }
@@ -494,8 +344,8 @@ mod addresses {
 
     #[test]
     fn one_of_each_family_the_nodes_primary_first() {
-        let seen = in_sandbox()
-            .edit_sandbox(|sandbox| sandbox.ips = texts(&["fd00::2", "10.1.0.2", "10.1.0.3"]));
+        let seen =
+            in_sandbox().edit_sandbox(|sandbox| sandbox.ips = texts(&["fd00::2", "10.1.0.2", "10.1.0.3"]));
         let hosts = texts(&["192.0.2.1"]);
         let inputs = StatusInputs { host_ips: &hosts, ..inputs() };
         let status = generate_status(&plain("Always", &["a"]), &seen.0, None, &inputs, &at(60));
@@ -552,7 +402,8 @@ mod endings {
 
     #[test]
     fn a_pod_that_was_never_initialised_loses_only_its_first_init_container() {
-        let pod = pod(json!({"containers": [{"name": "a"}], "initContainers": [{"name": "i"}, {"name": "j"}]}));
+        let pod =
+            pod(json!({"containers": [{"name": "a"}], "initContainers": [{"name": "i"}, {"name": "j"}]}));
         let last = final_status(&pod, &generate(&pod, &in_sandbox()), &at(60));
         assert_eq!(ended(&last.init_container_statuses[0].state), Some((137, STATUS_UNKNOWN_REASON)));
         assert!(last.init_container_statuses[1].state.waiting.is_some());

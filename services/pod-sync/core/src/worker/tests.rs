@@ -1,3 +1,4 @@
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use keelson_kube_model::Pod;
@@ -83,11 +84,15 @@ fn a_pod_that_had_its_run_ends_without_cancelling_anything() {
 #[test]
 fn it_goes_from_terminating_through_terminated_to_finished() {
     let pod = with_grace(5);
-    let state = step(Some(&running(&pod)), &update(UpdateKind::Update, &deleting(pod.clone())), &at(10)).state;
+    let state =
+        step(Some(&running(&pod)), &update(UpdateKind::Update, &deleting(pod.clone())), &at(10)).state;
     let failed = step(Some(&state), &outcome(SyncOutcome::Failed, &pod), &at(11));
     assert_eq!((failed.state.phase, failed.work), (WorkerPhase::Terminating, None), "tried again later");
     let ended = step(Some(&state), &outcome(SyncOutcome::Done, &pod), &at(12));
-    assert_eq!((ended.state.phase, ended.work, ended.ended), (WorkerPhase::Terminated, Some(Work::Clean), true));
+    assert_eq!(
+        (ended.state.phase, ended.work, ended.ended),
+        (WorkerPhase::Terminated, Some(Work::Clean), true)
+    );
     let failed = step(Some(&ended.state), &outcome(SyncOutcome::Failed, &pod), &at(13));
     assert_eq!(failed.state.phase, WorkerPhase::Terminated);
     let finished = step(Some(&ended.state), &outcome(SyncOutcome::Done, &pod), &at(14));
@@ -309,8 +314,12 @@ enum Happens {
 }
 
 fn happens() -> impl Strategy<Value = Happens> {
-    let outcomes =
-        prop::sample::select(vec![SyncOutcome::Done, SyncOutcome::Terminal, SyncOutcome::Failed, SyncOutcome::Cancelled]);
+    let outcomes = prop::sample::select(vec![
+        SyncOutcome::Done,
+        SyncOutcome::Terminal,
+        SyncOutcome::Failed,
+        SyncOutcome::Cancelled,
+    ]);
     prop_oneof![
         2 => Just(Happens::Create),
         2 => (prop::option::weighted(0.2, 0..40_i64), prop::bool::weighted(0.1))
@@ -323,73 +332,86 @@ fn happens() -> impl Strategy<Value = Happens> {
     ]
 }
 
+/// The pod as it is when the event happens.
+fn pod_at(event: &Happens, base: &Pod) -> Pod {
+    let mut pod = base.clone();
+    if let Happens::Update { deleting: grace, terminal } = event {
+        if let Some(grace) = grace {
+            pod = deleting(pod);
+            pod.metadata.deletion_grace_period_seconds = Some(*grace);
+        }
+        if *terminal {
+            pod.status.phase = "Failed".into();
+        }
+    }
+    pod
+}
+
+/// What must hold of every transition.
+fn check(before: Option<&WorkerState>, got: &Transition) -> Result<(), TestCaseError> {
+    if let Some(before) = before {
+        prop_assert!(got.state.phase >= before.phase);
+        if let (Some(old), Some(new)) = (before.grace_seconds, got.state.grace_seconds) {
+            prop_assert!(new <= old);
+        }
+        if let Some(old) = before.kill_deadline_unix_nanos {
+            prop_assert!(got.state.kill_deadline_unix_nanos.is_some_and(|new| new <= old));
+        }
+        prop_assert!(before.phase < WorkerPhase::Terminated || !got.ended);
+    }
+    prop_assert!(got.state.phase != WorkerPhase::Finished || got.work.is_none());
+    prop_assert!(!got.begin_anew || got.forget);
+    let deadline_set = got.state.kill_deadline_unix_nanos.is_some();
+    prop_assert!(got.state.phase != WorkerPhase::Terminating || deadline_set);
+    Ok(())
+}
+
+fn count(counts: &mut BTreeMap<String, usize>, before: Option<&WorkerState>, got: &Transition) {
+    *counts.entry(format!("phase {}", got.state.phase.as_str())).or_default() += 1;
+    let shrunk =
+        before.and_then(|state| state.grace_seconds).is_some_and(|old| Some(old) != got.state.grace_seconds);
+    for (what, happened) in [
+        ("cancel", got.cancel_running),
+        ("ended", got.ended),
+        ("forget", got.forget),
+        ("begin anew", got.begin_anew),
+        ("runtime only", got.state.runtime_only),
+        ("shrunk", shrunk),
+    ] {
+        *counts.entry(what.to_owned()).or_default() += usize::from(happened);
+    }
+}
+
 #[test]
 fn any_history_moves_forward_only_and_its_grace_only_shrinks() {
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let counts: RefCell<BTreeMap<String, usize>> = RefCell::default();
     let histories = (prop::collection::vec((happens(), 0..20_i64), 1..25), any::<bool>());
-    let mut runner = TestRunner::new(Config { cases: 2000, failure_persistence: None, ..Config::default() });
-    let cell = std::cell::RefCell::new(&mut counts);
-    runner
-        .run(&histories, |(history, is_static)| {
-            let base = if is_static { from_file(with_grace(30)) } else { with_grace(30) };
-            let observed = in_sandbox().running("a").0;
-            let (mut state, mut now): (Option<WorkerState>, i64) = (None, 0);
-            for (event, passed) in history {
-                now += passed;
-                let mut pod = base.clone();
-                if let Happens::Update { deleting: grace, terminal } = &event {
-                    if let Some(grace) = grace {
-                        pod = deleting(pod);
-                        pod.metadata.deletion_grace_period_seconds = Some(*grace);
-                    }
-                    if *terminal {
-                        pod.status.phase = "Failed".into();
-                    }
-                }
-                let input = match &event {
-                    Happens::Create => update(UpdateKind::Create, &pod),
-                    Happens::Update { .. } => update(UpdateKind::Update, &pod),
-                    Happens::Removed => Input::Removed { pod: Some(&pod) },
-                    Happens::Killed(grace) => Input::Killed { pod: &pod, grace_seconds: *grace, patch: None },
-                    Happens::Orphan => Input::ObservedOrphan { observed: &observed },
-                    Happens::Started => Input::Started,
-                    Happens::Outcome(result) => outcome(*result, &pod),
-                };
-                if state.is_none() && matches!(event, Happens::Outcome(_)) {
-                    continue;
-                }
-                let got = step(state.as_ref(), &input, &at(now));
-                let mut counts = cell.borrow_mut();
-                *counts.entry(format!("phase {}", got.state.phase.as_str())).or_default() += 1;
-                for (what, happened) in [
-                    ("cancel", got.cancel_running),
-                    ("ended", got.ended),
-                    ("forget", got.forget),
-                    ("begin anew", got.begin_anew),
-                    ("runtime only", got.state.runtime_only),
-                    ("shrunk", state.as_ref().is_some_and(|s| s.grace_seconds.is_some() && s.grace_seconds != got.state.grace_seconds)),
-                ] {
-                    *counts.entry(what.to_owned()).or_default() += usize::from(happened);
-                }
-                if let Some(before) = &state {
-                    prop_assert!(got.state.phase >= before.phase);
-                    if let (Some(old), Some(new)) = (before.grace_seconds, got.state.grace_seconds) {
-                        prop_assert!(new <= old);
-                    }
-                    if let Some(old) = before.kill_deadline_unix_nanos {
-                        prop_assert!(got.state.kill_deadline_unix_nanos.is_some_and(|new| new <= old));
-                    }
-                    prop_assert!(before.phase < WorkerPhase::Terminated || !got.ended);
-                }
-                prop_assert!(got.state.phase != WorkerPhase::Finished || got.work.is_none());
-                prop_assert!(!got.begin_anew || got.forget);
-                let deadline_set = got.state.kill_deadline_unix_nanos.is_some();
-                prop_assert!(got.state.phase != WorkerPhase::Terminating || deadline_set);
-                state = if got.forget { None } else { Some(got.state) };
-            }
-            Ok(())
-        })
-        .unwrap();
-    println!("reached: {counts:?}");
-    assert!(counts.values().all(|count| *count > 20), "{counts:?}");
+    let mut runner = TestRunner::new(Config { cases: 2000, ..Config::with_source_file(file!()) });
+    let result = runner.run(&histories, |(history, is_static)| {
+        let base = if is_static { from_file(with_grace(30)) } else { with_grace(30) };
+        let observed = in_sandbox().running("a").0;
+        let (mut state, mut now): (Option<WorkerState>, i64) = (None, 0);
+        for (event, passed) in history {
+            now += passed;
+            let pod = pod_at(&event, &base);
+            let input = match &event {
+                Happens::Create => update(UpdateKind::Create, &pod),
+                Happens::Update { .. } => update(UpdateKind::Update, &pod),
+                Happens::Removed => Input::Removed { pod: Some(&pod) },
+                Happens::Killed(grace) => Input::Killed { pod: &pod, grace_seconds: *grace, patch: None },
+                Happens::Orphan => Input::ObservedOrphan { observed: &observed },
+                Happens::Started => Input::Started,
+                Happens::Outcome(_) if state.is_none() => continue,
+                Happens::Outcome(result) => outcome(*result, &pod),
+            };
+            let got = step(state.as_ref(), &input, &at(now));
+            count(&mut counts.borrow_mut(), state.as_ref(), &got);
+            check(state.as_ref(), &got)?;
+            state = (!got.forget).then_some(got.state);
+        }
+        Ok(())
+    });
+    println!("reached: {:?}", counts.borrow());
+    result.unwrap();
+    assert!(counts.borrow().values().all(|count| *count > 20), "{:?}", counts.borrow());
 }

@@ -1,0 +1,202 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::pod;
+
+fn inputs() -> SecurityInputs<'static> {
+    SecurityInputs {
+        image_user: ImageUser::default(),
+        seccomp_default: false,
+        seccomp_dir: "/root-dir/seccomp/",
+        masked_paths: &[],
+        volume_groups: &[],
+        target_id: None,
+        users: None,
+    }
+}
+
+fn of(
+    pod_context: Value,
+    context: Value,
+    inputs: &SecurityInputs<'_>,
+) -> Result<ContainerSecurity, ConfigError> {
+    let pod = pod(
+        json!({"securityContext": pod_context, "containers": [{"name": "a", "securityContext": context}]}),
+    );
+    of_container(&pod, &pod.spec.containers[0], inputs)
+}
+
+fn good(pod_context: Value, context: Value) -> ContainerSecurity {
+    of(pod_context, context, &inputs()).unwrap()
+}
+
+#[test]
+fn the_containers_value_goes_before_the_pods_and_the_images() {
+    let image = ImageUser { uid: Some(7), username: "" };
+    let named = ImageUser { uid: None, username: "app" };
+    for (pods, own, image, user, name) in [
+        (json!({}), json!({}), ImageUser::default(), Some(0), ""),
+        (json!({}), json!({}), image, Some(7), ""),
+        (json!({}), json!({}), named, None, "app"),
+        (json!({"runAsUser": 5}), json!({}), named, Some(5), ""),
+        (json!({"runAsUser": 5}), json!({"runAsUser": 6}), image, Some(6), ""),
+    ] {
+        let got = of(pods.clone(), own.clone(), &SecurityInputs { image_user: image, ..inputs() }).unwrap();
+        assert_eq!((got.run_as_user, got.run_as_username.as_str()), (user, name), "{pods} {own} {image:?}");
+    }
+    assert_eq!(good(json!({"runAsGroup": 3}), json!({})).run_as_group, Some(3));
+    assert_eq!(good(json!({"runAsGroup": 3}), json!({"runAsGroup": 4})).run_as_group, Some(4));
+}
+
+#[test]
+fn run_as_non_root_is_verified() {
+    let root = "container has runAsNonRoot and image will run as root";
+    let image = |uid, username| ImageUser { uid, username };
+    for (own, image, problem) in [
+        (json!({"runAsUser": 0}), image(Some(5), ""), Some("container's runAsUser breaks non-root policy")),
+        (json!({"runAsUser": 5}), image(Some(0), ""), None),
+        (json!({}), image(Some(0), ""), Some(root)),
+        (json!({}), image(None, ""), Some(root)),
+        (json!({}), image(Some(5), ""), None),
+        (
+            json!({}),
+            image(None, "app"),
+            Some(
+                "container has runAsNonRoot and image has non-numeric user (app), cannot verify user is non-root",
+            ),
+        ),
+    ] {
+        let got = of(json!({"runAsNonRoot": true}), own, &SecurityInputs { image_user: image, ..inputs() });
+        let expected = problem.map(|problem| format!("{problem} (pod: \"web_shop(u-1)\", container: a)"));
+        assert_eq!(got.err().map(|error| error.to_string()), expected);
+    }
+    assert!(of(json!({"runAsNonRoot": true}), json!({"runAsNonRoot": false}), &inputs()).is_ok());
+}
+
+#[test]
+fn groups_are_those_of_the_files_of_the_pod_and_of_its_volumes() {
+    let context = json!({"fsGroup": 1, "supplementalGroups": [2, 3], "supplementalGroupsPolicy": "Strict"});
+    let with = SecurityInputs { volume_groups: &[9], ..inputs() };
+    let got = of(context.clone(), json!({}), &with).unwrap();
+    assert_eq!((got.supplemental_groups, got.strict_groups), (vec![1, 2, 3, 9], true));
+    let pod = pod(json!({"securityContext": context, "containers": [{"name": "a"}]}));
+    assert_eq!(of_sandbox(&pod, &[9], None).supplemental_groups, [1, 9, 2, 3]);
+}
+
+#[test]
+fn seccomp_is_unconfined_unless_said_otherwise() {
+    let profile = |type_: &str| json!({"seccompProfile": {"type": type_, "localhostProfile": "p.json"}});
+    let local = SecurityProfile::Localhost("/root-dir/seccomp/p.json".to_owned());
+    for (pods, own, default, expected) in [
+        (json!({}), json!({}), false, SecurityProfile::Unconfined),
+        (json!({}), json!({}), true, SecurityProfile::RuntimeDefault),
+        (profile("RuntimeDefault"), json!({}), false, SecurityProfile::RuntimeDefault),
+        (profile("RuntimeDefault"), profile("Localhost"), false, local),
+        (json!({}), profile("Unconfined"), true, SecurityProfile::Unconfined),
+    ] {
+        let inputs = SecurityInputs { seccomp_default: default, ..inputs() };
+        assert_eq!(of(pods, own, &inputs).unwrap().seccomp, expected);
+    }
+}
+
+#[test]
+fn apparmor_is_the_field_then_the_annotation_then_the_pods_field() {
+    let field = |type_: &str| json!({"appArmorProfile": {"type": type_, "localhostProfile": "p"}});
+    let run = |pods: Value, own: Value, annotation: Option<&str>| {
+        let mut pod =
+            pod(json!({"securityContext": pods, "containers": [{"name": "a", "securityContext": own}]}));
+        if let Some(text) = annotation {
+            pod.metadata.annotations.insert(format!("{APPARMOR_ANNOTATION}a"), text.to_owned());
+        }
+        of_container(&pod, &pod.spec.containers[0], &inputs()).unwrap().apparmor.map(|p| p.apparmor_text())
+    };
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(run(json!({}), json!({}), None), None);
+    assert_eq!(run(field("RuntimeDefault"), json!({}), None), text("runtime/default"));
+    assert_eq!(run(field("RuntimeDefault"), json!({}), Some("unconfined")), text("unconfined"));
+    assert_eq!(run(json!({}), field("Localhost"), Some("unconfined")), text("localhost/p"));
+    assert_eq!(run(json!({}), json!({}), Some("localhost/q")), text("localhost/q"));
+    assert_eq!(run(json!({}), json!({}), Some("runtime/default")), text("runtime/default"));
+    assert_eq!(run(json!({}), field("Unconfined"), None), text("unconfined"));
+}
+
+#[test]
+fn switches_and_capabilities_are_passed_on_as_typed() {
+    let got = good(
+        json!({}),
+        json!({"privileged": true, "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false,
+            "capabilities": {"add": ["NET_ADMIN"], "drop": ["ALL"]}}),
+    );
+    assert!(got.privileged && got.readonly_rootfs && got.no_new_privs);
+    assert_eq!((got.capabilities_add, got.capabilities_drop), (vec!["NET_ADMIN".into()], vec!["ALL".into()]));
+    let plain = good(json!({}), json!({"allowPrivilegeEscalation": true}));
+    assert!(!plain.privileged && !plain.readonly_rootfs && !plain.no_new_privs);
+    assert!(!good(json!({}), json!({})).no_new_privs, "only an explicit false forbids");
+}
+
+#[test]
+fn selinux_is_the_containers_or_the_pods() {
+    let label = |level: &str| json!({"seLinuxOptions": {"level": level}});
+    let level = |pods, own| good(pods, own).selinux.map(|selinux| selinux.level);
+    assert_eq!(level(label("s0"), json!({})).as_deref(), Some("s0"));
+    assert_eq!(level(label("s0"), label("s1")).as_deref(), Some("s1"));
+    assert_eq!(level(json!({}), json!({})), None);
+}
+
+#[test]
+fn paths_are_hidden_unless_proc_is_unmasked() {
+    let further = ["/sys/devices/system/cpu/cpu0/thermal_throttle".to_owned()];
+    let with = SecurityInputs { masked_paths: &further, ..inputs() };
+    let got = of(json!({}), json!({}), &with).unwrap();
+    assert_eq!(got.masked_paths.len(), MASKED_PATHS.len() + 1);
+    assert_eq!(got.readonly_paths, READONLY_PATHS);
+    let bare = of(json!({}), json!({"procMount": "Unmasked"}), &with).unwrap();
+    assert!(bare.masked_paths.is_empty() && bare.readonly_paths.is_empty());
+}
+
+#[test]
+fn namespaces_follow_the_pod() {
+    use NamespaceMode::{Container, Node, Pod};
+    for (spec, network, ipc, pid) in [
+        (json!({}), Pod, Pod, Container),
+        (json!({"hostNetwork": true}), Node, Pod, Container),
+        (json!({"hostIPC": true}), Pod, Node, Container),
+        (json!({"hostPID": true}), Pod, Pod, Node),
+        (json!({"shareProcessNamespace": true}), Pod, Pod, Pod),
+    ] {
+        let got = namespaces(&pod(spec.clone()), None);
+        assert_eq!((got.network, got.ipc, got.pid), (network, ipc, pid), "{spec}");
+    }
+}
+
+#[test]
+fn an_ephemeral_container_sees_the_processes_of_its_target() {
+    let target = SecurityInputs { target_id: Some("cid"), ..inputs() };
+    let got = of(json!({}), json!({}), &target).unwrap().namespaces;
+    assert_eq!((got.pid, got.target_id.as_str()), (NamespaceMode::Target, "cid"));
+    let shared = pod(json!({"shareProcessNamespace": true, "containers": [{"name": "a"}]}));
+    let got = of_container(&shared, &shared.spec.containers[0], &target).unwrap().namespaces;
+    assert_eq!((got.pid, got.target_id.as_str()), (NamespaceMode::Pod, ""));
+}
+
+#[test]
+fn the_sandbox_is_privileged_when_any_container_is() {
+    let privileged = json!({"name": "p", "securityContext": {"privileged": true}});
+    for (spec, expected) in [
+        (json!({"containers": [{"name": "a"}]}), false),
+        (json!({"containers": [{"name": "a"}, privileged]}), true),
+        (json!({"containers": [{"name": "a"}], "initContainers": [privileged]}), true),
+    ] {
+        assert_eq!(of_sandbox(&pod(spec), &[], None).privileged, expected);
+    }
+}
+
+#[test]
+fn the_sandboxes_group_needs_a_user() {
+    let run = |context: Value| {
+        let got = of_sandbox(&pod(json!({ "securityContext": context })), &[], None);
+        (got.run_as_user, got.run_as_group)
+    };
+    assert_eq!(run(json!({"runAsGroup": 3})), (None, None));
+    assert_eq!(run(json!({"runAsUser": 2, "runAsGroup": 3})), (Some(2), Some(3)));
+}

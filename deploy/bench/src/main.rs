@@ -1,0 +1,117 @@
+//! `keelson-bench`: how fast the agent brings pods up and down, and what it costs while it has nothing to
+//! do.
+//!
+//! - **Floor.** Once, a recording proxy stands between agent and containerd. What the agent asked for each
+//!   pod is then sent straight to containerd by 8 workers: no agent on this machine can be faster than that.
+//! - **Alternating rounds.** Floor and agent take turns, and the figures are medians over the rounds. The
+//!   agent is stopped while the floor runs, because it would end pods that it does not know.
+//! - **Seen from outside.** A pod is up when its process is in /proc and gone when it is not; the agent's
+//!   own status counts only where it is the question (recovery). Memory is PSS, CPU is utime + stime.
+//! - **Nothing left.** Between runs, processes, sandboxes and pod cgroups are gone; in the end also the
+//!   private containerd, its network and every folder, whatever has gone wrong.
+//!
+//! `cargo xtask bench` builds and runs it.
+
+mod agent;
+mod capture;
+mod cgroups;
+mod figures;
+mod floor;
+mod host_files;
+mod pods;
+mod progress;
+mod proxy;
+mod run;
+mod runtime;
+mod usage;
+mod watch;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Parser;
+use keelson_testkit::Scratch;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::progress::Progress;
+use crate::run::Plan;
+
+/// Measures the agent against the same requests straight at containerd.
+#[derive(Debug, Parser)]
+#[command(name = "keelson-bench", version)]
+struct Arguments {
+    /// Pods
+    #[arg(short, long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    n: u32,
+    /// Print one line of JSON instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Length of an idle window, in which CPU time is counted
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    idle_seconds: u64,
+    /// Leave the idle windows out
+    #[arg(long)]
+    no_idle: bool,
+    /// Runs of the agent and of the floor, in turns
+    #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
+    rounds: u32,
+}
+
+fn main() -> ExitCode {
+    match measure(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(arguments: &Arguments) -> anyhow::Result<()> {
+    let plan = Plan {
+        pods: usize::try_from(arguments.n)?,
+        rounds: arguments.rounds,
+        idle: (!arguments.no_idle).then(|| Duration::from_secs(arguments.idle_seconds)),
+    };
+    let progress = Progress::start();
+    // Outlives the runtime: what a cancelled start still makes in the folder ends before the folder does.
+    let scratch = Scratch::new()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start threads")?;
+    let result = runtime.block_on(async {
+        tokio::select! {
+            // Dropping the run ends and removes everything that it has started.
+            result = run::run(scratch.path(), &plan, &progress) => result,
+            result = interrupted() => match result {
+                Ok(name) => bail!("ended by {name}; everything was removed"),
+                Err(error) => Err(error),
+            },
+        }
+    });
+    drop(runtime);
+    let report = result?;
+    if arguments.json {
+        println!("{}", report.json());
+    } else {
+        print!("{}", report.table());
+    }
+    Ok(())
+}
+
+/// Waits for a signal that asks us to end; returns its name.
+async fn interrupted() -> anyhow::Result<&'static str> {
+    let listen = |kind| signal(kind).context("cannot listen to signals");
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut hang_up = listen(SignalKind::hangup())?;
+    // Each arm only waits, so dropping the others loses nothing.
+    Ok(tokio::select! {
+        _ = interrupt.recv() => "SIGINT",
+        _ = terminate.recv() => "SIGTERM",
+        _ = hang_up.recv() => "SIGHUP",
+    })
+}

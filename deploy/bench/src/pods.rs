@@ -1,0 +1,135 @@
+//! The pods that are measured: small, equal, and told apart from outside.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use keelson_testkit::BUSYBOX_IMAGE;
+
+/// The namespace of the pods.
+pub const NAMESPACE: &str = "default";
+
+/// The lowest marker. With what is added it stays below 2^32, the most that busybox can sleep.
+const LOWEST_MARKER: u64 = 1_000_000_000;
+
+/// One pod of a set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// Its name in the manifest.
+    pub name: String,
+    /// The number of seconds that its process sleeps; no other process has it as an argument.
+    pub marker: String,
+}
+
+/// Pods with fresh names: one name never stands for two pods in a run.
+pub fn fresh(count: usize) -> Vec<Pod> {
+    let first = LOWEST_MARKER + fastrand::u64(..2_000_000) * 1_000;
+    numbered(first, count)
+}
+
+fn numbered(first: u64, count: usize) -> Vec<Pod> {
+    (first..)
+        .take(count)
+        .map(|number| Pod { name: format!("bench-{number}"), marker: number.to_string() })
+        .collect()
+}
+
+/// The markers of `pods`.
+pub fn markers(pods: &[Pod]) -> Vec<String> {
+    pods.iter().map(|pod| pod.marker.clone()).collect()
+}
+
+impl Pod {
+    /// The name of its manifest file.
+    pub fn file(&self) -> String {
+        format!("{}.yaml", self.name)
+    }
+
+    /// The manifest. With zero grace its end does not wait for a process that, as PID 1, ignores SIGTERM.
+    pub fn manifest(&self) -> String {
+        let Self { name, marker } = self;
+        format!(
+            r#"apiVersion: v1
+kind: Pod
+metadata:
+  name: {name}
+  namespace: {NAMESPACE}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: main
+    image: {BUSYBOX_IMAGE}
+    imagePullPolicy: IfNotPresent
+    command: ["/bin/sleep", "{marker}"]
+    volumeMounts:
+    - name: data
+      mountPath: /data
+  volumes:
+  - name: data
+    emptyDir: {{}}
+"#
+        )
+    }
+}
+
+/// Manifests that wait beside the manifest folder, on the same filesystem.
+#[derive(Debug)]
+pub struct Staged {
+    moves: Vec<(PathBuf, PathBuf)>,
+}
+
+impl Staged {
+    /// Writes the manifests of `pods` into `beside`.
+    pub fn write(pods: &[Pod], beside: &Path, manifest_dir: &Path) -> anyhow::Result<Self> {
+        fs::create_dir_all(beside).with_context(|| format!("cannot make {}", beside.display()))?;
+        let mut moves = Vec::new();
+        for pod in pods {
+            let from = beside.join(pod.file());
+            fs::write(&from, pod.manifest()).with_context(|| format!("cannot write {}", from.display()))?;
+            moves.push((from, manifest_dir.join(pod.file())));
+        }
+        Ok(Self { moves })
+    }
+
+    /// Renames one after another into the manifest folder.
+    pub fn put_in_place(self) -> anyhow::Result<()> {
+        for (from, to) in self.moves {
+            fs::rename(&from, &to).with_context(|| format!("cannot move a manifest to {}", to.display()))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_pod_has_a_marker_that_busybox_can_sleep() {
+        let pods = fresh(1_000);
+        let different: BTreeSet<String> = markers(&pods).into_iter().collect();
+        assert_eq!(different.len(), 1_000);
+        let highest = numbered(LOWEST_MARKER + 1_999_999 * 1_000, 1_000).pop().unwrap();
+        assert!(highest.marker.parse::<u32>().is_ok(), "{}", highest.marker);
+    }
+
+    #[test]
+    fn a_manifest_names_pod_and_marker() {
+        let text = numbered(7, 1)[0].manifest();
+        assert!(text.contains("  name: bench-7\n") && text.contains(r#"["/bin/sleep", "7"]"#), "{text}");
+    }
+
+    #[test]
+    fn staged_manifests_appear_only_when_they_are_put_in_place() {
+        let scratch = keelson_testkit::Scratch::new().unwrap();
+        let folder = scratch.path().join("manifests");
+        fs::create_dir(&folder).unwrap();
+        let staged = Staged::write(&numbered(1, 3), &scratch.path().join("beside"), &folder).unwrap();
+        let count = || fs::read_dir(&folder).unwrap().count();
+        assert_eq!(count(), 0);
+        staged.put_in_place().unwrap();
+        assert_eq!(count(), 3);
+    }
+}

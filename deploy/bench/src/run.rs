@@ -1,0 +1,186 @@
+//! The order of things: capture, rounds, rest, recovery.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use keelson_testkit::process::ProcessId;
+
+use crate::agent::{Subject, Up, limit_for};
+use crate::capture::Recorder;
+use crate::figures::{Idle, Report, Times};
+use crate::floor::Floor;
+use crate::pods::{self, Pod};
+use crate::progress::Progress;
+use crate::proxy::Proxy;
+use crate::usage::{self, Named};
+use crate::watch::{Seen, Watch};
+
+/// Pods that have just started still cost; memory is looked at after this.
+const REST: Duration = Duration::from_secs(10);
+
+/// The name under which containerd's CPU time is kept.
+const RUNTIME: &str = "containerd";
+
+/// What is measured.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// How many pods.
+    pub pods: usize,
+    /// How often.
+    pub rounds: u32,
+    /// The length of an idle window; `None`: no idle windows.
+    pub idle: Option<Duration>,
+}
+
+/// Measures, with everything in `folder`.
+pub async fn run(folder: &Path, plan: &Plan, progress: &Progress) -> anyhow::Result<Report> {
+    progress.say("starting a private containerd and the agent");
+    let mut subject = Subject::start(folder, plan.pods).await?;
+    let floor = capture(&mut subject, folder, plan, progress).await?;
+    let mut report = Report::new(plan.pods, plan.rounds);
+    for round in 1..=plan.rounds {
+        let name = format!("round {round} of {}", plan.rounds);
+        let times = floor_round(&subject, &floor, plan).await.with_context(|| format!("{name}, floor"))?;
+        progress.say(format!("{name}: floor: the last of {} up after {:.3} s", plan.pods, times.last()));
+        report.floor.push(times);
+
+        subject.resume().await?;
+        let pods = pods::fresh(plan.pods);
+        let up = subject.up(&pods).await?;
+        let times = times_of(&up.seen, up.begun);
+        progress.say(format!("{name}: agent: the last of {} up after {:.3} s", plan.pods, times.last()));
+        report.agent.push(times);
+        subject.wait_ready(&pods).await?;
+        if round == plan.rounds {
+            at_rest(&mut subject, plan, &pods, &up, &mut report, progress).await?;
+        }
+        let gone = take_down(&mut subject, &pods, &up).await?;
+        progress.say(format!("{name}: one pod gone after {:.3} s; all are gone", gone.as_secs_f64()));
+        report.gone.push(gone.as_secs_f64());
+    }
+    progress.say("removing everything");
+    subject.end()?;
+    Ok(report)
+}
+
+/// One run of the agent through the recording proxy.
+async fn capture(
+    subject: &mut Subject,
+    folder: &Path,
+    plan: &Plan,
+    progress: &Progress,
+) -> anyhow::Result<Floor> {
+    progress.say(format!("capturing the requests for {} pods", plan.pods));
+    let recorder = Recorder::default();
+    let upstream = subject.agent().containerd().socket().to_owned();
+    let proxy = Proxy::start(folder.join("proxy.sock"), &upstream, recorder.clone())?;
+    subject.configure(proxy.endpoint(), plan.pods)?;
+    subject.resume().await?;
+    let pods = pods::fresh(plan.pods);
+    let up = subject.up(&pods).await.context("the run through the recording proxy")?;
+    subject.wait_ready(&pods).await?;
+    let floor = Floor::of(recorder.take(plan.pods)?, subject.agent().spec(), &folder.join("floor"))?;
+    ensure!(floor.markers().len() == plan.pods, "the captured requests do not start what the manifests say");
+    take_down(subject, &pods, &up).await?;
+    drop(proxy);
+    subject.configure(subject.agent().containerd().endpoint(), plan.pods)?;
+    Ok(floor)
+}
+
+/// The captured requests straight at containerd, then all of it removed.
+async fn floor_round(subject: &Subject, floor: &Floor, plan: &Plan) -> anyhow::Result<Times> {
+    floor.prepare()?;
+    let watch = Watch::start(floor.markers())?;
+    let begun = floor.replay(&subject.cri()).await?;
+    let seen = watch.until(begun + limit_for(plan.pods)).await;
+    ensure!(seen.len() == plan.pods, "only {} of {} processes were seen", seen.len(), plan.pods);
+    subject.purge().await?;
+    ensure_ended(&seen)?;
+    floor.clean_up()?;
+    Ok(times_of(&seen, begun))
+}
+
+/// Measures how long one pod takes to end, then removes the others and stops the agent.
+async fn take_down(subject: &mut Subject, pods: &[Pod], up: &Up) -> anyhow::Result<Duration> {
+    let first = pods.first().context("there are no pods")?;
+    let gone = subject.remove_one(first, process_of(first, up)?).await?;
+    subject.remove_rest().await?;
+    ensure_ended(&up.seen)?;
+    subject.stop().await?;
+    subject.purge().await?;
+    Ok(gone)
+}
+
+/// What the agent costs while nothing happens, and how it comes back after it was killed. Leaves the agent
+/// running and all pods as they were.
+async fn at_rest(
+    subject: &mut Subject,
+    plan: &Plan,
+    pods: &[Pod],
+    up: &Up,
+    report: &mut Report,
+    progress: &Progress,
+) -> anyhow::Result<()> {
+    progress.say(format!("{} s of rest before memory is read", REST.as_secs()));
+    tokio::time::sleep(REST).await;
+    report.pss_kib = subject.pss_kib()?;
+    let with = match plan.idle {
+        Some(window) => {
+            progress.say(format!("idle for {} s with the agent", window.as_secs()));
+            let mut processes = subject.services()?;
+            processes.insert(RUNTIME.to_owned(), containerd(subject)?);
+            Some(cpu_percent(&processes, window).await?)
+        }
+        None => None,
+    };
+    for _ in 0..plan.rounds {
+        let took = subject.recover(pods, &up.seen).await?;
+        progress.say(format!("killed and Ready again after {:.3} s", took.as_secs_f64()));
+        report.recovery.push(took.as_secs_f64());
+    }
+    let (Some(window), Some(mut services)) = (plan.idle, with) else { return Ok(()) };
+    subject.stop().await?;
+    progress.say(format!("idle for {} s without the agent", window.as_secs()));
+    tokio::time::sleep(REST).await;
+    let alone = Named::from([(RUNTIME.to_owned(), containerd(subject)?)]);
+    let runtime_without = cpu_percent(&alone, window).await?.values().sum();
+    let runtime_with = services.remove(RUNTIME).context("containerd was not measured")?;
+    report.idle = Some(Idle { window, services, runtime_with, runtime_without });
+    subject.resume().await?;
+    subject.wait_ready(pods).await
+}
+
+/// CPU time over `window`, in percent of one core.
+async fn cpu_percent(processes: &Named, window: Duration) -> anyhow::Result<BTreeMap<String, f64>> {
+    let before = usage::cpu_seconds(processes)?;
+    let begun = Instant::now();
+    tokio::time::sleep(window).await;
+    let after = usage::cpu_seconds(processes)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let percent = |(name, cpu): (String, f64)| {
+        let used = cpu - before.get(&name).copied().unwrap_or_default();
+        (name, used * 100.0 / seconds)
+    };
+    Ok(after.into_iter().map(percent).collect())
+}
+
+fn containerd(subject: &Subject) -> anyhow::Result<ProcessId> {
+    subject.agent().containerd().process().context("containerd has ended")
+}
+
+fn process_of(pod: &Pod, up: &Up) -> anyhow::Result<ProcessId> {
+    let seen = up.seen.iter().find(|seen| seen.marker == pod.marker);
+    Ok(seen.with_context(|| format!("no process of {} was seen", pod.name))?.process)
+}
+
+fn ensure_ended(seen: &[Seen]) -> anyhow::Result<()> {
+    let alive = seen.iter().filter(|seen| seen.process.is_alive()).count();
+    ensure!(alive == 0, "{alive} processes of removed pods are still there");
+    Ok(())
+}
+
+fn times_of(seen: &[Seen], begun: Instant) -> Times {
+    Times::new(seen.iter().map(|seen| seen.at.saturating_duration_since(begun)))
+}

@@ -1,0 +1,76 @@
+//! What processes use, as the kernel counts it.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context as _, ensure};
+use keelson_testkit::process::ProcessId;
+
+/// Clock ticks per second in /proc; Linux tells programs 100 on every architecture that we build for
+/// (`sysconf(_SC_CLK_TCK)`).
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// Processes by a name for the reader.
+pub type Named = BTreeMap<String, ProcessId>;
+
+/// Proportional set size in KiB (`Pss` of /proc/PID/smaps_rollup).
+pub fn pss_kib(process: ProcessId) -> anyhow::Result<u64> {
+    let path = format!("/proc/{}/smaps_rollup", process.pid);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    parse_pss(&text).with_context(|| format!("{path} has no Pss"))
+}
+
+fn parse_pss(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
+/// CPU seconds that each process has used so far, in user and kernel mode.
+pub fn cpu_seconds(processes: &Named) -> anyhow::Result<BTreeMap<String, f64>> {
+    let of = |(name, process): (&String, &ProcessId)| {
+        let path = format!("/proc/{}/stat", process.pid);
+        let text = fs::read_to_string(&path).with_context(|| format!("{name} has ended"))?;
+        let (ticks, start) = parse_ticks(&text).with_context(|| format!("{path} cannot be read"))?;
+        ensure!(start == process.start_time, "{name} has ended");
+        // A process does not live long enough to use ticks that a float cannot count.
+        Ok((name.clone(), ticks as f64 / TICKS_PER_SECOND))
+    };
+    processes.iter().map(of).collect()
+}
+
+/// utime + stime and the start time (fields 14, 15 and 22 of proc_pid_stat(5)).
+fn parse_ticks(stat: &str) -> Option<(u64, u64)> {
+    // The name is in brackets and may hold brackets and blanks itself.
+    let fields: Vec<&str> = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    Some((number(14)? + number(15)?, number(22)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_read_behind_any_name() {
+        let stat = "7 (a ) (b) S 3 7 7 0 -1 0 0 0 0 0 30 12 99 99 20 0 1 0 4242 0 0";
+        assert_eq!(parse_ticks(stat), Some((42, 4242)));
+        assert_eq!(parse_ticks("7 (x) S 3"), None);
+    }
+
+    #[test]
+    fn pss_is_not_one_of_its_parts() {
+        let text = "55 ---p 00:00 0 [rollup]\nRss:  900 kB\nPss:      512 kB\nPss_Dirty: 7 kB\n";
+        assert_eq!(parse_pss(text), Some(512));
+        assert_eq!(parse_pss("Pss_Dirty: 7 kB\n"), None);
+    }
+
+    #[test]
+    fn this_process_uses_memory_and_a_dead_one_is_named() {
+        let me = ProcessId::of(std::process::id()).unwrap();
+        assert!(pss_kib(me).unwrap() > 0);
+        assert!(cpu_seconds(&Named::from([("me".to_owned(), me)])).unwrap()["me"] >= 0.0);
+        let dead = ProcessId { start_time: me.start_time + 1, ..me };
+        let error = cpu_seconds(&Named::from([("init".to_owned(), dead)])).unwrap_err();
+        assert_eq!(error.to_string(), "init has ended");
+    }
+}

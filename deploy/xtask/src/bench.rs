@@ -1,0 +1,88 @@
+//! `cargo xtask bench`.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::{cargo, packages, quickstart, require_root, run_command};
+
+/// The program that measures; it speaks gRPC, so it cannot be a part of this one.
+const PROGRAM: &str = "keelson-bench";
+
+/// What is measured; passed on to the program.
+#[derive(Debug, Args)]
+pub struct BenchArguments {
+    /// Pods [default: 50]
+    #[arg(short, long, value_name = "N")]
+    n: Option<u32>,
+    /// Print one line of JSON instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Length of an idle window, in which CPU time is counted [default: 120]
+    #[arg(long, value_name = "SECONDS")]
+    idle_seconds: Option<u64>,
+    /// Leave the idle windows out
+    #[arg(long)]
+    no_idle: bool,
+    /// Runs of the agent and of the floor, in turns [default: 3]
+    #[arg(long, value_name = "COUNT")]
+    rounds: Option<u32>,
+}
+
+impl BenchArguments {
+    fn pass_on(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = Vec::new();
+        let mut add = |flag: &str, value: Option<String>| {
+            arguments.push(flag.into());
+            arguments.extend(value.map(OsString::from));
+        };
+        if let Some(n) = self.n {
+            add("-n", Some(n.to_string()));
+        }
+        if self.json {
+            add("--json", None);
+        }
+        if let Some(seconds) = self.idle_seconds {
+            add("--idle-seconds", Some(seconds.to_string()));
+        }
+        if self.no_idle {
+            add("--no-idle", None);
+        }
+        if let Some(rounds) = self.rounds {
+            add("--rounds", Some(rounds.to_string()));
+        }
+        arguments
+    }
+}
+
+/// Builds the agent and the program, and becomes the program, which so gets Ctrl-C itself.
+pub fn run(arguments: &BenchArguments) -> anyhow::Result<Infallible> {
+    require_root("bench")?;
+    packages::install_missing()?;
+    let folder = quickstart::build()?;
+    // Built apart: in one build its features would be switched on in the agent, too.
+    run_command(cargo().args(["build", "--release", "--locked", "--package", PROGRAM]))?;
+    let program = folder.join(PROGRAM);
+    let mut command = Command::new(&program);
+    command.args(arguments.pass_on()).env("KEELSON_BIN_DIR", &folder);
+    Err(command.exec()).with_context(|| format!("cannot run {}", program.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_said_is_passed_on() {
+        let none = BenchArguments { n: None, json: false, idle_seconds: None, no_idle: false, rounds: None };
+        assert_eq!(none.pass_on(), Vec::<OsString>::new());
+        let all =
+            BenchArguments { n: Some(1), json: true, idle_seconds: Some(9), no_idle: true, rounds: Some(5) };
+        let expected = ["-n", "1", "--json", "--idle-seconds", "9", "--no-idle", "--rounds", "5"];
+        assert_eq!(all.pass_on(), expected);
+    }
+}

@@ -1,0 +1,157 @@
+//! Services are killed and stopped while many pods come and go: no container restarts, no pod is lost, none is
+//! doubled (proof 3 and 4).
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use keelson_config::ServiceName;
+use keelson_testkit::process::{ProcessId, Signal};
+use keelson_testkit::{Agent, Scratch, eventually};
+use keelson_tests::{LIMIT, running, sleeper, until_ready};
+
+/// Pods that stay, and pods that come and go.
+struct Churn {
+    agent: Agent,
+    steady: Vec<String>,
+    moving: usize,
+    present: BTreeSet<String>,
+    turn: usize,
+}
+
+impl Churn {
+    async fn start(scratch: &Scratch, steady: usize, moving: usize) -> Self {
+        let agent = Agent::builder(scratch.path()).start().await.unwrap();
+        let steady: Vec<String> = (0..steady).map(|i| format!("steady{i}")).collect();
+        for name in &steady {
+            agent.write_manifest(&format!("{name}.yaml"), &sleeper(name)).unwrap();
+        }
+        let names: Vec<&str> = steady.iter().map(String::as_str).collect();
+        until_ready(&agent, &names).await.unwrap();
+        Self { agent, steady, moving, present: BTreeSet::new(), turn: 0 }
+    }
+
+    /// One pod comes; the one that came `moving` turns ago goes.
+    fn step(&mut self) {
+        let name = format!("moving{}", self.turn);
+        self.agent.write_manifest(&format!("{name}.yaml"), &sleeper(&name)).unwrap();
+        self.present.insert(name);
+        if let Some(old) = self.turn.checked_sub(self.moving) {
+            let old = format!("moving{old}");
+            self.agent.remove_manifest(&format!("{old}.yaml")).unwrap();
+            self.present.remove(&old);
+        }
+        self.turn += 1;
+    }
+
+    /// Steps for as long as `time` takes, a few in a second.
+    async fn keep_moving(&mut self, time: Duration) {
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            self.step();
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+    }
+
+    /// Everything that should run is Ready, and the runtime runs exactly that.
+    async fn settle(&self, what: &str) {
+        let names: Vec<&str> = self.steady.iter().chain(&self.present).map(String::as_str).collect();
+        until_ready(&self.agent, &names).await.unwrap_or_else(|e| panic!("{what}: {e:#}"));
+        let exact = eventually(LIMIT, format!("exactly the wanted containers run ({what})"), async || {
+            running(&self.agent).await.is_ok_and(|now| now.len() == names.len())
+        });
+        exact.await.unwrap_or_else(|e| panic!("{e:#}\n{}", self.agent.log_tail()));
+    }
+
+    async fn steady_processes(&self) -> Vec<keelson_tests::Process> {
+        let now = running(&self.agent).await.unwrap();
+        let node = &self.agent.spec().node_name;
+        self.steady.iter().map(|n| now[&format!("{n}-{node}/main")].clone()).collect()
+    }
+
+    async fn back(&self, service: ServiceName, old: ProcessId) {
+        eventually(LIMIT, format!("{service} runs again"), async || {
+            self.agent.service(service).is_some_and(|p| p != old)
+        })
+        .await
+        .unwrap_or_else(|e| panic!("{e:#}\n{}", self.agent.log_tail()));
+    }
+}
+
+async fn kill_everything_in_turn(steady: usize, moving: usize, pause: Duration) {
+    let scratch = Scratch::new().unwrap();
+    let mut churn = Churn::start(&scratch, steady, moving).await;
+    let before = churn.steady_processes().await;
+    for service in ServiceName::supervised() {
+        let process = churn.agent.service(service).unwrap();
+        churn.step();
+        process.signal(Signal::KILL);
+        churn.keep_moving(pause).await;
+        churn.back(service, process).await;
+        churn.settle(&format!("after {service} was killed")).await;
+    }
+    churn.step();
+    churn.agent.kill_init();
+    churn.keep_moving(pause).await;
+    churn.agent.start().await.unwrap();
+    churn.settle("after init was killed").await;
+
+    churn.step();
+    for service in ServiceName::supervised() {
+        churn.agent.service(service).unwrap().signal(Signal::KILL);
+    }
+    churn.agent.kill_init();
+    churn.keep_moving(pause).await;
+    churn.agent.start().await.unwrap();
+    churn.settle("after everything was killed at once").await;
+    assert_eq!(churn.steady_processes().await, before, "no steady container has restarted");
+    churn.agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn services_are_killed_in_turn_while_pods_come_and_go() {
+    kill_everything_in_turn(4, 4, Duration::from_millis(1500)).await;
+}
+
+#[tokio::test]
+#[ignore = "long: fifty pods, several minutes"]
+async fn services_are_killed_in_turn_while_fifty_pods_come_and_go() {
+    kill_everything_in_turn(30, 20, Duration::from_secs(6)).await;
+}
+
+async fn stop_everything_in_turn(steady: usize, moving: usize, pause: Duration) {
+    let scratch = Scratch::new().unwrap();
+    let mut churn = Churn::start(&scratch, steady, moving).await;
+    let before = churn.steady_processes().await;
+    for service in ServiceName::supervised() {
+        let process = churn.agent.service(service).unwrap();
+        process.signal(Signal::STOP);
+        churn.keep_moving(pause).await;
+        let memory = agent_memory_kib(&churn.agent);
+        assert!(memory < 400 << 10, "the agent has grown to {memory} KiB while {service} was stopped");
+        process.signal(Signal::CONT);
+        churn.settle(&format!("after {service} was stopped and went on")).await;
+    }
+    assert_eq!(churn.steady_processes().await, before, "no steady container has restarted");
+    churn.agent.end().unwrap();
+}
+
+fn agent_memory_kib(agent: &Agent) -> u64 {
+    let pids = ServiceName::ALL.into_iter().filter_map(|s| agent.service_pid(s));
+    pids.map(|pid| {
+        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        let line = rollup.lines().find(|l| l.starts_with("Pss:")).unwrap_or_default().to_owned();
+        line.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)
+    })
+    .sum()
+}
+
+#[tokio::test]
+async fn services_are_stopped_in_turn_while_pods_come_and_go() {
+    stop_everything_in_turn(3, 3, Duration::from_secs(3)).await;
+}
+
+#[tokio::test]
+#[ignore = "long: each service stopped for a minute"]
+async fn services_are_stopped_for_a_minute_each_while_fifty_pods_come_and_go() {
+    stop_everything_in_turn(30, 20, Duration::from_secs(60)).await;
+}
