@@ -72,7 +72,10 @@ pub async fn pods(agent: &Agent) -> anyhow::Result<BTreeMap<String, Value>> {
     let list = agent.keelson_json(&["get", "pods", "-A", "-o", "json"]).await?;
     ensure!(list["kind"] == "PodList", "not a PodList: {list}");
     let items = list["items"].as_array().context("items is no list")?;
-    Ok(items.iter().map(|p| (p["metadata"]["name"].as_str().unwrap_or_default().to_owned(), p.clone())).collect())
+    Ok(items
+        .iter()
+        .map(|p| (p["metadata"]["name"].as_str().unwrap_or_default().to_owned(), p.clone()))
+        .collect())
 }
 
 /// Whether a pod's condition `Ready` is True.

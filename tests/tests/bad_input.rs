@@ -1,8 +1,12 @@
 //! Bad input: running pods are untouched, the last good version goes on, and the error is told where people
 //! look.
 
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
 use keelson_testkit::{Agent, Scratch, eventually};
-use keelson_tests::{LIMIT, events, is_ready, pods, running, sleeper, until_event, until_explained, until_ready};
+use keelson_tests::{
+    LIMIT, events, is_ready, pods, running, sleeper, until_event, until_explained, until_ready,
+};
 
 async fn agent_with_web(scratch: &Scratch) -> Agent {
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
@@ -16,7 +20,9 @@ async fn a_manifest_that_breaks_leaves_its_pod_running_and_names_file_and_line()
     let scratch = Scratch::new().unwrap();
     let mut agent = agent_with_web(&scratch).await;
     let before = running(&agent).await.unwrap();
-    agent.write_manifest("web.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n spec: [\n").unwrap();
+    agent
+        .write_manifest("web.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n spec: [\n")
+        .unwrap();
     until_event(&agent, "InvalidManifest", "web.yaml").await.unwrap();
     assert!(agent.log().contains("web.yaml"), "the log names the file");
     let sources = agent.keelson_json(&["get", "sources", "-o", "json"]).await.unwrap().to_string();
@@ -32,7 +38,8 @@ async fn a_manifest_that_breaks_leaves_its_pod_running_and_names_file_and_line()
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
     eventually(LIMIT, "the problem is gone", async || {
         let sources = agent.keelson_json(&["get", "sources", "-o", "json"]).await.unwrap();
-        !sources.to_string().contains("InvalidManifest") && sources["items"][0]["problems"].as_array().is_none_or(Vec::is_empty)
+        !sources.to_string().contains("InvalidManifest")
+            && sources["items"][0]["problems"].as_array().is_none_or(Vec::is_empty)
     })
     .await
     .unwrap();
@@ -56,7 +63,9 @@ async fn what_is_not_a_good_pod_is_refused_and_harms_nothing() {
         agent.write_manifest(file, text).unwrap();
         eventually(LIMIT, format!("an event names {file}"), async || {
             let events = events(&agent).await.unwrap_or_default();
-            events.iter().any(|e| e["type"] == "Warning" && e["message"].as_str().is_some_and(|m| m.contains(file)))
+            events
+                .iter()
+                .any(|e| e["type"] == "Warning" && e["message"].as_str().is_some_and(|m| m.contains(file)))
         })
         .await
         .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
@@ -75,7 +84,9 @@ async fn a_missing_image_is_explained_and_other_pods_are_not_held_up() {
     let explained = until_explained(&agent, "missing", "the image is named", |e| {
         let steps = e["steps"].as_array();
         steps.into_iter().flatten().any(|s| {
-            s["name"] == "image" && s["state"] == "failed" && s["message"].as_str().is_some_and(|m| m.contains("nowhere/image"))
+            s["name"] == "image"
+                && s["state"] == "failed"
+                && s["message"].as_str().is_some_and(|m| m.contains("nowhere/image"))
         })
     })
     .await

@@ -1,5 +1,7 @@
 //! One pod through every service, on a real containerd.
 
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
 use std::process::Command;
 
 use keelson_config::ServiceName;
@@ -52,7 +54,10 @@ async fn a_manifest_becomes_a_running_container_and_leaves_nothing_when_it_goes(
     .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     eventually(LIMIT, "its folders, logs, links and cgroups are gone", async || {
         let empty = |dir: &std::path::Path| std::fs::read_dir(dir).map_or(true, |mut d| d.next().is_none());
-        !pod_dir.exists() && empty(&spec.pod_logs_dir) && empty(&spec.links_dir) && cgroups_of(&uid).is_empty()
+        !pod_dir.exists()
+            && empty(&spec.pod_logs_dir)
+            && empty(&spec.links_dir)
+            && cgroups_of(&uid).is_empty()
     })
     .await
     .unwrap_or_else(|e| panic!("{e:#}: {:?}\n{}", cgroups_of(&uid), agent.log_tail()));
@@ -126,10 +131,12 @@ async fn one_trace_of_a_pods_start_has_spans_of_every_service_on_the_path() {
     let agent = Agent::builder(scratch.path()).traces_to(collector.endpoint()).start().await.unwrap();
     agent.write_manifest("traced.yaml", &sleeper("traced")).unwrap();
     until_ready(&agent, &["traced"]).await.unwrap();
-    let path = ["pod-config", "pod-sync", "resource-manager", "volume-manager", "runtime-shim", "node-status"];
+    let path =
+        ["pod-config", "pod-sync", "resource-manager", "volume-manager", "runtime-shim", "node-status"];
     let mut seen = Vec::new();
     let complete = eventually(LIMIT, "one trace with spans of every service on the path", async || {
-        let mut traces: std::collections::BTreeMap<String, std::collections::BTreeSet<String>> = Default::default();
+        let mut traces: std::collections::BTreeMap<String, std::collections::BTreeSet<String>> =
+            Default::default();
         for span in collector.spans() {
             traces.entry(span.trace_id.clone()).or_default().insert(span.service.clone());
         }

@@ -337,23 +337,23 @@ mod tests {
     #[test]
     fn the_table_has_its_columns_in_line() {
         let expected = "\
-2 pods, medians of 3 rounds                        measured   target
---------------------------------------------------------------------
-up: manifests in place to the last process          0.220 s
-  half of the pods                                   110 ms
-  99 % of the pods                                   220 ms
-floor: the same requests straight at containerd     0.200 s
-  half of the pods                                   100 ms
-up / floor                                            1.100     1.10
-gone: one manifest removed to its process gone      0.250 s    0.3 s
-whole agent killed to all Ready again               0.500 s    0.8 s
-memory of all services (PSS)                        7.0 MiB   48 MiB
-  init                                              2.0 MiB
-  pod-sync                                          5.0 MiB
-idle CPU of all services, of one core                0.33 %    0.5 %
-  init                                               0.10 %
-  pod-sync                                           0.23 %
-idle CPU that the agent costs containerd             0.40 %    0.3 %
+2 pods, medians of 3 rounds                       measured   target
+-------------------------------------------------------------------
+up: manifests in place to the last process         0.220 s
+  half of the pods                                  110 ms
+  99 % of the pods                                  220 ms
+floor: the same requests straight at containerd    0.200 s
+  half of the pods                                  100 ms
+up / floor                                           1.100     1.10
+gone: one manifest removed to its process gone     0.250 s    0.3 s
+whole agent killed to all Ready again              0.500 s    0.8 s
+memory of all services (PSS)                       7.0 MiB   48 MiB
+  init                                             2.0 MiB
+  pod-sync                                         5.0 MiB
+idle CPU of all services, of one core               0.33 %    0.5 %
+  init                                              0.10 %
+  pod-sync                                          0.23 %
+idle CPU that the agent costs containerd            0.40 %    0.3 %
 ";
         assert_eq!(report().table(), expected);
     }

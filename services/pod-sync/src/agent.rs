@@ -11,8 +11,8 @@ use keelson_pod_sync_core::explain::Ledger;
 use keelson_pod_sync_core::observation::PodObservation;
 use keelson_pod_sync_core::ordering::{StartBook, may_start};
 use keelson_pod_sync_core::worker::{Input, SyncOutcome, Transition, WorkerPhase, WorkerState, step};
-use keelson_service_kit::{CancellationToken, Context, ObjectRef, WatchHub, now_unix_nanos};
 use keelson_proto::keelson::resource_manager::v1::Machine;
+use keelson_service_kit::{CancellationToken, Context, ObjectRef, WatchHub, now_unix_nanos};
 use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::clients::Clients;

@@ -69,7 +69,9 @@ impl Clients {
     pub async fn read_pod(&self, uid: &str) -> Result<Observed, Status> {
         let request = runtime::GetPodRequest { uid: uid.to_owned() };
         let pod = self.runtime().get_pod(bounded(request, Duration::from_secs(15))).await?.into_inner().pod;
-        Ok(observation(pod.unwrap_or_else(|| runtime::RuntimePod { uid: uid.to_owned(), ..Default::default() })))
+        Ok(observation(
+            pod.unwrap_or_else(|| runtime::RuntimePod { uid: uid.to_owned(), ..Default::default() }),
+        ))
     }
 }
 

@@ -6,7 +6,8 @@ use k8s_cri::v1 as cri;
 use keelson_kube_model::SeLinuxOptions;
 use keelson_pod_sync_core::config::{
     ContainerSecurity, ContainerSpec, DnsSpec, LinuxResources, MountSpec, NamespaceMode, Namespaces,
-    PortMapping, Propagation, Protocol, ResolvConf, SandboxSecurity, SandboxSpec, SecurityProfile, UserNamespace,
+    PortMapping, Propagation, Protocol, ResolvConf, SandboxSecurity, SandboxSpec, SecurityProfile,
+    UserNamespace,
 };
 
 /// The node's resolv.conf; an empty path or an unreadable file gives an empty one, with a warning.
@@ -14,9 +15,14 @@ pub fn read_resolv_conf(path: &str) -> ResolvConf {
     if path.is_empty() {
         return ResolvConf::default();
     }
-    let parsed = fs::read_to_string(path).map_err(|e| e.to_string()).and_then(|text| ResolvConf::parse(&text));
+    let parsed =
+        fs::read_to_string(path).map_err(|e| e.to_string()).and_then(|text| ResolvConf::parse(&text));
     parsed.unwrap_or_else(|error| {
-        tracing::warn!(path, error, "cannot read the node's resolv.conf (resolvConf); pods get no DNS from it");
+        tracing::warn!(
+            path,
+            error,
+            "cannot read the node's resolv.conf (resolvConf); pods get no DNS from it"
+        );
         ResolvConf::default()
     })
 }
@@ -139,7 +145,6 @@ fn mount(spec: MountSpec) -> cri::Mount {
         gid_mappings: ids,
         recursive_read_only: spec.recursive_read_only,
         image: spec.image.map(|image| cri::ImageSpec { image, ..cri::ImageSpec::default() }),
-        ..cri::Mount::default()
     }
 }
 
@@ -186,7 +191,11 @@ fn profile(profile: &SecurityProfile) -> cri::SecurityProfile {
 }
 
 fn groups_policy(strict: bool) -> i32 {
-    if strict { cri::SupplementalGroupsPolicy::Strict as i32 } else { cri::SupplementalGroupsPolicy::Merge as i32 }
+    if strict {
+        cri::SupplementalGroupsPolicy::Strict as i32
+    } else {
+        cri::SupplementalGroupsPolicy::Merge as i32
+    }
 }
 
 fn int64(value: Option<i64>) -> Option<cri::Int64Value> {

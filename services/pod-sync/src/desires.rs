@@ -27,11 +27,7 @@ pub fn want(agent: &Agent, wanted: &Wanted, phase: WorkerPhase) {
     let runtime_want = if phase == WorkerPhase::Sync { Want::Run } else { Want::Stop };
     agent.desired.runtime.want(
         uid,
-        runtime::PodDesire {
-            pod: Some(pod_ref(pod)),
-            revision: wanted.revision,
-            want: runtime_want as i32,
-        },
+        runtime::PodDesire { pod: Some(pod_ref(pod)), revision: wanted.revision, want: runtime_want as i32 },
     );
     if phase >= WorkerPhase::Terminated {
         return;
@@ -78,7 +74,10 @@ fn volume_message(volume: &Volume) -> volume::Volume {
             size_limit_bytes: empty.size_limit.as_ref().map_or(0, Quantity::value),
         })
     } else if let Some(host) = &volume.host_path {
-        Source::HostPath(volume::HostPath { path: host.path.clone(), r#type: host.type_.clone().unwrap_or_default() })
+        Source::HostPath(volume::HostPath {
+            path: host.path.clone(),
+            r#type: host.type_.clone().unwrap_or_default(),
+        })
     } else {
         Source::Unsupported(volume.source_kind().unwrap_or("no source").to_owned())
     };

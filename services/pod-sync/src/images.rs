@@ -89,7 +89,8 @@ async fn ensure(
         loop {
             match answers.message().await.map_err(cut)?.and_then(|a| a.item) {
                 Some(Item::Progress(progress)) => {
-                    let cause = Cause::waiting(&progress.step, &format!("image: {}", progress.step), "runtime-shim");
+                    let cause =
+                        Cause::waiting(&progress.step, &format!("image: {}", progress.step), "runtime-shim");
                     note_wait(agent, uid, StepName::Image, &name, cause);
                 }
                 Some(Item::Done(done)) => return Ok(done),

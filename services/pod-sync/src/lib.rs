@@ -93,10 +93,11 @@ fn spawn_loops(context: &Context, agent: &Arc<Agent>) {
     });
     context.spawn("volume sync", volumes);
     let clients = agent.clients.clone();
-    let resources = agent.desired.resources.clone().run(context.clone(), "resource-manager", move |messages| {
-        let mut client = clients.resources();
-        async move { client.sync(Request::new(messages)).await }
-    });
+    let resources =
+        agent.desired.resources.clone().run(context.clone(), "resource-manager", move |messages| {
+            let mut client = clients.resources();
+            async move { client.sync(Request::new(messages)).await }
+        });
     context.spawn("resource sync", resources);
 }
 

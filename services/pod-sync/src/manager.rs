@@ -122,13 +122,14 @@ fn take_in(agent: &Arc<Agent>, sources: &Sources, sent: config::DesiredPod) -> R
     let pod: Arc<Pod> = Arc::new(serde_json::from_slice(&raw)?);
     let wanted = Wanted {
         pod: Arc::clone(&pod),
-        raw: raw.into(),
+        raw,
         source: sent.source,
         origin: sent.origin,
         traceparent: sent.traceparent,
         revision: sent.revision,
     };
-    let kind = if known.is_some_and(|(desired, _)| desired) { UpdateKind::Update } else { UpdateKind::Create };
+    let kind =
+        if known.is_some_and(|(desired, _)| desired) { UpdateKind::Update } else { UpdateKind::Create };
     let observed = sources.state().loose.remove(&uid);
     if let Some(observed) = &observed
         && !observed.sandboxes.is_empty()

@@ -149,7 +149,8 @@ fn note(start: &Start<'_>, step: StepName, subject: &str, cause: Cause) {
 
 /// The existing sandbox of the pod, or a new one.
 async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbox, Trouble> {
-    let attempt = plan.map_or_else(|| start.observed.newest_sandbox().map_or(0, |s| s.attempt), |p| p.attempt);
+    let attempt =
+        plan.map_or_else(|| start.observed.newest_sandbox().map_or(0, |s| s.attempt), |p| p.attempt);
     let config = match sandbox_request(start, attempt) {
         Ok(config) => config,
         Err(text) => return Err(sandbox_trouble(start, &Trouble::fault(text), YOU)),
@@ -160,9 +161,13 @@ async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbo
         return Ok(Sandbox { id, ips: start.observed.pod_ips(), config });
     };
     note(start, StepName::Sandbox, "", Cause::working("runtime-shim", "the runtime makes the sandbox"));
-    let request =
-        cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
-    let made = start.agent.clients.cri().run_pod_sandbox(bounded(request, start.agent.clients.cri_timeout * 2)).await;
+    let request = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
+    let made = start
+        .agent
+        .clients
+        .cri()
+        .run_pod_sandbox(bounded(request, start.agent.clients.cri_timeout * 2))
+        .await;
     let id = match made {
         Ok(response) => response.into_inner().pod_sandbox_id,
         Err(status) => {
@@ -274,11 +279,20 @@ async fn start_one(
     image: &runtime::ImageDone,
 ) -> Result<(), StartTrouble> {
     let fail = |reason| move |trouble| StartTrouble { reason, trouble };
-    note(start, StepName::Container, &action.name, Cause::working("runtime-shim", "the runtime starts the container"));
-    let files = write_files(start, sandbox, action, container)
-        .await
-        .map_err(|s| fail("CreateContainerConfigError")(Trouble::call("cannot write the container's files", &s)))?;
-    let attempt = if action.attempt_from_logs { action.attempt.max(files.next_attempt_by_logs) } else { action.attempt };
+    note(
+        start,
+        StepName::Container,
+        &action.name,
+        Cause::working("runtime-shim", "the runtime starts the container"),
+    );
+    let files = write_files(start, sandbox, action, container).await.map_err(|s| {
+        fail("CreateContainerConfigError")(Trouble::call("cannot write the container's files", &s))
+    })?;
+    let attempt = if action.attempt_from_logs {
+        action.attempt.max(files.next_attempt_by_logs)
+    } else {
+        action.attempt
+    };
     let config = container_request(start, sandbox, container, attempt, image, &files)
         .await
         .map_err(|text| fail("CreateContainerConfigError")(Trouble::fault(text)))?;
@@ -361,7 +375,11 @@ async fn container_request(
         .mounts
         .values()
         .map(|v| {
-            let path = VolumePath { host_path: v.host_path.clone(), read_only: v.read_only, ..VolumePath::default() };
+            let path = VolumePath {
+                host_path: v.host_path.clone(),
+                read_only: v.read_only,
+                ..VolumePath::default()
+            };
             (v.name.clone(), path)
         })
         .collect();
@@ -374,7 +392,8 @@ async fn container_request(
             read_only: m.read_only,
         })
         .collect();
-    let allocatable = machine.allocatable.iter().map(|(name, amount)| (name.clone(), quantity(name, *amount)));
+    let allocatable =
+        machine.allocatable.iter().map(|(name, amount)| (name.clone(), quantity(name, *amount)));
     let (allocatable, given) = (allocatable.collect(), Given::default());
     let seccomp_dir = config.paths.root_dir.join("seccomp").to_string_lossy().into_owned();
     let inputs = ContainerInputs {
@@ -402,7 +421,8 @@ async fn container_request(
         image_volumes: false,
         users: None,
     };
-    let wanted = subpaths(container, &container_env(start, container, &inputs)?).map_err(|e| e.to_string())?;
+    let wanted =
+        subpaths(container, &container_env(start, container, &inputs)?).map_err(|e| e.to_string())?;
     if let Some(first) = wanted.first() {
         return Err(format!(
             "subPath {:?} of volumeMount {:?}: this version does not mount parts of volumes",
@@ -417,7 +437,8 @@ fn container_env(
     container: &Container,
     inputs: &ContainerInputs<'_>,
 ) -> Result<Vec<(String, String)>, String> {
-    keelson_pod_sync_core::config::environment(&start.wanted.pod, container, inputs).map_err(|e| e.to_string())
+    keelson_pod_sync_core::config::environment(&start.wanted.pod, container, inputs)
+        .map_err(|e| e.to_string())
 }
 
 fn quantity(name: &str, amount: i64) -> Quantity {
@@ -443,13 +464,22 @@ async fn post_start(
         Ok(Err(text)) => text,
         Err(_) => format!("no end within {} s", bound.as_secs()),
     };
-    start.agent.context.events.warning(object, "FailedPostStartHook", format!("PostStartHook failed: {text}"));
+    start.agent.context.events.warning(
+        object,
+        "FailedPostStartHook",
+        format!("PostStartHook failed: {text}"),
+    );
     let grace = start.wanted.pod.termination_grace();
     crate::stop::stop_containers(start.agent, start.job, std::iter::once((id.to_owned(), grace))).await?;
     Err(Trouble::fault(format!("PostStartHook failed: {text}")))
 }
 
-fn image_trouble(start: &Start<'_>, container: &Container, kind: ContainerKind, trouble: ImageTrouble) -> Trouble {
+fn image_trouble(
+    start: &Start<'_>,
+    container: &Container,
+    kind: ContainerKind,
+    trouble: ImageTrouble,
+) -> Trouble {
     remember(start, container, &trouble.reason, &trouble.message);
     let object = container_object(&start.wanted.pod, kind, &container.name);
     start.agent.context.events.warning(object, "Failed", format!("Error: {}", trouble.reason));
@@ -460,7 +490,8 @@ fn image_trouble(start: &Start<'_>, container: &Container, kind: ContainerKind, 
         Cause::waiting("Image", "waits for its image", "runtime-shim"),
     );
     let retry = (trouble.retry_unix_nanos > 0).then_some(trouble.retry_unix_nanos);
-    let retry = retry.or_else(|| (!trouble.neighbour).then(|| keelson_service_kit::now_unix_nanos() + 10_000_000_000));
+    let retry = retry
+        .or_else(|| (!trouble.neighbour).then(|| keelson_service_kit::now_unix_nanos() + 10_000_000_000));
     Trouble { message: trouble.message, retry_unix_nanos: retry, neighbour: trouble.neighbour }
 }
 

@@ -69,7 +69,10 @@ pub async fn terminate(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
     }
     let observed = read(agent, &job.uid).await?;
     if observed.anything_running() || observed.any_sandbox_ready() {
-        return Err(Trouble { neighbour: true, ..Trouble::fault("the runtime still shows running processes") });
+        return Err(Trouble {
+            neighbour: true,
+            ..Trouble::fault("the runtime still shows running processes")
+        });
     }
     publish(agent, &job.uid, &Facts { pod_is_terminal: true, ..Facts::default() });
     Ok(Turn::of(SyncOutcome::Done))
@@ -149,7 +152,8 @@ async fn stop_step(
 async fn pre_stop(agent: &Agent, pod: &Pod, step: &StopStep, deadline: i64) {
     let left = seconds_until(deadline);
     let Some((_, container)) = pod.container(&step.name) else { return };
-    let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref()).filter(|_| left > 0) else {
+    let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref()).filter(|_| left > 0)
+    else {
         return;
     };
     let bound = Duration::from_secs(u64::try_from(left).unwrap_or(0));
@@ -165,7 +169,12 @@ async fn pre_stop(agent: &Agent, pod: &Pod, step: &StopStep, deadline: i64) {
 ///
 /// # Errors
 /// What went wrong, for people.
-pub async fn run_hook(agent: &Agent, id: &str, hook: &LifecycleHandler, bound: Duration) -> Result<(), String> {
+pub async fn run_hook(
+    agent: &Agent,
+    id: &str,
+    hook: &LifecycleHandler,
+    bound: Duration,
+) -> Result<(), String> {
     if let Some(exec) = &hook.exec {
         let request = cri::ExecSyncRequest {
             container_id: id.to_owned(),
@@ -194,17 +203,16 @@ pub async fn stop_containers(
     kills: impl Iterator<Item = (String, i64)>,
 ) -> Result<(), Trouble> {
     tracing::debug!(uid = job.uid, "stopping single containers");
-    try_join_all(kills.map(|(id, grace)| async move {
-        stop_container(agent, &id, stop_timeout_seconds(grace)).await
-    }))
+    try_join_all(
+        kills.map(|(id, grace)| async move { stop_container(agent, &id, stop_timeout_seconds(grace)).await }),
+    )
     .await
     .map(|_| ())
 }
 
 async fn stop_container(agent: &Agent, id: &str, timeout_seconds: i64) -> Result<(), Trouble> {
     let request = cri::StopContainerRequest { container_id: id.to_owned(), timeout: timeout_seconds };
-    let bound =
-        agent.clients.cri_timeout + Duration::from_secs(u64::try_from(timeout_seconds).unwrap_or(0));
+    let bound = agent.clients.cri_timeout + Duration::from_secs(u64::try_from(timeout_seconds).unwrap_or(0));
     gone_is_done(agent.clients.cri().stop_container(bounded(request, bound)).await)
         .map_err(|s| Trouble::call("cannot stop a container", &s))
 }

@@ -74,7 +74,9 @@ impl Store {
             let record = fs::read(&path).ok().and_then(|b| serde_json::from_slice::<Record>(&b).ok());
             match record {
                 Some(record) if record.schema <= SCHEMA => records.push(record),
-                Some(_) => tracing::warn!(file = %path.display(), "a newer release wrote this record, ignored"),
+                Some(_) => {
+                    tracing::warn!(file = %path.display(), "a newer release wrote this record, ignored")
+                }
                 None => {
                     let _ = fs::remove_file(&path);
                 }

@@ -44,7 +44,8 @@ pub async fn sync(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Turn
         return Ok(Turn::of(SyncOutcome::Cancelled));
     }
     // The observation may have become newer while the runtime was awaited.
-    let mut observed = agent.with(&job.uid, |e| Arc::clone(&e.observed)).unwrap_or_else(|| Arc::clone(&job.observed));
+    let mut observed =
+        agent.with(&job.uid, |e| Arc::clone(&e.observed)).unwrap_or_else(|| Arc::clone(&job.observed));
     for _ in 0..ROUNDS {
         let actions = decide(agent, wanted, &observed);
         tell_waits(agent, job, &actions);
@@ -61,7 +62,7 @@ pub async fn sync(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Turn
         let span = tracing::info_span!(
             target: keelson_telemetry::TRACE_TARGET, "sync pod", pod = name_of(pod), uid = job.uid);
         keelson_telemetry::set_parent(&span, &wanted.traceparent);
-        match carry_out(agent, job, wanted, &observed, &actions).instrument(span).await? {
+        match Box::pin(carry_out(agent, job, wanted, &observed, &actions).instrument(span)).await? {
             Done::Look => {}
             Done::Stop(turn) => return Ok(turn),
         }
@@ -102,7 +103,13 @@ async fn runtime_is_there(agent: &Agent, job: &Job) -> bool {
             return true;
         }
         let text = if view.message.is_empty() { "the runtime has not been read yet" } else { &view.message };
-        note_wait(agent, &job.uid, StepName::Sandbox, "", Cause::waiting("RuntimeNotReady", text, "runtime-shim"));
+        note_wait(
+            agent,
+            &job.uid,
+            StepName::Sandbox,
+            "",
+            Cause::waiting("RuntimeNotReady", text, "runtime-shim"),
+        );
         // Cancel-safe: the state is read anew.
         tokio::select! {
             () = job.cancel.cancelled() => return false,
@@ -135,7 +142,11 @@ fn tell_waits(agent: &Agent, job: &Job, actions: &PodActions) {
         }
     });
     for (name, message) in warned {
-        agent.context.events.warning(object_of(&wanted.pod).container("containers", &name), "BackOff", message);
+        agent.context.events.warning(
+            object_of(&wanted.pod).container("containers", &name),
+            "BackOff",
+            message,
+        );
     }
 }
 
@@ -178,7 +189,7 @@ async fn carry_out(
     };
     stop_unwanted(agent, job, pod, observed, actions).await?;
     let start = Start { agent, job, wanted, observed, mounts, cgroup_parent };
-    start_containers(&start, actions, images).await?;
+    Box::pin(start_containers(&start, actions, images)).await?;
     Ok(Done::Look)
 }
 
@@ -266,7 +277,13 @@ async fn mount(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Mounts,
     let fail = |status: &tonic::Status| {
         let trouble = Trouble::call("volumes are not mounted", status);
         let owner = if trouble.neighbour { "volume-manager" } else { YOU };
-        note_wait(agent, &job.uid, StepName::Volumes, "", Cause::failed("FailedMount", &trouble.message, owner));
+        note_wait(
+            agent,
+            &job.uid,
+            StepName::Volumes,
+            "",
+            Cause::failed("FailedMount", &trouble.message, owner),
+        );
         agent.context.events.warning(object_of(&wanted.pod), "FailedMount", trouble.message.clone());
         trouble
     };
@@ -295,7 +312,10 @@ async fn machine_is_known(agent: &Agent) -> Result<(), Trouble> {
     let known = machine.wait_for(|m| m.capacity.contains_key("memory"));
     match tokio::time::timeout(Duration::from_secs(10), known).await {
         Ok(Ok(_)) => Ok(()),
-        _ => Err(Trouble { neighbour: true, ..Trouble::fault("resource-manager has not told the machine's sizes") }),
+        _ => Err(Trouble {
+            neighbour: true,
+            ..Trouble::fault("resource-manager has not told the machine's sizes")
+        }),
     }
 }
 

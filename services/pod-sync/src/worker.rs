@@ -92,7 +92,8 @@ pub async fn run(agent: Arc<Agent>, uid: String) {
                 Err(_) => stale = true,
             }
         }
-        let result = turn(&agent, &job).await;
+        // On the heap, so that a worker that waits, as most do, is small.
+        let result = Box::pin(turn(&agent, &job)).await;
         let (outcome, wait) = match result {
             Ok(turn) => {
                 faults.reset();
@@ -160,7 +161,12 @@ fn delay_of(uid: &str, trouble: &Trouble, faults: &mut Backoff, absences: &mut B
         None if trouble.neighbour => absences.next_delay(),
         None => faults.next_delay(),
     };
-    tracing::warn!(uid, retry_ms = delay.as_millis() as u64, error = trouble.message, "a turn failed, will retry");
+    tracing::warn!(
+        uid,
+        retry_ms = delay.as_millis() as u64,
+        error = trouble.message,
+        "a turn failed, will retry"
+    );
     delay
 }
 
@@ -283,7 +289,8 @@ pub fn publish_first(agent: &Agent, uid: &str) {
     });
     if stored == Some(false) {
         publish(agent, uid, &Facts::default());
-    } else if let Some(Some(document)) = agent.with(uid, |e| e.wanted.clone().map(|w| document(e, w, false))) {
+    } else if let Some(Some(document)) = agent.with(uid, |e| e.wanted.clone().map(|w| document(e, w, false)))
+    {
         agent.documents.set(uid.to_owned(), Arc::new(document));
     }
 }

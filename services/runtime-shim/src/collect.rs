@@ -238,7 +238,12 @@ impl Collector {
             p.containers.iter().any(|c| c.id == id) || p.sandboxes.iter().any(|s| s.id == id)
         };
         let object = pods.iter().find(of).map(|p| ObjectRef::pod(&p.namespace, &p.name, &p.uid));
-        tracing::warn!(id, pod = object.map(|o| o.name), error = status.message(), "cannot remove, will retry");
+        tracing::warn!(
+            id,
+            pod = object.map(|o| o.name),
+            error = status.message(),
+            "cannot remove, will retry"
+        );
         Err(status)
     }
 

@@ -85,8 +85,10 @@ impl Cri {
         let (mut a, mut b) = (self.runtime(), self.runtime());
         // Sandboxes first: a container that appears between the two reads has its sandbox in the list or is
         // left to the next read.
-        let (sandboxes, containers) =
-            tokio::try_join!(a.list_pod_sandbox(self.quick(sandboxes)), b.list_containers(self.quick(containers)))?;
+        let (sandboxes, containers) = tokio::try_join!(
+            a.list_pod_sandbox(self.quick(sandboxes)),
+            b.list_containers(self.quick(containers))
+        )?;
         Ok((sandboxes.into_inner().items, containers.into_inner().containers))
     }
 

@@ -80,10 +80,8 @@ impl Files {
         }
         let logs = self.paths.pod_log_dir(&pod.namespace, &pod.name, &pod.uid).join(&request.container);
         make_dir(&logs, 0o755)?;
-        let mut answer = pb::WriteContainerFilesResponse {
-            mounts: Vec::new(),
-            next_attempt_by_logs: next_attempt(&logs),
-        };
+        let mut answer =
+            pb::WriteContainerFilesResponse { mounts: Vec::new(), next_attempt_by_logs: next_attempt(&logs) };
         let pod_dir = self.paths.pod_dir(&pod.uid);
         if let Some(hosts) = &request.etc_hosts {
             let path = pod_dir.join("etc-hosts");
@@ -109,12 +107,10 @@ impl Files {
             read_end(&mut file, MESSAGE_BYTES).ok()
         });
         let text = text.map(|t| String::from_utf8_lossy(&t).into_owned()).unwrap_or_default();
-        let wants_log = status
-            .annotations
-            .get(labels::MESSAGE_POLICY)
-            .is_some_and(|p| p == "FallbackToLogsOnError")
-            && status.exit_code != 0
-            && status.reason != "ContainerCannotRun";
+        let wants_log =
+            status.annotations.get(labels::MESSAGE_POLICY).is_some_and(|p| p == "FallbackToLogsOnError")
+                && status.exit_code != 0
+                && status.reason != "ContainerCannotRun";
         if !text.is_empty() || !wants_log {
             return text;
         }
@@ -146,9 +142,8 @@ impl Files {
     pub fn link_logs(&self, before: Option<&pb::RuntimePod>, after: &pb::RuntimePod) {
         let new = |c: &&pb::Container| {
             c.started_unix_nanos > 0
-                && !before.is_some_and(|b| {
-                    b.containers.iter().any(|o| o.id == c.id && o.started_unix_nanos > 0)
-                })
+                && !before
+                    .is_some_and(|b| b.containers.iter().any(|o| o.id == c.id && o.started_unix_nanos > 0))
         };
         for container in after.containers.iter().filter(new) {
             let target = Path::new(&container.log_path);
@@ -186,7 +181,9 @@ impl Files {
     pub fn forget_container(&self, pod: &pb::RuntimePod, container: &pb::Container) {
         let _ = fs::remove_file(self.link_of(pod, container));
         let path = Path::new(&container.log_path);
-        let (Some(dir), Some(base)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else { return };
+        let (Some(dir), Some(base)) = (path.parent(), path.file_name().and_then(|n| n.to_str())) else {
+            return;
+        };
         if !dir.starts_with(&self.paths.pod_logs_dir) {
             return;
         }
@@ -203,7 +200,9 @@ impl Files {
         let mut removed = 0;
         for entry in fs::read_dir(&self.paths.pod_logs_dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let Some(uid) = name.to_str().and_then(|n| n.rsplit_once('_')).map(|(_, uid)| uid) else { continue };
+            let Some(uid) = name.to_str().and_then(|n| n.rsplit_once('_')).map(|(_, uid)| uid) else {
+                continue;
+            };
             if !known(uid) && fs::remove_dir_all(entry.path()).is_ok() {
                 removed += 1;
             }

@@ -44,8 +44,8 @@ impl Images {
     /// Carries out one request; the last message is `done` or `failed`.
     pub async fn ensure(&self, request: pb::EnsureImageRequest, progress: Progress) {
         let pod = request.pod.clone().unwrap_or_default();
-        let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid)
-            .container("containers", &request.container);
+        let object =
+            ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid).container("containers", &request.container);
         let end = match self.ensure_inner(&pod, &request, &object, &progress).await {
             Ok(done) => Item::Done(done),
             Err(failed) => Item::Failed(failed),
@@ -60,9 +60,8 @@ impl Images {
         object: &ObjectRef,
         progress: &Progress,
     ) -> Result<pb::ImageDone, pb::ImageFailed> {
-        let reference = with_default_tag(&request.image).map_err(|error| {
-            self.failed(object, "InspectFailed", "InvalidImageName", error.to_string())
-        })?;
+        let reference = with_default_tag(&request.image)
+            .map_err(|error| self.failed(object, "InspectFailed", "InvalidImageName", error.to_string()))?;
         let present = self.inspect(&reference).await.map_err(|status| {
             let message = format!("Failed to inspect image {:?}: {}", request.image, status.message());
             self.failed(object, "InspectFailed", "ImageInspectError", message)
@@ -169,12 +168,7 @@ async fn step(progress: &Progress, step: &str) {
 
 fn done(image: cri::Image, reference: &str, pulled: bool) -> pb::ImageDone {
     let image_ref = if image.id.is_empty() { reference.to_owned() } else { image.id };
-    pb::ImageDone {
-        image_ref,
-        uid: image.uid.map(|u| u.value),
-        username: image.username,
-        pulled,
-    }
+    pb::ImageDone { image_ref, uid: image.uid.map(|u| u.value), username: image.username, pulled }
 }
 
 /// Texts that the runtime puts in front of its message for these two reasons

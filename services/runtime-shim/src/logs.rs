@@ -190,8 +190,7 @@ impl Reader {
 
     fn take_lines(&mut self, out: &mut Vec<u8>) {
         let rest = std::mem::take(&mut self.rest);
-        let mut lines = rest.split_inclusive(|b| *b == b'\n').peekable();
-        while let Some(line) = lines.next() {
+        for line in rest.split_inclusive(|b| *b == b'\n') {
             let Some(whole) = line.strip_suffix(b"\n") else {
                 if line.len() < LONGEST_LINE {
                     self.rest = line.to_vec();
@@ -211,7 +210,8 @@ impl Reader {
     fn render(&mut self, line: &[u8], out: &mut Vec<u8>) {
         let line = log::parse(line);
         // Both are RFC 3339 in UTC with the year first: bytes compare as moments do.
-        let old = self.since.as_ref().is_some_and(|s| !line.timestamp.is_empty() && line.timestamp < s.as_bytes());
+        let old =
+            self.since.as_ref().is_some_and(|s| !line.timestamp.is_empty() && line.timestamp < s.as_bytes());
         if !old {
             log::render(&line, self.timestamps, self.continued, out);
         }

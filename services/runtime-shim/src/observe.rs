@@ -206,11 +206,8 @@ impl Observer {
         containers: Vec<cri::Container>,
     ) -> Result<pb::RuntimePod, Status> {
         let before = self.cached(uid);
-        let mut pod = pb::RuntimePod {
-            uid: uid.to_owned(),
-            observed_unix_nanos: began,
-            ..pb::RuntimePod::default()
-        };
+        let mut pod =
+            pb::RuntimePod { uid: uid.to_owned(), observed_unix_nanos: began, ..pb::RuntimePod::default() };
         let named = sandboxes.iter().map(|s| &s.labels).chain(containers.iter().map(|c| &c.labels)).next();
         if let Some(found) = named {
             pod.namespace = found.get(labels::NAMESPACE).cloned().unwrap_or_default();
@@ -228,9 +225,9 @@ impl Observer {
         }
         for container in containers {
             let state = state_of(container.state);
-            let known = before.as_ref().and_then(|b| {
-                b.containers.iter().find(|k| k.id == container.id && k.state == state as i32)
-            });
+            let known = before
+                .as_ref()
+                .and_then(|b| b.containers.iter().find(|k| k.id == container.id && k.state == state as i32));
             match known {
                 Some(known) => pod.containers.push(known.clone()),
                 None => pod.containers.extend(self.container(container).await?),
@@ -264,7 +261,11 @@ impl Observer {
         }
         let before = self.cached(&pod.uid);
         let ids = |p: &pb::RuntimePod| -> Vec<String> {
-            p.sandboxes.iter().map(|s| s.id.clone()).chain(p.containers.iter().map(|c| c.id.clone())).collect()
+            p.sandboxes
+                .iter()
+                .map(|s| s.id.clone())
+                .chain(p.containers.iter().map(|c| c.id.clone()))
+                .collect()
         };
         if pod.sandboxes.is_empty() && pod.containers.is_empty() {
             index.observed.remove(&pod.uid);
@@ -313,11 +314,7 @@ fn state_of(state: i32) -> pb::ContainerState {
 }
 
 fn sandbox_message(status: cri::PodSandboxStatus, ready: bool) -> pb::Sandbox {
-    let options = status
-        .linux
-        .as_ref()
-        .and_then(|l| l.namespaces.as_ref())
-        .and_then(|n| n.options.as_ref());
+    let options = status.linux.as_ref().and_then(|l| l.namespaces.as_ref()).and_then(|n| n.options.as_ref());
     let host_network = options.is_some_and(|o| o.network == cri::NamespaceMode::Node as i32);
     let ips = status.network.map(|n| {
         std::iter::once(n.ip)

@@ -84,11 +84,8 @@ impl EventSource {
 }
 
 async fn connect(cri: &Cri, observer: &Observer) -> Result<EventSource, Status> {
-    let version = cri
-        .runtime()
-        .version(cri.quick(cri::VersionRequest { version: "0.1.0".into() }))
-        .await?
-        .into_inner();
+    let version =
+        cri.runtime().version(cri.quick(cri::VersionRequest { version: "0.1.0".into() })).await?.into_inner();
     let ready = read_status(cri).await?;
     let source = event_source(cri).await;
     observer.relist().await?;

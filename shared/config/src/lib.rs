@@ -3,6 +3,7 @@
 //! Nothing is parsed twice: flags, the KubeletConfiguration and the keelson file are merged by init alone,
 //! and the services take the result as it is. The file is replaced by rename and holds no secrets.
 
+mod lock_name;
 mod names;
 mod paths;
 
@@ -14,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub use lock_name::endpoint_lock_name;
 pub use names::{ServiceName, UnknownService};
 pub use paths::Paths;
 
@@ -259,8 +261,7 @@ pub enum ConfigError {
 impl Config {
     /// Reads and checks the file at `path`.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let bytes =
-            fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let bytes = fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         let config: Self = serde_json::from_slice(&bytes)
             .map_err(|source| ConfigError::Decode { path: path.to_owned(), source })?;
         if config.schema_version > SCHEMA_VERSION {

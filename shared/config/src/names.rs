@@ -27,7 +27,9 @@ pub enum ServiceName {
 
 /// A name that belongs to no service.
 #[derive(Debug, thiserror::Error)]
-#[error("there is no service {0:?}; the services are init, pod-config, pod-sync, runtime-shim, volume-manager, resource-manager, node-status and node-api")]
+#[error(
+    "there is no service {0:?}; the services are init, pod-config, pod-sync, runtime-shim, volume-manager, resource-manager, node-status and node-api"
+)]
 pub struct UnknownService(pub String);
 
 impl ServiceName {
@@ -83,9 +85,7 @@ impl ServiceName {
 
     /// The services that it may call (architecture §2).
     pub const fn callees(self) -> &'static [Self] {
-        use ServiceName::{
-            NodeStatus, PodConfig, PodSync, ResourceManager, RuntimeShim, VolumeManager,
-        };
+        use ServiceName::{NodeStatus, PodConfig, PodSync, ResourceManager, RuntimeShim, VolumeManager};
         match self {
             Self::PodConfig => &[],
             Self::RuntimeShim => &[PodConfig],

@@ -102,8 +102,7 @@ where
 }
 
 fn parse(spec: ServiceSpec) -> Result<ServiceArgs, clap::Error> {
-    let command =
-        ServiceArgs::command().name(spec.name.binary()).version(spec.version).about(spec.about);
+    let command = ServiceArgs::command().name(spec.name.binary()).version(spec.version).about(spec.about);
     ServiceArgs::from_arg_matches(&command.try_get_matches()?)
 }
 
@@ -166,7 +165,12 @@ where
 }
 
 /// Health, reflection, events and admin: the same on every socket.
-async fn with_common(routes: Routes, spec: ServiceSpec, context: &Context, telemetry: &Arc<Telemetry>) -> Routes {
+async fn with_common(
+    routes: Routes,
+    spec: ServiceSpec,
+    context: &Context,
+    telemetry: &Arc<Telemetry>,
+) -> Routes {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_service_status("", tonic_health::ServingStatus::Serving).await;
     let progress = context.progress.clone();

@@ -136,8 +136,7 @@ impl EventRing {
         let last_sequence = ring.next - 1;
         // Merged events leave holes in the sequence; only what lies below the oldest kept one can be lost.
         let oldest = ring.events.front().map_or(ring.next, |e| e.sequence);
-        let lost =
-            if ring.events.len() == CAPACITY { oldest.saturating_sub(after + 1) } else { 0 };
+        let lost = if ring.events.len() == CAPACITY { oldest.saturating_sub(after + 1) } else { 0 };
         pb::ListEventsResponse { ring_id: ring.id.clone(), events, lost, last_sequence }
     }
 }

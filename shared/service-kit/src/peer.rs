@@ -93,7 +93,10 @@ async fn connect(path: PathBuf) -> io::Result<TokioIo<UnixStream>> {
         Ok(Err(source)) => Err(source),
         Err(_) => Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            format!("{} accepts connections but says nothing; its process hangs or is stopped", path.display()),
+            format!(
+                "{} accepts connections but says nothing; its process hangs or is stopped",
+                path.display()
+            ),
         )),
     }
 }
@@ -178,14 +181,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("silent.sock");
         let _listener = tokio::net::UnixListener::bind(&path).unwrap();
-        let mut client = keelson_proto::keelson::admin::v1::admin_client::AdminClient::new(connect_unix(
-            "silent", &path,
-        ));
+        let mut client =
+            keelson_proto::keelson::admin::v1::admin_client::AdminClient::new(connect_unix("silent", &path));
         let begun = std::time::Instant::now();
-        let status = client
-            .get_progress(keelson_proto::keelson::admin::v1::GetProgressRequest {})
-            .await
-            .unwrap_err();
+        let status =
+            client.get_progress(keelson_proto::keelson::admin::v1::GetProgressRequest {}).await.unwrap_err();
         assert_eq!(status.code(), Code::Unavailable);
         assert!(status.message().contains("silent"), "{}", status.message());
         assert!(begun.elapsed() < Duration::from_secs(5));

@@ -97,7 +97,10 @@ impl Progress {
     pub fn stuck(&self) -> Option<&'static str> {
         let now = millis(self.0.origin.elapsed());
         let loops = self.0.loops.lock().unwrap_or_else(PoisonError::into_inner);
-        loops.iter().find(|l| now.saturating_sub(l.last_ms.load(Ordering::Relaxed)) > millis(l.stuck_after)).map(|l| l.name)
+        loops
+            .iter()
+            .find(|l| now.saturating_sub(l.last_ms.load(Ordering::Relaxed)) > millis(l.stuck_after))
+            .map(|l| l.name)
     }
 
     /// What `GetProgress` answers.

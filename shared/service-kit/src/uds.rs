@@ -36,9 +36,7 @@ pub enum BindError {
 /// the new one but never none; mode 0660. A listener that systemd hands over is taken instead.
 pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
     let fail = |source| BindError::Bind { path: path.to_owned(), source };
-    if let Some(listener) =
-        listenfd::ListenFd::from_env().take_unix_listener(0).map_err(fail)?
-    {
+    if let Some(listener) = listenfd::ListenFd::from_env().take_unix_listener(0).map_err(fail)? {
         listener.set_nonblocking(true).map_err(fail)?;
         return UnixListener::from_std(listener).map_err(fail);
     }

@@ -95,15 +95,16 @@ fn collect_pod(pod: &ListedPod, want: Wanted, plan: &mut Collection) {
     let mut occupied = BTreeSet::new();
     for container in by_age {
         let wanted = want == Wanted::Keep;
-        let keep = container.alive
-            || (wanted && (container.pending || kept_dead.insert(container.name.as_str())));
+        let keep =
+            container.alive || (wanted && (container.pending || kept_dead.insert(container.name.as_str())));
         if keep {
             occupied.insert(container.sandbox_id.as_str());
         } else {
             plan.containers.push(container.id.clone());
         }
     }
-    let newest = pod.sandboxes.iter().max_by_key(|s| (s.attempt, s.created_unix_nanos)).map(|s| s.id.as_str());
+    let newest =
+        pod.sandboxes.iter().max_by_key(|s| (s.attempt, s.created_unix_nanos)).map(|s| s.id.as_str());
     let mut left = !occupied.is_empty();
     for sandbox in &pod.sandboxes {
         let keep = sandbox.ready
@@ -196,7 +197,12 @@ mod tests {
     #[test]
     fn an_older_sandbox_without_containers_goes_while_the_newest_stays() {
         let mut pod = pod(vec![], false);
-        pod.sandboxes.push(ListedSandbox { id: "s1".into(), ready: false, attempt: 1, created_unix_nanos: 5 });
+        pod.sandboxes.push(ListedSandbox {
+            id: "s1".into(),
+            ready: false,
+            attempt: 1,
+            created_unix_nanos: 5,
+        });
         let plan = plan_collection(&[pod], &wants(Wanted::Keep), true);
         assert_eq!(plan.sandboxes, ["s"]);
     }
