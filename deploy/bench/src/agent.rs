@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use keelson_config::ServiceName;
-use keelson_proto::keelson::pod_sync::v1::ListPodsRequest;
 use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
+use keelson_proto::keelson::pod_sync::v1::{ExplainPodRequest, ListPodsRequest};
 use keelson_testkit::process::{ProcessId, Signal};
 use keelson_testkit::{Agent, eventually};
 use serde::Deserialize;
@@ -32,7 +32,10 @@ const GONE_POLL: Duration = Duration::from_millis(2);
 /// Between two questions whether all pods are Ready.
 const READY_POLL: Duration = Duration::from_millis(10);
 
-/// How long `ListPods` may take.
+/// Between two questions whether one pod is adopted.
+const ADOPTED_POLL: Duration = Duration::from_millis(2);
+
+/// How long pod-sync may take to answer.
 const LIST_LIMIT: Duration = Duration::from_secs(10);
 
 /// The agent and its folders.
@@ -54,6 +57,15 @@ pub struct Up {
     pub begun: Instant,
     /// Their processes, in the order of their coming.
     pub seen: Vec<Seen>,
+}
+
+/// How the agent came back after it was killed, counted from the kill.
+#[derive(Debug, Clone, Copy)]
+pub struct Recovery {
+    /// pod-sync shows all pods as Ready. It may know that from before.
+    pub ready: Duration,
+    /// The new pod-sync has seen every container running in the runtime.
+    pub adopted: Duration,
 }
 
 /// How long so many pods may take for anything.
@@ -197,9 +209,8 @@ impl Subject {
         Ok(())
     }
 
-    /// Kills init and all services at once and starts init again; returns how long it takes from the kill
-    /// until pod-sync shows all `pods` as Ready. Fails when a container has noticed.
-    pub async fn recover(&mut self, pods: &[Pod], seen: &[Seen]) -> anyhow::Result<Duration> {
+    /// Kills init and all services at once and starts init again. Fails when a container has noticed.
+    pub async fn recover(&mut self, pods: &[Pod], seen: &[Seen]) -> anyhow::Result<Recovery> {
         let before = runtime::ids(&mut self.cri()).await?;
         let services = self.services()?;
         let begun = Instant::now();
@@ -213,12 +224,17 @@ impl Subject {
         self.agent.kill_init();
         let limit = self.limit;
         let list = self.pods.clone();
-        let ready = async {
+        let killed: Vec<ProcessId> = services.into_values().collect();
+        let watched = async {
+            // A process ends a moment after the signal; none of the old ones may answer.
+            let ended = || std::future::ready(!killed.iter().any(|process| process.is_alive()));
+            eventually(limit, "the killed services have ended", ended).await?;
             list.wait_ready(pods, limit).await?;
-            Ok(begun.elapsed())
+            let ready = begun.elapsed();
+            list.wait_adopted(pods, limit).await?;
+            Ok(Recovery { ready, adopted: begun.elapsed() })
         };
-        let recovered = tokio::try_join!(self.agent.start(), ready);
-        let took = match recovered {
+        let took = match tokio::try_join!(self.agent.start(), watched) {
             Ok(((), took)) => took,
             Err(error) => {
                 return Err(error.context(format!(
@@ -353,6 +369,35 @@ impl PodList {
             }
             tokio::time::sleep(READY_POLL).await;
         }
+    }
+
+    /// Waits until pod-sync says of each container that it runs, which it never knows from before.
+    async fn wait_adopted(&self, pods: &[Pod], limit: Duration) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        for pod in pods {
+            while !self.is_adopted(pod).await? {
+                ensure!(
+                    begun.elapsed() < limit,
+                    "pod-sync has not seen the container of {} in {} s",
+                    self.full_name(pod),
+                    limit.as_secs()
+                );
+                tokio::time::sleep(ADOPTED_POLL).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn is_adopted(&self, pod: &Pod) -> anyhow::Result<bool> {
+        let mut client = self.client.clone();
+        let request = ExplainPodRequest {
+            namespace: NAMESPACE.to_owned(),
+            name: self.full_name(pod),
+            uid: String::new(),
+        };
+        let answer = tokio::time::timeout(LIST_LIMIT, client.explain_pod(request)).await;
+        let steps = answer.context("ExplainPod hangs")??.into_inner().steps;
+        Ok(steps.iter().any(|step| step.name == "container" && step.state == "done"))
     }
 }
 

@@ -32,7 +32,7 @@ pub struct Report {
     /// How many pods.
     pub pods: usize,
     /// How many rounds.
-    pub rounds: u32,
+    pub rounds: usize,
     /// One for each round.
     pub agent: Vec<Times>,
     /// One for each round.
@@ -41,6 +41,8 @@ pub struct Report {
     pub gone: Vec<f64>,
     /// Seconds from the kill of the whole agent until all pods are Ready again.
     pub recovery: Vec<f64>,
+    /// Seconds from the same kill until every container was seen anew.
+    pub adoption: Vec<f64>,
     /// By service.
     pub pss_kib: BTreeMap<String, u64>,
     /// `None` when it was left out.
@@ -102,7 +104,7 @@ impl Idle {
 
 impl Report {
     /// Nothing measured yet.
-    pub fn new(pods: usize, rounds: u32) -> Self {
+    pub fn new(pods: usize, rounds: usize) -> Self {
         Self {
             pods,
             rounds,
@@ -110,6 +112,7 @@ impl Report {
             floor: Vec::new(),
             gone: Vec::new(),
             recovery: Vec::new(),
+            adoption: Vec::new(),
             pss_kib: BTreeMap::new(),
             idle: None,
         }
@@ -157,6 +160,7 @@ impl Report {
             "floor_p50_ms": ms(&self.floor, 50),
             "gone_s": middle(&self.gone),
             "recovery_s": middle(&self.recovery),
+            "adopted_s": middle(&self.adoption),
             "pss_mib_total": rounded(self.pss_total()),
             "pss_mib": pss.collect::<Value>(),
             "idle_seconds": self.idle.as_ref().map(|idle| idle.window.as_secs()),
@@ -174,7 +178,7 @@ impl Report {
         };
         let seconds = |values: &[f64]| format!("{:.3} s", median(values.iter().copied()));
         let target = Targets::of(self.pods);
-        let heading = format!("{} pods, medians of {} rounds", self.pods, self.rounds);
+        let heading = format!("{}, medians of {}", counted(self.pods, "pod"), counted(self.rounds, "round"));
         let mut rows = vec![
             [heading, "measured".to_owned(), "target".to_owned()],
             row("up: manifests in place to the last process", format!("{:.3} s", self.up()), ""),
@@ -185,6 +189,7 @@ impl Report {
             row("up / floor", format!("{:.3}", self.ratio()), target.ratio),
             row("gone: one manifest removed to its process gone", seconds(&self.gone), target.gone),
             row("whole agent killed to all Ready again", seconds(&self.recovery), target.recovery),
+            row("  every container seen again", seconds(&self.adoption), ""),
             row("memory of all services (PSS)", format!("{:.1} MiB", self.pss_total()), target.memory),
         ];
         for (name, kib) in &self.pss_kib {
@@ -200,6 +205,11 @@ impl Report {
         }
         render(&rows)
     }
+}
+
+/// "1 pod", "2 pods".
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 fn percent(value: f64) -> String {
@@ -270,6 +280,7 @@ mod tests {
             floor: vec![times(&[100, 200]), times(&[90, 190]), times(&[110, 500])],
             gone: vec![0.2, 0.3, 0.25],
             recovery: vec![0.5],
+            adoption: vec![0.6],
             pss_kib: BTreeMap::from([("init".to_owned(), 2048), ("pod-sync".to_owned(), 5120)]),
             idle: Some(Idle {
                 window: Duration::from_secs(120),
@@ -315,6 +326,7 @@ mod tests {
             "floor_p50_ms": 100.0,
             "gone_s": 0.25,
             "recovery_s": 0.5,
+            "adopted_s": 0.6,
             "pss_mib_total": 7.0,
             "pss_mib": {"init": 2.0, "pod-sync": 5.0},
             "idle_seconds": 120,
@@ -323,6 +335,11 @@ mod tests {
             "runtime_idle_cpu_pct": 0.4,
         });
         assert_eq!(value, expected);
+    }
+
+    #[test]
+    fn one_is_singular() {
+        assert_eq!([counted(1, "pod"), counted(2, "pod")], ["1 pod", "2 pods"]);
     }
 
     #[test]
@@ -347,6 +364,7 @@ floor: the same requests straight at containerd    0.200 s
 up / floor                                           1.100     1.10
 gone: one manifest removed to its process gone     0.250 s    0.3 s
 whole agent killed to all Ready again              0.500 s    0.8 s
+  every container seen again                       0.600 s
 memory of all services (PSS)                       7.0 MiB   48 MiB
   init                                             2.0 MiB
   pod-sync                                         5.0 MiB

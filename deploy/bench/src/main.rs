@@ -71,7 +71,7 @@ fn main() -> ExitCode {
 fn measure(arguments: &Arguments) -> anyhow::Result<()> {
     let plan = Plan {
         pods: usize::try_from(arguments.n)?,
-        rounds: arguments.rounds,
+        rounds: usize::try_from(arguments.rounds)?,
         idle: (!arguments.no_idle).then(|| Duration::from_secs(arguments.idle_seconds)),
     };
     let progress = Progress::start();

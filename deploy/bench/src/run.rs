@@ -9,7 +9,7 @@ use keelson_testkit::process::ProcessId;
 
 use crate::agent::{Subject, Up, limit_for};
 use crate::capture::Recorder;
-use crate::figures::{Idle, Report, Times};
+use crate::figures::{Idle, Report, Times, counted};
 use crate::floor::Floor;
 use crate::pods::{self, Pod};
 use crate::progress::Progress;
@@ -29,7 +29,7 @@ pub struct Plan {
     /// How many pods.
     pub pods: usize,
     /// How often.
-    pub rounds: u32,
+    pub rounds: usize,
     /// The length of an idle window; `None`: no idle windows.
     pub idle: Option<Duration>,
 }
@@ -72,7 +72,7 @@ async fn capture(
     plan: &Plan,
     progress: &Progress,
 ) -> anyhow::Result<Floor> {
-    progress.say(format!("capturing the requests for {} pods", plan.pods));
+    progress.say(format!("capturing the requests for {}", counted(plan.pods, "pod")));
     let recorder = Recorder::default();
     let upstream = subject.agent().containerd().socket().to_owned();
     let proxy = Proxy::start(folder.join("proxy.sock"), &upstream, recorder.clone())?;
@@ -137,8 +137,12 @@ async fn at_rest(
     };
     for _ in 0..plan.rounds {
         let took = subject.recover(pods, &up.seen).await?;
-        progress.say(format!("killed and Ready again after {:.3} s", took.as_secs_f64()));
-        report.recovery.push(took.as_secs_f64());
+        let (ready, adopted) = (took.ready.as_secs_f64(), took.adopted.as_secs_f64());
+        progress.say(format!(
+            "all services killed: Ready again after {ready:.3} s, adopted after {adopted:.3} s"
+        ));
+        report.recovery.push(ready);
+        report.adoption.push(adopted);
     }
     let (Some(window), Some(mut services)) = (plan.idle, with) else { return Ok(()) };
     subject.stop().await?;
