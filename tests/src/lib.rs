@@ -1,10 +1,12 @@
 //! What the whole-agent tests in `tests/tests` share: manifests, and looks at the world from outside the agent.
 
 use std::collections::BTreeMap;
+use std::process::Output;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use k8s_cri::v1 as cri;
+use keelson_config::ServiceName;
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, eventually};
 use serde_json::Value;
 
@@ -151,4 +153,99 @@ pub async fn until_event(agent: &Agent, reason: &str, text: &str) -> anyhow::Res
     })
     .await
     .with_context(|| format!("{last:#?}"))
+}
+
+/// What a command has printed, on both outputs.
+pub fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// A service as `keelson get services` shows it.
+///
+/// # Errors
+/// The command fails or does not list the service.
+pub async fn service_row(agent: &Agent, service: ServiceName) -> anyhow::Result<Value> {
+    let list = agent.keelson_json(&["get", "services", "-o", "json"]).await?;
+    let rows = list["items"].as_array().context("items is no list")?;
+    rows.iter().find(|row| row["name"] == service.as_str()).cloned().context("the service is not listed")
+}
+
+/// Waits until `keelson get services` shows a service in a state (any, when empty) with `text` in its message.
+///
+/// # Errors
+/// It does not within [`LIMIT`]; says what it shows instead.
+pub async fn until_service(
+    agent: &Agent,
+    service: ServiceName,
+    states: &[&str],
+    text: &str,
+) -> anyhow::Result<Value> {
+    let mut last = Value::Null;
+    eventually(LIMIT, format!("{service} is {states:?} with {text:?}"), async || {
+        last = service_row(agent, service).await.unwrap_or_default();
+        let message = last["message"].as_str().unwrap_or_default();
+        (states.is_empty() || states.iter().any(|s| last["state"] == *s)) && message.contains(text)
+    })
+    .await
+    .with_context(|| format!("{last:#}\n{}", agent.log_tail()))?;
+    Ok(last)
+}
+
+/// The services that have been started again, with how often.
+///
+/// # Errors
+/// `keelson get services` fails.
+pub async fn restarts(agent: &Agent) -> anyhow::Result<BTreeMap<String, u64>> {
+    let list = agent.keelson_json(&["get", "services", "-o", "json"]).await?;
+    let rows = list["items"].as_array().context("items is no list")?;
+    let count = |row: &Value| {
+        Some((row["name"].as_str()?.to_owned(), row["restarts"].as_u64()?)).filter(|(_, count)| *count > 0)
+    };
+    Ok(rows.iter().filter_map(count).collect())
+}
+
+/// Waits for a step of a pod's life that is neither done nor unreached, has this owner, and has `text` in its
+/// message.
+///
+/// # Errors
+/// None comes within [`LIMIT`], or it does not say since when; says what is explained instead.
+pub async fn until_cause(
+    agent: &Agent,
+    pod: &str,
+    step: &str,
+    owner: &str,
+    text: &str,
+) -> anyhow::Result<Value> {
+    let find = |explained: &Value| {
+        let steps = explained["steps"].as_array();
+        let open = |s: &&Value| s["state"] == "waiting" || s["state"] == "failed" || s["state"] == "working";
+        let fits = |s: &&Value| {
+            s["name"] == step && s["owner"] == owner && s["message"].as_str().is_some_and(|m| m.contains(text))
+        };
+        steps.into_iter().flatten().filter(open).find(fits).cloned()
+    };
+    let what = format!("the step {step} of {pod} waits for {owner} with {text:?}");
+    let explained = until_explained(agent, pod, &what, |e| find(e).is_some()).await?;
+    let found = find(&explained).context("found before")?;
+    ensure!(found["since"].is_string(), "since when? {found}");
+    Ok(found)
+}
+
+/// Waits until a pod waits for nothing.
+///
+/// # Errors
+/// It does not within [`LIMIT`]; says what it waits for.
+pub async fn until_no_cause(agent: &Agent, pod: &str) -> anyhow::Result<Value> {
+    until_explained(agent, pod, &format!("{pod} waits for nothing"), |e| {
+        e["steps"].as_array().is_some_and(|s| !s.is_empty() && s.iter().all(|s| s["state"] == "done"))
+            && e["summary"].as_str().is_some_and(|s| s.contains("waits for nothing"))
+    })
+    .await
+}
+
+/// The proportional memory of a process in KiB (proc(5), smaps_rollup); 0 when it is gone.
+pub fn pss_kib(pid: u32) -> u64 {
+    let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap_or_default();
+    line.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0)
 }

@@ -102,7 +102,9 @@ pub async fn run(agent: Arc<Agent>, uid: String) {
             }
             Err(trouble) => {
                 stale = true;
-                (SyncOutcome::Failed, delay_of(&uid, &trouble, &mut faults, &mut absences))
+                let delay = delay_of(&uid, &trouble, &mut faults, &mut absences);
+                agent.note(&uid, |ledger, at| ledger.retried_at(after(at.now_unix_nanos, delay), at));
+                (SyncOutcome::Failed, delay)
             }
         };
         let pod = job.wanted.as_ref().map(|w| &*w.pod);
@@ -153,6 +155,10 @@ fn until(next_unix_nanos: Option<i64>) -> Duration {
             Duration::from_nanos(left).min(resync)
         }
     }
+}
+
+fn after(now_unix_nanos: i64, delay: Duration) -> i64 {
+    now_unix_nanos.saturating_add(i64::try_from(delay.as_nanos()).unwrap_or(i64::MAX))
 }
 
 fn delay_of(uid: &str, trouble: &Trouble, faults: &mut Backoff, absences: &mut Backoff) -> Duration {

@@ -2,6 +2,7 @@
 
 mod dag;
 mod graph;
+mod parity;
 mod purity;
 mod source;
 mod transport;
@@ -40,9 +41,14 @@ pub fn run() -> anyhow::Result<()> {
         println!("{finding}");
     }
     if !findings.is_empty() {
-        bail!("{} rules are broken (docs: architecture §2 and §3, house style)", findings.len());
+        bail!(
+            "{} rules are broken (docs: architecture §2 and §3, house style, docs/parity.md)",
+            findings.len()
+        );
     }
-    println!("The cores are pure and the services call only whom they may.");
+    println!(
+        "The cores are pure, the services call only whom they may, and what docs/parity.md names is there."
+    );
     Ok(())
 }
 
@@ -50,6 +56,7 @@ fn find(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     let mut findings = purity::check(root, graph)?;
     findings.extend(dag::check(root, graph)?);
     findings.extend(transport::check(root)?);
+    findings.extend(parity::check(root, graph)?);
     findings.sort();
     findings.dedup();
     Ok(findings)

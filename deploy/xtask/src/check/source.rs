@@ -21,6 +21,11 @@ impl Source {
         Self { file: file.to_owned(), code }
     }
 
+    /// Wraps `text` with its test code, without comments and the insides of literals.
+    pub fn with_tests(file: &Path, text: &str) -> Self {
+        Self { file: file.to_owned(), code: blank_literals(text) }
+    }
+
     /// The line of a byte offset, from 1.
     pub fn line(&self, offset: usize) -> usize {
         self.code.as_bytes().iter().take(offset).filter(|byte| **byte == b'\n').count() + 1

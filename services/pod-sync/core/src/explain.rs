@@ -144,29 +144,69 @@ pub struct Step {
     pub since_unix_nanos: i64,
 }
 
+/// What the ledger holds of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    cause: Cause,
+    since_unix_nanos: i64,
+    /// Kind and beginning of the failure that the present attempt may end.
+    failing: Option<(String, i64)>,
+}
+
+impl Entry {
+    fn new(cause: Cause, since_unix_nanos: i64) -> Self {
+        Self { cause, since_unix_nanos, failing: None }
+    }
+}
+
 /// The steps of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
-    entries: BTreeMap<(StepName, String), (Cause, i64)>,
+    entries: BTreeMap<(StepName, String), Entry>,
 }
 
 impl Ledger {
-    /// Says how a step stands now. `since` is kept while state and kind stay. True when anything changed.
+    /// Says how a step stands now. `since` is kept while state and kind stay; a failure also keeps it over the
+    /// attempts between, until one succeeds or fails in another way. True when anything changed.
     pub fn set(&mut self, name: StepName, subject: &str, cause: Cause, at: &Moment) -> bool {
         let key = (name, subject.to_owned());
-        let before = self.entries.get(&key);
-        if before.is_some_and(|(old, _)| *old == cause) {
+        let Some(before) = self.entries.get(&key) else {
+            self.entries.insert(key, Entry::new(cause, at.now_unix_nanos));
+            return true;
+        };
+        if before.cause == cause {
             return false;
         }
-        let same = before.filter(|(old, _)| old.state == cause.state && old.kind == cause.kind);
-        let since = same.map_or(at.now_unix_nanos, |(_, since)| *since);
-        self.entries.insert(key, (cause, since));
+        let failing = match before.cause.state {
+            StepState::Failed => Some((before.cause.kind.clone(), before.since_unix_nanos)),
+            _ => before.failing.clone(),
+        };
+        let same = before.cause.state == cause.state && before.cause.kind == cause.kind;
+        let again = failing.as_ref().filter(|(kind, _)| cause.state == StepState::Failed && *kind == cause.kind);
+        let since = match again {
+            Some((_, since)) => *since,
+            None if same => before.since_unix_nanos,
+            None => at.now_unix_nanos,
+        };
+        let ended = matches!(cause.state, StepState::Done | StepState::NotReached);
+        let entry = Entry { failing: failing.filter(|_| !ended), ..Entry::new(cause, since) };
+        self.entries.insert(key, entry);
         true
     }
 
     /// As [`Ledger::set`], for a wait that is known to have begun earlier.
     pub fn set_since(&mut self, name: StepName, subject: &str, cause: Cause, since_unix_nanos: i64) {
-        self.entries.insert((name, subject.to_owned()), (cause, since_unix_nanos));
+        self.entries.insert((name, subject.to_owned()), Entry::new(cause, since_unix_nanos));
+    }
+
+    /// Everything is tried again then: told of each step that waits or fails and names no later attempt itself.
+    pub fn retried_at(&mut self, unix_nanos: i64, at: &Moment) {
+        for Entry { cause, .. } in self.entries.values_mut() {
+            let open = matches!(cause.state, StepState::Waiting | StepState::Failed);
+            if open && cause.next_retry_unix_nanos <= at.now_unix_nanos {
+                cause.next_retry_unix_nanos = unix_nanos;
+            }
+        }
     }
 
     /// The cause is gone. True when there was one.
@@ -181,7 +221,7 @@ impl Ledger {
 
     /// What is said of a step.
     pub fn get(&self, name: StepName, subject: &str) -> Option<&Cause> {
-        self.entries.get(&(name, subject.to_owned())).map(|(cause, _)| cause)
+        self.entries.get(&(name, subject.to_owned())).map(|entry| &entry.cause)
     }
 
     /// The steps in the order of a pod's life, and one sentence: what the pod waits for, or that it waits for nothing.
@@ -189,11 +229,11 @@ impl Ledger {
         let steps: Vec<Step> = self
             .entries
             .iter()
-            .map(|((name, subject), (cause, since))| Step {
+            .map(|((name, subject), entry)| Step {
                 name: *name,
                 subject: subject.clone(),
-                cause: cause.clone(),
-                since_unix_nanos: *since,
+                cause: entry.cause.clone(),
+                since_unix_nanos: entry.since_unix_nanos,
             })
             .collect();
         let summary = summarise(&steps, at);
@@ -279,6 +319,41 @@ mod tests {
         assert_eq!(ledger.explain(&at(30)).0[0].since_unix_nanos, 20 * SECOND);
         ledger.set(StepName::Image, "web", Cause::working("runtime-shim", "pulling"), &at(25));
         assert_eq!(ledger.explain(&at(30)).0[0].since_unix_nanos, 25 * SECOND);
+    }
+
+    #[test]
+    fn a_failure_keeps_its_since_over_the_attempts_between_until_one_succeeds() {
+        let mut ledger = Ledger::default();
+        let since = |ledger: &Ledger| ledger.explain(&at(99)).0[0].since_unix_nanos / SECOND;
+        let working = || Cause::working("runtime-shim", "pulling");
+        ledger.set(StepName::Image, "web", pull("x"), &at(10));
+        for (attempt, failed) in [(20, 21), (30, 31)] {
+            ledger.set(StepName::Image, "web", working(), &at(attempt));
+            assert_eq!(since(&ledger), attempt);
+            ledger.set(StepName::Image, "web", pull("y"), &at(failed));
+            assert_eq!(since(&ledger), 10);
+        }
+        ledger.set(StepName::Image, "web", working(), &at(40));
+        ledger.set(StepName::Image, "web", Cause::failed("InvalidImageName", "z", YOU), &at(41));
+        assert_eq!(since(&ledger), 41);
+        ledger.set(StepName::Image, "web", Cause::done("runtime-shim"), &at(50));
+        ledger.set(StepName::Image, "web", Cause::failed("InvalidImageName", "z", YOU), &at(60));
+        assert_eq!(since(&ledger), 60);
+    }
+
+    #[test]
+    fn the_next_attempt_is_told_of_what_is_open_and_has_no_later_one() {
+        let mut ledger = Ledger::default();
+        ledger.set(StepName::Source, "", Cause::done("pod-config"), &at(1));
+        ledger.set(StepName::Volumes, "", Cause::failed("FailedMount", "x", YOU), &at(1));
+        ledger.set(StepName::Image, "later", pull("x"), &at(1));
+        ledger.set(StepName::Image, "over", pull("x").retried_at(5 * SECOND), &at(1));
+        ledger.retried_at(20 * SECOND, &at(10));
+        let next = |name, subject| ledger.get(name, subject).unwrap().next_retry_unix_nanos / SECOND;
+        assert_eq!(next(StepName::Source, ""), 0);
+        assert_eq!(next(StepName::Volumes, ""), 20);
+        assert_eq!(next(StepName::Image, "later"), 40);
+        assert_eq!(next(StepName::Image, "over"), 20);
     }
 
     #[test]

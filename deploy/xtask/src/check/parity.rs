@@ -1,0 +1,334 @@
+//! The parity ledger: every section that it must cover has a row, every row that claims something names a
+//! test that exists or says why there is none, and every anchor that sources refer to is there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use super::Finding;
+use super::graph::Graph;
+use super::source::Source;
+
+/// The ledger, relative to the workspace.
+const LEDGER: &str = "docs/parity.md";
+
+/// The sections of the behaviour references that must have a row: a letter for the document, then the number.
+/// Grows with each piece of work that takes on more of them.
+const SECTIONS: &[&str] = &[
+    "L1", "L2.1", "L2.2", "L2.5", "L2.6", "L4", "L6.1", "L6.2", "L6.3", "L6.4", "L6.5", "L8.1", "L8.2",
+    "L8.3", "L8.4", "L9.1", "L9.2", "L9.3", "L9.4", "L9.5", "L9.6", "L9.7", "L9.8", "L9.10", "L9.11",
+    "L9.12", "L10", "L11", "L12", "L14.1", "L14.2", "L14.3", "L14.4", "L14.5", "L14.6", "L15", "L15.3",
+    "L20", "L24", "R1.1", "R1.2", "R1.5", "R1.6", "R2.1", "R2.2", "R2.3", "R2.4", "R2.5", "R2.8", "R3.1",
+    "R3.2", "R3.3", "R3.4", "R3.5", "R3.7", "R3.8", "R4.1", "R4.2", "R4.3", "R5", "R6.1", "R7.2", "R7.3",
+    "R7.4", "R7.6", "R8.1", "R8.2", "R8.3", "R8.4", "R8.5", "R9", "V2", "V3.16", "V3.17", "V7", "V10.1",
+    "V10.2", "N8.1", "N8.2", "N8.3", "N8.7", "N8.9", "N9.1", "N9.2", "N9.3", "N9.4", "N9.5",
+];
+
+/// Words that a reason has at least.
+const REASON_WORDS: usize = 3;
+
+/// Where references to the ledger may stand.
+const FOLDERS: [&str; 6] = ["services", "shared", "proto", "deploy", "tests", "docs"];
+
+/// Checks the ledger of the workspace at `root`. One that is missing is an error, not an empty one.
+pub fn check(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
+    let text = fs::read_to_string(root.join(LEDGER)).with_context(|| format!("cannot read {LEDGER}"))?;
+    let tests = Tests::of_workspace(root, graph)?;
+    let mut findings = check_ledger(&text, &tests, SECTIONS);
+    let anchors = anchors(&text);
+    findings.extend(dangling(Path::new(LEDGER), &text, "](#", &anchors));
+    for folder in FOLDERS {
+        for (file, text) in files(root, Path::new(folder), &["rs", "md", "proto", "toml", "sh", "yaml"])? {
+            findings.extend(dangling(&file, &text, &format!("{LEDGER}#"), &anchors));
+        }
+    }
+    Ok(findings)
+}
+
+/// The tests of each package: where they stand, by name.
+#[derive(Debug, Default)]
+struct Tests(BTreeMap<String, Vec<(PathBuf, BTreeSet<String>)>>);
+
+impl Tests {
+    fn of_workspace(root: &Path, graph: &Graph) -> anyhow::Result<Self> {
+        let mut tests = Self::default();
+        for (package, folder) in graph.packages_in(root, |_| true) {
+            for part in ["src", "tests"] {
+                for (file, text) in files(root, &folder.join(part), &["rs"])? {
+                    let within = file.strip_prefix(&folder).unwrap_or(&file).to_owned();
+                    tests.add(&package.name, within, &text);
+                }
+            }
+        }
+        Ok(tests)
+    }
+
+    fn add(&mut self, package: &str, file: PathBuf, text: &str) {
+        let names = test_names(&Source::with_tests(&file, text).code);
+        let short = package.strip_prefix("keelson-").unwrap_or(package);
+        self.0.entry(short.to_owned()).or_default().push((file, names));
+    }
+
+    /// Why `reference` names no test; it is `package::module::test` with as much of the module's path as is
+    /// useful, or `tests/file::test` for a test of the whole agent.
+    fn problem(&self, reference: &str) -> Option<String> {
+        let whole_agent = reference.strip_prefix("tests/").map(|rest| format!("tests::{rest}"));
+        let path = whole_agent.as_deref().unwrap_or(reference);
+        let parts: Vec<&str> = path.split("::").collect();
+        let [package, modules @ .., test] = parts.as_slice() else {
+            return Some(format!("{reference:?} is not package::module::test"));
+        };
+        let Some(files) = self.0.get(*package) else {
+            return Some(format!("{reference:?}: there is no package {package}"));
+        };
+        let known = |(_, names): &&(PathBuf, BTreeSet<String>)| names.contains(*test);
+        let found: Vec<_> = files.iter().filter(known).collect();
+        if found.is_empty() {
+            return Some(format!("{reference:?}: {package} has no test {test}"));
+        }
+        if found.iter().any(|(file, _)| modules.iter().all(|module| is_on_path(file, module))) {
+            return None;
+        }
+        let (file, _) = found[0];
+        Some(format!("{reference:?}: the test stands in {} of {package}", file.display()))
+    }
+}
+
+/// Whether a folder of the path or the file itself has the module's name.
+fn is_on_path(file: &Path, module: &str) -> bool {
+    let stem = file.file_stem().is_some_and(|stem| stem == module);
+    stem || file.components().any(|part| part.as_os_str() == module)
+}
+
+/// The functions marked as tests.
+fn test_names(code: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut marked = false;
+    for line in code.lines().map(str::trim_start) {
+        marked |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+        let Some(rest) = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ") else { continue };
+        if std::mem::take(&mut marked) {
+            let is_name = |c: char| c.is_alphanumeric() || c == '_';
+            names.insert(rest.split(|c| !is_name(c)).next().unwrap_or_default().to_owned());
+        }
+    }
+    names
+}
+
+/// One row of the ledger.
+struct Row<'a> {
+    line: usize,
+    cells: Vec<&'a str>,
+}
+
+/// The rows of every table whose first column is the section.
+fn rows(text: &str) -> Vec<Row<'_>> {
+    let mut rows = Vec::new();
+    let mut inside = false;
+    for (index, line) in text.lines().enumerate() {
+        let Some(inner) = line.trim().strip_prefix('|').and_then(|rest| rest.strip_suffix('|')) else {
+            inside = false;
+            continue;
+        };
+        let cells: Vec<&str> = inner.split('|').map(str::trim).collect();
+        let is_rule =
+            cells.iter().all(|cell| !cell.is_empty() && cell.chars().all(|c| matches!(c, '-' | ':')));
+        if inside && !is_rule {
+            rows.push(Row { line: index + 1, cells });
+        } else {
+            inside |= cells.first() == Some(&"spec");
+        }
+    }
+    rows
+}
+
+fn check_ledger(text: &str, tests: &Tests, sections: &[&str]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut covered = BTreeSet::new();
+    let rows = rows(text);
+    for row in &rows {
+        let finding = |message| Finding { file: LEDGER.into(), line: row.line, message };
+        let [spec, behaviour, state, test] = row.cells.as_slice() else {
+            findings.push(finding(format!("a row has 4 columns, this one has {}", row.cells.len())));
+            continue;
+        };
+        covered.extend(spec.split(',').map(str::trim));
+        if spec.is_empty() || behaviour.is_empty() {
+            findings.push(finding("the row names no section or no behaviour".to_owned()));
+        }
+        findings.extend(check_state(state, test).into_iter().map(finding));
+        findings.extend(references(test).into_iter().filter_map(|name| tests.problem(name)).map(finding));
+    }
+    for section in sections.iter().filter(|section| !covered.contains(**section)) {
+        let message = format!("no row is about section {section}");
+        findings.push(Finding { file: LEDGER.into(), line: 1, message });
+    }
+    findings
+}
+
+/// What is wrong with what a row says of itself.
+fn check_state(state: &str, test: &str) -> Vec<String> {
+    let mut problems = Vec::new();
+    let states = ["same", "different", "not yet"];
+    let Some(word) = states.into_iter().find(|word| state.starts_with(word)) else {
+        return vec![format!("a row says one of: {}; this one says {state:?}", states.join(", "))];
+    };
+    if word != "same" && words(&state[word.len()..]) < REASON_WORDS {
+        problems.push(format!("{word:?} needs its reason in words"));
+    }
+    let excused = test.strip_prefix("no test:").is_some_and(|reason| words(reason) >= REASON_WORDS);
+    if word != "not yet" && references(test).is_empty() && !excused {
+        problems.push(format!("{word:?} needs a test, or \"no test:\" with the reason in words"));
+    }
+    problems
+}
+
+fn words(text: &str) -> usize {
+    text.split_whitespace().filter(|word| word.chars().any(char::is_alphanumeric)).count()
+}
+
+/// What stands between backticks.
+fn references(cell: &str) -> Vec<&str> {
+    cell.split('`').skip(1).step_by(2).collect()
+}
+
+/// The anchors of a text: those of its headings, and those set by hand.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text.lines().filter_map(|line| {
+        let title = line.trim_start_matches('#');
+        (title.len() < line.len() && title.starts_with(' ')).then(|| slug(title.trim()))
+    });
+    let set = text.split("<a id=\"").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_owned));
+    headings.chain(set).collect()
+}
+
+/// A heading as its anchor.
+fn slug(title: &str) -> String {
+    let kept = title.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
+}
+
+/// References to the ledger, which begin with `mark`, whose anchor it does not have.
+fn dangling(file: &Path, text: &str, mark: &str, anchors: &BTreeSet<String>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        for rest in line.split(mark).skip(1) {
+            let anchor: String =
+                rest.chars().take_while(|c| c.is_alphanumeric() || "-_".contains(*c)).collect();
+            if !anchors.contains(&anchor) {
+                let message = format!("{LEDGER} has no anchor {anchor:?}");
+                findings.push(Finding { file: file.to_owned(), line: index + 1, message });
+            }
+        }
+    }
+    findings
+}
+
+/// The files below `root`/`folder` with one of these extensions, relative to `root`; none without the folder.
+fn files(root: &Path, folder: &Path, extensions: &[&str]) -> anyhow::Result<Vec<(PathBuf, String)>> {
+    let mut open = vec![root.join(folder)];
+    let mut found = Vec::new();
+    while let Some(folder) = open.pop() {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            if path.is_dir() {
+                open.push(path);
+            } else if extension.is_some_and(|extension| extensions.contains(&extension)) {
+                let text =
+                    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+                found.push((path.strip_prefix(root).unwrap_or(&path).to_owned(), text));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some_tests() -> Tests {
+        let mut tests = Tests::default();
+        let text = "// fn not_this() {}\n#[test]\nfn plain() {}\nfn helper() {}\n#[tokio::test(start_paused = true)]\n#[ignore]\nasync fn later() {}\nconst X: &str = \"#[test]\";\nfn helper_too() {}";
+        tests.add("keelson-pod-sync-core", "src/actions/tests.rs".into(), text);
+        tests.add("keelson-tests", "tests/one_pod.rs".into(), "#[test]\nfn whole() {}");
+        tests
+    }
+
+    fn messages(ledger: &str, sections: &[&str]) -> Vec<String> {
+        let table = format!("| spec | behaviour | state | test |\n|---|---|---|---|\n{ledger}");
+        check_ledger(&table, &some_tests(), sections).into_iter().map(|finding| finding.message).collect()
+    }
+
+    #[test]
+    fn good_rows_pass() {
+        let ledger = "| L1 | a | same | `pod-sync-core::actions::plain` `pod-sync-core::later` |\n\
+                      | L2.1, L2.2 | b | different: it is better so | `tests/one_pod::whole` |\n\
+                      | L4 | c | same | no test: shown by the benchmark |\n\
+                      | L5 | d | not yet: nobody has built it | |";
+        assert_eq!(messages(ledger, &["L1", "L2.2", "L5"]), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_test_that_does_not_exist_is_found() {
+        for (name, part) in [
+            ("pod-sync-core::gone", "has no test gone"),
+            ("pod-sync-core::helper", "has no test helper"),
+            ("pod-sync-core::helper_too", "has no test helper_too"),
+            ("pod-sync-core::not_this", "has no test not_this"),
+            ("pod-sync-core::worker::plain", "stands in src/actions/tests.rs"),
+            ("tests/killed::whole", "stands in tests/one_pod.rs"),
+            ("nobody::plain", "no package nobody"),
+            ("plain", "is not package::module::test"),
+        ] {
+            let found = messages(&format!("| L1 | a | same | `{name}` |"), &[]);
+            assert!(found.len() == 1 && found[0].contains(part), "{name}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_row_that_claims_without_a_test_or_a_reason_is_found() {
+        for (row, part) in [
+            ("| L1 | a | same | |", "needs a test"),
+            ("| L1 | a | same | no test: because |", "needs a test"),
+            ("| L1 | a | different: is better so | — |", "needs a test"),
+            ("| L1 | a | different | `pod-sync-core::plain` |", "needs its reason"),
+            ("| L1 | a | not yet | |", "needs its reason"),
+            ("| L1 | a | perhaps it is so | |", "a row says one of"),
+            ("| L1 | | same | `pod-sync-core::plain` |", "no behaviour"),
+            ("| L1 | a | same |", "4 columns"),
+        ] {
+            let found = messages(row, &[]);
+            assert!(found.len() == 1 && found[0].contains(part), "{row}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_section_without_a_row_is_found() {
+        assert_eq!(messages("", &["L1"]), ["no row is about section L1"]);
+        assert_eq!(messages("| L10 | a | not yet: it will be built | |", &["L1"]).len(), 1);
+    }
+
+    #[test]
+    fn other_tables_are_no_rows() {
+        let text =
+            "| letter | document |\n|---|---|\n| L | pods |\n\n| spec | b |\n|---|---|\n| L1 | x |\n\n| y |";
+        assert_eq!(rows(text).iter().map(|row| row.line).collect::<Vec<_>>(), [7]);
+    }
+
+    #[test]
+    fn a_reference_to_no_anchor_is_found() {
+        let anchors = anchors("# Title\n## Pod actions (§9)\n<a id=\"by-hand\"></a>\n#no heading");
+        assert_eq!(anchors, ["by-hand", "pod-actions-9", "title"].map(str::to_owned).into());
+        let text = format!("// see {LEDGER}#title\n// and `{LEDGER}#gone`, {LEDGER}#by-hand.");
+        let found = dangling(Path::new("x.rs"), &text, &format!("{LEDGER}#"), &anchors);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].line, found[0].message.contains("\"gone\"")), (2, true));
+        let found = dangling(Path::new(LEDGER), "[a](#title) [b](#nowhere)", "](#", &anchors);
+        assert_eq!(found.len(), 1);
+    }
+}

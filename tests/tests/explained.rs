@@ -1,0 +1,323 @@
+//! Whatever a pod waits for is named with its owner, since when, and when it is tried next; and it is no longer
+//! named when it is over (proof 9).
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use keelson_config::ServiceName;
+use keelson_testkit::process::Signal;
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually};
+use keelson_tests::{
+    LIMIT, is_ready, pods, running, service_row, sleeper, text, until_cause, until_event, until_explained,
+    until_no_cause, until_ready,
+};
+use serde_json::Value;
+
+/// A pod that sleeps, with these lines in its container and these in its spec, already indented.
+fn pod_with(name: &str, container: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  terminationGracePeriodSeconds: 0\n  \
+         containers:\n  - name: main\n    image: {BUSYBOX_IMAGE}\n    imagePullPolicy: IfNotPresent\n    \
+         command: [\"/bin/sh\", \"-c\", \"exec sleep 1000000\"]\n{container}{spec}"
+    )
+}
+
+/// Waits until one pod is Ready, whatever the others are.
+async fn until_one_ready(agent: &Agent, name: &str) {
+    let full = format!("{name}-{}", agent.spec().node_name);
+    let ready = eventually(LIMIT, format!("{name} is Ready"), async || {
+        pods(agent).await.is_ok_and(|p| p.get(&full).is_some_and(is_ready))
+    });
+    ready.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+}
+
+/// As [`until_cause`] for a wait that has failed and is tried again: says when, and that comes after it began.
+async fn until_retried(agent: &Agent, pod: &str, step: &str, owner: &str, text: &str) -> Value {
+    let what = format!("the step {step} of {pod} is tried again, by {owner}, because of {text:?}");
+    let find = |explained: &Value| {
+        let fits = |s: &&Value| {
+            let says = s["message"].as_str().is_some_and(|m| m.contains(text));
+            // While it is being tried no next time is known.
+            s["name"] == step && s["owner"] == owner && says && s["next_retry"].is_string()
+        };
+        explained["steps"].as_array()?.iter().find(fits).cloned()
+    };
+    let explained = until_explained(agent, pod, &what, |e| find(e).is_some()).await.unwrap();
+    let found = find(&explained).unwrap();
+    assert!(found["next_retry"].as_str() >= found["since"].as_str(), "{found}");
+    found
+}
+
+/// That the wait is still the same one after it was tried again in vain: it began when it began.
+async fn assert_same_after_a_retry(agent: &Agent, pod: &str, first: &Value) {
+    let kept = |s: &Value| s["name"] == first["name"] && s["state"] == first["state"];
+    let find = |e: &Value| e["steps"].as_array().and_then(|s| s.iter().find(|s| kept(s)).cloned());
+    let tried_again = |e: &Value| {
+        find(e).is_some_and(|s| s["next_retry"].is_string() && s["next_retry"] != first["next_retry"])
+    };
+    let later = until_explained(agent, pod, "it is tried again", tried_again).await.unwrap();
+    let later = find(&later).unwrap();
+    assert_eq!(later["since"], first["since"], "{later}");
+    assert_eq!(later["owner"], first["owner"], "{later}");
+}
+
+/// The waiting reason of the only container.
+async fn waiting_reason(agent: &Agent, name: &str) -> String {
+    let full = format!("{name}-{}", agent.spec().node_name);
+    let pods = pods(agent).await.unwrap_or_default();
+    let state = &pods.get(&full).unwrap_or(&Value::Null)["status"]["containerStatuses"][0]["state"];
+    state["waiting"]["reason"].as_str().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn a_missing_image_waits_for_you_and_backs_off_until_the_manifest_is_mended() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let missing = sleeper("web").replace(BUSYBOX_IMAGE, "127.0.0.1:1/nowhere/image:1");
+    agent.write_manifest("web.yaml", &missing).unwrap();
+    let step = until_retried(&agent, "web", "image", "you", "nowhere/image").await;
+    assert_eq!(step["state"], "failed");
+    assert_eq!(step["subject"], "main");
+    until_event(&agent, "Failed", "nowhere/image").await.unwrap();
+    eventually(LIMIT, "the container backs off", async || {
+        waiting_reason(&agent, "web").await == "ImagePullBackOff"
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    assert_same_after_a_retry(&agent, "web", &step).await;
+
+    agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    until_no_cause(&agent, "web").await.unwrap();
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_config_map_waits_for_you_until_it_stands_beside_the_pod() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let env = "    env:\n    - name: COLOUR\n      valueFrom:\n        configMapKeyRef:\n          \
+               name: colours\n          key: main\n";
+    agent.write_manifest("web.yaml", &pod_with("web", env, "")).unwrap();
+    let step = until_retried(&agent, "web", "container", "you", "colours").await;
+    assert_eq!(step["state"], "failed");
+    assert_eq!(waiting_reason(&agent, "web").await, "CreateContainerConfigError");
+    assert_same_after_a_retry(&agent, "web", &step).await;
+
+    let map =
+        |key: &str| format!("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: colours\ndata:\n  {key}: blue\n");
+    // The object alone is not enough: its key is missing.
+    agent.write_manifest("colours.yaml", &map("other")).unwrap();
+    let step = until_retried(&agent, "web", "container", "you", "main").await;
+    agent.write_manifest("colours.yaml", &map("main")).unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    until_no_cause(&agent, "web").await.unwrap();
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_volume_of_an_unsupported_kind_waits_for_you() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let volume = "  volumes:\n  - name: share\n    nfs:\n      server: 127.0.0.1\n      path: /export\n";
+    agent.write_manifest("web.yaml", &pod_with("web", "", volume)).unwrap();
+    let step = until_retried(&agent, "web", "volumes", "you", "share").await;
+    assert_eq!(step["state"], "failed");
+    until_event(&agent, "FailedMount", "share").await.unwrap();
+    agent.write_manifest("web.yaml", &pod_with("web", "", "")).unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    until_no_cause(&agent, "web").await.unwrap();
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_host_path_of_the_wrong_type_waits_for_you_until_it_is_mended() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let path = scratch.path().join("data");
+    std::fs::write(&path, "a file").unwrap();
+    let volume = format!(
+        "  volumes:\n  - name: data\n    hostPath:\n      path: {}\n      type: Directory\n",
+        path.display()
+    );
+    agent.write_manifest("web.yaml", &pod_with("web", "", &volume)).unwrap();
+    let step = until_retried(&agent, "web", "volumes", "you", path.to_str().unwrap()).await;
+    until_event(&agent, "FailedMount", "hostPath type check failed").await.unwrap();
+    assert_same_after_a_retry(&agent, "web", &step).await;
+
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    until_no_cause(&agent, "web").await.unwrap();
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_crash_loop_says_when_the_container_is_started_again_and_retry_ends_the_wait() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let flag = scratch.path().join("flag");
+    std::fs::create_dir(&flag).unwrap();
+    let volume = format!(
+        "    volumeMounts:\n    - name: flag\n      mountPath: /flag\n  volumes:\n  - name: flag\n    hostPath:\n      path: {}\n",
+        flag.display()
+    );
+    let crashing = pod_with("web", &volume, "").replace(
+        "exec sleep 1000000",
+        "if [ -e /flag/good ]; then exec sleep 1000000; fi; echo no flag; exit 1",
+    );
+    agent.write_manifest("web.yaml", &crashing).unwrap();
+    let step = until_retried(&agent, "web", "container", "pod-sync", "back-off").await;
+    assert_eq!(step["subject"], "main");
+    assert_eq!(waiting_reason(&agent, "web").await, "CrashLoopBackOff");
+    let shown = text(&agent.keelson(&["explain", "pod", "web"]).await.unwrap());
+    assert!(shown.contains("in "), "the next retry is shown: {shown}");
+
+    std::fs::write(flag.join("good"), "").unwrap();
+    let asked = std::time::Instant::now();
+    let retried = agent.keelson(&["retry", "pod", "web"]).await.unwrap();
+    assert!(retried.status.success(), "{}", text(&retried));
+    until_ready(&agent, &["web"]).await.unwrap();
+    let took = asked.elapsed();
+    assert!(took.as_secs() < 5, "the back-off went on for {took:?}");
+    until_no_cause(&agent, "web").await.unwrap();
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_full_node_rejects_a_pod_with_the_kubelets_text() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).configure(|spec| spec.max_pods = 2).start().await.unwrap();
+    agent.write_manifest("one.yaml", &sleeper("one")).unwrap();
+    until_one_ready(&agent, "one").await;
+    let huge = pod_with("huge", "    resources:\n      requests:\n        cpu: \"4000\"\n", "");
+    agent.write_manifest("huge.yaml", &huge).unwrap();
+    let text = "Node didn't have enough resource: cpu, requested: 4000000";
+    let step = until_cause(&agent, "huge", "admission", "you", text).await.unwrap();
+    assert_eq!(step["state"], "failed");
+    let full = format!("huge-{}", agent.spec().node_name);
+    let status = pods(&agent).await.unwrap()[&full]["status"].clone();
+    assert_eq!((&status["phase"], &status["reason"]), (&"Failed".into(), &"OutOfcpu".into()), "{status}");
+
+    // A rejected pod takes no room; the third pod that runs is one too many.
+    agent.write_manifest("two.yaml", &sleeper("two")).unwrap();
+    until_one_ready(&agent, "two").await;
+    agent.write_manifest("three.yaml", &sleeper("three")).unwrap();
+    let text = "pods, requested: 1, used: 2, capacity: 2";
+    until_cause(&agent, "three", "admission", "you", text).await.unwrap();
+
+    // With less to ask for, and room, it runs.
+    for gone in ["two.yaml", "three.yaml", "huge.yaml"] {
+        agent.remove_manifest(gone).unwrap();
+    }
+    until_ready(&agent, &["one"]).await.unwrap();
+    agent.write_manifest("huge.yaml", &sleeper("huge")).unwrap();
+    until_ready(&agent, &["one", "huge"]).await.unwrap();
+    until_no_cause(&agent, "huge").await.unwrap();
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_service_that_hangs_is_the_owner_of_the_wait() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    agent.write_manifest("old.yaml", &sleeper("old")).unwrap();
+    until_ready(&agent, &["old"]).await.unwrap();
+    for service in [ServiceName::ResourceManager, ServiceName::VolumeManager, ServiceName::RuntimeShim] {
+        let name = format!("new-{service}");
+        let process = agent.service(service).unwrap();
+        assert!(process.signal(Signal::STOP));
+        agent.write_manifest(&format!("{name}.yaml"), &sleeper(&name)).unwrap();
+        let cause = until_explained(&agent, &name, &format!("{service} owns the wait"), |e| {
+            let steps = e["steps"].as_array();
+            steps.into_iter().flatten().any(|s| {
+                s["owner"] == service.as_str() && s["state"] != "done" && s["since"].is_string()
+            })
+        })
+        .await;
+        assert!(process.signal(Signal::CONT));
+        println!("{service}: {:#}", cause.unwrap());
+        until_one_ready(&agent, &name).await;
+        until_no_cause(&agent, &name).await.unwrap();
+    }
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_service_that_is_killed_again_and_again_is_the_owner_of_the_wait() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let killing = async {
+        // Each time it comes back it is killed at once; init waits longer and longer.
+        loop {
+            if let Some(process) = agent.service(ServiceName::ResourceManager) {
+                process.signal(Signal::KILL);
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    let waiting = async {
+        agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
+        until_explained(&agent, "web", "resource-manager owns the wait", |e| {
+            let steps = e["steps"].as_array();
+            steps.into_iter().flatten().any(|s| s["owner"] == "resource-manager" && s["state"] == "waiting")
+        })
+        .await
+        .unwrap();
+        let row = service_row(&agent, ServiceName::ResourceManager).await.unwrap();
+        assert_ne!(row["state"], "running", "{row}");
+    };
+    tokio::select! {
+        () = killing => {}
+        () = waiting => {}
+    }
+    until_ready(&agent, &["web"]).await.unwrap();
+    until_no_cause(&agent, "web").await.unwrap();
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_runtime_that_is_away_is_the_wait_of_runtime_shim() {
+    let scratch = Scratch::new().unwrap();
+    let mut agent = Agent::builder(scratch.path()).start().await.unwrap();
+    agent.write_manifest("old.yaml", &sleeper("old")).unwrap();
+    until_ready(&agent, &["old"]).await.unwrap();
+    agent.containerd_mut().kill();
+    agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
+    let socket = agent.containerd().socket().display().to_string();
+    let step = until_cause(&agent, "web", "sandbox", "runtime-shim", &socket).await.unwrap();
+    assert_eq!(step["state"], "waiting");
+    // A pod that ends waits for it, too.
+    agent.remove_manifest("old.yaml").unwrap();
+    until_cause(&agent, "old", "termination", "runtime-shim", "").await.unwrap();
+    agent.containerd_mut().restart().unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    until_no_cause(&agent, "web").await.unwrap();
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_pod_whose_name_an_ending_pod_holds_waits_for_its_end() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    // The shell ignores SIGTERM, so the grace is used up whole.
+    let stubborn = sleeper("web")
+        .replace("terminationGracePeriodSeconds: 0", "terminationGracePeriodSeconds: 6")
+        .replace("exec sleep 1000000", "trap '' TERM; while true; do sleep 1; done");
+    agent.write_manifest("web.yaml", &stubborn).unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    let before = running(&agent).await.unwrap();
+    agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
+    let full = format!("web-{}", agent.spec().node_name);
+    let list = eventually(LIMIT, "the old pod ends", async || {
+        text(&agent.keelson(&["get", "pods"]).await.unwrap()).contains("Terminating")
+    });
+    list.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    // The name alone means the pod that is to come; the old one is found by its UID.
+    let step = until_cause(&agent, &full, "source", "pod-sync", "still ending").await.unwrap();
+    assert_eq!(step["state"], "waiting");
+    assert_eq!(running(&agent).await.unwrap(), before, "the old one uses its grace");
+    until_ready(&agent, &["web"]).await.unwrap();
+    until_no_cause(&agent, "web").await.unwrap();
+    assert_ne!(running(&agent).await.unwrap(), before);
+    agent.end().unwrap();
+}

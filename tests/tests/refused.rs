@@ -1,0 +1,450 @@
+//! What is refused is refused with a message that names it and the way out; what runs goes on.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use keelson_config::{Config, Paths, ServiceName};
+use keelson_testkit::process::Signal;
+use keelson_testkit::{Agent, AgentSpec, Scratch, built_binaries, eventually, reachable_binaries};
+use keelson_tests::{
+    LIMIT, is_ready, pods, restarts, running, service_row, sleeper, text, until_ready, until_service,
+};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+/// A user that nobody is.
+const STRANGER: u32 = 12_345;
+
+/// Runs a program that must end by itself soon.
+fn ended(command: &mut Command) -> Output {
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = std::time::Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begun.elapsed() > Duration::from_secs(15) {
+            child.kill().unwrap();
+            panic!("{command:?} goes on: {}", text(&child.wait_with_output().unwrap()));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn assert_refused(command: &mut Command, code: i32, parts: &[&str]) {
+    let output = ended(command);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(code), "{command:?}: {said}");
+    for part in parts {
+        assert!(said.contains(part), "{command:?} does not name {part:?}: {said}");
+    }
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+/// An agent that is never started.
+fn spec_in(scratch: &Scratch) -> AgentSpec {
+    let built = built_binaries().unwrap();
+    let binaries = reachable_binaries(&built, &scratch.path().join("bin")).unwrap();
+    let endpoint = format!("unix://{}/none.sock", scratch.path().display());
+    let mut spec = AgentSpec::below(&scratch.path().join("a"), binaries, "refused", endpoint);
+    (spec.port, spec.healthz_port) = (0, 0);
+    spec
+}
+
+async fn agent_with_web(scratch: &Scratch) -> Agent {
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    agent
+}
+
+#[test]
+fn a_wrong_flag_is_a_usage_error_of_every_binary() {
+    let binaries = built_binaries().unwrap();
+    for service in ServiceName::ALL {
+        let mut command = Command::new(binaries.join(service.binary()));
+        assert_refused(command.arg("--no-such-flag"), 64, &["--no-such-flag"]);
+    }
+    assert_refused(Command::new(binaries.join("keelson")).arg("--no-such-flag"), 64, &["--no-such-flag"]);
+    let mut command = Command::new(binaries.join("keelson"));
+    assert_refused(command.args(["get", "pods", "--no-such-flag"]), 64, &["--no-such-flag"]);
+    let mut command = Command::new(binaries.join("keelson"));
+    assert_refused(command.args(["get", "podz"]), 64, &["podz"]);
+}
+
+#[test]
+fn a_configuration_that_is_missing_or_garbled_is_named_by_file() {
+    let scratch = Scratch::new().unwrap();
+    let spec = spec_in(&scratch);
+    let file = scratch.path().join("config.json");
+    let name = file.to_str().unwrap();
+    for (text, part) in [(None, "No such file"), (Some("{\"schemaVersion\": 1, \"nod"), "line 1"), (Some("\0\u{1}"), "")] {
+        if let Some(text) = text {
+            fs::write(&file, text).unwrap();
+        }
+        for service in ServiceName::supervised() {
+            let mut command = Command::new(spec.bin_dir.join(service.binary()));
+            assert_refused(command.arg("--config").arg(&file), 78, &[name, part]);
+        }
+    }
+    spec.write().unwrap();
+    for file in [spec.kubelet_file(), spec.keelson_file()] {
+        let good = fs::read(&file).unwrap();
+        fs::write(&file, "kind: [unfinished\n").unwrap();
+        assert_refused(&mut spec.command(), 78, &[file.to_str().unwrap()]);
+        fs::remove_file(&file).unwrap();
+        assert_refused(&mut spec.command(), 78, &[file.to_str().unwrap(), "No such file"]);
+        fs::write(&file, good).unwrap();
+    }
+}
+
+#[test]
+fn all_bad_values_of_a_configuration_are_named_at_once() {
+    let scratch = Scratch::new().unwrap();
+    let mut spec = spec_in(&scratch);
+    for (field, value) in [
+        ("maxPods", "many".into()),
+        ("cgroupDriver", "magic".into()),
+        ("containerRuntimeEndpoint", "tcp://1.2.3.4:5".into()),
+        ("address", "nowhere".into()),
+    ] {
+        spec.kubelet.insert(field.to_owned(), value);
+    }
+    spec.keelson.insert("startParallelism".to_owned(), (-1).into());
+    spec.write().unwrap();
+    let (kubelet, keelson) = (spec.kubelet_file(), spec.keelson_file());
+    let parts = [
+        "maxPods",
+        "cgroupDriver",
+        "containerRuntimeEndpoint",
+        "address",
+        "startParallelism",
+        "magic",
+        "tcp://1.2.3.4:5",
+        "nowhere",
+        kubelet.to_str().unwrap(),
+        keelson.to_str().unwrap(),
+    ];
+    assert_refused(&mut spec.command(), 78, &parts);
+    assert!(!spec.run_dir.exists(), "nothing is made before the configuration is good");
+}
+
+/// Whatever makes the manifest folder unreadable is named, the agent stays up, and it heals.
+#[tokio::test]
+async fn a_manifest_folder_that_cannot_be_read_is_named_and_nothing_is_ended() {
+    let scratch = Scratch::new().unwrap();
+    let agent = agent_with_web(&scratch).await;
+    let before = running(&agent).await.unwrap();
+    let folder = agent.manifest_dir().to_owned();
+    let (aside, name) = (folder.with_file_name("aside"), folder.to_str().unwrap());
+    for trouble in ["loop", "socket"] {
+        fs::rename(&folder, &aside).unwrap();
+        let listener = match trouble {
+            "loop" => symlink(&folder, &folder).map(|()| None).unwrap(),
+            _ => Some(std::os::unix::net::UnixListener::bind(&folder).unwrap()),
+        };
+        let row = until_service(&agent, ServiceName::PodConfig, &["degraded"], name).await.unwrap();
+        println!("{trouble}: {}", row["message"]);
+        let sources = agent.keelson_json(&["get", "sources", "-o", "json"]).await.unwrap().to_string();
+        assert!(sources.contains(name), "{sources}");
+        assert_eq!(running(&agent).await.unwrap(), before, "{trouble}");
+        assert!(pods(&agent).await.unwrap().values().all(is_ready));
+
+        drop(listener);
+        fs::remove_file(&folder).unwrap();
+        fs::rename(&aside, &folder).unwrap();
+        until_service(&agent, ServiceName::PodConfig, &["running"], "").await.unwrap();
+        agent.write_manifest("more.yaml", &sleeper("more")).unwrap();
+        until_ready(&agent, &["more", "web"]).await.unwrap();
+        agent.remove_manifest("more.yaml").unwrap();
+        until_ready(&agent, &["web"]).await.unwrap();
+    }
+    assert_eq!(running(&agent).await.unwrap(), before);
+    assert_eq!(restarts(&agent).await.unwrap(), BTreeMap::new());
+    agent.end().unwrap();
+}
+
+/// Also from the beginning, when nothing has ever been read.
+#[tokio::test]
+async fn an_agent_whose_manifest_folder_cannot_be_read_comes_up_and_says_so() {
+    let scratch = Scratch::new().unwrap();
+    let mut agent = agent_with_web(&scratch).await;
+    let before = running(&agent).await.unwrap();
+    agent.kill_init();
+    let folder = agent.manifest_dir().to_owned();
+    let aside = folder.with_file_name("aside");
+    fs::rename(&folder, &aside).unwrap();
+    symlink(&folder, &folder).unwrap();
+    agent.start().await.unwrap();
+    until_service(&agent, ServiceName::PodConfig, &["degraded"], folder.to_str().unwrap()).await.unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    assert_eq!(running(&agent).await.unwrap(), before, "what ran goes on");
+    fs::remove_file(&folder).unwrap();
+    fs::rename(&aside, &folder).unwrap();
+    until_service(&agent, ServiceName::PodConfig, &["running"], "").await.unwrap();
+    agent.remove_manifest("web.yaml").unwrap();
+    until_ready(&agent, &[]).await.unwrap();
+    agent.end().unwrap();
+}
+
+/// A small file system at `folder` that can be filled; unmounted when dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn at(folder: &Path, options: &str) -> Self {
+        fs::create_dir_all(folder).unwrap();
+        let options = std::ffi::CString::new(options).unwrap();
+        mount("keelson-test", folder, "tmpfs", MountFlags::empty(), options.as_c_str()).unwrap();
+        Self(folder.to_owned())
+    }
+
+    /// Takes every byte.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.0.join("fill")).unwrap();
+        let block = vec![1; 4096];
+        while std::io::Write::write_all(&mut file, &block).is_ok() {}
+    }
+
+    /// Takes every inode.
+    fn fill_inodes(&self) {
+        let folder = self.0.join("fill");
+        fs::create_dir(&folder).unwrap();
+        let mut count = 0;
+        while fs::File::create(folder.join(count.to_string())).is_ok() {
+            count += 1;
+        }
+    }
+
+    fn empty(&self) {
+        let fill = self.0.join("fill");
+        fs::remove_file(&fill).or_else(|_| fs::remove_dir_all(&fill)).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Fails when the agent's clean-up was faster.
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_run_dir_on_a_full_disk_is_named_with_the_way_out() {
+    let scratch = Scratch::new().unwrap();
+    let spec = spec_in(&scratch);
+    spec.write().unwrap();
+    let run = spec.run_dir.to_str().unwrap();
+    let disk = SmallDisk::at(&spec.run_dir, "size=64k,mode=755");
+    disk.fill();
+    assert_refused(&mut spec.command(), 78, &[run, "--run-dir", "No space left"]);
+    drop(disk);
+    let disk = SmallDisk::at(&spec.run_dir, "nr_inodes=4,mode=755");
+    disk.fill_inodes();
+    assert_refused(&mut spec.command(), 78, &[run, "--run-dir", "No space left"]);
+    drop(disk);
+}
+
+#[tokio::test]
+async fn a_run_dir_that_fills_up_stops_only_what_needs_it_and_says_so() {
+    let scratch = Scratch::new().unwrap();
+    let disk = SmallDisk::at(&scratch.path().join("a/run"), "size=8m,nr_inodes=200,mode=755");
+    let agent = agent_with_web(&scratch).await;
+    let before = running(&agent).await.unwrap();
+    disk.fill_inodes();
+    // Nothing needs room while nothing starts.
+    agent.write_manifest("more.yaml", &sleeper("more")).unwrap();
+    until_ready(&agent, &["more", "web"]).await.unwrap();
+    // A service that starts needs a name for its socket.
+    agent.service(ServiceName::PodConfig).unwrap().signal(Signal::KILL);
+    let run = agent.spec().run_dir.to_str().unwrap();
+    let row = until_service(&agent, ServiceName::PodConfig, &["backing-off"], "").await.unwrap();
+    println!("{row}");
+    let told = eventually(LIMIT, "the full disk is named in the log", async || {
+        let log = agent.log();
+        log.lines().any(|line| line.contains(run) && line.contains("No space left"))
+    });
+    told.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let again = service_row(&agent, ServiceName::PodConfig).await.unwrap();
+    assert!(again["restarts"].as_u64().unwrap() < 20, "a crash loop without a brake: {again}");
+    assert!(agent.keelson(&["get", "pods"]).await.unwrap().status.success());
+    let now = running(&agent).await.unwrap();
+    assert!(before.iter().all(|(name, process)| now.get(name) == Some(process)), "{before:#?} {now:#?}");
+
+    disk.empty();
+    until_service(&agent, ServiceName::PodConfig, &["running"], "").await.unwrap();
+    agent.remove_manifest("more.yaml").unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    assert_eq!(running(&agent).await.unwrap(), before);
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_state_folder_that_fills_up_while_pods_run_ends_none_and_starts_more() {
+    let scratch = Scratch::new().unwrap();
+    let disk = SmallDisk::at(&scratch.path().join("a/state"), "size=24m,mode=755");
+    let agent = agent_with_web(&scratch).await;
+    let before = running(&agent).await.unwrap();
+    disk.fill();
+    let all_that_was = async |what: &str| {
+        let now = running(&agent).await.unwrap();
+        assert!(before.iter().all(|(name, process)| now.get(name) == Some(process)), "{what}: {now:#?}");
+    };
+    // Own state is a cache: without it pods come and go all the same.
+    agent.write_manifest("more.yaml", &sleeper("more")).unwrap();
+    until_ready(&agent, &["more", "web"]).await.unwrap();
+    agent.remove_manifest("more.yaml").unwrap();
+    until_ready(&agent, &["web"]).await.unwrap();
+    all_that_was("full").await;
+    for service in ServiceName::supervised() {
+        let process = agent.service(service).unwrap();
+        process.signal(Signal::KILL);
+        let back = eventually(LIMIT, format!("{service} runs again"), async || {
+            agent.service(service).is_some_and(|p| p != process)
+        });
+        back.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+        until_service(&agent, service, &["running", "degraded"], "").await.unwrap();
+        until_ready(&agent, &["web"]).await.unwrap();
+        all_that_was(service.as_str()).await;
+    }
+    let many = restarts(&agent).await.unwrap();
+    assert!(many.values().all(|count| *count == 1), "each was started again once, by us: {many:?}");
+    // What cannot be stored is refused to the person, with the reason.
+    let file = scratch.path().join("job.yaml");
+    let job = format!("{}# {}\n", sleeper("job"), "x".repeat(1 << 16));
+    fs::write(&file, &job).unwrap();
+    let applied = agent.keelson(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
+    let said = text(&applied);
+    println!("apply on a full disk: {said}");
+    assert!(!applied.status.success() && said.contains("No space left"), "{said}");
+
+    disk.empty();
+    let applied = agent.keelson(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
+    assert!(applied.status.success(), "{}", text(&applied));
+    until_ready(&agent, &["job", "web"]).await.unwrap();
+    for service in ServiceName::supervised() {
+        until_service(&agent, service, &["running"], "").await.unwrap();
+    }
+    all_that_was("mended").await;
+    agent.end().unwrap();
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).permissions().mode() & 0o7777
+}
+
+/// The resolved configuration of a running agent.
+fn config(agent: &Agent) -> Config {
+    Config::load(&agent.spec().run_dir.join("config.json")).unwrap()
+}
+
+#[tokio::test]
+async fn sockets_folders_and_the_configuration_are_open_to_their_group_alone() {
+    let scratch = Scratch::new().unwrap();
+    let agent = agent_with_web(&scratch).await;
+    let (spec, config) = (agent.spec(), config(&agent));
+    let group = config.users.operator_gid;
+    for service in ServiceName::ALL {
+        let socket = Paths::socket_below(&spec.run_dir, service);
+        let folder = socket.parent().unwrap();
+        assert_eq!(mode(&socket), 0o660, "{}", socket.display());
+        assert_eq!(mode(folder), 0o750, "{}", folder.display());
+        let uid = config.uid_of(service).unwrap_or(0);
+        for path in [&socket, folder] {
+            let meta = fs::metadata(path).unwrap();
+            assert_eq!((meta.uid(), meta.gid()), (uid, group), "{}", path.display());
+        }
+        if service != ServiceName::Init {
+            let state = spec.state_dir.join(service.as_str());
+            assert_eq!(mode(&state), 0o700, "{}", state.display());
+            assert_eq!(fs::metadata(&state).unwrap().uid(), uid, "{}", state.display());
+        }
+    }
+    let file = spec.run_dir.join("config.json");
+    assert_eq!(mode(&file), 0o640);
+    assert_eq!(fs::metadata(&file).unwrap().gid(), group);
+    agent.end().unwrap();
+}
+
+/// `keelson` as another user, without other groups.
+fn keelson_as(agent: &Agent, uid: u32, gid: u32, args: &[&str]) -> Output {
+    let mut command = agent.spec().cli();
+    command.uid(uid).gid(gid).current_dir("/").args(args);
+    let output = ended(&mut command);
+    println!("uid {uid} gid {gid} {args:?}: {:?} {}", output.status.code(), text(&output).trim());
+    output
+}
+
+#[tokio::test]
+async fn a_stranger_is_kept_out_and_a_member_of_the_operator_group_may_do_everything() {
+    let scratch = Scratch::new().unwrap();
+    let agent = agent_with_web(&scratch).await;
+    let group = config(&agent).users.operator_gid;
+    assert_ne!(group, STRANGER);
+    for args in [&["get", "pods"][..], &["get", "services"], &["logs", "web"], &["retry", "pod", "web"]] {
+        let output = keelson_as(&agent, STRANGER, STRANGER, args);
+        assert_eq!(output.status.code(), Some(69), "{args:?}");
+        let said = text(&output);
+        assert!(said.to_lowercase().contains("permission denied") && said.contains("usermod"), "{said}");
+    }
+
+    let member = |args: &[&str]| {
+        let output = keelson_as(&agent, STRANGER, group, args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output));
+        text(&output)
+    };
+    assert!(member(&["get", "pods"]).contains("web"));
+    assert!(member(&["get", "services"]).contains("pod-sync"));
+    assert!(member(&["get", "node"]).contains("Ready"));
+    member(&["get", "events"]);
+    member(&["get", "sources"]);
+    assert!(member(&["describe", "pod", "web"]).contains("scratch"));
+    assert!(member(&["explain", "pod", "web"]).contains("waits for nothing"));
+    member(&["retry", "pod", "web"]);
+    let logged = eventually(LIMIT, "the log is there", async || {
+        text(&keelson_as(&agent, STRANGER, group, &["logs", "web"])).contains("hello from web")
+    });
+    logged.await.unwrap();
+    let file = scratch.path().join("job.yaml");
+    fs::write(&file, sleeper("job")).unwrap();
+    assert!(member(&["apply", "-f", file.to_str().unwrap()]).contains("created"));
+    until_ready(&agent, &["job", "web"]).await.unwrap();
+    member(&["delete", "pod", "job"]);
+    until_ready(&agent, &["web"]).await.unwrap();
+    member(&["services", "restart", "node-api"]);
+    agent.end().unwrap();
+}
+
+/// A service that was taken over can do what its work needs and nothing else.
+#[tokio::test]
+async fn a_service_may_call_what_it_needs_and_no_more() {
+    let scratch = Scratch::new().unwrap();
+    let agent = agent_with_web(&scratch).await;
+    let config = config(&agent);
+    let group = config.users.operator_gid;
+    let before = running(&agent).await.unwrap();
+    let file = scratch.path().join("job.yaml");
+    fs::write(&file, sleeper("job")).unwrap();
+    for service in [ServiceName::NodeApi, ServiceName::NodeStatus, ServiceName::PodSync, ServiceName::PodConfig] {
+        let uid = config.uid_of(service).unwrap();
+        for args in [
+            &["apply", "-f", file.to_str().unwrap()][..],
+            &["services", "restart", "pod-sync"],
+            &["retry", "pod", "web"],
+        ] {
+            let output = keelson_as(&agent, uid, group, args);
+            let said = text(&output);
+            assert!(!output.status.success(), "{service} {args:?}: {said}");
+            assert!(said.contains("may not call") && said.contains(service.as_str()), "{service} {args:?}: {said}");
+        }
+    }
+    assert_eq!(running(&agent).await.unwrap(), before);
+    assert_eq!(restarts(&agent).await.unwrap(), BTreeMap::new());
+    until_ready(&agent, &["web"]).await.unwrap();
+    agent.end().unwrap();
+}
