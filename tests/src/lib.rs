@@ -220,7 +220,9 @@ pub async fn until_cause(
         let steps = explained["steps"].as_array();
         let open = |s: &&Value| s["state"] == "waiting" || s["state"] == "failed" || s["state"] == "working";
         let fits = |s: &&Value| {
-            s["name"] == step && s["owner"] == owner && s["message"].as_str().is_some_and(|m| m.contains(text))
+            s["name"] == step
+                && s["owner"] == owner
+                && s["message"].as_str().is_some_and(|m| m.contains(text))
         };
         steps.into_iter().flatten().filter(open).find(fits).cloned()
     };

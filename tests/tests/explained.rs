@@ -84,6 +84,8 @@ async fn a_missing_image_waits_for_you_and_backs_off_until_the_manifest_is_mende
     .await
     .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     assert_same_after_a_retry(&agent, "web", &step).await;
+    // Also while it backs off the cause itself is told.
+    until_cause(&agent, "web", "image", "you", "connection refused").await.unwrap();
 
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
@@ -103,11 +105,12 @@ async fn a_missing_config_map_waits_for_you_until_it_stands_beside_the_pod() {
     assert_eq!(waiting_reason(&agent, "web").await, "CreateContainerConfigError");
     assert_same_after_a_retry(&agent, "web", &step).await;
 
-    let map =
-        |key: &str| format!("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: colours\ndata:\n  {key}: blue\n");
+    let map = |key: &str| {
+        format!("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: colours\ndata:\n  {key}: blue\n")
+    };
     // The object alone is not enough: its key is missing.
     agent.write_manifest("colours.yaml", &map("other")).unwrap();
-    let step = until_retried(&agent, "web", "container", "you", "main").await;
+    until_retried(&agent, "web", "container", "you", "\"colours\"").await;
     agent.write_manifest("colours.yaml", &map("main")).unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
     until_no_cause(&agent, "web").await.unwrap();
@@ -229,9 +232,10 @@ async fn a_service_that_hangs_is_the_owner_of_the_wait() {
         agent.write_manifest(&format!("{name}.yaml"), &sleeper(&name)).unwrap();
         let cause = until_explained(&agent, &name, &format!("{service} owns the wait"), |e| {
             let steps = e["steps"].as_array();
-            steps.into_iter().flatten().any(|s| {
-                s["owner"] == service.as_str() && s["state"] != "done" && s["since"].is_string()
-            })
+            steps
+                .into_iter()
+                .flatten()
+                .any(|s| s["owner"] == service.as_str() && s["state"] != "done" && s["since"].is_string())
         })
         .await;
         assert!(process.signal(Signal::CONT));

@@ -83,7 +83,9 @@ fn a_configuration_that_is_missing_or_garbled_is_named_by_file() {
     let spec = spec_in(&scratch);
     let file = scratch.path().join("config.json");
     let name = file.to_str().unwrap();
-    for (text, part) in [(None, "No such file"), (Some("{\"schemaVersion\": 1, \"nod"), "line 1"), (Some("\0\u{1}"), "")] {
+    for (text, part) in
+        [(None, "No such file"), (Some("{\"schemaVersion\": 1, \"nod"), "line 1"), (Some("\0\u{1}"), "")]
+    {
         if let Some(text) = text {
             fs::write(&file, text).unwrap();
         }
@@ -335,7 +337,8 @@ async fn a_state_folder_that_fills_up_while_pods_run_ends_none_and_starts_more()
 }
 
 fn mode(path: &Path) -> u32 {
-    fs::symlink_metadata(path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).permissions().mode() & 0o7777
+    fs::symlink_metadata(path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).permissions().mode()
+        & 0o7777
 }
 
 /// The resolved configuration of a running agent.
@@ -430,7 +433,9 @@ async fn a_service_may_call_what_it_needs_and_no_more() {
     let before = running(&agent).await.unwrap();
     let file = scratch.path().join("job.yaml");
     fs::write(&file, sleeper("job")).unwrap();
-    for service in [ServiceName::NodeApi, ServiceName::NodeStatus, ServiceName::PodSync, ServiceName::PodConfig] {
+    for service in
+        [ServiceName::NodeApi, ServiceName::NodeStatus, ServiceName::PodSync, ServiceName::PodConfig]
+    {
         let uid = config.uid_of(service).unwrap();
         for args in [
             &["apply", "-f", file.to_str().unwrap()][..],
@@ -440,7 +445,10 @@ async fn a_service_may_call_what_it_needs_and_no_more() {
             let output = keelson_as(&agent, uid, group, args);
             let said = text(&output);
             assert!(!output.status.success(), "{service} {args:?}: {said}");
-            assert!(said.contains("may not call") && said.contains(service.as_str()), "{service} {args:?}: {said}");
+            assert!(
+                said.contains("may not call") && said.contains(service.as_str()),
+                "{service} {args:?}: {said}"
+            );
         }
     }
     assert_eq!(running(&agent).await.unwrap(), before);

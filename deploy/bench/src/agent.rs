@@ -70,7 +70,7 @@ pub struct Recovery {
 
 /// How long so many pods may take for anything.
 pub fn limit_for(pods: usize) -> Duration {
-    Duration::from_secs(60) + Duration::from_secs(2) * u32::try_from(pods).unwrap_or(u32::MAX)
+    Duration::from_secs(60) + Duration::from_secs(1) * u32::try_from(pods).unwrap_or(u32::MAX)
 }
 
 impl Subject {
@@ -433,6 +433,6 @@ mod tests {
     #[test]
     fn more_pods_may_take_longer() {
         assert_eq!(limit_for(0), Duration::from_secs(60));
-        assert_eq!(limit_for(250), Duration::from_secs(560));
+        assert_eq!(limit_for(250), Duration::from_secs(310));
     }
 }

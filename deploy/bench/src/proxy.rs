@@ -70,14 +70,14 @@ async fn accept(listener: UnixListener, upstream: PathBuf, recorder: Recorder) {
             },
             Some(ended) = connections.join_next() => {
                 if let Ok(Err(error)) = ended {
-                    eprintln!("a connection through the recording proxy has ended: {error}");
+                    eprintln!("the recording proxy cannot reach containerd: {error}");
                 }
             }
         }
     }
 }
 
-/// Serves one connection with one connection to containerd, until either ends.
+/// Serves one connection with one connection to containerd, until either ends; fails without the latter.
 async fn relay(stream: UnixStream, upstream: PathBuf, recorder: Recorder) -> Result<(), Failure> {
     let to = UnixStream::connect(&upstream).await?;
     let (sender, driver) =
@@ -85,10 +85,10 @@ async fn relay(stream: UnixStream, upstream: PathBuf, recorder: Recorder) -> Res
     let service = service_fn(move |request| forward(sender.clone(), recorder.clone(), request));
     let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .serve_connection(TokioIo::new(stream), service);
-    // When one has ended, the other has nobody left to speak to.
+    // When one has ended, well or not, the other has nobody left to speak to.
     tokio::select! {
-        result = server => result?,
-        result = driver => result?,
+        _ = server => {}
+        _ = driver => {}
     }
     Ok(())
 }

@@ -80,7 +80,9 @@ async fn capture(
     subject.resume().await?;
     let pods = pods::fresh(plan.pods);
     let up = subject.up(&pods).await.context("the run through the recording proxy")?;
+    progress.say("all are up");
     subject.wait_ready(&pods).await?;
+    progress.say("all are Ready; removing them");
     let floor = Floor::of(recorder.take(plan.pods)?, subject.agent().spec(), &folder.join("floor"))?;
     ensure!(floor.markers().len() == plan.pods, "the captured requests do not start what the manifests say");
     take_down(subject, &pods, &up).await?;

@@ -17,7 +17,7 @@ const MAX_DEPTH: u32 = 16;
 #[derive(Debug, thiserror::Error)]
 pub enum DirError {
     /// The folder cannot be made.
-    #[error("cannot make the folder {}; make room or rights for it, or name another one by a flag", path.display())]
+    #[error("cannot make the folder {}; make room or rights for it, or name another one by a flag (--run-dir, --state-dir, --root-dir)", path.display())]
     Make {
         /// The folder.
         path: PathBuf,

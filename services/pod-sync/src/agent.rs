@@ -59,6 +59,12 @@ pub struct Entry {
     pub admitted: bool,
     /// A worker task exists.
     pub worker: bool,
+    /// Read back from an earlier process; no source has spoken of it yet.
+    pub restored: bool,
+    /// What is known of the runtime may be wrong: the next turn begins with a fresh read.
+    pub refresh: bool,
+    /// It was refused, and its status says why; no other status follows.
+    pub rejected: bool,
     /// Wakes the worker.
     pub wake: Arc<Notify>,
     /// Ends what the worker is waiting for.
@@ -103,6 +109,8 @@ pub struct Agent {
     /// No lock is held over an await, and never two of these at once but `entries` before another.
     entries: Mutex<BTreeMap<String, Entry>>,
     order: Mutex<StartBook>,
+    loose: Mutex<BTreeMap<String, Observed>>,
+    named_anew: Mutex<BTreeMap<String, Wanted>>,
     backoff: Mutex<BackoffBook>,
 }
 
@@ -127,6 +135,8 @@ impl Agent {
             store,
             entries: Mutex::default(),
             order: Mutex::default(),
+            loose: Mutex::default(),
+            named_anew: Mutex::default(),
             backoff: Mutex::new(BackoffBook::default()),
             context,
         })
@@ -179,8 +189,9 @@ impl Agent {
                 });
             }
         }
-        // Whether it is desired is for its source to say.
+        // Whether it is desired is for its source to say, and what runs of it for the runtime.
         entry.state.desired = false;
+        (entry.restored, entry.refresh) = (true, true);
         lock(&self.entries).insert(uid, entry);
     }
 
@@ -211,6 +222,9 @@ impl Agent {
         let at = self.moment();
         let mut entries = lock(&self.entries);
         let before = entries.get(uid).map(|e| e.state.clone());
+        if begun_in.is_some() && before.is_none() {
+            return None;
+        }
         let outdated = Input::Outcome { outcome: SyncOutcome::Cancelled, pod: None };
         let moved_on = begun_in.is_some_and(|phase| before.as_ref().is_some_and(|b| b.phase != phase));
         let input = if moved_on { &outdated } else { input };
@@ -251,20 +265,61 @@ impl Agent {
             return;
         }
         let (agent, uid) = (Arc::clone(self), uid.to_owned());
-        tokio::spawn(async move { crate::worker::run(agent, uid).await });
+        let context = self.context.clone();
+        tokio::spawn(async move {
+            let name = uid.clone();
+            if let Err(error) = tokio::spawn(Box::pin(crate::worker::run(agent, uid))).await
+                && error.is_panic()
+            {
+                // A pod whose worker is gone would stand still and nobody would say so.
+                context.fail(format!("the worker of pod {name} has panicked"));
+            }
+        });
     }
 
-    /// Nothing of the pod is left to do here: its callees drop it, its documents end.
+    /// Nothing of the pod is left to do here: its callees drop it, its documents end. If the same UID was
+    /// named anew meanwhile, it begins again once the runtime has nothing left of it.
     pub fn forget(self: &Arc<Self>, uid: &str) {
-        let Some(entry) = lock(&self.entries).remove(uid) else { return };
-        if let Some(wanted) = &entry.wanted {
-            self.release_name(&wanted.pod);
-        }
+        let again = {
+            let mut entries = lock(&self.entries);
+            let Some(entry) = entries.remove(uid) else { return };
+            let again =
+                (entry.state.restart_requested && entry.state.desired).then_some(entry.wanted).flatten();
+            // Under the lock of the entries, so that a UID is never without an entry and a place here.
+            if let Some(wanted) = &again {
+                lock(&self.named_anew).insert(uid.to_owned(), wanted.clone());
+            }
+            again.is_some()
+        };
+        self.release_names_of(uid);
         self.desired.forget(uid);
         self.documents.remove(&uid.to_owned());
+        self.backoff().forget_pod(&uid.into());
         if let Some(store) = &self.store {
             store.remove(uid);
         }
+        if again {
+            let (agent, uid) = (Arc::clone(self), uid.to_owned());
+            tokio::spawn(async move { crate::manager::begin_again(agent, uid).await });
+        }
+    }
+
+    /// A UID that is to begin again: with this pod instead, or with `None` not at all. Whether it is one.
+    pub fn rename_anew(&self, uid: &str, wanted: Option<Wanted>) -> bool {
+        let mut anew = lock(&self.named_anew);
+        if !anew.contains_key(uid) {
+            return false;
+        }
+        match wanted {
+            Some(wanted) => anew.insert(uid.to_owned(), wanted),
+            None => anew.remove(uid),
+        };
+        true
+    }
+
+    /// The pod that a UID is to begin again with, if it still is.
+    pub fn take_anew(&self, uid: &str) -> Option<Wanted> {
+        lock(&self.named_anew).remove(uid)
     }
 
     /// May this pod start now? Of static pods one per full name.
@@ -283,6 +338,35 @@ impl Agent {
         if let Some(uid) = next {
             self.wake(uid.as_str());
         }
+    }
+
+    /// The UID is gone; whatever names it held or waited for are free.
+    fn release_names_of(&self, uid: &str) {
+        let woken = lock(&self.order).release_all(&uid.into());
+        for uid in woken {
+            self.wake(uid.as_str());
+        }
+    }
+
+    /// What the runtime holds of UIDs that have no entry.
+    pub fn loose(&self) -> MutexGuard<'_, BTreeMap<String, Observed>> {
+        lock(&self.loose)
+    }
+
+    /// Something that no source names, or names no more, still runs under the name of this static pod.
+    pub fn orphan_holds_name(&self, pod: &Pod) -> bool {
+        let meta = &pod.metadata;
+        let holds = |o: &Observed| {
+            o.name == meta.name
+                && o.namespace == meta.namespace
+                && o.uid.as_str() != meta.uid
+                && (o.anything_running() || o.any_sandbox_ready())
+        };
+        if !pod.is_static() {
+            return false;
+        }
+        let loose = self.loose().values().any(holds);
+        loose || lock(&self.entries).values().any(|e| e.wanted.is_none() && holds(&e.observed))
     }
 
     /// Wakes a worker.
@@ -317,9 +401,9 @@ impl Agent {
     }
 
     /// Notes a step of the pod's life for `ExplainPod`.
-    pub fn note(&self, uid: &str, note: impl FnOnce(&mut Ledger, &Moment)) {
+    pub fn note<T>(&self, uid: &str, note: impl FnOnce(&mut Ledger, &Moment) -> T) -> Option<T> {
         let at = self.moment();
-        self.with(uid, |entry| note(&mut entry.ledger, &at));
+        self.with(uid, |entry| note(&mut entry.ledger, &at))
     }
 }
 
@@ -351,6 +435,9 @@ fn new_entry(uid: &str, state: WorkerState) -> Entry {
         reasons: BTreeMap::new(),
         admitted: false,
         worker: false,
+        restored: false,
+        refresh: false,
+        rejected: false,
         wake: Arc::default(),
         cancel: CancellationToken::new(),
     }

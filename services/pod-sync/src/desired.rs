@@ -144,9 +144,12 @@ impl<D: Desire> Set<D> {
 
     /// Sends the set, its end, and then the changes, until the stream is gone.
     async fn feed(&self, sender: mpsc::Sender<D::Message>) -> Status {
+        // Whether the set that is replayed now is a whole one is known before the replay begins: what comes
+        // meanwhile may be only a part of what a source has to say.
+        let ready = self.shared.sources_ready.load(Ordering::Relaxed);
         let mut subscription = self.hub.subscribe();
         loop {
-            let message = self.next(&mut subscription).await;
+            let message = self.next(&mut subscription, ready).await;
             if sender.send(message).await.is_err() {
                 // `read_acks` knows why the stream ended; it is given the time to say so.
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -155,19 +158,20 @@ impl<D: Desire> Set<D> {
         }
     }
 
-    async fn next(&self, subscription: &mut Subscription<String, D>) -> D::Message {
-        // Both arms are cancel-safe.
-        let item = tokio::select! {
-            item = subscription.next() => item,
-            // The sources became ready after the set was sent: it is completed once more.
-            () = self.shared.again.notified() => WatchItem::Synced,
+    async fn next(&self, subscription: &mut Subscription<String, D>, ready: bool) -> D::Message {
+        // Both arms are cancel-safe. In this order, because the set is whole only when nothing waits to be sent.
+        let (item, ready) = tokio::select! {
+            biased;
+            item = subscription.next() => (item, ready),
+            // The sources became ready after the replay began: the set is completed once more.
+            () = self.shared.again.notified() => (WatchItem::Synced, true),
         };
         match item {
             WatchItem::Set(_, desire) => desire.pod(),
             WatchItem::Gone(uid) => D::dropped(uid),
             WatchItem::Synced => D::complete(SetComplete {
                 epoch: self.shared.epoch.fetch_add(1, Ordering::Relaxed) + 1,
-                sources_ready: self.shared.sources_ready.load(Ordering::Relaxed),
+                sources_ready: ready,
             }),
         }
     }
@@ -217,20 +221,33 @@ mod tests {
         let set: Set<runtime::PodDesire> = Set::default();
         set.want("a", desire("a"));
         let mut subscription = set.hub.subscribe();
-        assert!(matches!(set.next(&mut subscription).await.item, Some(Item::Pod(_))));
-        let Some(Item::Complete(end)) = set.next(&mut subscription).await.item else { panic!("no end") };
+        assert!(matches!(set.next(&mut subscription, false).await.item, Some(Item::Pod(_))));
+        let Some(Item::Complete(end)) = set.next(&mut subscription, false).await.item else {
+            panic!("no end")
+        };
         assert!(!end.sources_ready);
         set.drop_pod("a");
-        assert!(matches!(set.next(&mut subscription).await.item, Some(Item::DroppedUid(uid)) if uid == "a"));
+        assert!(
+            matches!(set.next(&mut subscription, false).await.item, Some(Item::DroppedUid(uid)) if uid == "a")
+        );
     }
 
     #[tokio::test]
     async fn when_the_sources_become_ready_the_set_is_completed_again() {
         let set: Set<runtime::PodDesire> = Set::default();
         let mut subscription = set.hub.subscribe();
-        let _ = set.next(&mut subscription).await;
+        let _ = set.next(&mut subscription, false).await;
+        // A burst: pods and the end of the replay at the same moment.
+        for uid in ["a", "b", "c"] {
+            set.want(uid, desire(uid));
+        }
         set.sources_are_ready();
-        let Some(Item::Complete(end)) = set.next(&mut subscription).await.item else { panic!("no end") };
+        for _ in 0..3 {
+            assert!(matches!(set.next(&mut subscription, false).await.item, Some(Item::Pod(_))));
+        }
+        let Some(Item::Complete(end)) = set.next(&mut subscription, false).await.item else {
+            panic!("no end")
+        };
         assert!(end.sources_ready);
         assert_eq!(end.epoch, 2);
     }

@@ -70,6 +70,14 @@ pub fn fetch(agent: &Arc<Agent>, pod: &Arc<Pod>, container: &Container) -> Image
     ImageTask(tokio::spawn(async move { ensure(&agent, &uid, request).await }.instrument(span)))
 }
 
+/// The kind of a failure: a pull that fails, backs off and fails again is one wait all along.
+fn kind_of(reason: &str) -> &str {
+    match reason {
+        "InvalidImageName" | "ErrImageNeverPull" | "ImageInspectError" => reason,
+        _ => "Pull",
+    }
+}
+
 async fn ensure(
     agent: &Agent,
     uid: &str,
@@ -110,7 +118,7 @@ async fn ensure(
     let cause = match &result {
         Ok(_) => Cause::done("runtime-shim"),
         Err(t) if t.neighbour => Cause::waiting("NoAnswer", &t.message, "runtime-shim"),
-        Err(t) => Cause::failed(&t.reason, &t.message, YOU).retried_at(t.retry_unix_nanos),
+        Err(t) => Cause::failed(kind_of(&t.reason), &t.message, YOU).retried_at(t.retry_unix_nanos),
     };
     note_wait(agent, uid, StepName::Image, &name, cause);
     result

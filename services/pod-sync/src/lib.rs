@@ -29,6 +29,7 @@ pub mod worker;
 use std::sync::Arc;
 
 use keelson_config::ServiceName;
+use keelson_pod_sync_core::worker::WorkerPhase;
 use keelson_proto::keelson::pod_sync::v1::pod_sync_server;
 use keelson_service_kit::Context;
 use keelson_service_kit::status::chain;
@@ -59,11 +60,14 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
     }
     for uid in agent.uids() {
         // A pod that was ending goes on ending, whatever its source says now.
-        let ending = agent.with(&uid, |e| e.state.phase != keelson_pod_sync_core::worker::WorkerPhase::Sync);
+        let ending = agent.with(&uid, |e| e.state.phase != WorkerPhase::Sync);
         if ending == Some(true) {
             if let Some(Some(wanted)) = agent.with(&uid, |e| e.wanted.clone()) {
-                agent.adopt_name(&wanted.pod);
-                desires::stop(&agent, &wanted);
+                let phase = agent.with(&uid, |e| e.state.phase).unwrap_or_default();
+                if phase == WorkerPhase::Terminating {
+                    agent.adopt_name(&wanted.pod);
+                }
+                desires::want(&agent, &wanted, phase);
             }
             agent.begin_worker(&uid);
         }

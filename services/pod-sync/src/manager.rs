@@ -1,6 +1,6 @@
 //! The two inputs of pod-sync, desired pods and observations, and what they set in motion.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::future::ready;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item as Desired
 use keelson_proto::keelson::resource_manager::v1::{Machine, WatchMachineRequest};
 use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_proto::keelson::runtime::v1::watch_pods_response::Item as Seen;
-use keelson_service_kit::{LoopHandle, Signal, follow};
+use keelson_service_kit::{Backoff, LoopHandle, Signal, follow};
 
 use crate::agent::{Agent, RuntimeView, Wanted};
 use crate::desires;
@@ -35,8 +35,6 @@ struct State {
     runtime_synced: bool,
     runtime: RuntimeView,
     runtime_named: BTreeSet<String>,
-    /// What the runtime holds of UIDs that nobody wants.
-    loose: BTreeMap<String, Observed>,
 }
 
 impl Sources {
@@ -83,7 +81,7 @@ fn desired(agent: &Arc<Agent>, sources: &Sources, item: Desired) {
     match item {
         Desired::Pod(pod) => {
             sources.state().named.insert(pod.uid.clone());
-            if let Err(error) = take_in(agent, sources, pod) {
+            if let Err(error) = take_in(agent, pod) {
                 tracing::error!(%error, "pod-config sent a pod that does not decode; it is not started");
             }
         }
@@ -112,7 +110,7 @@ fn desired(agent: &Arc<Agent>, sources: &Sources, item: Desired) {
 }
 
 /// A pod of pod-config: stores it, and wakes or begins its worker.
-fn take_in(agent: &Arc<Agent>, sources: &Sources, sent: config::DesiredPod) -> Result<(), serde_json::Error> {
+fn take_in(agent: &Arc<Agent>, sent: config::DesiredPod) -> Result<(), serde_json::Error> {
     let uid = sent.uid.clone();
     let raw = sent.pod_json;
     let known = agent.with(&uid, |e| (e.state.desired, e.wanted.as_ref().is_some_and(|w| w.raw == raw)));
@@ -128,9 +126,12 @@ fn take_in(agent: &Arc<Agent>, sources: &Sources, sent: config::DesiredPod) -> R
         traceparent: sent.traceparent,
         revision: sent.revision,
     };
+    if agent.rename_anew(&uid, Some(wanted.clone())) {
+        return Ok(());
+    }
     let kind =
         if known.is_some_and(|(desired, _)| desired) { UpdateKind::Update } else { UpdateKind::Create };
-    let observed = sources.state().loose.remove(&uid);
+    let observed = agent.loose().remove(&uid);
     if let Some(observed) = &observed
         && !observed.sandboxes.is_empty()
         && observed.any_sandbox_ready()
@@ -141,9 +142,23 @@ fn take_in(agent: &Arc<Agent>, sources: &Sources, sent: config::DesiredPod) -> R
     Ok(())
 }
 
-/// The same UID was added anew while its old worker was ending, and that one is through.
-pub fn begin_again(agent: &Arc<Agent>, wanted: Wanted) {
-    begin(agent, &wanted, UpdateKind::Create, None);
+/// The same UID was added anew while its old worker was ending, and that one is through. The new life begins
+/// when runtime-shim has removed what was left of the old one: its dead containers would be taken for ours.
+pub async fn begin_again(agent: Arc<Agent>, uid: String) {
+    let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+    while !agent.context.shutdown.is_cancelled() {
+        if let Ok(left) = agent.clients.read_pod(&uid).await
+            && left.sandboxes.is_empty()
+            && left.containers.is_empty()
+        {
+            break;
+        }
+        tokio::time::sleep(backoff.next_delay()).await;
+    }
+    if let Some(wanted) = agent.take_anew(&uid) {
+        agent.loose().remove(&uid);
+        begin(&agent, &wanted, UpdateKind::Create, None);
+    }
 }
 
 fn begin(agent: &Arc<Agent>, wanted: &Wanted, kind: UpdateKind, observed: Option<Observed>) {
@@ -152,12 +167,20 @@ fn begin(agent: &Arc<Agent>, wanted: &Wanted, kind: UpdateKind, observed: Option
     agent.apply(uid, &Input::Update { kind, pod, observed: observed.as_deref() });
     let phase = agent.with(uid, |entry| {
         entry.wanted = Some(wanted.clone());
+        entry.restored = false;
         if let Some(observed) = observed {
+            // What an earlier process began may not be in it yet.
+            entry.refresh = true;
             entry.observed = observed;
         }
         entry.wake.notify_one();
         entry.state.phase
     });
+    // It may have been observed between the look above and the making of the entry.
+    let late = agent.loose().remove(uid);
+    if let Some(late) = late {
+        agent.observed(uid, late);
+    }
     if let Some(phase) = phase {
         desires::want(agent, wanted, phase);
         crate::worker::publish_first(agent, uid);
@@ -166,6 +189,9 @@ fn begin(agent: &Arc<Agent>, wanted: &Wanted, kind: UpdateKind, observed: Option
 }
 
 fn removed(agent: &Arc<Agent>, uid: &str) {
+    if agent.rename_anew(uid, None) {
+        return;
+    }
     let Some(pod) = agent.with(uid, |e| e.wanted.as_ref().map(|w| Arc::clone(&w.pod))) else { return };
     let transition = agent.apply(uid, &Input::Removed { pod: pod.as_deref() });
     if transition.is_some_and(|t| t.forget) {
@@ -177,14 +203,20 @@ fn removed(agent: &Arc<Agent>, uid: &str) {
 fn all_sources_ready(agent: &Arc<Agent>, sources: &Sources) {
     let named = sources.state().named.clone();
     for uid in agent.uids().into_iter().filter(|uid| !named.contains(uid)) {
-        let known = agent.with(&uid, |e| (e.state.clone(), e.wanted.is_some(), Arc::clone(&e.observed)));
-        let Some((state, has_pod, observed)) = known else { continue };
+        let known = agent.with(&uid, |e| {
+            let restored = std::mem::take(&mut e.restored);
+            e.wake.notify_one();
+            (e.state.clone(), e.wanted.is_some(), restored, Arc::clone(&e.observed))
+        });
+        let Some((state, has_pod, restored, observed)) = known else { continue };
         if state.desired {
             removed(agent, &uid);
+        } else if restored && state.phase == WorkerPhase::Finished {
+            agent.forget(&uid);
         } else if state.phase == WorkerPhase::Sync && !has_pod {
             // A record of a pod that left its source while this service was down: what runs of it is an orphan.
             agent.forget(&uid);
-            sources.state().loose.insert(uid, observed);
+            agent.loose().insert(uid, observed);
         }
     }
     agent.documents.complete();
@@ -199,13 +231,14 @@ fn end_orphans(agent: &Arc<Agent>, sources: &Sources) {
         if !state.ready || !state.runtime_synced {
             return;
         }
+        drop(state);
         let live = |o: &Observed| o.anything_running() || o.any_sandbox_ready();
-        state.loose.iter().filter(|(_, o)| live(o)).map(|(u, o)| (u.clone(), Arc::clone(o))).collect()
+        agent.loose().iter().filter(|(_, o)| live(o)).map(|(u, o)| (u.clone(), Arc::clone(o))).collect()
     };
     for (uid, observed) in orphans {
         tracing::info!(uid, pod = observed.name, "the runtime runs a pod that no source names, ending it");
         agent.apply(&uid, &Input::ObservedOrphan { observed: &observed });
-        sources.state().loose.remove(&uid);
+        agent.loose().remove(&uid);
     }
 }
 
@@ -250,7 +283,7 @@ fn seen(agent: &Arc<Agent>, sources: &Sources, item: Seen) {
             sources.state().runtime_named.insert(uid.clone());
             looked_at(agent, sources, &uid, observation(pod));
         }
-        Seen::GoneUid(uid) => gone(agent, sources, &uid),
+        Seen::GoneUid(uid) => gone(agent, &uid),
         Seen::State(state) => {
             sources.state().runtime = RuntimeView {
                 name: state.name,
@@ -265,11 +298,11 @@ fn seen(agent: &Arc<Agent>, sources: &Sources, item: Seen) {
                 let mut state = sources.state();
                 state.runtime_synced = true;
                 let named = std::mem::take(&mut state.runtime_named);
-                state.loose.retain(|uid, _| named.contains(uid));
+                agent.loose().retain(|uid, _| named.contains(uid));
                 agent.uids().into_iter().filter(|uid| !named.contains(uid)).collect()
             };
             for uid in missing {
-                gone(agent, sources, &uid);
+                gone(agent, &uid);
             }
             publish_runtime(agent, sources);
             end_orphans(agent, sources);
@@ -277,16 +310,13 @@ fn seen(agent: &Arc<Agent>, sources: &Sources, item: Seen) {
     }
 }
 
-/// Nothing of the pod is left in the runtime.
-fn gone(agent: &Arc<Agent>, sources: &Sources, uid: &str) {
-    sources.state().loose.remove(uid);
+/// Nothing of the pod is left in the runtime, as the stream says. What is known here may be newer than that, so
+/// a fresh read decides.
+fn gone(agent: &Arc<Agent>, uid: &str) {
+    agent.loose().remove(uid);
     agent.with(uid, |entry| {
         if !entry.observed.sandboxes.is_empty() || !entry.observed.containers.is_empty() {
-            entry.observed = observation(runtime::RuntimePod {
-                uid: uid.to_owned(),
-                observed_unix_nanos: keelson_service_kit::now_unix_nanos(),
-                ..Default::default()
-            });
+            entry.refresh = true;
             entry.wake.notify_one();
         }
     });
@@ -296,7 +326,12 @@ fn looked_at(agent: &Arc<Agent>, sources: &Sources, uid: &str, observed: Observe
     if agent.observed(uid, Arc::clone(&observed)) {
         return;
     }
-    sources.state().loose.insert(uid.to_owned(), observed);
+    agent.loose().insert(uid.to_owned(), Arc::clone(&observed));
+    // An entry may have been made between the two.
+    if agent.observed(uid, observed) {
+        agent.loose().remove(uid);
+        return;
+    }
     end_orphans(agent, sources);
 }
 

@@ -15,7 +15,6 @@ use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
 use keelson_pod_sync_core::observation::{PodObservation, SandboxObservation};
 use keelson_proto::keelson::resource_manager::v1::Machine;
 use keelson_proto::keelson::runtime::v1 as runtime;
-use keelson_service_kit::ObjectRef;
 use tokio::sync::SemaphorePermit;
 use tonic::Status;
 
@@ -97,8 +96,20 @@ pub async fn start_containers(
         if permit.is_none() {
             permit = Some(gate(start).await?);
         }
-        match start_one(start, &sandbox, action, container, kind, &image).await {
-            Ok(()) => {
+        let mut started = start_one(start, &sandbox, action, container, kind, &image).await;
+        if let Ok(id) = &started
+            && container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some())
+        {
+            // Other pods start while the hook of this one runs.
+            permit.take();
+            let id = id.clone();
+            started = post_start(start, container, kind, &id)
+                .await
+                .map(|()| id)
+                .map_err(|trouble| StartTrouble { reason: "PostStartHookError", trouble });
+        }
+        match started {
+            Ok(_) => {
                 start.agent.with(&start.job.uid, |e| e.reasons.remove(&action.name));
             }
             Err(failed) => {
@@ -149,6 +160,12 @@ fn note(start: &Start<'_>, step: StepName, subject: &str, cause: Cause) {
 
 /// The existing sandbox of the pod, or a new one.
 async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbox, Trouble> {
+    if let Some(class) = start.wanted.pod.spec.runtime_class_name.as_deref().filter(|c| !c.is_empty()) {
+        let text = format!(
+            "RuntimeClass {class:?} not found: without a control plane there are none, take runtimeClassName out"
+        );
+        return Err(sandbox_trouble(start, &Trouble::fault(text), YOU));
+    }
     let attempt =
         plan.map_or_else(|| start.observed.newest_sandbox().map_or(0, |s| s.attempt), |p| p.attempt);
     let config = match sandbox_request(start, attempt) {
@@ -252,7 +269,7 @@ fn sandbox_request(start: &Start<'_>, attempt: u32) -> Result<cri::PodSandboxCon
             dns: DnsInputs {
                 cluster_dns: &config.runtime.cluster_dns,
                 cluster_domain: &config.runtime.cluster_domain,
-                resolv_conf: Some(&start.agent.node_dns),
+                resolv_conf: (!config.runtime.resolv_conf.is_empty()).then_some(&start.agent.node_dns),
                 node_ips: &[],
             },
             runtime_handler: "",
@@ -277,7 +294,7 @@ async fn start_one(
     container: &Container,
     kind: ContainerKind,
     image: &runtime::ImageDone,
-) -> Result<(), StartTrouble> {
+) -> Result<String, StartTrouble> {
     let fail = |reason| move |trouble| StartTrouble { reason, trouble };
     note(
         start,
@@ -321,7 +338,7 @@ async fn start_one(
     events.normal(object.clone(), "Started", "Container started");
     tracing::info!(pod = name_of(&start.wanted.pod), container = action.name, id, attempt, reason = %action.reason, "started");
     note(start, StepName::Container, &action.name, Cause::done("runtime-shim"));
-    post_start(start, container, &id, object).await.map_err(fail("PostStartHookError"))
+    Ok(id)
 }
 
 async fn write_files(
@@ -452,25 +469,41 @@ fn quantity(name: &str, amount: i64) -> Quantity {
 async fn post_start(
     start: &Start<'_>,
     container: &Container,
+    kind: ContainerKind,
     id: &str,
-    object: ObjectRef,
 ) -> Result<(), Trouble> {
     let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else { return Ok(()) };
     // Bounded, so that a hook that hangs cannot hold the pod's worker for ever.
     let bound = start.agent.clients.cri_timeout;
-    let outcome = tokio::time::timeout(bound, crate::stop::run_hook(start.agent, id, hook, bound)).await;
+    let hook = tokio::time::timeout(bound, crate::stop::run_hook(start.agent, id, hook, bound));
+    // Cancel-safe: whoever ends the pod stops the container, and the hook with it.
+    let outcome = tokio::select! {
+        () = start.job.cancel.cancelled() => return Err(cancelled()),
+        outcome = hook => outcome,
+    };
     let text = match outcome {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(text)) => text,
         Err(_) => format!("no end within {} s", bound.as_secs()),
     };
+    let pod = &start.wanted.pod;
+    let object = container_object(pod, kind, &container.name);
     start.agent.context.events.warning(
         object,
         "FailedPostStartHook",
         format!("PostStartHook failed: {text}"),
     );
-    let grace = start.wanted.pod.termination_grace();
-    crate::stop::stop_containers(start.agent, start.job, std::iter::once((id.to_owned(), grace))).await?;
+    let (name, grace) = (container.name.as_str(), pod.termination_grace());
+    crate::stop::stop_container_with_hooks(
+        start.agent,
+        start.job,
+        pod,
+        id,
+        name,
+        grace,
+        "FailedPostStartHook",
+    )
+    .await?;
     Err(Trouble::fault(format!("PostStartHook failed: {text}")))
 }
 

@@ -15,7 +15,7 @@ use keelson_pod_sync_core::termination::{StopStep, orphan_grace_seconds, stop_pl
 use keelson_pod_sync_core::worker::SyncOutcome;
 use keelson_proto::keelson::resource_manager::v1 as resource;
 use keelson_proto::keelson::volume_manager::v1 as volume;
-use keelson_service_kit::now_unix_nanos;
+use keelson_service_kit::{ObjectRef, now_unix_nanos};
 use tokio::sync::watch;
 use tonic::{Code, Status};
 use tracing::Instrument as _;
@@ -114,7 +114,8 @@ pub async fn stop_pod(
         }
         return Err(trouble);
     }
-    let sandboxes = observed.sandboxes.iter().filter(|s| s.ready).map(|s| stop_sandbox(agent, s.id.as_str()));
+    // Also one that is not READY any more: its network may still be there.
+    let sandboxes = observed.sandboxes.iter().map(|s| stop_sandbox(agent, s.id.as_str()));
     try_join_all(sandboxes).await.map(|_| ())
 }
 
@@ -128,8 +129,8 @@ async fn stop_step(
 ) -> Result<(), Trouble> {
     if let Some(pod) = pod {
         let object = object_of(pod).container(step.kind.map_or("containers", |k| k.spec_field()), &step.name);
-        agent.context.events.normal(object, "Killing", format!("Stopping container {}", step.name));
-        pre_stop(agent, pod, step, deadline).await;
+        agent.context.events.normal(object.clone(), "Killing", format!("Stopping container {}", step.name));
+        pre_stop(agent, pod, (step.id.as_str(), &step.name), object, deadline).await;
     }
     for name in &step.after {
         let Some(flag) = ended.get(name) else { continue };
@@ -149,18 +150,17 @@ async fn stop_step(
 }
 
 /// The container's preStop hook, within what is left of the grace.
-async fn pre_stop(agent: &Agent, pod: &Pod, step: &StopStep, deadline: i64) {
+async fn pre_stop(agent: &Agent, pod: &Pod, (id, name): (&str, &str), object: ObjectRef, deadline: i64) {
     let left = seconds_until(deadline);
-    let Some((_, container)) = pod.container(&step.name) else { return };
+    let Some((_, container)) = pod.container(name) else { return };
     let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref()).filter(|_| left > 0)
     else {
         return;
     };
     let bound = Duration::from_secs(u64::try_from(left).unwrap_or(0));
-    let outcome = tokio::time::timeout(bound, run_hook(agent, step.id.as_str(), hook, bound)).await;
+    let outcome = tokio::time::timeout(bound, run_hook(agent, id, hook, bound)).await;
     if let Ok(Err(text)) = outcome {
-        let object = object_of(pod).container("containers", &step.name);
-        tracing::warn!(pod = name_of(pod), container = step.name, "preStop failed: {text}");
+        tracing::warn!(pod = name_of(pod), container = name, "preStop failed: {text}");
         agent.context.events.warning(object, "FailedPreStopHook", format!("PreStopHook failed: {text}"));
     }
 }
@@ -196,18 +196,24 @@ pub async fn run_hook(
     Err("only exec and sleep hooks are carried out by this version".to_owned())
 }
 
-/// Stops single containers, each with its own grace, side by side.
-pub async fn stop_containers(
+/// Stops one container while its pod goes on: event, preStop, StopContainer.
+pub async fn stop_container_with_hooks(
     agent: &Arc<Agent>,
     job: &Job,
-    kills: impl Iterator<Item = (String, i64)>,
+    pod: &Pod,
+    id: &str,
+    name: &str,
+    grace_seconds: i64,
+    message: &str,
 ) -> Result<(), Trouble> {
-    tracing::debug!(uid = job.uid, "stopping single containers");
-    try_join_all(
-        kills.map(|(id, grace)| async move { stop_container(agent, &id, stop_timeout_seconds(grace)).await }),
-    )
-    .await
-    .map(|_| ())
+    let list = pod.container(name).map_or("containers", |(kind, _)| kind.spec_field());
+    let object = object_of(pod).container(list, name);
+    agent.context.events.normal(object.clone(), "Killing", message.to_owned());
+    let deadline = now_unix_nanos().saturating_add(grace_seconds.saturating_mul(SECOND));
+    pre_stop(agent, pod, (id, name), object, deadline).await;
+    stop_container(agent, id, stop_timeout_seconds(seconds_until(deadline))).await?;
+    tracing::info!(uid = job.uid, container = name, id, "stopped");
+    Ok(())
 }
 
 async fn stop_container(agent: &Agent, id: &str, timeout_seconds: i64) -> Result<(), Trouble> {

@@ -71,6 +71,11 @@ impl Store {
         let mut records = Vec::new();
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let path = entry.path();
+            if path.extension().is_none_or(|e| e != "json") {
+                // Left by a process that was killed between writing and renaming.
+                let _ = fs::remove_file(&path);
+                continue;
+            }
             let record = fs::read(&path).ok().and_then(|b| serde_json::from_slice::<Record>(&b).ok());
             match record {
                 Some(record) if record.schema <= SCHEMA => records.push(record),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use keelson_kube_model::{ContainerKind, Pod};
 use keelson_pod_sync_core::actions::{PodActions, ProbeHints, compute_pod_actions};
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
-use keelson_pod_sync_core::status::rejected_status;
+use keelson_pod_sync_core::status::{deadline_unix_nanos, rejected_status};
 use keelson_pod_sync_core::worker::{Input, SyncOutcome};
 use keelson_proto::keelson::resource_manager::v1 as resource;
 use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
@@ -20,29 +20,34 @@ use crate::clients::bounded;
 use crate::images::{ImageTask, fetch};
 use crate::observed::Observed;
 use crate::start::{Start, start_containers};
-use crate::stop::stop_containers;
+use crate::stop::stop_container_with_hooks;
 use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish};
 
 /// How often a turn decides again after it has done something.
 const ROUNDS: usize = 4;
+/// How soon a pod whose name an orphan holds looks again.
+const ORPHAN_LOOK_NANOS: i64 = 300_000_000;
 /// How long one call asks whether something is done before it is made again.
 const ASK: Duration = Duration::from_secs(60);
 
 /// Makes the pod run.
 pub async fn sync(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Turn, Trouble> {
     let pod = &wanted.pod;
+    if !runtime_is_there(agent, job).await {
+        return Ok(Turn::of(SyncOutcome::Cancelled));
+    }
     if !job.state.started {
-        if !agent.may_start(pod) {
+        let orphan = agent.orphan_holds_name(pod);
+        if orphan || !agent.may_start(pod) {
             let text = format!("another pod named {} is still ending", name_of(pod));
             note_wait(agent, &job.uid, StepName::Source, "", Cause::waiting("NameHeld", &text, "pod-sync"));
-            return Ok(Turn::of(SyncOutcome::Done));
+            // Nobody wakes this one when an orphan is gone.
+            let next_unix_nanos = orphan.then(|| keelson_service_kit::now_unix_nanos() + ORPHAN_LOOK_NANOS);
+            return Ok(Turn { outcome: SyncOutcome::Done, next_unix_nanos });
         }
         agent.apply(&job.uid, &Input::Started);
     }
     note_wait(agent, &job.uid, StepName::Source, "", Cause::done("pod-config"));
-    if !runtime_is_there(agent, job).await {
-        return Ok(Turn::of(SyncOutcome::Cancelled));
-    }
     // The observation may have become newer while the runtime was awaited.
     let mut observed =
         agent.with(&job.uid, |e| Arc::clone(&e.observed)).unwrap_or_else(|| Arc::clone(&job.observed));
@@ -54,7 +59,9 @@ pub async fn sync(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Turn
             return Ok(Turn::of(SyncOutcome::Terminal));
         }
         if actions.is_empty() {
-            return Ok(Turn { outcome: SyncOutcome::Done, next_unix_nanos: actions.next_wake_unix_nanos() });
+            let deadline = agent.with(&job.uid, |e| deadline_unix_nanos(pod, &e.status)).flatten();
+            let next_unix_nanos = actions.next_wake_unix_nanos().into_iter().chain(deadline).min();
+            return Ok(Turn { outcome: SyncOutcome::Done, next_unix_nanos });
         }
         if job.cancel.is_cancelled() {
             return Ok(Turn::of(SyncOutcome::Cancelled));
@@ -124,7 +131,7 @@ fn tell_waits(agent: &Agent, job: &Job, actions: &PodActions) {
     let mut warned = Vec::new();
     agent.with(&job.uid, |entry| {
         let at = agent.moment();
-        for (_, container) in wanted.pod.containers() {
+        for (kind, container) in wanted.pod.containers() {
             let name = container.name.as_str();
             let record = entry.observed.current(name);
             if let Some(wait) = actions.waiting.iter().find(|w| w.name == name) {
@@ -132,7 +139,7 @@ fn tell_waits(agent: &Agent, job: &Job, actions: &PodActions) {
                     .retried_at(wait.until_unix_nanos);
                 let news = entry.ledger.set(StepName::Container, name, cause, &at);
                 if news && !wait.event_message.is_empty() {
-                    warned.push((name.to_owned(), wait.event_message.clone()));
+                    warned.push((kind, name.to_owned(), wait.event_message.clone()));
                 }
             } else if record.is_some_and(|r| r.is_running() || r.has_exited())
                 && !actions.start.iter().any(|s| s.name == name)
@@ -141,12 +148,8 @@ fn tell_waits(agent: &Agent, job: &Job, actions: &PodActions) {
             }
         }
     });
-    for (name, message) in warned {
-        agent.context.events.warning(
-            object_of(&wanted.pod).container("containers", &name),
-            "BackOff",
-            message,
-        );
+    for (kind, name, message) in warned {
+        agent.context.events.warning(container_object(&wanted.pod, kind, &name), "BackOff", message);
     }
 }
 
@@ -171,8 +174,9 @@ async fn carry_out(
     let pod = &wanted.pod;
     if !agent.runtime.borrow().network_ready && !pod.is_host_network() {
         let text = format!("network is not ready: {}", agent.runtime.borrow().message);
-        agent.context.events.warning(object_of(pod), "NetworkNotReady", text.clone());
-        note_wait(agent, &job.uid, StepName::Sandbox, "", Cause::waiting("NetworkNotReady", &text, YOU));
+        if note_wait(agent, &job.uid, StepName::Sandbox, "", Cause::waiting("NetworkNotReady", &text, YOU)) {
+            agent.context.events.warning(object_of(pod), "NetworkNotReady", text.clone());
+        }
         return Err(Trouble { neighbour: true, ..Trouble::fault(text) });
     }
     let images: BTreeMap<String, ImageTask> = actions
@@ -180,7 +184,7 @@ async fn carry_out(
         .iter()
         .filter_map(|s| pod.container(&s.name).map(|(_, c)| (s.name.clone(), fetch(agent, pod, c))))
         .collect();
-    // Side by side: volumes and cgroup. Only containers need the volumes, so the sandbox does not wait for them.
+    // Side by side: volumes and cgroup.
     let prepared = async { tokio::try_join!(mount(agent, job, wanted), cgroup(agent, job, wanted)) };
     // Cancel-safe: both only ask whether something is done.
     let (mounts, cgroup_parent) = tokio::select! {
@@ -217,13 +221,11 @@ async fn stop_unwanted(
     if actions.kill.is_empty() {
         return Ok(());
     }
-    for kill in &actions.kill {
+    let stops = actions.kill.iter().map(|kill| {
         tracing::info!(pod = name_of(pod), container = kill.name, reason = %kill.reason, "stopping a container");
-        let object = object_of(pod).container("containers", &kill.name);
-        agent.context.events.normal(object, "Killing", kill.message.clone());
-    }
-    let kills = actions.kill.iter().map(|k| (k.id.as_str().to_owned(), k.grace_seconds));
-    stop_containers(agent, job, kills).await
+        stop_container_with_hooks(agent, job, pod, kill.id.as_str(), &kill.name, kill.grace_seconds, &kill.message)
+    });
+    futures_util::future::try_join_all(stops).await.map(|_| ())
 }
 
 /// Asks resource-manager. A turn is returned when the pod must not go on.

@@ -12,7 +12,7 @@ use keelson_pod_sync_core::worker::{SyncOutcome, Work, WorkerPhase, WorkerState,
 use keelson_service_kit::{Backoff, CancellationToken, now_unix_nanos};
 use tonic::Status;
 
-use crate::agent::{Agent, Wanted};
+use crate::agent::{Agent, Entry, Wanted};
 use crate::documents::Document;
 use crate::observed::Observed;
 use crate::{manager, stop, sync};
@@ -78,20 +78,24 @@ impl Turn {
 /// Works until the UID is forgotten.
 pub async fn run(agent: Arc<Agent>, uid: String) {
     let Some(wake) = agent.with(&uid, |e| Arc::clone(&e.wake)) else { return };
+    // The entry of a later life of the same UID is not this worker's.
+    let mine = |e: &Entry| Arc::ptr_eq(&e.wake, &wake);
     let mut faults = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
     let mut absences = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
-    let mut stale = false;
     loop {
-        let Some(mut job) = job_of(&agent, &uid) else { return };
-        if std::mem::take(&mut stale) {
-            match agent.clients.read_pod(&uid).await {
-                Ok(observed) => {
-                    agent.observed(&uid, Arc::clone(&observed));
-                    job.observed = observed;
-                }
-                Err(_) => stale = true,
+        if agent.with(&uid, |e| mine(e)) != Some(true) {
+            return;
+        }
+        if let Err(trouble) = refresh(&agent, &uid).await {
+            let delay = delay_of(&uid, &trouble, &mut faults, &mut absences);
+            let cause = Cause::waiting("RuntimeNotReady", &trouble.message, "runtime-shim");
+            note_wait(&agent, &uid, StepName::Sandbox, "", cause);
+            tokio::select! {
+                () = agent.context.shutdown.cancelled() => return,
+                () = tokio::time::sleep(delay) => continue,
             }
         }
+        let Some(job) = job_of(&agent, &uid) else { return };
         // On the heap, so that a worker that waits, as most do, is small.
         let result = Box::pin(turn(&agent, &job)).await;
         let (outcome, wait) = match result {
@@ -101,7 +105,7 @@ pub async fn run(agent: Arc<Agent>, uid: String) {
                 (turn.outcome, until(turn.next_unix_nanos))
             }
             Err(trouble) => {
-                stale = true;
+                agent.with(&uid, |e| e.refresh = true);
                 let delay = delay_of(&uid, &trouble, &mut faults, &mut absences);
                 agent.note(&uid, |ledger, at| ledger.retried_at(after(at.now_unix_nanos, delay), at));
                 (SyncOutcome::Failed, delay)
@@ -115,12 +119,9 @@ pub async fn run(agent: Arc<Agent>, uid: String) {
         {
             agent.release_name(&wanted.pod);
         }
-        if transition.forget {
-            let again = transition.begin_anew.then_some(job.wanted).flatten();
+        // What an earlier process left is forgotten only when the sources have spoken.
+        if transition.forget && agent.with(&uid, |e| e.restored) != Some(true) {
             agent.forget(&uid);
-            if let Some(wanted) = again {
-                manager::begin_again(&agent, wanted);
-            }
             return;
         }
         let moved_on = transition.state.phase != begun_in;
@@ -134,6 +135,16 @@ pub async fn run(agent: Arc<Agent>, uid: String) {
             () = tokio::time::sleep(wait) => {}
         }
     }
+}
+
+/// Reads the pod anew if what is known of it may be wrong.
+async fn refresh(agent: &Agent, uid: &str) -> Result<(), Trouble> {
+    if agent.with(uid, |e| e.refresh) != Some(true) {
+        return Ok(());
+    }
+    sync::read(agent, uid).await?;
+    agent.with(uid, |e| e.refresh = false);
+    Ok(())
 }
 
 fn job_of(agent: &Agent, uid: &str) -> Option<Job> {
@@ -207,6 +218,13 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
     let runtime = agent.runtime.borrow().name.clone();
     let made = agent.with(uid, |entry| {
         let wanted = entry.wanted.clone()?;
+        if entry.rejected {
+            if facts.finished {
+                entry.version += 1;
+                agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, true)));
+            }
+            return Some((true, false));
+        }
         let old = (entry.version > 0 || !entry.status.phase.is_empty()).then(|| Arc::clone(&entry.status));
         let inputs = StatusInputs {
             pod_is_terminal: facts.pod_is_terminal,
@@ -227,24 +245,24 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
             Accepted::Stored { status, .. } => {
                 entry.status = Arc::new(*status);
                 entry.version += 1;
-                Some((terminal, Some(document(entry, wanted, facts.finished))))
+                agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, facts.finished)));
+                Some((terminal, true))
             }
-            Accepted::Unchanged => Some((terminal, None)),
+            Accepted::Unchanged => Some((terminal, false)),
             Accepted::Refused { container } => {
                 tracing::debug!(uid, container, "a container would come back to life, the old status stays");
-                Some((terminal, None))
+                Some((terminal, false))
             }
         }
     });
     let Some(Some((terminal, news))) = made else { return false };
-    if let Some(document) = news {
-        agent.documents.set(uid.to_owned(), Arc::new(document));
+    if news {
         agent.keep(uid);
     }
     terminal
 }
 
-fn document(entry: &crate::agent::Entry, wanted: Wanted, finished: bool) -> Document {
+fn document(entry: &Entry, wanted: Wanted, finished: bool) -> Document {
     let state = &entry.state;
     // A pod that ran to its end by itself is not being deleted.
     let leaves = state.phase != WorkerPhase::Sync && !state.desired && !finished;
@@ -257,27 +275,25 @@ fn document(entry: &crate::agent::Entry, wanted: Wanted, finished: bool) -> Docu
 
 /// Publishes the document as it is now, for a change that is not in the status: the pod begins to end.
 pub fn republish(agent: &Agent, uid: &str) {
-    let made = agent.with(uid, |entry| {
+    agent.with(uid, |entry| {
         entry.version += 1;
-        entry.wanted.clone().map(|wanted| document(entry, wanted, false))
+        if let Some(wanted) = entry.wanted.clone() {
+            agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, false)));
+        }
     });
-    if let Some(Some(document)) = made {
-        agent.documents.set(uid.to_owned(), Arc::new(document));
-    }
 }
 
 /// Puts a status in place that no observation leads to: a rejection.
 pub fn publish_as_is(agent: &Agent, uid: &str, status: keelson_kube_model::PodStatus) {
-    let made = agent.with(uid, |entry| {
-        let wanted = entry.wanted.clone()?;
+    agent.with(uid, |entry| {
+        entry.rejected = true;
         entry.status = Arc::new(status);
         entry.version += 1;
-        Some(document(entry, wanted, false))
+        if let Some(wanted) = entry.wanted.clone() {
+            agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, false)));
+        }
     });
-    if let Some(Some(document)) = made {
-        agent.documents.set(uid.to_owned(), Arc::new(document));
-        agent.keep(uid);
-    }
+    agent.keep(uid);
 }
 
 /// A pod that has just been taken in shows at once, Pending as it may be. An adopted one keeps the status
@@ -295,17 +311,18 @@ pub fn publish_first(agent: &Agent, uid: &str) {
     });
     if stored == Some(false) {
         publish(agent, uid, &Facts::default());
-    } else if let Some(Some(document)) = agent.with(uid, |e| e.wanted.clone().map(|w| document(e, w, false)))
-    {
-        agent.documents.set(uid.to_owned(), Arc::new(document));
+    } else {
+        agent.with(uid, |entry| {
+            if let Some(wanted) = entry.wanted.clone() {
+                agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, false)));
+            }
+        });
     }
 }
 
-/// Notes that a neighbour has to act.
-pub fn note_wait(agent: &Agent, uid: &str, step: StepName, subject: &str, cause: Cause) {
-    agent.note(uid, |ledger, at| {
-        ledger.set(step, subject, cause, at);
-    });
+/// Notes how a step stands. Whether that is news.
+pub fn note_wait(agent: &Agent, uid: &str, step: StepName, subject: &str, cause: Cause) -> bool {
+    agent.note(uid, |ledger, at| ledger.set(step, subject, cause, at)) == Some(true)
 }
 
 /// The name for logs.

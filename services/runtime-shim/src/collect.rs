@@ -1,7 +1,7 @@
 //! The desires that pod-sync has sent, and the removal of what is dead: the only place that removes
 //! containers and sandboxes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_runtime_shim_core::collection::{
     Collection, ListedContainer, ListedPod, ListedSandbox, Wanted, plan_collection,
 };
-use keelson_service_kit::{Context, ObjectRef};
+use keelson_service_kit::Context;
 use tokio::sync::Notify;
 use tonic::Status;
 
@@ -24,6 +24,8 @@ use crate::observe::Observer;
 const PERIOD: Duration = Duration::from_secs(60);
 /// Exits come in groups; one collection serves them all.
 const GATHER: Duration = Duration::from_millis(200);
+/// A removal that takes longer is given up and tried again after the others.
+const REMOVE_WITHIN: Duration = Duration::from_secs(20);
 const HEARTBEAT: Duration = keelson_service_kit::LoopHandle::HEARTBEAT;
 
 /// What pod-sync wants, shared by the `Sync` stream and the collector.
@@ -87,9 +89,11 @@ impl Desires {
             }
             pb::sync_request::Item::DroppedUid(uid) => {
                 state.wanted.remove(&uid);
+                state.incoming.remove(&uid);
             }
             pb::sync_request::Item::Complete(set) => {
-                if std::mem::take(&mut state.replaying) && set.sources_ready {
+                // A set that ends before every source has reported goes on with the next message.
+                if set.sources_ready && std::mem::take(&mut state.replaying) {
                     state.wanted = std::mem::take(&mut state.incoming);
                 }
                 state.complete = set.sources_ready;
@@ -109,6 +113,18 @@ impl Desires {
     fn snapshot(&self) -> (BTreeMap<String, Wanted>, bool) {
         let state = self.state();
         (state.wanted.clone(), state.complete)
+    }
+
+    /// As [`Self::snapshot`], of one pod.
+    fn of(&self, uid: &str) -> (BTreeMap<String, Wanted>, bool) {
+        let state = self.state();
+        let wanted = state.wanted.get(uid).map(|want| (uid.to_owned(), *want));
+        (wanted.into_iter().collect(), state.complete)
+    }
+
+    /// Whether anything of a pod with this UID is wanted.
+    fn wants_at_all(&self, uid: &str) -> bool {
+        self.wants(uid)
     }
 
     /// Whether a pod with this UID is wanted; everything is until the first whole set.
@@ -131,6 +147,53 @@ pub struct Collector {
     pub images: Images,
     /// What is wanted.
     pub desires: Desires,
+    /// Which removals failed.
+    pub failures: Failures,
+}
+
+/// Containers and sandboxes that could not be removed, by the number of the last failure: they come after the
+/// others, so that one that hangs holds nothing else up.
+#[derive(Debug, Clone, Default)]
+pub struct Failures(Arc<Mutex<FailureBook>>);
+
+#[derive(Debug, Default)]
+struct FailureBook {
+    count: u64,
+    last: HashMap<String, u64>,
+}
+
+impl Failures {
+    fn book(&self) -> std::sync::MutexGuard<'_, FailureBook> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, id: &str) {
+        let mut book = self.book();
+        book.count += 1;
+        let number = book.count;
+        book.last.insert(id.to_owned(), number);
+    }
+
+    fn done(&self, id: &str) {
+        self.book().last.remove(id);
+    }
+
+    /// Forgets what is not due any more and puts what failed behind what did not, the latest last.
+    fn order(&self, plan: &mut Collection) {
+        let mut book = self.book();
+        book.last.retain(|id, _| plan.containers.contains(id) || plan.sandboxes.contains(id));
+        let number = |id: &String| book.last.get(id).copied().unwrap_or(0);
+        plan.containers.sort_by_key(number);
+        plan.sandboxes.sort_by_key(number);
+    }
+}
+
+/// What one collection has removed so far.
+#[derive(Debug, Default)]
+struct Removed {
+    containers: u32,
+    sandboxes: u32,
+    refused: Option<Status>,
 }
 
 impl Collector {
@@ -158,31 +221,44 @@ impl Collector {
                     swept = false;
                 }
             }
-            let result = self.collect().await;
+            // Removals that hang are given up one by one and must not make the loop look stuck.
+            let collection = ticking(|| progress.tick(), HEARTBEAT, self.collect());
+            // Cancel-safe: what was not removed is removed after the next start.
+            let result = tokio::select! {
+                () = context.shutdown.cancelled() => return,
+                result = collection => result,
+            };
             if let Err(status) = &result {
                 tracing::debug!(error = status.message(), "collection has to be repeated");
             }
             let (_, complete) = self.desires.snapshot();
             if complete && !swept && result.is_ok() {
                 swept = true;
-                let known = |uid: &str| self.desires.wants(uid) || self.observer.cached(uid).is_some();
-                let removed = self.files.sweep_logs(known);
-                if removed > 0 {
-                    tracing::info!(removed, "removed log folders of pods that are gone");
-                }
+                ticking(|| progress.tick(), HEARTBEAT, self.sweep()).await;
             }
+        }
+    }
+
+    /// Removes the log folders of pods that nobody knows.
+    async fn sweep(&self) {
+        let (desires, observer, files) = (self.desires.clone(), self.observer.clone(), self.files.clone());
+        let known = move |uid: &str| desires.wants(uid) || observer.knows(uid);
+        let removed = tokio::task::spawn_blocking(move || files.sweep_logs(known)).await.unwrap_or(0);
+        if removed > 0 {
+            tracing::info!(removed, "removed log folders of pods that are gone");
         }
     }
 
     /// One collection. How many containers and sandboxes were removed.
     ///
     /// # Errors
-    /// The first refusal of the runtime; the others are tried all the same.
+    /// The last refusal of the runtime; the others are tried all the same.
     pub async fn collect(&self) -> Result<(u32, u32), Status> {
         let pods = self.observer.all();
         let (wanted, complete) = self.desires.snapshot();
         let listed: Vec<ListedPod> = pods.iter().map(|p| listed(p)).collect();
-        let plan = plan_collection(&listed, &wanted, complete);
+        let mut plan = plan_collection(&listed, &wanted, complete);
+        self.failures.order(&mut plan);
         if plan.is_empty() {
             return Ok((0, 0));
         }
@@ -190,61 +266,81 @@ impl Collector {
     }
 
     async fn apply(&self, plan: &Collection, pods: &[Arc<pb::RuntimePod>]) -> Result<(u32, u32), Status> {
-        let mut failed = Ok(());
-        let mut counts = (0, 0);
-        for id in &plan.containers {
-            match self.remove_container(id).await {
-                Ok(()) => {
-                    counts.0 += 1;
-                    self.forget_container_files(id, pods);
+        let owners: HashMap<&str, &Arc<pb::RuntimePod>> =
+            pods.iter().flat_map(|p| ids_of(p).map(move |id| (id, p))).collect();
+        let mut removed = Removed::default();
+        let mut touched: BTreeSet<&str> = plan.forgotten.iter().map(String::as_str).collect();
+        for id in plan.containers.iter().chain(&plan.sandboxes) {
+            let Some(pod) = owners.get(id.as_str()) else { continue };
+            touched.insert(&pod.uid);
+            match self.remove(pod, id, &mut removed).await {
+                Ok(()) => self.failures.done(id),
+                Err(status) => {
+                    self.failures.failed(id);
+                    let (pod, error) = (&pod.name, status.message());
+                    tracing::warn!(id, pod, error, "cannot remove, will retry");
+                    removed.refused = Some(status);
                 }
-                Err(status) => failed = self.note(id, pods, status),
             }
         }
-        for id in &plan.sandboxes {
-            match self.remove_sandbox(id).await {
-                Ok(()) => counts.1 += 1,
-                Err(status) => failed = self.note(id, pods, status),
-            }
+        for uid in touched {
+            let _ = self.observer.read(uid).await;
         }
-        let touched = pods.iter().filter(|p| {
-            p.containers.iter().any(|c| plan.containers.contains(&c.id))
-                || p.sandboxes.iter().any(|s| plan.sandboxes.contains(&s.id))
-        });
-        for pod in touched {
-            let _ = self.observer.read(&pod.uid).await;
+        for pod in pods.iter().filter(|p| plan.forgotten.contains(&p.uid)) {
+            self.forget(pod).await;
         }
-        for uid in &plan.forgotten {
-            if failed.is_ok()
-                && let Some(pod) = pods.iter().find(|p| p.uid == *uid)
-            {
-                self.files.forget(pod);
-                self.images.forget(uid);
-            }
-        }
-        failed.map(|()| counts)
-    }
-
-    fn forget_container_files(&self, id: &str, pods: &[Arc<pb::RuntimePod>]) {
-        for pod in pods {
-            if let Some(container) = pod.containers.iter().find(|c| c.id == id) {
-                self.files.forget_container(pod, container);
-            }
+        match removed.refused {
+            Some(status) => Err(status),
+            None => Ok((removed.containers, removed.sandboxes)),
         }
     }
 
-    fn note(&self, id: &str, pods: &[Arc<pb::RuntimePod>], status: Status) -> Result<(), Status> {
-        let of = |p: &&Arc<pb::RuntimePod>| {
-            p.containers.iter().any(|c| c.id == id) || p.sandboxes.iter().any(|s| s.id == id)
-        };
-        let object = pods.iter().find(of).map(|p| ObjectRef::pod(&p.namespace, &p.name, &p.uid));
-        tracing::warn!(
-            id,
-            pod = object.map(|o| o.name),
-            error = status.message(),
-            "cannot remove, will retry"
-        );
-        Err(status)
+    /// Removes a container or sandbox unless it is not due any more.
+    async fn remove(&self, pod: &pb::RuntimePod, id: &str, removed: &mut Removed) -> Result<(), Status> {
+        if !self.still_due(&pod.uid, id).await? {
+            return Ok(());
+        }
+        if let Some(container) = pod.containers.iter().find(|c| c.id == id) {
+            self.within(id, self.remove_container(id)).await?;
+            removed.containers += 1;
+            self.files.forget_container(pod, container);
+        } else {
+            self.within(id, self.remove_sandbox(id)).await?;
+            removed.sandboxes += 1;
+        }
+        Ok(())
+    }
+
+    /// Decides again: the plan is as old as the removals before this one took.
+    async fn still_due(&self, uid: &str, id: &str) -> Result<bool, Status> {
+        let Some(mut pod) = self.observer.cached(uid) else { return Ok(false) };
+        // No event tells of a start everywhere, and what has started meanwhile must not be removed.
+        if pod.containers.iter().any(|c| c.id == id && c.state() == pb::ContainerState::Created) {
+            pod = self.observer.read(uid).await?;
+        }
+        let (wanted, complete) = self.desires.of(uid);
+        let plan = plan_collection(&[listed(&pod)], &wanted, complete);
+        Ok(plan.containers.iter().chain(&plan.sandboxes).any(|due| due == id))
+    }
+
+    /// Removes what is left of a pod outside the runtime, if the runtime has nothing of it and it is not
+    /// wanted again.
+    async fn forget(&self, pod: &Arc<pb::RuntimePod>) {
+        if self.observer.knows(&pod.uid) || self.desires.wants_at_all(&pod.uid) {
+            return;
+        }
+        self.images.forget(&pod.uid);
+        let (files, pod) = (self.files.clone(), Arc::clone(pod));
+        let _ = tokio::task::spawn_blocking(move || files.forget(&pod)).await;
+    }
+
+    async fn within<F>(&self, id: &str, removal: F) -> Result<(), Status>
+    where
+        F: Future<Output = Result<(), Status>>,
+    {
+        let late =
+            |_| Status::deadline_exceeded(format!("the runtime has not removed {id} in {REMOVE_WITHIN:?}"));
+        tokio::time::timeout(REMOVE_WITHIN, removal).await.map_err(late)?
     }
 
     async fn remove_container(&self, id: &str) -> Result<(), Status> {
@@ -257,6 +353,23 @@ impl Collector {
         gone_is_done(self.cri.runtime().stop_pod_sandbox(self.cri.request(stop)).await)?;
         let remove = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_owned() };
         gone_is_done(self.cri.runtime().remove_pod_sandbox(self.cri.request(remove)).await)
+    }
+}
+
+fn ids_of(pod: &pb::RuntimePod) -> impl Iterator<Item = &str> {
+    let sandboxes = pod.sandboxes.iter().map(|s| s.id.as_str());
+    pod.containers.iter().map(|c| c.id.as_str()).chain(sandboxes)
+}
+
+/// Calls `tick` each `period` until `work` is done.
+async fn ticking<T>(tick: impl Fn(), period: Duration, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    loop {
+        // Cancel-safe: `work` goes on where it was.
+        tokio::select! {
+            done = &mut work => return done,
+            () = tokio::time::sleep(period) => tick(),
+        }
     }
 }
 

@@ -59,7 +59,12 @@ impl Cri {
 
     /// A request that must be answered soon, or something hangs: reads of state.
     pub fn quick<T>(&self, message: T) -> Request<T> {
-        with_deadline(message, self.timeout.min(Duration::from_secs(10)))
+        self.within(Duration::from_secs(10), message)
+    }
+
+    /// A request that is given up after `limit`, or after the configured deadline if that is shorter.
+    pub fn within<T>(&self, limit: Duration, message: T) -> Request<T> {
+        with_deadline(message, self.timeout.min(limit))
     }
 
     /// A stream or a pull, which has no deadline of its own.

@@ -155,9 +155,10 @@ impl Files {
                 tracing::warn!(link = %link.display(), %error, "cannot link a container's log");
             }
         }
+        let Some(before) = before else { return };
         let gone = |c: &&pb::Container| !after.containers.iter().any(|a| a.id == c.id);
-        for container in before.iter().flat_map(|b| b.containers.iter()).filter(gone) {
-            let _ = fs::remove_file(self.link_of(after, container));
+        for container in before.containers.iter().filter(gone) {
+            let _ = fs::remove_file(self.link_of(before, container));
         }
     }
 
@@ -200,9 +201,8 @@ impl Files {
         let mut removed = 0;
         for entry in fs::read_dir(&self.paths.pod_logs_dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let Some(uid) = name.to_str().and_then(|n| n.rsplit_once('_')).map(|(_, uid)| uid) else {
-                continue;
-            };
+            // A namespace and a name have no underscore, a UID may have some.
+            let Some(uid) = name.to_str().and_then(|n| n.splitn(3, '_').nth(2)) else { continue };
             if !known(uid) && fs::remove_dir_all(entry.path()).is_ok() {
                 removed += 1;
             }
@@ -232,7 +232,8 @@ fn make_dir(path: &Path, mode: u32) -> Result<(), FileError> {
     }
 }
 
-/// Writes a whole file with exactly this mode, by rename where it exists already.
+/// Writes a whole file with exactly this mode. In place: a container that has the file mounted keeps its inode
+/// and would not see another file of the same name.
 fn write_file(path: &Path, content: &[u8], mode: u32) -> Result<(), FileError> {
     let fail = |source| FileError::Write { path: path.to_owned(), source };
     fs::write(path, content).map_err(fail)?;
@@ -396,5 +397,14 @@ mod tests {
         fs::create_dir_all(dir.path().join("logs/default_old_v")).unwrap();
         assert_eq!(files.sweep_logs(|uid| uid == "u"), 1);
         assert!(dir.path().join("logs/default_web_u").exists());
+    }
+
+    #[test]
+    fn a_uid_with_an_underscore_keeps_its_logs() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        fs::create_dir_all(dir.path().join("logs/default_web_u_1")).unwrap();
+        assert_eq!(files.sweep_logs(|uid| uid == "u_1"), 0);
+        assert_eq!(files.sweep_logs(|uid| uid == "1"), 1);
     }
 }

@@ -88,16 +88,17 @@ impl Images {
         object: &ObjectRef,
         progress: &Progress,
     ) -> Result<pb::ImageDone, pb::ImageFailed> {
-        let waits = self.book().waits_until(&pod.uid, reference, now_unix_nanos());
-        if let Some(until) = waits {
-            self.events.normal(
-                object.clone(),
-                "BackOff",
-                format!("Back-off pulling image {:?}", request.image),
-            );
+        let waits = {
+            let book = self.book();
+            let waits = book.waits_until(&pod.uid, reference, now_unix_nanos());
+            waits.map(|(until, error)| (until, error.to_owned()))
+        };
+        if let Some((until, error)) = waits {
+            let text = format!("Back-off pulling image {:?}", request.image);
+            self.events.normal(object.clone(), "BackOff", text.clone());
             return Err(pb::ImageFailed {
                 reason: "ImagePullBackOff".into(),
-                message: format!("Back-off pulling image {:?}", request.image),
+                message: format!("{text}: {error}"),
                 next_retry_unix_nanos: until,
             });
         }
@@ -124,8 +125,8 @@ impl Images {
                 Ok(done(image, reference, true))
             }
             Err(status) => {
-                let next = self.book().failed(&pod.uid, reference, now_unix_nanos());
                 let message = format!("failed to pull image {:?}: {}", request.image, status.message());
+                let next = self.book().failed(&pod.uid, reference, &message, now_unix_nanos());
                 let mut failed = self.failed(object, "Failed", pull_reason(&status), message);
                 failed.next_retry_unix_nanos = next;
                 Err(failed)

@@ -10,6 +10,8 @@
 
 pub mod collect;
 pub mod cri;
+#[cfg(test)]
+mod fake;
 pub mod files;
 pub mod images;
 mod labels;

@@ -52,11 +52,7 @@ pub async fn run(context: Context, cri: Cri, observer: Observer) {
         if context.shutdown.is_cancelled() {
             return;
         }
-        let message = format!(
-            "the container runtime at {} does not answer: {}; start it, or set containerRuntimeEndpoint; retrying",
-            context.config.runtime.endpoint,
-            lost.message()
-        );
+        let message = trouble(&context.config.runtime.endpoint, &lost);
         context.progress.condition(CONDITION, Err(message.clone()));
         set_state(&observer, |state| {
             state.ready = false;
@@ -69,6 +65,16 @@ pub async fn run(context: Context, cri: Cri, observer: Observer) {
             () = tokio::time::sleep(backoff.next_delay()) => {}
         }
     }
+}
+
+/// What is wrong with the runtime, and the way out.
+fn trouble(endpoint: &str, lost: &Status) -> String {
+    let what = match (lost.code(), lost.message()) {
+        (Code::Unimplemented, _) => "is a server that does not speak CRI v1".to_owned(),
+        (code, "") => format!("answers with the error {code:?}"),
+        (_, text) => format!("does not answer: {text}"),
+    };
+    format!("the container runtime at {endpoint} {what}; start it, or set containerRuntimeEndpoint; retrying")
 }
 
 /// How observations are made.
@@ -296,5 +302,22 @@ async fn next_hint(hints: &mut Option<mpsc::Receiver<Hint>>) -> Hint {
             hints.recv().await.unwrap_or_else(|| Hint::Ended(Status::unavailable("the event stream ended")))
         }
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_the_runtime_is_said_with_endpoint_and_way_out() {
+        for (status, part) in [
+            (Status::unimplemented(""), "unix:///r.sock is a server that does not speak CRI v1"),
+            (Status::unavailable("no such file"), "unix:///r.sock does not answer: no such file"),
+            (Status::new(Code::Internal, ""), "unix:///r.sock answers with the error Internal"),
+        ] {
+            let text = trouble("unix:///r.sock", &status);
+            assert!(text.contains(part) && text.contains("containerRuntimeEndpoint"), "{text}");
+        }
     }
 }

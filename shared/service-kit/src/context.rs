@@ -63,6 +63,12 @@ impl Context {
         Peer::service(&self.config.paths.run_dir, name)
     }
 
+    /// Ends the service with exit code 70: something that it cannot go on without is broken.
+    pub fn fail(&self, reason: String) {
+        // A full channel holds an earlier reason, which will do.
+        let _ = self.fatal.try_send(reason);
+    }
+
     /// Runs a loop of the service beside its server. A loop that ends before the shutdown, by return or by
     /// panic, ends the service with exit code 70.
     pub fn spawn<F>(&self, name: &'static str, work: F)

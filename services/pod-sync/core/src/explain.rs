@@ -182,7 +182,8 @@ impl Ledger {
             _ => before.failing.clone(),
         };
         let same = before.cause.state == cause.state && before.cause.kind == cause.kind;
-        let again = failing.as_ref().filter(|(kind, _)| cause.state == StepState::Failed && *kind == cause.kind);
+        let again =
+            failing.as_ref().filter(|(kind, _)| cause.state == StepState::Failed && *kind == cause.kind);
         let since = match again {
             Some((_, since)) => *since,
             None if same => before.since_unix_nanos,

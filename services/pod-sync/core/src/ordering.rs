@@ -37,6 +37,16 @@ impl StartBook {
         self.waiting.get(full_name).and_then(VecDeque::front).cloned()
     }
 
+    /// A UID is gone for good: every name that it holds is free and it waits for none. Returns who is next for each
+    /// name that became free, to be woken.
+    pub fn release_all(&mut self, uid: &PodUid) -> Vec<PodUid> {
+        let held = self.started.iter().filter(|(_, holder)| *holder == uid).map(|(name, _)| name.clone());
+        let waited =
+            self.waiting.iter().filter(|(_, queue)| queue.contains(uid)).map(|(name, _)| name.clone());
+        let names: Vec<PodFullName> = held.chain(waited).collect();
+        names.iter().filter_map(|name| self.release(name, uid)).collect()
+    }
+
     /// A static pod that was found running at the start of the service holds its name without queueing. The first
     /// one adopted wins; false says that another UID holds the name already.
     pub fn adopt(&mut self, full_name: &PodFullName, uid: &PodUid) -> bool {
@@ -112,6 +122,17 @@ mod tests {
         assert!(may_start(&name(), &uid("c"), &mut book));
         assert_eq!(book.release(&name(), &uid("c")), None);
         assert_eq!(book, StartBook::default(), "nothing is left behind");
+    }
+
+    #[test]
+    fn a_uid_that_is_gone_frees_every_name_that_it_held() {
+        let mut book = StartBook::default();
+        let other = PodFullName::new("other", "shop");
+        assert!(may_start(&name(), &uid("a"), &mut book));
+        assert!(may_start(&other, &uid("a"), &mut book));
+        assert!(!may_start(&other, &uid("b"), &mut book));
+        assert_eq!(book.release_all(&uid("a")), [uid("b")]);
+        assert!(may_start(&name(), &uid("c"), &mut book));
     }
 
     #[test]

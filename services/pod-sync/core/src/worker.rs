@@ -91,7 +91,8 @@ impl WorkerState {
     /// A state that was stored by an earlier run of the service. The source will name the pod as if it were new;
     /// that first time it is no request to begin anew.
     pub fn read_back(mut self) -> Self {
-        self.replay_expected = true;
+        // A pod that its source had dropped, or that no source ever named, is new when it is named again.
+        self.replay_expected = self.desired && !self.runtime_only;
         self
     }
 }

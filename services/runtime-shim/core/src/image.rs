@@ -121,22 +121,24 @@ pub struct PullBook {
     entries: BTreeMap<(String, String), Entry>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Entry {
     delay_s: i64,
     failed_at: i64,
+    error: String,
 }
 
 impl PullBook {
-    /// Until when a pull of `image` for `uid` has to wait, unix nanoseconds; `None`: it may begin.
-    pub fn waits_until(&self, uid: &str, image: &str, now: i64) -> Option<i64> {
+    /// Until when a pull of `image` for `uid` has to wait, unix nanoseconds, and how the last one failed; `None`: it
+    /// may begin.
+    pub fn waits_until(&self, uid: &str, image: &str, now: i64) -> Option<(i64, &str)> {
         let entry = self.entries.get(&(uid.to_owned(), image.to_owned()))?;
         let until = entry.failed_at + entry.delay_s * NANOS;
-        (now < until).then_some(until)
+        (now < until).then_some((until, entry.error.as_str()))
     }
 
     /// Records a failed pull; returns when the next one may begin.
-    pub fn failed(&mut self, uid: &str, image: &str, now: i64) -> i64 {
+    pub fn failed(&mut self, uid: &str, image: &str, error: &str, now: i64) -> i64 {
         self.forget_old(now);
         let entry = self
             .entries
@@ -144,8 +146,9 @@ impl PullBook {
             .and_modify(|e| {
                 e.delay_s = (e.delay_s * 2).min(BACKOFF_MAX_S);
                 e.failed_at = now;
+                e.error = error.to_owned();
             })
-            .or_insert(Entry { delay_s: BACKOFF_INITIAL_S, failed_at: now });
+            .or_insert_with(|| Entry { delay_s: BACKOFF_INITIAL_S, failed_at: now, error: error.to_owned() });
         entry.failed_at + entry.delay_s * NANOS
     }
 
@@ -201,13 +204,13 @@ mod tests {
         let mut book = PullBook::default();
         let mut now = 0;
         for delay in [10, 20, 40, 80, 160, 300, 300] {
-            let until = book.failed("u", "a:1", now);
+            let until = book.failed("u", "a:1", "no such host", now);
             assert_eq!(until, now + delay * NANOS);
-            assert_eq!(book.waits_until("u", "a:1", now), Some(until));
+            assert_eq!(book.waits_until("u", "a:1", now), Some((until, "no such host")));
             now = until;
             assert_eq!(book.waits_until("u", "a:1", now), None);
         }
         book.clear("u", Some("a:1"));
-        assert_eq!(book.failed("u", "a:1", now), now + 10 * NANOS);
+        assert_eq!(book.failed("u", "a:1", "no such host", now), now + 10 * NANOS);
     }
 }

@@ -1,5 +1,7 @@
 //! Ending the processes of a run, and no others.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -16,18 +18,20 @@ pub(super) fn kill(remains: &Remains) -> Vec<String> {
         process.signal(Signal::KILL);
         process.wait_gone(LIMIT);
     }
-    let deadline = Instant::now() + LIMIT;
+    // Set by the first signal: on a busy machine with many pods a look at all processes takes seconds.
+    let mut deadline = None;
     loop {
         let left = find(remains);
         if left.is_empty() {
             return Vec::new();
         }
-        if Instant::now() >= deadline {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return left.iter().map(|id| format!("process {} does not end", id.pid)).collect();
         }
         for id in left {
             id.signal(Signal::KILL);
         }
+        deadline = deadline.or_else(|| Some(Instant::now() + LIMIT));
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -40,7 +44,8 @@ fn find(remains: &Remains) -> Vec<ProcessId> {
     found.extend(all.iter().filter(|p| parents.contains(&p.id.pid)).map(|p| p.id));
     found.extend(remains.processes.iter().filter(|id| id.is_alive()));
     found.extend(remains.cgroup_roots.iter().flat_map(|root| cgroups::processes(root)));
-    found.extend(all.iter().filter(|p| lives_in(p, &remains.dirs)).map(|p| p.id));
+    let mut known = BTreeMap::new();
+    found.extend(all.iter().filter(|p| lives_in(p, &remains.dirs, &mut known)).map(|p| p.id));
     let me = std::process::id();
     found.retain(|id| id.pid != me);
     found
@@ -64,10 +69,19 @@ fn containerd(process: &Process, dirs: &[PathBuf], exe: impl Fn() -> String) -> 
 }
 
 /// Whether the root filesystem of `process` is a snapshot in one of `dirs`: a container whose shim is dead.
-fn lives_in(process: &Process, dirs: &[PathBuf]) -> bool {
+///
+/// `known` remembers the answer for each mount namespace and root: most processes share both, and the table of
+/// mounts can be long.
+fn lives_in(process: &Process, dirs: &[PathBuf], known: &mut BTreeMap<[PathBuf; 2], bool>) -> bool {
     if process.args.is_empty() || dirs.is_empty() {
         return false;
     }
+    let link = |name: &str| fs::read_link(format!("/proc/{}/{name}", process.id.pid));
+    let (Ok(namespace), Ok(root)) = (link("ns/mnt"), link("root")) else { return false };
+    *known.entry([namespace, root]).or_insert_with(|| is_root_in(process, dirs))
+}
+
+fn is_root_in(process: &Process, dirs: &[PathBuf]) -> bool {
     let mounts = mounts_of(&process.id.pid.to_string());
     let Some(root) = mounts.iter().find(|mount| mount.point == Path::new("/")) else { return false };
     dirs.iter().filter_map(|dir| dir.to_str()).any(|dir| {

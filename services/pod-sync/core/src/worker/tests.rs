@@ -132,13 +132,23 @@ fn the_same_uid_added_anew_begins_again_after_the_end() {
 #[test]
 fn a_state_read_back_from_disk_goes_on_where_it_was() {
     let pod = with_grace(30);
-    let stored = serde_json::to_string(&terminating(&pod)).unwrap();
+    let stored = WorkerState { desired: true, ..terminating(&pod) };
+    let stored = serde_json::to_string(&stored).unwrap();
     let state = serde_json::from_str::<WorkerState>(&stored).unwrap().read_back();
     let got = step(Some(&state), &update(UpdateKind::Create, &pod), &at(25));
     assert!(!got.state.restart_requested, "a replay is no request to begin anew");
     assert_eq!(got.work, Some(Work::Terminate { kill_deadline_unix_nanos: nanos(40) }));
     assert_eq!(grace_left_seconds(&got.state, &at(25)), 15);
     assert!(step(Some(&got.state), &update(UpdateKind::Create, &pod), &at(26)).state.restart_requested);
+}
+
+#[test]
+fn a_pod_that_its_source_had_dropped_begins_anew_when_it_is_back_after_a_restart() {
+    let pod = with_grace(30);
+    let stored = terminating(&pod);
+    assert!(!stored.desired);
+    let got = step(Some(&stored.read_back()), &update(UpdateKind::Create, &pod), &at(25));
+    assert!(got.state.restart_requested);
 }
 
 #[test]

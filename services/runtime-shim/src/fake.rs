@@ -1,0 +1,311 @@
+//! A container runtime for the unit tests: CRI on a socket of its own, with pods that a test makes up and
+//! answers that it can refuse or hold back.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use k8s_cri::v1 as cri;
+use keelson_config::Paths;
+use keelson_testkit::eventually;
+use prost::Message;
+use tokio::sync::Semaphore;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::service::Routes;
+use tonic::{Code, Status};
+use tower::Service;
+
+use crate::cri::Cri;
+use crate::files::Files;
+use crate::labels;
+use crate::observe::Observer;
+
+/// What a call gets instead of its usual answer.
+#[derive(Debug, Clone)]
+pub(crate) enum Answer {
+    /// An error, as often as is said.
+    Fail(usize, Code),
+    /// The usual answer once there is a permit.
+    Held(Arc<Semaphore>),
+    /// An error after a while.
+    Late(Duration, Code),
+}
+
+/// One call that was made.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    pub method: String,
+    pub id: String,
+    pub timeout: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    sandboxes: Vec<cri::PodSandbox>,
+    containers: Vec<cri::Container>,
+    answers: HashMap<String, Answer>,
+    calls: Vec<Call>,
+    not_ready: bool,
+}
+
+/// The runtime and what a test needs beside it.
+#[derive(Debug)]
+pub(crate) struct FakeRuntime {
+    state: Arc<Mutex<State>>,
+    /// Folder of everything on disk.
+    pub dir: tempfile::TempDir,
+    pub cri: Cri,
+    pub files: Files,
+    pub observer: Observer,
+}
+
+impl FakeRuntime {
+    pub(crate) fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("cri.sock");
+        let state = Arc::new(Mutex::new(State::default()));
+        let listener = UnixListenerStream::new(tokio::net::UnixListener::bind(&socket).unwrap());
+        let runtime = FakeService::<crate::proxy::RuntimeService>(Arc::clone(&state), Default::default());
+        let images = FakeService::<crate::proxy::ImageService>(Arc::clone(&state), Default::default());
+        let routes = Routes::new(runtime).add_service(images);
+        let server = tonic::transport::Server::builder().add_routes(routes);
+        tokio::spawn(server.serve_with_incoming(listener));
+        let cri = Cri::new(socket.to_str().unwrap(), Duration::from_secs(20)).unwrap();
+        let files = Files::new(Paths {
+            root_dir: dir.path().join("root"),
+            pod_logs_dir: dir.path().join("logs"),
+            container_links_dir: dir.path().join("links"),
+            ..Paths::default()
+        });
+        let observer = Observer::new(cri.clone(), files.clone());
+        Self { state, dir, cri, files, observer }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// A pod's sandbox. The pod is `default/<uid>`.
+    pub(crate) fn sandbox(&self, id: &str, uid: &str, ready: bool) {
+        let state =
+            if ready { cri::PodSandboxState::SandboxReady } else { cri::PodSandboxState::SandboxNotready };
+        let mut fake = self.state();
+        fake.sandboxes.retain(|s| s.id != id);
+        fake.sandboxes.push(cri::PodSandbox {
+            id: id.into(),
+            state: state as i32,
+            labels: pod_labels(uid),
+            ..Default::default()
+        });
+    }
+
+    /// A container of a pod, named as its id, in sandbox `s-<uid>`.
+    pub(crate) fn container(&self, id: &str, uid: &str, state: cri::ContainerState) {
+        let mut fake = self.state();
+        fake.containers.retain(|c| c.id != id);
+        let mut found = pod_labels(uid);
+        found.insert(labels::CONTAINER.into(), id.into());
+        fake.containers.push(cri::Container {
+            id: id.into(),
+            pod_sandbox_id: format!("s-{uid}"),
+            state: state as i32,
+            labels: found,
+            ..Default::default()
+        });
+    }
+
+    /// The runtime says that neither it nor its network is ready.
+    pub(crate) fn not_ready(&self) {
+        self.state().not_ready = true;
+    }
+
+    /// What a call gets from now on; `to` is a method, or a method and an id with a space between.
+    pub(crate) fn answer(&self, to: &str, answer: Answer) {
+        self.state().answers.insert(to.into(), answer);
+    }
+
+    /// Calls of `to` are held until the semaphore that is returned gets permits.
+    pub(crate) fn hold(&self, to: &str) -> Arc<Semaphore> {
+        let permits = Arc::new(Semaphore::new(0));
+        self.answer(to, Answer::Held(Arc::clone(&permits)));
+        permits
+    }
+
+    pub(crate) fn calls(&self, method: &str) -> Vec<Call> {
+        self.state().calls.iter().filter(|c| c.method == method).cloned().collect()
+    }
+
+    /// Waits until `method` has been called `times` times.
+    pub(crate) async fn called(&self, method: &str, times: usize) {
+        until(method, || self.calls(method).len() >= times).await;
+    }
+}
+
+/// Waits until `condition` holds.
+pub(crate) async fn until(what: &str, condition: impl Fn() -> bool) {
+    eventually(Duration::from_secs(20), what, async || condition()).await.unwrap();
+}
+
+fn pod_labels(uid: &str) -> HashMap<String, String> {
+    let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    [pair(labels::UID, uid), pair(labels::NAME, uid), pair(labels::NAMESPACE, "default")].into()
+}
+
+/// One of the two CRI services.
+struct FakeService<N>(Arc<Mutex<State>>, std::marker::PhantomData<fn() -> N>);
+
+impl<N> Clone for FakeService<N> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0), Default::default())
+    }
+}
+
+impl NamedService for FakeService<crate::proxy::RuntimeService> {
+    const NAME: &'static str = "runtime.v1.RuntimeService";
+}
+
+impl NamedService for FakeService<crate::proxy::ImageService> {
+    const NAME: &'static str = "runtime.v1.ImageService";
+}
+
+impl<N> Service<Request<Body>> for FakeService<N> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let state = Arc::clone(&self.0);
+        Box::pin(async move { Ok(serve(state, request).await.unwrap_or_else(Status::into_http)) })
+    }
+}
+
+async fn serve(state: Arc<Mutex<State>>, request: Request<Body>) -> Result<Response<Body>, Status> {
+    let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+    let timeout = request.headers().get("grpc-timeout").map(|v| v.to_str().unwrap().to_owned());
+    let body = request.into_body().collect().await?.to_bytes().slice(5..);
+    let id = decode::<cri::StartContainerRequest>(&body).container_id;
+    let answer = {
+        let mut state = state.lock().unwrap();
+        state.calls.push(Call { method: method.clone(), id: id.clone(), timeout });
+        let key = [format!("{method} {id}"), method.clone()];
+        let key = key.into_iter().find(|k| state.answers.contains_key(k));
+        key.and_then(|key| match state.answers.get_mut(&key) {
+            Some(Answer::Fail(0, _)) => None,
+            Some(Answer::Fail(times, code)) => {
+                *times -= 1;
+                Some(Answer::Fail(*times, *code))
+            }
+            other => other.cloned(),
+        })
+    };
+    match answer {
+        Some(Answer::Fail(_, code)) => return Err(Status::new(code, "as the test wants it")),
+        Some(Answer::Late(after, code)) => {
+            tokio::time::sleep(after).await;
+            return Err(Status::new(code, "as the test wants it"));
+        }
+        Some(Answer::Held(permits)) => permits.acquire().await.unwrap().forget(),
+        None => {}
+    }
+    let message = state.lock().unwrap().act(&method, &id, &body)?;
+    let mut framed = BytesMut::new();
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).unwrap());
+    framed.extend_from_slice(&message);
+    let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]);
+    let body = Full::new(framed.freeze()).with_trailers(std::future::ready(Some(Ok(trailers))));
+    let mut response = Response::new(Body::new(body));
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    Ok(response)
+}
+
+/// A message of another shape is empty: not every request begins with an id.
+fn decode<T: Message + Default>(body: &Bytes) -> T {
+    T::decode(body.clone()).unwrap_or_default()
+}
+
+impl State {
+    fn act(&mut self, method: &str, id: &str, body: &Bytes) -> Result<Vec<u8>, Status> {
+        Ok(match method {
+            "Version" => {
+                cri::VersionResponse { runtime_name: "fake".into(), ..Default::default() }.encode_to_vec()
+            }
+            "Status" => self.status().encode_to_vec(),
+            "ListPodSandbox" => {
+                let filter = decode::<cri::ListPodSandboxRequest>(body).filter.unwrap_or_default();
+                let selected = |s: &&cri::PodSandbox| matches(&s.labels, &filter.label_selector);
+                cri::ListPodSandboxResponse {
+                    items: self.sandboxes.iter().filter(selected).cloned().collect(),
+                }
+                .encode_to_vec()
+            }
+            "ListContainers" => {
+                let filter = decode::<cri::ListContainersRequest>(body).filter.unwrap_or_default();
+                let selected = |c: &&cri::Container| matches(&c.labels, &filter.label_selector);
+                cri::ListContainersResponse {
+                    containers: self.containers.iter().filter(selected).cloned().collect(),
+                }
+                .encode_to_vec()
+            }
+            "PodSandboxStatus" => {
+                let found =
+                    self.sandboxes.iter().find(|s| s.id == id).ok_or_else(|| Status::not_found(id))?;
+                let status =
+                    cri::PodSandboxStatus { id: id.into(), state: found.state, ..Default::default() };
+                cri::PodSandboxStatusResponse { status: Some(status), ..Default::default() }.encode_to_vec()
+            }
+            "ContainerStatus" => {
+                let found =
+                    self.containers.iter().find(|c| c.id == id).ok_or_else(|| Status::not_found(id))?;
+                let status = cri::ContainerStatus {
+                    id: id.into(),
+                    state: found.state,
+                    labels: found.labels.clone(),
+                    ..Default::default()
+                };
+                cri::ContainerStatusResponse { status: Some(status), ..Default::default() }.encode_to_vec()
+            }
+            "RemoveContainer" => {
+                self.containers.retain(|c| c.id != id);
+                Vec::new()
+            }
+            "RemovePodSandbox" => {
+                self.sandboxes.retain(|s| s.id != id);
+                Vec::new()
+            }
+            "StopPodSandbox" | "StopContainer" | "StartContainer" => Vec::new(),
+            "RunPodSandbox" => cri::RunPodSandboxResponse { pod_sandbox_id: "made".into() }.encode_to_vec(),
+            "ImageStatus" => cri::ImageStatusResponse::default().encode_to_vec(),
+            "PullImage" => cri::PullImageResponse { image_ref: "sha256:1".into() }.encode_to_vec(),
+            other => return Err(Status::unimplemented(other)),
+        })
+    }
+
+    fn status(&self) -> cri::StatusResponse {
+        let condition = |kind: &str| cri::RuntimeCondition {
+            r#type: kind.into(),
+            status: !self.not_ready,
+            reason: "R".into(),
+            message: "M".into(),
+        };
+        let conditions = vec![condition("RuntimeReady"), condition("NetworkReady")];
+        cri::StatusResponse { status: Some(cri::RuntimeStatus { conditions }), ..Default::default() }
+    }
+}
+
+fn matches(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
+    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+}
