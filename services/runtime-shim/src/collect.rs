@@ -24,8 +24,8 @@ use crate::observe::Observer;
 const PERIOD: Duration = Duration::from_secs(60);
 /// Exits come in groups; one collection serves them all.
 const GATHER: Duration = Duration::from_millis(200);
-/// A removal that takes longer is given up and tried again after the others.
-const REMOVE_WITHIN: Duration = Duration::from_secs(20);
+/// How long one removal may take.
+pub const REMOVE_WITHIN: Duration = Duration::from_secs(20);
 const HEARTBEAT: Duration = keelson_service_kit::LoopHandle::HEARTBEAT;
 
 /// What pod-sync wants, shared by the `Sync` stream and the collector.
@@ -122,9 +122,10 @@ impl Desires {
         (wanted.into_iter().collect(), state.complete)
     }
 
-    /// Whether anything of a pod with this UID is wanted.
-    fn wants_at_all(&self, uid: &str) -> bool {
-        self.wants(uid)
+    /// Whether nothing of a pod with this UID is to remain.
+    fn forgets(&self, uid: &str) -> bool {
+        let state = self.state();
+        state.wanted.get(uid).map_or(state.complete, |want| *want == Wanted::Forget)
     }
 
     /// Whether a pod with this UID is wanted; everything is until the first whole set.
@@ -149,6 +150,8 @@ pub struct Collector {
     pub desires: Desires,
     /// Which removals failed.
     pub failures: Failures,
+    /// A removal that takes longer is given up and tried again after the others.
+    pub remove_within: Duration,
 }
 
 /// Containers and sandboxes that could not be removed, by the number of the last failure: they come after the
@@ -178,13 +181,14 @@ impl Failures {
         self.book().last.remove(id);
     }
 
-    /// Forgets what is not due any more and puts what failed behind what did not, the latest last.
-    fn order(&self, plan: &mut Collection) {
+    /// What a plan removes: what has failed comes behind what has not, the latest failure last. Failures of
+    /// what is not due any more are forgotten.
+    fn order<'a>(&self, plan: &'a Collection) -> Vec<&'a String> {
+        let mut due: Vec<&String> = plan.containers.iter().chain(&plan.sandboxes).collect();
         let mut book = self.book();
-        book.last.retain(|id, _| plan.containers.contains(id) || plan.sandboxes.contains(id));
-        let number = |id: &String| book.last.get(id).copied().unwrap_or(0);
-        plan.containers.sort_by_key(number);
-        plan.sandboxes.sort_by_key(number);
+        book.last.retain(|id, _| due.contains(&id));
+        due.sort_by_key(|id| book.last.get(*id).copied().unwrap_or(0));
+        due
     }
 }
 
@@ -257,8 +261,7 @@ impl Collector {
         let pods = self.observer.all();
         let (wanted, complete) = self.desires.snapshot();
         let listed: Vec<ListedPod> = pods.iter().map(|p| listed(p)).collect();
-        let mut plan = plan_collection(&listed, &wanted, complete);
-        self.failures.order(&mut plan);
+        let plan = plan_collection(&listed, &wanted, complete);
         if plan.is_empty() {
             return Ok((0, 0));
         }
@@ -270,7 +273,7 @@ impl Collector {
             pods.iter().flat_map(|p| ids_of(p).map(move |id| (id, p))).collect();
         let mut removed = Removed::default();
         let mut touched: BTreeSet<&str> = plan.forgotten.iter().map(String::as_str).collect();
-        for id in plan.containers.iter().chain(&plan.sandboxes) {
+        for id in self.failures.order(plan) {
             let Some(pod) = owners.get(id.as_str()) else { continue };
             touched.insert(&pod.uid);
             match self.remove(pod, id, &mut removed).await {
@@ -326,7 +329,7 @@ impl Collector {
     /// Removes what is left of a pod outside the runtime, if the runtime has nothing of it and it is not
     /// wanted again.
     async fn forget(&self, pod: &Arc<pb::RuntimePod>) {
-        if self.observer.knows(&pod.uid) || self.desires.wants_at_all(&pod.uid) {
+        if self.observer.knows(&pod.uid) || !self.desires.forgets(&pod.uid) {
             return;
         }
         self.images.forget(&pod.uid);
@@ -404,7 +407,11 @@ fn listed(pod: &pb::RuntimePod) -> ListedPod {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::{Answer, FakeRuntime};
     use keelson_proto::keelson::common::v1::{PodRef, SetComplete};
+    use keelson_service_kit::EventRing;
+    use std::path::PathBuf;
+    use tonic::Code;
     use pb::sync_request::Item;
 
     fn pod(uid: &str, want: Want) -> Item {
@@ -447,5 +454,133 @@ mod tests {
         let first = desires.begin();
         desires.begin();
         assert!(desires.take(first, pod("u", Want::Run)).is_err());
+    }
+
+    #[test]
+    fn a_set_that_is_complete_before_all_sources_are_ready_is_taken_when_they_are() {
+        let desires = Desires::default();
+        let first = desires.begin();
+        desires.take(first, pod("old", Want::Run)).unwrap();
+        desires.take(first, complete(true)).unwrap();
+        let second = desires.begin();
+        desires.take(second, pod("new", Want::Run)).unwrap();
+        desires.take(second, pod("dropped", Want::Run)).unwrap();
+        desires.take(second, complete(false)).unwrap();
+        desires.take(second, Item::DroppedUid("dropped".into())).unwrap();
+        desires.take(second, complete(true)).unwrap();
+        assert!(desires.wants("new"));
+        assert!(!desires.wants("old"), "the set of the earlier stream is gone");
+        assert!(!desires.wants("dropped"), "a pod that was dropped during the replay is gone");
+    }
+
+    const EXITED: cri::ContainerState = cri::ContainerState::ContainerExited;
+
+    async fn collector(fake: &FakeRuntime) -> Collector {
+        fake.observer.relist().await.unwrap();
+        Collector {
+            cri: fake.cri.clone(),
+            observer: fake.observer.clone(),
+            files: fake.files.clone(),
+            images: Images::new(fake.cri.clone(), EventRing::default(), 1),
+            desires: Desires::default(),
+            failures: Failures::default(),
+            remove_within: REMOVE_WITHIN,
+        }
+    }
+
+    fn log_folder(fake: &FakeRuntime, uid: &str) -> PathBuf {
+        let folder = fake.dir.path().join(format!("logs/default_{uid}_{uid}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    fn removed(fake: &FakeRuntime) -> Vec<String> {
+        fake.calls("RemoveContainer").into_iter().map(|c| c.id).collect()
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_is_wanted_again_during_a_collection_keeps_its_records_and_logs() {
+        let fake = FakeRuntime::start();
+        for uid in ["a", "b"] {
+            fake.container(&format!("c-{uid}"), uid, EXITED);
+        }
+        let (gone, kept) = (log_folder(&fake, "a"), log_folder(&fake, "b"));
+        let collector = collector(&fake).await;
+        let stream = collector.desires.begin();
+        collector.desires.take(stream, complete(true)).unwrap();
+        let first = fake.hold("RemoveContainer c-a");
+        let collection = tokio::spawn({
+            let collector = collector.clone();
+            async move { collector.collect().await }
+        });
+        fake.called("RemoveContainer", 1).await;
+        collector.desires.take(stream, pod("b", Want::Run)).unwrap();
+        first.add_permits(1);
+        assert_eq!(collection.await.unwrap().unwrap(), (1, 0));
+        assert_eq!(removed(&fake), ["c-a"]);
+        assert!(!gone.exists());
+        assert!(kept.exists());
+    }
+
+    #[tokio::test]
+    async fn the_logs_of_a_pod_that_is_wanted_again_stay_though_its_records_are_gone() {
+        let fake = FakeRuntime::start();
+        fake.container("c", "a", EXITED);
+        let kept = log_folder(&fake, "a");
+        let collector = collector(&fake).await;
+        let stream = collector.desires.begin();
+        collector.desires.take(stream, complete(true)).unwrap();
+        let removal = fake.hold("RemoveContainer");
+        let collection = tokio::spawn({
+            let collector = collector.clone();
+            async move { collector.collect().await }
+        });
+        fake.called("RemoveContainer", 1).await;
+        collector.desires.take(stream, pod("a", Want::Run)).unwrap();
+        removal.add_permits(1);
+        collection.await.unwrap().unwrap();
+        assert!(kept.exists());
+    }
+
+    #[tokio::test]
+    async fn a_container_that_was_started_since_it_was_seen_is_not_removed() {
+        let fake = FakeRuntime::start();
+        fake.container("c", "a", cri::ContainerState::ContainerCreated);
+        let collector = collector(&fake).await;
+        let stream = collector.desires.begin();
+        collector.desires.take(stream, pod("a", Want::Forget)).unwrap();
+        fake.container("c", "a", cri::ContainerState::ContainerRunning);
+        assert_eq!(collector.collect().await.unwrap(), (0, 0));
+        assert!(removed(&fake).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_removal_that_hangs_is_given_up_and_comes_after_the_others_next_time() {
+        let fake = FakeRuntime::start();
+        for uid in ["a", "b"] {
+            fake.container(&format!("c-{uid}"), uid, EXITED);
+        }
+        let mut collector = collector(&fake).await;
+        collector.remove_within = Duration::from_millis(200);
+        let stream = collector.desires.begin();
+        collector.desires.take(stream, complete(true)).unwrap();
+        fake.answer("RemoveContainer c-b", Answer::Fail(1, Code::Internal));
+        let _never = fake.hold("RemoveContainer c-a");
+        assert!(collector.collect().await.is_err());
+        assert_eq!(removed(&fake), ["c-a", "c-b"]);
+        fake.container("c-c", "c", EXITED);
+        fake.observer.relist().await.unwrap();
+        assert!(collector.collect().await.is_err());
+        assert_eq!(removed(&fake)[2..], ["c-c", "c-a", "c-b"]);
+        assert!(fake.observer.cached("b").is_none() && fake.observer.cached("c").is_none());
+    }
+
+    #[tokio::test]
+    async fn the_loop_ticks_while_a_removal_hangs() {
+        let (ticks, seen) = tokio::sync::watch::channel(0);
+        let mut seen = seen;
+        let work = async move { seen.wait_for(|n| *n == 3).await.map(|n| *n).unwrap() };
+        let tick = || ticks.send_modify(|n| *n += 1);
+        assert_eq!(ticking(tick, Duration::from_millis(1), work).await, 3);
     }
 }

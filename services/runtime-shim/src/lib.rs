@@ -44,6 +44,8 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
         files: files.clone(),
         images,
         desires: collect::Desires::default(),
+        failures: collect::Failures::default(),
+        remove_within: collect::REMOVE_WITHIN,
     };
     context.spawn("runtime", runtime_state::run(context.clone(), cri.clone(), observer.clone()));
     context.spawn("collector", collector.clone().run(context.clone()));

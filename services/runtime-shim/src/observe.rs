@@ -11,6 +11,8 @@ use futures_util::{StreamExt as _, stream};
 use k8s_cri::v1 as cri;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_service_kit::{WatchHub, now_unix_nanos};
+use tokio::sync::Notify;
+use tokio::time::Instant;
 use tonic::Status;
 
 use crate::cri::Cri;
@@ -21,7 +23,11 @@ use crate::labels;
 const READS_AT_ONCE: usize = 8;
 /// How often an exit event is read again while the runtime still shows the container running: the event and
 /// the runtime's own state come from one source, but not at the same moment.
-const SETTLE_MS: [u64; 8] = [0, 3, 10, 30, 80, 160, 320, 640];
+const SETTLE_MS: [u64; 12] = [0, 3, 10, 30, 80, 160, 320, 640, 1_250, 2_500, 5_000, 10_000];
+/// When the runtime still shows it running after this, the relist has to find out.
+const SETTLE_WITHIN: Duration = Duration::from_secs(30);
+/// How long it is remembered when a pod was found gone: no read takes longer.
+const GONE_NANOS: i64 = 120 * 1_000_000_000;
 
 /// A key of the watch; the runtime's own state comes first in a replay.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,23 +57,45 @@ struct Inner {
     files: Files,
     hub: WatchHub<WatchKey, WatchValue>,
     index: Mutex<Index>,
+    /// Held while links are made and removed.
+    links: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct Index {
-    /// Container or sandbox id to pod UID.
-    owner: HashMap<String, String>,
-    /// When the reads began that were published last.
+    /// By container or sandbox id.
+    owner: HashMap<String, Owner>,
+    /// When the reads began that were published last, also of pods that are gone since a short while.
     observed: HashMap<String, i64>,
     /// Pods that are being read because of a hint, and whether another hint came meanwhile.
     refreshing: HashMap<String, bool>,
+    /// Pods of which the runtime still has to show that something has exited.
+    settling: HashMap<String, Settling>,
+    /// Pods that the runtime lists and cannot describe, and what it says instead.
+    unreadable: HashMap<String, String>,
+}
+
+/// The pod that an id belongs to.
+#[derive(Debug)]
+struct Owner {
+    uid: String,
+    /// When it was learned, or when the read began that shows it: an older read says nothing about it.
+    since: i64,
+}
+
+#[derive(Debug, Default)]
+struct Settling {
+    /// What has exited.
+    ids: HashSet<String>,
+    /// One more has.
+    more: Arc<Notify>,
 }
 
 impl Observer {
     /// An observer that has read nothing yet.
     pub fn new(cri: Cri, files: Files) -> Self {
         let hub = WatchHub::incomplete();
-        Self(Arc::new(Inner { cri, files, hub, index: Mutex::default() }))
+        Self(Arc::new(Inner { cri, files, hub, index: Mutex::default(), links: Mutex::default() }))
     }
 
     /// Where pods and the runtime's state are published.
@@ -98,12 +126,18 @@ impl Observer {
 
     /// The pod that a container or sandbox id belongs to.
     pub fn owner_of(&self, id: &str) -> Option<String> {
-        self.index().owner.get(id).cloned()
+        self.index().owner.get(id).map(|owner| owner.uid.clone())
+    }
+
+    /// Whether the runtime had something of the pod when it was asked last, even if it could not be read.
+    pub fn knows(&self, uid: &str) -> bool {
+        self.cached(uid).is_some() || self.index().unreadable.contains_key(uid)
     }
 
     /// Remembers which pod a new sandbox or container belongs to.
     pub fn learn(&self, id: &str, uid: &str) {
-        self.index().owner.insert(id.to_owned(), uid.to_owned());
+        let owner = Owner { uid: uid.to_owned(), since: now_unix_nanos() };
+        self.index().owner.insert(id.to_owned(), owner);
     }
 
     /// A fresh read of one pod, published before it is returned.
@@ -114,6 +148,7 @@ impl Observer {
         let began = now_unix_nanos();
         let (sandboxes, containers) = self.0.cri.list(Some(uid)).await?;
         let pod = self.assemble(uid, began, sandboxes, containers).await?;
+        self.note_readable(uid, None);
         Ok(self.publish(pod))
     }
 
@@ -142,26 +177,54 @@ impl Observer {
         });
     }
 
-    /// A container or sandbox has exited, as an event says: reads its pod until the runtime agrees.
+    /// A container or sandbox has exited, as an event says: reads its pod until the runtime agrees. There is
+    /// one task per pod, which further exits join.
     pub fn exited(&self, id: String) {
         let Some(uid) = self.owner_of(&id) else { return };
-        let observer = self.clone();
-        tokio::spawn(async move {
-            for delay in SETTLE_MS {
-                tokio::time::sleep(Duration::from_millis(delay)).await;
-                match observer.read(&uid).await {
-                    Ok(pod) if !shows_alive(&pod, &id) => return,
-                    Ok(_) => {}
-                    Err(_) => return,
-                }
+        let more = {
+            let mut index = self.index();
+            if let Some(settling) = index.settling.get_mut(&uid) {
+                settling.ids.insert(id);
+                settling.more.notify_one();
+                return;
             }
-        });
+            let settling = index.settling.entry(uid.clone()).or_default();
+            settling.ids.insert(id);
+            Arc::clone(&settling.more)
+        };
+        tokio::spawn(self.clone().settle(uid, more));
     }
 
-    /// Reads everything; pods that the runtime no longer knows are taken out.
+    async fn settle(self, uid: String, more: Arc<Notify>) {
+        let (mut delays, mut until) = (SETTLE_MS.iter(), Instant::now() + SETTLE_WITHIN);
+        loop {
+            let delay = delays.next().or(SETTLE_MS.last()).copied().unwrap_or_default();
+            // Cancel-safe: a notification that is not taken here stays for the next turn.
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_millis(delay)) => {}
+                () = more.notified() => (delays, until) = (SETTLE_MS.iter(), Instant::now() + SETTLE_WITHIN),
+            }
+            let read = self.read(&uid).await;
+            if let Err(status) = &read {
+                tracing::debug!(uid, error = status.message(), "cannot read a pod of which something exited");
+            }
+            let mut index = self.index();
+            let Some(settling) = index.settling.get_mut(&uid) else { return };
+            if let Ok(pod) = &read {
+                settling.ids.retain(|id| shows_alive(pod, id));
+            }
+            if settling.ids.is_empty() || Instant::now() >= until {
+                index.settling.remove(&uid);
+                return;
+            }
+        }
+    }
+
+    /// Reads everything; pods that the runtime no longer knows are taken out. A pod that it lists and cannot
+    /// describe keeps its last picture.
     ///
     /// # Errors
-    /// What the runtime answers; nothing is taken out then.
+    /// What the runtime answers when it is asked for the lists; nothing is taken out then.
     pub async fn relist(&self) -> Result<usize, Status> {
         let began = now_unix_nanos();
         let (sandboxes, containers) = self.0.cri.list(None).await?;
@@ -177,23 +240,56 @@ impl Observer {
             }
         }
         let listed: HashSet<String> = pods.keys().cloned().collect();
-        let read: Vec<Result<pb::RuntimePod, Status>> = stream::iter(pods)
-            .map(|(uid, (s, c))| async move { self.assemble(&uid, began, s, c).await })
-            .buffer_unordered(READS_AT_ONCE)
-            .collect()
-            .await;
-        for pod in read {
-            self.publish(pod?);
+        let mut reads = stream::iter(pods)
+            .map(|(uid, (s, c))| async move {
+                let read = self.assemble(&uid, began, s, c).await;
+                (uid, read)
+            })
+            .buffer_unordered(READS_AT_ONCE);
+        while let Some((uid, read)) = reads.next().await {
+            self.note_readable(&uid, read.as_ref().err());
+            if let Ok(pod) = read {
+                self.publish(pod);
+            }
         }
+        self.drop_unlisted(&listed, began);
+        self.0.hub.complete();
+        Ok(listed.len())
+    }
+
+    /// Says once when a pod cannot be read, and when it can again.
+    fn note_readable(&self, uid: &str, failure: Option<&Status>) {
+        let mut index = self.index();
+        match failure {
+            Some(status) => {
+                let error = status.message().to_owned();
+                if index.unreadable.insert(uid.to_owned(), error.clone()).as_ref() != Some(&error) {
+                    tracing::warn!(uid, error, "the runtime cannot describe a pod; its last picture stands");
+                }
+            }
+            None if index.unreadable.remove(uid).is_some() => {
+                tracing::info!(uid, "the runtime describes the pod again");
+            }
+            None => {}
+        }
+    }
+
+    /// Takes out what a list that was asked for at `began` does not name.
+    fn drop_unlisted(&self, listed: &HashSet<String>, began: i64) {
+        let mut known = HashSet::new();
         for key in self.0.hub.keys() {
-            if let WatchKey::Pod(uid) = key
-                && !listed.contains(&uid)
-            {
+            let WatchKey::Pod(uid) = key else { continue };
+            if listed.contains(&uid) {
+                known.insert(uid);
+            } else {
                 self.publish(pb::RuntimePod { uid, observed_unix_nanos: began, ..Default::default() });
             }
         }
-        self.0.hub.complete();
-        Ok(listed.len())
+        let mut index = self.index();
+        index.unreadable.retain(|uid, _| listed.contains(uid));
+        let recent = |since: i64| since > began - GONE_NANOS;
+        index.observed.retain(|uid, since| known.contains(uid) || recent(*since));
+        index.owner.retain(|_, owner| known.contains(&owner.uid) || recent(owner.since));
     }
 
     /// Makes a pod of what the runtime lists, with the status calls that the list makes necessary: those of
@@ -254,38 +350,45 @@ impl Observer {
 
     /// Publishes a read unless a later one has been published; returns what stands now.
     fn publish(&self, pod: pb::RuntimePod) -> Arc<pb::RuntimePod> {
-        let key = WatchKey::Pod(pod.uid.clone());
+        let uid = pod.uid.clone();
+        let key = WatchKey::Pod(uid.clone());
         let mut index = self.index();
-        if index.observed.get(&pod.uid).is_some_and(|last| *last > pod.observed_unix_nanos) {
-            return self.cached(&pod.uid).unwrap_or_else(|| Arc::new(pod));
+        let began = pod.observed_unix_nanos;
+        if let Some(last) = index.observed.get(&uid).copied().filter(|last| *last > began) {
+            let gone = || pb::RuntimePod { uid: uid.clone(), observed_unix_nanos: last, ..Default::default() };
+            return self.cached(&uid).unwrap_or_else(|| Arc::new(gone()));
         }
-        let before = self.cached(&pod.uid);
-        let ids = |p: &pb::RuntimePod| -> Vec<String> {
-            p.sandboxes
-                .iter()
-                .map(|s| s.id.clone())
-                .chain(p.containers.iter().map(|c| c.id.clone()))
-                .collect()
-        };
-        if pod.sandboxes.is_empty() && pod.containers.is_empty() {
-            index.observed.remove(&pod.uid);
-            index.owner.retain(|_, uid| *uid != pod.uid);
-            self.0.hub.remove(&key);
-            return Arc::new(pod);
-        }
-        index.observed.insert(pod.uid.clone(), pod.observed_unix_nanos);
-        for gone in before.iter().flat_map(|b| ids(b)).filter(|id| !ids(&pod).contains(id)) {
-            index.owner.remove(&gone);
-        }
-        for id in ids(&pod) {
-            index.owner.insert(id, pod.uid.clone());
+        index.observed.insert(uid.clone(), began);
+        let before = self.cached(&uid);
+        let ids = || pod.sandboxes.iter().map(|s| &s.id).chain(pod.containers.iter().map(|c| &c.id));
+        index.owner.retain(|id, owner| owner.uid != uid || owner.since > began || ids().any(|i| i == id));
+        for id in ids() {
+            index.owner.entry(id.clone()).or_insert_with(|| Owner { uid: uid.clone(), since: began });
         }
         let pod = Arc::new(pod);
-        if before.as_ref().is_none_or(|b| !same(b, &pod)) {
-            self.0.files.link_logs(before.as_deref(), &pod);
+        let empty = pod.sandboxes.is_empty() && pod.containers.is_empty();
+        let changed = before.as_ref().is_none_or(|b| !same(b, &pod));
+        if empty {
+            self.0.hub.remove(&key);
+        } else if changed {
             self.0.hub.set(key, WatchValue::Pod(Arc::clone(&pod)));
         }
+        drop(index);
+        if changed && (!empty || before.is_some()) {
+            self.link_logs(uid, before);
+        }
         pod
+    }
+
+    /// Brings the links to logs in line with what stands, in the background: one after the other, so the last
+    /// one sees the last state.
+    fn link_logs(&self, uid: String, before: Option<Arc<pb::RuntimePod>>) {
+        let observer = self.clone();
+        tokio::task::spawn_blocking(move || {
+            let _in_turn = observer.0.links.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = observer.cached(&uid).unwrap_or_default();
+            observer.0.files.link_logs(before.as_deref(), &now);
+        });
     }
 }
 
@@ -354,5 +457,102 @@ fn container_message(status: cri::ContainerStatus, sandbox_id: String, message: 
         log_path: status.log_path.clone(),
         termination_message: message,
         id: status.id,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Answer, FakeRuntime, until};
+    use tonic::Code;
+
+    const RUNNING: cri::ContainerState = cri::ContainerState::ContainerRunning;
+    const EXITED: cri::ContainerState = cri::ContainerState::ContainerExited;
+
+    fn picture(uid: &str, container: Option<&str>, began: i64) -> pb::RuntimePod {
+        let containers = container.map(|id| pb::Container { id: id.into(), ..Default::default() });
+        pb::RuntimePod {
+            uid: uid.into(),
+            containers: containers.into_iter().collect(),
+            observed_unix_nanos: began,
+            ..Default::default()
+        }
+    }
+
+    fn state(observer: &Observer, uid: &str) -> Option<pb::ContainerState> {
+        observer.cached(uid)?.containers.first().map(pb::Container::state)
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_cannot_be_read_keeps_its_last_picture_and_the_others_are_published() {
+        let fake = FakeRuntime::start();
+        fake.container("c-a", "a", RUNNING);
+        fake.container("c-b", "b", RUNNING);
+        fake.observer.relist().await.unwrap();
+        fake.container("c-a", "a", EXITED);
+        fake.container("c-b", "b", EXITED);
+        fake.container("c-c", "c", RUNNING);
+        fake.answer("ContainerStatus c-a", Answer::Fail(usize::MAX, Code::Unknown));
+        assert_eq!(fake.observer.relist().await.unwrap(), 3);
+        assert_eq!(state(&fake.observer, "a"), Some(pb::ContainerState::Running));
+        assert_eq!(state(&fake.observer, "b"), Some(pb::ContainerState::Exited));
+        assert_eq!(state(&fake.observer, "c"), Some(pb::ContainerState::Running));
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_was_never_read_is_known_and_a_failed_list_is_an_error() {
+        let fake = FakeRuntime::start();
+        fake.sandbox("s-a", "a", true);
+        fake.answer("PodSandboxStatus", Answer::Fail(1, Code::Unknown));
+        fake.observer.relist().await.unwrap();
+        assert!(fake.observer.knows("a") && fake.observer.cached("a").is_none());
+        fake.answer("ListContainers", Answer::Fail(1, Code::Unavailable));
+        assert!(fake.observer.relist().await.is_err());
+        fake.observer.relist().await.unwrap();
+        assert!(fake.observer.cached("a").is_some());
+    }
+
+    #[tokio::test]
+    async fn an_older_read_does_not_bring_back_a_pod_that_is_gone() {
+        let observer = FakeRuntime::start().observer;
+        let now = now_unix_nanos();
+        observer.publish(picture("a", Some("c"), now));
+        observer.publish(picture("a", None, now + 20));
+        let stands = observer.publish(picture("a", Some("c"), now + 10));
+        assert!(observer.cached("a").is_none());
+        assert!(stands.containers.is_empty());
+        observer.publish(picture("a", Some("c"), now + 30));
+        assert!(observer.cached("a").is_some());
+    }
+
+    #[tokio::test]
+    async fn what_was_learned_after_a_read_began_is_not_forgotten_by_it() {
+        let observer = FakeRuntime::start().observer;
+        let began = now_unix_nanos();
+        observer.learn("new", "a");
+        observer.publish(picture("a", None, began - 1));
+        observer.publish(picture("a", Some("old"), began - 1));
+        assert_eq!(observer.owner_of("new").as_deref(), Some("a"));
+        observer.publish(picture("a", None, now_unix_nanos() + 1));
+        assert_eq!(observer.owner_of("new"), None);
+    }
+
+    #[tokio::test]
+    async fn an_exit_is_read_again_after_errors_by_one_task_per_pod() {
+        let fake = FakeRuntime::start();
+        fake.container("c1", "a", RUNNING);
+        fake.container("c2", "a", RUNNING);
+        fake.observer.relist().await.unwrap();
+        let lists = fake.calls("ListContainers").len();
+        fake.answer("ListContainers", Answer::Fail(2, Code::Unavailable));
+        fake.observer.exited("c1".into());
+        fake.observer.exited("c2".into());
+        assert_eq!(fake.observer.index().settling.len(), 1);
+        fake.called("ListContainers", lists + 4).await;
+        fake.container("c1", "a", EXITED);
+        fake.container("c2", "a", EXITED);
+        until("the pod has settled", || fake.observer.index().settling.is_empty()).await;
+        let pod = fake.observer.cached("a").unwrap();
+        assert!(pod.containers.iter().all(|c| c.state() == pb::ContainerState::Exited));
     }
 }

@@ -164,6 +164,16 @@ where
     code
 }
 
+/// Gives the pages back that a burst of work has left in the allocator's free lists. It costs some ten
+/// microseconds, and a service that has started fifty pods at once keeps none of what that took.
+fn give_back_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: malloc_trim(3) takes no pointer and may be called at any time from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Health, reflection, events and admin: the same on every socket.
 async fn with_common(
     routes: Routes,
@@ -182,6 +192,7 @@ async fn with_common(
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(Duration::from_secs(10)) => {}
             }
+            give_back_memory();
             let good = progress.stuck().is_none();
             if good {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
