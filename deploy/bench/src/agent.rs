@@ -32,6 +32,9 @@ const GONE_POLL: Duration = Duration::from_millis(2);
 /// Between two questions whether all pods are Ready.
 const READY_POLL: Duration = Duration::from_millis(10);
 
+/// Between two looks whether everything is removed.
+const REMOVED_POLL: Duration = Duration::from_millis(200);
+
 /// Between two questions whether one pod is adopted.
 const ADOPTED_POLL: Duration = Duration::from_millis(2);
 
@@ -198,7 +201,7 @@ impl Subject {
                     self.log()
                 );
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(REMOVED_POLL).await;
         }
     }
 

@@ -91,6 +91,8 @@ struct Known {
     since: Instant,
     /// Whether it will not execute another program.
     settled: bool,
+    /// Whether it ever had arguments.
+    had_arguments: bool,
     turn: u64,
 }
 
@@ -122,13 +124,15 @@ impl Scanner {
         let mut found = Vec::new();
         for pid in self.pids() {
             let now = Instant::now();
-            let known = self.known.entry(pid).or_insert(Known { since: now, settled: false, turn: 0 });
+            let new = Known { since: now, settled: false, had_arguments: false, turn: 0 };
+            let known = self.known.entry(pid).or_insert(new);
             known.turn = self.turn;
             if known.settled {
                 continue;
             }
             let cmdline = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            known.settled = is_settled(&cmdline, now.duration_since(known.since));
+            known.had_arguments |= !cmdline.is_empty();
+            known.settled = known.is_settled(&cmdline, now);
             let Some(marker) = wanted_argument(&cmdline, &self.wanted) else { continue };
             // One that has ended since goes on being looked for: its container may be started again.
             let Some(process) = ProcessId::of(pid) else { continue };
@@ -146,11 +150,15 @@ fn wanted_argument(cmdline: &[u8], wanted: &HashSet<Vec<u8>>) -> Option<Vec<u8>>
     cmdline.split(|byte| *byte == 0).find(|argument| wanted.contains(*argument)).map(<[u8]>::to_vec)
 }
 
-/// Whether a process with this command line and age will go on running the program that it runs.
-fn is_settled(cmdline: &[u8], age: Duration) -> bool {
-    let program = cmdline.split(|byte| *byte == 0).next().unwrap_or_default();
-    let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    age >= YOUNG && name != b"runc"
+impl Known {
+    /// Whether a process with this command line will go on running the program that it runs.
+    fn is_settled(&self, cmdline: &[u8], now: Instant) -> bool {
+        // In the middle of execve(2) there are no arguments; kernel threads never have any.
+        let executing = cmdline.is_empty() && self.had_arguments;
+        let program = cmdline.split(|byte| *byte == 0).next().unwrap_or_default();
+        let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        now.duration_since(self.since) >= YOUNG && !executing && name != b"runc"
+    }
 }
 
 #[cfg(test)]
@@ -182,12 +190,18 @@ mod tests {
     }
 
     #[test]
-    fn runc_is_never_settled_and_others_are_when_they_are_old() {
-        assert!(!is_settled(b"runc\0init\0", Duration::from_secs(60)));
-        assert!(!is_settled(b"/usr/sbin/runc\0init\0", Duration::from_secs(60)));
-        assert!(!is_settled(b"/bin/sleep\x001\0", Duration::ZERO));
-        assert!(is_settled(b"/bin/sleep\x001\0", YOUNG));
-        assert!(is_settled(b"", YOUNG));
+    fn who_may_still_execute_another_program_is_not_settled() {
+        let since = Instant::now();
+        let (young, old) = (since, since + Duration::from_secs(60));
+        let settled = |cmdline: &[u8], had_arguments, now| {
+            Known { since, settled: false, had_arguments, turn: 0 }.is_settled(cmdline, now)
+        };
+        assert!(!settled(b"runc\0init\0", true, old), "it waits for the start of its container");
+        assert!(!settled(b"/usr/sbin/runc\0init\0", true, old));
+        assert!(!settled(b"", true, old), "it is executing");
+        assert!(!settled(b"/bin/sleep\x001\0", true, young));
+        assert!(settled(b"/bin/sleep\x001\0", true, old));
+        assert!(settled(b"", false, old), "a kernel thread");
     }
 
     #[tokio::test]

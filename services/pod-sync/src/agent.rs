@@ -317,6 +317,11 @@ impl Agent {
         true
     }
 
+    /// Of the UIDs that are to begin again only those that a source still names.
+    pub fn retain_anew(&self, named: impl Fn(&str) -> bool) {
+        lock(&self.named_anew).retain(|uid, _| named(uid));
+    }
+
     /// The pod that a UID is to begin again with, if it still is.
     pub fn take_anew(&self, uid: &str) -> Option<Wanted> {
         lock(&self.named_anew).remove(uid)

@@ -64,6 +64,7 @@ pub fn fetch(agent: &Arc<Agent>, pod: &Arc<Pod>, container: &Container) -> Image
         container: container.name.clone(),
         image: container.image.clone(),
         pull_policy: container.image_pull_policy.clone(),
+        spec_list: String::new(),
     };
     let (agent, uid) = (Arc::clone(agent), pod.metadata.uid.clone());
     let span = tracing::Span::current();

@@ -202,6 +202,7 @@ fn removed(agent: &Arc<Agent>, uid: &str) {
 /// Every source has reported: what nobody named goes, and the callees may sweep.
 fn all_sources_ready(agent: &Arc<Agent>, sources: &Sources) {
     let named = sources.state().named.clone();
+    agent.retain_anew(|uid| named.contains(uid));
     for uid in agent.uids().into_iter().filter(|uid| !named.contains(uid)) {
         let known = agent.with(&uid, |e| {
             let restored = std::mem::take(&mut e.restored);

@@ -19,6 +19,7 @@ use crate::cri::{Cri, gone_is_done};
 use crate::files::Files;
 use crate::images::Images;
 use crate::observe::Observer;
+use crate::ticking::ticking;
 
 /// Between two collections when nothing asks for one (pod-lifecycle.md §1).
 const PERIOD: Duration = Duration::from_secs(60);
@@ -226,7 +227,7 @@ impl Collector {
                 }
             }
             // Removals that hang are given up one by one and must not make the loop look stuck.
-            let collection = ticking(|| progress.tick(), HEARTBEAT, self.collect());
+            let collection = ticking(&progress, self.collect());
             // Cancel-safe: what was not removed is removed after the next start.
             let result = tokio::select! {
                 () = context.shutdown.cancelled() => return,
@@ -238,7 +239,7 @@ impl Collector {
             let (_, complete) = self.desires.snapshot();
             if complete && !swept && result.is_ok() {
                 swept = true;
-                ticking(|| progress.tick(), HEARTBEAT, self.sweep()).await;
+                ticking(&progress, self.sweep()).await;
             }
         }
     }
@@ -341,9 +342,9 @@ impl Collector {
     where
         F: Future<Output = Result<(), Status>>,
     {
-        let late =
-            |_| Status::deadline_exceeded(format!("the runtime has not removed {id} in {REMOVE_WITHIN:?}"));
-        tokio::time::timeout(REMOVE_WITHIN, removal).await.map_err(late)?
+        let limit = self.remove_within;
+        let late = |_| Status::deadline_exceeded(format!("the runtime has not removed {id} in {limit:?}"));
+        tokio::time::timeout(limit, removal).await.map_err(late)?
     }
 
     async fn remove_container(&self, id: &str) -> Result<(), Status> {
@@ -362,18 +363,6 @@ impl Collector {
 fn ids_of(pod: &pb::RuntimePod) -> impl Iterator<Item = &str> {
     let sandboxes = pod.sandboxes.iter().map(|s| s.id.as_str());
     pod.containers.iter().map(|c| c.id.as_str()).chain(sandboxes)
-}
-
-/// Calls `tick` each `period` until `work` is done.
-async fn ticking<T>(tick: impl Fn(), period: Duration, work: impl Future<Output = T>) -> T {
-    let mut work = std::pin::pin!(work);
-    loop {
-        // Cancel-safe: `work` goes on where it was.
-        tokio::select! {
-            done = &mut work => return done,
-            () = tokio::time::sleep(period) => tick(),
-        }
-    }
 }
 
 fn listed(pod: &pb::RuntimePod) -> ListedPod {
@@ -410,9 +399,9 @@ mod tests {
     use crate::fake::{Answer, FakeRuntime};
     use keelson_proto::keelson::common::v1::{PodRef, SetComplete};
     use keelson_service_kit::EventRing;
+    use pb::sync_request::Item;
     use std::path::PathBuf;
     use tonic::Code;
-    use pb::sync_request::Item;
 
     fn pod(uid: &str, want: Want) -> Item {
         Item::Pod(pb::PodDesire {
@@ -500,7 +489,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pod_that_is_wanted_again_during_a_collection_keeps_its_records_and_logs() {
-        let fake = FakeRuntime::start();
+        let fake = FakeRuntime::start().await;
         for uid in ["a", "b"] {
             fake.container(&format!("c-{uid}"), uid, EXITED);
         }
@@ -524,7 +513,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_logs_of_a_pod_that_is_wanted_again_stay_though_its_records_are_gone() {
-        let fake = FakeRuntime::start();
+        let fake = FakeRuntime::start().await;
         fake.container("c", "a", EXITED);
         let kept = log_folder(&fake, "a");
         let collector = collector(&fake).await;
@@ -544,7 +533,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_container_that_was_started_since_it_was_seen_is_not_removed() {
-        let fake = FakeRuntime::start();
+        let fake = FakeRuntime::start().await;
         fake.container("c", "a", cri::ContainerState::ContainerCreated);
         let collector = collector(&fake).await;
         let stream = collector.desires.begin();
@@ -556,7 +545,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_removal_that_hangs_is_given_up_and_comes_after_the_others_next_time() {
-        let fake = FakeRuntime::start();
+        let fake = FakeRuntime::start().await;
         for uid in ["a", "b"] {
             fake.container(&format!("c-{uid}"), uid, EXITED);
         }
@@ -570,17 +559,9 @@ mod tests {
         assert_eq!(removed(&fake), ["c-a", "c-b"]);
         fake.container("c-c", "c", EXITED);
         fake.observer.relist().await.unwrap();
-        assert!(collector.collect().await.is_err());
+        let refused = collector.collect().await.unwrap_err();
+        assert_eq!(refused.message(), "the runtime has not removed c-a in 200ms");
         assert_eq!(removed(&fake)[2..], ["c-c", "c-a", "c-b"]);
         assert!(fake.observer.cached("b").is_none() && fake.observer.cached("c").is_none());
-    }
-
-    #[tokio::test]
-    async fn the_loop_ticks_while_a_removal_hangs() {
-        let (ticks, seen) = tokio::sync::watch::channel(0);
-        let mut seen = seen;
-        let work = async move { seen.wait_for(|n| *n == 3).await.map(|n| *n).unwrap() };
-        let tick = || ticks.send_modify(|n| *n += 1);
-        assert_eq!(ticking(tick, Duration::from_millis(1), work).await, 3);
     }
 }

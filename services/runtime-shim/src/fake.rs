@@ -13,11 +13,12 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use k8s_cri::v1 as cri;
-use keelson_config::Paths;
+use keelson_config::{Config, Paths};
+use keelson_service_kit::CancellationToken;
+use keelson_service_kit::server::{CallerPolicy, StackLayer, serve};
 use keelson_testkit::eventually;
 use prost::Message;
-use tokio::sync::Semaphore;
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio::sync::{Semaphore, oneshot};
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
@@ -54,6 +55,7 @@ struct State {
     containers: Vec<cri::Container>,
     answers: HashMap<String, Answer>,
     calls: Vec<Call>,
+    images: Vec<String>,
     not_ready: bool,
 }
 
@@ -69,16 +71,21 @@ pub(crate) struct FakeRuntime {
 }
 
 impl FakeRuntime {
-    pub(crate) fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("cri.sock");
         let state = Arc::new(Mutex::new(State::default()));
-        let listener = UnixListenerStream::new(tokio::net::UnixListener::bind(&socket).unwrap());
         let runtime = FakeService::<crate::proxy::RuntimeService>(Arc::clone(&state), Default::default());
         let images = FakeService::<crate::proxy::ImageService>(Arc::clone(&state), Default::default());
         let routes = Routes::new(runtime).add_service(images);
-        let server = tonic::transport::Server::builder().add_routes(routes);
-        tokio::spawn(server.serve_with_incoming(listener));
+        let stack = StackLayer::new(CallerPolicy::new(&Config::default()), Default::default());
+        let (bound, is_bound) = oneshot::channel();
+        let at = socket.clone();
+        tokio::spawn(async move {
+            let tell = || bound.send(()).unwrap();
+            serve(&at, routes, stack, CancellationToken::new(), tell).await.unwrap();
+        });
+        is_bound.await.unwrap();
         let cri = Cri::new(socket.to_str().unwrap(), Duration::from_secs(20)).unwrap();
         let files = Files::new(Paths {
             root_dir: dir.path().join("root"),
@@ -121,6 +128,11 @@ impl FakeRuntime {
             labels: found,
             ..Default::default()
         });
+    }
+
+    /// An image that is present.
+    pub(crate) fn image(&self, reference: &str) {
+        self.state().images.push(reference.into());
     }
 
     /// The runtime says that neither it nor its network is ready.
@@ -188,11 +200,11 @@ impl<N> Service<Request<Body>> for FakeService<N> {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let state = Arc::clone(&self.0);
-        Box::pin(async move { Ok(serve(state, request).await.unwrap_or_else(Status::into_http)) })
+        Box::pin(async move { Ok(respond(state, request).await.unwrap_or_else(Status::into_http)) })
     }
 }
 
-async fn serve(state: Arc<Mutex<State>>, request: Request<Body>) -> Result<Response<Body>, Status> {
+async fn respond(state: Arc<Mutex<State>>, request: Request<Body>) -> Result<Response<Body>, Status> {
     let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
     let timeout = request.headers().get("grpc-timeout").map(|v| v.to_str().unwrap().to_owned());
     let body = request.into_body().collect().await?.to_bytes().slice(5..);
@@ -288,7 +300,12 @@ impl State {
             }
             "StopPodSandbox" | "StopContainer" | "StartContainer" => Vec::new(),
             "RunPodSandbox" => cri::RunPodSandboxResponse { pod_sandbox_id: "made".into() }.encode_to_vec(),
-            "ImageStatus" => cri::ImageStatusResponse::default().encode_to_vec(),
+            "ImageStatus" => {
+                let asked = decode::<cri::ImageStatusRequest>(body).image.unwrap_or_default().image;
+                let present = self.images.contains(&asked);
+                let image = present.then(|| cri::Image { id: "sha256:1".into(), ..Default::default() });
+                cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec()
+            }
             "PullImage" => cri::PullImageResponse { image_ref: "sha256:1".into() }.encode_to_vec(),
             other => return Err(Status::unimplemented(other)),
         })

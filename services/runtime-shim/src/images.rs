@@ -1,12 +1,19 @@
 //! EnsureImage: inspect, decide, pull with a bounded number of slots, back off after failures.
+//!
+//! A pull has no limit of its own: CRI tells nothing about its progress, and an image may be of any size. A
+//! runtime gives up a pull without progress itself (containerd: `image_pull_progress_timeout`); until then the
+//! slot is taken. A pull that nobody waits for any more is given up.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use k8s_cri::v1 as cri;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_proto::keelson::runtime::v1::ensure_image_response::Item;
-use keelson_runtime_shim_core::image::{ImageDecision, PullBook, PullPolicy, decide, with_default_tag};
+use keelson_runtime_shim_core::image::{
+    ImageDecision, PullBook, PullPolicy, decide, go_duration, with_default_tag,
+};
 use keelson_service_kit::{EventRing, ObjectRef, now_unix_nanos};
 use tokio::sync::{Semaphore, mpsc};
 use tonic::{Code, Status};
@@ -22,8 +29,17 @@ pub struct Images {
     slots: Arc<Semaphore>,
 }
 
-/// Where progress goes; the sender is dropped when the caller has left.
+/// Where progress goes; closed when the caller has left.
 pub type Progress = mpsc::Sender<Result<pb::EnsureImageResponse, Status>>;
+
+/// Why there is no image.
+#[derive(Debug)]
+enum NoImage {
+    /// It cannot be had now.
+    Failed(pb::ImageFailed),
+    /// The caller has left: neither a failure nor an event, and nobody to tell.
+    Left,
+}
 
 impl Images {
     /// Pulls at most `parallel` images at the same time.
@@ -44,11 +60,12 @@ impl Images {
     /// Carries out one request; the last message is `done` or `failed`.
     pub async fn ensure(&self, request: pb::EnsureImageRequest, progress: Progress) {
         let pod = request.pod.clone().unwrap_or_default();
-        let object =
-            ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid).container("containers", &request.container);
+        let list = if request.spec_list.is_empty() { "containers" } else { &request.spec_list };
+        let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid).container(list, &request.container);
         let end = match self.ensure_inner(&pod, &request, &object, &progress).await {
             Ok(done) => Item::Done(done),
-            Err(failed) => Item::Failed(failed),
+            Err(NoImage::Failed(failed)) => Item::Failed(failed),
+            Err(NoImage::Left) => return,
         };
         let _ = progress.send(Ok(pb::EnsureImageResponse { item: Some(end) })).await;
     }
@@ -59,7 +76,7 @@ impl Images {
         request: &pb::EnsureImageRequest,
         object: &ObjectRef,
         progress: &Progress,
-    ) -> Result<pb::ImageDone, pb::ImageFailed> {
+    ) -> Result<pb::ImageDone, NoImage> {
         let reference = with_default_tag(&request.image)
             .map_err(|error| self.failed(object, "InspectFailed", "InvalidImageName", error.to_string()))?;
         let present = self.inspect(&reference).await.map_err(|status| {
@@ -69,6 +86,8 @@ impl Images {
         match decide(PullPolicy::parse(&request.pull_policy, &reference), present.is_some()) {
             ImageDecision::Use => {
                 let image = present.unwrap_or_default();
+                let text = format!("Container image {:?} already present on machine", request.image);
+                self.events.normal(object.clone(), "Pulled", text);
                 Ok(done(image, &reference, false))
             }
             ImageDecision::NeverPull => {
@@ -87,7 +106,7 @@ impl Images {
         reference: &str,
         object: &ObjectRef,
         progress: &Progress,
-    ) -> Result<pb::ImageDone, pb::ImageFailed> {
+    ) -> Result<pb::ImageDone, NoImage> {
         let waits = {
             let book = self.book();
             let waits = book.waits_until(&pod.uid, reference, now_unix_nanos());
@@ -96,40 +115,50 @@ impl Images {
         if let Some((until, error)) = waits {
             let text = format!("Back-off pulling image {:?}", request.image);
             self.events.normal(object.clone(), "BackOff", text.clone());
-            return Err(pb::ImageFailed {
+            return Err(NoImage::Failed(pb::ImageFailed {
                 reason: "ImagePullBackOff".into(),
                 message: format!("{text}: {error}"),
                 next_retry_unix_nanos: until,
-            });
+            }));
         }
+        let asked = Instant::now();
         step(progress, "waiting").await;
-        // The slots are never closed.
-        let _slot = self.slots.acquire().await;
+        // Cancel-safe: a slot that is not taken stays free. The slots are never closed.
+        let _slot = tokio::select! {
+            () = progress.closed() => return Err(NoImage::Left),
+            slot = self.slots.acquire() => slot,
+        };
         step(progress, "pulling").await;
         self.events.normal(object.clone(), "Pulling", format!("Pulling image {:?}", request.image));
-        let begun = std::time::Instant::now();
-        let pull = self.pull_image(reference);
+        let begun = Instant::now();
+        // Cancel-safe: the runtime drops a pull whose call is cut, and keeps what it has got.
         let pulled = tokio::select! {
-            () = progress.closed() => Err(Status::cancelled("nobody waits for the image any more")),
-            pulled = pull => pulled,
+            biased;
+            pulled = self.pull_image(reference) => pulled,
+            () = progress.closed() => return Err(NoImage::Left),
         };
         match pulled {
             Ok(image) => {
                 self.book().clear(&pod.uid, Some(reference));
                 let text = format!(
-                    "Successfully pulled image {:?} in {:.3}s",
+                    "Successfully pulled image {:?} in {} ({} including waiting). Image size: {} bytes.",
                     request.image,
-                    begun.elapsed().as_secs_f64()
+                    go_duration(begun.elapsed()),
+                    go_duration(asked.elapsed()),
+                    image.size
                 );
                 self.events.normal(object.clone(), "Pulled", text);
                 Ok(done(image, reference, true))
             }
             Err(status) => {
-                let message = format!("failed to pull image {:?}: {}", request.image, status.message());
-                let next = self.book().failed(&pod.uid, reference, &message, now_unix_nanos());
-                let mut failed = self.failed(object, "Failed", pull_reason(&status), message);
-                failed.next_retry_unix_nanos = next;
-                Err(failed)
+                let text = format!("Failed to pull image {:?}: {}", request.image, status.message());
+                let reason = pull_reason(&status);
+                self.events.warning(object.clone(), "Failed", text.clone());
+                let last = format!("{reason}: {}", status.message());
+                let next_retry_unix_nanos = self.book().failed(&pod.uid, reference, &last, now_unix_nanos());
+                let failed =
+                    pb::ImageFailed { reason: reason.to_owned(), message: text, next_retry_unix_nanos };
+                Err(NoImage::Failed(failed))
             }
         }
     }
@@ -156,9 +185,9 @@ impl Images {
         }
     }
 
-    fn failed(&self, object: &ObjectRef, event: &str, reason: &str, message: String) -> pb::ImageFailed {
+    fn failed(&self, object: &ObjectRef, event: &str, reason: &str, message: String) -> NoImage {
         self.events.warning(object.clone(), event, message.clone());
-        pb::ImageFailed { reason: reason.to_owned(), message, next_retry_unix_nanos: 0 }
+        NoImage::Failed(pb::ImageFailed { reason: reason.to_owned(), message, next_retry_unix_nanos: 0 })
     }
 }
 
@@ -179,4 +208,113 @@ fn pull_reason(status: &Status) -> &'static str {
         .into_iter()
         .find(|reason| status.message().starts_with(reason))
         .unwrap_or("ErrImagePull")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Answer, FakeRuntime};
+    use keelson_proto::keelson::events::v1 as events;
+    use keelson_proto::keelson::events::v1::events_server::Events as _;
+
+    fn images(fake: &FakeRuntime) -> Images {
+        Images::new(fake.cri.clone(), EventRing::default(), 1)
+    }
+
+    fn request(policy: &str) -> pb::EnsureImageRequest {
+        pb::EnsureImageRequest {
+            pod: Some(PodRef { uid: "u".into(), namespace: "default".into(), name: "web".into() }),
+            container: "c".into(),
+            image: "busybox:1".into(),
+            pull_policy: policy.into(),
+            spec_list: "initContainers".into(),
+        }
+    }
+
+    async fn told(images: &Images) -> Vec<events::Event> {
+        let request = tonic::Request::new(events::ListEventsRequest::default());
+        images.events.list_events(request).await.unwrap().into_inner().events
+    }
+
+    /// The last message of a request that is carried out to its end.
+    async fn end(images: &Images, request: pb::EnsureImageRequest) -> Item {
+        let (progress, mut messages) = mpsc::channel(8);
+        images.ensure(request, progress).await;
+        let mut last = None;
+        while let Some(message) = messages.recv().await {
+            last = message.unwrap().item;
+        }
+        last.unwrap()
+    }
+
+    fn failure(item: Item) -> pb::ImageFailed {
+        match item {
+            Item::Failed(failed) => failed,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pull_that_nobody_waits_for_any_more_is_no_failure() {
+        let fake = FakeRuntime::start().await;
+        let images = images(&fake);
+        let _never = fake.hold("PullImage");
+        let (progress, messages) = mpsc::channel(8);
+        let pull = tokio::spawn({
+            let images = images.clone();
+            async move { images.ensure(request("Always"), progress).await }
+        });
+        fake.called("PullImage", 1).await;
+        // A second one waits for the only slot.
+        let (progress, waits) = mpsc::channel(8);
+        let waiting = tokio::spawn({
+            let images = images.clone();
+            async move { images.ensure(request("Always"), progress).await }
+        });
+        fake.called("ImageStatus", 2).await;
+        drop(waits);
+        waiting.await.unwrap();
+        drop(messages);
+        pull.await.unwrap();
+        assert_eq!(images.book().waits_until("u", "busybox:1", now_unix_nanos()), None);
+        assert!(told(&images).await.iter().all(|e| e.reason == "Pulling"));
+    }
+
+    #[tokio::test]
+    async fn a_failed_pull_is_told_in_the_kubelets_words_and_repeated_while_it_backs_off() {
+        let fake = FakeRuntime::start().await;
+        let images = images(&fake);
+        fake.answer("PullImage", Answer::Fail(1, Code::Unknown));
+        let first = failure(end(&images, request("Always")).await);
+        assert_eq!(first.reason, "ErrImagePull");
+        assert_eq!(first.message, "Failed to pull image \"busybox:1\": as the test wants it");
+        let second = failure(end(&images, request("Always")).await);
+        assert_eq!(second.reason, "ImagePullBackOff");
+        let expected = "Back-off pulling image \"busybox:1\": ErrImagePull: as the test wants it";
+        assert_eq!(second.message, expected);
+        assert_eq!(second.next_retry_unix_nanos, first.next_retry_unix_nanos);
+        let told = told(&images).await;
+        let texts: Vec<_> =
+            told.iter().map(|e| (e.r#type.as_str(), e.reason.as_str(), e.message.as_str())).collect();
+        let expected = [
+            ("Normal", "Pulling", "Pulling image \"busybox:1\""),
+            ("Warning", "Failed", first.message.as_str()),
+            ("Normal", "BackOff", "Back-off pulling image \"busybox:1\""),
+        ];
+        assert_eq!(texts, expected);
+        assert!(told.iter().all(|e| e.field_path == "spec.initContainers{c}"), "{told:?}");
+    }
+
+    #[tokio::test]
+    async fn an_image_that_is_there_and_one_that_was_pulled_are_told() {
+        let fake = FakeRuntime::start().await;
+        let images = images(&fake);
+        assert!(matches!(end(&images, request("IfNotPresent")).await, Item::Done(done) if done.pulled));
+        fake.image("busybox:1");
+        assert!(matches!(end(&images, request("IfNotPresent")).await, Item::Done(done) if !done.pulled));
+        let told = told(&images).await;
+        assert!(told[1].message.starts_with("Successfully pulled image \"busybox:1\" in "), "{told:?}");
+        assert_eq!(told[2].message, "Container image \"busybox:1\" already present on machine");
+        assert_eq!(told[2].reason, "Pulled");
+    }
 }

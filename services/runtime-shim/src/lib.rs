@@ -20,6 +20,7 @@ pub mod observe;
 pub mod proxy;
 pub mod runtime_state;
 pub mod server;
+mod ticking;
 
 use std::time::Duration;
 

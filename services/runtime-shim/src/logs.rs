@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,6 +14,8 @@ use tonic::Status;
 use crate::files::Files;
 use crate::observe::Observer;
 
+/// Bytes that are looked at at once in search of the last lines.
+const BLOCK: usize = 64 << 10;
 /// Bytes per message.
 const CHUNK: usize = 32 << 10;
 /// How often a followed file is looked at.
@@ -69,29 +71,65 @@ pub async fn stream(
     request: pb::ReadLogsRequest,
     out: mpsc::Sender<Result<pb::ReadLogsResponse, Status>>,
 ) {
-    if let Err(error) = copy(&files, &observer, &source, &request, &out).await {
+    if let Err(error) = copy(files, &observer, &source, request, &out).await {
         let text = format!("cannot read the log {}: {error}", source.path.display());
         let _ = out.send(Err(Status::internal(text))).await;
     }
 }
 
+/// What is read, by one blocking task after the other: a disk that hangs holds up its reader only.
+struct Tail {
+    files: Files,
+    source: Source,
+    file: File,
+    reader: Reader,
+}
+
+impl Tail {
+    fn open(files: Files, source: Source, request: &pb::ReadLogsRequest) -> io::Result<Self> {
+        let mut file = files.open_log(&source.path)?;
+        if let Some(lines) = request.tail_lines {
+            seek_to_tail(&mut file, usize::try_from(lines).unwrap_or(usize::MAX))?;
+        }
+        Ok(Self { files, source, file, reader: Reader::new(request) })
+    }
+
+    fn chunk(&mut self) -> io::Result<Vec<u8>> {
+        self.reader.chunk(&mut self.file)
+    }
+
+    /// Goes on with the file that now stands where this one was opened. Whether there is another one.
+    fn rotated(&mut self) -> bool {
+        match rotated(&self.files, &self.source, &self.file) {
+            Some(next) => {
+                self.file = next;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Runs `work` where it may block.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+}
+
 async fn copy(
-    files: &Files,
+    files: Files,
     observer: &Observer,
     source: &Source,
-    request: &pb::ReadLogsRequest,
+    request: pb::ReadLogsRequest,
     out: &mpsc::Sender<Result<pb::ReadLogsResponse, Status>>,
 ) -> io::Result<()> {
-    let mut file = files.open_log(&source.path)?;
-    if let Some(lines) = request.tail_lines {
-        seek_to_tail(&mut file, usize::try_from(lines).unwrap_or(usize::MAX))?;
-    }
-    let mut reader = Reader::new(request);
+    let (follow, from) = (request.follow, source.clone());
+    let mut tail = blocking(move || Tail::open(files, from, &request)).await?;
     loop {
         // Whether the container has ended is asked before the read: what it wrote last is then in the file.
         let ended = !runs(observer, source);
         loop {
-            let data = reader.chunk(&mut file)?;
+            let (back, data) = blocking(move || tail.chunk().map(|data| (tail, data))).await?;
+            tail = back;
             if data.is_empty() {
                 break;
             }
@@ -99,13 +137,19 @@ async fn copy(
                 return Ok(());
             }
         }
-        if reader.full() || !request.follow || ended {
+        if tail.reader.full() || !follow || ended {
             return Ok(());
         }
-        if let Some(next) = rotated(files, source, &file) {
-            file = next;
+        let (back, rotated) = blocking(move || {
+            let rotated = tail.rotated();
+            Ok((tail, rotated))
+        })
+        .await?;
+        tail = back;
+        if rotated {
             continue;
         }
+        // Both arms are cancel-safe.
         tokio::select! {
             () = out.closed() => return Ok(()),
             () = tokio::time::sleep(FOLLOW_EVERY) => {}
@@ -113,7 +157,8 @@ async fn copy(
     }
 }
 
-/// An unknown container is taken for running: the runtime may be away.
+/// Whether more may come. A container that the observation has lost has ended; while the runtime is away the
+/// last observation stands.
 fn runs(observer: &Observer, source: &Source) -> bool {
     let Some(pod) = observer.cached(&source.uid) else { return false };
     pod.containers
@@ -129,30 +174,40 @@ fn rotated(files: &Files, source: &Source, file: &File) -> Option<File> {
     (a.ino() != b.ino() || a.dev() != b.dev()).then_some(next)
 }
 
-/// Moves to the beginning of the last `lines` lines, reading from the end in growing steps.
+/// Moves to the beginning of the last `lines` lines, looking for newlines from the end, a block at a time.
 fn seek_to_tail(file: &mut File, lines: usize) -> io::Result<()> {
     let size = file.metadata()?.len();
-    let mut window: u64 = 64 << 10;
-    loop {
-        let start = size.saturating_sub(window);
-        file.seek(SeekFrom::Start(start))?;
-        let mut tail = Vec::new();
-        (&mut *file).take(size - start).read_to_end(&mut tail)?;
-        if let Some(offset) = log::tail_start(&tail, lines) {
+    if lines == 0 {
+        file.seek(SeekFrom::Start(size))?;
+        return Ok(());
+    }
+    let (mut left, mut end) = (lines, size);
+    let mut block = vec![0u8; BLOCK];
+    while end > 0 {
+        let length = usize::try_from(end).unwrap_or(BLOCK).min(BLOCK);
+        let start = end - length as u64;
+        let block = &mut block[..length];
+        if let Err(error) = file.read_exact_at(block, start) {
+            // Cut meanwhile: what is left is the tail.
+            if error.kind() == io::ErrorKind::UnexpectedEof {
+                break;
+            }
+            return Err(error);
+        }
+        let looked_at = if end == size { block.strip_suffix(b"\n").unwrap_or(block) } else { block };
+        if let Some(offset) = log::line_start_from_end(looked_at, &mut left) {
             file.seek(SeekFrom::Start(start + offset as u64))?;
             return Ok(());
         }
-        if start == 0 {
-            file.seek(SeekFrom::Start(0))?;
-            return Ok(());
-        }
-        window *= 4;
+        end = start;
     }
+    file.seek(SeekFrom::Start(0))?;
+    Ok(())
 }
 
 struct Reader {
     timestamps: bool,
-    since: Option<String>,
+    since: Option<jiff::Timestamp>,
     left: Option<usize>,
     continued: bool,
     rest: Vec<u8>,
@@ -162,7 +217,7 @@ impl Reader {
     fn new(request: &pb::ReadLogsRequest) -> Self {
         Self {
             timestamps: request.timestamps,
-            since: (request.since_unix_nanos > 0).then(|| rfc3339(request.since_unix_nanos)),
+            since: moment(request.since_unix_nanos),
             left: request.limit_bytes.map(|n| usize::try_from(n).unwrap_or(0)),
             continued: false,
             rest: Vec::new(),
@@ -209,9 +264,8 @@ impl Reader {
 
     fn render(&mut self, line: &[u8], out: &mut Vec<u8>) {
         let line = log::parse(line);
-        // Both are RFC 3339 in UTC with the year first: bytes compare as moments do.
-        let old =
-            self.since.as_ref().is_some_and(|s| !line.timestamp.is_empty() && line.timestamp < s.as_bytes());
+        // Without a time it is as old as what stands around it, which is not worth finding out.
+        let old = self.since.is_some_and(|since| written(&line).is_some_and(|at| at < since));
         if !old {
             log::render(&line, self.timestamps, self.continued, out);
         }
@@ -219,13 +273,20 @@ impl Reader {
     }
 }
 
-fn rfc3339(unix_nanos: i64) -> String {
-    jiff::Timestamp::from_nanosecond(i128::from(unix_nanos)).map(|t| t.to_string()).unwrap_or_default()
+/// The moment of a request; 0 is none.
+fn moment(unix_nanos: i64) -> Option<jiff::Timestamp> {
+    (unix_nanos > 0).then(|| jiff::Timestamp::from_nanosecond(i128::from(unix_nanos)).ok()).flatten()
+}
+
+/// When a line was written. containerd writes local time with its offset, so the texts do not compare.
+fn written(line: &log::LogLine<'_>) -> Option<jiff::Timestamp> {
+    std::str::from_utf8(line.timestamp).ok()?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::FakeRuntime;
 
     fn reader(request: &pb::ReadLogsRequest, content: &str) -> String {
         let dir = tempfile::tempdir().unwrap();
@@ -266,6 +327,55 @@ mod tests {
         let request =
             pb::ReadLogsRequest { since_unix_nanos: i64::try_from(since).unwrap(), ..Default::default() };
         assert_eq!(reader(&request, LOG), "two\n");
+    }
+
+    fn since(request: &str) -> pb::ReadLogsRequest {
+        let at: jiff::Timestamp = request.parse().unwrap();
+        pb::ReadLogsRequest {
+            since_unix_nanos: i64::try_from(at.as_nanosecond()).unwrap(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn since_compares_moments_in_any_offset_and_takes_in_its_whole_second() {
+        let log = "2026-01-01T01:59:59.9+02:00 stdout F before\n2026-01-01T02:00:00.5+02:00 stdout F in\n\
+                   2025-12-31T19:00:01-05:00 stdout F after\n";
+        assert_eq!(reader(&since("2026-01-01T00:00:00Z"), log), "in\nafter\n");
+        assert_eq!(reader(&since("2026-01-01T00:00:00.6Z"), log), "after\n");
+        assert_eq!(reader(&since("2026-01-01T00:00:02Z"), log), "");
+    }
+
+    #[test]
+    fn the_tail_is_found_wherever_the_blocks_of_the_search_begin() {
+        for length in [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK] {
+            // Three lines, with the newline of the first near the beginning of the last block.
+            let content = format!("one\n{}\nthree\n", "x".repeat(length - "three\n".len()));
+            for (lines, expected) in [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (i64::MAX, 3)] {
+                let request = pb::ReadLogsRequest { tail_lines: Some(lines), ..Default::default() };
+                assert_eq!(reader(&request, &content).lines().count(), expected, "{length} {lines}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_log_is_followed_over_a_rotation_until_its_reader_leaves() {
+        let fake = FakeRuntime::start().await;
+        fake.container("c", "u", k8s_cri::v1::ContainerState::ContainerRunning);
+        fake.observer.relist().await.unwrap();
+        let path = fake.dir.path().join("logs/0.log");
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, LOG).unwrap();
+        let source = Source { uid: "u".into(), container_id: "c".into(), path: path.clone() };
+        let request = pb::ReadLogsRequest { follow: true, tail_lines: Some(3), ..Default::default() };
+        let (out, mut lines) = mpsc::channel(4);
+        let follow = tokio::spawn(stream(fake.files.clone(), fake.observer.clone(), source, request, out));
+        assert_eq!(lines.recv().await.unwrap().unwrap().data, b"one\ntwo\n");
+        std::fs::write(fake.dir.path().join("next"), "T stdout F three\n").unwrap();
+        std::fs::rename(fake.dir.path().join("next"), &path).unwrap();
+        assert_eq!(lines.recv().await.unwrap().unwrap().data, b"three\n");
+        drop(lines);
+        follow.await.unwrap();
     }
 
     #[test]

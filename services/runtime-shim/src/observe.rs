@@ -355,7 +355,8 @@ impl Observer {
         let mut index = self.index();
         let began = pod.observed_unix_nanos;
         if let Some(last) = index.observed.get(&uid).copied().filter(|last| *last > began) {
-            let gone = || pb::RuntimePod { uid: uid.clone(), observed_unix_nanos: last, ..Default::default() };
+            let gone =
+                || pb::RuntimePod { uid: uid.clone(), observed_unix_nanos: last, ..Default::default() };
             return self.cached(&uid).unwrap_or_else(|| Arc::new(gone()));
         }
         index.observed.insert(uid.clone(), began);
@@ -485,7 +486,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pod_that_cannot_be_read_keeps_its_last_picture_and_the_others_are_published() {
-        let fake = FakeRuntime::start();
+        let fake = FakeRuntime::start().await;
         fake.container("c-a", "a", RUNNING);
         fake.container("c-b", "b", RUNNING);
         fake.observer.relist().await.unwrap();
@@ -501,7 +502,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pod_that_was_never_read_is_known_and_a_failed_list_is_an_error() {
-        let fake = FakeRuntime::start();
+        let fake = FakeRuntime::start().await;
         fake.sandbox("s-a", "a", true);
         fake.answer("PodSandboxStatus", Answer::Fail(1, Code::Unknown));
         fake.observer.relist().await.unwrap();
@@ -514,7 +515,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_older_read_does_not_bring_back_a_pod_that_is_gone() {
-        let observer = FakeRuntime::start().observer;
+        let observer = FakeRuntime::start().await.observer;
         let now = now_unix_nanos();
         observer.publish(picture("a", Some("c"), now));
         observer.publish(picture("a", None, now + 20));
@@ -527,7 +528,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_learned_after_a_read_began_is_not_forgotten_by_it() {
-        let observer = FakeRuntime::start().observer;
+        let observer = FakeRuntime::start().await.observer;
         let began = now_unix_nanos();
         observer.learn("new", "a");
         observer.publish(picture("a", None, began - 1));
@@ -539,7 +540,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_exit_is_read_again_after_errors_by_one_task_per_pod() {
-        let fake = FakeRuntime::start();
+        let fake = FakeRuntime::start().await;
         fake.container("c1", "a", RUNNING);
         fake.container("c2", "a", RUNNING);
         fake.observer.relist().await.unwrap();

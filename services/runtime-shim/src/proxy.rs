@@ -9,21 +9,28 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Buf as _, Bytes};
-use http::{Request, Response};
+use http::{HeaderName, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use k8s_cri::v1 as cri;
 use keelson_service_kit::PeerChannel;
 use prost::Message;
+use tokio::sync::oneshot;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::{Service, ServiceExt as _};
+use tracing::Instrument as _;
 
 use crate::files::Files;
 use crate::observe::Observer;
 
 /// The length prefix of a gRPC message: a flag and four bytes.
 const PREFIX: usize = 5;
+const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+/// For a caller that sets no deadline: 90 days.
+const NO_DEADLINE: HeaderValue = HeaderValue::from_static("2160H");
+/// The same for a call that goes on when its caller has left.
+const ACT_WITHOUT_DEADLINE: HeaderValue = HeaderValue::from_static("1H");
 
 /// One CRI service of the runtime on our socket.
 #[derive(Debug)]
@@ -105,26 +112,59 @@ fn act_of(path: &str) -> Option<Act> {
 }
 
 impl ProxyInner {
-    async fn pass(self, request: Request<Body>) -> Result<Response<Body>, Status> {
-        let Some(act) = act_of(request.uri().path()) else {
+    async fn pass(self, mut request: Request<Body>) -> Result<Response<Body>, Status> {
+        let act = act_of(request.uri().path());
+        // Without a deadline of the caller's own the channel would set its default, which cuts streams.
+        let none = if act.is_some() { ACT_WITHOUT_DEADLINE } else { NO_DEADLINE };
+        request.headers_mut().entry(GRPC_TIMEOUT).or_insert(none);
+        let Some(act) = act else {
             return self.channel.clone().oneshot(request).await;
         };
         let (head, body) = request.into_parts();
         let bytes = body.collect().await?.to_bytes();
         let uid = self.before(act, &bytes)?;
         let request = Request::from_parts(head, Body::new(Full::new(bytes)));
-        let response = self.channel.clone().oneshot(request).await;
-        match (act, response) {
-            (Act::RunSandbox | Act::Create, Ok(response)) => self.learn(uid, response).await,
-            (Act::OnId, response) => {
-                // Also after an error: a call that was cut may have done its work.
-                if let Some(uid) = uid {
+        // In a task of its own, because this future is dropped when the caller resets its stream or dies. The
+        // call then goes on to its own deadline and what it has made is attributed and read: that is meant,
+        // as a call that is cut half-way leaves something that nobody knows of.
+        let (answer, answered) = oneshot::channel();
+        tokio::spawn(
+            async move {
+                let response = self.act(act, uid.as_ref(), request).await;
+                let left = answer.send(response).is_err();
+                // After an own act the caller reads the pod itself; one that has left does not.
+                if let Some(uid) = uid.filter(|_| left) {
                     self.observer.refresh(uid);
                 }
-                response
             }
-            (_, Err(status)) => Err(status),
+            .in_current_span(),
+        );
+        answered
+            .await
+            .unwrap_or_else(|_| Err(Status::internal("the call to the container runtime broke off")))
+    }
+
+    async fn act(
+        &self,
+        act: Act,
+        uid: Option<&String>,
+        request: Request<Body>,
+    ) -> Result<Response<Body>, Status> {
+        let response = self.channel.clone().oneshot(request).await;
+        let response = match act {
+            Act::RunSandbox | Act::Create => match response {
+                Ok(response) => self.learn(uid, response).await,
+                Err(status) => Err(status),
+            },
+            Act::OnId => response,
+        };
+        // Also after an error: a call that was cut may have done its work.
+        if let Some(uid) = uid
+            && (act == Act::OnId || response.is_err())
+        {
+            self.observer.refresh(uid.clone());
         }
+        response
     }
 
     /// What has to be there before the call, and the pod that it is about.
@@ -149,13 +189,13 @@ impl ProxyInner {
     }
 
     /// Attributes what a call made to its pod; both answers carry the new id as their first field.
-    async fn learn(&self, uid: Option<String>, response: Response<Body>) -> Result<Response<Body>, Status> {
+    async fn learn(&self, uid: Option<&String>, response: Response<Body>) -> Result<Response<Body>, Status> {
         let (head, body) = response.into_parts();
         let collected = body.collect().await?;
         let trailers = collected.trailers().cloned();
         let bytes = collected.to_bytes();
         if let (Some(uid), Some(made)) = (uid, decode::<cri::CreateContainerResponse>(&bytes)) {
-            self.observer.learn(&made.container_id, &uid);
+            self.observer.learn(&made.container_id, uid);
         }
         let body = Full::new(bytes).with_trailers(std::future::ready(trailers.map(Ok)));
         Ok(Response::from_parts(head, Body::new(body)))
@@ -175,6 +215,9 @@ fn decode<T: Message + Default>(body: &Bytes) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::{FakeRuntime, until};
+    use bytes::{BufMut as _, BytesMut};
+    use futures_util::FutureExt as _;
 
     #[test]
     fn a_framed_message_is_decoded_and_a_torn_one_is_not() {
@@ -192,5 +235,49 @@ mod tests {
         assert_eq!(act_of("/runtime.v1.RuntimeService/StopContainer"), Some(Act::OnId));
         assert_eq!(act_of("/runtime.v1.RuntimeService/ExecSync"), None);
         assert_eq!(act_of("/runtime.v1.ImageService/RemoveImage"), None);
+    }
+
+    fn proxy(fake: &FakeRuntime) -> Proxy<RuntimeService> {
+        Proxy::new(fake.cri.channel(), fake.observer.clone(), fake.files.clone())
+    }
+
+    fn call(method: &str, message: &impl Message) -> Request<Body> {
+        let mut body = BytesMut::new();
+        body.put_u8(0);
+        body.put_u32(u32::try_from(message.encoded_len()).unwrap());
+        message.encode(&mut body).unwrap();
+        Request::post(format!("http://localhost/runtime.v1.RuntimeService/{method}"))
+            .header("content-type", "application/grpc")
+            .body(Body::new(Full::new(body.freeze())))
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_a_call_makes_is_attributed_and_read_though_its_caller_has_died() {
+        let fake = FakeRuntime::start().await;
+        let held = fake.hold("RunPodSandbox");
+        let metadata = cri::PodSandboxMetadata { uid: "u".into(), ..Default::default() };
+        let config = cri::PodSandboxConfig { metadata: Some(metadata), ..Default::default() };
+        let request = cri::RunPodSandboxRequest { config: Some(config), ..Default::default() };
+        let mut answer = proxy(&fake).call(call("RunPodSandbox", &request));
+        assert!((&mut answer).now_or_never().is_none());
+        fake.called("RunPodSandbox", 1).await;
+        drop(answer);
+        fake.sandbox("made", "u", true);
+        held.add_permits(1);
+        until("the sandbox is attributed", || fake.observer.owner_of("made").as_deref() == Some("u")).await;
+        until("the pod is read", || fake.observer.cached("u").is_some()).await;
+    }
+
+    #[tokio::test]
+    async fn a_call_without_deadline_gets_none_of_ours_and_another_keeps_its_own() {
+        let fake = FakeRuntime::start().await;
+        let events = cri::GetEventsRequest::default();
+        proxy(&fake).call(call("GetContainerEvents", &events)).await.unwrap();
+        let mut with = call("GetContainerEvents", &events);
+        with.headers_mut().insert(GRPC_TIMEOUT, HeaderValue::from_static("7S"));
+        proxy(&fake).call(with).await.unwrap();
+        let seen: Vec<_> = fake.calls("GetContainerEvents").into_iter().map(|c| c.timeout.unwrap()).collect();
+        assert_eq!(seen, ["2160H", "7S"]);
     }
 }

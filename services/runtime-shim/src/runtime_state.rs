@@ -14,6 +14,7 @@ use tonic::{Code, Status, Streaming};
 
 use crate::cri::Cri;
 use crate::observe::{Observer, WatchKey, WatchValue};
+use crate::ticking::ticking;
 
 /// Between two looks at the runtime's own conditions (pod-lifecycle.md §1).
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
@@ -40,7 +41,7 @@ pub async fn run(context: Context, cri: Cri, observer: Observer) {
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
     loop {
         progress.tick();
-        let lost = match connect(&cri, &observer).await {
+        let lost = match ticking(&progress, connect(&cri, &observer)).await {
             Ok(kind) => {
                 backoff.reset();
                 context.progress.condition(CONDITION, Ok(()));
@@ -77,15 +78,42 @@ fn trouble(endpoint: &str, lost: &Status) -> String {
     format!("the container runtime at {endpoint} {what}; start it, or set containerRuntimeEndpoint; retrying")
 }
 
-/// How observations are made.
+/// How observations are made, in the order in which they are tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// CRI's own events.
+    Cri,
+    /// containerd's event service on the same socket.
+    Containerd,
+    /// No events.
+    Relist,
+}
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Cri => "cri-events",
+            Self::Containerd => "containerd-events",
+            Self::Relist => "relist",
+        }
+    }
+
+    const fn next(self) -> Self {
+        match self {
+            Self::Cri => Self::Containerd,
+            Self::Containerd | Self::Relist => Self::Relist,
+        }
+    }
+}
+
 struct EventSource {
-    name: &'static str,
+    kind: Kind,
     hints: Option<mpsc::Receiver<Hint>>,
 }
 
 impl EventSource {
-    fn name(&self) -> &'static str {
-        self.name
+    const fn name(&self) -> &'static str {
+        self.kind.name()
     }
 }
 
@@ -93,13 +121,13 @@ async fn connect(cri: &Cri, observer: &Observer) -> Result<EventSource, Status> 
     let version =
         cri.runtime().version(cri.quick(cri::VersionRequest { version: "0.1.0".into() })).await?.into_inner();
     let ready = read_status(cri).await?;
-    let source = event_source(cri).await;
+    let source = event_source(cri, Kind::Cri).await;
     observer.relist().await?;
     set_state(observer, |state| {
         *state = pb::RuntimeState {
             name: version.runtime_name.clone(),
             version: version.runtime_version.clone(),
-            observed_by: source.name.to_owned(),
+            observed_by: source.name().to_owned(),
             ..std::mem::take(state)
         };
         ready.apply(state);
@@ -137,8 +165,16 @@ async fn read_status(cri: &Cri) -> Result<Conditions, Status> {
     Ok(Conditions {
         ready: runtime.is_none(),
         network_ready: network.is_none(),
-        message: runtime.into_iter().chain(network).collect::<Vec<_>>().join("; "),
+        message: joined(runtime, network),
     })
+}
+
+/// One error as it stands, two in brackets, as in the node's condition (node-and-api.md §9.5).
+fn joined(runtime: Option<String>, network: Option<String>) -> String {
+    match (runtime, network) {
+        (Some(runtime), Some(network)) => format!("[{runtime}, {network}]"),
+        (one, other) => one.or(other).unwrap_or_default(),
+    }
 }
 
 fn set_state(observer: &Observer, change: impl FnOnce(&mut pb::RuntimeState)) {
@@ -156,18 +192,23 @@ fn set_state(observer: &Observer, change: impl FnOnce(&mut pb::RuntimeState)) {
     }
 }
 
-/// CRI's own events, else containerd's, else none.
-async fn event_source(cri: &Cri) -> EventSource {
-    if let Some(hints) = cri_events(cri).await {
-        return EventSource { name: "cri-events", hints: Some(hints) };
+/// The first of `kind` and those after it that the runtime does not refuse at once.
+async fn event_source(cri: &Cri, mut kind: Kind) -> EventSource {
+    loop {
+        let hints = match kind {
+            Kind::Cri => cri_events(cri).await,
+            Kind::Containerd => containerd_events(cri).await,
+            Kind::Relist => return EventSource { kind, hints: None },
+        };
+        if hints.is_some() {
+            return EventSource { kind, hints };
+        }
+        kind = kind.next();
     }
-    if let Some(hints) = containerd_events(cri).await {
-        return EventSource { name: "containerd-events", hints: Some(hints) };
-    }
-    EventSource { name: "relist", hints: None }
 }
 
-/// A server in Go answers a subscription with its first event only, but a method that it lacks at once.
+/// A server in Go answers a subscription with its first event only, but a method that it lacks at once. One
+/// that takes longer to refuse is left for the next source when it does.
 const REFUSED_WITHIN: Duration = Duration::from_millis(200);
 
 async fn cri_events(cri: &Cri) -> Option<mpsc::Receiver<Hint>> {
@@ -259,10 +300,11 @@ async fn follow(
     progress: &LoopHandle,
     mut source: EventSource,
 ) -> Status {
-    let period = match source.hints {
+    let period_of = |source: &EventSource| match source.hints {
         Some(_) => Duration::from_millis(context.config.runtime.relist_period_ms),
         None => RELIST_WITHOUT_EVENTS,
     };
+    let mut period = period_of(&source);
     let mut relist_at = Instant::now() + SECOND_LOOK.min(period);
     let mut status_at = Instant::now() + STATUS_PERIOD;
     loop {
@@ -277,10 +319,18 @@ async fn follow(
                         observer.refresh(uid);
                     }
                 }
+                Hint::Ended(status) if status.code() == Code::Unimplemented => {
+                    source = event_source(cri, source.kind.next()).await;
+                    period = period_of(&source);
+                    tracing::info!(observed_by = source.name(), "the container runtime has no such events");
+                    set_state(observer, |state| state.observed_by = source.name().to_owned());
+                    // What happened meanwhile was told by nobody.
+                    relist_at = Instant::now();
+                }
                 Hint::Ended(status) => return status,
             },
             () = sleep_until(relist_at) => {
-                if let Err(status) = observer.relist().await {
+                if let Err(status) = ticking(progress, observer.relist()).await {
                     return status;
                 }
                 relist_at = Instant::now() + period;
@@ -308,6 +358,9 @@ async fn next_hint(hints: &mut Option<mpsc::Receiver<Hint>>) -> Hint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::{Answer, FakeRuntime};
+    use keelson_config::{Config, ServiceName};
+    use keelson_service_kit::{Subscription, WatchItem};
 
     #[test]
     fn what_is_wrong_with_the_runtime_is_said_with_endpoint_and_way_out() {
@@ -319,5 +372,54 @@ mod tests {
             let text = trouble("unix:///r.sock", &status);
             assert!(text.contains(part) && text.contains("containerRuntimeEndpoint"), "{text}");
         }
+    }
+
+    fn context() -> Context {
+        Context::detached(ServiceName::RuntimeShim, Config::default())
+    }
+
+    async fn next_state(states: &mut Subscription<WatchKey, WatchValue>) -> pb::RuntimeState {
+        loop {
+            if let WatchItem::Set(_, WatchValue::State(state)) = states.next().await {
+                return *state;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_late_refusal_of_events_leads_to_the_next_source_and_not_to_a_lost_runtime() {
+        let fake = FakeRuntime::start().await;
+        fake.answer("GetContainerEvents", Answer::Late(2 * REFUSED_WITHIN, Code::Unimplemented));
+        let mut states = fake.observer.hub().subscribe();
+        let (context, cri, observer) = (context(), fake.cri.clone(), fake.observer.clone());
+        let shutdown = context.shutdown.clone();
+        let runs = tokio::spawn(run(context, cri, observer));
+        let first = next_state(&mut states).await;
+        assert_eq!((first.ready, first.observed_by.as_str()), (true, "cri-events"));
+        let second = next_state(&mut states).await;
+        assert_eq!((second.unreachable, second.observed_by.as_str()), (false, "relist"));
+        shutdown.cancel();
+        runs.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_pod_that_cannot_be_read_does_not_make_the_runtime_unreachable() {
+        let fake = FakeRuntime::start().await;
+        fake.container("c", "u", cri::ContainerState::ContainerRunning);
+        fake.answer("ContainerStatus", Answer::Fail(usize::MAX, Code::Unknown));
+        connect(&fake.cri, &fake.observer).await.map(|source| source.kind).unwrap();
+        let state = fake.observer.hub().get(&WatchKey::State);
+        assert!(matches!(state, Some(WatchValue::State(state)) if state.ready && !state.unreachable));
+    }
+
+    #[tokio::test]
+    async fn a_runtime_and_a_network_that_are_both_not_ready_are_two_errors_in_brackets() {
+        let fake = FakeRuntime::start().await;
+        fake.not_ready();
+        let conditions = read_status(&fake.cri).await.unwrap();
+        let expected = "[container runtime not ready: RuntimeReady=false reason:R message:M, \
+                        container runtime network not ready: NetworkReady=false reason:R message:M]";
+        assert_eq!(conditions.message, expected);
+        assert_eq!(joined(None, Some("x".into())), "x");
     }
 }

@@ -1,6 +1,7 @@
 //! Image references, pull policies and pull back-off (runtime-and-resources.md §6.1).
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Seconds until the first retry of a failed pull.
 const BACKOFF_INITIAL_S: i64 = 10;
@@ -162,6 +163,27 @@ impl PullBook {
     }
 }
 
+/// A duration as Go writes it, cut to milliseconds: `823ms`, `1.2s`, `1m2.5s`.
+pub fn go_duration(duration: Duration) -> String {
+    let ms = duration.as_millis();
+    if ms == 0 {
+        return "0s".to_owned();
+    }
+    if ms < 1000 {
+        return format!("{ms}ms");
+    }
+    let (hours, minutes, s, rest) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1000 % 60, ms % 1000);
+    let fraction = format!("{rest:03}");
+    let fraction = fraction.trim_end_matches('0');
+    let point = if fraction.is_empty() { "" } else { "." };
+    let above = match (hours, minutes) {
+        (0, 0) => String::new(),
+        (0, minutes) => format!("{minutes}m"),
+        (hours, minutes) => format!("{hours}h{minutes}m"),
+    };
+    format!("{above}{s}{point}{fraction}s")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,5 +234,20 @@ mod tests {
         }
         book.clear("u", Some("a:1"));
         assert_eq!(book.failed("u", "a:1", "no such host", now), now + 10 * NANOS);
+    }
+
+    #[test]
+    fn durations_are_written_as_go_writes_them() {
+        for (ms, text) in [
+            (0, "0s"),
+            (823, "823ms"),
+            (1_000, "1s"),
+            (1_200, "1.2s"),
+            (1_034, "1.034s"),
+            (62_500, "1m2.5s"),
+            (3_600_000, "1h0m0s"),
+        ] {
+            assert_eq!(go_duration(Duration::from_millis(ms)), text);
+        }
     }
 }

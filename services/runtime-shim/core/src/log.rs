@@ -39,12 +39,17 @@ pub fn tail_start(tail: &[u8], lines: usize) -> Option<usize> {
     if lines == 0 {
         return Some(tail.len());
     }
-    let body = tail.strip_suffix(b"\n").unwrap_or(tail);
     let mut left = lines;
-    for (i, byte) in body.iter().enumerate().rev() {
+    line_start_from_end(tail.strip_suffix(b"\n").unwrap_or(tail), &mut left)
+}
+
+/// Counts the newlines of `block` from its end down from `left`; where the line begins that follows the last
+/// one. `None`: the count goes on in the block before.
+pub fn line_start_from_end(block: &[u8], left: &mut usize) -> Option<usize> {
+    for (i, byte) in block.iter().enumerate().rev() {
         if *byte == b'\n' {
-            left -= 1;
-            if left == 0 {
+            *left -= 1;
+            if *left == 0 {
                 return Some(i + 1);
             }
         }
