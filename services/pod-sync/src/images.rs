@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use keelson_kube_model::{Container, Pod};
+use keelson_kube_model::{Container, ContainerKind, Pod};
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
 use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_proto::keelson::runtime::v1::ensure_image_response::Item;
@@ -58,13 +58,13 @@ impl ImageTask {
 }
 
 /// Begins to make the image of a container present.
-pub fn fetch(agent: &Arc<Agent>, pod: &Arc<Pod>, container: &Container) -> ImageTask {
+pub fn fetch(agent: &Arc<Agent>, pod: &Arc<Pod>, kind: ContainerKind, container: &Container) -> ImageTask {
     let request = runtime::EnsureImageRequest {
         pod: Some(pod_ref(pod)),
         container: container.name.clone(),
         image: container.image.clone(),
         pull_policy: container.image_pull_policy.clone(),
-        spec_list: String::new(),
+        spec_list: kind.spec_field().to_owned(),
     };
     let (agent, uid) = (Arc::clone(agent), pod.metadata.uid.clone());
     let span = tracing::Span::current();

@@ -5,6 +5,7 @@ use std::future::ready;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use keelson_kube_model::Pod;
 use keelson_pod_sync_core::worker::{Input, UpdateKind, WorkerPhase};
 use keelson_proto::keelson::pod_config::v1 as config;
@@ -120,7 +121,8 @@ fn take_in(agent: &Arc<Agent>, sent: config::DesiredPod) -> Result<(), serde_jso
     let pod: Arc<Pod> = Arc::new(serde_json::from_slice(&raw)?);
     let wanted = Wanted {
         pod: Arc::clone(&pod),
-        raw,
+        // A copy, because the message's bytes are a slice that keeps its whole receive buffer alive.
+        raw: Bytes::copy_from_slice(&raw),
         source: sent.source,
         origin: sent.origin,
         traceparent: sent.traceparent,

@@ -182,7 +182,7 @@ async fn carry_out(
     let images: BTreeMap<String, ImageTask> = actions
         .start
         .iter()
-        .filter_map(|s| pod.container(&s.name).map(|(_, c)| (s.name.clone(), fetch(agent, pod, c))))
+        .filter_map(|s| pod.container(&s.name).map(|(kind, c)| (s.name.clone(), fetch(agent, pod, kind, c))))
         .collect();
     // Side by side: volumes and cgroup.
     let prepared = async { tokio::try_join!(mount(agent, job, wanted), cgroup(agent, job, wanted)) };
