@@ -229,6 +229,7 @@ async fn stop_sandbox(agent: &Agent, id: &str) -> Result<(), Trouble> {
         .map_err(|s| Trouble::call("cannot stop the sandbox", &s))
 }
 
+/// Who does not know a container, a sandbox or a pod holds nothing of it.
 fn gone_is_done<T>(result: Result<T, Status>) -> Result<(), Status> {
     match result {
         Err(status) if status.code() != Code::NotFound => Err(status),
@@ -255,18 +256,13 @@ pub async fn clean(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
 async fn unmount(agent: &Agent, job: &Job, wanted: &Wanted) -> Result<(), Trouble> {
     desires::unmount(agent, wanted);
     let request = volume::UnmountPodRequest { uid: job.uid.clone() };
-    done_or_unknown(agent.clients.volumes().unmount_pod(bounded(request, ASK)).await)
+    gone_is_done(agent.clients.volumes().unmount_pod(bounded(request, ASK)).await)
         .map_err(|s| Trouble::call("volumes are not unmounted yet", &s))
 }
 
 async fn release(agent: &Agent, job: &Job, wanted: &Wanted) -> Result<(), Trouble> {
     desires::release(agent, wanted);
     let request = resource::ReleasePodRequest { uid: job.uid.clone() };
-    done_or_unknown(agent.clients.resources().release_pod(bounded(request, ASK)).await)
+    gone_is_done(agent.clients.resources().release_pod(bounded(request, ASK)).await)
         .map_err(|s| Trouble::call("the cgroup is not removed yet", &s))
-}
-
-/// A callee that does not know the pod holds nothing of it.
-fn done_or_unknown<T>(result: Result<T, Status>) -> Result<(), Status> {
-    gone_is_done(result)
 }

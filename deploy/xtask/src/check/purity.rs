@@ -65,7 +65,7 @@ const FORBIDDEN_PATHS: [&str; 13] = [
     "to_socket_addrs",
 ];
 
-/// Checks the core of each service and the model that they share.
+/// Checks the core of each service and the pure crates that they share.
 pub fn check(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for (package, folder) in graph.packages_in(root, is_pure) {
@@ -84,7 +84,7 @@ pub fn check(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
 
 fn is_pure(folder: &Path) -> bool {
     let core = folder.starts_with("services") && folder.ends_with("core");
-    core || folder == Path::new("shared/kube-model")
+    core || [Path::new("shared/kube-model"), Path::new("shared/desired-set")].contains(&folder)
 }
 
 fn impure_lines(source: &Source) -> Vec<Finding> {

@@ -17,5 +17,5 @@ pub mod hierarchy;
 pub mod layout;
 pub mod machine;
 pub mod plan;
-pub mod set;
+pub use keelson_desired_set as set;
 pub mod values;

@@ -15,5 +15,5 @@ pub mod hostpath;
 pub mod mountinfo;
 pub mod names;
 pub mod plan;
-pub mod set;
+pub use keelson_desired_set as set;
 pub mod tmpfs;
