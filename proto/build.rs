@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use prost_reflect::prost::Message as _;
+use prost_reflect::prost_types::method_options::IdempotencyLevel;
 use prost_reflect::{DescriptorPool, FileDescriptor, Value};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -26,6 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let pool = DescriptorPool::decode(fs::read(&descriptor)?.as_slice())?;
     fs::write(out.join("callers.rs"), callers_table(&pool)?)?;
+    fs::write(out.join("repeatable.rs"), repeatable_list(&pool)?)?;
     for service in pool.services() {
         let file = service.parent_file();
         fs::write(out.join(format!("{}.bin", service.package_name())), closure_of(&file))?;
@@ -74,6 +76,27 @@ fn callers_table(pool: &DescriptorPool) -> Result<String, Box<dyn Error>> {
     }
     source.push_str("];\n");
     Ok(source)
+}
+
+/// The Rust source of `REPEATABLE`: the paths of the methods whose `idempotency_level` is `NO_SIDE_EFFECTS`.
+fn repeatable_list(pool: &DescriptorPool) -> Result<String, Box<dyn Error>> {
+    let mut paths = Vec::new();
+    for service in pool.services().filter(|s| s.package_name().starts_with("keelson.")) {
+        for method in service.methods() {
+            let options = method.method_descriptor_proto().options.as_ref();
+            if options.is_some_and(|o| o.idempotency_level() == IdempotencyLevel::NoSideEffects) {
+                if method.is_client_streaming() {
+                    return Err(format!("{} streams its request, it cannot be repeated", method.full_name()).into());
+                }
+                paths.push(format!("/{}/{}", service.full_name(), method.name()));
+            }
+        }
+    }
+    paths.sort();
+    Ok(format!(
+        "/// The methods that a client may repeat by itself when the callee cannot be reached, sorted.\n\
+         pub const REPEATABLE: &[&str] = &{paths:?};\n"
+    ))
 }
 
 /// An encoded descriptor set of one file and all that it imports.

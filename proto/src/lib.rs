@@ -3,11 +3,14 @@
 //! - Kubernetes objects cross a socket as JSON bytes in `*_json` fields.
 //! - Times are `*_unix_nanos`: nanoseconds since 1970-01-01 UTC, 0 for "never" or "unknown".
 //! - [`CALLERS`] says who may call which method; it is read from the method options.
+//! - [`REPEATABLE`] lists the reads (`idempotency_level = NO_SIDE_EFFECTS`) that a client may repeat by itself. Watches
+//!   are not among them, as their readers reconnect anyway; nor is what asks for health, which must fail fast.
 
 #![allow(missing_docs, clippy::doc_lazy_continuation, clippy::large_enum_variant)]
 
 include!(concat!(env!("OUT_DIR"), "/keelson.rs"));
 include!(concat!(env!("OUT_DIR"), "/callers.rs"));
+include!(concat!(env!("OUT_DIR"), "/repeatable.rs"));
 
 /// The encoded descriptor set of one API, for reflection.
 pub mod descriptors {

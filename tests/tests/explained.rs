@@ -5,7 +5,7 @@
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
-use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually};
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, HungMount, Scratch, eventually};
 use keelson_tests::{
     LIMIT, is_ready, pods, running, service_row, sleeper, text, until_cause, until_event, until_explained,
     until_no_cause, until_ready,
@@ -323,5 +323,34 @@ async fn a_pod_whose_name_an_ending_pod_holds_waits_for_its_end() {
     until_ready(&agent, &["web"]).await.unwrap();
     until_no_cause(&agent, "web").await.unwrap();
     assert_ne!(running(&agent).await.unwrap(), before);
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_volume_on_a_file_system_that_hangs_is_named_and_holds_up_no_other_pod() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let share = scratch.path().join("share");
+    std::fs::create_dir(&share).unwrap();
+    let hung = HungMount::over(&share).unwrap();
+    let mount = "    volumeMounts:\n    - name: share\n      mountPath: /share\n";
+    let volume = format!(
+        "  volumes:\n  - name: share\n    hostPath:\n      path: {}\n      type: Directory\n",
+        share.display()
+    );
+    agent.write_manifest("stuck.yaml", &pod_with("stuck", mount, &volume)).unwrap();
+    let text = format!("volume \"share\" takes longer than 2 s: the file system at {}", share.display());
+    let step = until_cause(&agent, "stuck", "volumes", "volume-manager", &text).await.unwrap();
+    assert_eq!(step["state"], "waiting");
+
+    agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
+    until_one_ready(&agent, "web").await;
+    let still = until_cause(&agent, "stuck", "volumes", "volume-manager", &text).await.unwrap();
+    assert_eq!(still["since"], step["since"]);
+    assert!(!running(&agent).await.unwrap().keys().any(|name| name.starts_with("stuck-")));
+
+    drop(hung);
+    until_ready(&agent, &["stuck", "web"]).await.unwrap();
+    until_no_cause(&agent, "stuck").await.unwrap();
     agent.end().unwrap();
 }

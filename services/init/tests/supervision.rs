@@ -269,7 +269,7 @@ async fn systemd_hears_ready_once_all_services_have_answered_and_stopping_at_the
     let socket = UnixDatagram::bind(scene.path("notify")).unwrap();
     socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
     let mut command = scene.command();
-    command.env("NOTIFY_SOCKET", scene.path("notify"));
+    command.env("NOTIFY_SOCKET", scene.path("notify")).env("WATCHDOG_USEC", "600000");
     let mut init = scene.start_as(command);
     let hear = |wanted: &'static str| {
         let socket = socket.try_clone().unwrap();
@@ -287,6 +287,12 @@ async fn systemd_hears_ready_once_all_services_have_answered_and_stopping_at_the
     assert!(heard.contains("STATUS=0 of 7 services running"), "{heard}");
     let list = scene.client().list_services(pb::ListServicesRequest {}).await.unwrap().into_inner().services;
     assert!(list.iter().all(|service| service.state != "starting"), "{list:#?}");
+    // Twice per period of the watchdog: several times in less than that many periods.
+    let begun = std::time::Instant::now();
+    for _ in 0..4 {
+        hear("WATCHDOG=1").await.unwrap();
+    }
+    assert!(begun.elapsed() < std::time::Duration::from_millis(4 * 600), "{:?}", begun.elapsed());
     init.signal(Signal::TERM);
     hear("STOPPING=1").await.unwrap();
     assert_eq!(init.ended().await, Some(0));

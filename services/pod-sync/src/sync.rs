@@ -295,7 +295,12 @@ async fn mount(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Mounts,
         let answer = answers.message().await.map_err(|s| fail(&s))?;
         match answer.and_then(|a| a.item) {
             Some(MountItem::Progress(progress)) => {
-                let cause = Cause::waiting("Mounting", &progress.waiting_for, "volume-manager");
+                let cause = match progress.next_try_unix_nanos {
+                    0 => Cause::waiting("Mounting", &progress.waiting_for, "volume-manager"),
+                    next => {
+                        Cause::failed("FailedMount", &progress.waiting_for, "volume-manager").retried_at(next)
+                    }
+                };
                 note_wait(agent, &job.uid, StepName::Volumes, "", cause);
             }
             Some(MountItem::Ready(ready)) => {

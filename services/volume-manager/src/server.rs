@@ -275,9 +275,13 @@ struct MountWait {
     answers: mpsc::Sender<Result<pb::MountPodResponse, Status>>,
 }
 
+fn waits_for(what: &str) -> pb::MountProgress {
+    pb::MountProgress { waiting_for: what.to_owned(), next_try_unix_nanos: 0 }
+}
+
 /// What a look at the pod means for a `MountPod` call.
 enum Look {
-    Wait(String),
+    Wait(pb::MountProgress),
     Unnamed,
     Ready(pb::MountsReady),
     Refused(Status),
@@ -285,22 +289,22 @@ enum Look {
 
 impl MountWait {
     async fn run(mut self) {
-        let mut told = String::new();
+        let mut told = pb::MountProgress::default();
         let mut unnamed_since = Instant::now();
         loop {
             let look = self.look();
             if !matches!(look, Look::Unnamed) {
                 unnamed_since = Instant::now();
             }
-            let waiting_for = match look {
-                Look::Wait(text) => text,
-                Look::Unnamed => "pod-sync to name the pod".to_owned(),
+            let progress = match look {
+                Look::Wait(progress) => progress,
+                Look::Unnamed => waits_for("pod-sync to name the pod"),
                 Look::Ready(ready) => return self.end(Ok(ready)).await,
                 Look::Refused(status) => return self.end(Err(status)).await,
             };
-            if waiting_for != told {
-                told.clone_from(&waiting_for);
-                let item = pb::mount_pod_response::Item::Progress(pb::MountProgress { waiting_for });
+            if progress != told {
+                told.clone_from(&progress);
+                let item = pb::mount_pod_response::Item::Progress(progress);
                 if self.answers.send(Ok(pb::MountPodResponse { item: Some(item) })).await.is_err() {
                     return;
                 }
@@ -312,7 +316,7 @@ impl MountWait {
                 },
                 () = self.answers.closed() => return,
                 () = tokio::time::sleep_until(self.until) => {
-                    let text = format!("pod {} still waits for {told}", self.uid);
+                    let text = format!("pod {} still waits for {}", self.uid, told.waiting_for);
                     return self.end(Err(error(Code::DeadlineExceeded, "NOT_MOUNTED", text))).await;
                 }
                 () = tokio::time::sleep_until(unnamed_since + NAMED_WITHIN), if self.is_unnamed() => {
@@ -340,7 +344,7 @@ impl MountWait {
             ));
         }
         if view.revision < self.revision {
-            return Look::Wait("volumes to be set up".to_owned());
+            return Look::Wait(waits_for("volumes to be set up"));
         }
         let report = &view.report;
         match report.phase {
@@ -351,12 +355,13 @@ impl MountWait {
             Phase::Failed if view.permanent => {
                 Look::Refused(error(Code::FailedPrecondition, "VOLUME_NOT_USABLE", report.message.clone()))
             }
-            Phase::Failed => {
-                let pause = view.next_try.unwrap_or_default().as_millis();
-                Look::Wait(format!("{}; next try within {pause} ms", report.message))
-            }
+            Phase::Failed => Look::Wait(pb::MountProgress {
+                next_try_unix_nanos: view.next_try_unix_nanos,
+                ..waits_for(&report.message)
+            }),
+            Phase::Pending if !report.message.is_empty() => Look::Wait(waits_for(&report.message)),
             Phase::Unknown | Phase::Pending | Phase::Unmounting | Phase::Unmounted => {
-                Look::Wait("volumes to be set up".to_owned())
+                Look::Wait(waits_for("volumes to be set up"))
             }
         }
     }

@@ -1,7 +1,5 @@
 //! What a worker shows of its pod.
 
-use std::time::Duration;
-
 use keelson_volume_manager_core::desire::Want;
 
 /// A volume that containers may mount.
@@ -61,6 +59,6 @@ pub(crate) struct View {
     pub(crate) report: Report,
     /// A failure is due to the spec itself.
     pub(crate) permanent: bool,
-    /// The pause before the next attempt after a failure.
-    pub(crate) next_try: Option<Duration>,
+    /// When a failure is tried again, unix nanoseconds; 0 without a failure.
+    pub(crate) next_try_unix_nanos: i64,
 }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Backoff, ObjectRef};
-use keelson_volume_manager_core::desire::{PodDesire, Want};
+use keelson_service_kit::{Backoff, ObjectRef, now_unix_nanos};
+use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
 use keelson_volume_manager_core::names::VolumeKey;
 use keelson_volume_manager_core::plan::{Actual, Plan, Settled, Step, plan};
 use tokio::sync::watch;
+use tokio::task::JoinError;
 
 use crate::manager::{Command, Env};
 use crate::store::{SetUp, Store, StoreError};
@@ -19,6 +20,9 @@ use crate::view::{Mounted, Phase, Report, View};
 const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(122));
 /// Retry while something of the pod still runs.
 const STILL_RUNS: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
+
+/// A step of the disk that takes longer than this is named.
+const SLOW: Duration = Duration::from_secs(2);
 
 /// What a worker is to bring about.
 #[derive(Debug, Clone)]
@@ -152,11 +156,8 @@ impl Worker {
         if self.view.borrow().report.phase != Phase::Failed {
             self.publish(desire, phase, String::new(), false, None, true);
         }
-        let store = Arc::clone(&self.env.store);
-        let work = Arc::clone(desire);
         let begun = std::time::Instant::now();
-        let outcomes = tokio::task::spawn_blocking(move || carry_out(&store, &work, steps)).await;
-        let outcomes = match outcomes {
+        let outcomes = match self.watched(desire, phase, steps).await {
             Ok(outcomes) => outcomes,
             Err(error) => {
                 let pause = self.retry.next_delay();
@@ -187,6 +188,34 @@ impl Worker {
         let phase = if desire.want == Want::Run { Phase::Failed } else { Phase::Unmounting };
         self.publish(desire, phase, text, permanent, Some(pause), true);
         Some(pause)
+    }
+
+    /// Carries out steps beside the loop. What hangs cannot be cut short, so it is named while it does.
+    async fn watched(
+        &self,
+        desire: &Arc<PodDesire>,
+        phase: Phase,
+        steps: Vec<Step>,
+    ) -> Result<Vec<Outcome>, JoinError> {
+        let store = Arc::clone(&self.env.store);
+        let work = Arc::clone(desire);
+        let names: Vec<String> = steps.iter().map(|step| slow_text(desire, step)).collect();
+        let (at, now_at) = watch::channel(0);
+        let mut outcomes = tokio::task::spawn_blocking(move || carry_out(&store, &work, steps, &at));
+        let mut told = None;
+        loop {
+            // Cancel-safe: the handle of a blocking task gives its result once, to whoever polls it to the end.
+            tokio::select! {
+                outcomes = &mut outcomes => return outcomes,
+                () = tokio::time::sleep(SLOW) => {}
+            }
+            let at = *now_at.borrow();
+            if let Some(text) = names.get(at).filter(|_| told != Some(at)) {
+                told = Some(at);
+                tracing::warn!(uid = self.uid, pod = desire.pod.name, namespace = desire.pod.namespace, "{text}");
+                self.publish(desire, phase, text.clone(), false, None, true);
+            }
+        }
     }
 
     /// Whether each failure is due to the spec, and its text.
@@ -261,20 +290,30 @@ impl Worker {
         if listed {
             self.env.hub.set_if_changed(self.uid.clone(), report.clone());
         }
+        let next_try_unix_nanos = next_try.map_or(0, |pause| {
+            now_unix_nanos().saturating_add(i64::try_from(pause.as_nanos()).unwrap_or(i64::MAX))
+        });
         self.view.send_modify(|view| {
             view.revision = desire.revision;
             view.report = report;
             view.permanent = permanent;
-            view.next_try = next_try;
+            view.next_try_unix_nanos = next_try_unix_nanos;
         });
     }
 }
 
 /// Carries out steps in order. A folder that cannot be made ends the turn; a volume that fails does not.
-fn carry_out(store: &Store, desire: &PodDesire, steps: Vec<Step>) -> Vec<Outcome> {
+/// `at` tells the index of the present one.
+fn carry_out(
+    store: &Store,
+    desire: &PodDesire,
+    steps: Vec<Step>,
+    at: &watch::Sender<usize>,
+) -> Vec<Outcome> {
     let uid = &desire.pod.uid;
     let mut outcomes = Vec::with_capacity(steps.len());
-    for step in steps {
+    for (index, step) in steps.into_iter().enumerate() {
+        at.send_replace(index);
         let mut holds = None;
         let result = match &step {
             Step::MakeFolders => store.make_pod_folders(uid).map(|()| None),
@@ -295,4 +334,21 @@ fn carry_out(store: &Store, desire: &PodDesire, steps: Vec<Step>) -> Vec<Outcome
         }
     }
     outcomes
+}
+
+/// What is said of a step while it takes longer than [`SLOW`].
+fn slow_text(desire: &PodDesire, step: &Step) -> String {
+    let seconds = SLOW.as_secs();
+    match step {
+        Step::MakeFolders => format!("making the pod's folders takes longer than {seconds} s"),
+        Step::SetUp(i) => match desire.volumes.get(*i) {
+            Some(Volume { name, source: Source::HostPath { path, .. } }) => format!(
+                "setting up volume \"{name}\" takes longer than {seconds} s: the file system at {path} does not answer"
+            ),
+            Some(Volume { name, .. }) => format!("setting up volume \"{name}\" takes longer than {seconds} s"),
+            None => String::new(),
+        },
+        Step::TearDown(key) => format!("removing volume \"{}\" takes longer than {seconds} s", key.name),
+        Step::RemoveFolder => format!("removing the pod's folder takes longer than {seconds} s"),
+    }
 }

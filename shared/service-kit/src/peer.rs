@@ -2,9 +2,11 @@ use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use http_body_util::{BodyExt as _, Full};
 use http::{HeaderName, HeaderValue, Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use keelson_config::ServiceName;
@@ -13,7 +15,9 @@ use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower::Service;
+use tower::retry::budget::{Budget as _, TpsBudget};
 
+use crate::Backoff;
 use crate::status::error;
 
 /// How long a peer may take to show that it is a live gRPC server, not only a socket with a backlog.
@@ -22,6 +26,12 @@ const SETTINGS_WITHIN: Duration = Duration::from_secs(1);
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
 /// What a callee may answer after its own deadline, for the answer's way back.
 const SLACK: Duration = Duration::from_millis(500);
+/// How often a read is made again at most: with the pauses between, for about a second.
+const REPEATS: usize = 5;
+/// The retry budget (Finagle's rule): over the last 10 s, a fifth of the calls that went well and 2 per second more.
+const BUDGET_WINDOW: Duration = Duration::from_secs(10);
+const BUDGET_PER_SECOND: u32 = 2;
+const BUDGET_RATIO: f32 = 0.2;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
@@ -50,17 +60,22 @@ impl Peer {
     }
 }
 
-/// The client stack: deadline, trace context, reconnect, and a check that the peer is alive.
+/// The client stack: deadline, trace context, reconnect, a check that the peer is alive, and the repetition of
+/// reads that found nobody.
 #[derive(Debug, Clone)]
 pub struct PeerChannel {
     name: String,
     inner: Channel,
+    budget: Arc<TpsBudget>,
 }
 
 /// A lazily connected channel to a gRPC server on a unix socket, by the name that errors show.
 ///
 /// Every call has a deadline: `Request::set_timeout`, else 10 s. For a stream it bounds the time to the first
 /// headers; a stream itself is kept honest by HTTP/2 pings.
+///
+/// A call of [`keelson_proto::REPEATABLE`] that finds its peer just dead or cut off is made again for about a
+/// second, the time in which a supervisor restarts it, as long as the retry budget of this channel lasts.
 pub fn connect_unix(name: &str, socket: &Path) -> PeerChannel {
     let endpoint = Endpoint::from_static("http://localhost")
         .http2_keep_alive_interval(Duration::from_secs(10))
@@ -79,7 +94,8 @@ fn lazily(name: &str, socket: &Path, endpoint: Endpoint) -> PeerChannel {
     let inner = endpoint
         .connect_timeout(Duration::from_secs(5))
         .connect_with_connector_lazy(tower::service_fn(move |_: Uri| connect(path.clone())));
-    PeerChannel { name: name.to_owned(), inner }
+    let budget = Arc::new(TpsBudget::new(BUDGET_WINDOW, BUDGET_PER_SECOND, BUDGET_RATIO));
+    PeerChannel { name: name.to_owned(), inner, budget }
 }
 
 /// Connects and waits until the server has sent its SETTINGS, the first thing that an HTTP/2 server does.
@@ -123,8 +139,15 @@ impl Service<Request<Body>> for PeerChannel {
         let bound = deadline.unwrap_or(DEFAULT_DEADLINE) + SLACK;
         let name = self.name.clone();
         let method = request.uri().path().to_owned();
-        let call = self.inner.call(request);
+        let repeatable = keelson_proto::REPEATABLE.binary_search(&method.as_str()).is_ok();
+        // The clone stays behind; the channel that was polled ready is the one that is used.
+        let behind = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, behind);
+        let budget = Arc::clone(&self.budget);
         Box::pin(async move {
+            let call = async {
+                if repeatable { repeated(inner, request, &budget).await } else { inner.call(request).await }
+            };
             match tokio::time::timeout(bound, call).await {
                 Ok(Ok(response)) => Ok(response),
                 Ok(Err(source)) => Err(unavailable(&name, &source)),
@@ -136,6 +159,50 @@ impl Service<Request<Body>> for PeerChannel {
             }
         })
     }
+}
+
+/// Makes a call again while nobody is there, within the budget and [`REPEATS`].
+async fn repeated(
+    mut channel: Channel,
+    request: Request<Body>,
+    budget: &TpsBudget,
+) -> Result<Response<Body>, tonic::transport::Error> {
+    let (head, body) = request.into_parts();
+    let Ok(body) = body.collect().await else {
+        // A body that fails is the caller's own end; what it has given so far is no request.
+        return channel.call(Request::from_parts(head, Body::empty())).await;
+    };
+    let body = body.to_bytes();
+    let mut pause = Backoff::new(Duration::from_millis(50), Duration::from_millis(400));
+    for _ in 0..REPEATS {
+        std::future::poll_fn(|cx| channel.poll_ready(cx)).await?;
+        let attempt = Request::from_parts(head.clone(), Body::new(Full::new(body.clone())));
+        match channel.call(attempt).await {
+            Err(source) if is_away(&source) && budget.withdraw() => {}
+            Ok(response) => {
+                budget.deposit();
+                return Ok(response);
+            }
+            Err(source) => return Err(source),
+        }
+        tokio::time::sleep(pause.next_delay()).await;
+    }
+    std::future::poll_fn(|cx| channel.poll_ready(cx)).await?;
+    channel.call(Request::from_parts(head, Body::new(Full::new(body)))).await
+}
+
+/// Whether the peer has been there and is not now. One that was never started, refuses us or hangs is not coming
+/// back within a second.
+fn is_away(source: &(dyn std::error::Error + 'static)) -> bool {
+    let mut cause = Some(source);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            use io::ErrorKind::{NotFound, PermissionDenied, TimedOut};
+            return !matches!(io.kind(), NotFound | PermissionDenied | TimedOut);
+        }
+        cause = error.source();
+    }
+    true
 }
 
 fn unavailable(name: &str, source: &(dyn std::error::Error + 'static)) -> Status {
@@ -189,5 +256,82 @@ mod tests {
         assert_eq!(status.code(), Code::Unavailable);
         assert!(status.message().contains("silent"), "{}", status.message());
         assert!(begun.elapsed() < Duration::from_secs(5));
+    }
+
+    /// An admin API whose only method answers.
+    async fn answering(listener: tokio::net::UnixListener) {
+        use keelson_proto::keelson::events::v1 as pb;
+        #[derive(Debug)]
+        struct Nothing;
+        #[tonic::async_trait]
+        impl pb::events_server::Events for Nothing {
+            async fn list_events(
+                &self,
+                _: tonic::Request<pb::ListEventsRequest>,
+            ) -> Result<tonic::Response<pb::ListEventsResponse>, Status> {
+                Ok(tonic::Response::new(pb::ListEventsResponse::default()))
+            }
+        }
+        let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
+        tonic::transport::Server::builder()
+            .add_service(pb::events_server::EventsServer::new(Nothing))
+            .serve_with_incoming(incoming)
+            .await
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_read_outlives_the_restart_of_its_callee_and_a_change_does_not() {
+        use keelson_proto::keelson::events::v1 as pb;
+        use keelson_proto::keelson::pod_sync::v1 as sync;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dead.sock");
+        // What a killed service leaves: a socket that nobody listens at.
+        drop(tokio::net::UnixListener::bind(&path).unwrap());
+        let channel = connect_unix("dead", &path);
+        let mut change = sync::pod_sync_client::PodSyncClient::new(channel.clone());
+        let status = change.retry_pod(sync::RetryPodRequest::default()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
+
+        let mut read = pb::events_client::EventsClient::new(channel);
+        let call = tokio::spawn(async move { read.list_events(pb::ListEventsRequest::default()).await });
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        assert!(!call.is_finished());
+        std::fs::remove_file(&path).unwrap();
+        let server = tokio::spawn(answering(tokio::net::UnixListener::bind(&path).unwrap()));
+        call.await.unwrap().unwrap();
+        server.abort();
+    }
+
+    #[tokio::test]
+    async fn a_storm_of_reads_ends_at_the_retry_budget() {
+        use keelson_proto::keelson::events::v1 as pb;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("dead.sock");
+        drop(tokio::net::UnixListener::bind(&path).unwrap());
+        let channel = connect_unix("dead", &path);
+        let calls = (0..100).map(|_| {
+            let mut read = pb::events_client::EventsClient::new(channel.clone());
+            async move {
+                let begun = tokio::time::Instant::now();
+                read.list_events(pb::ListEventsRequest::default()).await.unwrap_err();
+                begun.elapsed()
+            }
+        });
+        let took = futures_util::future::join_all(calls).await;
+        // 20 repetitions are in the window, so at most 20 calls have paused at all.
+        let paused = took.iter().filter(|t| **t >= Duration::from_millis(25)).count();
+        assert!((1..=20).contains(&paused), "{paused}");
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_was_never_there_is_told_at_once() {
+        use keelson_proto::keelson::events::v1 as pb;
+        let dir = tempfile::tempdir().unwrap();
+        let source = UnixStream::connect(dir.path().join("none.sock")).await.unwrap_err();
+        assert!(!is_away(&source));
+        let mut read = pb::events_client::EventsClient::new(connect_unix("none", &dir.path().join("none.sock")));
+        let status = read.list_events(pb::ListEventsRequest::default()).await.unwrap_err();
+        assert!(status.message().contains("No such file"), "{}", status.message());
     }
 }
