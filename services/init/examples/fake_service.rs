@@ -1,6 +1,6 @@
 //! A service without an API of its own, for the tests of init: it takes the name that it was started under.
 //!
-//! What the file `behaviour` in its state folder says, it does: `exit N` ends it at once, `degraded TEXT`
+//! What the file `behaviour` in its state folder says, it does: `exit N` ends it at once, `fail TEXT` makes it fail to start, `degraded TEXT`
 //! makes it report a condition, `orphan N` leaves that many processes to init.
 
 use std::path::Path;
@@ -26,6 +26,7 @@ async fn build(context: Context) -> anyhow::Result<Routes> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     match text.trim().split_once(' ') {
         Some(("exit", code)) => std::process::exit(code.parse()?),
+        Some(("fail", why)) => anyhow::bail!("{why}"),
         Some(("degraded", why)) => context.progress.condition("fake", Err(why.to_owned())),
         Some(("orphan", count)) => {
             for _ in 0..count.parse()? {

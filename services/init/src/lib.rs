@@ -12,6 +12,7 @@
 mod cli;
 mod dirs;
 mod host;
+mod kubelet;
 pub mod launch;
 pub mod lock;
 mod poller;
@@ -180,6 +181,7 @@ async fn build(context: Context, notes: Vec<Note>) -> anyhow::Result<Built<impl 
     dirs::prepare(&folders(config, is_root()))?;
     warn_of_closed_parents(config);
     let locks = lock::agent(config)?;
+    kubelet::refuse(config)?;
     let left = stale::end_all(&stale::file(&config.paths.run_dir));
     if !left.is_empty() {
         tracing::warn!("ended what an earlier init left: {}", left.join(", "));

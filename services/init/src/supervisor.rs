@@ -4,10 +4,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use keelson_config::ServiceName;
+use keelson_config::{Paths, ServiceName};
 use keelson_init_core::{Exit, Poll, ServiceState};
 use keelson_proto::keelson::supervisor::v1 as pb;
-use keelson_service_kit::{CancellationToken, Context, LoopHandle, Peer, WatchHub, now_unix_nanos, status};
+use keelson_service_kit::{
+    CancellationToken, Context, LoopHandle, Peer, WatchHub, last_words, now_unix_nanos, status,
+};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, wait, waitpid};
 use tokio::signal::unix::{Signal as SignalStream, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -61,6 +63,7 @@ pub struct Supervisor {
     commands: mpsc::Receiver<Command>,
     polled: (mpsc::Sender<Polled>, mpsc::Receiver<Polled>),
     children: SignalStream,
+    paths: Paths,
     started_file: PathBuf,
     started_changed: bool,
     origin: Instant,
@@ -104,6 +107,7 @@ impl Supervisor {
             commands,
             polled: mpsc::channel(16),
             children: signal(SignalKind::child())?,
+            paths: context.config.paths.clone(),
             started_file: stale::file(run_dir),
             started_changed: false,
             origin: Instant::now(),
@@ -271,7 +275,8 @@ impl Supervisor {
             self.units.iter_mut().find(|unit| unit.process().is_some_and(|process| process.pid == raw));
         match unit {
             Some(unit) => {
-                unit.has_ended(now, exit, fastrand::f64());
+                let last_words = last_words::take(&self.paths, unit.name);
+                unit.has_ended(now, exit, last_words.as_deref(), fastrand::f64());
                 if self.stopping {
                     unit.phase = Phase::Stopped;
                 }

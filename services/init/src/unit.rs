@@ -130,7 +130,7 @@ impl Unit {
     }
 
     /// Its process has ended.
-    pub(crate) fn has_ended(&mut self, now: Moment, exit: Exit, random: f64) {
+    pub(crate) fn has_ended(&mut self, now: Moment, exit: Exit, last_words: Option<&str>, random: f64) {
         let Phase::Alive(process) = std::mem::replace(&mut self.phase, Phase::Stopped) else { return };
         let lived = now.saturating_sub(process.started);
         let back_off = |unit: &mut Self| {
@@ -151,7 +151,7 @@ impl Unit {
                 self.last_end = why;
                 back_off(self);
             }
-            None => match judge_exit(exit) {
+            None => match judge_exit(exit, last_words) {
                 Verdict::Restart(why) => {
                     tracing::warn!(service = %name, pid, lived_ms = lived.as_millis(), "the service {why}, starting it again");
                     self.last_end = why;

@@ -122,6 +122,19 @@ async fn a_configuration_error_is_final_until_a_person_asks() {
 }
 
 #[tokio::test]
+async fn a_service_that_cannot_start_is_shown_with_its_own_reason() {
+    let scene = Scene::new();
+    scene.behave(ServiceName::NodeApi, "fail no port is free");
+    let _init = scene.start();
+    let failed =
+        |services: &[pb::Service]| services.iter().any(|s| s.name == "node-api" && s.state == "failed");
+    let services = scene.wait("node-api has failed", failed).await;
+    let service = find(&services, ServiceName::NodeApi);
+    assert_eq!(service.message, "exit code 78: cannot start: no port is free");
+    assert!(!scene.path("run/node-api/last-words").exists());
+}
+
+#[tokio::test]
 async fn a_service_that_keeps_ending_is_backed_off() {
     let scene = Scene::new();
     scene.behave(ServiceName::NodeStatus, "exit 70");
@@ -247,6 +260,39 @@ async fn a_second_agent_on_the_same_run_dir_root_or_runtime_is_refused_by_name()
         let log = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(78), "{log}");
         assert!(log.contains(&format!("(pid {})", init.pid())) && log.contains(what), "{what}: {log}");
+    }
+}
+
+#[tokio::test]
+async fn beside_a_kubelet_on_the_same_root_or_runtime_nothing_is_started() {
+    let scene = Scene::new();
+    let runtime = scene.path("runtime.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&runtime).unwrap();
+    std::fs::create_dir(scene.path("root")).unwrap();
+    // A script of that name has its name as a process, too.
+    let script = scene.path("kubelet");
+    std::fs::write(&script, "#!/bin/sh\nread -r nothing\n").unwrap();
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let runtime_flag = ("--container-runtime-endpoint", format!("unix://{}", runtime.display()));
+    for (args, what) in [
+        (vec!["--root-dir".to_owned(), scene.text("root")], "--root-dir"),
+        (vec![format!("--container-runtime-endpoint={}", runtime_flag.1)], "--container-runtime-endpoint"),
+    ] {
+        let mut command = std::process::Command::new(&script);
+        let mut kubelet = command.args(args).stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = kubelet.id();
+        let comm = format!("/proc/{pid}/comm");
+        eventually("the script runs under its name", || {
+            std::fs::read_to_string(&comm).is_ok_and(|name| name == "kubelet\n")
+        })
+        .await;
+        let output = second_output(&scene, std::slice::from_ref(&runtime_flag)).await;
+        drop(kubelet.stdin.take());
+        kubelet.wait().unwrap();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(78), "{log}");
+        assert!(log.contains(&format!("a kubelet (pid {pid}) uses")) && log.contains(what), "{what}: {log}");
+        assert!(scene.processes().is_empty());
     }
 }
 

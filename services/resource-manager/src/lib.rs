@@ -12,16 +12,15 @@
 //! | `cgroup` | the cgroup tree behind a port: v1 and v2, made, scanned and removed |
 //! | `tree_loop` | sets the tree up at the start, then keeps the weight of the burstable class |
 //! | `machine_loop`, `host` | what the machine has, what pods may use of it, pressure |
-//! | `runtime` | asks runtime-shim whether anything of a pod still runs |
 //!
-//! The decisions are in `keelson-resource-manager-core`.
+//! The decisions are in `keelson-resource-manager-core`; what every receiver of a `Sync` stream does is in
+//! `keelson-sync-callee`.
 
 mod cgroup;
 mod host;
 mod machine_loop;
 mod manager;
 mod metrics;
-mod runtime;
 mod server;
 mod tree_loop;
 mod view;

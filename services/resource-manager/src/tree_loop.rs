@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::cgroup::{KernelCgroups, RootValues, Tree};
 use crate::host;
-use crate::manager::{Command, Found};
+use crate::manager::{Ask, Command, Found};
 use crate::metrics::CgroupMetrics;
 use crate::view::TreeState;
 
@@ -118,7 +118,7 @@ impl TreeLoop {
         self.state.send_replace(state);
         self.tell();
         if ready {
-            let _ = self.commands.send(Command::TakeStock { found }).await;
+            let _ = self.commands.send(Command::Ask(Ask::TakeStock { found })).await;
             self.burstable.mark_changed();
         }
     }

@@ -39,6 +39,19 @@ pub(crate) struct View {
     pub(crate) cgroup_parent: String,
 }
 
+impl keelson_sync_callee::View for View {
+    fn set_named(&mut self, named: Option<(u64, Want)>) {
+        self.named = named;
+        if named.is_some() && self.phase == Phase::Unknown {
+            self.phase = Phase::Pending;
+        }
+    }
+
+    fn named(&self) -> Option<(u64, Want)> {
+        self.named
+    }
+}
+
 /// The cgroup tree as the service has it.
 #[derive(Debug, Clone)]
 pub(crate) enum TreeState {

@@ -1,10 +1,11 @@
 //! Wire types to our own and back.
 
-use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::resource_manager::v1 as pb;
-use keelson_resource_manager_core::desire::{PodCgroup, PodDesire, PodRef, Want};
+use keelson_resource_manager_core::desire::{PodCgroup, PodDesire, PodRef};
 use keelson_resource_manager_core::layout::{Qos, is_usable_uid};
 use keelson_resource_manager_core::values::MIN_SHARES;
+use keelson_sync_callee::Item;
+use keelson_sync_callee::wire::{Missing, positive, want};
 
 use crate::view::MachineState;
 
@@ -12,8 +13,8 @@ use crate::view::MachineState;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     /// A field that must be there is not.
-    #[error("{0} is missing")]
-    Missing(&'static str),
+    #[error(transparent)]
+    Missing(#[from] Missing),
     /// A UID that cannot be part of a cgroup's name.
     #[error("uid {0:?} cannot be part of a cgroup's name")]
     Uid(String),
@@ -27,21 +28,6 @@ pub(crate) fn usable_uid(uid: String) -> Result<String, WireError> {
     if is_usable_uid(&uid) { Ok(uid) } else { Err(WireError::Uid(uid)) }
 }
 
-fn want(value: common::Want) -> Result<Want, WireError> {
-    Ok(match value {
-        common::Want::Unspecified => return Err(WireError::Missing("pod.want")),
-        common::Want::Run => Want::Run,
-        common::Want::Stop => Want::Stop,
-        common::Want::Unmount => Want::Unmount,
-        common::Want::Forget => Want::Forget,
-    })
-}
-
-/// Zero, or less, is none.
-fn positive(value: i64) -> Option<u64> {
-    u64::try_from(value).ok().filter(|v| *v > 0)
-}
-
 /// A [`PodDesire`] that came over the wire.
 pub(crate) struct PodDesireFromWire(pub(crate) PodDesire);
 
@@ -50,7 +36,7 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
 
     fn try_from(message: pb::PodDesire) -> Result<Self, WireError> {
         let want = want(message.want())?;
-        let pod = message.pod.ok_or(WireError::Missing("pod.pod"))?;
+        let pod = message.pod.ok_or(Missing("pod.pod"))?;
         let cgroup = message.cgroup.unwrap_or_default();
         Ok(Self(PodDesire {
             pod: PodRef { uid: usable_uid(pod.uid)?, namespace: pod.namespace, name: pod.name },
@@ -67,6 +53,15 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
             adopted: message.adopted,
         }))
     }
+}
+
+/// What a message of the `Sync` stream says.
+pub(crate) fn item(message: pb::SyncRequest) -> Option<Item<PodDesire, WireError>> {
+    Some(match message.item? {
+        pb::sync_request::Item::Pod(pod) => Item::Pod(PodDesireFromWire::try_from(pod).map(|pod| pod.0)),
+        pb::sync_request::Item::DroppedUid(uid) => Item::Dropped(uid),
+        pb::sync_request::Item::Complete(set) => Item::Complete(set),
+    })
 }
 
 /// The machine as neighbours see it.
@@ -91,6 +86,9 @@ pub(crate) fn machine(state: MachineState, driver: &str) -> pb::Machine {
 
 #[cfg(test)]
 mod tests {
+    use keelson_proto::keelson::common::v1 as common;
+    use keelson_resource_manager_core::desire::Want;
+
     use super::*;
 
     fn message() -> pb::PodDesire {

@@ -4,42 +4,29 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use keelson_resource_manager_core::desire::PodDesire;
+use keelson_resource_manager_core::desire::{PodDesire, Want};
 use keelson_resource_manager_core::layout::CgroupPath;
 use keelson_resource_manager_core::plan::{Actual, Plan, Settled, plan};
 use keelson_service_kit::Backoff;
 use keelson_service_kit::status::chain;
+use keelson_sync_callee::{Assignment, Next, Orders, Turn, still_runs};
 use tokio::sync::watch;
 
 use crate::cgroup::{Tree, TreeError};
-use crate::manager::{Command, Env};
+use crate::manager::{Command, Env, Note};
 use crate::view::{Phase, TreeState, View};
 
 /// Retry of a cgroup that cannot be made or removed.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
-/// Retry while something of the pod still runs.
-const STILL_RUNS: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-
-/// What a worker is to bring about.
-#[derive(Debug, Clone)]
-pub(crate) struct Assignment {
-    /// Tells one assignment of a pod from another.
-    pub(crate) number: u64,
-    pub(crate) desire: Arc<PodDesire>,
-    /// The pod may run.
-    pub(crate) admitted: bool,
-}
 
 /// The task of one pod.
 pub(crate) struct Worker {
     env: Arc<Env>,
-    assignment: watch::Receiver<Option<Assignment>>,
+    orders: Orders<PodDesire, View, Note>,
     tree: watch::Receiver<TreeState>,
-    view: watch::Sender<View>,
     actual: Actual,
     /// What is in the tree is known.
     knows: bool,
-    uid: String,
     retry: Backoff,
     asking: Backoff,
 }
@@ -48,57 +35,37 @@ impl Worker {
     /// `held` is none when nobody knows yet what is in the tree.
     pub(crate) fn new(
         env: Arc<Env>,
-        assignment: watch::Receiver<Option<Assignment>>,
-        view: watch::Sender<View>,
+        orders: Orders<PodDesire, View, Note>,
         held: Option<BTreeSet<CgroupPath>>,
-        uid: &str,
     ) -> Self {
         Self {
             tree: env.tree.clone(),
             env,
-            assignment,
-            view,
+            orders,
             knows: held.is_some(),
             actual: Actual { held: held.unwrap_or_default(), applied: None },
-            uid: uid.to_owned(),
             retry: RETRY,
-            asking: STILL_RUNS,
+            asking: still_runs(),
         }
     }
 
     /// Works until the manager drops the assignment.
     pub(crate) async fn run(mut self) {
-        let mut quiet = false;
-        let mut number = 0;
-        loop {
-            let Some(assignment) = self.assignment.borrow_and_update().clone() else {
-                if self.assignment.changed().await.is_err() {
-                    return;
-                }
-                continue;
-            };
-            if assignment.number != number {
-                number = assignment.number;
+        while let Some(turn) = self.orders.present().await {
+            if turn.is_new {
                 self.retry.reset();
                 self.asking.reset();
             }
-            let step = self.step(&assignment, std::mem::take(&mut quiet)).await;
-            let pause = match step {
-                Next::Now { is_quiet } => {
-                    quiet = is_quiet;
-                    continue;
-                }
-                Next::After(pause) => Some(pause),
-                Next::WhenChanged => None,
-            };
-            if !self.wait(pause).await {
+            let next = self.step(&turn).await;
+            let tree_changed = async { self.tree.changed().await.is_ok() };
+            if !self.orders.wait(next, tree_changed).await {
                 return;
             }
         }
     }
 
-    async fn step(&mut self, assignment: &Assignment, quiet: bool) -> Next {
-        let desire = &assignment.desire;
+    async fn step(&mut self, turn: &Turn<PodDesire, Note>) -> Next {
+        let Assignment { desire, number, note } = &turn.assignment;
         let state = self.tree.borrow_and_update().clone();
         let tree = match state {
             TreeState::Ready(tree) => Some(tree),
@@ -113,19 +80,19 @@ impl Worker {
         };
         let Some(tree) = tree else {
             // Without a tree there was never a cgroup, and a forgotten pod is gone.
-            if desire.want == keelson_resource_manager_core::desire::Want::Forget {
-                self.settle(desire, Settled::Gone, assignment.number, String::new()).await;
+            if desire.want == Want::Forget {
+                self.settle(desire, Settled::Gone, *number, String::new()).await;
             }
             return Next::WhenChanged;
         };
         if !self.knows {
             return self.look_around(desire, tree).await;
         }
-        let path = tree.layout().pod(desire.qos, &self.uid);
-        match plan(desire, &path, assignment.admitted, &self.actual, quiet) {
+        let path = tree.layout().pod(desire.qos, &self.orders.uid);
+        match plan(desire, &path, note.admitted, &self.actual, turn.is_quiet) {
             Plan::Settled(end) => {
                 let parent = if end == Settled::Ready { path.to_string() } else { String::new() };
-                self.settle(desire, end, assignment.number, parent).await;
+                self.settle(desire, end, *number, parent).await;
                 Next::WhenChanged
             }
             Plan::Make => self.make(desire, tree, path).await,
@@ -134,27 +101,10 @@ impl Worker {
         }
     }
 
-    /// Waits for another assignment or another state of the tree, at most for `pause`. False when there will be
-    /// no other assignment.
-    async fn wait(&mut self, pause: Option<Duration>) -> bool {
-        let timer = async {
-            match pause {
-                Some(pause) => tokio::time::sleep(pause).await,
-                None => std::future::pending().await,
-            }
-        };
-        // Cancel-safe: `changed` marks nothing as seen unless it returns.
-        tokio::select! {
-            changed = self.assignment.changed() => changed.is_ok(),
-            changed = self.tree.changed() => changed.is_ok(),
-            () = timer => true,
-        }
-    }
-
     async fn look_around(&mut self, desire: &PodDesire, tree: Arc<Tree>) -> Next {
         match blocking(move || tree.scan()).await {
             Ok(mut found) => {
-                self.actual.held = found.remove(&self.uid).unwrap_or_default();
+                self.actual.held = found.remove(&self.orders.uid).unwrap_or_default();
                 self.knows = true;
                 Next::Now { is_quiet: false }
             }
@@ -172,7 +122,7 @@ impl Worker {
         self.retry.reset();
         self.publish(desire, phase, message.to_owned(), cgroup_parent);
         if end == Settled::Gone {
-            let _ = self.env.commands.send(Command::Gone { uid: self.uid.clone(), number }).await;
+            let _ = self.env.commands.send(Command::Gone { uid: self.orders.uid.clone(), number }).await;
         }
     }
 
@@ -187,7 +137,7 @@ impl Worker {
                 let took = begun.elapsed();
                 self.env.metrics.observe(if known { "update" } else { "create" }, took);
                 let elapsed_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-                tracing::debug!(uid = self.uid, cgroup = %path, elapsed_us, "the pod's cgroup is as wanted");
+                tracing::debug!(uid = self.orders.uid, cgroup = %path, elapsed_us, "the pod's cgroup is as wanted");
                 self.actual.applied = Some((path, desire.cgroup));
                 Next::Now { is_quiet: false }
             }
@@ -199,16 +149,11 @@ impl Worker {
     }
 
     async fn ask(&mut self, desire: &PodDesire) -> Next {
-        let message = match self.env.runtime.what_runs(&self.uid).await {
-            Ok(None) => {
-                self.asking.reset();
-                return Next::Now { is_quiet: true };
-            }
-            Ok(Some(what)) => format!("its cgroup is not removed yet: {what}"),
-            Err(status) => {
-                format!("its cgroup is not removed yet: no fresh read of the runtime: {}", status.message())
-            }
+        let Err(why) = self.env.runtime.nothing_runs(&self.orders.uid).await else {
+            self.asking.reset();
+            return Next::Now { is_quiet: true };
         };
+        let message = format!("its cgroup is not removed yet: {why}");
         self.publish(desire, Phase::Removing, message, String::new());
         Next::After(self.asking.next_delay())
     }
@@ -232,26 +177,19 @@ impl Worker {
         let pause = self.retry.next_delay();
         let retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
         let pod = &desire.pod;
-        tracing::warn!(uid = self.uid, pod = pod.name, namespace = pod.namespace, retry_ms, "{text}");
+        tracing::warn!(uid = self.orders.uid, pod = pod.name, namespace = pod.namespace, retry_ms, "{text}");
         self.publish(desire, phase, text, String::new());
         Next::After(pause)
     }
 
     fn publish(&self, desire: &PodDesire, phase: Phase, message: String, cgroup_parent: String) {
-        self.view.send_modify(|view| {
+        self.orders.view.send_modify(|view| {
             view.revision = desire.revision;
             view.phase = phase;
             view.message = message;
             view.cgroup_parent = cgroup_parent;
         });
     }
-}
-
-/// When to plan again.
-enum Next {
-    Now { is_quiet: bool },
-    After(Duration),
-    WhenChanged,
 }
 
 /// Runs file work where it can hang without holding up others; the error as text.

@@ -276,9 +276,13 @@ async fn a_restarted_service_finds_its_pods_and_their_reservations() {
     let service = world.start().await;
     let mut client = service.client();
     let mut sync = Sync::open(&mut client).await;
-    sync.pod(requesting("u1", whole)).await;
+    // A source that is slow to be read: what is there is not named, and so not counted, yet.
     sync.pod(requesting("u2", 1)).await;
-    sync.complete(1, true).await;
+    sync.complete(1, false).await;
+    let Verdict::NotYet(not_yet) = admit(&mut client, "u2", SHORT).await else { panic!("judged too early") };
+    assert!(not_yet.message.contains("no source has named yet: 1"), "{}", not_yet.message);
+    sync.pod(requesting("u1", whole)).await;
+    sync.complete(2, true).await;
     let Verdict::Rejected(rejected) = admit(&mut client, "u2", LONG).await else { panic!("it fits") };
     assert_eq!(rejected.reason, "OutOfcpu");
     prepare(&mut client, "u1", 1, LONG).await.unwrap();

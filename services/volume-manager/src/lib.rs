@@ -9,18 +9,17 @@
 //! | `server` | the gRPC API; wire types end here and in `wire` |
 //! | `manager` | one task that owns the set of wanted pods and a slot per pod |
 //! | `worker` | one task per pod: plan, carry out, publish; never two operations at once for a pod |
-//! | `runtime` | asks runtime-shim whether anything of a pod still runs |
 //! | `store` | the pod folders and volumes on disk |
 //! | `remove` | removal that never crosses a mount and never follows a link |
 //! | `mounts` | mount points, tmpfs, and the shared root |
 //!
-//! The decisions are in `keelson-volume-manager-core`.
+//! The decisions are in `keelson-volume-manager-core`; what every receiver of a `Sync` stream does is in
+//! `keelson-sync-callee`.
 
 mod fsgroup;
 mod manager;
 mod mounts;
 mod remove;
-mod runtime;
 mod server;
 mod store;
 mod view;

@@ -2,7 +2,6 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use futures_util::Stream;
@@ -12,27 +11,20 @@ use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_proto::keelson::volume_manager::v1::volume_manager_server::{VolumeManager, VolumeManagerServer};
 use keelson_service_kit::status::{chain, error};
-use keelson_service_kit::{CancellationToken, Context, Progress, WatchHub, WatchItem};
-use keelson_volume_manager_core::desire::Want;
-use keelson_volume_manager_core::set::StreamId;
-use tokio::sync::{mpsc, oneshot, watch};
+use keelson_service_kit::{Context, WatchHub, WatchItem, answer_by};
+use keelson_sync_callee::{Acks, Front, NAMED_WITHIN, QUEUE, Runtime, View as _, becomes, not_named};
+use keelson_volume_manager_core::desire::{PodDesire, Want};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::metadata::MetadataMap;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
-use crate::manager::{Command, Env, Manager, channel};
-use crate::runtime::Runtime;
+use crate::manager::{Env, Manager};
 use crate::store::Store;
 use crate::view::{Phase, Report, View};
-use crate::wire::{self, PodDesireFromWire, plain};
-
-/// How long a call waits for the set to name its pod.
-const NAMED_WITHIN: Duration = Duration::from_secs(5);
-/// What is left of a caller's deadline for the answer's way back.
-const ANSWER_SLACK: Duration = Duration::from_millis(100);
+use crate::wire::{self, plain};
 
 /// Takes stock of the disk and builds the service.
 ///
@@ -46,20 +38,25 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let shared = tokio::task::spawn_blocking(move || sharing.share()).await?;
     ctx.progress.condition("root-mount", shared.map_err(|e| chain(&e)));
 
-    let (commands, receiver) = channel();
+    let (commands, receiver) = mpsc::channel(QUEUE);
     let hub = WatchHub::new();
     let env = Arc::new(Env {
         store,
-        runtime: Runtime::new(ctx.peer(ServiceName::RuntimeShim), ctx.progress.clone()),
+        runtime: Runtime::new(
+            ctx.peer(ServiceName::RuntimeShim),
+            ctx.progress.clone(),
+            "volumes stay mounted",
+        ),
         hub: hub.clone(),
         events: ctx.events.clone(),
         commands: commands.clone(),
     });
     tracing::info!(pods = found.len(), "took stock of the pod folders");
     let manager = Manager::new(Arc::clone(&env), found);
+    let front = Front::new(&ctx, commands);
     let handle = ctx.progress.register("pods");
     ctx.spawn("pods", manager.run(receiver, ctx.shutdown.clone(), handle));
-    let service = Service { commands, hub, env, progress: ctx.progress.clone(), shutdown: ctx.shutdown };
+    let service = Service { front, hub, env };
     Ok(Routes::new(VolumeManagerServer::new(service)))
 }
 
@@ -82,38 +79,20 @@ fn allocatable_memory(config: &Config) -> u64 {
 }
 
 struct Service {
-    commands: mpsc::Sender<Command>,
+    front: Front<PodDesire, View>,
     hub: WatchHub<String, Report>,
     env: Arc<Env>,
-    progress: Progress,
-    shutdown: CancellationToken,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-fn stopping() -> Status {
-    error(Code::Unavailable, "STOPPING", "volume-manager is stopping")
-}
 
 fn bad(problem: &wire::WireError) -> Status {
     error(Code::InvalidArgument, "BAD_FIELD", problem.to_string())
 }
 
-impl Service {
-    async fn send(&self, command: Command) -> Result<(), Status> {
-        self.commands.send(command).await.map_err(|_| stopping())
-    }
-
-    async fn look(&self, uid: String) -> Result<watch::Receiver<View>, Status> {
-        let (reply, answer) = oneshot::channel();
-        self.send(Command::Look { uid, reply }).await?;
-        answer.await.map_err(|_| stopping())
-    }
-}
-
 #[tonic::async_trait]
 impl VolumeManager for Service {
-    type SyncStream = Answers<common::SyncAck>;
+    type SyncStream = Acks;
     type MountPodStream = Answers<pb::MountPodResponse>;
     type WatchPodVolumesStream = Answers<pb::WatchPodVolumesResponse>;
 
@@ -121,44 +100,17 @@ impl VolumeManager for Service {
         &self,
         request: Request<Streaming<pb::SyncRequest>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
-        let taken_over = CancellationToken::new();
-        let (reply, answer) = oneshot::channel();
-        self.send(Command::Open { taken_over: taken_over.clone(), reply }).await?;
-        let stream = answer.await.map_err(|_| stopping())?;
-        let (acks, receiver) = mpsc::channel(4);
-        let reader = SyncReader {
-            commands: self.commands.clone(),
-            progress: self.progress.clone(),
-            stream,
-            acks: acks.clone(),
-        };
-        let shutdown = self.shutdown.clone();
-        tokio::spawn(async move {
-            // Cancel-safe: an abandoned stream is replaced by a whole new set.
-            let end = tokio::select! {
-                end = reader.read(request.into_inner()) => end,
-                () = taken_over.cancelled() => Err(error(
-                    Code::Aborted,
-                    "SYNC_TAKEN_OVER",
-                    "a later Sync stream has begun; this one is ignored",
-                )),
-                () = shutdown.cancelled() => Err(stopping()),
-            };
-            if let Err(status) = end {
-                let _ = acks.try_send(Err(status));
-            }
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        Ok(Response::new(self.front.sync(request.into_inner(), wire::item).await?))
     }
 
     async fn mount_pod(
         &self,
         request: Request<pb::MountPodRequest>,
     ) -> Result<Response<Self::MountPodStream>, Status> {
-        let until = Instant::now() + deadline(request.metadata());
+        let until = answer_by(request.metadata());
         let request = request.into_inner();
         let uid = plain("uid", &request.uid).map_err(|e| bad(&e))?;
-        let view = self.look(uid.clone()).await?;
+        let view = self.front.look(&uid).await?;
         let pod_dir = self.env.store.pod_folder(&uid).to_string_lossy().into_owned();
         let (answers, receiver) = mpsc::channel(4);
         let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for volumes", uid);
@@ -171,24 +123,20 @@ impl VolumeManager for Service {
         &self,
         request: Request<pb::UnmountPodRequest>,
     ) -> Result<Response<pb::UnmountPodResponse>, Status> {
-        let deadline = deadline(request.metadata());
+        let until = answer_by(request.metadata());
         let uid = plain("uid", &request.into_inner().uid).map_err(|e| bad(&e))?;
-        let mut view = self.look(uid.clone()).await?;
-        let mut last = view.clone();
-        let done = view.wait_for(|v| matches!(v.report.phase, Phase::Unknown | Phase::Unmounted));
-        match tokio::time::timeout(deadline, done).await {
-            // The sender is gone with the pod's slot, and the slot goes only when nothing is left.
-            Ok(Ok(_) | Err(_)) => Ok(Response::new(pb::UnmountPodResponse {})),
-            Err(_) => {
-                let view = last.borrow_and_update();
-                let why = match (&view.named, view.report.message.as_str()) {
-                    (Some((_, Want::Run | Want::Stop)), _) => "its unmounting is not wanted yet",
-                    (_, "") => "its volumes are being torn down",
-                    (_, message) => message,
-                };
-                Err(error(Code::DeadlineExceeded, "NOT_UNMOUNTED", format!("pod {uid}: {why}")))
-            }
+        let mut view = self.front.look(&uid).await?;
+        let done = |v: &View| matches!(v.report.phase, Phase::Unknown | Phase::Unmounted);
+        if becomes(&mut view, until, done).await {
+            return Ok(Response::new(pb::UnmountPodResponse {}));
         }
+        let view = view.borrow();
+        let why = match (&view.named, view.report.message.as_str()) {
+            (Some((_, Want::Run | Want::Stop)), _) => "its unmounting is not wanted yet",
+            (_, "") => "its volumes are being torn down",
+            (_, message) => message,
+        };
+        Err(error(Code::DeadlineExceeded, "NOT_UNMOUNTED", format!("pod {uid}: {why}")))
     }
 
     async fn watch_pod_volumes(
@@ -205,62 +153,6 @@ impl VolumeManager for Service {
             Ok(pb::WatchPodVolumesResponse { item: Some(item) })
         });
         Ok(Response::new(Box::pin(stream)))
-    }
-}
-
-/// The caller's deadline less the answer's way back; a day without one.
-fn deadline(metadata: &MetadataMap) -> Duration {
-    let parse = |text: &str| {
-        let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-        let amount: u64 = digits.parse().ok()?;
-        Some(match unit {
-            "H" => Duration::from_secs(amount.saturating_mul(3600)),
-            "M" => Duration::from_secs(amount.saturating_mul(60)),
-            "S" => Duration::from_secs(amount),
-            "m" => Duration::from_millis(amount),
-            "u" => Duration::from_micros(amount),
-            _ => Duration::from_nanos(amount),
-        })
-    };
-    let given = metadata.get("grpc-timeout").and_then(|v| v.to_str().ok()).and_then(parse);
-    given.map_or(Duration::from_secs(86_400), |d| d.saturating_sub(ANSWER_SLACK.min(d / 4)))
-}
-
-/// Reads one `Sync` stream.
-struct SyncReader {
-    commands: mpsc::Sender<Command>,
-    progress: Progress,
-    stream: StreamId,
-    acks: mpsc::Sender<Result<common::SyncAck, Status>>,
-}
-
-impl SyncReader {
-    async fn read(self, mut messages: Streaming<pb::SyncRequest>) -> Result<(), Status> {
-        use pb::sync_request::Item;
-        let stream = self.stream;
-        self.progress.condition("sync", Ok(()));
-        let send = |command| async { self.commands.send(command).await.map_err(|_| stopping()) };
-        while let Some(message) = messages.message().await? {
-            match message.item {
-                Some(Item::Pod(pod)) => match PodDesireFromWire::try_from(pod) {
-                    Ok(PodDesireFromWire(desire)) => send(Command::Name { stream, desire }).await?,
-                    // One bad pod must not stand in the way of all others.
-                    Err(problem) => self
-                        .progress
-                        .condition("sync", Err(format!("a pod of the set cannot be taken: {problem}"))),
-                },
-                Some(Item::DroppedUid(uid)) => send(Command::Unname { stream, uid }).await?,
-                Some(Item::Complete(set)) => {
-                    let (reply, taken) = oneshot::channel();
-                    let sources_ready = set.sources_ready;
-                    send(Command::Complete { stream, sources_ready, reply }).await?;
-                    taken.await.map_err(|_| stopping())?;
-                    let _ = self.acks.send(Ok(common::SyncAck { epoch: set.epoch })).await;
-                }
-                None => {}
-            }
-        }
-        Ok(())
     }
 }
 
@@ -312,7 +204,7 @@ impl MountWait {
             // Cancel-safe: `changed` marks nothing as seen unless it returns; the others hold nothing.
             tokio::select! {
                 changed = self.view.changed() => if changed.is_err() {
-                    return self.end(Err(self.unknown())).await;
+                    return self.end(Err(not_named(&self.uid, self.revision))).await;
                 },
                 () = self.answers.closed() => return,
                 () = tokio::time::sleep_until(self.until) => {
@@ -320,22 +212,19 @@ impl MountWait {
                     return self.end(Err(error(Code::DeadlineExceeded, "NOT_MOUNTED", text))).await;
                 }
                 () = tokio::time::sleep_until(unnamed_since + NAMED_WITHIN), if self.is_unnamed() => {
-                    return self.end(Err(self.unknown())).await;
+                    return self.end(Err(not_named(&self.uid, self.revision))).await;
                 }
             }
         }
     }
 
     fn is_unnamed(&self) -> bool {
-        self.view.borrow().named.is_none_or(|(revision, _)| revision < self.revision)
+        self.view.borrow().wanted(self.revision).is_none()
     }
 
     fn look(&mut self) -> Look {
         let view = self.view.borrow_and_update();
-        let want = match view.named {
-            Some((revision, want)) if revision >= self.revision => want,
-            _ => return Look::Unnamed,
-        };
+        let Some(want) = view.wanted(self.revision) else { return Look::Unnamed };
         if want != Want::Run {
             return Look::Refused(error(
                 Code::FailedPrecondition,
@@ -364,14 +253,6 @@ impl MountWait {
                 Look::Wait(waits_for("volumes to be set up"))
             }
         }
-    }
-
-    fn unknown(&self) -> Status {
-        error(
-            Code::NotFound,
-            "POD_NOT_NAMED",
-            format!("pod {} revision {} is not in the set that pod-sync has sent", self.uid, self.revision),
-        )
     }
 
     async fn end(&self, end: Result<pb::MountsReady, Status>) {

@@ -62,3 +62,16 @@ pub(crate) struct View {
     /// When a failure is tried again, unix nanoseconds; 0 without a failure.
     pub(crate) next_try_unix_nanos: i64,
 }
+
+impl keelson_sync_callee::View for View {
+    fn set_named(&mut self, named: Option<(u64, Want)>) {
+        self.named = named;
+        if named.is_some() && self.report.phase == Phase::Unknown {
+            self.report.phase = Phase::Pending;
+        }
+    }
+
+    fn named(&self) -> Option<(u64, Want)> {
+        self.named
+    }
+}

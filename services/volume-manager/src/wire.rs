@@ -1,8 +1,9 @@
 //! Wire types to our own and back.
 
-use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
-use keelson_volume_manager_core::desire::{Medium, PodDesire, PodRef, Source, Volume, Want};
+use keelson_sync_callee::Item;
+use keelson_sync_callee::wire::{Missing, positive, want};
+use keelson_volume_manager_core::desire::{Medium, PodDesire, PodRef, Source, Volume};
 use keelson_volume_manager_core::names::is_one_component;
 
 use crate::view::{Mounted, Report};
@@ -11,8 +12,8 @@ use crate::view::{Mounted, Report};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     /// A field that must be there is not.
-    #[error("{0} is missing")]
-    Missing(&'static str),
+    #[error(transparent)]
+    Missing(#[from] Missing),
     /// A name that would lead out of its folder.
     #[error("{field} {value:?} is no plain name")]
     Name { field: &'static str, value: String },
@@ -30,27 +31,12 @@ pub(crate) fn plain(field: &'static str, value: &str) -> Result<String, WireErro
     }
 }
 
-fn want(value: common::Want) -> Result<Want, WireError> {
-    Ok(match value {
-        common::Want::Unspecified => return Err(WireError::Missing("pod.want")),
-        common::Want::Run => Want::Run,
-        common::Want::Stop => Want::Stop,
-        common::Want::Unmount => Want::Unmount,
-        common::Want::Forget => Want::Forget,
-    })
-}
-
-/// Zero, or less, is none.
-fn positive(value: i64) -> Option<u64> {
-    u64::try_from(value).ok().filter(|v| *v > 0)
-}
-
 impl TryFrom<pb::PodDesire> for PodDesireFromWire {
     type Error = WireError;
 
     fn try_from(message: pb::PodDesire) -> Result<Self, WireError> {
         let want = want(message.want())?;
-        let pod = message.pod.ok_or(WireError::Missing("pod.pod"))?;
+        let pod = message.pod.ok_or(Missing("pod.pod"))?;
         let group =
             |value: i64| u32::try_from(value).map_err(|_| WireError::Range { field: "pod.fs_group", value });
         Ok(Self(PodDesire {
@@ -67,9 +53,18 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
 /// A [`PodDesire`] that came over the wire.
 pub(crate) struct PodDesireFromWire(pub(crate) PodDesire);
 
+/// What a message of the `Sync` stream says.
+pub(crate) fn item(message: pb::SyncRequest) -> Option<Item<PodDesire, WireError>> {
+    Some(match message.item? {
+        pb::sync_request::Item::Pod(pod) => Item::Pod(PodDesireFromWire::try_from(pod).map(|pod| pod.0)),
+        pb::sync_request::Item::DroppedUid(uid) => Item::Dropped(uid),
+        pb::sync_request::Item::Complete(set) => Item::Complete(set),
+    })
+}
+
 fn volume(message: pb::Volume) -> Result<Volume, WireError> {
     let name = plain("pod.volumes.name", &message.name)?;
-    let source = match message.source.ok_or(WireError::Missing("pod.volumes.source"))? {
+    let source = match message.source.ok_or(Missing("pod.volumes.source"))? {
         pb::volume::Source::EmptyDir(dir) => Source::EmptyDir {
             medium: Medium::parse(&dir.medium),
             size_limit: positive(dir.size_limit_bytes),
@@ -100,6 +95,9 @@ pub(crate) fn pod_volumes(uid: String, report: Report) -> pb::PodVolumes {
 
 #[cfg(test)]
 mod tests {
+    use keelson_proto::keelson::common::v1 as common;
+    use keelson_volume_manager_core::desire::Want;
+
     use super::*;
 
     fn message() -> pb::PodDesire {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Backoff, ObjectRef, now_unix_nanos};
+use keelson_sync_callee::{Assignment, Next, Orders, Turn, still_runs};
 use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
 use keelson_volume_manager_core::names::VolumeKey;
 use keelson_volume_manager_core::plan::{Actual, Plan, Settled, Step, plan};
@@ -18,27 +19,15 @@ use crate::view::{Mounted, Phase, Report, View};
 
 /// Retry of a failed volume (volumes.md §3.1).
 const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(122));
-/// Retry while something of the pod still runs.
-const STILL_RUNS: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
 
 /// A step of the disk that takes longer than this is named.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// What a worker is to bring about.
-#[derive(Debug, Clone)]
-pub(crate) struct Assignment {
-    /// Tells one assignment of a pod from another.
-    pub(crate) number: u64,
-    pub(crate) desire: Arc<PodDesire>,
-}
-
 /// The task of one pod.
 pub(crate) struct Worker {
     env: Arc<Env>,
-    assignment: watch::Receiver<Option<Assignment>>,
-    view: watch::Sender<View>,
+    orders: Orders<PodDesire, View>,
     actual: Actual,
-    uid: String,
     /// Where the ready volumes are.
     paths: BTreeMap<String, String>,
     retry: Backoff,
@@ -53,67 +42,33 @@ struct Outcome {
 }
 
 impl Worker {
-    pub(crate) fn new(
-        env: Arc<Env>,
-        assignment: watch::Receiver<Option<Assignment>>,
-        view: watch::Sender<View>,
-        actual: Actual,
-        uid: &str,
-    ) -> Self {
-        let paths = BTreeMap::new();
-        Self { env, assignment, view, actual, uid: uid.to_owned(), paths, retry: RETRY, asking: STILL_RUNS }
+    pub(crate) fn new(env: Arc<Env>, orders: Orders<PodDesire, View>, actual: Actual) -> Self {
+        Self { env, orders, actual, paths: BTreeMap::new(), retry: RETRY, asking: still_runs() }
     }
 
     /// Works until the manager drops the assignment.
     pub(crate) async fn run(mut self) {
-        let mut quiet = false;
-        let mut number = 0;
-        loop {
-            let Some(assignment) = self.assignment.borrow_and_update().clone() else {
-                if self.assignment.changed().await.is_err() {
-                    return;
-                }
-                continue;
-            };
-            if assignment.number != number {
-                number = assignment.number;
+        while let Some(turn) = self.orders.present().await {
+            if turn.is_new {
                 self.retry.reset();
                 self.asking.reset();
             }
-            let desire = assignment.desire;
-            let pause = match plan(&desire, &self.actual, std::mem::take(&mut quiet)) {
-                Plan::Settled(end) => {
-                    self.settle(&desire, end, number).await;
-                    None
-                }
-                Plan::AskRuntime => match self.ask(&desire).await {
-                    None => {
-                        quiet = true;
-                        continue;
-                    }
-                    pause => pause,
-                },
-                Plan::Do(steps) => match self.carry_out(&desire, steps).await {
-                    None => continue,
-                    pause => pause,
-                },
-            };
-            if !self.wait(pause).await {
+            let next = self.step(&turn).await;
+            if !self.orders.wait(next, std::future::pending()).await {
                 return;
             }
         }
     }
 
-    /// Waits for another assignment, at most for `pause`. False when there will be none.
-    async fn wait(&mut self, pause: Option<Duration>) -> bool {
-        let changed = self.assignment.changed();
-        match pause {
-            None => changed.await.is_ok(),
-            // Cancel-safe: `changed` marks nothing as seen unless it returns.
-            Some(pause) => tokio::select! {
-                changed = changed => changed.is_ok(),
-                () = tokio::time::sleep(pause) => true,
-            },
+    async fn step(&mut self, turn: &Turn<PodDesire>) -> Next {
+        let Assignment { desire, number, .. } = &turn.assignment;
+        match plan(desire, &self.actual, turn.is_quiet) {
+            Plan::Settled(end) => {
+                self.settle(desire, end, *number).await;
+                Next::WhenChanged
+            }
+            Plan::AskRuntime => self.ask(desire).await,
+            Plan::Do(steps) => self.carry_out(desire, steps).await,
         }
     }
 
@@ -131,29 +86,24 @@ impl Worker {
         self.retry.reset();
         self.publish(desire, phase, String::new(), false, None, end != Settled::Gone);
         if end == Settled::Gone {
-            let _ = self.env.commands.send(Command::Gone { uid: self.uid.clone(), number }).await;
+            let _ = self.env.commands.send(Command::Gone { uid: self.orders.uid.clone(), number }).await;
         }
     }
 
-    /// The pause before the next look, or none when nothing of the pod runs.
-    async fn ask(&mut self, desire: &PodDesire) -> Option<Duration> {
-        let message = match self.env.runtime.what_runs(&self.uid).await {
-            Ok(None) => {
-                self.asking.reset();
-                return None;
-            }
-            Ok(Some(what)) => format!("not unmounted yet: {what}"),
-            Err(status) => format!("not unmounted yet: no fresh read of the runtime: {}", status.message()),
+    async fn ask(&mut self, desire: &PodDesire) -> Next {
+        let Err(why) = self.env.runtime.nothing_runs(&self.orders.uid).await else {
+            self.asking.reset();
+            return Next::Now { is_quiet: true };
         };
         let pause = self.asking.next_delay();
+        let message = format!("not unmounted yet: {why}");
         self.publish(desire, Phase::Unmounting, message, false, Some(pause), true);
-        Some(pause)
+        Next::After(pause)
     }
 
-    /// The pause before another attempt, or none when all went well.
-    async fn carry_out(&mut self, desire: &Arc<PodDesire>, steps: Vec<Step>) -> Option<Duration> {
+    async fn carry_out(&mut self, desire: &Arc<PodDesire>, steps: Vec<Step>) -> Next {
         let phase = if desire.want == Want::Run { Phase::Pending } else { Phase::Unmounting };
-        if self.view.borrow().report.phase != Phase::Failed {
+        if self.orders.view.borrow().report.phase != Phase::Failed {
             self.publish(desire, phase, String::new(), false, None, true);
         }
         let begun = std::time::Instant::now();
@@ -162,23 +112,23 @@ impl Worker {
             Err(error) => {
                 let pause = self.retry.next_delay();
                 let text = format!("the operation has ended unexpectedly: {error}");
-                tracing::error!(uid = self.uid, "{text}");
+                tracing::error!(uid = self.orders.uid, "{text}");
                 self.publish(desire, Phase::Failed, text, false, Some(pause), true);
-                return Some(pause);
+                return Next::After(pause);
             }
         };
         let failures = self.take_note(desire, outcomes);
         let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         if failures.is_empty() {
-            tracing::debug!(uid = self.uid, elapsed_ms, "volumes are as wanted");
-            return None;
+            tracing::debug!(uid = self.orders.uid, elapsed_ms, "volumes are as wanted");
+            return Next::Now { is_quiet: false };
         }
         let permanent = failures.iter().all(|(permanent, _)| *permanent);
         let texts: Vec<String> = failures.into_iter().map(|(_, text)| text).collect();
         let pause = self.retry.next_delay();
         let text = texts.join("; ");
         tracing::warn!(
-            uid = self.uid,
+            uid = self.orders.uid,
             pod = desire.pod.name,
             namespace = desire.pod.namespace,
             elapsed_ms,
@@ -187,7 +137,7 @@ impl Worker {
         );
         let phase = if desire.want == Want::Run { Phase::Failed } else { Phase::Unmounting };
         self.publish(desire, phase, text, permanent, Some(pause), true);
-        Some(pause)
+        Next::After(pause)
     }
 
     /// Carries out steps beside the loop. What hangs cannot be cut short, so it is named while it does.
@@ -212,7 +162,12 @@ impl Worker {
             let at = *now_at.borrow();
             if let Some(text) = names.get(at).filter(|_| told != Some(at)) {
                 told = Some(at);
-                tracing::warn!(uid = self.uid, pod = desire.pod.name, namespace = desire.pod.namespace, "{text}");
+                tracing::warn!(
+                    uid = self.orders.uid,
+                    pod = desire.pod.name,
+                    namespace = desire.pod.namespace,
+                    "{text}"
+                );
                 self.publish(desire, phase, text.clone(), false, None, true);
             }
         }
@@ -288,12 +243,12 @@ impl Worker {
             .collect();
         let report = Report { phase, mounts, message };
         if listed {
-            self.env.hub.set_if_changed(self.uid.clone(), report.clone());
+            self.env.hub.set_if_changed(self.orders.uid.clone(), report.clone());
         }
         let next_try_unix_nanos = next_try.map_or(0, |pause| {
             now_unix_nanos().saturating_add(i64::try_from(pause.as_nanos()).unwrap_or(i64::MAX))
         });
-        self.view.send_modify(|view| {
+        self.orders.view.send_modify(|view| {
             view.revision = desire.revision;
             view.report = report;
             view.permanent = permanent;
@@ -304,12 +259,7 @@ impl Worker {
 
 /// Carries out steps in order. A folder that cannot be made ends the turn; a volume that fails does not.
 /// `at` tells the index of the present one.
-fn carry_out(
-    store: &Store,
-    desire: &PodDesire,
-    steps: Vec<Step>,
-    at: &watch::Sender<usize>,
-) -> Vec<Outcome> {
+fn carry_out(store: &Store, desire: &PodDesire, steps: Vec<Step>, at: &watch::Sender<usize>) -> Vec<Outcome> {
     let uid = &desire.pod.uid;
     let mut outcomes = Vec::with_capacity(steps.len());
     for (index, step) in steps.into_iter().enumerate() {
@@ -345,7 +295,9 @@ fn slow_text(desire: &PodDesire, step: &Step) -> String {
             Some(Volume { name, source: Source::HostPath { path, .. } }) => format!(
                 "setting up volume \"{name}\" takes longer than {seconds} s: the file system at {path} does not answer"
             ),
-            Some(Volume { name, .. }) => format!("setting up volume \"{name}\" takes longer than {seconds} s"),
+            Some(Volume { name, .. }) => {
+                format!("setting up volume \"{name}\" takes longer than {seconds} s")
+            }
             None => String::new(),
         },
         Step::TearDown(key) => format!("removing volume \"{}\" takes longer than {seconds} s", key.name),

@@ -1,6 +1,10 @@
-//! Which pods are wanted, by the latest `Sync` stream.
+//! Which pods are wanted, by the latest `Sync` stream, and what every callee of one is told of a pod.
+
+mod pod;
 
 use std::collections::BTreeMap;
+
+pub use pod::{Desire, PodRef, Want};
 
 /// Tells one `Sync` stream from another; a later stream has a greater one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -16,7 +16,7 @@ use tonic::service::Routes;
 use crate::admin::AdminService;
 use crate::context::{Context, ServiceArgs};
 use crate::server::{CallerPolicy, StackLayer, serve};
-use crate::{events::EventRing, lifeline, metrics::Metrics, progress::Progress};
+use crate::{events::EventRing, last_words, lifeline, metrics::Metrics, progress::Progress};
 
 const EX_USAGE: u8 = 64;
 const EX_SOFTWARE: u8 = 70;
@@ -141,6 +141,7 @@ where
     let code = match build(context.clone()).await {
         Err(error) => {
             tracing::error!("cannot start: {error:#}");
+            last_words::leave(&context.config.paths, spec.name, &format!("cannot start: {error:#}"));
             ExitCode::from(EX_CONFIG)
         }
         Ok(Built { routes, finish, announces_ready }) => {
@@ -151,6 +152,7 @@ where
                 code = server => code,
                 Some(reason) = fatal_seen.recv() => {
                     tracing::error!("{reason}");
+                    last_words::leave(&context.config.paths, spec.name, &reason.to_string());
                     ExitCode::from(EX_SOFTWARE)
                 }
             };
@@ -253,6 +255,7 @@ async fn serve_until_told(routes: Routes, context: &Context, announce: bool) -> 
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("cannot serve: {error:#}");
+            last_words::leave(&context.config.paths, context.service, &format!("cannot serve: {error:#}"));
             ExitCode::from(EX_SOFTWARE)
         }
     }

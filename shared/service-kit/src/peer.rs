@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http_body_util::{BodyExt as _, Full};
 use http::{HeaderName, HeaderValue, Request, Response, Uri};
+use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioIo;
 use keelson_config::ServiceName;
 use tokio::net::UnixStream;
@@ -18,6 +18,7 @@ use tower::Service;
 use tower::retry::budget::{Budget as _, TpsBudget};
 
 use crate::Backoff;
+use crate::deadline::parse_timeout;
 use crate::status::error;
 
 /// How long a peer may take to show that it is a live gRPC server, not only a socket with a backlog.
@@ -127,7 +128,8 @@ impl Service<Request<Body>> for PeerChannel {
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let deadline = request.headers().get(&GRPC_TIMEOUT).and_then(parse_timeout);
+        let deadline =
+            request.headers().get(&GRPC_TIMEOUT).and_then(|value| parse_timeout(value.to_str().ok()?));
         if deadline.is_none() {
             request.headers_mut().insert(GRPC_TIMEOUT, HeaderValue::from_static("10S"));
         }
@@ -214,34 +216,9 @@ fn unavailable(name: &str, source: &(dyn std::error::Error + 'static)) -> Status
     error(Code::Unavailable, "PEER_UNAVAILABLE", format!("{name} is not reachable: {cause}"))
 }
 
-/// The `grpc-timeout` header: up to eight digits and a unit.
-fn parse_timeout(value: &HeaderValue) -> Option<Duration> {
-    let text = value.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let amount: u64 = digits.parse().ok()?;
-    match unit {
-        "H" => Some(Duration::from_secs(amount * 3600)),
-        "M" => Some(Duration::from_secs(amount * 60)),
-        "S" => Some(Duration::from_secs(amount)),
-        "m" => Some(Duration::from_millis(amount)),
-        "u" => Some(Duration::from_micros(amount)),
-        "n" => Some(Duration::from_nanos(amount)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_units_of_grpc_timeout_are_understood() {
-        let parse = |s| parse_timeout(&HeaderValue::from_static(s));
-        assert_eq!(parse("250m"), Some(Duration::from_millis(250)));
-        assert_eq!(parse("2M"), Some(Duration::from_secs(120)));
-        assert_eq!(parse(""), None);
-        assert_eq!(parse("5x"), None);
-    }
 
     #[tokio::test]
     async fn a_socket_with_nobody_behind_it_fails_fast_and_by_name() {
@@ -330,7 +307,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let source = UnixStream::connect(dir.path().join("none.sock")).await.unwrap_err();
         assert!(!is_away(&source));
-        let mut read = pb::events_client::EventsClient::new(connect_unix("none", &dir.path().join("none.sock")));
+        let mut read =
+            pb::events_client::EventsClient::new(connect_unix("none", &dir.path().join("none.sock")));
         let status = read.list_events(pb::ListEventsRequest::default()).await.unwrap_err();
         assert!(status.message().contains("No such file"), "{}", status.message());
     }

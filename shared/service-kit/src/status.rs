@@ -7,6 +7,10 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 /// The domain of every `ErrorInfo` of ours.
 pub const DOMAIN: &str = "keelson";
+/// Reason of the errors that our own clients make when a peer cannot be reached or is lost during a call.
+pub const PEER_UNAVAILABLE: &str = "PEER_UNAVAILABLE";
+/// Reason of the errors that our own clients make when a peer does not answer in time.
+pub const PEER_SILENT: &str = "PEER_SILENT";
 
 /// A status whose `message` names the thing that is wrong, with an upper-snake-case `reason` for programs.
 pub fn error(code: Code, reason: &str, message: impl Into<String>) -> Status {
@@ -34,9 +38,21 @@ pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// Whether the call may not have reached the callee or its answer was lost: the outcome is unknown.
+/// Whether the callee has answered nothing at all: the status is the word of a client of ours, here or in a service
+/// that passes calls on, about a peer that it could not reach, lost or waited for in vain.
+pub fn is_unanswered(status: &Status) -> bool {
+    // A status that came over the wire has no source; one that the client has made of a broken connection has.
+    std::error::Error::source(status).is_some()
+        || reason(status).is_some_and(|reason| reason == PEER_UNAVAILABLE || reason == PEER_SILENT)
+}
+
+/// Whether the call may not have reached the callee or its answer was lost: the outcome is unknown
+/// (architecture §4, "Calls that were cut").
+///
+/// UNKNOWN that a callee answers is no cut: container runtimes answer most failures so.
 pub fn is_cut(status: &Status) -> bool {
-    matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown)
+    matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled)
+        || is_unanswered(status)
 }
 
 #[cfg(test)]
@@ -47,5 +63,53 @@ mod tests {
     fn the_reason_survives_the_status() {
         let status = error(Code::NotFound, "POD_UNKNOWN", "no pod default/web");
         assert_eq!(reason(&status).as_deref(), Some("POD_UNKNOWN"));
+    }
+
+    /// As a status looks after its way over the wire.
+    fn received(status: Status) -> Status {
+        Status::from_header_map(status.into_http::<()>().headers()).unwrap()
+    }
+
+    #[test]
+    fn a_failure_that_the_callee_answers_is_no_cut() {
+        for code in [Code::Unknown, Code::Internal, Code::FailedPrecondition, Code::NotFound] {
+            let status = received(Status::new(code, "failed to mount"));
+            assert!(!is_cut(&status) && !is_unanswered(&status), "{code:?}");
+        }
+        let hint = received(error(Code::FailedPrecondition, "WRITE", "cannot write"));
+        assert!(!is_cut(&hint));
+    }
+
+    #[test]
+    fn a_lost_connection_is_a_cut_with_whatever_code_and_also_when_it_is_passed_on() {
+        let broken = Status::from_error(Box::new(std::io::Error::other("connection reset")));
+        assert_eq!(broken.code(), Code::Unknown);
+        assert!(is_cut(&broken) && is_unanswered(&broken));
+        for reason in [PEER_UNAVAILABLE, PEER_SILENT] {
+            let passed_on =
+                received(error(Code::Unavailable, reason, "the container runtime is not reachable"));
+            assert!(is_cut(&passed_on) && is_unanswered(&passed_on), "{reason}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_our_client_says_of_a_peer_that_is_not_there_or_keeps_silent_is_no_answer() {
+        use keelson_proto::keelson::pod_sync::v1 as sync;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("peer.sock");
+        let mut client = sync::pod_sync_client::PodSyncClient::new(crate::connect_unix("the peer", &path));
+        for listens in [false, true] {
+            let _listener = listens.then(|| tokio::net::UnixListener::bind(&path).unwrap());
+            let status = client.retry_pod(sync::RetryPodRequest::default()).await.unwrap_err();
+            assert!(is_unanswered(&status) && is_cut(&status), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_leaves_the_outcome_open_is_a_cut_though_it_is_an_answer() {
+        for code in [Code::Unavailable, Code::DeadlineExceeded, Code::Cancelled] {
+            let status = received(Status::new(code, "context deadline exceeded"));
+            assert!(is_cut(&status) && !is_unanswered(&status), "{code:?}");
+        }
     }
 }

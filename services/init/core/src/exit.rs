@@ -56,15 +56,20 @@ pub enum Verdict {
     Fail(String),
 }
 
-/// Judges the end of a service that nobody asked to end. The text says what happened.
-pub fn judge_exit(exit: Exit) -> Verdict {
+/// Judges the end of a service that nobody asked to end. The text says what happened; `last_words` is what the
+/// service has said about it.
+pub fn judge_exit(exit: Exit, last_words: Option<&str>) -> Verdict {
+    let why = last_words.unwrap_or("see its log");
     match exit {
-        Exit::Code(EX_CONFIG) => Verdict::Fail(format!("{exit}: configuration; see its log")),
+        Exit::Code(EX_CONFIG) => Verdict::Fail(match last_words {
+            Some(why) => format!("{exit}: {why}"),
+            None => format!("{exit}: configuration; see its log"),
+        }),
         Exit::Code(EX_USAGE) => {
             Verdict::Fail(format!("{exit}: its command line; its binary is of another release than init's"))
         }
         Exit::Code(0) => Verdict::Restart("ended by itself with exit code 0".to_owned()),
-        Exit::Code(_) => Verdict::Restart(format!("ended with {exit}; see its log")),
+        Exit::Code(_) => Verdict::Restart(format!("ended with {exit}; {why}")),
         Exit::Signal(_) => Verdict::Restart(format!("ended by {exit}")),
     }
 }
@@ -76,17 +81,17 @@ mod tests {
     #[test]
     fn only_usage_and_configuration_errors_are_final() {
         for code in 0..=255 {
-            let fails = matches!(judge_exit(Exit::Code(code)), Verdict::Fail(_));
+            let fails = matches!(judge_exit(Exit::Code(code), None), Verdict::Fail(_));
             assert_eq!(fails, code == EX_USAGE || code == EX_CONFIG, "exit code {code}");
         }
         for number in 1..=64 {
-            assert!(matches!(judge_exit(Exit::Signal(number)), Verdict::Restart(_)), "signal {number}");
+            assert!(matches!(judge_exit(Exit::Signal(number), None), Verdict::Restart(_)), "signal {number}");
         }
     }
 
     #[test]
     fn the_text_names_the_code_or_the_signal() {
-        let text = |exit| match judge_exit(exit) {
+        let text = |exit| match judge_exit(exit, None) {
             Verdict::Restart(text) | Verdict::Fail(text) => text,
         };
         assert_eq!(text(Exit::Code(78)), "exit code 78: configuration; see its log");
@@ -94,5 +99,13 @@ mod tests {
         assert_eq!(text(Exit::Signal(9)), "ended by SIGKILL");
         assert_eq!(text(Exit::Signal(40)), "ended by signal 40");
         assert_eq!(text(Exit::Code(70)), "ended with exit code 70; see its log");
+    }
+
+    #[test]
+    fn last_words_take_the_place_of_a_hint_to_the_log() {
+        let fail = judge_exit(Exit::Code(EX_CONFIG), Some("no such user: keelson"));
+        assert_eq!(fail, Verdict::Fail("exit code 78: no such user: keelson".to_owned()));
+        let restart = judge_exit(Exit::Code(70), Some("cannot serve: no room"));
+        assert_eq!(restart, Verdict::Restart("ended with exit code 70; cannot serve: no room".to_owned()));
     }
 }

@@ -113,6 +113,11 @@ fn the_machine_and_the_runtime_are_named() {
     let node = World::good().json();
     assert_eq!(node["apiVersion"], "v1");
     assert_eq!(node["kind"], "Node");
+    assert_eq!(node["metadata"]["name"], "edge-1");
+    assert_eq!(
+        node["metadata"]["annotations"],
+        json!({"volumes.kubernetes.io/controller-managed-attach-detach": "true"})
+    );
     assert_eq!(
         node["status"]["nodeInfo"],
         json!({

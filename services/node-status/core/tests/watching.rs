@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use keelson_node_status_core::health::{Answer, SILENCE_MS, Watchdog};
+use keelson_node_status_core::health::{Answer, NO_WATCH_MS, SILENCE_MS, Watchdog};
 use keelson_node_status_core::{Cursor, News, Page, PodLedger, PodView};
 use proptest::prelude::*;
 
@@ -65,6 +65,34 @@ fn a_stuck_loop_is_named_at_once_although_its_service_answers() {
 }
 
 #[test]
+fn the_reader_of_the_sources_is_named_only_after_five_minutes() {
+    let stuck = Answer::Stuck { loop_name: "file-source".into() };
+    let of_silence =
+        "pod-config has read no source of pods for more than 5m: it does not answer (no socket)".to_owned();
+    let mut dog = Watchdog::new(&[]).with_sources_of("pod-config");
+    assert_eq!((dog.errors(0), dog.next_change_ms(0), dog.all_asked()), (vec![], None, false));
+
+    // It never answered: it is given its time since it was first asked.
+    dog.record("pod-config", silence(), 1_000);
+    dog.record("pod-config", silence(), 200_000);
+    assert_eq!(dog.errors(NO_WATCH_MS + 999), [""; 0]);
+    assert_eq!(dog.next_change_ms(200_000), Some(NO_WATCH_MS + 1_000));
+    assert_eq!(dog.errors(NO_WATCH_MS + 1_000), [of_silence]);
+
+    // An answer alone is no watch: its loops must turn.
+    dog.record("pod-config", stuck.clone(), NO_WATCH_MS + 2_000);
+    assert_eq!(
+        dog.errors(NO_WATCH_MS + 2_000),
+        ["pod-config has read no source of pods for more than 5m: its loop \"file-source\" does not turn"]
+    );
+    dog.record("pod-config", Answer::Turning, 400_000);
+    assert_eq!((dog.errors(900_000), dog.next_change_ms(400_000)), (vec![], None));
+    dog.record("pod-config", stuck, 500_000);
+    assert_eq!(dog.errors(699_999), [""; 0]);
+    assert_eq!(dog.errors(700_000).len(), 1);
+}
+
+#[test]
 fn an_unwatched_service_changes_nothing() {
     let mut dog = Watchdog::new(&["pod-sync"]);
     let before = dog.clone();
@@ -100,7 +128,7 @@ fn only_a_change_of_phase_or_readiness_is_a_turn() {
     for (document, finished, news) in steps {
         assert_eq!(ledger.observe("u1", &document, finished).unwrap(), news);
     }
-    assert_eq!(ledger.len(), 1);
+    assert_eq!((ledger.len(), ledger.is_empty()), (1, false));
 }
 
 #[test]

@@ -115,6 +115,15 @@ mod tests {
         assert_eq!(admit(&machine(), running.iter(), &amounts(&[("cpu", 9000)]), true), Ok(()));
     }
 
+    #[test]
+    fn what_is_not_requested_cannot_be_short() {
+        // More is in use than there is, as after a change of the reservation.
+        let running = [amounts(&[("memory", 1100)])];
+        assert_eq!(admit(&machine(), running.iter(), &amounts(&[("memory", 0)]), false), Ok(()));
+        // The count of pods is the node's, whatever a pod writes.
+        assert_eq!(admit(&machine(), running.iter(), &amounts(&[("pods", 9)]), false), Ok(()));
+    }
+
     proptest! {
         /// Pods admitted one after the other never use more than there is.
         #[test]

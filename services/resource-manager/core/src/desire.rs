@@ -2,34 +2,12 @@
 
 use std::collections::BTreeMap;
 
+pub use keelson_desired_set::{Desire, PodRef, Want};
+
 use crate::layout::Qos;
 
 /// Amounts per resource name: `cpu` in millicores, everything else in its unit.
 pub type Amounts = BTreeMap<String, i64>;
-
-/// Names a pod for logs and events.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodRef {
-    /// The UID; part of the name of the pod's cgroup.
-    pub uid: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-}
-
-/// What is wanted of a pod's share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
-    /// The pod is to run: its cgroup is made once it is admitted.
-    Run,
-    /// The pod's processes are to end; its share stays reserved.
-    Stop,
-    /// No process is left: the share is free, the cgroup stays for what volumes are charged to it.
-    Unmount,
-    /// Nothing of the pod is to remain.
-    Forget,
-}
 
 /// Values of a pod's cgroup, in the terms of cgroup v1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -47,11 +25,12 @@ pub struct PodCgroup {
 /// The desire for one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodDesire {
-    /// Whose it is.
+    /// Whose it is; the UID is part of the name of the pod's cgroup.
     pub pod: PodRef,
     /// Counts what the sender has wanted of this pod so far.
     pub revision: u64,
-    /// What is wanted.
+    /// `Run`: the cgroup is made once the pod is admitted. `Stop`: its share stays reserved. `Unmount`: the share
+    /// is free, the cgroup stays for what volumes are charged to it. `Forget`: the cgroup goes.
     pub want: Want,
     /// The class that decides where the cgroup lies.
     pub qos: Qos,
@@ -63,9 +42,20 @@ pub struct PodDesire {
     pub adopted: bool,
 }
 
-impl PodDesire {
-    /// The wish that nothing of `pod` remains, for a pod that the set does not name.
-    pub fn forget(pod: PodRef) -> Self {
+impl Desire for PodDesire {
+    fn pod(&self) -> &PodRef {
+        &self.pod
+    }
+
+    fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn want(&self) -> Want {
+        self.want
+    }
+
+    fn forget(pod: PodRef) -> Self {
         Self {
             pod,
             revision: 0,

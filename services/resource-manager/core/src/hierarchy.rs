@@ -226,4 +226,9 @@ mod tests {
     fn escaped_mount_points_are_read() {
         assert_eq!(unescape("/a\\040b\\x"), Path::new("/a b\\x"));
     }
+
+    #[test]
+    fn versions_are_told_by_name() {
+        assert_eq!((Version::V1.as_str(), Version::V2.as_str()), ("v1", "v2"));
+    }
 }

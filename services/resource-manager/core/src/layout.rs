@@ -181,6 +181,34 @@ mod tests {
         }
     }
 
+    #[test]
+    fn classes_are_read_by_their_names() {
+        for (text, qos) in [
+            ("Guaranteed", Some(Qos::Guaranteed)),
+            ("Burstable", Some(Qos::Burstable)),
+            ("BestEffort", Some(Qos::BestEffort)),
+            ("burstable", None),
+            ("", None),
+        ] {
+            assert_eq!(Qos::parse(text), qos, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_uid_is_one_part_of_a_path_and_one_line() {
+        for (uid, usable) in [
+            ("12-34", true),
+            (&"u".repeat(200), true),
+            (&"u".repeat(201), false),
+            ("", false),
+            ("a/b", false),
+            ("a\0b", false),
+            ("a\nb", false),
+        ] {
+            assert_eq!(is_usable_uid(uid), usable, "{uid:?}");
+        }
+    }
+
     proptest! {
         #[test]
         fn the_uid_of_a_pods_cgroup_is_read_back(uid in "[a-z0-9-]{1,40}", qos in prop::sample::select(Qos::ALL.to_vec())) {

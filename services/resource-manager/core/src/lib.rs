@@ -3,7 +3,6 @@
 //! | module | what it answers |
 //! |---|---|
 //! | [`desire`] | what pod-sync wants of a pod, without wire types |
-//! | [`set`] | which stream's set counts, and what a complete set leaves to be swept |
 //! | [`plan`] | what to do next for one pod |
 //! | [`admit`] | whether a pod fits beside those that are admitted |
 //! | [`layout`] | how the cgroups of pods are named, for both drivers |
@@ -17,5 +16,4 @@ pub mod hierarchy;
 pub mod layout;
 pub mod machine;
 pub mod plan;
-pub use keelson_desired_set as set;
 pub mod values;

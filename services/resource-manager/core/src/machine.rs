@@ -275,7 +275,9 @@ mod tests {
 
     #[test]
     fn huge_pages_are_named_by_their_size() {
-        for (kib, name) in [(2048, "2Mi"), (1 << 20, "1Gi"), (64, "64Ki"), (16 << 20, "16Gi")] {
+        for (kib, name) in
+            [(2048, "2Mi"), (1 << 20, "1Gi"), (64, "64Ki"), (1536, "1536Ki"), (16 << 20, "16Gi")]
+        {
             assert_eq!(huge_page_resource(kib), format!("hugepages-{name}"));
         }
     }
@@ -289,6 +291,16 @@ mod tests {
             huge_pages: [(2048, 100)].into(),
         };
         let capacity = capacity(&reading, 110);
+        assert_eq!(
+            capacity,
+            amounts(&[
+                ("cpu", 2000),
+                ("memory", 1000 << 20),
+                ("ephemeral-storage", 1000),
+                ("pods", 110),
+                ("hugepages-2Mi", 200 << 20)
+            ])
+        );
         let texts = [("cpu", "2500m"), ("memory", "100Mi"), ("ephemeral-storage", "10%"), ("pid", "5")]
             .map(|(name, text)| (name.to_owned(), text.to_owned()))
             .into();

@@ -67,7 +67,7 @@ pub fn reserves(want: Want, admitted: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::desire::PodRef;
+    use crate::desire::{Desire as _, PodRef};
     use crate::layout::{Layout, Qos};
 
     fn path() -> CgroupPath {

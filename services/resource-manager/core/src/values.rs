@@ -157,6 +157,24 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_new_cgroup_has_the_kernels_period_and_needs_none_without_a_quota() {
+        let values = |quota, period| PodCgroup {
+            cpu_shares: 2,
+            cpu_quota_us: quota,
+            cpu_period_us: period,
+            ..PodCgroup::default()
+        };
+        for (quota, period, written) in [
+            (Some(5_000), None, vec!["cpu.shares=2", "cpu.cfs_quota_us=5000"]),
+            (Some(5_000), Some(100_000), vec!["cpu.shares=2", "cpu.cfs_quota_us=5000"]),
+            (None, Some(50_000), vec!["cpu.shares=2"]),
+        ] {
+            let writes = pod(Version::V1, &values(quota, period), None);
+            assert_eq!(texts(&writes, false), written, "{quota:?} {period:?}");
+        }
+    }
+
     proptest! {
         #[test]
         fn more_shares_never_weigh_less(a in 0u64..300_000, b in 0u64..300_000) {

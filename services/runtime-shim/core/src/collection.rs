@@ -206,4 +206,26 @@ mod tests {
         let plan = plan_collection(&[pod], &wants(Wanted::Keep), true);
         assert_eq!(plan.sandboxes, ["s"]);
     }
+
+    #[test]
+    fn a_sandbox_goes_after_its_containers_and_not_before() {
+        // A live container in a sandbox that is not ready: a pod whose pause process has died.
+        let orphaned = pod(vec![container("a1", "a", true, 1)], false);
+        assert!(plan_collection(&[orphaned], &wants(Wanted::Forget), true).is_empty());
+        let ready = pod(vec![], true);
+        assert!(plan_collection(&[ready], &wants(Wanted::Forget), true).is_empty());
+    }
+
+    #[test]
+    fn nothing_to_do_means_none_of_the_three() {
+        assert!(Collection::default().is_empty());
+        let one = || vec!["x".to_owned()];
+        for some in [
+            Collection { containers: one(), ..Collection::default() },
+            Collection { sandboxes: one(), ..Collection::default() },
+            Collection { forgotten: one(), ..Collection::default() },
+        ] {
+            assert!(!some.is_empty(), "{some:?}");
+        }
+    }
 }

@@ -117,6 +117,9 @@ pub const fn decide(policy: PullPolicy, present: bool) -> ImageDecision {
 }
 
 /// Pull failures per (pod UID, image): 10 s doubling to 300 s, forgotten after 600 s.
+///
+/// Every moment is nanoseconds of one clock of the caller's, which is best one that nobody sets: a step back would
+/// lengthen each wait by as much.
 #[derive(Debug, Default)]
 pub struct PullBook {
     entries: BTreeMap<(String, String), Entry>,
@@ -130,8 +133,7 @@ struct Entry {
 }
 
 impl PullBook {
-    /// Until when a pull of `image` for `uid` has to wait, unix nanoseconds, and how the last one failed; `None`: it
-    /// may begin.
+    /// Until when a pull of `image` for `uid` has to wait, and how the last one failed; `None`: it may begin.
     pub fn waits_until(&self, uid: &str, image: &str, now: i64) -> Option<(i64, &str)> {
         let entry = self.entries.get(&(uid.to_owned(), image.to_owned()))?;
         let until = entry.failed_at + entry.delay_s * NANOS;
@@ -249,5 +251,61 @@ mod tests {
         ] {
             assert_eq!(go_duration(Duration::from_millis(ms)), text);
         }
+    }
+
+    #[test]
+    fn the_parts_of_a_reference_have_their_own_letters() {
+        for good in ["Registry.Example/a:1", "localhost/a:1", "[::1]:5000/a:1", "0a/b-c_d.e9:V1._-x", "a:_1"]
+        {
+            assert_eq!(with_default_tag(good).as_deref(), Ok(good));
+        }
+        // The first part is a host only with a point, a colon or as localhost; else it is a path in lower case.
+        for (bad, problem) in [
+            ("Registry/a:1", "must be lowercase"),
+            ("regi$try.example/a:1", "host name is not valid"),
+            ("a/b$/c:1", "invalid reference format"),
+            ("a/-b:1", "invalid reference format"),
+            ("a/b-:1", "invalid reference format"),
+            ("a/b:-1", "the tag is not valid"),
+            ("a/b:1$", "the tag is not valid"),
+        ] {
+            let error = with_default_tag(bad).unwrap_err();
+            assert!(error.problem.contains(problem), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_policy_that_is_not_given_depends_on_the_tag() {
+        for (text, reference, policy) in [
+            ("Always", "a:1", PullPolicy::Always),
+            ("Never", "a:latest", PullPolicy::Never),
+            ("IfNotPresent", "a:latest", PullPolicy::IfNotPresent),
+            ("", "a:latest", PullPolicy::Always),
+            ("", "a:1", PullPolicy::IfNotPresent),
+        ] {
+            assert_eq!(PullPolicy::parse(text, reference), policy, "{text:?} {reference}");
+        }
+    }
+
+    #[test]
+    fn failures_are_forgotten_by_image_by_pod_and_after_ten_minutes() {
+        let waits = |book: &PullBook, uid, image| book.waits_until(uid, image, 1).is_some();
+        let mut book = PullBook::default();
+        for (uid, image) in [("u", "a:1"), ("u", "b:1"), ("v", "a:1")] {
+            book.failed(uid, image, "no such host", 0);
+        }
+        book.clear("u", Some("a:1"));
+        assert!(!waits(&book, "u", "a:1") && waits(&book, "u", "b:1") && waits(&book, "v", "a:1"));
+        book.clear("u", None);
+        assert!(!waits(&book, "u", "b:1") && waits(&book, "v", "a:1"));
+
+        let mut book = PullBook::default();
+        for _ in 0..6 {
+            book.failed("u", "a:1", "no such host", 0);
+        }
+        let last = 600 * NANOS - 1;
+        assert_eq!(book.failed("u", "a:1", "no such host", last), last + 300 * NANOS);
+        let later = last + 600 * NANOS;
+        assert_eq!(book.failed("u", "a:1", "no such host", later), later + 10 * NANOS);
     }
 }

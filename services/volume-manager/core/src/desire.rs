@@ -1,37 +1,16 @@
 //! What pod-sync wants of a pod.
 
-/// Names a pod for logs and events.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PodRef {
-    /// The UID; the name of the pod's folder.
-    pub uid: String,
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-}
-
-/// What is wanted of a pod's volumes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
-    /// The pod is to run: its volumes are set up.
-    Run,
-    /// The pod's processes are to end: what is there stays, nothing new is begun.
-    Stop,
-    /// No process is left: the volumes go.
-    Unmount,
-    /// Nothing of the pod is to remain.
-    Forget,
-}
+pub use keelson_desired_set::{Desire, PodRef, Want};
 
 /// The desire for one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodDesire {
-    /// Whose it is.
+    /// Whose it is; the UID is the name of the pod's folder.
     pub pod: PodRef,
     /// Counts what the sender has wanted of this pod so far.
     pub revision: u64,
-    /// What is wanted.
+    /// `Run`: the volumes are set up. `Stop`: what is there stays, nothing new is begun. `Unmount`: the volumes
+    /// go. `Forget`: the folder goes as well.
     pub want: Want,
     /// The volumes that some container of the pod mounts.
     pub volumes: Vec<Volume>,
@@ -41,9 +20,20 @@ pub struct PodDesire {
     pub memory_limit: Option<u64>,
 }
 
-impl PodDesire {
-    /// The wish that nothing of `pod` remains, for a pod that the set does not name.
-    pub fn forget(pod: PodRef) -> Self {
+impl Desire for PodDesire {
+    fn pod(&self) -> &PodRef {
+        &self.pod
+    }
+
+    fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    fn want(&self) -> Want {
+        self.want
+    }
+
+    fn forget(pod: PodRef) -> Self {
         Self { pod, revision: 0, want: Want::Forget, volumes: Vec::new(), fs_group: None, memory_limit: None }
     }
 }

@@ -3,7 +3,6 @@
 //! | module | what it answers |
 //! |---|---|
 //! | [`desire`] | what pod-sync wants of a pod, without wire types |
-//! | [`set`] | which stream's set counts, and what a complete set leaves to be swept |
 //! | [`plan`] | what to do next for one pod |
 //! | [`names`] | how plugins and volumes are named on disk, and which names are safe there |
 //! | [`tmpfs`] | how large a memory-backed volume may grow and with which options it is mounted |
@@ -15,5 +14,4 @@ pub mod hostpath;
 pub mod mountinfo;
 pub mod names;
 pub mod plan;
-pub use keelson_desired_set as set;
 pub mod tmpfs;

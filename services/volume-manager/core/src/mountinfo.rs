@@ -132,13 +132,6 @@ broken\n\
     }
 
     #[test]
-    fn mounts_below_a_folder_do_not_count_the_folder() {
-        let mounts = parse(TEXT);
-        assert_eq!(below(&mounts, Path::new("/var/lib/kubelet")).count(), 1);
-        assert_eq!(below(&mounts, Path::new("/var/lib/kube")).count(), 0);
-    }
-
-    #[test]
     fn only_a_plain_absolute_path_is_canonical() {
         for (path, good) in [
             ("/var/lib/kubelet", true),
@@ -151,5 +144,17 @@ broken\n\
         ] {
             assert_eq!(is_canonical(Path::new(path)), good, "{path}");
         }
+    }
+
+    #[test]
+    fn what_lies_below_a_folder_is_not_the_folder_itself() {
+        let mounts = parse(TEXT);
+        let points = |folder: &str| -> Vec<PathBuf> {
+            below(&mounts, Path::new(folder)).map(|m| m.point.clone()).collect()
+        };
+        let volume = PathBuf::from("/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/v");
+        assert_eq!(points("/var/lib/kubelet"), [volume]);
+        // A name that only begins alike is another folder.
+        assert_eq!(points("/var/lib/kube"), Vec::<PathBuf>::new());
     }
 }

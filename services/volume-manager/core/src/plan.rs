@@ -132,7 +132,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::desire::{Medium, PodRef, Source, Volume};
+    use crate::desire::{Desire as _, Medium, PodRef, Source, Volume};
 
     fn desire(want: Want, volumes: &[&str]) -> PodDesire {
         let volume = |name: &&str| Volume {

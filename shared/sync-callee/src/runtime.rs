@@ -2,45 +2,51 @@
 
 use std::time::Duration;
 
-use keelson_config::ServiceName;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 use keelson_service_kit::{Peer, Progress};
-use tonic::Status;
 
 /// Bound of one read; the runtime may be slow, but a pod's end should not wait long for a hung one.
 const READ_WITHIN: Duration = Duration::from_secs(10);
 
 /// The neighbour that knows what runs.
 #[derive(Debug, Clone)]
-pub(crate) struct Runtime {
+pub struct Runtime {
     peer: Peer,
     progress: Progress,
+    meanwhile: &'static str,
 }
 
 impl Runtime {
-    pub(crate) fn new(peer: Peer, progress: Progress) -> Self {
-        Self { peer, progress }
+    /// runtime-shim as `peer`. While it cannot be read, the condition of its name says that and `meanwhile`, what
+    /// that means here: "volumes stay mounted".
+    pub const fn new(peer: Peer, progress: Progress, meanwhile: &'static str) -> Self {
+        Self { peer, progress, meanwhile }
     }
 
-    /// A fresh read: what of the pod still runs, or nothing.
-    pub(crate) async fn what_runs(&self, uid: &str) -> Result<Option<String>, Status> {
+    /// A fresh read.
+    ///
+    /// # Errors
+    /// What of the pod still runs, or that nobody can tell, as text.
+    pub async fn nothing_runs(&self, uid: &str) -> Result<(), String> {
         let mut request = tonic::Request::new(pb::GetPodRequest { uid: uid.to_owned() });
         request.set_timeout(READ_WITHIN);
         let answer = RuntimeClient::new(self.peer.channel()).get_pod(request).await;
-        let name = ServiceName::RuntimeShim.as_str();
+        let name = self.peer.name();
         match answer {
             Ok(response) => {
                 self.progress.condition(name, Ok(()));
-                Ok(running(&response.into_inner().pod.unwrap_or_default()))
+                let pod = response.into_inner().pod.unwrap_or_default();
+                running(&pod).map_or(Ok(()), Err)
             }
             Err(status) => {
                 let text = format!(
-                    "no fresh read of the runtime, volumes stay mounted until there is one: {}",
+                    "no fresh read of the runtime, {} until there is one: {}",
+                    self.meanwhile,
                     status.message()
                 );
                 self.progress.condition(name, Err(text));
-                Err(status)
+                Err(format!("no fresh read of the runtime: {}", status.message()))
             }
         }
     }
