@@ -86,7 +86,9 @@ fn repeatable_list(pool: &DescriptorPool) -> Result<String, Box<dyn Error>> {
             let options = method.method_descriptor_proto().options.as_ref();
             if options.is_some_and(|o| o.idempotency_level() == IdempotencyLevel::NoSideEffects) {
                 if method.is_client_streaming() {
-                    return Err(format!("{} streams its request, it cannot be repeated", method.full_name()).into());
+                    return Err(
+                        format!("{} streams its request, it cannot be repeated", method.full_name()).into()
+                    );
                 }
                 paths.push(format!("/{}/{}", service.full_name(), method.name()));
             }

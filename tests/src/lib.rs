@@ -1,5 +1,8 @@
 //! What the whole-agent tests in `tests/tests` share: manifests, and looks at the world from outside the agent.
 
+pub mod seen;
+pub mod waits;
+
 use std::collections::BTreeMap;
 use std::process::Output;
 use std::time::Duration;

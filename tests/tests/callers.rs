@@ -100,7 +100,9 @@ async fn call(caller: &Caller, socket: &Path, methods: &[String]) -> BTreeMap<St
         // A refusal is in the first headers; a stream that has nothing to say yet sends none.
         let answer = tokio::time::timeout(Duration::from_millis(500), sender.send_request(request)).await;
         let refused = match answer {
-            Ok(answer) => answer.unwrap().headers().get("grpc-status").is_some_and(|s| s == PERMISSION_DENIED),
+            Ok(answer) => {
+                answer.unwrap().headers().get("grpc-status").is_some_and(|s| s == PERMISSION_DENIED)
+            }
             Err(_) => false,
         };
         taken.insert(method.clone(), if refused { Taken::Denied } else { Taken::Served });
@@ -142,7 +144,8 @@ async fn only_the_callers_that_the_protos_name_get_through_a_real_socket() {
         .filter(|service| !service.needs_root())
         .map(|service| Caller::of(&agent, service))
         .collect();
-    let person = |name: &str, groups: Vec<u32>| Caller { name: name.to_owned(), uid: 54321, gid: 54321, groups };
+    let person =
+        |name: &str, groups: Vec<u32>| Caller { name: name.to_owned(), uid: 54321, gid: 54321, groups };
     callers.push(person("cli", vec![config.users.operator_gid]));
     callers.push(person("a stranger", Vec::new()));
     callers.push(Caller { name: "root".to_owned(), uid: 0, gid: 0, groups: Vec::new() });

@@ -3,13 +3,14 @@
 
 #![allow(clippy::unwrap_used)] // A test fails where it stands.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::{ProcessId, Signal};
 use keelson_testkit::{Agent, Scratch, eventually};
-use keelson_tests::{LIMIT, running, sleeper, until_ready};
+use keelson_tests::seen::Seen;
+use keelson_tests::{LIMIT, restarts, running, sleeper, until_ready};
 
 /// Pods that stay, and pods that come and go.
 struct Churn {
@@ -18,6 +19,7 @@ struct Churn {
     moving: usize,
     present: BTreeSet<String>,
     turn: usize,
+    seen: Seen,
 }
 
 impl Churn {
@@ -29,7 +31,7 @@ impl Churn {
         }
         let names: Vec<&str> = steady.iter().map(String::as_str).collect();
         until_ready(&agent, &names).await.unwrap();
-        Self { agent, steady, moving, present: BTreeSet::new(), turn: 0 }
+        Self { agent, steady, moving, present: BTreeSet::new(), turn: 0, seen: Seen::default() }
     }
 
     /// One pod comes; the one that came `moving` turns ago goes.
@@ -50,18 +52,32 @@ impl Churn {
         let begun = Instant::now();
         while begun.elapsed() < time {
             self.step();
+            self.seen.look(&self.agent).await.unwrap();
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
     }
 
-    /// Everything that should run is Ready, and the runtime runs exactly that.
-    async fn settle(&self, what: &str) {
+    /// Everything that should run is Ready, and the runtime runs exactly that, each once and for the first time.
+    async fn settle(&mut self, what: &str) {
         let names: Vec<&str> = self.steady.iter().chain(&self.present).map(String::as_str).collect();
         until_ready(&self.agent, &names).await.unwrap_or_else(|e| panic!("{what}: {e:#}"));
         let exact = eventually(LIMIT, format!("exactly the wanted containers run ({what})"), async || {
             running(&self.agent).await.is_ok_and(|now| now.len() == names.len())
         });
         exact.await.unwrap_or_else(|e| panic!("{e:#}\n{}", self.agent.log_tail()));
+        self.seen.look(&self.agent).await.unwrap();
+        self.seen.look_at_statuses(&self.agent).await.unwrap();
+        assert!(self.seen.wrong().is_empty(), "{what}: {:#?}\n{}", self.seen.wrong(), self.agent.log_tail());
+    }
+
+    /// The end: `before` runs on, and no pod that was there at any look was there twice or started again.
+    async fn finish(self, before: &[keelson_tests::Process]) {
+        assert_eq!(self.steady_processes().await, before, "no steady container has restarted");
+        let (seen, least) = (self.seen.pods(), self.steady.len() + self.present.len());
+        println!("{seen} pods were looked at, {} came", self.turn);
+        assert!(seen > least, "only {seen} pods were looked at");
+        assert!(self.seen.wrong().is_empty(), "{:#?}", self.seen.wrong());
+        self.agent.end().unwrap();
     }
 
     async fn steady_processes(&self) -> Vec<keelson_tests::Process> {
@@ -105,8 +121,7 @@ async fn kill_everything_in_turn(steady: usize, moving: usize, pause: Duration) 
     churn.keep_moving(pause).await;
     churn.agent.start().await.unwrap();
     churn.settle("after everything was killed at once").await;
-    assert_eq!(churn.steady_processes().await, before, "no steady container has restarted");
-    churn.agent.end().unwrap();
+    churn.finish(&before).await;
 }
 
 #[tokio::test]
@@ -133,8 +148,7 @@ async fn stop_everything_in_turn(steady: usize, moving: usize, pause: Duration) 
         process.signal(Signal::CONT);
         churn.settle(&format!("after {service} was stopped and went on")).await;
     }
-    assert_eq!(churn.steady_processes().await, before, "no steady container has restarted");
-    churn.agent.end().unwrap();
+    churn.finish(&before).await;
 }
 
 fn agent_memory_kib(agent: &Agent) -> u64 {
@@ -156,4 +170,61 @@ async fn services_are_stopped_in_turn_while_pods_come_and_go() {
 #[ignore = "long: each service stopped for a minute"]
 async fn services_are_stopped_for_a_minute_each_while_fifty_pods_come_and_go() {
     stop_everything_in_turn(30, 20, Duration::from_secs(60)).await;
+}
+
+/// Or the look at what is there twice would find nothing whatever happened.
+#[tokio::test]
+async fn a_container_that_is_started_again_is_seen() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    agent.write_manifest("good.yaml", &sleeper("good")).unwrap();
+    until_ready(&agent, &["good"]).await.unwrap();
+    let mut seen = Seen::default();
+    seen.look(&agent).await.unwrap();
+    seen.look_at_statuses(&agent).await.unwrap();
+    assert!(seen.wrong().is_empty() && seen.pods() == 1, "{seen:?}");
+    agent.write_manifest("bad.yaml", &sleeper("bad").replace("exec sleep 1000000", "exit 1")).unwrap();
+    let told = eventually(LIMIT, "the runtime and the status tell of the second start", async || {
+        seen.look(&agent).await.unwrap();
+        seen.look_at_statuses(&agent).await.unwrap();
+        let has = |text: &str| seen.wrong().iter().any(|w| w.contains("bad") && w.contains(text));
+        has("container attempt 1") && has("restartCount 1")
+    });
+    told.await.unwrap_or_else(|e| panic!("{e:#}: {seen:?}\n{}", agent.log_tail()));
+    assert!(!seen.wrong().iter().any(|w| w.contains("good")), "{seen:?}");
+    agent.end().unwrap();
+}
+
+/// Without init nobody starts a service again; all else goes on. With everything stopped nothing goes on, and no more.
+#[tokio::test]
+async fn init_and_then_everything_is_stopped_while_pods_come_and_go() {
+    let scratch = Scratch::new().unwrap();
+    let mut churn = Churn::start(&scratch, 3, 3).await;
+    let before = churn.steady_processes().await;
+    let init = churn.agent.init().unwrap();
+    assert!(init.signal(Signal::STOP));
+    churn.keep_moving(Duration::from_secs(4)).await;
+    churn.settle("while init is stopped").await;
+    assert!(init.signal(Signal::CONT));
+    churn.settle("after init was stopped and went on").await;
+
+    // One that ends meanwhile waits for init and for nothing else.
+    let api = churn.agent.service(ServiceName::NodeApi).unwrap();
+    assert!(init.signal(Signal::STOP));
+    assert!(api.signal(Signal::KILL));
+    churn.keep_moving(Duration::from_secs(1)).await;
+    assert_eq!(churn.agent.service(ServiceName::NodeApi), None, "who has started it?");
+    assert!(init.signal(Signal::CONT));
+    churn.back(ServiceName::NodeApi, api).await;
+
+    let all: Vec<ProcessId> = ServiceName::ALL.into_iter().map(|s| churn.agent.service(s).unwrap()).collect();
+    assert!(all.iter().all(|process| process.signal(Signal::STOP)));
+    churn.keep_moving(Duration::from_secs(5)).await;
+    assert!(all.iter().all(|process| process.signal(Signal::CONT)));
+    churn.settle("after everything was stopped and went on").await;
+    let now: Vec<Option<ProcessId>> = ServiceName::ALL.into_iter().map(|s| churn.agent.service(s)).collect();
+    assert!(now.iter().zip(&all).all(|(now, then)| *now == Some(*then)), "{now:?} {all:?}");
+    let again = BTreeMap::from([(ServiceName::NodeApi.to_string(), 1)]);
+    assert_eq!(restarts(&churn.agent).await.unwrap(), again);
+    churn.finish(&before).await;
 }

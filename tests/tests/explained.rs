@@ -6,67 +6,13 @@
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, HungMount, Scratch, eventually};
+use keelson_tests::waits::{
+    assert_same_after_a_retry, pod_with, until_one_ready, until_retried, waiting_reason,
+};
 use keelson_tests::{
-    LIMIT, is_ready, pods, running, service_row, sleeper, text, until_cause, until_event, until_explained,
+    LIMIT, pods, running, service_row, sleeper, text, until_cause, until_event, until_explained,
     until_no_cause, until_ready,
 };
-use serde_json::Value;
-
-/// A pod that sleeps, with these lines in its container and these in its spec, already indented.
-fn pod_with(name: &str, container: &str, spec: &str) -> String {
-    format!(
-        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  terminationGracePeriodSeconds: 0\n  \
-         containers:\n  - name: main\n    image: {BUSYBOX_IMAGE}\n    imagePullPolicy: IfNotPresent\n    \
-         command: [\"/bin/sh\", \"-c\", \"exec sleep 1000000\"]\n{container}{spec}"
-    )
-}
-
-/// Waits until one pod is Ready, whatever the others are.
-async fn until_one_ready(agent: &Agent, name: &str) {
-    let full = format!("{name}-{}", agent.spec().node_name);
-    let ready = eventually(LIMIT, format!("{name} is Ready"), async || {
-        pods(agent).await.is_ok_and(|p| p.get(&full).is_some_and(is_ready))
-    });
-    ready.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-}
-
-/// As [`until_cause`] for a wait that has failed and is tried again: says when, and that comes after it began.
-async fn until_retried(agent: &Agent, pod: &str, step: &str, owner: &str, text: &str) -> Value {
-    let what = format!("the step {step} of {pod} is tried again, by {owner}, because of {text:?}");
-    let find = |explained: &Value| {
-        let fits = |s: &&Value| {
-            let says = s["message"].as_str().is_some_and(|m| m.contains(text));
-            // While it is being tried no next time is known.
-            s["name"] == step && s["owner"] == owner && says && s["next_retry"].is_string()
-        };
-        explained["steps"].as_array()?.iter().find(fits).cloned()
-    };
-    let explained = until_explained(agent, pod, &what, |e| find(e).is_some()).await.unwrap();
-    let found = find(&explained).unwrap();
-    assert!(found["next_retry"].as_str() >= found["since"].as_str(), "{found}");
-    found
-}
-
-/// That the wait is still the same one after it was tried again in vain: it began when it began.
-async fn assert_same_after_a_retry(agent: &Agent, pod: &str, first: &Value) {
-    let kept = |s: &Value| s["name"] == first["name"] && s["state"] == first["state"];
-    let find = |e: &Value| e["steps"].as_array().and_then(|s| s.iter().find(|s| kept(s)).cloned());
-    let tried_again = |e: &Value| {
-        find(e).is_some_and(|s| s["next_retry"].is_string() && s["next_retry"] != first["next_retry"])
-    };
-    let later = until_explained(agent, pod, "it is tried again", tried_again).await.unwrap();
-    let later = find(&later).unwrap();
-    assert_eq!(later["since"], first["since"], "{later}");
-    assert_eq!(later["owner"], first["owner"], "{later}");
-}
-
-/// The waiting reason of the only container.
-async fn waiting_reason(agent: &Agent, name: &str) -> String {
-    let full = format!("{name}-{}", agent.spec().node_name);
-    let pods = pods(agent).await.unwrap_or_default();
-    let state = &pods.get(&full).unwrap_or(&Value::Null)["status"]["containerStatuses"][0]["state"];
-    state["waiting"]["reason"].as_str().unwrap_or_default().to_owned()
-}
 
 #[tokio::test]
 async fn a_missing_image_waits_for_you_and_backs_off_until_the_manifest_is_mended() {

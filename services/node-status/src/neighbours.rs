@@ -14,12 +14,18 @@ use tokio::time::Instant;
 use tonic::Request;
 
 /// Without these a node is not ready (architecture §5).
-const WATCHED: [ServiceName; 4] = [
+const NEEDED: [ServiceName; 4] = [
     ServiceName::PodSync,
     ServiceName::RuntimeShim,
     ServiceName::VolumeManager,
     ServiceName::ResourceManager,
 ];
+
+/// Without this one a node is not ready either, but only after much longer: what runs goes on. §5 asks also that our
+/// own writes succeed meanwhile, so that an absent control plane is not blamed on it; its loops turn without one.
+const SOURCES: ServiceName = ServiceName::PodConfig;
+
+const WATCHED: [ServiceName; 5] = [NEEDED[0], NEEDED[1], NEEDED[2], NEEDED[3], SOURCES];
 
 /// Bound of one question.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -49,7 +55,7 @@ pub(crate) trait Prober: Send + 'static {
 
 /// A watchdog to which no service has answered yet.
 pub(crate) fn watchdog() -> Watchdog {
-    Watchdog::new(&WATCHED.map(ServiceName::as_str))
+    Watchdog::new(&NEEDED.map(ServiceName::as_str)).with_sources_of(SOURCES.as_str())
 }
 
 /// Asks all services at each heartbeat, and more often while one of them is not well: a service that comes

@@ -252,10 +252,15 @@ mod tests {
         fn services(&self, answer: Answer) {
             let now = self.clock.now_ms();
             self.health.send_modify(|w| {
-                for name in ["pod-sync", "runtime-shim", "volume-manager", "resource-manager"] {
+                for name in ["pod-sync", "runtime-shim", "volume-manager", "resource-manager", "pod-config"] {
                     w.record(name, answer.clone(), now);
                 }
             });
+        }
+
+        fn pod_config(&self, answer: Answer) {
+            let now = self.clock.now_ms();
+            self.health.send_modify(|w| w.record("pod-config", answer, now));
         }
 
         async fn ready(&mut self) -> NodeCondition {
@@ -267,7 +272,9 @@ mod tests {
             let begun = Instant::now();
             let is =
                 |n: &Option<Arc<Node>>| n.as_ref().is_some_and(|n| n.status.conditions[3].status == status);
-            self.node.wait_for(is).await.unwrap();
+            // Far more than anything takes, of a clock that is not waited for.
+            let turned = timeout(Duration::from_secs(3600), self.node.wait_for(is)).await;
+            assert!(turned.is_ok(), "Ready does not become {status}");
             begun.elapsed()
         }
     }
@@ -331,6 +338,24 @@ mod tests {
         bench.ready_becomes("False").await;
         assert_eq!(bench.clock.now_ms() - answered, 30_000);
         assert!(bench.ready().await.message.contains("pod-sync makes no progress"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_pod_config_the_node_is_unready_after_exactly_five_minutes_and_ready_at_once_with_it() {
+        let gone = Answer::None { error: "no socket".into() };
+        let stuck = Answer::Stuck { loop_name: "file-source".into() };
+        for (answer, text) in [(gone, "does not answer (no socket)"), (stuck, "loop \"file-source\"")] {
+            let mut bench = bench(Saved::default());
+            bench.all_well();
+            assert_eq!(bench.ready().await.status, "True");
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            bench.pod_config(answer);
+            assert_eq!(bench.ready_becomes("False").await, Duration::from_secs(290));
+            let message = bench.ready().await.message;
+            assert!(message.starts_with("pod-config has read no source of pods") && message.contains(text));
+            bench.pod_config(Answer::Turning);
+            assert!(bench.ready_becomes("True").await < Duration::from_secs(1));
+        }
     }
 
     #[tokio::test(start_paused = true)]

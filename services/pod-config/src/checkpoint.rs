@@ -1,4 +1,5 @@
-//! The last good content of each manifest file, for the time after a restart (redb).
+//! The last good content of each manifest file, and when each pod was first seen, for the time after a restart
+//! (redb).
 //!
 //! Nothing waits for it: contents are handed over in memory and written by a loop of its own. When the disk is
 //! full or the folder cannot be written, the service says so and goes on without. Secrets are never in it.
@@ -11,16 +12,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use keelson_pod_config_core::sight::Sight;
 use keelson_service_kit::{Context, LoopHandle};
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use tokio::sync::Notify;
 
-const MANIFESTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("manifests");
+type Table = TableDefinition<'static, &'static str, &'static [u8]>;
+const MANIFESTS: Table = TableDefinition::new("manifests");
+const PODS: Table = TableDefinition::new("pods");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const SCHEMA: u64 = 1;
 const FILE_NAME: &str = "checkpoint.redb";
 /// The one cache of the store.
 const CACHE_BYTES: usize = 1024 * 1024;
+/// After the first news, so that a file and its pods are one write.
+const GATHER: Duration = Duration::from_millis(20);
 /// Between two tries to write after a failure.
 const RETRY: Duration = Duration::from_secs(30);
 const CONDITION: &str = "checkpoint";
@@ -54,8 +60,28 @@ pub enum CheckpointError {
     },
 }
 
-/// Contents by path: the bytes that were good, or `None` to forget the path.
-type Pending = BTreeMap<String, Option<Vec<u8>>>;
+/// What a row is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Row {
+    /// A manifest, by its path.
+    Manifest(String),
+    /// A pod, by its UID.
+    Pod(String),
+}
+
+type RowOf = fn(String) -> Row;
+
+/// The new content of rows, or `None` to forget one.
+type Pending = BTreeMap<Row, Option<Vec<u8>>>;
+
+/// What an earlier run of the service has left.
+#[derive(Debug, Default)]
+pub struct Remembered {
+    /// The last good content of each manifest, by path.
+    pub manifests: BTreeMap<String, Vec<u8>>,
+    /// When each pod was first seen, by UID; what cannot be read is left out.
+    pub pods: BTreeMap<String, Sight>,
+}
 
 /// The handing-over side.
 #[derive(Debug, Clone, Default)]
@@ -71,7 +97,7 @@ struct Shared {
 struct State {
     pending: Pending,
     /// Hash of what is stored or about to be, so that nothing is written twice.
-    stored: BTreeMap<String, u64>,
+    stored: BTreeMap<Row, u64>,
 }
 
 /// The writing side; [`Writer::run`] is its loop.
@@ -85,16 +111,15 @@ pub struct Writer {
 impl Checkpoint {
     /// Opens the store in `folder` and reads what an earlier run has left there. Blocks. A store that cannot be
     /// used gives an empty content and the reason.
-    pub fn open(folder: &Path) -> (Self, Writer, BTreeMap<String, Vec<u8>>, Option<CheckpointError>) {
+    pub fn open(folder: &Path) -> (Self, Writer, Remembered, Option<CheckpointError>) {
         let shared = Self::default();
-        let (store, content, error) = match open(folder).and_then(|store| Ok((load(folder, &store)?, store)))
-        {
-            Ok((content, store)) => (Some(Arc::new(store)), content, None),
+        let (store, rows, error) = match open(folder).and_then(|store| Ok((load(folder, &store)?, store))) {
+            Ok((rows, store)) => (Some(Arc::new(store)), rows, None),
             Err(error) => (None, BTreeMap::new(), Some(error)),
         };
-        shared.state().stored = content.iter().map(|(path, bytes)| (path.clone(), hash(bytes))).collect();
+        shared.state().stored = rows.iter().map(|(row, bytes)| (row.clone(), hash(bytes))).collect();
         let writer = Writer { shared: shared.clone(), folder: folder.to_owned(), store };
-        (shared, writer, content, error)
+        (shared, writer, Remembered::of(rows), error)
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -103,26 +128,70 @@ impl Checkpoint {
 
     /// Remembers the good content of a file. Returns at once.
     pub fn put(&self, path: &str, bytes: Vec<u8>) {
+        self.put_row(Row::Manifest(path.to_owned()), bytes);
+    }
+
+    /// Remembers as what a pod was sent. Returns at once.
+    pub fn put_pod(&self, uid: &str, sight: &Sight) {
+        self.put_row(Row::Pod(uid.to_owned()), sight.encode());
+    }
+
+    fn put_row(&self, row: Row, bytes: Vec<u8>) {
         let mut state = self.state();
         let hash = hash(&bytes);
-        if state.stored.insert(path.to_owned(), hash) != Some(hash) {
-            state.pending.insert(path.to_owned(), Some(bytes));
+        if state.stored.insert(row.clone(), hash) != Some(hash) {
+            state.pending.insert(row, Some(bytes));
             self.0.wake.notify_one();
         }
     }
 
     /// Forgets a file. Returns at once.
     pub fn remove(&self, path: &str) {
+        self.remove_row(Row::Manifest(path.to_owned()));
+    }
+
+    /// Forgets a pod. Returns at once.
+    pub fn remove_pod(&self, uid: &str) {
+        self.remove_row(Row::Pod(uid.to_owned()));
+    }
+
+    fn remove_row(&self, row: Row) {
         let mut state = self.state();
-        if state.stored.remove(path).is_some() {
-            state.pending.insert(path.to_owned(), None);
+        if state.stored.remove(&row).is_some() {
+            state.pending.insert(row, None);
             self.0.wake.notify_one();
         }
     }
 
     /// The paths that are remembered.
     pub fn paths(&self) -> Vec<String> {
-        self.state().stored.keys().cloned().collect()
+        let path = |row: &Row| if let Row::Manifest(path) = row { Some(path.clone()) } else { None };
+        self.state().stored.keys().filter_map(path).collect()
+    }
+
+    /// The UIDs that are remembered.
+    pub fn pods(&self) -> Vec<String> {
+        let uid = |row: &Row| if let Row::Pod(uid) = row { Some(uid.clone()) } else { None };
+        self.state().stored.keys().filter_map(uid).collect()
+    }
+}
+
+impl Remembered {
+    fn of(rows: BTreeMap<Row, Vec<u8>>) -> Self {
+        let mut own = Self::default();
+        for (row, bytes) in rows {
+            match row {
+                Row::Manifest(path) => drop(own.manifests.insert(path, bytes)),
+                Row::Pod(uid) => match Sight::decode(&bytes) {
+                    Some(sight) => drop(own.pods.insert(uid, sight)),
+                    None => tracing::warn!(
+                        uid,
+                        "the entry of this pod in the checkpoint is damaged; it counts as new"
+                    ),
+                },
+            }
+        }
+        own
     }
 }
 
@@ -142,6 +211,9 @@ impl Writer {
             }
             if retry_at.is_some_and(|at| tokio::time::Instant::now() < at) {
                 continue;
+            }
+            if !self.shared.state().pending.is_empty() {
+                tokio::time::sleep(GATHER).await;
             }
             retry_at = self.flush(&ctx, &turn).await.err().map(|()| tokio::time::Instant::now() + RETRY);
         }
@@ -170,15 +242,15 @@ impl Writer {
         match written {
             Ok(store) => {
                 self.store = Some(store);
-                tracing::debug!(files = pending.len(), "checkpoint written");
+                tracing::debug!(rows = pending.len(), "checkpoint written");
                 ctx.progress.condition(CONDITION, Ok(()));
                 Ok(())
             }
             Err(error) => {
                 self.store = None;
                 let mut state = self.shared.state();
-                for (path, content) in pending {
-                    state.pending.entry(path).or_insert(content);
+                for (row, content) in pending {
+                    state.pending.entry(row).or_insert(content);
                 }
                 drop(state);
                 ctx.progress.condition(CONDITION, Err(complaint(&error)));
@@ -191,7 +263,7 @@ impl Writer {
 /// What a person reads about an unusable checkpoint.
 pub fn complaint(error: &CheckpointError) -> String {
     format!(
-        "{}; the last good manifests are not remembered over a restart until the folder can be written",
+        "{}; the last good manifests and the ages of pods are not remembered over a restart until the folder can be written",
         keelson_service_kit::status::chain(error)
     )
 }
@@ -229,7 +301,7 @@ fn open(folder: &Path) -> Result<Database, CheckpointError> {
 }
 
 /// Schema version and contents.
-type Stored = (Option<u64>, BTreeMap<String, Vec<u8>>);
+type Stored = (Option<u64>, BTreeMap<Row, Vec<u8>>);
 
 /// Whether the file itself is no good store, rather than the disk or its permissions.
 fn is_broken(error: &redb::DatabaseError) -> bool {
@@ -243,7 +315,7 @@ fn is_broken(error: &redb::DatabaseError) -> bool {
     }
 }
 
-fn load(folder: &Path, store: &Database) -> Result<BTreeMap<String, Vec<u8>>, CheckpointError> {
+fn load(folder: &Path, store: &Database) -> Result<BTreeMap<Row, Vec<u8>>, CheckpointError> {
     let path = folder.join(FILE_NAME);
     let read = || -> Result<Stored, redb::Error> {
         let transaction = store.begin_read()?;
@@ -255,15 +327,18 @@ fn load(folder: &Path, store: &Database) -> Result<BTreeMap<String, Vec<u8>>, Ch
         if version.is_some_and(|found| found > SCHEMA) {
             return Ok((version, BTreeMap::new()));
         }
-        let table = match transaction.open_table(MANIFESTS) {
-            Ok(table) => table,
-            Err(redb::TableError::TableDoesNotExist(_)) => return Ok((version, BTreeMap::new())),
-            Err(error) => return Err(error.into()),
-        };
         let mut content = BTreeMap::new();
-        for row in table.iter()? {
-            let (path, bytes) = row?;
-            content.insert(path.value().to_owned(), bytes.value().to_vec());
+        let tables: [(Table, RowOf); 2] = [(MANIFESTS, Row::Manifest), (PODS, Row::Pod)];
+        for (table, row_of) in tables {
+            let table = match transaction.open_table(table) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for row in table.iter()? {
+                let (key, bytes) = row?;
+                content.insert(row_of(key.value().to_owned()), bytes.value().to_vec());
+            }
         }
         Ok((version, content))
     };
@@ -291,14 +366,19 @@ fn write(
     let commit = || -> Result<(), redb::Error> {
         let transaction = store.begin_write()?;
         transaction.open_table(META)?.insert("schema", SCHEMA)?;
-        let mut table = transaction.open_table(MANIFESTS)?;
-        for (path, content) in pending {
+        let mut manifests = transaction.open_table(MANIFESTS)?;
+        let mut pods = transaction.open_table(PODS)?;
+        for (row, content) in pending {
+            let (table, key) = match row {
+                Row::Manifest(path) => (&mut manifests, path),
+                Row::Pod(uid) => (&mut pods, uid),
+            };
             match content {
-                Some(bytes) => drop(table.insert(path.as_str(), bytes.as_slice())?),
-                None => drop(table.remove(path.as_str())?),
+                Some(bytes) => drop(table.insert(key.as_str(), bytes.as_slice())?),
+                None => drop(table.remove(key.as_str())?),
             }
         }
-        drop(table);
+        drop((manifests, pods));
         transaction.commit()?;
         Ok(())
     };

@@ -7,10 +7,12 @@ use keelson_kube_model::PodFullName;
 use keelson_pod_config_core::files::{Problem, SourceObject, SourceSet};
 use keelson_pod_config_core::merge::{Change, Merge, MergedPod, Op, Refused};
 use keelson_pod_config_core::object::ObjectKey;
+use keelson_pod_config_core::sight::Sight;
 use keelson_pod_config_core::{ManifestError, Why};
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_service_kit::{Context, EventRing, ObjectRef, Subscription, WatchHub, now_unix_nanos};
 
+use crate::checkpoint::Checkpoint;
 use crate::metrics::SourceMetrics;
 
 /// Name of the source that `staticPodPath` configures.
@@ -44,6 +46,7 @@ pub struct Desired(Arc<Inner>);
 struct Inner {
     hub: WatchHub<Key, Entry>,
     state: Mutex<State>,
+    checkpoint: Checkpoint,
     events: EventRing,
     metrics: SourceMetrics,
     node_name: String,
@@ -66,16 +69,23 @@ struct SourceState {
 
 impl Desired {
     /// No pods yet; `sources` are the configured ones, by name and location, in the order of their precedence.
-    pub fn new(ctx: &Context, sources: &[(&str, String)]) -> Self {
+    /// `earlier` is what an earlier run of the service has sent, by UID; `checkpoint` keeps it for the next one.
+    pub fn new(
+        ctx: &Context,
+        sources: &[(&str, String)],
+        checkpoint: Checkpoint,
+        earlier: BTreeMap<String, Sight>,
+    ) -> Self {
         let state = |(name, location): &(&str, String)| {
             ((*name).to_owned(), SourceState { location: location.clone(), ..SourceState::default() })
         };
         Self(Arc::new(Inner {
             hub: WatchHub::incomplete(),
             state: Mutex::new(State {
-                merge: Merge::default(),
+                merge: Merge::resuming(earlier),
                 sources: sources.iter().map(state).collect(),
             }),
+            checkpoint,
             events: ctx.events.clone(),
             metrics: SourceMetrics::register(&ctx.metrics),
             node_name: ctx.config.node_name.clone(),
@@ -117,7 +127,8 @@ impl Desired {
             tracing::info!(source, pods = state.merge.count(source), "the source has been read");
             self.0.hub.set(Key::Source(source.to_owned()), Entry::Ready);
         }
-        if state.sources.values().all(|source| source.ready) {
+        if newly_ready && state.sources.values().all(|source| source.ready) {
+            self.forget_earlier(&mut state.merge);
             self.0.hub.complete();
         }
         let total = state.sources.values().map(|s| s.problems.len()).sum();
@@ -127,14 +138,22 @@ impl Desired {
         }
     }
 
+    /// Every source has spoken: what they do not name is not kept any longer.
+    fn forget_earlier(&self, merge: &mut Merge) {
+        merge.forget_earlier();
+        let checkpoint = &self.0.checkpoint;
+        checkpoint.pods().iter().filter(|uid| !merge.knows(uid)).for_each(|uid| checkpoint.remove_pod(uid));
+    }
+
     fn tell(&self, source: &str, change: Change) {
         let Change { op, pod } = change;
         log(op, source, &pod);
         match op {
             Op::Remove => {
+                self.0.checkpoint.remove_pod(&pod.uid);
                 self.0.hub.remove(&Key::Pod(pod.uid));
             }
-            Op::Add | Op::Update => {
+            Op::Add | Op::Update if pod.resumed.is_none() => {
                 let span = tracing::info_span!(
                     target: keelson_telemetry::TRACE_TARGET,
                     parent: None,
@@ -146,11 +165,15 @@ impl Desired {
                 );
                 self.set(source, pod, keelson_telemetry::traceparent_of(&span).unwrap_or_default());
             }
-            Op::Delete | Op::Reconcile => self.set(source, pod, String::new()),
+            Op::Add | Op::Update | Op::Delete | Op::Reconcile => {
+                let traceparent = pod.resumed.clone().unwrap_or_default();
+                self.set(source, pod, traceparent);
+            }
         }
     }
 
     fn set(&self, source: &str, pod: MergedPod, traceparent: String) {
+        self.0.checkpoint.put_pod(&pod.uid, &pod.sight(&traceparent));
         let desired = pb::DesiredPod {
             uid: pod.uid.clone(),
             namespace: pod.namespace,

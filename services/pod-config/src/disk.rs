@@ -131,6 +131,11 @@ pub fn came_whole(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink() || (m.is_file() && m.nlink() > 1))
 }
 
+/// The version of the regular file at the path; `None` when there is none or nobody can say.
+pub fn stamp_of(path: &Path) -> Option<Stamp> {
+    fs::metadata(path).ok().filter(Metadata::is_file).map(|found| stamp(&found))
+}
+
 /// Whether there is no regular file at the path.
 pub fn is_gone(path: &Path) -> bool {
     match fs::metadata(path) {

@@ -22,7 +22,7 @@ use crate::watcher::{self, Batch, Watcher};
 
 /// How long a removed file may be away before its pods go: editors and git replace files by removing them first.
 const GONE_AFTER: Duration = Duration::from_millis(20);
-/// Between two looks at a path that is missing, unreadable or just changing.
+/// After a look or a watch that failed.
 const AGAIN: Duration = Duration::from_secs(1);
 const PATH_CONDITION: &str = "static-pod-path";
 const INOTIFY_CONDITION: &str = "inotify";
@@ -94,11 +94,12 @@ impl FileSource {
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 batch = next_batch(&mut self.watcher) => match batch {
-                    Ok(batch) if batch.everything => {
-                        self.take(batch).await;
-                        rescan_at = Instant::now();
+                    Ok(batch) => {
+                        let everything = batch.everything;
+                        let soonest = self.take(batch).await;
+                        let again = if everything { Some(Duration::ZERO) } else { soonest };
+                        rescan_at = again.map_or(rescan_at, |again| rescan_at.min(Instant::now() + again));
                     }
-                    Ok(batch) => self.take(batch).await,
                     Err(error) => {
                         tracing::warn!(%error, "the inotify instance has failed; opening another one");
                         self.watcher = None;
@@ -122,8 +123,11 @@ impl FileSource {
         known.extend(self.remembered.keys().filter(|path| self.files.content(path).is_none()).cloned());
         let unreadable = matches!(listing, Listing::Unreadable(_));
         let plan = self.view.decide(&self.path.to_string_lossy(), listing, &known, now_unix_nanos());
-        let Plan { read, remove, settled, again, trouble } = plan;
+        let Plan { read, remove, unrested, settled, again, trouble } = plan;
         let mut dirty = !read.is_empty();
+        for path in unrested {
+            dirty |= self.recall(&path);
+        }
         for path in remove {
             dirty |= self.forget(&path);
         }
@@ -144,7 +148,7 @@ impl FileSource {
         if dirty || first {
             self.publish();
         }
-        if again { AGAIN.min(self.check) } else { self.check }
+        again.map_or(self.check, |again| soon(again).min(self.check))
     }
 
     /// Sets the watch and then lists, so that no change falls between the two.
@@ -189,14 +193,16 @@ impl FileSource {
         self.ctx.progress.condition(INOTIFY_CONDITION, Err(text));
     }
 
-    /// Takes what inotify has told.
-    async fn take(&mut self, batch: Batch) {
+    /// Takes what inotify has told. In how long to look again for files that may not be read yet.
+    async fn take(&mut self, batch: Batch) -> Option<Duration> {
         let counts = |name: &String| !is_ignored(name) && self.only.as_ref().is_none_or(|only| only == name);
         let full = |name: String| self.folder.join(name).to_str().map(ToOwned::to_owned);
         let paths = |names: std::collections::BTreeSet<String>| -> Vec<String> {
             names.into_iter().filter(counts).filter_map(full).collect()
         };
         let (mut changed, created, gone) = (paths(batch.changed), paths(batch.created), paths(batch.gone));
+        let mut touched = paths(batch.touched);
+        touched.retain(|path| !changed.contains(path));
         let due = Instant::now() + GONE_AFTER;
         self.gone.extend(gone.into_iter().map(|path| (path, due)));
         if !created.is_empty() {
@@ -206,12 +212,32 @@ impl FileSource {
             });
             changed.extend(whole.await.unwrap_or_default());
         }
-        if changed.is_empty() {
-            return;
+        let again = self.take_touched(touched, &mut changed).await;
+        if !changed.is_empty() {
+            let missing = self.read(changed).await;
+            self.gone.extend(missing.into_iter().map(|path| (path, due)));
+            self.publish();
         }
-        let missing = self.read(changed).await;
-        self.gone.extend(missing.into_iter().map(|path| (path, due)));
-        self.publish();
+        again
+    }
+
+    /// Adds to `changed` the files that may be read, and says when to look for the others.
+    async fn take_touched(&mut self, touched: Vec<String>, changed: &mut Vec<String>) -> Option<Duration> {
+        if touched.is_empty() {
+            return None;
+        }
+        let stamps = self.blocking(|| {
+            let stamped = |path: String| disk::stamp_of(Path::new(&path)).map(|stamp| (path, stamp));
+            touched.into_iter().filter_map(stamped).collect::<Vec<_>>()
+        });
+        let mut again = None;
+        for (path, stamp) in stamps.await.unwrap_or_default() {
+            match self.view.readable_in(&path, &stamp, now_unix_nanos()) {
+                0 => changed.push(path),
+                wait => again = Some(again.map_or(wait, |soonest: i64| soonest.min(wait))),
+            }
+        }
+        again.map(soon)
     }
 
     /// Removes what has been away long enough.
@@ -250,7 +276,7 @@ impl FileSource {
                         self.take_bytes(&path, &bytes);
                     }
                     Reading::Failed(error) => {
-                        self.view.forget(&path);
+                        self.view.was_refused(&path);
                         let text =
                             format!("cannot be read: {error}; let the user of keelson-pod-config read it");
                         self.files.read(&path, Err(vec![ManifestError::file(Why::Unreadable, text)]));
@@ -321,6 +347,11 @@ impl FileSource {
     fn publish(&self) {
         self.desired.publish(FILE, self.files.assemble(), self.settled);
     }
+}
+
+/// At least a millisecond, so that a clock that is behind never makes the loop spin.
+fn soon(nanos: i64) -> Duration {
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)).max(Duration::from_millis(1))
 }
 
 async fn next_batch(watcher: &mut Option<Watcher>) -> std::io::Result<Batch> {

@@ -8,7 +8,8 @@
 //! good), `control-plane` (the Node). Each publishes into [`desired::Desired`], where the decisions of
 //! `keelson-pod-config-core` are applied and told.
 //!
-//! A manifest that breaks takes nothing away: its last good version goes on, also over a restart.
+//! A manifest that breaks takes nothing away: its last good version goes on, also over a restart. A restart sends
+//! the same bytes for the same pods.
 
 pub mod checkpoint;
 pub mod control_plane;
@@ -30,7 +31,7 @@ use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfigServer;
 use keelson_service_kit::{Context, LoopHandle, WatchHub};
 use tonic::service::Routes;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Remembered};
 use crate::control_plane::{ControlPlane, NoControlPlane, NodeState};
 use crate::desired::{Desired, FILE, MANIFEST};
 use crate::file_source::FileSource;
@@ -50,17 +51,18 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         sources.push((FILE, path.display().to_string()));
     }
     sources.push((MANIFEST, manifests.display().to_string()));
-    let desired = Desired::new(&ctx, &sources);
+    let (checkpoint, writer, remembered, trouble) =
+        tokio::task::spawn_blocking(move || Checkpoint::open(&state)).await?;
+    ctx.progress.condition("checkpoint", trouble.map_or(Ok(()), |e| Err(checkpoint::complaint(&e))));
+    ctx.spawn("checkpoint", writer.run(ctx.clone()));
+    let Remembered { manifests: contents, pods } = remembered;
+    let desired = Desired::new(&ctx, &sources, checkpoint.clone(), pods);
 
     let (store, store_loop) = StoreLoop::new(&ctx, &manifests, desired.clone());
     ctx.spawn("manifest-store", store_loop.run());
 
     if let Some(path) = static_path {
-        let (checkpoint, writer, remembered, trouble) =
-            tokio::task::spawn_blocking(move || Checkpoint::open(&state)).await?;
-        ctx.progress.condition("checkpoint", trouble.map_or(Ok(()), |e| Err(checkpoint::complaint(&e))));
-        ctx.spawn("checkpoint", writer.run(ctx.clone()));
-        let source = FileSource::new(&ctx, &path, desired.clone(), checkpoint, remembered);
+        let source = FileSource::new(&ctx, &path, desired.clone(), checkpoint, contents);
         ctx.spawn("file-source", source.run());
     }
 

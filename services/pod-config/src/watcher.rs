@@ -15,6 +15,8 @@ const BUFFER: usize = 4096;
 pub struct Batch {
     /// Names whose file is whole and new or changed.
     pub changed: BTreeSet<String>,
+    /// Names of which only the attributes have changed, perhaps while somebody writes.
+    pub touched: BTreeSet<String>,
     /// Names that have come into being; most are still being written.
     pub created: BTreeSet<String>,
     /// Names that were removed or moved away.
@@ -122,8 +124,10 @@ fn sort(mask: EventMask, name: Option<&str>, of_current: bool, batch: &mut Batch
         return;
     };
     let name = name.to_owned();
-    if mask.intersects(EventMask::CLOSE_WRITE | EventMask::MOVED_TO | EventMask::ATTRIB) {
+    if mask.intersects(EventMask::CLOSE_WRITE | EventMask::MOVED_TO) {
         batch.changed.insert(name);
+    } else if mask.contains(EventMask::ATTRIB) {
+        batch.touched.insert(name);
     } else if mask.contains(EventMask::CREATE) {
         batch.created.insert(name);
     } else if mask.intersects(EventMask::DELETE | EventMask::MOVED_FROM) {

@@ -67,7 +67,7 @@ async fn the_whole_text_is_checked_before_any_of_it_is_stored() {
 #[tokio::test]
 async fn a_pod_of_the_file_source_can_neither_be_applied_nor_deleted() {
     let node = Node::new();
-    node.write("web.yaml", &pod("web", "one"));
+    node.write_rested("web.yaml", &pod("web", "one"));
     let service = node.start();
     service.watch().await.replay().await;
     for refused in [
@@ -111,7 +111,7 @@ async fn without_a_state_folder_the_pods_of_files_run_and_the_trouble_is_named()
     let mut node = Node::new();
     fs::write(node.path("no-folder"), "").unwrap();
     node.config.paths.state_dir = node.path("no-folder");
-    node.write("web.yaml", &pod("web", "one"));
+    node.write_rested("web.yaml", &pod("web", "one"));
     let service = node.start();
     assert_eq!(service.watch().await.replay().await.0.len(), 1);
     for name in ["checkpoint", "manifest-folder"] {
@@ -127,7 +127,7 @@ async fn a_broken_checkpoint_is_put_aside() {
     let node = Node::new();
     fs::create_dir_all(node.path("state/pod-config")).unwrap();
     fs::write(node.path("state/pod-config/checkpoint.redb"), "garbage that is no database at all").unwrap();
-    node.write("web.yaml", &pod("web", "one"));
+    node.write_rested("web.yaml", &pod("web", "one"));
     let mut service = node.start();
     assert_eq!(service.watch().await.replay().await.0.len(), 1);
     service.wait_for_log("checkpoint written");

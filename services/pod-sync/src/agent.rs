@@ -3,86 +3,23 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
-use keelson_kube_model::{Pod, PodStatus};
+use keelson_kube_model::Pod;
 use keelson_pod_sync_core::Moment;
 use keelson_pod_sync_core::backoff::BackoffBook;
 use keelson_pod_sync_core::explain::Ledger;
-use keelson_pod_sync_core::observation::PodObservation;
 use keelson_pod_sync_core::ordering::{StartBook, may_start};
-use keelson_pod_sync_core::worker::{Input, SyncOutcome, Transition, WorkerPhase, WorkerState, step};
+use keelson_pod_sync_core::worker::{Input, SyncOutcome, Transition, UpdateKind, WorkerPhase, step};
 use keelson_proto::keelson::resource_manager::v1::Machine;
-use keelson_service_kit::{CancellationToken, Context, ObjectRef, WatchHub, now_unix_nanos};
-use tokio::sync::{Notify, Semaphore, watch};
+use keelson_service_kit::{Context, ObjectRef, WatchHub, now_unix_nanos};
+use tokio::sync::{Semaphore, watch};
 
 use crate::clients::Clients;
 use crate::desired::Desired;
+use crate::desires;
 use crate::documents::Document;
-use crate::observed::{Observed, same};
+pub use crate::entry::{Entry, RuntimeView, Wanted};
+use crate::observed::{Observed, is_older, same};
 use crate::store::{Record, Store};
-
-/// A desired pod as pod-config sent it.
-#[derive(Debug, Clone)]
-pub struct Wanted {
-    /// What the decisions work on.
-    pub pod: Arc<Pod>,
-    /// The whole object, unknown fields included.
-    pub raw: Bytes,
-    /// `file`, `manifest`, `api`…
-    pub source: String,
-    /// Where it was read.
-    pub origin: String,
-    /// Trace of the change.
-    pub traceparent: String,
-    /// Grows with each change of this UID.
-    pub revision: u64,
-}
-
-/// One UID.
-#[derive(Debug)]
-pub struct Entry {
-    /// Where its worker stands.
-    pub state: WorkerState,
-    /// The pod; `None` for what only the runtime knows.
-    pub wanted: Option<Wanted>,
-    /// What the runtime holds, as far as it was read.
-    pub observed: Observed,
-    /// The status that was published last.
-    pub status: Arc<PodStatus>,
-    /// Counts the published documents.
-    pub version: u64,
-    /// What each step of its life waits for.
-    pub ledger: Ledger,
-    /// Per container why its last start failed: waiting reason and message.
-    pub reasons: BTreeMap<String, (String, String)>,
-    /// resource-manager has admitted it.
-    pub admitted: bool,
-    /// A worker task exists.
-    pub worker: bool,
-    /// Read back from an earlier process; no source has spoken of it yet.
-    pub restored: bool,
-    /// What is known of the runtime may be wrong: the next turn begins with a fresh read.
-    pub refresh: bool,
-    /// It was refused, and its status says why; no other status follows.
-    pub rejected: bool,
-    /// Wakes the worker.
-    pub wake: Arc<Notify>,
-    /// Ends what the worker is waiting for.
-    pub cancel: CancellationToken,
-}
-
-/// What the runtime is able to do now.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct RuntimeView {
-    /// `containerd`…
-    pub name: String,
-    /// Sandboxes and containers can be made.
-    pub ready: bool,
-    /// Pods with a network of their own can be made.
-    pub network_ready: bool,
-    /// Why not.
-    pub message: String,
-}
 
 /// Shared by the loops, the workers and the server.
 #[derive(Debug)]
@@ -110,7 +47,6 @@ pub struct Agent {
     entries: Mutex<BTreeMap<String, Entry>>,
     order: Mutex<StartBook>,
     loose: Mutex<BTreeMap<String, Observed>>,
-    named_anew: Mutex<BTreeMap<String, Wanted>>,
     backoff: Mutex<BackoffBook>,
 }
 
@@ -136,7 +72,6 @@ impl Agent {
             entries: Mutex::default(),
             order: Mutex::default(),
             loose: Mutex::default(),
-            named_anew: Mutex::default(),
             backoff: Mutex::new(BackoffBook::default()),
             context,
         })
@@ -150,6 +85,17 @@ impl Agent {
     /// Looks at one entry.
     pub fn with<T>(&self, uid: &str, look: impl FnOnce(&mut Entry) -> T) -> Option<T> {
         lock(&self.entries).get_mut(uid).map(look)
+    }
+
+    /// Looks at one entry if it is still this life of the UID.
+    pub fn with_life<T>(&self, uid: &str, life: u64, look: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+        lock(&self.entries).get_mut(uid).filter(|e| e.life == life).map(look)
+    }
+
+    /// An entry as a test wants it.
+    #[cfg(test)]
+    pub fn insert(&self, uid: &str, entry: Entry) {
+        lock(&self.entries).insert(uid.to_owned(), entry);
     }
 
     /// The crash-loop back-offs.
@@ -173,60 +119,68 @@ impl Agent {
 
     /// Takes back what an earlier process stored of pods that were ending or running.
     pub fn restore(self: &Arc<Self>, record: Record) {
-        let uid = record.uid.clone();
-        let mut entry = new_entry(&uid, record.state.read_back());
-        entry.status = Arc::new(record.status);
-        if let Some(value) = record.pod {
-            let raw = Bytes::from(value.to_string());
-            if let Ok(pod) = serde_json::from_slice::<Pod>(&raw) {
-                entry.wanted = Some(Wanted {
-                    pod: Arc::new(pod),
-                    raw,
-                    source: record.source,
-                    origin: String::new(),
-                    traceparent: String::new(),
-                    revision: 0,
-                });
-            }
+        let (uid, at) = (record.uid.clone(), self.moment());
+        for stored in &record.backoffs {
+            self.backoff().restore(stored.key(&uid), stored.entry, &at);
         }
-        // Whether it is desired is for its source to say, and what runs of it for the runtime.
-        entry.state.desired = false;
-        (entry.restored, entry.refresh) = (true, true);
-        lock(&self.entries).insert(uid, entry);
+        lock(&self.entries).insert(uid, Entry::restored(record));
     }
 
     /// Something happened to a UID: asks the core, and does what it says. A worker is begun for a UID that
     /// has none.
     pub fn apply(self: &Arc<Self>, uid: &str, input: &Input<'_>) -> Option<Transition> {
-        self.apply_in(uid, input, None)
+        self.apply_in(uid, input, None, |_| {})
     }
 
-    /// What a turn came to. A turn that was begun in another phase than the UID stands in now says nothing
-    /// about this one: it counts as cancelled.
+    /// A source names the pod: the core is asked, and the entry holds the pod, what was observed of it, and
+    /// what the callees are to hold, all at once.
+    pub fn named(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        kind: UpdateKind,
+        observed: Option<Observed>,
+    ) -> Option<Transition> {
+        let pod = &wanted.pod;
+        let input = Input::Update { kind, pod, observed: observed.as_deref() };
+        self.apply_in(pod.metadata.uid.as_str(), &input, None, |entry| {
+            entry.wanted = Some(wanted.clone());
+            (entry.restored, entry.aside) = (false, false);
+            if let Some(observed) = observed.clone() {
+                // What an earlier process began may not be in it yet.
+                entry.freshness.ask();
+                entry.observed = observed;
+            }
+            desires::want(self, entry);
+        })
+    }
+
+    /// What a turn of this life came to. A turn that was begun in another phase than the UID stands in now says
+    /// nothing about this one: it counts as cancelled.
     pub fn apply_outcome(
         self: &Arc<Self>,
         uid: &str,
-        begun_in: WorkerPhase,
+        (life, begun_in): (u64, WorkerPhase),
         outcome: SyncOutcome,
         pod: Option<&Pod>,
     ) -> Option<Transition> {
-        self.apply_in(uid, &Input::Outcome { outcome, pod }, Some(begun_in))
+        self.apply_in(uid, &Input::Outcome { outcome, pod }, Some((life, begun_in)), |_| {})
     }
 
     fn apply_in(
         self: &Arc<Self>,
         uid: &str,
         input: &Input<'_>,
-        begun_in: Option<WorkerPhase>,
+        turn: Option<(u64, WorkerPhase)>,
+        also: impl FnOnce(&mut Entry),
     ) -> Option<Transition> {
         let at = self.moment();
         let mut entries = lock(&self.entries);
         let before = entries.get(uid).map(|e| e.state.clone());
-        if begun_in.is_some() && before.is_none() {
+        if turn.is_some_and(|(life, _)| entries.get(uid).is_none_or(|e| e.life != life)) {
             return None;
         }
         let outdated = Input::Outcome { outcome: SyncOutcome::Cancelled, pod: None };
-        let moved_on = begun_in.is_some_and(|phase| before.as_ref().is_some_and(|b| b.phase != phase));
+        let moved_on = turn.is_some_and(|(_, phase)| before.as_ref().is_some_and(|b| b.phase != phase));
         let input = if moved_on { &outdated } else { input };
         let first = before.is_none();
         let transition = step(before.as_ref(), input, &at);
@@ -234,7 +188,7 @@ impl Agent {
             return Some(transition);
         }
         if first {
-            let mut entry = new_entry(uid, transition.state.clone());
+            let mut entry = Entry::new(uid, transition.state.clone());
             if let Input::ObservedOrphan { observed } = input {
                 entry.observed = Arc::new((*observed).clone());
             }
@@ -245,7 +199,9 @@ impl Agent {
         entry.state = transition.state.clone();
         if transition.cancel_running {
             std::mem::take(&mut entry.cancel).cancel();
+            entry.aside = false;
         }
+        also(entry);
         if !matches!(input, Input::Outcome { .. } | Input::Started) {
             entry.wake.notify_one();
         }
@@ -261,70 +217,118 @@ impl Agent {
 
     /// Starts the worker of a UID that has an entry and no worker yet.
     pub fn begin_worker(self: &Arc<Self>, uid: &str) {
-        if self.with(uid, |e| std::mem::replace(&mut e.worker, true)) != Some(false) {
-            return;
+        let first = self.with(uid, |e| (!std::mem::replace(&mut e.worker, true)).then_some(e.life));
+        if let Some(Some(life)) = first {
+            tokio::spawn(crate::aside::supervise(Arc::clone(self), uid.to_owned(), life, crate::worker::run));
         }
-        let (agent, uid) = (Arc::clone(self), uid.to_owned());
-        let context = self.context.clone();
-        tokio::spawn(async move {
-            let name = uid.clone();
-            if let Err(error) = tokio::spawn(Box::pin(crate::worker::run(agent, uid))).await
-                && error.is_panic()
-            {
-                // A pod whose worker is gone would stand still and nobody would say so.
-                context.fail(format!("the worker of pod {name} has panicked"));
-            }
-        });
     }
 
-    /// Nothing of the pod is left to do here: its callees drop it, its documents end. If the same UID was
-    /// named anew meanwhile, it begins again once the runtime has nothing left of it.
-    pub fn forget(self: &Arc<Self>, uid: &str) {
-        let again = {
+    /// Nothing of this life of the UID is left to do here: its callees drop it, its documents end. If the UID
+    /// was named anew meanwhile, it begins again once the runtime has nothing left of it.
+    pub fn forget(self: &Arc<Self>, uid: &str, life: u64) {
+        let (woken, again) = {
             let mut entries = lock(&self.entries);
-            let Some(entry) = entries.remove(uid) else { return };
-            let again =
-                (entry.state.restart_requested && entry.state.desired).then_some(entry.wanted).flatten();
-            // Under the lock of the entries, so that a UID is never without an entry and a place here.
-            if let Some(wanted) = &again {
-                lock(&self.named_anew).insert(uid.to_owned(), wanted.clone());
+            if entries.get(uid).is_none_or(|e| e.life != life) {
+                return;
             }
-            again.is_some()
+            let Some(entry) = entries.remove(uid) else { return };
+            entry.cancel.cancel();
+            entry.wake.notify_one();
+            // All under the lock of the entries: who names the UID anew finds all of the old life or nothing.
+            self.desired.forget(uid);
+            self.documents.remove(&uid.to_owned());
+            lock(&self.backoff).forget_pod(&uid.into());
+            let woken = lock(&self.order).release_all(&uid.into());
+            if entry.leaves_something() || entry.freshness.due().is_some() {
+                lock(&self.loose).entry(uid.to_owned()).or_insert_with(|| Arc::clone(&entry.observed));
+            }
+            let anew = entry.state.restart_requested && entry.state.desired;
+            let wanted = entry.wanted.filter(|_| anew);
+            let again = wanted.is_some();
+            if let Some(wanted) = wanted {
+                entries.insert(uid.to_owned(), Entry::waiting(uid, wanted, &self.moment()));
+            }
+            (woken, again)
         };
-        self.release_names_of(uid);
-        self.desired.forget(uid);
-        self.documents.remove(&uid.to_owned());
-        self.backoff().forget_pod(&uid.into());
-        if let Some(store) = &self.store {
-            store.remove(uid);
+        for uid in woken {
+            self.wake(uid.as_str());
         }
         if again {
-            let (agent, uid) = (Arc::clone(self), uid.to_owned());
-            tokio::spawn(async move { crate::manager::begin_again(agent, uid).await });
+            self.show_waiting(uid);
+        } else if let Some(store) = &self.store {
+            store.remove_unless(uid, || self.with(uid, |_| ()).is_some());
         }
     }
 
-    /// A UID that is to begin again: with this pod instead, or with `None` not at all. Whether it is one.
-    pub fn rename_anew(&self, uid: &str, wanted: Option<Wanted>) -> bool {
-        let mut anew = lock(&self.named_anew);
-        if !anew.contains_key(uid) {
-            return false;
+    /// A source names a pod of whose UID an earlier life has left something in the runtime, which would be taken
+    /// for its own: it becomes an entry that waits for the removal, or replaces the pod that waits already.
+    /// False: nothing is left, or the earlier life has not come to its end here.
+    pub fn waits_for_removal(self: &Arc<Self>, wanted: &Wanted) -> bool {
+        let uid = wanted.pod.metadata.uid.as_str();
+        {
+            let mut entries = lock(&self.entries);
+            match entries.get_mut(uid) {
+                Some(entry) if entry.again => entry.wanted = Some(wanted.clone()),
+                Some(_) => return false,
+                None => {
+                    let live = |o: &Observed| o.anything_running() || o.any_sandbox_ready();
+                    // It stays there: the pod may be removed and named once more before it is gone.
+                    if lock(&self.loose).get(uid).is_none_or(live) {
+                        return false;
+                    }
+                    entries.insert(uid.to_owned(), Entry::waiting(uid, wanted.clone(), &self.moment()));
+                }
+            }
         }
-        match wanted {
-            Some(wanted) => anew.insert(uid.to_owned(), wanted),
-            None => anew.remove(uid),
-        };
+        self.show_waiting(uid);
         true
     }
 
-    /// Of the UIDs that are to begin again only those that a source still names.
-    pub fn retain_anew(&self, named: impl Fn(&str) -> bool) {
-        lock(&self.named_anew).retain(|uid, _| named(uid));
+    fn show_waiting(self: &Arc<Self>, uid: &str) {
+        self.keep(uid);
+        crate::worker::publish_first(self, uid);
+        self.begin_worker(uid);
     }
 
-    /// The pod that a UID is to begin again with, if it still is.
-    pub fn take_anew(&self, uid: &str) -> Option<Wanted> {
-        lock(&self.named_anew).remove(uid)
+    /// The runtime has nothing left of the earlier life of a UID that waits for that: it begins. Whether it does.
+    pub fn begin_again(self: &Arc<Self>, uid: &str, life: u64) -> bool {
+        let at = self.moment();
+        let begun = self.with_life(uid, life, |entry| {
+            let wanted = entry.wanted.clone().filter(|_| std::mem::take(&mut entry.again))?;
+            let input = Input::Update { kind: UpdateKind::Create, pod: &wanted.pod, observed: None };
+            let transition = step(None, &input, &at);
+            entry.state = transition.state;
+            entry.ledger = Ledger::default();
+            desires::want(self, entry);
+            lock(&self.loose).remove(uid);
+            Some(transition.work.is_some())
+        });
+        match begun.flatten() {
+            None => return false,
+            Some(false) => {
+                self.forget(uid, life);
+                return false;
+            }
+            Some(true) => {}
+        }
+        self.keep(uid);
+        crate::worker::publish_first(self, uid);
+        true
+    }
+
+    /// Something of a UID that waits for the removal of its earlier life came to life after its end: it is ended
+    /// as an orphan is, and then the removal is awaited anew.
+    pub fn end_first(self: &Arc<Self>, uid: &str, life: u64, left: Observed) {
+        let at = self.moment();
+        self.with_life(uid, life, |entry| {
+            if !std::mem::take(&mut entry.again) {
+                return;
+            }
+            let mut state = step(None, &Input::ObservedOrphan { observed: &left }, &at).state;
+            (state.restart_requested, state.desired) = (true, true);
+            (entry.state, entry.observed) = (state, left);
+        });
+        self.keep(uid);
     }
 
     /// May this pod start now? Of static pods one per full name.
@@ -341,14 +345,6 @@ impl Agent {
     pub fn release_name(&self, pod: &Pod) {
         let next = lock(&self.order).release(&pod.full_name(), &pod.uid());
         if let Some(uid) = next {
-            self.wake(uid.as_str());
-        }
-    }
-
-    /// The UID is gone; whatever names it held or waited for are free.
-    fn release_names_of(&self, uid: &str) {
-        let woken = lock(&self.order).release_all(&uid.into());
-        for uid in woken {
             self.wake(uid.as_str());
         }
     }
@@ -383,11 +379,17 @@ impl Agent {
     /// something new. Whether the UID is known here.
     pub fn observed(&self, uid: &str, observed: Observed) -> bool {
         self.with(uid, |entry| {
-            if observed.observed_unix_nanos < entry.observed.observed_unix_nanos {
+            if entry.again {
+                // It is of the earlier life; the worker looks whether anything of that is left.
+                entry.wake.notify_one();
+                return;
+            }
+            if is_older(&observed, &entry.observed) {
                 return;
             }
             let news = !same(&entry.observed, &observed);
             entry.observed = observed;
+            entry.gone = false;
             if news {
                 entry.wake.notify_one();
             }
@@ -399,10 +401,28 @@ impl Agent {
     pub fn keep(&self, uid: &str) {
         let Some(store) = &self.store else { return };
         // The store is locked before the entry is looked at, so that what is written last is newest.
-        let result = store.put_latest(|| self.with(uid, |entry| record_of(uid, entry)));
+        let result = store.put_latest(|| self.with(uid, |entry| entry.record(uid, &lock(&self.backoff))));
         self.context
             .progress
             .condition("state folder", result.map_err(|e| keelson_service_kit::status::chain(&e)));
+    }
+
+    /// Stores the record of a UID if one of its back-offs was advanced since it was stored last.
+    pub fn keep_backoff(&self, uid: &str) {
+        let last = self.backoff().last_advanced_unix_nanos(&uid.into());
+        if self.with(uid, |entry| entry.kept_advance != last) == Some(true) {
+            self.keep(uid);
+        }
+    }
+
+    /// Ends the back-offs of a UID, because a person asked to try now.
+    pub fn retry(&self, uid: &str) {
+        self.backoff().forget_pod(&uid.into());
+        self.keep_backoff(uid);
+        self.with(uid, |entry| {
+            entry.aside = false;
+            entry.wake.notify_one();
+        });
     }
 
     /// Notes a step of the pod's life for `ExplainPod`.
@@ -417,69 +437,5 @@ pub fn object_of(pod: &Pod) -> ObjectRef {
     ObjectRef::pod(&pod.metadata.namespace, &pod.metadata.name, pod.uid().as_str())
 }
 
-/// What is stored of an entry; the pod itself only once it is ending.
-pub fn record_of(uid: &str, entry: &Entry) -> Record {
-    let mut record = Record::new(uid, entry.state.clone(), (*entry.status).clone());
-    if entry.state.phase != WorkerPhase::Sync
-        && let Some(wanted) = &entry.wanted
-    {
-        record.pod = serde_json::from_slice(&wanted.raw).ok();
-        record.source.clone_from(&wanted.source);
-    }
-    record
-}
-
-fn new_entry(uid: &str, state: WorkerState) -> Entry {
-    Entry {
-        state,
-        wanted: None,
-        observed: Arc::new(PodObservation { uid: uid.into(), ..PodObservation::default() }),
-        status: Arc::default(),
-        version: 0,
-        ledger: Ledger::default(),
-        reasons: BTreeMap::new(),
-        admitted: false,
-        worker: false,
-        restored: false,
-        refresh: false,
-        rejected: false,
-        wake: Arc::default(),
-        cancel: CancellationToken::new(),
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use keelson_config::{Config, ServiceName};
-    use keelson_pod_sync_core::worker::UpdateKind;
-
-    fn pod() -> Pod {
-        let json = serde_json::json!({
-            "metadata": {"name": "web", "namespace": "default", "uid": "u"},
-            "spec": {"terminationGracePeriodSeconds": 5, "containers": [{"name": "main", "image": "i:1"}]},
-        });
-        serde_json::from_value(json).unwrap()
-    }
-
-    fn phase(agent: &Agent) -> WorkerPhase {
-        agent.with("u", |e| e.state.phase).unwrap()
-    }
-
-    /// A pod that was removed while its containers were being started has not ended because the start is done.
-    #[tokio::test]
-    async fn the_outcome_of_a_start_says_nothing_about_the_end_that_was_asked_for_meanwhile() {
-        let context = Context::detached(ServiceName::PodSync, Config::default());
-        context.shutdown.cancel();
-        let agent = Agent::new(context, None);
-        let pod = pod();
-        agent.apply("u", &Input::Update { kind: UpdateKind::Create, pod: &pod, observed: None });
-        agent.apply("u", &Input::Started);
-        agent.apply("u", &Input::Removed { pod: Some(&pod) });
-        assert_eq!(phase(&agent), WorkerPhase::Terminating);
-        agent.apply_outcome("u", WorkerPhase::Sync, SyncOutcome::Done, Some(&pod));
-        assert_eq!(phase(&agent), WorkerPhase::Terminating);
-        agent.apply_outcome("u", WorkerPhase::Terminating, SyncOutcome::Done, Some(&pod));
-        assert_eq!(phase(&agent), WorkerPhase::Terminated);
-    }
-}
+mod tests;

@@ -8,7 +8,7 @@ use keelson_proto::keelson::resource_manager::v1 as resource;
 use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_proto::keelson::volume_manager::v1 as volume;
 
-use crate::agent::{Agent, Wanted};
+use crate::agent::{Agent, Entry, Wanted};
 
 /// Names a pod in messages.
 pub fn pod_ref(pod: &Pod) -> PodRef {
@@ -19,10 +19,14 @@ pub fn pod_ref(pod: &Pod) -> PodRef {
     }
 }
 
-/// Sets what the three callees are to hold of a pod that stands in this phase. What a phase no longer wants
-/// is taken back step by step by the worker.
-pub fn want(agent: &Agent, wanted: &Wanted, phase: WorkerPhase) {
-    let pod = &wanted.pod;
+/// Sets what the three callees are to hold of a pod as its entry stands now. What a phase no longer wants is
+/// taken back step by step by the worker.
+///
+/// Called under the lock of the entries, so that what is wanted never outlives the entry that it was made from. A
+/// pod that waits for the removal of its earlier life is wanted by nobody: that would keep the removal away.
+pub fn want(agent: &Agent, entry: &Entry) {
+    let Some(wanted) = entry.wanted.as_ref().filter(|_| !entry.again) else { return };
+    let (pod, phase) = (&wanted.pod, entry.state.phase);
     let uid = pod.metadata.uid.as_str();
     let runtime_want = if phase == WorkerPhase::Sync { Want::Run } else { Want::Stop };
     agent.desired.runtime.want(
@@ -33,12 +37,7 @@ pub fn want(agent: &Agent, wanted: &Wanted, phase: WorkerPhase) {
         return;
     }
     agent.desired.volumes.want(uid, volumes(wanted));
-    agent.desired.resources.want(uid, resources(agent, wanted));
-}
-
-/// The runtime is to begin nothing more for the pod.
-pub fn stop(agent: &Agent, wanted: &Wanted) {
-    want(agent, wanted, WorkerPhase::Terminating);
+    agent.desired.resources.want(uid, resources(agent, wanted, entry.observed.any_sandbox_ready()));
 }
 
 /// The pod's volumes are to go.
@@ -49,8 +48,10 @@ pub fn unmount(agent: &Agent, wanted: &Wanted) {
 
 /// The pod's cgroup and its share are to go.
 pub fn release(agent: &Agent, wanted: &Wanted) {
-    let desire = resource::PodDesire { want: Want::Forget as i32, ..resources(agent, wanted) };
-    agent.desired.resources.want(&wanted.pod.metadata.uid, desire);
+    let uid = wanted.pod.metadata.uid.as_str();
+    let adopted = agent.with(uid, |e| e.observed.any_sandbox_ready()).unwrap_or(false);
+    let desire = resource::PodDesire { want: Want::Forget as i32, ..resources(agent, wanted, adopted) };
+    agent.desired.resources.want(uid, desire);
 }
 
 fn volumes(wanted: &Wanted) -> volume::PodDesire {
@@ -84,7 +85,7 @@ fn volume_message(volume: &Volume) -> volume::Volume {
     volume::Volume { name: volume.name.clone(), source: Some(source) }
 }
 
-fn resources(agent: &Agent, wanted: &Wanted) -> resource::PodDesire {
+fn resources(agent: &Agent, wanted: &Wanted, adopted: bool) -> resource::PodDesire {
     let pod = &wanted.pod;
     let config = &agent.context.config.resources;
     let values = pod_cgroup_values(pod, config.cpu_cfs_period_us, config.cpu_cfs_quota);
@@ -104,6 +105,6 @@ fn resources(agent: &Agent, wanted: &Wanted) -> resource::PodDesire {
             memory_limit_bytes: values.memory_limit.unwrap_or(0),
         }),
         critical: pod.is_critical(),
-        adopted: agent.with(&pod.metadata.uid, |e| e.observed.any_sandbox_ready()).unwrap_or(false),
+        adopted,
     }
 }

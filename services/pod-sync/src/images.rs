@@ -85,6 +85,7 @@ async fn ensure(
     request: runtime::EnsureImageRequest,
 ) -> Result<runtime::ImageDone, ImageTrouble> {
     let name = request.container.clone();
+    // Also what runtime-shim says when the runtime is away: nobody knows anything about the image then.
     let cut = |status: tonic::Status| ImageTrouble {
         reason: "ErrImagePull".into(),
         message: status.message().to_owned(),

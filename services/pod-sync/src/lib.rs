@@ -6,15 +6,21 @@
 //! to hold goes down as a set ([`desired`]). What others are shown comes from [`documents`] and the ledger of
 //! each entry.
 //!
+//! A UID that is named anew waits until nothing of its earlier life is left ([`again`]); one whose worker panics is
+//! set aside while the others go on ([`aside`]).
+//!
 //! Truth is the runtime and the sources. Of its own pod-sync keeps one small file per pod ([`store`]); after a
 //! restart it reads everything, adopts what runs, and only then acts.
 
+pub mod again;
 pub mod agent;
+pub mod aside;
 pub mod clients;
 pub mod convert;
 pub mod desired;
 pub mod desires;
 pub mod documents;
+pub mod entry;
 pub mod images;
 pub mod manager;
 pub mod objects;
@@ -67,7 +73,7 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
                 if phase == WorkerPhase::Terminating {
                     agent.adopt_name(&wanted.pod);
                 }
-                desires::want(&agent, &wanted, phase);
+                agent.with(&uid, |entry| desires::want(&agent, entry));
             }
             agent.begin_worker(&uid);
         }

@@ -13,10 +13,10 @@ use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item as Desired
 use keelson_proto::keelson::resource_manager::v1::{Machine, WatchMachineRequest};
 use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_proto::keelson::runtime::v1::watch_pods_response::Item as Seen;
-use keelson_service_kit::{Backoff, LoopHandle, Signal, follow};
+use keelson_service_kit::{LoopHandle, ObjectRef, Signal, follow};
 
 use crate::agent::{Agent, RuntimeView, Wanted};
-use crate::desires;
+use crate::aside;
 use crate::observed::{Observed, observation};
 
 /// What the two streams have said so far.
@@ -39,6 +39,14 @@ struct State {
 }
 
 impl Sources {
+    /// What runtime-shim replays is remembered until the replay is over.
+    fn replayed(&self, uid: &str) {
+        let mut state = self.state();
+        if !state.runtime_synced {
+            state.runtime_named.insert(uid.to_owned());
+        }
+    }
+
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,7 +90,10 @@ fn desired(agent: &Arc<Agent>, sources: &Sources, item: Desired) {
     match item {
         Desired::Pod(pod) => {
             sources.state().named.insert(pod.uid.clone());
-            if let Err(error) = take_in(agent, pod) {
+            let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
+            // One pod must not end the loop that all of them come through.
+            let taken = aside::guard(agent, object, || take_in(agent, pod, sources.ready()));
+            if let Some(Err(error)) = taken {
                 tracing::error!(%error, "pod-config sent a pod that does not decode; it is not started");
             }
         }
@@ -110,8 +121,13 @@ fn desired(agent: &Arc<Agent>, sources: &Sources, item: Desired) {
     }
 }
 
-/// A pod of pod-config: stores it, and wakes or begins its worker.
-fn take_in(agent: &Arc<Agent>, sent: config::DesiredPod) -> Result<(), serde_json::Error> {
+/// A pod of pod-config: stores it, and wakes or begins its worker. Before every source has reported, what the
+/// runtime holds of it is its own; what is found of a UID later is left of an earlier life.
+fn take_in(
+    agent: &Arc<Agent>,
+    sent: config::DesiredPod,
+    sources_ready: bool,
+) -> Result<(), serde_json::Error> {
     let uid = sent.uid.clone();
     let raw = sent.pod_json;
     let known = agent.with(&uid, |e| (e.state.desired, e.wanted.as_ref().is_some_and(|w| w.raw == raw)));
@@ -128,7 +144,7 @@ fn take_in(agent: &Arc<Agent>, sent: config::DesiredPod) -> Result<(), serde_jso
         traceparent: sent.traceparent,
         revision: sent.revision,
     };
-    if agent.rename_anew(&uid, Some(wanted.clone())) {
+    if sources_ready && agent.waits_for_removal(&wanted) {
         return Ok(());
     }
     let kind =
@@ -144,81 +160,45 @@ fn take_in(agent: &Arc<Agent>, sent: config::DesiredPod) -> Result<(), serde_jso
     Ok(())
 }
 
-/// The same UID was added anew while its old worker was ending, and that one is through. The new life begins
-/// when runtime-shim has removed what was left of the old one: its dead containers would be taken for ours.
-pub async fn begin_again(agent: Arc<Agent>, uid: String) {
-    let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-    while !agent.context.shutdown.is_cancelled() {
-        if let Ok(left) = agent.clients.read_pod(&uid).await
-            && left.sandboxes.is_empty()
-            && left.containers.is_empty()
-        {
-            break;
-        }
-        tokio::time::sleep(backoff.next_delay()).await;
-    }
-    if let Some(wanted) = agent.take_anew(&uid) {
-        agent.loose().remove(&uid);
-        begin(&agent, &wanted, UpdateKind::Create, None);
-    }
-}
-
 fn begin(agent: &Arc<Agent>, wanted: &Wanted, kind: UpdateKind, observed: Option<Observed>) {
-    let pod = &wanted.pod;
-    let uid = pod.metadata.uid.as_str();
-    agent.apply(uid, &Input::Update { kind, pod, observed: observed.as_deref() });
-    let phase = agent.with(uid, |entry| {
-        entry.wanted = Some(wanted.clone());
-        entry.restored = false;
-        if let Some(observed) = observed {
-            // What an earlier process began may not be in it yet.
-            entry.refresh = true;
-            entry.observed = observed;
-        }
-        entry.wake.notify_one();
-        entry.state.phase
-    });
+    let uid = wanted.pod.metadata.uid.as_str();
+    agent.named(wanted, kind, observed);
     // It may have been observed between the look above and the making of the entry.
     let late = agent.loose().remove(uid);
     if let Some(late) = late {
         agent.observed(uid, late);
     }
-    if let Some(phase) = phase {
-        desires::want(agent, wanted, phase);
-        crate::worker::publish_first(agent, uid);
-        agent.begin_worker(uid);
-    }
+    crate::worker::publish_first(agent, uid);
+    agent.begin_worker(uid);
 }
 
-fn removed(agent: &Arc<Agent>, uid: &str) {
-    if agent.rename_anew(uid, None) {
-        return;
-    }
-    let Some(pod) = agent.with(uid, |e| e.wanted.as_ref().map(|w| Arc::clone(&w.pod))) else { return };
+/// No source names the UID any more.
+pub fn removed(agent: &Arc<Agent>, uid: &str) {
+    let known = agent.with(uid, |e| (e.life, e.wanted.as_ref().map(|w| Arc::clone(&w.pod))));
+    let Some((life, pod)) = known else { return };
     let transition = agent.apply(uid, &Input::Removed { pod: pod.as_deref() });
     if transition.is_some_and(|t| t.forget) {
-        agent.forget(uid);
+        agent.forget(uid, life);
     }
 }
 
 /// Every source has reported: what nobody named goes, and the callees may sweep.
 fn all_sources_ready(agent: &Arc<Agent>, sources: &Sources) {
     let named = sources.state().named.clone();
-    agent.retain_anew(|uid| named.contains(uid));
     for uid in agent.uids().into_iter().filter(|uid| !named.contains(uid)) {
         let known = agent.with(&uid, |e| {
             let restored = std::mem::take(&mut e.restored);
             e.wake.notify_one();
-            (e.state.clone(), e.wanted.is_some(), restored, Arc::clone(&e.observed))
+            (e.life, e.state.clone(), e.wanted.is_some(), restored, Arc::clone(&e.observed))
         });
-        let Some((state, has_pod, restored, observed)) = known else { continue };
+        let Some((life, state, has_pod, restored, observed)) = known else { continue };
         if state.desired {
             removed(agent, &uid);
         } else if restored && state.phase == WorkerPhase::Finished {
-            agent.forget(&uid);
+            agent.forget(&uid, life);
         } else if state.phase == WorkerPhase::Sync && !has_pod {
             // A record of a pod that left its source while this service was down: what runs of it is an orphan.
-            agent.forget(&uid);
+            agent.forget(&uid, life);
             agent.loose().insert(uid, observed);
         }
     }
@@ -283,7 +263,7 @@ fn seen(agent: &Arc<Agent>, sources: &Sources, item: Seen) {
     match item {
         Seen::Pod(pod) => {
             let uid = pod.uid.clone();
-            sources.state().runtime_named.insert(uid.clone());
+            sources.replayed(&uid);
             looked_at(agent, sources, &uid, observation(pod));
         }
         Seen::GoneUid(uid) => gone(agent, &uid),
@@ -316,13 +296,18 @@ fn seen(agent: &Arc<Agent>, sources: &Sources, item: Seen) {
 /// Nothing of the pod is left in the runtime, as the stream says. What is known here may be newer than that, so
 /// a fresh read decides.
 fn gone(agent: &Arc<Agent>, uid: &str) {
-    agent.loose().remove(uid);
     agent.with(uid, |entry| {
-        if !entry.observed.sandboxes.is_empty() || !entry.observed.containers.is_empty() {
-            entry.refresh = true;
+        if entry.again {
+            entry.wake.notify_one();
+        } else if entry.leaves_something() || entry.freshness.due().is_some() {
+            // Also while a read is on its way: it may still have found what is gone by now.
+            entry.freshness.ask();
             entry.wake.notify_one();
         }
+        entry.gone = true;
     });
+    // In this order: whoever forgets the UID between the two puts it here.
+    agent.loose().remove(uid);
 }
 
 fn looked_at(agent: &Arc<Agent>, sources: &Sources, uid: &str, observed: Observed) {
@@ -381,3 +366,23 @@ pub async fn heartbeat(agent: Arc<Agent>, progress: LoopHandle, gauge: impl Fn(&
 
 /// How long a worker waits at most before it looks again although nothing has come (`syncFrequency`).
 pub const RESYNC: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use keelson_config::{Config, ServiceName};
+    use keelson_service_kit::Context;
+
+    #[tokio::test]
+    async fn what_runtime_shim_names_is_remembered_only_while_it_replays() {
+        let context = Context::detached(ServiceName::PodSync, Config::default());
+        let (agent, sources) = (Agent::new(context, None), Sources::default());
+        let pod = |uid: &str| Seen::Pod(runtime::RuntimePod { uid: uid.into(), ..Default::default() });
+        seen(&agent, &sources, pod("replayed"));
+        assert_eq!(sources.state().runtime_named.len(), 1);
+        seen(&agent, &sources, Seen::Synced(Default::default()));
+        seen(&agent, &sources, pod("later"));
+        assert!(sources.state().runtime_named.is_empty());
+        assert!(agent.loose().contains_key("replayed"), "the replay named it");
+    }
+}

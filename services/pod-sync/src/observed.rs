@@ -18,10 +18,18 @@ pub fn observation(pod: pb::RuntimePod) -> Observed {
         namespace: pod.namespace,
         sandboxes: pod.sandboxes.into_iter().map(sandbox).collect(),
         containers: pod.containers.into_iter().map(container).collect(),
-        observed_unix_nanos: pod.observed_unix_nanos,
+        // Nothing is told by this but the order: see `is_older`.
+        observed_unix_nanos: pod.observed_boot_nanos,
     };
     observation.sort();
     Arc::new(observation)
+}
+
+/// Whether the reads of `a` began before those of `b`, by runtime-shim's clock of the boot: the node's own clock may
+/// be set back, and every read would count as older until it has caught up. A runtime-shim that does not tell
+/// (0) is taken at its word in the order in which it speaks.
+pub fn is_older(a: &PodObservation, b: &PodObservation) -> bool {
+    a.observed_unix_nanos != 0 && a.observed_unix_nanos < b.observed_unix_nanos
 }
 
 /// Whether both show the same, whenever they were read.
@@ -68,5 +76,32 @@ fn container(container: pb::Container) -> ContainerObservation {
         termination_grace_seconds: container.termination_grace_seconds,
         log_path: container.log_path,
         termination_message: container.termination_message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(unix_seconds: i64, boot_seconds: i64) -> Observed {
+        observation(pb::RuntimePod {
+            uid: "u".into(),
+            observed_unix_nanos: unix_seconds * 1_000_000_000,
+            observed_boot_nanos: boot_seconds * 1_000_000_000,
+            ..Default::default()
+        })
+    }
+
+    #[test]
+    fn a_read_after_the_clock_was_set_back_is_newer_than_one_before_it() {
+        let (before, after) = (read(10_000, 100), read(2_800, 101));
+        assert!(!is_older(&after, &before));
+        assert!(is_older(&before, &after));
+    }
+
+    #[test]
+    fn a_read_of_an_older_runtime_shim_takes_its_place_in_either_order() {
+        let (old, new) = (read(10_000, 0), read(10_001, 101));
+        assert!(!is_older(&old, &new) && !is_older(&new, &old));
     }
 }

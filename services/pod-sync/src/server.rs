@@ -108,9 +108,7 @@ impl PodSync for PodSyncServer {
     ) -> Result<Response<pb::RetryPodResponse>, Status> {
         let request = request.into_inner();
         let document = self.find(&request.namespace, &request.name, "")?;
-        let uid = document.wanted.pod.uid();
-        self.agent.backoff().forget_pod(&uid);
-        self.agent.wake(uid.as_str());
+        self.agent.retry(&document.wanted.pod.metadata.uid);
         Ok(Response::new(pb::RetryPodResponse {}))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_cri::v1 as cri;
-use keelson_kube_model::{Container, ContainerKind, Quantity};
+use keelson_kube_model::{Container, ContainerKind, LifecycleHandler, Quantity};
 use keelson_pod_sync_core::actions::{PodActions, SandboxPlan, StartContainer};
 use keelson_pod_sync_core::config::{
     CgroupVersion, ContainerInputs, DnsInputs, FileMount, Given, ImageUser, MachineInputs, NoObjects,
@@ -53,6 +53,21 @@ struct Sandbox {
     config: cri::PodSandboxConfig,
 }
 
+/// Why a start was not carried through.
+#[derive(Debug)]
+pub enum Unfinished {
+    /// Something newer has come: nobody's trouble, so there is no event, no warning and no reason in the status.
+    Superseded,
+    /// Something is in the way.
+    Trouble(Trouble),
+}
+
+impl From<Trouble> for Unfinished {
+    fn from(trouble: Trouble) -> Self {
+        Self::Trouble(trouble)
+    }
+}
+
 /// Why one container did not start; its waiting reason stands in the status.
 struct StartTrouble {
     reason: &'static str,
@@ -62,12 +77,13 @@ struct StartTrouble {
 /// Makes the sandbox if one is due, and starts the containers of the decision.
 ///
 /// # Errors
-/// The first trouble; containers that do not depend on the one in trouble are started all the same.
+/// The first trouble; containers that do not depend on the one in trouble are started all the same. A turn that
+/// has been cancelled ends at the next wait.
 pub async fn start_containers(
     start: &Start<'_>,
     actions: &PodActions,
     mut images: BTreeMap<String, ImageTask>,
-) -> Result<(), Trouble> {
+) -> Result<(), Unfinished> {
     if actions.create_sandbox.is_none() && actions.start.is_empty() {
         return Ok(());
     }
@@ -102,11 +118,13 @@ pub async fn start_containers(
         {
             // Other pods start while the hook of this one runs.
             permit.take();
-            let id = id.clone();
-            started = post_start(start, container, kind, &id)
-                .await
-                .map(|()| id)
-                .map_err(|trouble| StartTrouble { reason: "PostStartHookError", trouble });
+            started = match post_start(start, container, kind, id).await {
+                Err(Unfinished::Trouble(trouble)) => {
+                    Err(StartTrouble { reason: "PostStartHookError", trouble })
+                }
+                Err(superseded) => return Err(superseded),
+                Ok(()) => started,
+            };
         }
         match started {
             Ok(_) => {
@@ -126,30 +144,28 @@ pub async fn start_containers(
         None => Ok(()),
         Some(trouble) => {
             publish(start.agent, &start.job.uid, &Facts { waiting: &actions.waiting, ..Facts::default() });
-            Err(trouble)
+            Err(trouble.into())
         }
     }
 }
 
-async fn gate<'a>(start: &'a Start<'_>) -> Result<SemaphorePermit<'a>, Trouble> {
+async fn gate<'a>(start: &'a Start<'_>) -> Result<SemaphorePermit<'a>, Unfinished> {
     // Cancel-safe: a permit that was not taken is not held.
     tokio::select! {
-        () = start.job.cancel.cancelled() => Err(cancelled()),
-        permit = start.agent.gate.acquire() => permit.map_err(|_| Trouble::fault("the service is ending")),
+        () = start.job.cancel.cancelled() => Err(Unfinished::Superseded),
+        permit = start.agent.gate.acquire() => {
+            permit.map_err(|_| Trouble::fault("the service is ending").into())
+        }
     }
-}
-
-fn cancelled() -> Trouble {
-    Trouble { message: "something newer has come".into(), retry_unix_nanos: Some(0), neighbour: true }
 }
 
 async fn outcome(
     start: &Start<'_>,
     task: ImageTask,
-) -> Result<Result<runtime::ImageDone, ImageTrouble>, Trouble> {
+) -> Result<Result<runtime::ImageDone, ImageTrouble>, Unfinished> {
     // Cancel-safe: dropping the task gives the image up.
     tokio::select! {
-        () = start.job.cancel.cancelled() => Err(cancelled()),
+        () = start.job.cancel.cancelled() => Err(Unfinished::Superseded),
         outcome = task.outcome() => Ok(outcome),
     }
 }
@@ -164,13 +180,13 @@ async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbo
         let text = format!(
             "RuntimeClass {class:?} not found: without a control plane there are none, take runtimeClassName out"
         );
-        return Err(sandbox_trouble(start, &Trouble::fault(text), YOU));
+        return Err(sandbox_trouble(start, Trouble::fault(text)));
     }
     let attempt =
         plan.map_or_else(|| start.observed.newest_sandbox().map_or(0, |s| s.attempt), |p| p.attempt);
     let config = match sandbox_request(start, attempt) {
         Ok(config) => config,
-        Err(text) => return Err(sandbox_trouble(start, &Trouble::fault(text), YOU)),
+        Err(text) => return Err(sandbox_trouble(start, Trouble::fault(text))),
     };
     let Some(plan) = plan else {
         let ready = start.observed.ready_sandbox().ok_or_else(|| Trouble::fault("the sandbox is gone"))?;
@@ -189,7 +205,7 @@ async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbo
         Ok(response) => response.into_inner().pod_sandbox_id,
         Err(status) => {
             let trouble = Trouble::call("Failed to create pod sandbox", &status);
-            return Err(sandbox_trouble(start, &trouble, "runtime-shim"));
+            return Err(sandbox_trouble(start, trouble));
         }
     };
     let seen = look_at_sandbox(start, &id, plan.attempt).await.map_err(|status| {
@@ -198,7 +214,7 @@ async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbo
             "FailedPodSandBoxStatus",
             format!("Unable to get pod sandbox status: {}", status.message()),
         );
-        sandbox_trouble(start, &Trouble::call("Unable to get pod sandbox status", &status), "runtime-shim")
+        sandbox_trouble(start, Trouble::call("Unable to get pod sandbox status", &status))
     })?;
     let ips = show_sandbox(start, seen);
     note(start, StepName::Sandbox, "", Cause::done("runtime-shim"));
@@ -233,14 +249,20 @@ fn show_sandbox(start: &Start<'_>, seen: SandboxObservation) -> Vec<String> {
     ips
 }
 
-fn sandbox_trouble(start: &Start<'_>, trouble: &Trouble, owner: &str) -> Trouble {
-    note(start, StepName::Sandbox, "", Cause::failed("FailedCreatePodSandBox", &trouble.message, owner));
+/// Who has to act: what the runtime answers is about the pod or the node, however it words it.
+fn owner_of(trouble: &Trouble) -> &'static str {
+    if trouble.neighbour { "runtime-shim" } else { YOU }
+}
+
+fn sandbox_trouble(start: &Start<'_>, trouble: Trouble) -> Trouble {
+    let cause = Cause::failed("FailedCreatePodSandBox", &trouble.message, owner_of(&trouble));
+    note(start, StepName::Sandbox, "", cause);
     start.agent.context.events.warning(
         object_of(&start.wanted.pod),
         "FailedCreatePodSandBox",
         trouble.message.clone(),
     );
-    trouble.clone()
+    trouble
 }
 
 fn machine_inputs<'a>(start: &'a Start<'_>, machine: &'a Machine) -> MachineInputs<'a> {
@@ -385,6 +407,13 @@ async fn container_request(
     image: &runtime::ImageDone,
     files: &runtime::WriteContainerFilesResponse,
 ) -> Result<cri::ContainerConfig, String> {
+    if let Some(kind) =
+        container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()).and_then(missing_kind)
+    {
+        return Err(format!(
+            "lifecycle.postStart.{kind}: this version does not carry out {kind} hooks, use exec or sleep"
+        ));
+    }
     let config = &start.agent.context.config;
     let machine = start.agent.machine.borrow().clone();
     let objects = crate::objects::fetch(start.agent, &start.wanted.pod, container).await?;
@@ -449,6 +478,17 @@ async fn container_request(
     container_plan(&start.wanted.pod, container, &inputs).map(container_config).map_err(|e| e.to_string())
 }
 
+/// The kind of a hook that this version cannot carry out. A container whose postStart is of such a kind is not begun,
+/// because without its hook it would have to be killed again.
+fn missing_kind(hook: &LifecycleHandler) -> Option<&'static str> {
+    match hook {
+        LifecycleHandler { exec: Some(_), .. } | LifecycleHandler { sleep: Some(_), .. } => None,
+        LifecycleHandler { http_get: Some(_), .. } => Some("httpGet"),
+        LifecycleHandler { tcp_socket: Some(_), .. } => Some("tcpSocket"),
+        _ => None,
+    }
+}
+
 fn container_env(
     start: &Start<'_>,
     container: &Container,
@@ -471,14 +511,14 @@ async fn post_start(
     container: &Container,
     kind: ContainerKind,
     id: &str,
-) -> Result<(), Trouble> {
+) -> Result<(), Unfinished> {
     let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else { return Ok(()) };
     // Bounded, so that a hook that hangs cannot hold the pod's worker for ever.
     let bound = start.agent.clients.cri_timeout;
     let hook = tokio::time::timeout(bound, crate::stop::run_hook(start.agent, id, hook, bound));
     // Cancel-safe: whoever ends the pod stops the container, and the hook with it.
     let outcome = tokio::select! {
-        () = start.job.cancel.cancelled() => return Err(cancelled()),
+        () = start.job.cancel.cancelled() => return Err(Unfinished::Superseded),
         outcome = hook => outcome,
     };
     let text = match outcome {
@@ -504,7 +544,7 @@ async fn post_start(
         "FailedPostStartHook",
     )
     .await?;
-    Err(Trouble::fault(format!("PostStartHook failed: {text}")))
+    Err(Trouble::fault(format!("PostStartHook failed: {text}")).into())
 }
 
 fn image_trouble(
@@ -513,9 +553,11 @@ fn image_trouble(
     kind: ContainerKind,
     trouble: ImageTrouble,
 ) -> Trouble {
-    remember(start, container, &trouble.reason, &trouble.message);
-    let object = container_object(&start.wanted.pod, kind, &container.name);
-    start.agent.context.events.warning(object, "Failed", format!("Error: {}", trouble.reason));
+    if !trouble.neighbour {
+        remember(start, container, &trouble.reason, &trouble.message);
+        let object = container_object(&start.wanted.pod, kind, &container.name);
+        start.agent.context.events.warning(object, "Failed", format!("Error: {}", trouble.reason));
+    }
     note(
         start,
         StepName::Container,
@@ -538,12 +580,8 @@ fn container_trouble(
     remember(start, container, reason, &trouble.message);
     let object = container_object(&start.wanted.pod, kind, &container.name);
     start.agent.context.events.warning(object, "Failed", format!("Error: {}", trouble.message));
-    let owner = match (trouble.neighbour, reason) {
-        (true, _) => "runtime-shim",
-        (false, "CreateContainerError") => "runtime-shim",
-        (false, _) => YOU,
-    };
-    note(start, StepName::Container, &container.name, Cause::failed(reason, &trouble.message, owner));
+    let cause = Cause::failed(reason, &trouble.message, owner_of(&trouble));
+    note(start, StepName::Container, &container.name, cause);
     trouble
 }
 
@@ -552,3 +590,6 @@ fn remember(start: &Start<'_>, container: &Container, reason: &str, message: &st
     let value = (reason.to_owned(), message.to_owned());
     start.agent.with(&start.job.uid, |entry| entry.reasons.insert(container.name.clone(), value));
 }
+
+#[cfg(test)]
+mod tests;

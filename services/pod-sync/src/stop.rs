@@ -33,8 +33,9 @@ const ASK: Duration = Duration::from_secs(60);
 /// Ends the processes of a pod, or of what only the runtime knows.
 pub async fn terminate(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
     let pod = job.wanted.as_ref().map(|w| Arc::clone(&w.pod));
-    if let Some(wanted) = &job.wanted {
-        desires::stop(agent, wanted);
+    if job.wanted.is_some() {
+        // The runtime is to begin nothing more for the pod.
+        agent.with(&job.uid, |entry| desires::want(agent, entry));
         republish(agent, &job.uid);
     }
     let why = job.state.cause.map_or("ending", |c| c.as_str());

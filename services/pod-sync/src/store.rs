@@ -3,16 +3,19 @@
 //! It is never synced to disk: it has to outlive a killed process, and after a reboot the processes that it
 //! speaks of are gone. What is lost is what a kubelet loses at each restart (docs/adr/0002).
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use keelson_kube_model::PodStatus;
+use keelson_pod_sync_core::backoff::{BackoffEntry, BackoffKey};
 use keelson_pod_sync_core::worker::WorkerState;
 use serde::{Deserialize, Serialize};
 
-/// The version of the record; a newer one is ignored.
+/// The version of the record; a newer one is ignored. A field that may be missing needs no new version: an older
+/// release passes over it. It grows when an older release would misread a record.
 const SCHEMA: u32 = 1;
 
 /// One pod's record.
@@ -31,12 +34,49 @@ pub struct Record {
     /// The source that the pod came from.
     #[serde(default)]
     pub source: String,
+    /// The crash-loop back-offs of its containers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub backoffs: Vec<StoredBackoff>,
+    /// Per container why its last start failed: waiting reason and message.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub failed_starts: BTreeMap<String, (String, String)>,
+}
+
+/// The back-off of one container in one shape; the pod is that of the record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredBackoff {
+    container: String,
+    shape: u64,
+    /// Delay and last start.
+    #[serde(flatten)]
+    pub entry: BackoffEntry,
+}
+
+impl StoredBackoff {
+    /// An entry of the book.
+    pub fn of(key: &BackoffKey, entry: &BackoffEntry) -> Self {
+        Self { container: key.container.clone(), shape: key.shape, entry: *entry }
+    }
+
+    /// Its key in the book of all pods.
+    pub fn key(&self, uid: &str) -> BackoffKey {
+        BackoffKey { uid: uid.into(), container: self.container.clone(), shape: self.shape }
+    }
 }
 
 impl Record {
     /// A record of the current schema.
     pub fn new(uid: &str, state: WorkerState, status: PodStatus) -> Self {
-        Self { schema: SCHEMA, uid: uid.to_owned(), state, status, pod: None, source: String::new() }
+        Self {
+            schema: SCHEMA,
+            uid: uid.to_owned(),
+            state,
+            status,
+            pod: None,
+            source: String::new(),
+            backoffs: Vec::new(),
+            failed_starts: BTreeMap::new(),
+        }
     }
 }
 
@@ -112,10 +152,10 @@ impl Store {
         fs::rename(&temporary, &path).map_err(fail)
     }
 
-    /// Removes the record of a pod.
-    pub fn remove(&self, uid: &str) {
+    /// Removes the record of a pod unless, once nobody else writes, the UID turns out to be in use again.
+    pub fn remove_unless(&self, uid: &str, in_use: impl FnOnce() -> bool) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(path) = self.path(uid) {
+        if let Some(path) = self.path(uid).filter(|_| !in_use()) {
             let _ = fs::remove_file(path);
         }
     }
@@ -136,10 +176,34 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let mut record = Record::new("u1", WorkerState::default(), PodStatus::default());
         record.state.kill_deadline_unix_nanos = Some(42);
+        record.failed_starts = [("a".to_owned(), ("ErrImagePull".to_owned(), "gone".to_owned()))].into();
+        let key = BackoffKey { uid: "u1".into(), container: "a".to_owned(), shape: u64::MAX };
+        let entry = BackoffEntry { delay_seconds: 40, last_advanced_unix_nanos: 7 };
+        record.backoffs = vec![StoredBackoff::of(&key, &entry)];
         store.put(&record).unwrap();
-        assert_eq!(Store::open(dir.path()).unwrap().load(), [record]);
-        store.remove("u1");
+        let loaded = Store::open(dir.path()).unwrap().load();
+        assert_eq!(loaded, [record]);
+        assert_eq!((loaded[0].backoffs[0].key("u1"), loaded[0].backoffs[0].entry), (key, entry));
+        store.remove_unless("u1", || true);
+        assert_eq!(store.load().len(), 1, "in use");
+        store.remove_unless("u1", || false);
         assert!(store.load().is_empty());
+    }
+
+    #[test]
+    fn a_record_without_the_later_fields_is_read_and_one_of_a_later_version_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let mut json =
+            serde_json::to_value(Record::new("u1", WorkerState::default(), PodStatus::default())).unwrap();
+        assert!(json.get("backoffs").is_none() && json.get("failed_starts").is_none());
+        let path = dir.path().join("pods/u1.json");
+        fs::write(&path, json.to_string()).unwrap();
+        assert_eq!(store.load().len(), 1);
+        json["schema"] = (SCHEMA + 1).into();
+        fs::write(&path, json.to_string()).unwrap();
+        assert!(store.load().is_empty());
+        assert!(path.exists());
     }
 
     #[test]

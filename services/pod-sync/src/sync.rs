@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_kube_model::{ContainerKind, Pod};
-use keelson_pod_sync_core::actions::{PodActions, ProbeHints, compute_pod_actions};
+use keelson_pod_sync_core::Reason;
+use keelson_pod_sync_core::actions::{ContainerWait, PodActions, ProbeHints, compute_pod_actions};
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
+use keelson_pod_sync_core::observation::ContainerObservation;
 use keelson_pod_sync_core::status::{deadline_unix_nanos, rejected_status};
 use keelson_pod_sync_core::worker::{Input, SyncOutcome};
 use keelson_proto::keelson::resource_manager::v1 as resource;
@@ -19,7 +21,7 @@ use crate::agent::{Agent, Wanted, object_of};
 use crate::clients::bounded;
 use crate::images::{ImageTask, fetch};
 use crate::observed::Observed;
-use crate::start::{Start, start_containers};
+use crate::start::{Start, Unfinished, start_containers};
 use crate::stop::stop_container_with_hooks;
 use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish};
 
@@ -135,8 +137,8 @@ fn tell_waits(agent: &Agent, job: &Job, actions: &PodActions) {
             let name = container.name.as_str();
             let record = entry.observed.current(name);
             if let Some(wait) = actions.waiting.iter().find(|w| w.name == name) {
-                let cause = Cause::waiting(wait.reason.as_str(), &wait.message, "pod-sync")
-                    .retried_at(wait.until_unix_nanos);
+                let failed_start = entry.reasons.get(name).map(|(_, message)| message.as_str());
+                let cause = cause_of_wait(wait, record, failed_start);
                 let news = entry.ledger.set(StepName::Container, name, cause, &at);
                 if news && !wait.event_message.is_empty() {
                     warned.push((kind, name.to_owned(), wait.event_message.clone()));
@@ -153,7 +155,26 @@ fn tell_waits(agent: &Agent, job: &Job, actions: &PodActions) {
     }
 }
 
+/// Why a container is held back. Behind a back-off stands what it is about: a start that failed, which a person has
+/// to mend, or the end of the last run.
+fn cause_of_wait(
+    wait: &ContainerWait,
+    record: Option<&ContainerObservation>,
+    failed_start: Option<&str>,
+) -> Cause {
+    let text = |why: &str| format!("{}: {why}", wait.message);
+    let (owner, message) = match (wait.reason, failed_start, record) {
+        (Reason::CrashLoopBackOff, Some(why), _) => (YOU, text(why)),
+        (Reason::CrashLoopBackOff, None, Some(last)) if last.has_exited() => {
+            ("pod-sync", text(&format!("it ended with exit code {} ({})", last.exit_code, last.reason)))
+        }
+        _ => ("pod-sync", wait.message.clone()),
+    };
+    Cause::waiting(wait.reason.as_str(), &message, owner).retried_at(wait.until_unix_nanos)
+}
+
 /// What follows a round.
+#[derive(Debug)]
 enum Done {
     /// Look at the runtime and decide again.
     Look,
@@ -193,8 +214,17 @@ async fn carry_out(
     };
     stop_unwanted(agent, job, pod, observed, actions).await?;
     let start = Start { agent, job, wanted, observed, mounts, cgroup_parent };
-    Box::pin(start_containers(&start, actions, images)).await?;
-    Ok(Done::Look)
+    after_start(Box::pin(start_containers(&start, actions, images)).await)
+}
+
+/// What follows a start.
+fn after_start(ended: Result<(), Unfinished>) -> Result<Done, Trouble> {
+    match ended {
+        Ok(()) => Ok(Done::Look),
+        // What comes next is the end of the pod, which begins with a fresh read.
+        Err(Unfinished::Superseded) => Ok(Done::Stop(Turn::of(SyncOutcome::Cancelled))),
+        Err(Unfinished::Trouble(trouble)) => Err(trouble),
+    }
 }
 
 /// Stops what must not go on: single containers, or everything because the sandbox is replaced.
@@ -350,4 +380,17 @@ async fn cgroup(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<String
 /// `spec.containers{name}` of a container, as the events of its start name it.
 pub fn container_object(pod: &Pod, kind: ContainerKind, name: &str) -> keelson_service_kit::ObjectRef {
     object_of(pod).container(kind.spec_field(), name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_that_is_superseded_ends_its_turn_as_cancelled_and_not_as_failed() {
+        let ended = after_start(Err(Unfinished::Superseded)).unwrap();
+        assert!(matches!(&ended, Done::Stop(turn) if turn.outcome == SyncOutcome::Cancelled), "{ended:?}");
+        let failed = after_start(Err(Trouble::fault("no such image").into())).unwrap_err();
+        assert_eq!(failed.message, "no such image");
+    }
 }

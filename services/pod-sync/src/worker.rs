@@ -15,7 +15,7 @@ use tonic::Status;
 use crate::agent::{Agent, Entry, Wanted};
 use crate::documents::Document;
 use crate::observed::Observed;
-use crate::{manager, stop, sync};
+use crate::{again, manager, stop, sync};
 
 /// What a turn works on.
 #[derive(Debug, Clone)]
@@ -75,16 +75,16 @@ impl Turn {
     }
 }
 
-/// Works until the UID is forgotten.
-pub async fn run(agent: Arc<Agent>, uid: String) {
-    let Some(wake) = agent.with(&uid, |e| Arc::clone(&e.wake)) else { return };
-    // The entry of a later life of the same UID is not this worker's.
-    let mine = |e: &Entry| Arc::ptr_eq(&e.wake, &wake);
+/// Works until this life of the UID is forgotten.
+pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
+    let Some(wake) = agent.with_life(&uid, life, |e| Arc::clone(&e.wake)) else { return };
     let mut faults = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
     let mut absences = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
     loop {
-        if agent.with(&uid, |e| mine(e)) != Some(true) {
-            return;
+        match agent.with_life(&uid, life, |e| e.again) {
+            None => return,
+            Some(true) if !again::wait(&agent, &uid, life, &wake).await => return,
+            Some(_) => {}
         }
         if let Err(trouble) = refresh(&agent, &uid).await {
             let delay = delay_of(&uid, &trouble, &mut faults, &mut absences);
@@ -95,9 +95,10 @@ pub async fn run(agent: Arc<Agent>, uid: String) {
                 () = tokio::time::sleep(delay) => continue,
             }
         }
-        let Some(job) = job_of(&agent, &uid) else { return };
+        let Some(job) = job_of(&agent, &uid, life) else { return };
         // On the heap, so that a worker that waits, as most do, is small.
         let result = Box::pin(turn(&agent, &job)).await;
+        agent.keep_backoff(&uid);
         let (outcome, wait) = match result {
             Ok(turn) => {
                 faults.reset();
@@ -105,23 +106,24 @@ pub async fn run(agent: Arc<Agent>, uid: String) {
                 (turn.outcome, until(turn.next_unix_nanos))
             }
             Err(trouble) => {
-                agent.with(&uid, |e| e.refresh = true);
+                agent.with(&uid, |e| e.freshness.ask());
                 let delay = delay_of(&uid, &trouble, &mut faults, &mut absences);
                 agent.note(&uid, |ledger, at| ledger.retried_at(after(at.now_unix_nanos, delay), at));
                 (SyncOutcome::Failed, delay)
             }
         };
+        agent.note(&uid, |ledger, _| ledger.clear(StepName::Worker, ""));
         let pod = job.wanted.as_ref().map(|w| &*w.pod);
         let begun_in = job.state.phase;
-        let Some(transition) = agent.apply_outcome(&uid, begun_in, outcome, pod) else { return };
+        let Some(transition) = agent.apply_outcome(&uid, (life, begun_in), outcome, pod) else { return };
         if transition.ended
             && let Some(wanted) = &job.wanted
         {
             agent.release_name(&wanted.pod);
         }
         // What an earlier process left is forgotten only when the sources have spoken.
-        if transition.forget && agent.with(&uid, |e| e.restored) != Some(true) {
-            agent.forget(&uid);
+        if transition.forget && agent.with_life(&uid, life, |e| e.restored) != Some(true) {
+            agent.forget(&uid, life);
             return;
         }
         let moved_on = transition.state.phase != begun_in;
@@ -137,18 +139,17 @@ pub async fn run(agent: Arc<Agent>, uid: String) {
     }
 }
 
-/// Reads the pod anew if what is known of it may be wrong.
+/// Reads the pod anew if what is known of it may be wrong. What makes it doubtful again meanwhile is left to
+/// the next turn.
 async fn refresh(agent: &Agent, uid: &str) -> Result<(), Trouble> {
-    if agent.with(uid, |e| e.refresh) != Some(true) {
-        return Ok(());
-    }
+    let Some(due) = agent.with(uid, |e| e.freshness.due()).flatten() else { return Ok(()) };
     sync::read(agent, uid).await?;
-    agent.with(uid, |e| e.refresh = false);
+    agent.with(uid, |e| e.freshness.answered(due));
     Ok(())
 }
 
-fn job_of(agent: &Agent, uid: &str) -> Option<Job> {
-    agent.with(uid, |entry| Job {
+fn job_of(agent: &Agent, uid: &str, life: u64) -> Option<Job> {
+    agent.with_life(uid, life, |entry| Job {
         uid: uid.to_owned(),
         state: entry.state.clone(),
         wanted: entry.wanted.clone(),

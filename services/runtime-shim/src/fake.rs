@@ -39,6 +39,8 @@ pub(crate) enum Answer {
     Held(Arc<Semaphore>),
     /// An error after a while.
     Late(Duration, Code),
+    /// The headers of an answer, and then a stream that breaks: the runtime has died.
+    CutOff,
 }
 
 /// One call that was made.
@@ -229,6 +231,7 @@ async fn respond(state: Arc<Mutex<State>>, request: Request<Body>) -> Result<Res
             tokio::time::sleep(after).await;
             return Err(Status::new(code, "as the test wants it"));
         }
+        Some(Answer::CutOff) => return Ok(cut_off()),
         Some(Answer::Held(permits)) => permits.acquire().await.unwrap().forget(),
         None => {}
     }
@@ -242,6 +245,15 @@ async fn respond(state: Arc<Mutex<State>>, request: Request<Body>) -> Result<Res
     let mut response = Response::new(Body::new(body));
     response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
     Ok(response)
+}
+
+fn cut_off() -> Response<Body> {
+    let broken = http_body_util::StreamBody::new(futures_util::stream::once(async {
+        Err::<http_body::Frame<Bytes>, _>(std::io::Error::other("the runtime has died"))
+    }));
+    let mut response = Response::new(Body::new(broken));
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    response
 }
 
 /// A message of another shape is empty: not every request begins with an id.

@@ -3,6 +3,8 @@
 //! A pull has no limit of its own: CRI tells nothing about its progress, and an image may be of any size. A
 //! runtime gives up a pull without progress itself (containerd: `image_pull_progress_timeout`); until then the
 //! slot is taken. A pull that nobody waits for any more is given up.
+//!
+//! A runtime that is away is no fault of an image: the call fails with UNAVAILABLE, without event and back-off.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -14,10 +16,12 @@ use keelson_proto::keelson::runtime::v1::ensure_image_response::Item;
 use keelson_runtime_shim_core::image::{
     ImageDecision, PullBook, PullPolicy, decide, go_duration, with_default_tag,
 };
-use keelson_service_kit::{EventRing, ObjectRef, now_unix_nanos};
+use keelson_service_kit::status::{error, is_cut, is_unanswered};
+use keelson_service_kit::{EventRing, ObjectRef};
 use tokio::sync::{Semaphore, mpsc};
 use tonic::{Code, Status};
 
+use crate::clock::Clock;
 use crate::cri::Cri;
 
 /// Makes images present.
@@ -27,6 +31,7 @@ pub struct Images {
     events: EventRing,
     book: Arc<Mutex<PullBook>>,
     slots: Arc<Semaphore>,
+    clock: Clock,
 }
 
 /// Where progress goes; closed when the caller has left.
@@ -37,6 +42,8 @@ pub type Progress = mpsc::Sender<Result<pb::EnsureImageResponse, Status>>;
 enum NoImage {
     /// It cannot be had now.
     Failed(pb::ImageFailed),
+    /// The runtime is away, and nobody knows: neither a failure nor an event.
+    Away(Status),
     /// The caller has left: neither a failure nor an event, and nobody to tell.
     Left,
 }
@@ -45,7 +52,7 @@ impl Images {
     /// Pulls at most `parallel` images at the same time.
     pub fn new(cri: Cri, events: EventRing, parallel: u32) -> Self {
         let slots = Arc::new(Semaphore::new(parallel.max(1) as usize));
-        Self { cri, events, book: Arc::default(), slots }
+        Self { cri, events, book: Arc::default(), slots, clock: Clock::System }
     }
 
     fn book(&self) -> std::sync::MutexGuard<'_, PullBook> {
@@ -57,17 +64,22 @@ impl Images {
         self.book().clear(uid, None);
     }
 
-    /// Carries out one request; the last message is `done` or `failed`.
+    /// Carries out one request; the last message is `done` or `failed`, or UNAVAILABLE ends the answer because
+    /// the runtime is away.
     pub async fn ensure(&self, request: pb::EnsureImageRequest, progress: Progress) {
         let pod = request.pod.clone().unwrap_or_default();
         let list = if request.spec_list.is_empty() { "containers" } else { &request.spec_list };
         let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid).container(list, &request.container);
         let end = match self.ensure_inner(&pod, &request, &object, &progress).await {
-            Ok(done) => Item::Done(done),
-            Err(NoImage::Failed(failed)) => Item::Failed(failed),
+            Ok(done) => Ok(Item::Done(done)),
+            Err(NoImage::Failed(failed)) => Ok(Item::Failed(failed)),
+            Err(NoImage::Away(status)) => {
+                tracing::debug!(image = request.image, error = status.message(), "the runtime is away");
+                Err(status)
+            }
             Err(NoImage::Left) => return,
         };
-        let _ = progress.send(Ok(pb::EnsureImageResponse { item: Some(end) })).await;
+        let _ = progress.send(end.map(|item| pb::EnsureImageResponse { item: Some(item) })).await;
     }
 
     async fn ensure_inner(
@@ -81,6 +93,9 @@ impl Images {
             .map_err(|error| self.failed(object, "InspectFailed", "InvalidImageName", error.to_string()))?;
         let present = self.inspect(&reference).await.map_err(|status| {
             let message = format!("Failed to inspect image {:?}: {}", request.image, status.message());
+            if is_cut(&status) {
+                return away(message);
+            }
             self.failed(object, "InspectFailed", "ImageInspectError", message)
         })?;
         match decide(PullPolicy::parse(&request.pull_policy, &reference), present.is_some()) {
@@ -107,10 +122,11 @@ impl Images {
         object: &ObjectRef,
         progress: &Progress,
     ) -> Result<pb::ImageDone, NoImage> {
+        let now = self.clock.read();
         let waits = {
             let book = self.book();
-            let waits = book.waits_until(&pod.uid, reference, now_unix_nanos());
-            waits.map(|(until, error)| (until, error.to_owned()))
+            let waits = book.waits_until(&pod.uid, reference, now.boot_nanos);
+            waits.map(|(until, error)| (now.unix_nanos_of(until), error.to_owned()))
         };
         if let Some((until, error)) = waits {
             let text = format!("Back-off pulling image {:?}", request.image);
@@ -152,10 +168,16 @@ impl Images {
             }
             Err(status) => {
                 let text = format!("Failed to pull image {:?}: {}", request.image, status.message());
+                // What the runtime itself answers is about the image or its registry, whatever the code.
+                if is_unanswered(&status) {
+                    return Err(away(text));
+                }
                 let reason = pull_reason(&status);
                 self.events.warning(object.clone(), "Failed", text.clone());
                 let last = format!("{reason}: {}", status.message());
-                let next_retry_unix_nanos = self.book().failed(&pod.uid, reference, &last, now_unix_nanos());
+                let now = self.clock.read();
+                let until = self.book().failed(&pod.uid, reference, &last, now.boot_nanos);
+                let next_retry_unix_nanos = now.unix_nanos_of(until);
                 let failed =
                     pb::ImageFailed { reason: reason.to_owned(), message: text, next_retry_unix_nanos };
                 Err(NoImage::Failed(failed))
@@ -191,6 +213,11 @@ impl Images {
     }
 }
 
+/// The runtime is away, as `message` says.
+fn away(message: String) -> NoImage {
+    NoImage::Away(error(Code::Unavailable, "RUNTIME_UNAVAILABLE", message))
+}
+
 async fn step(progress: &Progress, step: &str) {
     let item = Item::Progress(pb::ImageProgress { step: step.to_owned(), bytes: 0 });
     let _ = progress.send(Ok(pb::EnsureImageResponse { item: Some(item) })).await;
@@ -218,7 +245,19 @@ mod tests {
     use keelson_proto::keelson::events::v1::events_server::Events as _;
 
     fn images(fake: &FakeRuntime) -> Images {
-        Images::new(fake.cri.clone(), EventRing::default(), 1)
+        let images = Images::new(fake.cri.clone(), EventRing::default(), 1);
+        Images { clock: Clock::standing(), ..images }
+    }
+
+    /// How an answer that a broken call ends comes to its end.
+    async fn broken(images: &Images, request: pb::EnsureImageRequest) -> Status {
+        let (progress, mut messages) = mpsc::channel(8);
+        images.ensure(request, progress).await;
+        let mut last = None;
+        while let Some(message) = messages.recv().await {
+            last = Some(message);
+        }
+        last.unwrap().unwrap_err()
     }
 
     fn request(policy: &str) -> pb::EnsureImageRequest {
@@ -276,7 +315,7 @@ mod tests {
         waiting.await.unwrap();
         drop(messages);
         pull.await.unwrap();
-        assert_eq!(images.book().waits_until("u", "busybox:1", now_unix_nanos()), None);
+        assert_eq!(images.book().waits_until("u", "busybox:1", images.clock.read().boot_nanos), None);
         assert!(told(&images).await.iter().all(|e| e.reason == "Pulling"));
     }
 
@@ -303,6 +342,50 @@ mod tests {
         ];
         assert_eq!(texts, expected);
         assert!(told.iter().all(|e| e.field_path == "spec.initContainers{c}"), "{told:?}");
+    }
+
+    #[tokio::test]
+    async fn a_runtime_that_is_away_is_no_fault_of_the_image() {
+        let fake = FakeRuntime::start().await;
+        let images = images(&fake);
+        let dead = fake.dir.path().join("dead.sock");
+        let timeout = std::time::Duration::from_secs(5);
+        let cri = Cri::new(dead.to_str().unwrap(), timeout).unwrap();
+        let unreached = Images { cri, ..images.clone() };
+        let status = broken(&unreached, request("IfNotPresent")).await;
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains("the container runtime is not reachable"), "{status:?}");
+        assert!(told(&images).await.is_empty());
+
+        fake.answer("PullImage", Answer::CutOff);
+        let status = broken(&images, request("Always")).await;
+        assert_eq!(status.code(), Code::Unavailable);
+        fake.answer("PullImage", Answer::Fail(0, Code::Unknown));
+        assert!(matches!(end(&images, request("Always")).await, Item::Done(_)));
+        assert!(told(&images).await.iter().all(|e| e.r#type == "Normal" && e.reason != "BackOff"));
+    }
+
+    #[tokio::test]
+    async fn what_the_runtime_answers_about_a_pull_is_a_fault_of_the_image_whatever_the_code() {
+        let fake = FakeRuntime::start().await;
+        for code in [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded] {
+            let images = images(&fake);
+            fake.answer("PullImage", Answer::Fail(1, code));
+            assert_eq!(failure(end(&images, request("Always")).await).reason, "ErrImagePull", "{code:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_is_set_back_does_not_lengthen_a_back_off() {
+        let fake = FakeRuntime::start().await;
+        let images = images(&fake);
+        fake.answer("PullImage", Answer::Fail(1, Code::Unknown));
+        failure(end(&images, request("Always")).await);
+        images.clock.pass(9, -7_200);
+        let waits = failure(end(&images, request("Always")).await);
+        assert_eq!(waits.next_retry_unix_nanos, images.clock.read().unix_nanos + 1_000_000_000);
+        images.clock.pass(1, 0);
+        assert!(matches!(end(&images, request("Always")).await, Item::Done(_)));
     }
 
     #[tokio::test]

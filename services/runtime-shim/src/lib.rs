@@ -8,6 +8,7 @@
 //!
 //! It keeps no state of its own: after a restart it reads the runtime.
 
+pub mod clock;
 pub mod collect;
 pub mod cri;
 #[cfg(test)]

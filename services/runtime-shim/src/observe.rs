@@ -1,7 +1,8 @@
 //! What the runtime runs, pod by pod: read when a hint comes or after an own act, and by a slow relist.
 //!
 //! Events are hints, a fresh read decides. Reads of one pod never overtake each other: a read that began
-//! earlier than the one that was published last is dropped.
+//! earlier than the one that was published last is dropped. Earlier is told by the clock of the boot: the node's own
+//! clock may be set back, and every read would be dropped until it has caught up.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,11 +11,12 @@ use std::time::Duration;
 use futures_util::{StreamExt as _, stream};
 use k8s_cri::v1 as cri;
 use keelson_proto::keelson::runtime::v1 as pb;
-use keelson_service_kit::{WatchHub, now_unix_nanos};
+use keelson_service_kit::WatchHub;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tonic::Status;
 
+use crate::clock::{Clock, Reading};
 use crate::cri::Cri;
 use crate::files::Files;
 use crate::labels;
@@ -55,6 +57,7 @@ pub struct Observer(Arc<Inner>);
 struct Inner {
     cri: Cri,
     files: Files,
+    clock: Clock,
     hub: WatchHub<WatchKey, WatchValue>,
     index: Mutex<Index>,
     /// Held while links are made and removed.
@@ -65,7 +68,8 @@ struct Inner {
 struct Index {
     /// By container or sandbox id.
     owner: HashMap<String, Owner>,
-    /// When the reads began that were published last, also of pods that are gone since a short while.
+    /// When the reads began that were published last, nanoseconds since the boot, also of pods that are gone
+    /// since a short while.
     observed: HashMap<String, i64>,
     /// Pods that are being read because of a hint, and whether another hint came meanwhile.
     refreshing: HashMap<String, bool>,
@@ -79,7 +83,8 @@ struct Index {
 #[derive(Debug)]
 struct Owner {
     uid: String,
-    /// When it was learned, or when the read began that shows it: an older read says nothing about it.
+    /// When it was learned, or when the read began that shows it, nanoseconds since the boot: an older read says
+    /// nothing about it.
     since: i64,
 }
 
@@ -94,8 +99,13 @@ struct Settling {
 impl Observer {
     /// An observer that has read nothing yet.
     pub fn new(cri: Cri, files: Files) -> Self {
+        Self::with_clock(cri, files, Clock::System)
+    }
+
+    /// As [`Self::new`], by clocks of the caller's.
+    pub fn with_clock(cri: Cri, files: Files, clock: Clock) -> Self {
         let hub = WatchHub::incomplete();
-        Self(Arc::new(Inner { cri, files, hub, index: Mutex::default(), links: Mutex::default() }))
+        Self(Arc::new(Inner { cri, files, clock, hub, index: Mutex::default(), links: Mutex::default() }))
     }
 
     /// Where pods and the runtime's state are published.
@@ -136,7 +146,7 @@ impl Observer {
 
     /// Remembers which pod a new sandbox or container belongs to.
     pub fn learn(&self, id: &str, uid: &str) {
-        let owner = Owner { uid: uid.to_owned(), since: now_unix_nanos() };
+        let owner = Owner { uid: uid.to_owned(), since: self.0.clock.read().boot_nanos };
         self.index().owner.insert(id.to_owned(), owner);
     }
 
@@ -145,7 +155,7 @@ impl Observer {
     /// # Errors
     /// What the runtime answers.
     pub async fn read(&self, uid: &str) -> Result<Arc<pb::RuntimePod>, Status> {
-        let began = now_unix_nanos();
+        let began = self.0.clock.read();
         let (sandboxes, containers) = self.0.cri.list(Some(uid)).await?;
         let pod = self.assemble(uid, began, sandboxes, containers).await?;
         self.note_readable(uid, None);
@@ -226,7 +236,7 @@ impl Observer {
     /// # Errors
     /// What the runtime answers when it is asked for the lists; nothing is taken out then.
     pub async fn relist(&self) -> Result<usize, Status> {
-        let began = now_unix_nanos();
+        let began = self.0.clock.read();
         let (sandboxes, containers) = self.0.cri.list(None).await?;
         let mut pods: BTreeMap<String, (Vec<cri::PodSandbox>, Vec<cri::Container>)> = BTreeMap::new();
         for sandbox in sandboxes {
@@ -275,19 +285,19 @@ impl Observer {
     }
 
     /// Takes out what a list that was asked for at `began` does not name.
-    fn drop_unlisted(&self, listed: &HashSet<String>, began: i64) {
+    fn drop_unlisted(&self, listed: &HashSet<String>, began: Reading) {
         let mut known = HashSet::new();
         for key in self.0.hub.keys() {
             let WatchKey::Pod(uid) = key else { continue };
             if listed.contains(&uid) {
                 known.insert(uid);
             } else {
-                self.publish(pb::RuntimePod { uid, observed_unix_nanos: began, ..Default::default() });
+                self.publish(nothing_of(uid, began));
             }
         }
         let mut index = self.index();
         index.unreadable.retain(|uid, _| listed.contains(uid));
-        let recent = |since: i64| since > began - GONE_NANOS;
+        let recent = |since: i64| since > began.boot_nanos - GONE_NANOS;
         index.observed.retain(|uid, since| known.contains(uid) || recent(*since));
         index.owner.retain(|_, owner| known.contains(&owner.uid) || recent(owner.since));
     }
@@ -297,13 +307,12 @@ impl Observer {
     async fn assemble(
         &self,
         uid: &str,
-        began: i64,
+        began: Reading,
         sandboxes: Vec<cri::PodSandbox>,
         containers: Vec<cri::Container>,
     ) -> Result<pb::RuntimePod, Status> {
         let before = self.cached(uid);
-        let mut pod =
-            pb::RuntimePod { uid: uid.to_owned(), observed_unix_nanos: began, ..pb::RuntimePod::default() };
+        let mut pod = nothing_of(uid.to_owned(), began);
         let named = sandboxes.iter().map(|s| &s.labels).chain(containers.iter().map(|c| &c.labels)).next();
         if let Some(found) = named {
             pod.namespace = found.get(labels::NAMESPACE).cloned().unwrap_or_default();
@@ -353,10 +362,10 @@ impl Observer {
         let uid = pod.uid.clone();
         let key = WatchKey::Pod(uid.clone());
         let mut index = self.index();
-        let began = pod.observed_unix_nanos;
+        let began = pod.observed_boot_nanos;
         if let Some(last) = index.observed.get(&uid).copied().filter(|last| *last > began) {
-            let gone =
-                || pb::RuntimePod { uid: uid.clone(), observed_unix_nanos: last, ..Default::default() };
+            let unix_nanos = self.0.clock.read().unix_nanos_of(last);
+            let gone = || nothing_of(uid.clone(), Reading { unix_nanos, boot_nanos: last });
             return self.cached(&uid).unwrap_or_else(|| Arc::new(gone()));
         }
         index.observed.insert(uid.clone(), began);
@@ -390,6 +399,16 @@ impl Observer {
             let now = observer.cached(&uid).unwrap_or_default();
             observer.0.files.link_logs(before.as_deref(), &now);
         });
+    }
+}
+
+/// A pod of which the runtime knows nothing, as a read says that began then.
+fn nothing_of(uid: String, began: Reading) -> pb::RuntimePod {
+    pb::RuntimePod {
+        uid,
+        observed_unix_nanos: began.unix_nanos,
+        observed_boot_nanos: began.boot_nanos,
+        ..Default::default()
     }
 }
 
@@ -475,7 +494,7 @@ mod tests {
         pb::RuntimePod {
             uid: uid.into(),
             containers: containers.into_iter().collect(),
-            observed_unix_nanos: began,
+            observed_boot_nanos: began,
             ..Default::default()
         }
     }
@@ -516,7 +535,7 @@ mod tests {
     #[tokio::test]
     async fn an_older_read_does_not_bring_back_a_pod_that_is_gone() {
         let observer = FakeRuntime::start().await.observer;
-        let now = now_unix_nanos();
+        let now = Clock::System.read().boot_nanos;
         observer.publish(picture("a", Some("c"), now));
         observer.publish(picture("a", None, now + 20));
         let stands = observer.publish(picture("a", Some("c"), now + 10));
@@ -527,14 +546,34 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_exit_is_seen_though_the_clock_was_set_back_before_it() {
+        let fake = FakeRuntime::start().await;
+        let clock = Clock::standing();
+        let observer = Observer::with_clock(fake.cri.clone(), fake.files.clone(), clock.clone());
+        fake.container("c-a", "a", RUNNING);
+        fake.container("c-b", "b", RUNNING);
+        observer.relist().await.unwrap();
+        clock.pass(1, -7_200);
+        fake.container("c-a", "a", EXITED);
+        observer.read("a").await.unwrap();
+        assert_eq!(state(&observer, "a"), Some(pb::ContainerState::Exited));
+        fake.container("c-b", "b", EXITED);
+        observer.relist().await.unwrap();
+        assert_eq!(state(&observer, "b"), Some(pb::ContainerState::Exited));
+        let pod = observer.cached("b").unwrap();
+        assert_eq!(pod.observed_boot_nanos, clock.read().boot_nanos);
+        assert_eq!(pod.observed_unix_nanos, clock.read().unix_nanos);
+    }
+
+    #[tokio::test]
     async fn what_was_learned_after_a_read_began_is_not_forgotten_by_it() {
         let observer = FakeRuntime::start().await.observer;
-        let began = now_unix_nanos();
+        let began = Clock::System.read().boot_nanos;
         observer.learn("new", "a");
         observer.publish(picture("a", None, began - 1));
         observer.publish(picture("a", Some("old"), began - 1));
         assert_eq!(observer.owner_of("new").as_deref(), Some("a"));
-        observer.publish(picture("a", None, now_unix_nanos() + 1));
+        observer.publish(picture("a", None, Clock::System.read().boot_nanos + 1));
         assert_eq!(observer.owner_of("new"), None);
     }
 

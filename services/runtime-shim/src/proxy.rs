@@ -13,11 +13,12 @@ use http::{HeaderName, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use k8s_cri::v1 as cri;
 use keelson_service_kit::PeerChannel;
+use keelson_service_kit::status::{PEER_UNAVAILABLE, chain, error};
 use prost::Message;
 use tokio::sync::oneshot;
-use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
+use tonic::{Code, Status};
 use tower::{Service, ServiceExt as _};
 use tracing::Instrument as _;
 
@@ -139,9 +140,7 @@ impl ProxyInner {
             }
             .in_current_span(),
         );
-        answered
-            .await
-            .unwrap_or_else(|_| Err(Status::internal("the call to the container runtime broke off")))
+        answered.await.unwrap_or_else(|_| Err(cut_off("the call was not carried through")))
     }
 
     async fn act(
@@ -176,7 +175,7 @@ impl ProxyInner {
                 };
                 self.files
                     .make_log_dir(Path::new(&config.log_directory))
-                    .map_err(|e| Status::failed_precondition(keelson_service_kit::status::chain(&e)))?;
+                    .map_err(|e| Status::failed_precondition(chain(&e)))?;
                 Ok(config.metadata.map(|m| m.uid))
             }
             Act::Create => Ok(decode::<cri::CreateContainerRequest>(bytes)
@@ -191,7 +190,7 @@ impl ProxyInner {
     /// Attributes what a call made to its pod; both answers carry the new id as their first field.
     async fn learn(&self, uid: Option<&String>, response: Response<Body>) -> Result<Response<Body>, Status> {
         let (head, body) = response.into_parts();
-        let collected = body.collect().await?;
+        let collected = body.collect().await.map_err(|source| cut_off(&chain(&source)))?;
         let trailers = collected.trailers().cloned();
         let bytes = collected.to_bytes();
         if let (Some(uid), Some(made)) = (uid, decode::<cri::CreateContainerResponse>(&bytes)) {
@@ -200,6 +199,12 @@ impl ProxyInner {
         let body = Full::new(bytes).with_trailers(std::future::ready(trailers.map(Ok)));
         Ok(Response::from_parts(head, Body::new(body)))
     }
+}
+
+/// A call whose answer was lost on its way here: marked, so that the caller does not take it for an answer.
+fn cut_off(how: &str) -> Status {
+    let message = format!("the connection to the container runtime was lost during the call: {how}");
+    error(Code::Unavailable, PEER_UNAVAILABLE, message)
 }
 
 /// The single message of a unary body; `None` when it is compressed, empty or of another shape.
@@ -215,9 +220,11 @@ fn decode<T: Message + Default>(body: &Bytes) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{FakeRuntime, until};
+    use crate::fake::{Answer, FakeRuntime, until};
     use bytes::{BufMut as _, BytesMut};
     use futures_util::FutureExt as _;
+    use keelson_service_kit::status::{is_cut, is_unanswered};
+    use std::time::Duration;
 
     #[test]
     fn a_framed_message_is_decoded_and_a_torn_one_is_not() {
@@ -267,6 +274,31 @@ mod tests {
         held.add_permits(1);
         until("the sandbox is attributed", || fake.observer.owner_of("made").as_deref() == Some("u")).await;
         until("the pod is read", || fake.observer.cached("u").is_some()).await;
+    }
+
+    /// The status of a refused call, as the caller's client reads it.
+    async fn refused(proxy: &mut Proxy<RuntimeService>, method: &str) -> Status {
+        let response = proxy.call(call(method, &cri::CreateContainerRequest::default())).await.unwrap();
+        Status::from_header_map(response.headers()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_call_that_was_cut_on_its_way_is_marked_and_what_the_runtime_answers_is_not() {
+        let fake = FakeRuntime::start().await;
+        fake.answer("CreateContainer", Answer::Fail(1, Code::Unknown));
+        let answered = refused(&mut proxy(&fake), "CreateContainer").await;
+        assert_eq!(answered.code(), Code::Unknown);
+        assert!(!is_cut(&answered), "{answered:?}");
+        fake.answer("CreateContainer", Answer::CutOff);
+        let lost = refused(&mut proxy(&fake), "CreateContainer").await;
+        assert!(is_unanswered(&lost) && is_cut(&lost), "{lost:?}");
+        let dead = fake.dir.path().join("dead.sock");
+        let nobody = crate::cri::Cri::new(dead.to_str().unwrap(), Duration::from_secs(5)).unwrap();
+        let mut proxy = Proxy::new(nobody.channel(), fake.observer.clone(), fake.files.clone());
+        for method in ["CreateContainer", "StartContainer", "ExecSync"] {
+            let unreached = refused(&mut proxy, method).await;
+            assert!(is_unanswered(&unreached) && is_cut(&unreached), "{method}: {unreached:?}");
+        }
     }
 
     #[tokio::test]

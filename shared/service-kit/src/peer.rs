@@ -19,7 +19,7 @@ use tower::retry::budget::{Budget as _, TpsBudget};
 
 use crate::Backoff;
 use crate::deadline::parse_timeout;
-use crate::status::error;
+use crate::status::{PEER_SILENT, PEER_UNAVAILABLE, error};
 
 /// How long a peer may take to show that it is a live gRPC server, not only a socket with a backlog.
 const SETTINGS_WITHIN: Duration = Duration::from_secs(1);
@@ -155,7 +155,7 @@ impl Service<Request<Body>> for PeerChannel {
                 Ok(Err(source)) => Err(unavailable(&name, &source)),
                 Err(_) => Err(error(
                     Code::DeadlineExceeded,
-                    "PEER_SILENT",
+                    PEER_SILENT,
                     format!("{name} did not answer {method} within {} ms", bound.as_millis()),
                 )),
             }
@@ -213,7 +213,7 @@ fn unavailable(name: &str, source: &(dyn std::error::Error + 'static)) -> Status
     while let Some(next) = cause.source() {
         cause = next;
     }
-    error(Code::Unavailable, "PEER_UNAVAILABLE", format!("{name} is not reachable: {cause}"))
+    error(Code::Unavailable, PEER_UNAVAILABLE, format!("{name} is not reachable: {cause}"))
 }
 
 #[cfg(test)]

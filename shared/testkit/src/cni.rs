@@ -4,10 +4,10 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 /// Room for 1021 pods.
@@ -86,10 +86,9 @@ impl Network {
     ///
     /// containerd sets up `lo` by itself, with the plugin `loopback`.
     pub fn write(&self, conf_dir: &Path, lease_dir: &Path) -> anyhow::Result<()> {
-        let conflist = json!({
-            "cniVersion": "0.4.0",
-            "name": self.name,
-            "plugins": [{
+        self.write_plugin(
+            conf_dir,
+            &json!({
                 "type": "bridge",
                 "bridge": self.bridge,
                 "isGateway": true,
@@ -101,13 +100,28 @@ impl Network {
                     "ranges": [[{"subnet": self.subnet.to_string()}]],
                     "routes": [{"dst": "0.0.0.0/0"}],
                 },
-            }],
-        });
+            }),
+        )
+    }
+
+    /// Writes a conflist whose only plugin is `plugin`, which nobody has: it loads, and each pod fails.
+    pub(crate) fn write_broken(&self, conf_dir: &Path, plugin: &str) -> anyhow::Result<()> {
+        self.write_plugin(conf_dir, &json!({ "type": plugin }))
+    }
+
+    /// Written in place: containerd 1.6 looks again after a write, but not after a rename into the folder.
+    fn write_plugin(&self, conf_dir: &Path, plugin: &Value) -> anyhow::Result<()> {
+        let conflist = json!({"cniVersion": "0.4.0", "name": self.name, "plugins": [plugin]});
         fs::create_dir_all(conf_dir)?;
-        let path = conf_dir.join("10-keelson.conflist");
+        let path = conflist_path(conf_dir);
         fs::write(&path, serde_json::to_vec_pretty(&conflist)?)
             .with_context(|| format!("cannot write {}", path.display()))
     }
+}
+
+/// The only configuration file of the network.
+pub(crate) fn conflist_path(conf_dir: &Path) -> PathBuf {
+    conf_dir.join("10-keelson.conflist")
 }
 
 /// The bridge of the run `id`.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
-use crate::cni::{bridge_name, network_name};
+use crate::cni::{bridge_name, conflist_path, network_name};
 use crate::containerd_config::{Layout, Settings, render, usable_snapshotter};
 use crate::packages::full_path;
 use crate::process::ProcessId;
@@ -130,6 +130,22 @@ impl PrivateContainerd {
     /// Its network.
     pub fn network(&self) -> &Network {
         &self.network
+    }
+
+    /// Takes its network's configuration away: CRI's condition NetworkReady becomes false, pods run on.
+    pub fn remove_network(&self) -> anyhow::Result<()> {
+        let path = conflist_path(&self.layout.cni_conf);
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+    }
+
+    /// Makes the network one of `plugin`, a name that no CNI plugin has: NetworkReady stays true, each pod fails.
+    pub fn break_network(&self, plugin: &str) -> anyhow::Result<()> {
+        self.network.write_broken(&self.layout.cni_conf, plugin)
+    }
+
+    /// Undoes [`remove_network`](Self::remove_network) and [`break_network`](Self::break_network).
+    pub fn restore_network(&self) -> anyhow::Result<()> {
+        self.network.write(&self.layout.cni_conf, &self.layout.cni_leases)
     }
 
     /// The pid of containerd; `None` after [`kill`](Self::kill).

@@ -7,6 +7,7 @@
 //! | [`object`] | what a Secret or ConfigMap beside the pods becomes |
 //! | [`files`] | what the files of one source add up to: duplicates, last good versions, problems |
 //! | [`merge`] | what a new set of a source changes (pod-lifecycle.md §2.5) |
+//! | [`sight`] | what is kept of a pod over a restart, so that a restart changes nothing |
 //! | [`scan`] | which files of a folder are to be read, and when a folder that is away counts as empty |
 //! | [`node`] | the Node object while no control plane has one |
 //!
@@ -21,6 +22,7 @@ pub mod node;
 pub mod object;
 mod parse;
 pub mod scan;
+pub mod sight;
 pub mod static_pod;
 mod yaml;
 

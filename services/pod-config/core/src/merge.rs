@@ -8,6 +8,7 @@ use std::sync::Arc;
 use keelson_kube_model::{PodFullName, annotations, time};
 use serde_json::{Value, json};
 
+use crate::sight::{Sight, digest};
 use crate::static_pod::{Fingerprint, StaticPod};
 
 /// A pod as its source hands it in.
@@ -87,6 +88,22 @@ pub struct MergedPod {
     pub revision: u64,
     /// When this UID was first seen, nanoseconds since 1970.
     pub seen_unix_nanos: i64,
+    /// What [`MergedPod::revision`] stands for, see [`digest`]; 0 on [`Op::Remove`].
+    pub digest: u64,
+    /// The trace context of an earlier run of the service that sent exactly this.
+    pub resumed: Option<String>,
+}
+
+impl MergedPod {
+    /// What a later run of the service needs to send the same again, when it was sent with `traceparent`.
+    pub fn sight(&self, traceparent: &str) -> Sight {
+        Sight {
+            seen_unix_nanos: self.seen_unix_nanos,
+            revision: self.revision,
+            digest: self.digest,
+            traceparent: traceparent.to_owned(),
+        }
+    }
 }
 
 /// A pod that was not taken, and why.
@@ -113,6 +130,8 @@ pub struct Outcome {
 #[derive(Debug, Default)]
 pub struct Merge {
     sources: BTreeMap<String, BTreeMap<String, Known>>,
+    /// By UID, what an earlier run of the service has sent and this one has not seen yet.
+    earlier: BTreeMap<String, Sight>,
 }
 
 #[derive(Debug, Clone)]
@@ -125,6 +144,21 @@ struct Known {
 }
 
 impl Merge {
+    /// No pods yet; `earlier` is what an earlier run of the service has sent, by UID.
+    pub fn resuming(earlier: BTreeMap<String, Sight>) -> Self {
+        Self { sources: BTreeMap::new(), earlier }
+    }
+
+    /// Every source has spoken: a UID that comes later is a new one.
+    pub fn forget_earlier(&mut self) {
+        self.earlier.clear();
+    }
+
+    /// Whether a source has a pod of this UID.
+    pub fn knows(&self, uid: &str) -> bool {
+        self.sources.values().any(|pods| pods.contains_key(uid))
+    }
+
     /// Replaces the set of `source` at the moment `now` (nanoseconds since 1970) and says what that changes.
     pub fn set(&mut self, source: &str, pods: Vec<SourcePod>, now: i64) -> Outcome {
         let first = !self.sources.contains_key(source);
@@ -139,12 +173,15 @@ impl Merge {
                 continue;
             }
             names.insert(pod.full_name());
-            let old = known.remove(&pod.uid);
-            let (op, entry) = compare(&pod, old, now);
-            next.insert(pod.uid.clone(), entry.clone());
+            let uid = pod.uid.clone();
+            let (op, mut entry) = compare(&pod, known.remove(&uid), now);
             if let Some(op) = op {
-                outcome.changes.push(Change { op, pod: merged(source, pod, &entry) });
+                let digest = digest(source, &pod);
+                let resumed = self.earlier.remove(&uid).and_then(|sight| resume(&mut entry, sight, digest));
+                let pod = MergedPod { digest, resumed, ..merged(source, pod, &entry) };
+                outcome.changes.push(Change { op, pod });
             }
+            next.insert(uid, entry);
         }
         outcome
             .changes
@@ -206,6 +243,17 @@ fn compare(pod: &SourcePod, old: Option<Known>, now: i64) -> (Option<Op>, Known)
     (op, Known { revision, seen: old.seen, ..fresh })
 }
 
+/// Goes on where an earlier run has ended. The trace context when it sent exactly this.
+fn resume(entry: &mut Known, earlier: Sight, digest: u64) -> Option<String> {
+    entry.seen = earlier.seen_unix_nanos;
+    if earlier.digest == digest {
+        entry.revision = earlier.revision;
+        return Some(earlier.traceparent);
+    }
+    entry.revision = entry.revision.max(earlier.revision + 1);
+    None
+}
+
 fn merged(source: &str, pod: SourcePod, known: &Known) -> MergedPod {
     let json = stamp(&pod.json, source, known.seen);
     MergedPod {
@@ -216,6 +264,8 @@ fn merged(source: &str, pod: SourcePod, known: &Known) -> MergedPod {
         json,
         revision: known.revision,
         seen_unix_nanos: known.seen,
+        digest: 0,
+        resumed: None,
     }
 }
 
@@ -228,6 +278,8 @@ fn removed(uid: String, known: Known) -> MergedPod {
         json: Vec::new(),
         revision: known.revision + 1,
         seen_unix_nanos: known.seen,
+        digest: 0,
+        resumed: None,
     }
 }
 

@@ -110,6 +110,44 @@ fn source_and_moment_are_stamped_and_the_moment_stays() {
 }
 
 #[test]
+fn after_a_restart_the_same_pod_is_the_same_to_the_byte_and_another_keeps_only_its_first_sight() {
+    let mut before = Merge::default();
+    before.set("file", vec![pod("u", "1")], 1_000);
+    let last = before.set("file", vec![pod("u", "2")], 2_000).changes.remove(0).pod;
+    let again = |source: &str, uid: &str, image: &str| {
+        let earlier = [("u".to_owned(), last.sight("00-a-b-01"))].into();
+        Merge::resuming(earlier).set(source, vec![pod(uid, image)], 9_000).changes.remove(0).pod
+    };
+    let same = again("file", "u", "2");
+    assert_eq!(same.resumed.as_deref(), Some("00-a-b-01"));
+    assert_eq!((same.revision, same.seen_unix_nanos, &same.json), (last.revision, 1_000, &last.json));
+
+    for (source, image) in [("file", "3"), ("manifest", "2")] {
+        let other = again(source, "u", image);
+        assert_eq!((other.seen_unix_nanos, other.revision, other.resumed), (1_000, 9_000, None));
+    }
+    let fresh = again("file", "v", "2");
+    assert_eq!((fresh.seen_unix_nanos, fresh.revision, fresh.resumed), (9_000, 9_000, None));
+}
+
+#[test]
+fn a_revision_grows_over_a_restart_even_when_the_clock_has_run_back() {
+    let last = Merge::default().set("file", vec![pod("u", "1")], 5_000).changes.remove(0).pod;
+    let mut merge = Merge::resuming([("u".to_owned(), last.sight(""))].into());
+    assert_eq!(merge.set("file", vec![pod("u", "2")], 10).changes[0].pod.revision, 5_001);
+}
+
+#[test]
+fn what_an_earlier_run_knew_counts_only_until_every_source_has_spoken() {
+    let last = Merge::default().set("file", vec![pod("u", "1")], 5_000).changes.remove(0).pod;
+    let mut merge = Merge::resuming([("u".to_owned(), last.sight(""))].into());
+    assert!(!merge.knows("u"));
+    merge.forget_earlier();
+    assert_eq!(merge.set("file", vec![pod("u", "1")], 6_000).changes[0].pod.seen_unix_nanos, 6_000);
+    assert!(merge.knows("u"));
+}
+
+#[test]
 fn revisions_grow_even_when_the_clock_runs_back() {
     let mut merge = Merge::default();
     let mut last = 0;

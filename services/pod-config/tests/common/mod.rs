@@ -64,6 +64,17 @@ impl Node {
         fs::write(self.manifest(name), text).unwrap();
     }
 
+    /// A manifest that nobody has written to for a minute: a service that starts reads it at once.
+    pub fn write_rested(&self, name: &str, text: &str) {
+        self.write(name, text);
+        rest(&self.manifest(name));
+    }
+
+    /// Where the service keeps what it knows over a restart.
+    pub fn checkpoint(&self) -> PathBuf {
+        self.config.paths.state(ServiceName::PodConfig).join("checkpoint.redb")
+    }
+
     pub fn start(&self) -> Service {
         let file = self.path("run/config.json");
         self.config.store(&file).unwrap();
@@ -101,6 +112,17 @@ impl Service {
                 }
                 Err(_) => panic!("no line with {text:?} in\n{}", self.seen.join("\n")),
             }
+        }
+    }
+
+    /// Waits until this many rows of the checkpoint have been written since the start.
+    pub fn wait_for_rows(&mut self, rows: usize) {
+        let mut written = 0;
+        while written < rows {
+            let line = self.wait_for_log("checkpoint written");
+            let number = line.split("rows=").nth(1).expect("the line says how many");
+            let number: String = number.chars().take_while(char::is_ascii_digit).collect();
+            written += number.parse::<usize>().unwrap();
         }
     }
 
@@ -217,10 +239,22 @@ impl Watch {
     }
 }
 
+/// The part of a pod's JSON that names its first image.
+pub fn image(pod: &pb::DesiredPod) -> String {
+    let json = std::str::from_utf8(&pod.pod_json).unwrap();
+    json.split("\"image\":").nth(1).unwrap().split(',').next().unwrap().to_owned()
+}
+
 pub fn pod(name: &str, image: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  containers:\n  - name: main\n    image: {image}\n"
     )
+}
+
+/// As if the file had been written a minute ago.
+pub fn rest(path: &Path) {
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_modified(std::time::SystemTime::now() - Duration::from_secs(60)).unwrap();
 }
 
 /// Replaces a file by rename, as a careful writer does.

@@ -83,14 +83,26 @@ impl BackoffBook {
         Self { initial_seconds: INITIAL_SECONDS.min(max_seconds), max_seconds, entries: BTreeMap::new() }
     }
 
-    /// Takes an entry back that was stored before.
-    pub fn restore(&mut self, key: BackoffKey, entry: BackoffEntry) {
+    /// Takes an entry back that was stored before. What it says is held within what this book could have made
+    /// itself: the maximum may be another one now, and the clock may have been set back.
+    pub fn restore(&mut self, key: BackoffKey, stored: BackoffEntry, at: &Moment) {
+        let entry = BackoffEntry {
+            delay_seconds: stored.delay_seconds.clamp(self.initial_seconds, self.max_seconds),
+            last_advanced_unix_nanos: stored.last_advanced_unix_nanos.min(at.now_unix_nanos),
+        };
         self.entries.insert(key, entry);
     }
 
-    /// All entries, to be stored.
-    pub fn entries(&self) -> impl Iterator<Item = (&BackoffKey, &BackoffEntry)> {
-        self.entries.iter()
+    /// The entries of one pod, to be stored.
+    pub fn of_pod<'a>(&'a self, uid: &'a PodUid) -> impl Iterator<Item = (&'a BackoffKey, &'a BackoffEntry)> {
+        let first = BackoffKey { uid: uid.clone(), container: String::new(), shape: 0 };
+        self.entries.range(first..).take_while(move |(key, _)| key.uid == *uid)
+    }
+
+    /// When a start last advanced any entry of a pod, unix nanoseconds; `None` for a pod without entries. Another
+    /// answer than before means that there is something new to store.
+    pub fn last_advanced_unix_nanos(&self, uid: &PodUid) -> Option<i64> {
+        self.of_pod(uid).map(|(_, entry)| entry.last_advanced_unix_nanos).max()
     }
 
     /// The entry of a key.
@@ -215,16 +227,50 @@ mod tests {
         let mut book = BackoffBook::default();
         book.advance(&key(), nanos(0), &at(0));
         let mut other = BackoffBook::default();
-        for (key, entry) in book.entries() {
+        for (key, entry) in book.of_pod(&key().uid) {
             let json = serde_json::to_string(&(key, entry)).unwrap();
             let (key, entry) = serde_json::from_str(&json).unwrap();
-            other.restore(key, entry);
+            other.restore(key, entry, &at(0));
         }
         assert_eq!(other, book);
         assert!(other.collect(&at(600)).is_empty());
         assert_eq!(other.collect(&at(601)), [key()]);
         assert!(book.forget_pod(&PodUid::from("u-1")));
         assert!(!book.forget_pod(&PodUid::from("u-1")));
+    }
+
+    #[test]
+    fn what_is_taken_back_is_held_within_what_the_book_could_have_made() {
+        let restored = |max, delay_seconds, last| {
+            let mut book = BackoffBook::new(max);
+            let stored = BackoffEntry { delay_seconds, last_advanced_unix_nanos: nanos(last) };
+            book.restore(key(), stored, &at(50));
+            let entry = book.get(&key()).unwrap();
+            (entry.delay_seconds, entry.last_advanced_unix_nanos)
+        };
+        assert_eq!(restored(300, 40, 20), (40, nanos(20)));
+        assert_eq!(restored(20, 40, 20), (20, nanos(20)), "a lower maximum");
+        assert_eq!(restored(300, -1, 20), (INITIAL_SECONDS, nanos(20)), "a foreign number");
+        assert_eq!(restored(300, 40, 90), (40, nanos(50)), "the clock was set back");
+    }
+
+    #[test]
+    fn the_entries_of_a_pod_are_its_own_and_tell_when_the_last_start_was() {
+        let of = |uid: &str, container: &str| BackoffKey {
+            uid: PodUid::from(uid),
+            container: container.to_owned(),
+            shape: 1,
+        };
+        let mut book = BackoffBook::default();
+        for (uid, container, second) in [("u", "b", 7), ("u", "a", 5), ("t", "a", 9), ("u-1", "a", 9)] {
+            book.advance(&of(uid, container), nanos(0), &at(second));
+        }
+        let uid = PodUid::from("u");
+        let names: Vec<&str> = book.of_pod(&uid).map(|(key, _)| key.container.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert_eq!(book.last_advanced_unix_nanos(&uid), Some(nanos(7)));
+        book.forget_pod(&uid);
+        assert_eq!(book.last_advanced_unix_nanos(&uid), None);
     }
 
     #[test]

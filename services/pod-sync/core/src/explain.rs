@@ -16,6 +16,8 @@ pub const YOU: &str = "you";
 pub enum StepName {
     /// A source names the pod.
     Source,
+    /// The worker that carries the other steps out; told of only while it is set aside.
+    Worker,
     /// The node takes it.
     Admission,
     /// Its volumes are mounted.
@@ -37,6 +39,7 @@ impl StepName {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Source => "source",
+            Self::Worker => "worker",
             Self::Admission => "admission",
             Self::Volumes => "volumes",
             Self::Cgroup => "cgroup",
@@ -242,15 +245,17 @@ impl Ledger {
     }
 }
 
-/// What ends goes before what fails, what fails before what waits, what waits before what is worked at; of equals
-/// the earlier step, because the later ones wait for it.
+/// A worker that is set aside goes before everything, because nothing happens without it. Then what ends goes before
+/// what fails, what fails before what waits, what waits before what is worked at; of equals the earlier step, because
+/// the later ones wait for it.
 fn summarise(steps: &[Step], at: &Moment) -> String {
     let rank = |step: &&Step| match (step.name, step.cause.state) {
         (_, StepState::Done | StepState::NotReached) => None,
-        (StepName::Termination, _) => Some(0),
-        (_, StepState::Failed) => Some(1),
-        (_, StepState::Waiting) => Some(2),
-        (_, StepState::Working) => Some(3),
+        (StepName::Worker, StepState::Failed) => Some(0),
+        (StepName::Termination, _) => Some(1),
+        (_, StepState::Failed) => Some(2),
+        (_, StepState::Waiting) => Some(3),
+        (_, StepState::Working) => Some(4),
     };
     match steps.iter().filter_map(|step| Some((rank(&step)?, step))).min_by_key(|(rank, _)| *rank) {
         None => "The pod waits for nothing.".to_owned(),
@@ -401,6 +406,20 @@ mod tests {
         );
         ledger.set(StepName::Termination, "", Cause::working("pod-sync", "waiting for web to stop"), &at(19));
         assert!(ledger.explain(&at(20)).1.starts_with("Termination has been in progress for 1s"));
+    }
+
+    #[test]
+    fn a_worker_that_is_set_aside_goes_before_the_end_that_it_was_to_bring() {
+        let mut ledger = Ledger::default();
+        ledger.set(StepName::Termination, "", Cause::working("pod-sync", "removed"), &at(1));
+        let cause = Cause::failed("Panicked", "the worker panicked", "pod-sync").retried_at(12 * SECOND);
+        ledger.set(StepName::Worker, "", cause, &at(2));
+        assert_eq!(
+            ledger.explain(&at(5)).1,
+            "Worker has been failing for 3s: the worker panicked (pod-sync is to act, next attempt in 7s)."
+        );
+        ledger.clear(StepName::Worker, "");
+        assert!(ledger.explain(&at(5)).1.starts_with("Termination has been in progress"));
     }
 
     #[test]

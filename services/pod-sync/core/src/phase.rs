@@ -128,3 +128,167 @@ fn decide(pod: &Pod, counts: &Counts, inputs: &PhaseInputs) -> PodPhase {
         PodPhase::Pending
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{from_file, pod};
+
+    fn running(started: bool) -> Value {
+        json!({"state": {"running": {}}, "started": started})
+    }
+
+    fn ended(code: i32) -> Value {
+        json!({"state": {"terminated": {"exitCode": code}}})
+    }
+
+    fn waiting() -> Value {
+        json!({"state": {"waiting": {"reason": "ContainerCreating"}}})
+    }
+
+    /// Waits to be started again after an end.
+    fn backing_off(code: i32) -> Value {
+        json!({"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": code}}})
+    }
+
+    /// The statuses of containers with these names; `null` has none.
+    fn statuses(names: &[&str], list: &[Value]) -> Vec<ContainerStatus> {
+        let named = names.iter().zip(list).filter(|(_, status)| !status.is_null());
+        let complete = |(name, status): (&&str, &Value)| {
+            let mut status = status.clone();
+            status["name"] = json!(name);
+            serde_json::from_value(status).unwrap()
+        };
+        named.map(complete).collect()
+    }
+
+    /// Init container `i`, sidecar `s`, containers `a` and `b`, as far as statuses are given for them.
+    struct Case {
+        policy: &'static str,
+        init: Option<Value>,
+        sidecar: Option<Value>,
+        regular: Vec<Value>,
+    }
+
+    impl Case {
+        fn of(policy: &'static str, regular: &[Value]) -> Self {
+            Self { policy, init: None, sidecar: None, regular: regular.to_vec() }
+        }
+
+        fn init(self, status: Value) -> Self {
+            Self { init: Some(status), ..self }
+        }
+
+        fn sidecar(self, status: Value) -> Self {
+            Self { sidecar: Some(status), ..self }
+        }
+
+        fn phase_of(&self, inputs: &PhaseInputs, file: bool) -> PodPhase {
+            let mut init = Vec::new();
+            let mut init_statuses = Vec::new();
+            if let Some(status) = &self.init {
+                init.push(json!({"name": "i"}));
+                init_statuses.extend(statuses(&["i"], std::slice::from_ref(status)));
+            }
+            if let Some(status) = &self.sidecar {
+                init.push(json!({"name": "s", "restartPolicy": "Always"}));
+                init_statuses.extend(statuses(&["s"], std::slice::from_ref(status)));
+            }
+            let names = &["a", "b"][..self.regular.len()];
+            let containers: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
+            let spec =
+                json!({"restartPolicy": self.policy, "initContainers": init, "containers": containers});
+            let pod = if file { from_file(pod(spec)) } else { pod(spec) };
+            let status = PodStatus {
+                init_container_statuses: init_statuses,
+                container_statuses: statuses(names, &self.regular),
+                ..PodStatus::default()
+            };
+            compute_phase(&pod, &status, inputs)
+        }
+
+        fn phase(&self) -> PodPhase {
+            self.phase_of(&PhaseInputs { pod_is_terminal: false, initialised: true }, false)
+        }
+    }
+
+    #[test]
+    fn regular_containers_decide_by_the_table() {
+        for (policy, regular, phase) in [
+            ("Always", vec![running(true), running(false)], PodPhase::Running),
+            ("Always", vec![running(true), waiting()], PodPhase::Pending),
+            ("Always", vec![waiting(), waiting()], PodPhase::Pending),
+            ("Always", vec![running(true), Value::Null], PodPhase::Pending),
+            ("Always", vec![ended(0), Value::Null], PodPhase::Pending),
+            ("Always", vec![ended(0), running(true)], PodPhase::Running),
+            ("Always", vec![ended(0), ended(1)], PodPhase::Running),
+            ("Always", vec![backing_off(1)], PodPhase::Running),
+            ("OnFailure", vec![ended(0), ended(0)], PodPhase::Succeeded),
+            ("OnFailure", vec![ended(0), backing_off(1)], PodPhase::Running),
+            ("Never", vec![ended(0), ended(0)], PodPhase::Succeeded),
+            ("Never", vec![ended(0), ended(3)], PodPhase::Failed),
+            ("Never", vec![ended(0), running(true)], PodPhase::Running),
+            ("Never", vec![], PodPhase::Pending),
+        ] {
+            assert_eq!(Case::of(policy, &regular).phase(), phase, "{policy} {regular:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_was_ended_has_its_last_phase_unless_it_is_static() {
+        let terminal = PhaseInputs { pod_is_terminal: true, initialised: true };
+        for (regular, file, phase) in [
+            (vec![ended(0), ended(0)], false, PodPhase::Succeeded),
+            (vec![ended(0), ended(137)], false, PodPhase::Failed),
+            (vec![ended(0), ended(137)], true, PodPhase::Running),
+            (vec![running(true), ended(0)], false, PodPhase::Running),
+        ] {
+            let case = Case::of("Always", &regular);
+            assert_eq!(case.phase_of(&terminal, file), phase, "{regular:?} static: {file}");
+        }
+    }
+
+    #[test]
+    fn init_containers_hold_the_phase_until_they_have_ended_well() {
+        let oom = json!({"state": {"terminated": {"exitCode": 0, "reason": "OOMKilled"}}});
+        for (policy, init, phase) in [
+            ("Always", Value::Null, PodPhase::Pending),
+            ("Always", running(true), PodPhase::Pending),
+            ("Always", waiting(), PodPhase::Pending),
+            ("Always", backing_off(1), PodPhase::Running),
+            ("Always", ended(0), PodPhase::Running),
+            ("Never", ended(0), PodPhase::Running),
+            ("Never", ended(1), PodPhase::Failed),
+            ("Never", oom, PodPhase::Failed),
+        ] {
+            let case = Case::of(policy, &[running(true)]).init(init.clone());
+            assert_eq!(case.phase(), phase, "{policy} {init}");
+        }
+    }
+
+    #[test]
+    fn a_sidecar_runs_or_is_waited_for_and_its_end_counts_for_nothing() {
+        let initialised = |initialised| PhaseInputs { pod_is_terminal: false, initialised };
+        for (sidecar, regular, is_initialised, phase) in [
+            (running(true), running(true), false, PodPhase::Running),
+            // Not started yet: Pending until a regular container has a record.
+            (running(false), running(true), false, PodPhase::Pending),
+            (running(false), running(true), true, PodPhase::Running),
+            (waiting(), running(true), true, PodPhase::Pending),
+            (Value::Null, running(true), true, PodPhase::Pending),
+            (ended(1), running(true), false, PodPhase::Running),
+            (backing_off(1), running(true), false, PodPhase::Running),
+            // The pod has not ended while a sidecar runs, and has when only sidecars have failed.
+            (running(true), ended(0), true, PodPhase::Running),
+            (ended(137), ended(0), true, PodPhase::Succeeded),
+            (backing_off(137), ended(0), true, PodPhase::Succeeded),
+            (ended(0), ended(1), true, PodPhase::Failed),
+        ] {
+            let case = Case::of("Never", std::slice::from_ref(&regular)).sidecar(sidecar.clone());
+            let phase_now = case.phase_of(&initialised(is_initialised), false);
+            assert_eq!(phase_now, phase, "{sidecar} {regular} initialised: {is_initialised}");
+        }
+    }
+}

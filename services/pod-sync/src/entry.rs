@@ -1,0 +1,225 @@
+//! What is held of one UID.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use keelson_kube_model::{Pod, PodStatus};
+use keelson_pod_sync_core::Moment;
+use keelson_pod_sync_core::backoff::BackoffBook;
+use keelson_pod_sync_core::explain::{Cause, Ledger, StepName};
+use keelson_pod_sync_core::observation::PodObservation;
+use keelson_pod_sync_core::worker::{WorkerPhase, WorkerState};
+use keelson_service_kit::CancellationToken;
+use tokio::sync::Notify;
+
+use crate::observed::Observed;
+use crate::store::{Record, StoredBackoff};
+
+/// A desired pod as pod-config sent it.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// What the decisions work on.
+    pub pod: Arc<Pod>,
+    /// The whole object, unknown fields included.
+    pub raw: Bytes,
+    /// `file`, `manifest`, `api`…
+    pub source: String,
+    /// Where it was read.
+    pub origin: String,
+    /// Trace of the change.
+    pub traceparent: String,
+    /// Grows with each change of this UID.
+    pub revision: u64,
+}
+
+/// One UID.
+#[derive(Debug)]
+pub struct Entry {
+    /// Tells this life of the UID from an earlier and a later one. Unique in this process.
+    pub life: u64,
+    /// Where its worker stands.
+    pub state: WorkerState,
+    /// The pod; `None` for what only the runtime knows.
+    pub wanted: Option<Wanted>,
+    /// What the runtime holds, as far as it was read.
+    pub observed: Observed,
+    /// The status that was published last.
+    pub status: Arc<PodStatus>,
+    /// Counts the published documents.
+    pub version: u64,
+    /// What each step of its life waits for.
+    pub ledger: Ledger,
+    /// Per container why its last start failed: waiting reason and message.
+    pub reasons: BTreeMap<String, (String, String)>,
+    /// resource-manager has admitted it.
+    pub admitted: bool,
+    /// A worker task exists.
+    pub worker: bool,
+    /// Read back from an earlier process; no source has spoken of it yet.
+    pub restored: bool,
+    /// Whether the next turn begins with a fresh read.
+    pub freshness: Freshness,
+    /// runtime-shim has said that nothing of it is left, and has shown nothing of it since.
+    pub gone: bool,
+    /// It begins when runtime-shim has removed what is left of an earlier life of the UID.
+    pub again: bool,
+    /// Its worker has panicked and waits before it tries again.
+    pub aside: bool,
+    /// It was refused, and its status says why; no other status follows.
+    pub rejected: bool,
+    /// When a back-off of it was last advanced, as it is stored.
+    pub kept_advance: Option<i64>,
+    /// Wakes the worker.
+    pub wake: Arc<Notify>,
+    /// Ends what the worker is waiting for.
+    pub cancel: CancellationToken,
+}
+
+/// Whether what is known of the runtime may be wrong. A reason to read that comes while a read is on its way is
+/// not answered by that read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Freshness {
+    asked: u64,
+    answered: u64,
+}
+
+impl Freshness {
+    /// What is known may be wrong from now on.
+    pub fn ask(&mut self) {
+        self.asked += 1;
+    }
+
+    /// What a read that begins now will answer; `None` when none is due.
+    pub fn due(self) -> Option<u64> {
+        (self.asked != self.answered).then_some(self.asked)
+    }
+
+    /// A read that began when [`Freshness::due`] gave this has come back.
+    pub fn answered(&mut self, due: u64) {
+        self.answered = self.answered.max(due);
+    }
+}
+
+/// What the runtime is able to do now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RuntimeView {
+    /// `containerd`…
+    pub name: String,
+    /// Sandboxes and containers can be made.
+    pub ready: bool,
+    /// Pods with a network of their own can be made.
+    pub network_ready: bool,
+    /// Why not.
+    pub message: String,
+}
+
+impl Entry {
+    /// An entry of which only the state is known.
+    pub fn new(uid: &str, state: WorkerState) -> Self {
+        static LIVES: AtomicU64 = AtomicU64::new(1);
+        Self {
+            life: LIVES.fetch_add(1, Ordering::Relaxed),
+            state,
+            wanted: None,
+            observed: Arc::new(PodObservation { uid: uid.into(), ..PodObservation::default() }),
+            status: Arc::default(),
+            version: 0,
+            ledger: Ledger::default(),
+            reasons: BTreeMap::new(),
+            admitted: false,
+            worker: false,
+            restored: false,
+            freshness: Freshness::default(),
+            gone: false,
+            again: false,
+            aside: false,
+            rejected: false,
+            kept_advance: None,
+            wake: Arc::default(),
+            cancel: CancellationToken::new(),
+        }
+    }
+
+    /// A UID that is named anew while the runtime still holds something of its earlier life. As it is stored, a
+    /// restarted service waits as well: see [`WorkerState::restart_requested`].
+    pub fn waiting(uid: &str, wanted: Wanted, at: &Moment) -> Self {
+        let state = WorkerState {
+            phase: WorkerPhase::Finished,
+            started: true,
+            desired: true,
+            restart_requested: true,
+            ..WorkerState::default()
+        };
+        let mut entry = Self { wanted: Some(wanted), again: true, ..Self::new(uid, state) };
+        let text = "what is left of the pod's earlier run is removed first";
+        entry.ledger.set(StepName::Source, "", Cause::waiting("Leftovers", text, "runtime-shim"), at);
+        entry
+    }
+
+    /// What an earlier process stored. Whether it is desired is for its source to say, and what runs of it for
+    /// the runtime.
+    pub fn restored(record: Record) -> Self {
+        let mut entry = Self::new(&record.uid, record.state.read_back());
+        entry.status = Arc::new(record.status);
+        entry.reasons = record.failed_starts;
+        entry.kept_advance = record.backoffs.iter().map(|b| b.entry.last_advanced_unix_nanos).max();
+        if let Some(value) = record.pod {
+            let raw = Bytes::from(value.to_string());
+            if let Ok(pod) = serde_json::from_slice::<Pod>(&raw) {
+                entry.wanted = Some(Wanted {
+                    pod: Arc::new(pod),
+                    raw,
+                    source: record.source,
+                    origin: String::new(),
+                    traceparent: String::new(),
+                    revision: 0,
+                });
+            }
+        }
+        entry.state.desired = false;
+        entry.restored = true;
+        entry.freshness.ask();
+        entry
+    }
+
+    /// What is stored of it; the pod itself only once it is ending, because its source may no longer have it.
+    pub fn record(&mut self, uid: &str, book: &BackoffBook) -> Record {
+        let mut record = Record::new(uid, self.state.clone(), (*self.status).clone());
+        if self.state.phase != WorkerPhase::Sync
+            && let Some(wanted) = &self.wanted
+        {
+            record.pod = serde_json::from_slice(&wanted.raw).ok();
+            record.source.clone_from(&wanted.source);
+        }
+        record.failed_starts = self.reasons.clone();
+        let stored = |(key, entry): (&_, &_)| StoredBackoff::of(key, entry);
+        record.backoffs = book.of_pod(&uid.into()).map(stored).collect();
+        self.kept_advance = book.last_advanced_unix_nanos(&uid.into());
+        record
+    }
+
+    /// The runtime is known to hold something of it.
+    pub fn leaves_something(&self) -> bool {
+        !self.gone && (!self.observed.sandboxes.is_empty() || !self.observed.containers.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_to_read_that_comes_during_a_read_is_not_answered_by_it() {
+        let mut freshness = Freshness::default();
+        assert_eq!(freshness.due(), None);
+        freshness.ask();
+        let due = freshness.due().unwrap();
+        freshness.ask();
+        freshness.answered(due);
+        let due = freshness.due().expect("the second reason is still open");
+        freshness.answered(due);
+        assert_eq!(freshness.due(), None);
+    }
+}

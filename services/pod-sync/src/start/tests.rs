@@ -1,0 +1,338 @@
+//! Starts against a runtime-shim that answers as a test wants it, on a socket of its own.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::task::{Context as TaskContext, Poll};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use keelson_config::{Config, ServiceName};
+use keelson_kube_model::Pod;
+use keelson_pod_sync_core::reason::Reason;
+use keelson_pod_sync_core::worker::{Input, UpdateKind, WorkerState};
+use keelson_proto::keelson::events::v1 as events;
+use keelson_proto::keelson::events::v1::events_server::Events as _;
+use keelson_service_kit::server::{CallerPolicy, StackLayer, serve};
+use keelson_service_kit::status::{PEER_UNAVAILABLE, error};
+use keelson_service_kit::{CancellationToken, Context};
+use keelson_testkit::eventually;
+use prost::Message;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tonic::Code;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tonic::service::Routes;
+
+use super::*;
+
+/// What a call gets instead of its usual answer.
+#[derive(Debug, Clone)]
+enum Answer {
+    Fail(Status),
+    Never,
+}
+
+#[derive(Debug, Default)]
+struct Shim {
+    answers: HashMap<&'static str, Answer>,
+    calls: Vec<String>,
+}
+
+impl Shim {
+    fn usual(method: &str) -> Vec<u8> {
+        match method {
+            "EnsureImage" => {
+                let done = runtime::ImageDone { image_ref: "sha256:1".into(), ..Default::default() };
+                let item = Some(runtime::ensure_image_response::Item::Done(done));
+                runtime::EnsureImageResponse { item }.encode_to_vec()
+            }
+            "CreateContainer" => cri::CreateContainerResponse { container_id: "made".into() }.encode_to_vec(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// The fake as one of the two services on its socket.
+struct Api<N>(Arc<Mutex<Shim>>, PhantomData<fn() -> N>);
+struct OwnApi;
+struct CriApi;
+
+impl NamedService for Api<OwnApi> {
+    const NAME: &'static str = "keelson.runtime.v1.Runtime";
+}
+
+impl NamedService for Api<CriApi> {
+    const NAME: &'static str = "runtime.v1.RuntimeService";
+}
+
+impl<N> Clone for Api<N> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0), PhantomData)
+    }
+}
+
+impl<N> tower::Service<Request<Body>> for Api<N> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut TaskContext<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let shim = Arc::clone(&self.0);
+        Box::pin(async move { Ok(respond(&shim, request).await) })
+    }
+}
+
+async fn respond(shim: &Mutex<Shim>, request: Request<Body>) -> Response<Body> {
+    let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+    let answer = {
+        let mut shim = shim.lock().unwrap();
+        shim.calls.push(method.clone());
+        shim.answers.get(method.as_str()).cloned()
+    };
+    match answer {
+        Some(Answer::Fail(status)) => return status.into_http(),
+        Some(Answer::Never) => std::future::pending().await,
+        None => {}
+    }
+    framed(&Shim::usual(&method))
+}
+
+fn framed(message: &[u8]) -> Response<Body> {
+    let mut framed = BytesMut::new();
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).unwrap());
+    framed.extend_from_slice(message);
+    let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]);
+    let body = Full::new(framed.freeze()).with_trailers(std::future::ready(Some(Ok(trailers))));
+    let mut response = Response::new(Body::new(body));
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    response
+}
+
+/// A pod with one container, `main`, that is to be started in a sandbox that is there.
+struct Bench {
+    shim: Arc<Mutex<Shim>>,
+    agent: Arc<Agent>,
+    job: Job,
+    wanted: Wanted,
+    _dir: tempfile::TempDir,
+}
+
+impl Bench {
+    /// `main` has these fields more.
+    async fn new(fields: Value) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.paths.run_dir = dir.path().to_owned();
+        let socket = keelson_config::Paths::socket_below(dir.path(), ServiceName::RuntimeShim);
+        std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
+        let shim = Arc::new(Mutex::new(Shim::default()));
+        let own: Api<OwnApi> = Api(Arc::clone(&shim), PhantomData);
+        let cri: Api<CriApi> = Api(Arc::clone(&shim), PhantomData);
+        let stack = StackLayer::new(CallerPolicy::new(&config), Default::default());
+        let (bound, is_bound) = oneshot::channel();
+        tokio::spawn(async move {
+            let routes = Routes::new(own).add_service(cri);
+            serve(&socket, routes, stack, CancellationToken::new(), || bound.send(()).unwrap())
+                .await
+                .unwrap();
+        });
+        is_bound.await.unwrap();
+        let context = Context::detached(ServiceName::PodSync, config);
+        // No worker of its own is to act on the pod.
+        context.shutdown.cancel();
+        let agent = Agent::new(context, None);
+        let mut container = json!({"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent"});
+        container.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "web", "namespace": "default", "uid": "u"},
+            "spec": {"dnsPolicy": "Default", "containers": [container]},
+        }))
+        .unwrap();
+        agent.apply("u", &Input::Update { kind: UpdateKind::Create, pod: &pod, observed: None });
+        let wanted = Wanted {
+            pod: Arc::new(pod),
+            raw: Bytes::new(),
+            source: "file".into(),
+            origin: String::new(),
+            traceparent: String::new(),
+            revision: 1,
+        };
+        let sandbox = SandboxObservation {
+            id: "s".into(),
+            ready: true,
+            ips: vec!["10.0.0.2".into()],
+            ..SandboxObservation::default()
+        };
+        let observed =
+            PodObservation { uid: "u".into(), sandboxes: vec![sandbox], ..PodObservation::default() };
+        let job = Job {
+            uid: "u".into(),
+            state: WorkerState::default(),
+            wanted: Some(wanted.clone()),
+            observed: Arc::new(observed),
+            cancel: CancellationToken::new(),
+        };
+        Self { shim, agent, job, wanted, _dir: dir }
+    }
+
+    fn answer(&self, method: &'static str, answer: Answer) {
+        self.shim.lock().unwrap().answers.insert(method, answer);
+    }
+
+    fn calls(&self, method: &str) -> usize {
+        self.shim.lock().unwrap().calls.iter().filter(|c| *c == method).count()
+    }
+
+    /// One start of `main`, in a sandbox that is made for it if `sandbox` is given.
+    async fn start(&self, sandbox: Option<SandboxPlan>) -> Result<(), Unfinished> {
+        let start = Start {
+            agent: &self.agent,
+            job: &self.job,
+            wanted: &self.wanted,
+            observed: &self.job.observed,
+            mounts: Mounts::new(),
+            cgroup_parent: String::new(),
+        };
+        let main = StartContainer {
+            name: "main".into(),
+            kind: ContainerKind::Regular,
+            attempt: 0,
+            attempt_from_logs: false,
+            reason: Reason::ContainerNotStarted,
+            backoff: None,
+        };
+        let (kind, container) = self.wanted.pod.container("main").unwrap();
+        let image = crate::images::fetch(&self.agent, &self.wanted.pod, kind, container);
+        let actions = PodActions { create_sandbox: sandbox, start: vec![main], ..PodActions::default() };
+        Box::pin(start_containers(&start, &actions, [("main".to_owned(), image)].into())).await
+    }
+
+    async fn trouble(&self) -> Trouble {
+        match self.start(None).await {
+            Err(Unfinished::Trouble(trouble)) => trouble,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn owner(&self, step: StepName, subject: &str) -> Option<String> {
+        self.agent.with("u", |e| e.ledger.get(step, subject).map(|c| c.owner.clone())).unwrap()
+    }
+
+    fn reasons(&self) -> Vec<String> {
+        self.agent.with("u", |e| e.reasons.values().map(|(reason, _)| reason.clone()).collect()).unwrap()
+    }
+
+    async fn warnings(&self) -> Vec<String> {
+        let request = tonic::Request::new(events::ListEventsRequest::default());
+        let told = self.agent.context.events.list_events(request).await.unwrap().into_inner().events;
+        let told = told.into_iter().filter(|e| e.r#type == "Warning");
+        told.map(|e| format!("{}: {}", e.reason, e.message)).collect()
+    }
+}
+
+fn away() -> Answer {
+    Answer::Fail(error(Code::Unavailable, PEER_UNAVAILABLE, "the container runtime is not reachable"))
+}
+
+fn hook() -> Value {
+    json!({"lifecycle": {"postStart": {"exec": {"command": ["true"]}}}})
+}
+
+#[tokio::test]
+async fn a_pod_that_is_removed_during_its_post_start_has_no_trouble() {
+    let bench = Bench::new(hook()).await;
+    bench.answer("ExecSync", Answer::Never);
+    let start = bench.start(None);
+    let remove = async {
+        eventually(Duration::from_secs(20), "the hook", async || bench.calls("ExecSync") == 1).await.unwrap();
+        bench.job.cancel.cancel();
+    };
+    let (ended, ()) = tokio::join!(start, remove);
+    assert!(matches!(ended, Err(Unfinished::Superseded)), "{ended:?}");
+    assert_eq!(bench.warnings().await, Vec::<String>::new());
+    assert_eq!(bench.reasons(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_start_that_waits_for_its_turn_or_its_image_ends_without_a_word_when_it_is_cancelled() {
+    let bench = Bench::new(json!({})).await;
+    bench.answer("EnsureImage", Answer::Never);
+    bench.job.cancel.cancel();
+    let ended = bench.start(None).await;
+    assert!(matches!(ended, Err(Unfinished::Superseded)), "{ended:?}");
+    let permits = u32::try_from(bench.agent.gate.available_permits()).unwrap();
+    let _others_start = bench.agent.gate.acquire_many(permits).await.unwrap();
+    let ended = bench.start(None).await;
+    assert!(matches!(ended, Err(Unfinished::Superseded)), "{ended:?}");
+    assert_eq!(bench.warnings().await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn what_the_runtime_answers_is_for_you_to_mend_and_a_lost_call_is_the_neighbours() {
+    for (method, reason) in
+        [("CreateContainer", "CreateContainerError"), ("StartContainer", "RunContainerError")]
+    {
+        let bench = Bench::new(json!({})).await;
+        bench.answer(method, Answer::Fail(Status::unknown("failed to mount /none: no such file")));
+        let trouble = bench.trouble().await;
+        assert!(!trouble.neighbour && trouble.message.ends_with("no such file"), "{trouble:?}");
+        assert_eq!(bench.owner(StepName::Container, "main").as_deref(), Some(YOU), "{method}");
+        assert_eq!(bench.reasons(), [reason]);
+
+        bench.answer(method, away());
+        assert!(bench.trouble().await.neighbour);
+        assert_eq!(bench.owner(StepName::Container, "main").as_deref(), Some("runtime-shim"), "{method}");
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_network_fails_is_for_you_to_mend() {
+    let bench = Bench::new(json!({})).await;
+    let plan = || Some(SandboxPlan { attempt: 1, replaces: None, reason: Reason::NoSandbox });
+    bench.answer("RunPodSandbox", Answer::Fail(Status::unknown("plugin type=\"bridge\" failed (add)")));
+    let ended = bench.start(plan()).await;
+    assert!(matches!(&ended, Err(Unfinished::Trouble(t)) if !t.neighbour), "{ended:?}");
+    assert_eq!(bench.owner(StepName::Sandbox, "").as_deref(), Some(YOU));
+    bench.answer("RunPodSandbox", away());
+    let ended = bench.start(plan()).await;
+    assert!(matches!(&ended, Err(Unfinished::Trouble(t)) if t.neighbour), "{ended:?}");
+    assert_eq!(bench.owner(StepName::Sandbox, "").as_deref(), Some("runtime-shim"));
+}
+
+#[tokio::test]
+async fn a_runtime_that_is_away_is_no_fault_of_an_image_and_makes_it_wait_for_nothing() {
+    let bench = Bench::new(json!({})).await;
+    bench.answer("EnsureImage", away());
+    let trouble = bench.trouble().await;
+    assert!(trouble.neighbour && trouble.retry_unix_nanos.is_none(), "{trouble:?}");
+    assert_eq!(bench.owner(StepName::Image, "main").as_deref(), Some("runtime-shim"));
+    assert_eq!(bench.warnings().await, Vec::<String>::new());
+    assert_eq!(bench.reasons(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_hook_of_a_missing_kind_is_named_and_its_container_is_not_begun() {
+    for kind in ["httpGet", "tcpSocket"] {
+        let bench = Bench::new(json!({"lifecycle": {"postStart": {kind: {"port": 80}}}})).await;
+        let trouble = bench.trouble().await;
+        assert!(!trouble.neighbour, "{trouble:?}");
+        assert_eq!(bench.reasons(), ["CreateContainerConfigError"]);
+        let told = bench.warnings().await.join("\n");
+        assert!(told.contains(&format!("lifecycle.postStart.{kind}: this version does not")), "{told}");
+        assert_eq!((bench.calls("CreateContainer"), bench.calls("StopContainer")), (0, 0));
+    }
+    let bench = Bench::new(hook()).await;
+    bench.start(None).await.unwrap();
+    assert_eq!(bench.calls("ExecSync"), 1);
+}

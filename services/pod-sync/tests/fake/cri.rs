@@ -1,0 +1,138 @@
+//! CRI at runtime-shim's socket, as far as pod-sync calls it.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use k8s_cri::v1 as cri;
+use keelson_proto::keelson::runtime::v1 as rt;
+use keelson_service_kit::now_unix_nanos;
+use prost::Message;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+
+use super::Shim;
+
+#[derive(Clone)]
+pub struct Cri(pub Arc<Shim>);
+
+impl NamedService for Cri {
+    const NAME: &'static str = "runtime.v1.RuntimeService";
+}
+
+impl tower::Service<Request<Body>> for Cri {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let shim = Arc::clone(&self.0);
+        Box::pin(async move {
+            let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+            let body = request.into_body().collect().await.unwrap().to_bytes().slice(5..);
+            shim.called(&method);
+            Ok(act(&shim, &method, body).map_or_else(Status::into_http, |message| framed(&message)))
+        })
+    }
+}
+
+fn framed(message: &[u8]) -> Response<Body> {
+    let mut framed = BytesMut::new();
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).unwrap());
+    framed.extend_from_slice(message);
+    let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]);
+    let body = Full::new(framed.freeze()).with_trailers(std::future::ready(Some(Ok(trailers))));
+    let mut response = Response::new(Body::new(body));
+    response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    response
+}
+
+fn owner(shim: &Shim, has: impl Fn(&rt::RuntimePod) -> bool) -> Result<String, Status> {
+    let found = shim.all().into_iter().find(|pod| has(pod));
+    found.map(|pod| pod.uid).ok_or_else(|| Status::not_found("the runtime does not have it"))
+}
+
+fn of_container(shim: &Shim, id: &str, change: impl FnOnce(&mut rt::Container)) -> Result<(), Status> {
+    let uid = owner(shim, |pod| pod.containers.iter().any(|c| c.id == id))?;
+    shim.change(&uid, |pod| change(pod.containers.iter_mut().find(|c| c.id == id).unwrap()));
+    Ok(())
+}
+
+fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
+    match method {
+        "RunPodSandbox" => {
+            let wanted = cri::RunPodSandboxRequest::decode(body).unwrap().config.unwrap().metadata.unwrap();
+            let id = format!("s{}", shim.next());
+            let sandbox = rt::Sandbox {
+                id: id.clone(),
+                attempt: wanted.attempt,
+                ready: true,
+                ips: vec!["10.0.0.2".into()],
+                ..Default::default()
+            };
+            shim.change(&wanted.uid, |pod| {
+                (pod.name, pod.namespace) = (wanted.name, wanted.namespace);
+                pod.sandboxes.push(sandbox);
+            });
+            Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id }.encode_to_vec())
+        }
+        "PodSandboxStatus" => {
+            let network = cri::PodSandboxNetworkStatus { ip: "10.0.0.2".into(), ..Default::default() };
+            let status = cri::PodSandboxStatus { network: Some(network), ..Default::default() };
+            Ok(cri::PodSandboxStatusResponse { status: Some(status), ..Default::default() }.encode_to_vec())
+        }
+        "StopPodSandbox" => {
+            let id = cri::StopPodSandboxRequest::decode(body).unwrap().pod_sandbox_id;
+            let uid = owner(shim, |pod| pod.sandboxes.iter().any(|s| s.id == id))?;
+            shim.change(&uid, |pod| pod.sandboxes.iter_mut().for_each(|s| s.ready = false));
+            Ok(Vec::new())
+        }
+        "CreateContainer" => {
+            let request = cri::CreateContainerRequest::decode(body).unwrap();
+            let wanted = request.config.unwrap().metadata.unwrap();
+            let uid = owner(shim, |pod| pod.sandboxes.iter().any(|s| s.id == request.pod_sandbox_id))?;
+            let container = rt::Container {
+                id: format!("c{}", shim.next()),
+                name: wanted.name,
+                sandbox_id: request.pod_sandbox_id,
+                attempt: wanted.attempt,
+                restart_count: wanted.attempt,
+                state: rt::ContainerState::Created.into(),
+                created_unix_nanos: now_unix_nanos(),
+                ..Default::default()
+            };
+            let answer = cri::CreateContainerResponse { container_id: container.id.clone() };
+            shim.change(&uid, |pod| pod.containers.push(container));
+            Ok(answer.encode_to_vec())
+        }
+        "StartContainer" => {
+            let id = cri::StartContainerRequest::decode(body).unwrap().container_id;
+            of_container(shim, &id, |container| {
+                container.set_state(rt::ContainerState::Running);
+                container.started_unix_nanos = now_unix_nanos();
+            })?;
+            Ok(Vec::new())
+        }
+        "StopContainer" => {
+            let id = cri::StopContainerRequest::decode(body).unwrap().container_id;
+            of_container(shim, &id, |container| {
+                container.set_state(rt::ContainerState::Exited);
+                container.exit_code = 143;
+                container.finished_unix_nanos = now_unix_nanos();
+            })?;
+            Ok(Vec::new())
+        }
+        other => Err(Status::unimplemented(other)),
+    }
+}

@@ -1,0 +1,151 @@
+//! The four neighbours of pod-sync over real unix sockets: they do at once what they are asked for, except that
+//! runtime-shim removes what is left of a pod only when a test says so.
+
+#![allow(clippy::unwrap_used)]
+
+mod callees;
+mod cri;
+mod shim;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use keelson_config::{Config, ServiceName};
+use keelson_proto::keelson::pod_config::v1 as pc;
+use keelson_proto::keelson::pod_sync::v1 as ps;
+use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
+use keelson_service_kit::server::{self, CallerPolicy, StackLayer};
+use keelson_service_kit::{CancellationToken, Context, Peer, PeerChannel, WatchHub};
+use serde_json::{Value, json};
+use tonic::service::Routes;
+
+pub use shim::Shim;
+
+/// Asks again until there is an answer; a test that never gets one fails.
+pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let asking = async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), asking)
+        .await
+        .unwrap_or_else(|_| panic!("{what} never came"))
+}
+
+fn serve(config: &Config, name: ServiceName, routes: Routes, stop: &CancellationToken) {
+    let socket = config.paths.socket(name);
+    std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
+    let stack = StackLayer::new(CallerPolicy::new(config), Default::default());
+    let stop = stop.clone();
+    tokio::spawn(async move { server::serve(&socket, routes, stack, stop, || {}).await.unwrap() });
+}
+
+/// The neighbours, in a folder of their own that goes with them.
+pub struct World {
+    dir: tempfile::TempDir,
+    pub pods: WatchHub<String, pc::DesiredPod>,
+    pub shim: Arc<Shim>,
+}
+
+impl World {
+    pub fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let world = Self { dir, pods: WatchHub::new(), shim: Arc::default() };
+        let (config, never) = (world.config(), CancellationToken::new());
+        serve(&config, ServiceName::PodConfig, callees::pod_config(world.pods.clone()), &never);
+        serve(&config, ServiceName::RuntimeShim, shim::routes(&world.shim), &never);
+        serve(&config, ServiceName::VolumeManager, callees::volume_manager(), &never);
+        serve(&config, ServiceName::ResourceManager, callees::resource_manager(), &never);
+        world
+    }
+
+    fn config(&self) -> Config {
+        let mut config = Config { node_name: "n1".into(), ..Config::default() };
+        config.paths.run_dir = self.dir.path().join("run");
+        config.paths.state_dir = self.dir.path().join("state");
+        config.runtime.resolv_conf = String::new();
+        config
+    }
+
+    /// A pod-sync that finds what the one before has left.
+    pub async fn pod_sync(&self) -> PodSync {
+        let ctx = Context::detached(ServiceName::PodSync, self.config());
+        let routes = keelson_pod_sync::build(ctx.clone()).await.unwrap();
+        serve(&ctx.config, ServiceName::PodSync, routes, &ctx.shutdown);
+        PodSync { ctx }
+    }
+
+    /// A source names the static pod `default/<uid>` with one container, `main`.
+    pub fn name(&self, uid: &str, restart_policy: &str, revision: u64) {
+        let pod = json!({
+            "metadata": {
+                "name": uid, "namespace": "default", "uid": uid,
+                "annotations": {"kubernetes.io/config.source": "file", "revision": revision.to_string()},
+            },
+            "spec": {
+                "restartPolicy": restart_policy, "dnsPolicy": "Default", "terminationGracePeriodSeconds": 1,
+                "containers": [{"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent"}],
+            },
+        });
+        let desired = pc::DesiredPod {
+            uid: uid.into(),
+            namespace: "default".into(),
+            name: uid.into(),
+            source: "file".into(),
+            pod_json: pod.to_string().into_bytes().into(),
+            revision,
+            ..pc::DesiredPod::default()
+        };
+        self.pods.set(uid.to_owned(), desired);
+    }
+}
+
+/// A running pod-sync.
+pub struct PodSync {
+    pub ctx: Context,
+}
+
+impl PodSync {
+    pub fn client(&self) -> PodSyncClient<PeerChannel> {
+        PodSyncClient::new(Peer::service(&self.ctx.config.paths.run_dir, ServiceName::PodSync).channel())
+    }
+
+    /// The pod as `ListPods` shows it.
+    pub async fn pod(&self, uid: &str) -> Option<Value> {
+        let mut list = self.client().list_pods(ps::ListPodsRequest {}).await.ok()?.into_inner();
+        while let Some(pod) = list.message().await.unwrap() {
+            if pod.uid == uid {
+                return Some(serde_json::from_slice(&pod.pod_json).unwrap());
+            }
+        }
+        None
+    }
+
+    /// Waits until `ListPods` shows the pod in this phase; its first container's status.
+    pub async fn phase(&self, uid: &str, phase: &str) -> Value {
+        eventually(&format!("{uid} {phase}"), async || {
+            let status = self.pod(uid).await?["status"].take();
+            (status["phase"] == phase).then(|| status["containerStatuses"][0].clone())
+        })
+        .await
+    }
+
+    /// Waits until a step of the pod is as `look` wants it.
+    pub async fn step(&self, uid: &str, name: &str, look: impl Fn(&ps::Step) -> bool) -> ps::Step {
+        eventually(&format!("step {name} of {uid}"), async || {
+            let request = ps::ExplainPodRequest { uid: uid.into(), ..Default::default() };
+            let steps = self.client().explain_pod(request).await.ok()?.into_inner().steps;
+            steps.into_iter().find(|step| step.name == name && look(step))
+        })
+        .await
+    }
+
+    /// Ends it without any farewell to its pods.
+    pub fn kill(&self) {
+        self.ctx.shutdown.cancel();
+    }
+}

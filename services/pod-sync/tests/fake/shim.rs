@@ -1,0 +1,212 @@
+//! runtime-shim, and the runtime behind it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use futures_util::{Stream, StreamExt as _, stream};
+use keelson_proto::keelson::common::v1 as common;
+use keelson_proto::keelson::runtime::v1 as rt;
+use keelson_proto::keelson::runtime::v1::runtime_server::{Runtime, RuntimeServer};
+use keelson_service_kit::{WatchHub, WatchItem, now_unix_nanos};
+use tokio::sync::Semaphore;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::cri::Cri;
+
+pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// What the runtime holds, what is wanted of it, and which calls were made.
+#[derive(Default)]
+pub struct Shim {
+    pods: WatchHub<String, rt::RuntimePod>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    calls: HashMap<String, usize>,
+    wants: BTreeMap<String, common::Want>,
+    ids: i64,
+    held: Option<(Arc<Semaphore>, Arc<Semaphore>)>,
+}
+
+pub fn routes(shim: &Arc<Shim>) -> Routes {
+    Routes::new(RuntimeServer::new(Handle(Arc::clone(shim)))).add_service(Cri(Arc::clone(shim)))
+}
+
+impl Shim {
+    /// How often a method was called; for `GetPod` the UID follows its name.
+    pub fn calls(&self, method: &str) -> usize {
+        self.state.lock().unwrap().calls.get(method).copied().unwrap_or(0)
+    }
+
+    pub(super) fn called(&self, method: &str) {
+        *self.state.lock().unwrap().calls.entry(method.to_owned()).or_default() += 1;
+    }
+
+    /// A number that grows.
+    pub(super) fn next(&self) -> i64 {
+        let mut state = self.state.lock().unwrap();
+        state.ids += 1;
+        state.ids
+    }
+
+    /// What pod-sync wants of a pod now.
+    pub fn want(&self, uid: &str) -> Option<common::Want> {
+        self.state.lock().unwrap().wants.get(uid).copied()
+    }
+
+    /// What the runtime holds of a pod.
+    pub fn pod(&self, uid: &str) -> Option<rt::RuntimePod> {
+        self.pods.get(&uid.to_owned())
+    }
+
+    pub(super) fn all(&self) -> Vec<rt::RuntimePod> {
+        self.pods.snapshot().into_iter().map(|(_, pod)| pod).collect()
+    }
+
+    /// Changes a pod, and says so to who watches.
+    pub fn change(&self, uid: &str, change: impl FnOnce(&mut rt::RuntimePod)) {
+        let mut pod =
+            self.pod(uid).unwrap_or_else(|| rt::RuntimePod { uid: uid.into(), ..Default::default() });
+        change(&mut pod);
+        pod.observed_boot_nanos = self.next();
+        self.pods.set(uid.to_owned(), pod);
+    }
+
+    /// The running container of a pod ends with this code.
+    pub fn exit(&self, uid: &str, code: i32) {
+        self.change(uid, |pod| {
+            for container in pod.containers.iter_mut().filter(|c| c.state() == rt::ContainerState::Running) {
+                container.set_state(rt::ContainerState::Exited);
+                container.exit_code = code;
+                container.finished_unix_nanos = now_unix_nanos();
+            }
+        });
+    }
+
+    /// Removes everything that is left of a pod.
+    pub fn collect(&self, uid: &str) {
+        self.pods.remove(&uid.to_owned());
+    }
+
+    /// From now on a `GetPod` is answered with what it has found, but only when the second one gets a permit. The
+    /// first one gets one for each that has found something.
+    pub fn hold_reads(&self) -> (Arc<Semaphore>, Arc<Semaphore>) {
+        let held = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        self.state.lock().unwrap().held = Some(held.clone());
+        held
+    }
+
+    /// The next reads are answered at once.
+    pub fn read_freely(&self) {
+        self.state.lock().unwrap().held = None;
+    }
+}
+
+struct Handle(Arc<Shim>);
+
+#[tonic::async_trait]
+impl Runtime for Handle {
+    type SyncStream = Answers<common::SyncAck>;
+    type WatchPodsStream = Answers<rt::WatchPodsResponse>;
+    type EnsureImageStream = Answers<rt::EnsureImageResponse>;
+    type ReadLogsStream = Answers<rt::ReadLogsResponse>;
+
+    async fn sync(
+        &self,
+        request: Request<Streaming<rt::SyncRequest>>,
+    ) -> Result<Response<Self::SyncStream>, Status> {
+        use rt::sync_request::Item;
+        let (mut items, shim) = (request.into_inner(), Arc::clone(&self.0));
+        let (acks, receiver) = tokio::sync::mpsc::channel(8);
+        tokio::spawn(async move {
+            while let Ok(Some(message)) = items.message().await {
+                match message.item.unwrap() {
+                    Item::Pod(desire) => {
+                        let want = desire.want();
+                        shim.state.lock().unwrap().wants.insert(desire.pod.unwrap().uid, want);
+                    }
+                    Item::DroppedUid(uid) => {
+                        shim.state.lock().unwrap().wants.remove(&uid);
+                    }
+                    Item::Complete(end) => {
+                        let _ = acks.send(Ok(common::SyncAck { epoch: end.epoch })).await;
+                    }
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn watch_pods(
+        &self,
+        _: Request<rt::WatchPodsRequest>,
+    ) -> Result<Response<Self::WatchPodsStream>, Status> {
+        use rt::watch_pods_response::Item;
+        let answer = |item| Ok(rt::WatchPodsResponse { item: Some(item) });
+        let ready = rt::RuntimeState {
+            name: "fake".into(),
+            ready: true,
+            network_ready: true,
+            ..rt::RuntimeState::default()
+        };
+        let pods = self.0.pods.subscribe().into_stream(move |item| match item {
+            WatchItem::Set(_, pod) => answer(Item::Pod(pod)),
+            WatchItem::Gone(uid) => answer(Item::GoneUid(uid)),
+            WatchItem::Synced => answer(Item::Synced(common::Synced {})),
+        });
+        Ok(Response::new(Box::pin(stream::iter([answer(Item::State(ready))]).chain(pods))))
+    }
+
+    async fn get_pod(
+        &self,
+        request: Request<rt::GetPodRequest>,
+    ) -> Result<Response<rt::GetPodResponse>, Status> {
+        let uid = request.into_inner().uid;
+        self.0.called(&format!("GetPod {uid}"));
+        let at = self.0.next();
+        let found = self.0.pod(&uid).unwrap_or_else(|| rt::RuntimePod { uid, ..Default::default() });
+        let held = self.0.state.lock().unwrap().held.clone();
+        if let Some((read, answer)) = held {
+            read.add_permits(1);
+            answer.acquire().await.unwrap().forget();
+        }
+        Ok(Response::new(rt::GetPodResponse {
+            pod: Some(rt::RuntimePod { observed_boot_nanos: at, ..found }),
+        }))
+    }
+
+    async fn ensure_image(
+        &self,
+        _: Request<rt::EnsureImageRequest>,
+    ) -> Result<Response<Self::EnsureImageStream>, Status> {
+        let done = rt::ImageDone { image_ref: "sha256:1".into(), ..Default::default() };
+        let item = Some(rt::ensure_image_response::Item::Done(done));
+        Ok(Response::new(Box::pin(stream::iter([Ok(rt::EnsureImageResponse { item })]))))
+    }
+
+    async fn write_container_files(
+        &self,
+        _: Request<rt::WriteContainerFilesRequest>,
+    ) -> Result<Response<rt::WriteContainerFilesResponse>, Status> {
+        Ok(Response::new(rt::WriteContainerFilesResponse::default()))
+    }
+
+    async fn read_logs(
+        &self,
+        _: Request<rt::ReadLogsRequest>,
+    ) -> Result<Response<Self::ReadLogsStream>, Status> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn collect_garbage(
+        &self,
+        _: Request<rt::CollectGarbageRequest>,
+    ) -> Result<Response<rt::CollectGarbageResponse>, Status> {
+        Err(Status::unimplemented("not faked"))
+    }
+}
