@@ -19,7 +19,7 @@ pub fn observation(pod: pb::RuntimePod) -> Observed {
         sandboxes: pod.sandboxes.into_iter().map(sandbox).collect(),
         containers: pod.containers.into_iter().map(container).collect(),
         // Nothing is told by this but the order: see `is_older`.
-        observed_unix_nanos: pod.observed_boot_nanos,
+        observed_boot_nanos: pod.observed_boot_nanos,
     };
     observation.sort();
     Arc::new(observation)
@@ -29,7 +29,7 @@ pub fn observation(pod: pb::RuntimePod) -> Observed {
 /// be set back, and every read would count as older until it has caught up. A runtime-shim that does not tell
 /// (0) is taken at its word in the order in which it speaks.
 pub fn is_older(a: &PodObservation, b: &PodObservation) -> bool {
-    a.observed_unix_nanos != 0 && a.observed_unix_nanos < b.observed_unix_nanos
+    a.observed_boot_nanos != 0 && a.observed_boot_nanos < b.observed_boot_nanos
 }
 
 /// Whether both show the same, whenever they were read.

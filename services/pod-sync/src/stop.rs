@@ -58,7 +58,8 @@ pub async fn terminate(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
     );
     publish(agent, &job.uid, &Facts::default());
     let deadline = deadline_of(job, pod.as_deref(), &observed);
-    let left = seconds_until(deadline);
+    // More than the whole grace is left only where the clock was set back.
+    let left = seconds_until(deadline).min(job.state.grace_seconds.unwrap_or(i64::MAX));
     let traceparent = job.wanted.as_ref().map(|w| w.traceparent.clone()).unwrap_or_default();
     let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "stop pod", uid = job.uid);
     keelson_telemetry::set_parent(&span, &traceparent);

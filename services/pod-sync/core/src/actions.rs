@@ -414,16 +414,6 @@ fn wait_for_init(name: &str, earlier: &str) -> ContainerWait {
     }
 }
 
-/// Every container that ran out of its turn order: used by the shell to name what is not reached yet.
-pub fn not_reached<'a>(pod: &'a Pod, observed: &PodObservation, actions: &PodActions) -> Vec<&'a str> {
-    pod.containers()
-        .map(|(_, container)| container.name.as_str())
-        .filter(|name| observed.current(name).is_none())
-        .filter(|name| !actions.start.iter().any(|start| start.name == *name))
-        .filter(|name| !actions.waiting.iter().any(|wait| wait.name == *name))
-        .collect()
-}
-
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]

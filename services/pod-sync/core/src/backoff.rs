@@ -118,7 +118,8 @@ impl BackoffBook {
     pub fn waits_until(&self, key: &BackoffKey, finished_unix_nanos: i64, at: &Moment) -> Option<(i64, i64)> {
         let entry = self.get(key).filter(|entry| !Self::forgotten(entry, finished_unix_nanos))?;
         let until = finished_unix_nanos.saturating_add(entry.delay_seconds * SECOND);
-        (at.now_unix_nanos < until).then_some((until, entry.delay_seconds))
+        // An end in the future says that the clock was set back; nobody knows how long ago it was.
+        (finished_unix_nanos <= at.now_unix_nanos && at.now_unix_nanos < until).then_some((until, entry.delay_seconds))
     }
 
     /// Notes a permitted start of a container that ended then: the first one makes the entry, each further one
@@ -284,5 +285,13 @@ mod tests {
         assert_ne!(base, of(json!({"name": "a", "image": "y"})));
         assert_ne!(base, of(json!({"name": "a", "image": "x", "resources": {"limits": {"cpu": "1"}}})));
         assert!(base.to_string().starts_with("u-1/a/"));
+    }
+
+    #[test]
+    fn an_end_in_the_future_waits_for_nothing() {
+        let mut book = BackoffBook::default();
+        book.advance(&key(), nanos(100), &at(100));
+        assert!(book.waits_until(&key(), nanos(100), &at(100)).is_some());
+        assert_eq!(book.waits_until(&key(), nanos(100), &at(40)), None, "the clock was set back by a minute");
     }
 }

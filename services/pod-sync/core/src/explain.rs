@@ -198,11 +198,6 @@ impl Ledger {
         true
     }
 
-    /// As [`Ledger::set`], for a wait that is known to have begun earlier.
-    pub fn set_since(&mut self, name: StepName, subject: &str, cause: Cause, since_unix_nanos: i64) {
-        self.entries.insert((name, subject.to_owned()), Entry::new(cause, since_unix_nanos));
-    }
-
     /// Everything is tried again then: told of each step that waits or fails and names no later attempt itself.
     pub fn retried_at(&mut self, unix_nanos: i64, at: &Moment) {
         for Entry { cause, .. } in self.entries.values_mut() {
@@ -437,5 +432,48 @@ mod tests {
         ledger.retain(StepName::Image, |subject| subject == "web");
         assert!(ledger.get(StepName::Image, "old").is_none());
         assert!(ledger.get(StepName::Container, "old").is_some());
+    }
+
+    #[test]
+    fn the_words_on_the_wire_are_these() {
+        let states = [
+            (StepState::Done, "done"),
+            (StepState::Working, "working"),
+            (StepState::Waiting, "waiting"),
+            (StepState::Failed, "failed"),
+            (StepState::NotReached, "not reached"),
+        ];
+        for (state, word) in states {
+            assert_eq!(state.as_str(), word);
+        }
+        let names = [
+            (StepName::Source, "source"),
+            (StepName::Admission, "admission"),
+            (StepName::Volumes, "volumes"),
+            (StepName::Cgroup, "cgroup"),
+            (StepName::Image, "image"),
+            (StepName::Sandbox, "sandbox"),
+            (StepName::Container, "container"),
+            (StepName::Termination, "termination"),
+        ];
+        for (name, word) in names {
+            assert_eq!((name.as_str(), name.to_string().as_str()), (word, word));
+        }
+    }
+
+    #[test]
+    fn another_kind_of_wait_began_when_it_began_and_another_text_of_the_same_kind_did_not() {
+        let since = |ledger: &Ledger| ledger.explain(&at(0)).0[0].since_unix_nanos;
+        let mut ledger = Ledger::default();
+        ledger.set(StepName::Volumes, "", Cause::waiting("Mounting", "one", YOU), &at(1));
+        ledger.set(StepName::Volumes, "", Cause::waiting("Mounting", "two", YOU), &at(2));
+        assert_eq!(since(&ledger), SECOND);
+        ledger.set(StepName::Volumes, "", Cause::waiting("NoAnswer", "two", YOU), &at(3));
+        assert_eq!(since(&ledger), 3 * SECOND);
+        // A failure of another kind is another wait, also when an attempt lay between them.
+        ledger.set(StepName::Volumes, "", Cause::failed("FailedMount", "x", YOU), &at(4));
+        ledger.set(StepName::Volumes, "", Cause::working("x", ""), &at(5));
+        ledger.set(StepName::Volumes, "", Cause::failed("Other", "x", YOU), &at(6));
+        assert_eq!(since(&ledger), 6 * SECOND);
     }
 }

@@ -12,13 +12,6 @@ pub struct Moment {
     pub agent_started_unix_nanos: i64,
 }
 
-impl Moment {
-    /// Now in whole seconds of the unix epoch.
-    pub fn now_seconds(&self) -> i64 {
-        self.now_unix_nanos.div_euclid(SECOND)
-    }
-}
-
 /// RFC 3339 text in whole seconds, as every timestamp of a status is written; `None` for 0 and for moments that no
 /// calendar knows.
 pub fn status_time(unix_nanos: i64) -> Option<String> {

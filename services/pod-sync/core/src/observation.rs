@@ -16,7 +16,7 @@ pub struct PodObservation {
     /// Newest first. See [`PodObservation::sort`].
     pub containers: Vec<ContainerObservation>,
     /// When the reads that this is made of began.
-    pub observed_unix_nanos: i64,
+    pub observed_boot_nanos: i64,
 }
 
 /// One sandbox.
@@ -48,18 +48,6 @@ pub enum ContainerRecordState {
     /// The runtime cannot tell.
     #[default]
     Unknown,
-}
-
-impl ContainerRecordState {
-    /// The word used in messages.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Created => "created",
-            Self::Running => "running",
-            Self::Exited => "exited",
-            Self::Unknown => "unknown",
-        }
-    }
 }
 
 /// One container record. A container that was restarted has several.
@@ -122,12 +110,12 @@ impl ContainerObservation {
 
 impl PodObservation {
     /// An observation of a pod of which the runtime knows nothing.
-    pub fn nothing(uid: PodUid, name: &str, namespace: &str, observed_unix_nanos: i64) -> Self {
+    pub fn nothing(uid: PodUid, name: &str, namespace: &str, observed_boot_nanos: i64) -> Self {
         Self {
             uid,
             name: name.to_owned(),
             namespace: namespace.to_owned(),
-            observed_unix_nanos,
+            observed_boot_nanos,
             ..Self::default()
         }
     }
@@ -138,7 +126,7 @@ impl PodObservation {
             (b.attempt, b.created_unix_nanos, &b.id).cmp(&(a.attempt, a.created_unix_nanos, &a.id))
         });
         self.containers.sort_by(|a, b| {
-            (b.created_unix_nanos, b.attempt, &b.id).cmp(&(a.created_unix_nanos, a.attempt, &a.id))
+            (b.attempt, b.created_unix_nanos, &b.id).cmp(&(a.attempt, a.created_unix_nanos, &a.id))
         });
     }
 
@@ -267,5 +255,27 @@ mod tests {
         seen.sort();
         assert_eq!(seen.sandboxes, [sandbox(1, 2), sandbox(1, 1), sandbox(0, 9)]);
         assert_eq!(seen.containers, [record(2, 1), record(2, 0), record(1, 0)]);
+    }
+
+    #[test]
+    fn the_attempt_says_which_record_is_newest_whatever_the_clock_said() {
+        let mut seen = in_sandbox().exited("a", 1).running("a").0;
+        for record in &mut seen.containers {
+            // The clock was set back between the two.
+            record.created_unix_nanos = -i64::from(record.attempt);
+        }
+        seen.sort();
+        assert_eq!(seen.current("a").map(|record| record.attempt), Some(1));
+        seen.containers.reverse();
+        seen.sort();
+        assert_eq!(seen.current("a").map(|record| record.attempt), Some(1));
+    }
+
+    #[test]
+    fn an_observation_of_nothing_says_of_whom_and_when() {
+        let nothing = PodObservation::nothing(PodUid::from("u-1"), "web", "shop", 7);
+        assert_eq!((nothing.uid.as_str(), nothing.name.as_str(), nothing.namespace.as_str()), ("u-1", "web", "shop"));
+        assert_eq!(nothing.observed_boot_nanos, 7);
+        assert!(nothing.sandboxes.is_empty() && nothing.containers.is_empty());
     }
 }

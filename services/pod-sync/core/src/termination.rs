@@ -153,4 +153,17 @@ mod tests {
         let more = seen.running("b").edit(|record| record.termination_grace_seconds = Some(12));
         assert_eq!(orphan_grace_seconds(&more.0), 12);
     }
+
+    #[test]
+    fn the_grace_of_a_container_is_that_of_the_probe_that_failed() {
+        let pod = pod(json!({"terminationGracePeriodSeconds": 30, "containers": [{
+            "name": "a",
+            "livenessProbe": {"terminationGracePeriodSeconds": 5},
+            "startupProbe": {"terminationGracePeriodSeconds": 7}
+        }]}));
+        let grace = |reason| container_grace_seconds(&pod, Some(&pod.spec.containers[0]), reason);
+        assert_eq!(grace(Reason::LivenessProbeFailed), 5);
+        assert_eq!(grace(Reason::StartupProbeFailed), 7);
+        assert_eq!(grace(Reason::PodRemoved), 30);
+    }
 }

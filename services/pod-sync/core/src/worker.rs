@@ -300,7 +300,9 @@ fn shrink(next: &mut WorkerState, pod: Option<&Pod>, override_seconds: Option<i6
 /// Seconds of grace that are left, rounded up; 0 when the deadline has passed or none is set.
 pub fn grace_left_seconds(state: &WorkerState, at: &Moment) -> i64 {
     let left = state.kill_deadline_unix_nanos.unwrap_or(0).saturating_sub(at.now_unix_nanos);
-    if left <= 0 { 0 } else { (left + SECOND - 1) / SECOND }
+    let seconds = if left <= 0 { 0 } else { (left + SECOND - 1) / SECOND };
+    // More than the whole grace is left only where the clock was set back.
+    state.grace_seconds.map_or(seconds, |grace| seconds.min(grace))
 }
 
 /// What the state as it is now asks for.

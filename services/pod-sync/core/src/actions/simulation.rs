@@ -27,7 +27,7 @@ struct Runtime {
 impl Runtime {
     fn pass(&mut self, nanos: i64) {
         self.now.now_unix_nanos += nanos;
-        self.seen.observed_unix_nanos = self.now.now_unix_nanos;
+        self.seen.observed_boot_nanos = self.now.now_unix_nanos;
     }
 
     fn end(&mut self, matches: impl Fn(&ContainerObservation) -> bool, exit_code: i32) {

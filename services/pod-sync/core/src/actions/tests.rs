@@ -527,11 +527,3 @@ mod back_off {
         assert_eq!(started(&actions), ["a"]);
     }
 }
-
-#[test]
-fn containers_that_are_not_reached_are_named() {
-    let pod = pod(json!({"containers": [{"name": "a"}], "initContainers": [{"name": "i0"}, {"name": "i1"}]}));
-    let seen = in_sandbox();
-    let actions = decide(&pod, &seen);
-    assert_eq!(not_reached(&pod, &seen.0, &actions), ["i1", "a"]);
-}

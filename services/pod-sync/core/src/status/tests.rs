@@ -150,6 +150,16 @@ mod phases {
     }
 
     #[test]
+    fn what_ran_in_an_earlier_sandbox_does_not_make_this_one_initialised() {
+        let pod = pod(json!({"containers": [{"name": "a"}],
+            "initContainers": [{"name": "s", "restartPolicy": "Always"}]}));
+        let slow = BTreeMap::from([("s".to_owned(), Readiness { ready: false, started: false })]);
+        let inputs = StatusInputs { readiness: slow, ..inputs() };
+        let earlier = seen().sandbox(0, false).exited("a", 1).sandbox(1, true).running("s");
+        assert_eq!(generate_status(&pod, &earlier.0, None, &inputs, &at(60)).phase, "Pending");
+    }
+
+    #[test]
     fn a_final_phase_never_changes_back() {
         let mut pod = plain("Always", &["a"]);
         let mut old = generate(&pod, &in_sandbox().running("a"));
@@ -213,6 +223,19 @@ mod phases {
 
 mod pod_conditions {
     use super::*;
+
+    #[test]
+    fn what_others_write_into_the_status_stays() {
+        let mut pod = plain("Always", &["a"]);
+        pod.status = serde_json::from_value(json!({
+            "nominatedNodeName": "n2",
+            "resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "gpu-1"}]
+        }))
+        .unwrap();
+        let status = generate(&pod, &in_sandbox().running("a"));
+        assert_eq!(status.nominated_node_name, "n2");
+        assert!(status.resource_claim_statuses.is_some());
+    }
 
     #[test]
     fn a_pod_that_runs_has_all_five() {
@@ -299,6 +322,36 @@ mod pod_conditions {
     }
 
     #[test]
+    fn a_pod_that_succeeded_with_a_container_of_which_nothing_is_known_says_so() {
+        let pod = plain("Never", &["a", "b"]);
+        let mut status = generate(&pod, &in_sandbox().exited("a", 0).exited("b", 0));
+        assert_eq!(status.phase, "Succeeded");
+        status.container_statuses.retain(|entry| entry.name == "a");
+        let list = conditions::generate(&ConditionInputs {
+            pod: &pod,
+            status: &status,
+            old: &PodStatus::default(),
+            ready_to_start: true,
+            disruption: None,
+            now: None,
+        });
+        let ready = list.iter().find(|condition| condition.type_ == "ContainersReady").unwrap();
+        assert_eq!(ready.reason, "ContainersNotReady");
+        assert!(ready.message.contains("containers with unknown status: [b]"), "{}", ready.message);
+    }
+
+    #[test]
+    fn what_is_ours_and_no_longer_holds_is_not_taken_back_from_the_api() {
+        let mut pod = plain("Always", &["a"]);
+        pod.status.conditions = serde_json::from_value(json!([
+            {"type": "PodResizePending", "status": "True"}, {"type": "x/gate", "status": "True"}]))
+        .unwrap();
+        let status = generate(&pod, &in_sandbox().running("a"));
+        assert!(status.condition("PodResizePending").is_none());
+        assert!(status.condition("x/gate").is_some());
+    }
+
+    #[test]
     fn readiness_gates_hold_the_pod_with_one_clause_each() {
         let mut pod = plain("Always", &["a"]);
         pod.spec.readiness_gates = serde_json::from_value(json!([
@@ -368,6 +421,9 @@ mod addresses {
         assert_eq!(ips(&first), ["192.0.2.1"]);
         assert_eq!(ips(&run(&["192.0.2.9"], Some(&first))), ["192.0.2.1"], "never changed");
         assert_eq!(ips(&run(&["192.0.2.9", "fd00::9"], Some(&first))), ["192.0.2.1", "fd00::9"]);
+        assert_eq!(ips(&run(&["192.0.2.9", "192.0.2.10"], Some(&first))), ["192.0.2.1"], "no second of a family");
+        let both = run(&["192.0.2.9", "fd00::9"], Some(&first));
+        assert_eq!(ips(&run(&["fd00::8"], Some(&both))), ["192.0.2.1", "fd00::9"], "no second of a family");
     }
 
     #[test]
@@ -388,6 +444,7 @@ mod endings {
         assert_eq!((status.phase.as_str(), status.reason.as_str()), ("Failed", "OutOfcpu"));
         assert_eq!(status.message, "Pod was rejected: Node didn't have enough");
         assert!(status.container_statuses.is_empty() && status.start_time.is_some());
+        assert_eq!((status.qos_class.as_str(), status.observed_generation), ("BestEffort", Some(3)));
     }
 
     #[test]

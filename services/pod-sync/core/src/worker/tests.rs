@@ -425,3 +425,51 @@ fn any_history_moves_forward_only_and_its_grace_only_shrinks() {
     result.unwrap();
     assert!(counts.borrow().values().all(|count| *count > 20), "{:?}", counts.borrow());
 }
+
+#[test]
+fn marks_once_made_stay() {
+    let (api, file) = (with_grace(5), from_file(with_grace(5)));
+    let killed = |pod| Input::Killed { pod, grace_seconds: None, patch: None };
+    // Whoever is killed without a worker is one that a source names; one that was removed stays removed.
+    assert!(step(None, &killed(&api), &at(0)).state.desired);
+    assert!(!step(Some(&terminating(&api)), &killed(&api), &at(11)).state.desired);
+    // Only a static pod may not have begun.
+    assert!(step(None, &killed(&api), &at(0)).state.started);
+    assert!(!step(None, &killed(&file), &at(0)).state.started);
+    let begun = step(Some(&running(&file)), &Input::Started, &at(1)).state;
+    assert!(step(Some(&begun), &killed(&file), &at(2)).state.started);
+
+    let deleted = deleting(api.clone());
+    let gone = step(Some(&running(&api)), &Input::Removed { pod: Some(&deleted) }, &at(3)).state;
+    assert!(gone.deleted);
+    assert!(step(Some(&gone), &Input::Removed { pod: Some(&api) }, &at(4)).state.deleted);
+    assert!(!terminating(&api).deleted);
+}
+
+#[test]
+fn a_sandbox_or_a_container_alone_says_that_a_static_pod_has_begun() {
+    let pod = from_file(with_grace(5));
+    for (observed, begun) in [(seen().0, false), (in_sandbox().0, true), (seen().exited("a", 0).0, true)] {
+        let input = Input::Update { kind: UpdateKind::Create, pod: &pod, observed: Some(&observed) };
+        assert_eq!(step(None, &input, &at(0)).state.started, begun, "{observed:?}");
+    }
+    let update = Input::Update { kind: UpdateKind::Update, pod: &pod, observed: None };
+    let begun = step(Some(&running(&pod)), &Input::Started, &at(1)).state;
+    assert!(step(Some(&begun), &update, &at(2)).state.started);
+}
+
+#[test]
+fn only_a_beginning_end_cancels_what_is_done_and_only_a_real_one_is_told() {
+    let pod = with_grace(5);
+    let again = step(Some(&running(&pod)), &update(UpdateKind::Update, &pod), &at(1));
+    assert!(!again.cancel_running && !again.ended);
+    let failed = step(Some(&terminating(&pod)), &outcome(SyncOutcome::Failed, &pod), &at(11));
+    assert!(!failed.ended);
+}
+
+#[test]
+fn a_clock_that_is_set_back_gives_no_more_than_the_whole_grace() {
+    let state = terminating(&with_grace(5));
+    assert_eq!(grace_left_seconds(&state, &at(12)), 3);
+    assert_eq!(grace_left_seconds(&state, &at(-3600)), 5);
+}
