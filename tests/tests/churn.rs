@@ -196,14 +196,13 @@ async fn a_container_that_is_started_again_is_seen() {
 }
 
 /// Without init nobody starts a service again; all else goes on. With everything stopped nothing goes on, and no more.
-#[tokio::test]
-async fn init_and_then_everything_is_stopped_while_pods_come_and_go() {
+async fn stop_init_and_then_everything(steady: usize, moving: usize, pause: Duration) {
     let scratch = Scratch::new().unwrap();
-    let mut churn = Churn::start(&scratch, 3, 3).await;
+    let mut churn = Churn::start(&scratch, steady, moving).await;
     let before = churn.steady_processes().await;
     let init = churn.agent.init().unwrap();
     assert!(init.signal(Signal::STOP));
-    churn.keep_moving(Duration::from_secs(4)).await;
+    churn.keep_moving(pause).await;
     churn.settle("while init is stopped").await;
     assert!(init.signal(Signal::CONT));
     churn.settle("after init was stopped and went on").await;
@@ -219,7 +218,7 @@ async fn init_and_then_everything_is_stopped_while_pods_come_and_go() {
 
     let all: Vec<ProcessId> = ServiceName::ALL.into_iter().map(|s| churn.agent.service(s).unwrap()).collect();
     assert!(all.iter().all(|process| process.signal(Signal::STOP)));
-    churn.keep_moving(Duration::from_secs(5)).await;
+    churn.keep_moving(pause).await;
     assert!(all.iter().all(|process| process.signal(Signal::CONT)));
     churn.settle("after everything was stopped and went on").await;
     let now: Vec<Option<ProcessId>> = ServiceName::ALL.into_iter().map(|s| churn.agent.service(s)).collect();
@@ -227,4 +226,15 @@ async fn init_and_then_everything_is_stopped_while_pods_come_and_go() {
     let again = BTreeMap::from([(ServiceName::NodeApi.to_string(), 1)]);
     assert_eq!(restarts(&churn.agent).await.unwrap(), again);
     churn.finish(&before).await;
+}
+
+#[tokio::test]
+async fn init_and_then_everything_is_stopped_while_pods_come_and_go() {
+    stop_init_and_then_everything(3, 3, Duration::from_secs(5)).await;
+}
+
+#[tokio::test]
+#[ignore = "long: everything stopped for a minute"]
+async fn init_and_then_everything_is_stopped_for_a_minute_while_fifty_pods_come_and_go() {
+    stop_init_and_then_everything(30, 20, Duration::from_secs(60)).await;
 }
