@@ -306,8 +306,10 @@ mod tests {
     #[test]
     fn a_mark_of_disruption_is_ours_and_a_condition_of_others_is_not() {
         let status = |type_: &str| -> PodStatus {
-            serde_json::from_value(json!({"phase": "Running", "conditions": [{"type": type_, "status": "True"}]}))
-                .unwrap()
+            serde_json::from_value(
+                json!({"phase": "Running", "conditions": [{"type": type_, "status": "True"}]}),
+            )
+            .unwrap()
         };
         let plain: PodStatus = serde_json::from_value(json!({"phase": "Running"})).unwrap();
         assert!(owned_parts_equal(&plain, &status("example.com/gate")));

@@ -119,7 +119,8 @@ impl BackoffBook {
         let entry = self.get(key).filter(|entry| !Self::forgotten(entry, finished_unix_nanos))?;
         let until = finished_unix_nanos.saturating_add(entry.delay_seconds * SECOND);
         // An end in the future says that the clock was set back; nobody knows how long ago it was.
-        (finished_unix_nanos <= at.now_unix_nanos && at.now_unix_nanos < until).then_some((until, entry.delay_seconds))
+        (finished_unix_nanos <= at.now_unix_nanos && at.now_unix_nanos < until)
+            .then_some((until, entry.delay_seconds))
     }
 
     /// Notes a permitted start of a container that ended then: the first one makes the entry, each further one

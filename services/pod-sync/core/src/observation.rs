@@ -50,6 +50,18 @@ pub enum ContainerRecordState {
     Unknown,
 }
 
+impl ContainerRecordState {
+    /// The word used in messages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Exited => "exited",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// One container record. A container that was restarted has several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerObservation {
@@ -274,8 +286,18 @@ mod tests {
     #[test]
     fn an_observation_of_nothing_says_of_whom_and_when() {
         let nothing = PodObservation::nothing(PodUid::from("u-1"), "web", "shop", 7);
-        assert_eq!((nothing.uid.as_str(), nothing.name.as_str(), nothing.namespace.as_str()), ("u-1", "web", "shop"));
+        assert_eq!(
+            (nothing.uid.as_str(), nothing.name.as_str(), nothing.namespace.as_str()),
+            ("u-1", "web", "shop")
+        );
         assert_eq!(nothing.observed_boot_nanos, 7);
         assert!(nothing.sandboxes.is_empty() && nothing.containers.is_empty());
+    }
+
+    #[test]
+    fn states_have_the_runtimes_words() {
+        use ContainerRecordState::{Created, Exited, Running, Unknown};
+        let words = [Created, Running, Exited, Unknown].map(ContainerRecordState::as_str);
+        assert_eq!(words, ["created", "running", "exited", "unknown"]);
     }
 }

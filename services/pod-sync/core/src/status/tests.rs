@@ -421,7 +421,11 @@ mod addresses {
         assert_eq!(ips(&first), ["192.0.2.1"]);
         assert_eq!(ips(&run(&["192.0.2.9"], Some(&first))), ["192.0.2.1"], "never changed");
         assert_eq!(ips(&run(&["192.0.2.9", "fd00::9"], Some(&first))), ["192.0.2.1", "fd00::9"]);
-        assert_eq!(ips(&run(&["192.0.2.9", "192.0.2.10"], Some(&first))), ["192.0.2.1"], "no second of a family");
+        assert_eq!(
+            ips(&run(&["192.0.2.9", "192.0.2.10"], Some(&first))),
+            ["192.0.2.1"],
+            "no second of a family"
+        );
         let both = run(&["192.0.2.9", "fd00::9"], Some(&first));
         assert_eq!(ips(&run(&["fd00::8"], Some(&both))), ["192.0.2.1", "fd00::9"], "no second of a family");
     }
