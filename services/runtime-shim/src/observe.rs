@@ -205,8 +205,11 @@ impl Observer {
         tokio::spawn(self.clone().settle(uid, more));
     }
 
+    /// Reads until nothing that has exited is shown alive, then once more: statuses are asked for after the list, so
+    /// a read may show an exit that one which began later does not. Behind the last one all others stand back.
     async fn settle(self, uid: String, more: Arc<Notify>) {
         let (mut delays, mut until) = (SETTLE_MS.iter(), Instant::now() + SETTLE_WITHIN);
+        let mut seen = false;
         loop {
             let delay = delays.next().or(SETTLE_MS.last()).copied().unwrap_or_default();
             // Cancel-safe: a notification that is not taken here stays for the next turn.
@@ -223,9 +226,14 @@ impl Observer {
             if let Ok(pod) = &read {
                 settling.ids.retain(|id| shows_alive(pod, id));
             }
-            if settling.ids.is_empty() || Instant::now() >= until {
+            let settled = settling.ids.is_empty();
+            if (settled && seen) || Instant::now() >= until {
                 index.settling.remove(&uid);
                 return;
+            }
+            if settled != seen {
+                // The read that confirms comes at once; one that does not is followed as the first was.
+                (seen, delays) = (settled, SETTLE_MS.iter());
             }
         }
     }
@@ -575,6 +583,18 @@ mod tests {
         assert_eq!(observer.owner_of("new").as_deref(), Some("a"));
         observer.publish(picture("a", None, Clock::System.read().boot_nanos + 1));
         assert_eq!(observer.owner_of("new"), None);
+    }
+
+    #[tokio::test]
+    async fn an_exit_that_was_seen_is_read_once_more() {
+        let fake = FakeRuntime::start().await;
+        fake.container("c1", "a", RUNNING);
+        fake.observer.relist().await.unwrap();
+        let lists = fake.calls("ListContainers").len();
+        fake.container("c1", "a", EXITED);
+        fake.observer.exited("c1".into());
+        until("the pod has settled", || fake.observer.index().settling.is_empty()).await;
+        assert_eq!(fake.calls("ListContainers").len(), lists + 2);
     }
 
     #[tokio::test]
