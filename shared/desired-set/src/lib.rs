@@ -160,9 +160,12 @@ mod tests {
         let mut set = DesiredSet::default();
         let stream = set.open();
         set.name(stream, "a", 1);
+        set.name(stream, "b", 2);
         set.complete(stream, true, std::iter::empty());
+        assert_eq!((set.is_empty(), set.len()), (false, 2));
+        assert!(set.unname(stream, "b"));
         assert!(set.unname(stream, "a"));
-        assert!(set.is_empty());
+        assert_eq!((set.is_empty(), set.len()), (true, 0));
     }
 
     proptest! {
