@@ -37,6 +37,7 @@ use keelson_proto::keelson::supervisor::v1::supervisor_server::SupervisorServer;
 use keelson_service_kit::{
     Built, CancellationToken, Context, ServiceSpec, now_unix_nanos, run_with_config, status,
 };
+use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 use tonic::service::Routes;
 
@@ -85,8 +86,7 @@ fn run() -> ExitCode {
         for note in &resolved.notes {
             eprintln!("keelson-init: {}", note.text);
         }
-        let done =
-            if cli.prepare_host { prepare_host(&resolved.config) } else { resolve_only(&resolved.config) };
+        let done = if cli.prepare_host { prepare_host(&resolved.config) } else { resolve_only(&resolved) };
         return match done {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
@@ -95,8 +95,8 @@ fn run() -> ExitCode {
             }
         };
     }
-    let Resolved { config, notes } = resolved;
-    run_with_config(SPEC, config, |context| build(context, notes))
+    let Resolved { config, notes, kubelet_configuration } = resolved;
+    run_with_config(SPEC, config, |context| build(context, notes, kubelet_configuration))
 }
 
 /// Reads the files and resolves; the errors are lines for people.
@@ -133,13 +133,14 @@ fn prepare_host(config: &Config) -> anyhow::Result<()> {
 }
 
 /// `--resolve-only`.
-fn resolve_only(config: &Config) -> anyhow::Result<()> {
+fn resolve_only(resolved: &Resolved) -> anyhow::Result<()> {
+    let config = &resolved.config;
     join_operator_group(config)?;
     let mut below_run = folders(config, is_root());
     below_run.retain(|folder| folder.path.starts_with(&config.paths.run_dir));
     dirs::prepare(&below_run)?;
     let _lock = lock::run_dir(config)?;
-    write_config(config)
+    write_config(config, &resolved.kubelet_configuration)
 }
 
 /// Makes what init creates from here on the operator group's: its socket and the resolved configuration.
@@ -155,9 +156,11 @@ fn join_operator_group(config: &Config) -> anyhow::Result<()> {
 }
 
 /// Writes the resolved configuration, for the operator group to read.
-fn write_config(config: &Config) -> anyhow::Result<()> {
+fn write_config(config: &Config, kubelet_configuration: &Map<String, Value>) -> anyhow::Result<()> {
     let path = config.paths.config_file();
-    config.store(&path).context("the run dir must be writable and have room; --run-dir names another one")?;
+    config
+        .store_with(&path, Some(kubelet_configuration))
+        .context("the run dir must be writable and have room; --run-dir names another one")?;
     if is_root() {
         chown(&path, Some(0), Some(config.users.operator_gid))
             .with_context(|| format!("cannot give {} to the operator group", path.display()))?;
@@ -166,7 +169,11 @@ fn write_config(config: &Config) -> anyhow::Result<()> {
 }
 
 /// Prepares the machine, takes the locks, ends what an earlier init left, and starts the supervisor.
-async fn build(context: Context, notes: Vec<Note>) -> anyhow::Result<Built<impl Future<Output = ()>>> {
+async fn build(
+    context: Context,
+    notes: Vec<Note>,
+    kubelet_configuration: Map<String, Value>,
+) -> anyhow::Result<Built<impl Future<Output = ()>>> {
     let hurry = CancellationToken::new();
     let listener = signals::Listener::new().context("cannot listen for signals")?;
     tokio::spawn(listener.run(context.shutdown.clone(), hurry.clone()));
@@ -186,7 +193,7 @@ async fn build(context: Context, notes: Vec<Note>) -> anyhow::Result<Built<impl 
     if !left.is_empty() {
         tracing::warn!("ended what an earlier init left: {}", left.join(", "));
     }
-    write_config(config)?;
+    write_config(config, &kubelet_configuration)?;
     if let Err(error) = host::lower_oom_score() {
         tracing::warn!(%error, "cannot lower the oom score of the agent: on a full machine it may be ended like any process");
     }

@@ -10,10 +10,14 @@
 //! | | `/pods` | [`pods`]: a PodList, streamed from pod-sync |
 //! | | `/containerLogs/{namespace}/{pod}/{container}` | [`logs`]: streamed from runtime-shim |
 //! | | `/metrics` | [`metrics`]: those of every service, merged |
+//! | | `/metrics/resource`, `/stats/summary` | CPU, memory and the rest, as resource-manager reads them |
+//! | | `/runningpods/` | a PodList of what the runtime runs, from runtime-shim |
+//! | | `/configz` | the KubeletConfiguration in force, from the file that init has written |
 //! | health | `/healthz`, `/healthz/ping` | whether this process answers |
 //!
 //! On its socket it has the RPCs of every service and none of its own.
 
+mod configz;
 mod failure;
 pub mod health;
 pub mod listen;
@@ -21,6 +25,10 @@ mod log_target;
 pub mod logs;
 pub mod metrics;
 pub mod pods;
+mod resource_metrics;
+mod running_pods;
+mod statistics;
+mod summary;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -141,6 +149,11 @@ pub fn api_router(ctx: &Context) -> Router {
         .route("/pods", get(pods::list))
         .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::read))
         .route("/metrics", get(metrics::all))
+        .route("/metrics/resource", get(resource_metrics::get))
+        .route("/stats/summary", get(summary::get).post(summary::get))
+        .route("/runningpods", get(running_pods::list))
+        .route("/runningpods/", get(running_pods::list))
+        .route("/configz", get(configz::get))
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .with_state(App::new(ctx))

@@ -19,7 +19,7 @@ use crate::App;
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// Text format 0.0.4, which every Prometheus reads.
-const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The label that tells one service's series from another's.
 const LABEL: &str = "keelson_service";

@@ -18,7 +18,7 @@ pub struct NodeState {
 }
 
 /// An object by kind, namespace and name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectRequest {
     /// `ConfigMap`, `Secret`…
     pub kind: String,

@@ -11,6 +11,7 @@ use keelson_pod_config_core::sight::Sight;
 use keelson_pod_config_core::{ManifestError, Why};
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_service_kit::{Context, EventRing, ObjectRef, Subscription, WatchHub, now_unix_nanos};
+use tokio::sync::watch;
 
 use crate::checkpoint::Checkpoint;
 use crate::metrics::SourceMetrics;
@@ -38,6 +39,17 @@ pub enum Entry {
     Ready,
 }
 
+/// What the sources say about an object at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// The object as JSON.
+    Object(Arc<[u8]>),
+    /// No source has it, and all have been read.
+    Nothing,
+    /// No source that has been read has it; another has not been read yet.
+    NotRead,
+}
+
 /// The desired state of the node. Cheap to clone; sources publish into it one at a time.
 #[derive(Debug, Clone)]
 pub struct Desired(Arc<Inner>);
@@ -51,6 +63,8 @@ struct Inner {
     metrics: SourceMetrics,
     node_name: String,
     configured: Vec<String>,
+    /// Counts how often what [`Desired::object`] answers may have changed.
+    objects: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -90,6 +104,7 @@ impl Desired {
             metrics: SourceMetrics::register(&ctx.metrics),
             node_name: ctx.config.node_name.clone(),
             configured: sources.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            objects: watch::Sender::new(0),
         }))
     }
 
@@ -117,9 +132,13 @@ impl Desired {
         problems.extend(outcome.refused.into_iter().map(refused));
         let news = Self::take_problems(state, source, problems);
         let entry = state.sources.entry(source.to_owned()).or_default();
+        let other_objects = entry.objects != objects;
         entry.objects = objects;
         let newly_ready = settled && !entry.ready;
         entry.ready |= settled;
+        if other_objects || newly_ready {
+            self.0.objects.send_modify(|count| *count += 1);
+        }
         for change in outcome.changes {
             self.tell(source, change);
         }
@@ -260,12 +279,19 @@ impl Desired {
     }
 
     /// A Secret or ConfigMap of the sources, the first configured source first.
-    pub fn object(&self, key: &ObjectKey) -> Option<Vec<u8>> {
+    pub fn object(&self, key: &ObjectKey) -> Found {
         let state = self.state();
-        self.0.configured.iter().find_map(|source| {
-            let object = state.sources.get(source)?.objects.get(key)?;
-            Some(object.json.to_vec())
-        })
+        let sources = || self.0.configured.iter().filter_map(|source| state.sources.get(source));
+        match sources().find_map(|source| source.objects.get(key)) {
+            Some(object) => Found::Object(Arc::clone(&object.json)),
+            None if sources().all(|source| source.ready) => Found::Nothing,
+            None => Found::NotRead,
+        }
+    }
+
+    /// Tells that [`Self::object`] may have another answer than before.
+    pub fn objects_change(&self) -> watch::Receiver<u64> {
+        self.0.objects.subscribe()
     }
 
     /// The origin of a Secret or ConfigMap in one source.

@@ -18,6 +18,7 @@ mod disk;
 mod file_source;
 mod manifest_store;
 mod metrics;
+mod objects;
 mod server;
 mod waiting;
 mod watcher;
@@ -36,6 +37,7 @@ use crate::control_plane::{ControlPlane, NoControlPlane, NodeState};
 use crate::desired::{Desired, FILE, MANIFEST};
 use crate::file_source::FileSource;
 use crate::manifest_store::StoreLoop;
+use crate::objects::Objects;
 use crate::server::Server;
 
 /// Starts the loops and makes the routes of the service.
@@ -74,7 +76,8 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     );
 
     let shutdown = ctx.shutdown.clone();
-    let server = Server { desired, node, store, plane, shutdown };
+    let objects = Objects { desired: desired.clone(), plane };
+    let server = Server { desired, node, store, objects, shutdown };
     // A manifest may be as long as the limit; what is longer is refused by name, not by the transport.
     let service = PodConfigServer::new(server).max_decoding_message_size(MAX_BYTES + 64 * 1024);
     Ok(Routes::new(service))

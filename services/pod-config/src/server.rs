@@ -4,19 +4,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _};
-use keelson_pod_config_core::manifest::Kind;
-use keelson_pod_config_core::object::ObjectKey;
 use keelson_proto::keelson::common::v1::Synced;
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfig;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
 use keelson_service_kit::status::{chain, error};
 use keelson_service_kit::{CancellationToken, WatchHub, WatchItem};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::control_plane::{ControlPlane, ControlPlaneError, NodeState, ObjectRequest};
-use crate::desired::{Desired, Entry, Key};
+use crate::control_plane::{ControlPlaneError, NodeState, ObjectRequest};
+use crate::desired::{Desired, Entry, Found, Key};
 use crate::manifest_store::{ManifestStore, StoreError};
+use crate::objects::{self, Objects};
 
 /// Answers the RPCs.
 pub struct Server {
@@ -26,8 +25,8 @@ pub struct Server {
     pub node: WatchHub<(), Arc<NodeState>>,
     /// What `ApplyManifest` writes to.
     pub store: ManifestStore,
-    /// Where objects come from that no manifest has.
-    pub plane: Arc<dyn ControlPlane>,
+    /// Where the objects come from that pods refer to.
+    pub objects: Objects,
     /// Ends the streams.
     pub shutdown: CancellationToken,
 }
@@ -48,6 +47,7 @@ impl Server {
 impl PodConfig for Server {
     type WatchPodsStream = Answers<pb::WatchPodsResponse>;
     type WatchNodeStream = Answers<pb::WatchNodeResponse>;
+    type WatchObjectsStream = Answers<pb::WatchObjectsResponse>;
 
     async fn watch_pods(
         &self,
@@ -81,23 +81,19 @@ impl PodConfig for Server {
         if kind.is_empty() || name.is_empty() {
             return Err(error(Code::InvalidArgument, "NAME_MISSING", "kind and name must be given"));
         }
-        let of_manifest = Kind::parse(&kind).and_then(|kind| {
-            self.desired.object(&ObjectKey { kind, namespace: namespace.clone(), name: name.clone() })
-        });
-        if let Some(object_json) = of_manifest {
-            return Ok(Response::new(pb::GetObjectResponse { object_json }));
-        }
         let wanted = ObjectRequest { kind: kind.clone(), namespace: namespace.clone(), name: name.clone() };
-        match self.plane.get_object(wanted).await {
-            Ok(Some(object_json)) => Ok(Response::new(pb::GetObjectResponse { object_json })),
-            Ok(None) if !self.desired.is_ready() => Err(error(
+        match self.objects.find(&wanted).await {
+            Ok(Found::Object(json)) => {
+                Ok(Response::new(pb::GetObjectResponse { object_json: json.to_vec() }))
+            }
+            Ok(Found::NotRead) => Err(error(
                 Code::Unavailable,
                 "SOURCES_NOT_READ",
                 format!(
                     "the sources have not been read yet; {kind} {namespace}/{name} may be in one of them"
                 ),
             )),
-            Ok(None) => Err(error(
+            Ok(Found::Nothing) => Err(error(
                 Code::NotFound,
                 "OBJECT_UNKNOWN",
                 format!("there is no {kind} {namespace}/{name}; put it beside the manifests"),
@@ -106,6 +102,14 @@ impl PodConfig for Server {
                 Err(error(Code::Unavailable, "CONTROL_PLANE_AWAY", cause.to_string()))
             }
         }
+    }
+
+    async fn watch_objects(
+        &self,
+        request: Request<Streaming<pb::WatchObjectsRequest>>,
+    ) -> Result<Response<Self::WatchObjectsStream>, Status> {
+        let stream = objects::answers(self.objects.clone(), request.into_inner());
+        Ok(Response::new(self.until_shutdown(stream)))
     }
 
     async fn apply_manifest(

@@ -34,6 +34,8 @@ pub struct Agent {
     pub documents: WatchHub<String, Arc<Document>>,
     /// Starts at the same time.
     pub gate: Semaphore,
+    /// Probes at the same time.
+    pub probing: crate::probes::Probing,
     /// The runtime.
     pub runtime: watch::Sender<RuntimeView>,
     /// The machine as resource-manager tells it; empty until it has.
@@ -64,6 +66,7 @@ impl Agent {
             desired: Desired::default(),
             documents: WatchHub::incomplete(),
             gate,
+            probing: crate::probes::Probing::default(),
             runtime: watch::Sender::new(RuntimeView::default()),
             machine: watch::Sender::new(Arc::default()),
             started_unix_nanos: now_unix_nanos(),
@@ -392,6 +395,7 @@ impl Agent {
             entry.gone = false;
             if news {
                 entry.wake.notify_one();
+                entry.probes.wake();
             }
         })
         .is_some()

@@ -1,7 +1,7 @@
 //! What the callees are to hold of a pod, made from the pod.
 
 use keelson_kube_model::resources::{pod_cgroup_values, pod_requests};
-use keelson_kube_model::{Pod, Quantity, Volume, compute_qos};
+use keelson_kube_model::{Pod, Quantity, compute_qos};
 use keelson_pod_sync_core::worker::WorkerPhase;
 use keelson_proto::keelson::common::v1::{PodRef, Want};
 use keelson_proto::keelson::resource_manager::v1 as resource;
@@ -9,6 +9,7 @@ use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_proto::keelson::volume_manager::v1 as volume;
 
 use crate::agent::{Agent, Entry, Wanted};
+use crate::start::quantity;
 
 /// Names a pod in messages.
 pub fn pod_ref(pod: &Pod) -> PodRef {
@@ -31,18 +32,23 @@ pub fn want(agent: &Agent, entry: &Entry) {
     let runtime_want = if phase == WorkerPhase::Sync { Want::Run } else { Want::Stop };
     agent.desired.runtime.want(
         uid,
-        runtime::PodDesire { pod: Some(pod_ref(pod)), revision: wanted.revision, want: runtime_want as i32 },
+        runtime::PodDesire {
+            pod: Some(pod_ref(pod)),
+            revision: wanted.revision,
+            want: runtime_want as i32,
+            images: pod.containers().map(|(_, container)| container.image.clone()).collect(),
+        },
     );
     if phase >= WorkerPhase::Terminated {
         return;
     }
-    agent.desired.volumes.want(uid, volumes(wanted));
+    agent.desired.volumes.want(uid, volumes(agent, wanted));
     agent.desired.resources.want(uid, resources(agent, wanted, entry.observed.any_sandbox_ready()));
 }
 
 /// The pod's volumes are to go.
 pub fn unmount(agent: &Agent, wanted: &Wanted) {
-    let desire = volume::PodDesire { want: Want::Unmount as i32, ..volumes(wanted) };
+    let desire = volume::PodDesire { want: Want::Unmount as i32, ..volumes(agent, wanted) };
     agent.desired.volumes.want(&wanted.pod.metadata.uid, desire);
 }
 
@@ -54,35 +60,20 @@ pub fn release(agent: &Agent, wanted: &Wanted) {
     agent.desired.resources.want(uid, desire);
 }
 
-fn volumes(wanted: &Wanted) -> volume::PodDesire {
+fn volumes(agent: &Agent, wanted: &Wanted) -> volume::PodDesire {
     let pod = &wanted.pod;
+    let machine = agent.machine.borrow().clone();
+    let allocatable =
+        machine.allocatable.iter().map(|(name, amount)| (name.clone(), quantity(name, *amount)));
     let config = pod_cgroup_values(pod, 100_000, true);
     volume::PodDesire {
         pod: Some(pod_ref(pod)),
         revision: wanted.revision,
         want: Want::Run as i32,
-        volumes: pod.spec.volumes.iter().map(volume_message).collect(),
+        volumes: crate::volumes::messages(pod, &allocatable.collect()),
         fs_group: pod.spec.security_context.as_ref().and_then(|s| s.fs_group),
         memory_limit_bytes: config.memory_limit.unwrap_or(0),
     }
-}
-
-fn volume_message(volume: &Volume) -> volume::Volume {
-    use volume::volume::Source;
-    let source = if let Some(empty) = &volume.empty_dir {
-        Source::EmptyDir(volume::EmptyDir {
-            medium: empty.medium.clone(),
-            size_limit_bytes: empty.size_limit.as_ref().map_or(0, Quantity::value),
-        })
-    } else if let Some(host) = &volume.host_path {
-        Source::HostPath(volume::HostPath {
-            path: host.path.clone(),
-            r#type: host.type_.clone().unwrap_or_default(),
-        })
-    } else {
-        Source::Unsupported(volume.source_kind().unwrap_or("no source").to_owned())
-    };
-    volume::Volume { name: volume.name.clone(), source: Some(source) }
 }
 
 fn resources(agent: &Agent, wanted: &Wanted, adopted: bool) -> resource::PodDesire {

@@ -15,7 +15,8 @@ use keelson_service_kit::CancellationToken;
 use tokio::sync::Notify;
 
 use crate::observed::Observed;
-use crate::store::{Record, StoredBackoff};
+use crate::probes::Probes;
+use crate::store::{Record, StoredBackoff, StoredProbe};
 
 /// A desired pod as pod-config sent it.
 #[derive(Debug, Clone)]
@@ -53,6 +54,8 @@ pub struct Entry {
     pub ledger: Ledger,
     /// Per container why its last start failed: waiting reason and message.
     pub reasons: BTreeMap<String, (String, String)>,
+    /// Its probes.
+    pub probes: Probes,
     /// resource-manager has admitted it.
     pub admitted: bool,
     /// A worker task exists.
@@ -128,6 +131,7 @@ impl Entry {
             version: 0,
             ledger: Ledger::default(),
             reasons: BTreeMap::new(),
+            probes: Probes::default(),
             admitted: false,
             worker: false,
             restored: false,
@@ -164,6 +168,7 @@ impl Entry {
         let mut entry = Self::new(&record.uid, record.state.read_back());
         entry.status = Arc::new(record.status);
         entry.reasons = record.failed_starts;
+        entry.probes.book = record.probes.into_iter().map(StoredProbe::entry).collect();
         entry.kept_advance = record.backoffs.iter().map(|b| b.entry.last_advanced_unix_nanos).max();
         if let Some(value) = record.pod {
             let raw = Bytes::from(value.to_string());
@@ -194,6 +199,7 @@ impl Entry {
             record.source.clone_from(&wanted.source);
         }
         record.failed_starts = self.reasons.clone();
+        record.probes = StoredProbe::all(&self.probes.book);
         let stored = |(key, entry): (&_, &_)| StoredBackoff::of(key, entry);
         record.backoffs = book.of_pod(&uid.into()).map(stored).collect();
         self.kept_advance = book.last_advanced_unix_nanos(&uid.into());

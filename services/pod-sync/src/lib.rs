@@ -4,7 +4,7 @@
 //! has one worker ([`worker`]) whose turns ask the core what to do and carry it out: [`sync`] and [`start`] for
 //! a pod that is to run, [`stop`] for one that ends. What runtime-shim, volume-manager and resource-manager are
 //! to hold goes down as a set ([`desired`]). What others are shown comes from [`documents`] and the ledger of
-//! each entry.
+//! each entry. Beside the workers run the probes of their containers ([`probes`]).
 //!
 //! A UID that is named anew waits until nothing of its earlier life is left ([`again`]); one whose worker panics is
 //! set aside while the others go on ([`aside`]).
@@ -21,15 +21,19 @@ pub mod desired;
 pub mod desires;
 pub mod documents;
 pub mod entry;
+pub mod hooks;
+pub mod http;
 pub mod images;
 pub mod manager;
 pub mod objects;
 pub mod observed;
+pub mod probes;
 pub mod server;
 pub mod start;
 pub mod stop;
 pub mod store;
 pub mod sync;
+pub mod volumes;
 pub mod worker;
 
 use std::sync::Arc;
@@ -86,6 +90,7 @@ fn spawn_loops(context: &Context, agent: &Arc<Agent>) {
     let sources = Arc::new(Sources::default());
     context.spawn("desired pods", manager::follow_desired(Arc::clone(agent), Arc::clone(&sources)));
     context.spawn("machine", manager::follow_machine(Arc::clone(agent)));
+    context.spawn("volumes of the machine", volumes::follow_allocatable(Arc::clone(agent)));
     context.spawn("observations", manager::follow_runtime(Arc::clone(agent), sources));
     let progress = context.progress.register("pod workers");
     context.spawn("heartbeat", manager::heartbeat(Arc::clone(agent), progress, gauges(context)));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_cri::v1 as cri;
-use keelson_kube_model::{Container, ContainerKind, LifecycleHandler, Quantity};
+use keelson_kube_model::{Container, ContainerKind, Quantity};
 use keelson_pod_sync_core::actions::{PodActions, SandboxPlan, StartContainer};
 use keelson_pod_sync_core::config::{
     CgroupVersion, ContainerInputs, DnsInputs, FileMount, Given, ImageUser, MachineInputs, NoObjects,
@@ -22,6 +22,7 @@ use crate::agent::{Agent, Wanted, object_of};
 use crate::clients::bounded;
 use crate::convert::{container_config, sandbox_config};
 use crate::desires::pod_ref;
+use crate::hooks::{self, Subject};
 use crate::images::{ImageTask, ImageTrouble};
 use crate::observed::Observed;
 use crate::sync::{Mounts, container_object};
@@ -407,12 +408,10 @@ async fn container_request(
     image: &runtime::ImageDone,
     files: &runtime::WriteContainerFilesResponse,
 ) -> Result<cri::ContainerConfig, String> {
-    if let Some(kind) =
-        container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()).and_then(missing_kind)
+    if let Some(why) =
+        container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()).and_then(hooks::impossible)
     {
-        return Err(format!(
-            "lifecycle.postStart.{kind}: this version does not carry out {kind} hooks, use exec or sleep"
-        ));
+        return Err(format!("lifecycle.postStart.{why}"));
     }
     let config = &start.agent.context.config;
     let machine = start.agent.machine.borrow().clone();
@@ -478,17 +477,6 @@ async fn container_request(
     container_plan(&start.wanted.pod, container, &inputs).map(container_config).map_err(|e| e.to_string())
 }
 
-/// The kind of a hook that this version cannot carry out. A container whose postStart is of such a kind is not begun,
-/// because without its hook it would have to be killed again.
-fn missing_kind(hook: &LifecycleHandler) -> Option<&'static str> {
-    match hook {
-        LifecycleHandler { exec: Some(_), .. } | LifecycleHandler { sleep: Some(_), .. } => None,
-        LifecycleHandler { http_get: Some(_), .. } => Some("httpGet"),
-        LifecycleHandler { tcp_socket: Some(_), .. } => Some("tcpSocket"),
-        _ => None,
-    }
-}
-
 fn container_env(
     start: &Start<'_>,
     container: &Container,
@@ -498,7 +486,8 @@ fn container_env(
         .map_err(|e| e.to_string())
 }
 
-fn quantity(name: &str, amount: i64) -> Quantity {
+/// An amount as resource-manager counts it: cores in thousandths, everything else in whole units.
+pub(crate) fn quantity(name: &str, amount: i64) -> Quantity {
     if name == "cpu" {
         Quantity::from_milli(amount)
     } else {
@@ -515,7 +504,8 @@ async fn post_start(
     let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else { return Ok(()) };
     // Bounded, so that a hook that hangs cannot hold the pod's worker for ever.
     let bound = start.agent.clients.cri_timeout;
-    let hook = tokio::time::timeout(bound, crate::stop::run_hook(start.agent, id, hook, bound));
+    let subject = Subject { pod: &start.wanted.pod, container, id };
+    let hook = tokio::time::timeout(bound, hooks::run(start.agent, &subject, hook, bound));
     // Cancel-safe: whoever ends the pod stops the container, and the hook with it.
     let outcome = tokio::select! {
         () = start.job.cancel.cancelled() => return Err(Unfinished::Superseded),

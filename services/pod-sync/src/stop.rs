@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
 use k8s_cri::v1 as cri;
-use keelson_kube_model::{LifecycleHandler, Pod};
+use keelson_kube_model::Pod;
 use keelson_pod_sync_core::explain::{Cause, StepName};
 use keelson_pod_sync_core::moment::SECOND;
 use keelson_pod_sync_core::observation::PodObservation;
@@ -23,6 +23,7 @@ use tracing::Instrument as _;
 use crate::agent::{Agent, Wanted, object_of};
 use crate::clients::bounded;
 use crate::desires;
+use crate::hooks::{self, Subject};
 use crate::observed::Observed;
 use crate::sync::read;
 use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish, republish};
@@ -37,6 +38,8 @@ pub async fn terminate(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
         // The runtime is to begin nothing more for the pod.
         agent.with(&job.uid, |entry| desires::want(agent, entry));
         republish(agent, &job.uid);
+        // What would restart a container is over; readiness goes on.
+        agent.with(&job.uid, |entry| entry.probes.wake());
     }
     let why = job.state.cause.map_or("ending", |c| c.as_str());
     note_wait(agent, &job.uid, StepName::Termination, "", Cause::working("pod-sync", why));
@@ -76,6 +79,7 @@ pub async fn terminate(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
             ..Trouble::fault("the runtime still shows running processes")
         });
     }
+    agent.with(&job.uid, |entry| entry.probes.end());
     publish(agent, &job.uid, &Facts { pod_is_terminal: true, ..Facts::default() });
     Ok(Turn::of(SyncOutcome::Done))
 }
@@ -160,42 +164,12 @@ async fn pre_stop(agent: &Agent, pod: &Pod, (id, name): (&str, &str), object: Ob
         return;
     };
     let bound = Duration::from_secs(u64::try_from(left).unwrap_or(0));
-    let outcome = tokio::time::timeout(bound, run_hook(agent, id, hook, bound)).await;
+    let subject = Subject { pod, container, id };
+    let outcome = tokio::time::timeout(bound, hooks::run(agent, &subject, hook, bound)).await;
     if let Ok(Err(text)) = outcome {
         tracing::warn!(pod = name_of(pod), container = name, "preStop failed: {text}");
         agent.context.events.warning(object, "FailedPreStopHook", format!("PreStopHook failed: {text}"));
     }
-}
-
-/// Runs a lifecycle hook.
-///
-/// # Errors
-/// What went wrong, for people.
-pub async fn run_hook(
-    agent: &Agent,
-    id: &str,
-    hook: &LifecycleHandler,
-    bound: Duration,
-) -> Result<(), String> {
-    if let Some(exec) = &hook.exec {
-        let request = cri::ExecSyncRequest {
-            container_id: id.to_owned(),
-            cmd: exec.command.clone(),
-            timeout: i64::try_from(bound.as_secs()).unwrap_or(i64::MAX),
-        };
-        let answer = agent.clients.cri().exec_sync(bounded(request, bound + Duration::from_secs(120))).await;
-        let answer = answer.map_err(|s| s.message().to_owned())?.into_inner();
-        return if answer.exit_code == 0 {
-            Ok(())
-        } else {
-            Err(format!("command exited with {}", answer.exit_code))
-        };
-    }
-    if let Some(sleep) = &hook.sleep {
-        tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0)).min(bound)).await;
-        return Ok(());
-    }
-    Err("only exec and sleep hooks are carried out by this version".to_owned())
 }
 
 /// Stops one container while its pod goes on: event, preStop, StopContainer.

@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use keelson_kube_model::PodStatus;
 use keelson_pod_sync_core::backoff::{BackoffEntry, BackoffKey};
+use keelson_pod_sync_core::probe::{ProbeBook, ProbeKind, ProbeState};
 use keelson_pod_sync_core::worker::WorkerState;
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,36 @@ pub struct Record {
     /// Per container why its last start failed: waiting reason and message.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub failed_starts: BTreeMap<String, (String, String)>,
+    /// Where the probes of its containers stand.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub probes: Vec<StoredProbe>,
+}
+
+/// One probe of one container; the pod is that of the record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredProbe {
+    container: String,
+    kind: ProbeKind,
+    #[serde(flatten)]
+    state: ProbeState,
+}
+
+impl StoredProbe {
+    /// Those of a book that have seen a container.
+    pub fn all(book: &ProbeBook) -> Vec<Self> {
+        let seen = book.iter().filter(|(_, state)| !state.container_id.is_empty());
+        seen.map(|((container, kind), state)| Self {
+            container: container.clone(),
+            kind: *kind,
+            state: state.clone(),
+        })
+        .collect()
+    }
+
+    /// As it stands in a book.
+    pub fn entry(self) -> ((String, ProbeKind), ProbeState) {
+        ((self.container, self.kind), self.state)
+    }
 }
 
 /// The back-off of one container in one shape; the pod is that of the record.
@@ -76,6 +107,7 @@ impl Record {
             source: String::new(),
             backoffs: Vec::new(),
             failed_starts: BTreeMap::new(),
+            probes: Vec::new(),
         }
     }
 }
@@ -180,10 +212,15 @@ mod tests {
         let key = BackoffKey { uid: "u1".into(), container: "a".to_owned(), shape: u64::MAX };
         let entry = BackoffEntry { delay_seconds: 40, last_advanced_unix_nanos: 7 };
         record.backoffs = vec![StoredBackoff::of(&key, &entry)];
+        let mut state = ProbeState::new(ProbeKind::Liveness);
+        "c1".clone_into(&mut state.container_id);
+        let book: ProbeBook = [(("a".to_owned(), ProbeKind::Liveness), state)].into();
+        record.probes = StoredProbe::all(&book);
         store.put(&record).unwrap();
         let loaded = Store::open(dir.path()).unwrap().load();
         assert_eq!(loaded, [record]);
         assert_eq!((loaded[0].backoffs[0].key("u1"), loaded[0].backoffs[0].entry), (key, entry));
+        assert_eq!(loaded[0].probes.iter().cloned().map(StoredProbe::entry).collect::<ProbeBook>(), book);
         store.remove_unless("u1", || true);
         assert_eq!(store.load().len(), 1, "in use");
         store.remove_unless("u1", || false);
@@ -196,7 +233,7 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let mut json =
             serde_json::to_value(Record::new("u1", WorkerState::default(), PodStatus::default())).unwrap();
-        assert!(json.get("backoffs").is_none() && json.get("failed_starts").is_none());
+        assert!(["backoffs", "failed_starts", "probes"].iter().all(|field| json.get(field).is_none()));
         let path = dir.path().join("pods/u1.json");
         fs::write(&path, json.to_string()).unwrap();
         assert_eq!(store.load().len(), 1);

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use keelson_kube_model::{ContainerKind, Pod};
 use keelson_pod_sync_core::Reason;
-use keelson_pod_sync_core::actions::{ContainerWait, PodActions, ProbeHints, compute_pod_actions};
+use keelson_pod_sync_core::actions::{ContainerWait, PodActions, compute_pod_actions};
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
 use keelson_pod_sync_core::observation::ContainerObservation;
+use keelson_pod_sync_core::probe::hints;
 use keelson_pod_sync_core::status::{deadline_unix_nanos, rejected_status};
-use keelson_pod_sync_core::worker::{Input, SyncOutcome};
+use keelson_pod_sync_core::worker::{Input, SyncOutcome, WorkerPhase};
 use keelson_proto::keelson::resource_manager::v1 as resource;
 use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
 use keelson_proto::keelson::volume_manager::v1 as volume;
@@ -21,6 +22,7 @@ use crate::agent::{Agent, Wanted, object_of};
 use crate::clients::bounded;
 use crate::images::{ImageTask, fetch};
 use crate::observed::Observed;
+use crate::probes::{self, Probes};
 use crate::start::{Start, Unfinished, start_containers};
 use crate::stop::stop_container_with_hooks;
 use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish};
@@ -50,6 +52,7 @@ pub async fn sync(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Turn
         agent.apply(&job.uid, &Input::Started);
     }
     note_wait(agent, &job.uid, StepName::Source, "", Cause::done("pod-config"));
+    probes::ensure(agent, job);
     // The observation may have become newer while the runtime was awaited.
     let mut observed =
         agent.with(&job.uid, |e| Arc::clone(&e.observed)).unwrap_or_else(|| Arc::clone(&job.observed));
@@ -89,13 +92,26 @@ pub async fn read(agent: &Agent, uid: &str) -> Result<Observed, Trouble> {
 }
 
 fn decide(agent: &Agent, wanted: &Wanted, observed: &Observed) -> PodActions {
-    compute_pod_actions(
-        &wanted.pod,
-        observed,
-        &ProbeHints::without_probes(),
-        &agent.backoff(),
-        &agent.moment(),
-    )
+    let pod = &wanted.pod;
+    let hints = agent
+        .with(&pod.metadata.uid, |e| hints(pod, observed, Some(&e.status), &e.probes.book))
+        .unwrap_or_default();
+    compute_pod_actions(pod, observed, &hints, &agent.backoff(), &agent.moment())
+}
+
+/// Publishes what a probe has turned, without waiting for a turn (pod-lifecycle.md §14.4).
+pub fn show(agent: &Agent, uid: &str) {
+    let known = agent.with(uid, |e| (e.state.phase, e.wanted.clone(), Arc::clone(&e.observed)));
+    match known {
+        Some((WorkerPhase::Sync, Some(wanted), observed)) => {
+            let actions = decide(agent, &wanted, &observed);
+            publish(agent, uid, &Facts { waiting: &actions.waiting, ..Facts::default() });
+        }
+        Some((WorkerPhase::Terminating, Some(_), _)) => {
+            publish(agent, uid, &Facts::default());
+        }
+        _ => {}
+    }
 }
 
 /// While the runtime is away no pod is synced. False: the turn was cancelled meanwhile.
@@ -138,7 +154,9 @@ fn tell_waits(agent: &Agent, job: &Job, actions: &PodActions) {
             let record = entry.observed.current(name);
             if let Some(wait) = actions.waiting.iter().find(|w| w.name == name) {
                 let failed_start = entry.reasons.get(name).map(|(_, message)| message.as_str());
-                let cause = cause_of_wait(wait, record, failed_start);
+                let unready = Probes::unready(entry, &wanted.pod, name)
+                    .filter(|_| wait.reason == Reason::WaitingForStartupProbe);
+                let cause = unready.unwrap_or_else(|| cause_of_wait(wait, record, failed_start));
                 let news = entry.ledger.set(StepName::Container, name, cause, &at);
                 if news && !wait.event_message.is_empty() {
                     warned.push((kind, name.to_owned(), wait.event_message.clone()));
@@ -146,7 +164,9 @@ fn tell_waits(agent: &Agent, job: &Job, actions: &PodActions) {
             } else if record.is_some_and(|r| r.is_running() || r.has_exited())
                 && !actions.start.iter().any(|s| s.name == name)
             {
-                entry.ledger.set(StepName::Container, name, Cause::done("runtime-shim"), &at);
+                let unready = Probes::unready(entry, &wanted.pod, name);
+                let cause = unready.unwrap_or_else(|| Cause::done("runtime-shim"));
+                entry.ledger.set(StepName::Container, name, cause, &at);
             }
         }
     });
@@ -328,7 +348,8 @@ async fn mount(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Mounts,
                 let cause = match progress.next_try_unix_nanos {
                     0 => Cause::waiting("Mounting", &progress.waiting_for, "volume-manager"),
                     next => {
-                        Cause::failed("FailedMount", &progress.waiting_for, "volume-manager").retried_at(next)
+                        let owner = if progress.owner == YOU { YOU } else { "volume-manager" };
+                        Cause::failed("FailedMount", &progress.waiting_for, owner).retried_at(next)
                     }
                 };
                 note_wait(agent, &job.uid, StepName::Volumes, "", cause);

@@ -7,6 +7,7 @@ use keelson_kube_model::Pod;
 use keelson_pod_sync_core::accept::{Accepted, accept_status};
 use keelson_pod_sync_core::actions::ContainerWait;
 use keelson_pod_sync_core::explain::{Cause, StepName};
+use keelson_pod_sync_core::probe::readiness;
 use keelson_pod_sync_core::status::{StatusInputs, final_status, generate_status};
 use keelson_pod_sync_core::worker::{SyncOutcome, Work, WorkerPhase, WorkerState, current_work};
 use keelson_service_kit::{Backoff, CancellationToken, now_unix_nanos};
@@ -230,6 +231,7 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
         let inputs = StatusInputs {
             pod_is_terminal: facts.pod_is_terminal,
             failures: entry.reasons.clone(),
+            readiness: readiness(&wanted.pod, &entry.observed, old.as_deref(), &entry.probes.book),
             waiting: facts.waiting,
             pod_ready_to_start: facts.sandbox_made,
             runtime_name: if runtime.is_empty() { "containerd" } else { &runtime },

@@ -5,9 +5,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_resource_manager_core::machine::{
     self, Filesystem, Reading, go_arch, parse_cpu_list, parse_meminfo, parse_pretty_name,
 };
+use keelson_service_kit::now_unix_nanos;
 
 /// Why the machine could not be looked at.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +45,23 @@ fn filesystem(root: &Path) -> Result<Filesystem, HostError> {
         available: stat.f_bavail.saturating_mul(stat.f_frsize),
         inodes: stat.f_files,
         inodes_free: stat.f_ffree,
+    })
+}
+
+/// What of the filesystem that `path` lies on is used.
+pub(crate) fn filesystem_usage(path: &Path) -> Result<pb::FilesystemUsage, HostError> {
+    let stat = rustix::fs::statvfs(path)
+        .map_err(|errno| HostError::Read { path: path.to_owned(), source: errno.into() })?;
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    Ok(pb::FilesystemUsage {
+        taken_unix_nanos: now_unix_nanos(),
+        capacity: bytes(stat.f_blocks),
+        available: bytes(stat.f_bavail),
+        // What is kept for root is free, but not available.
+        used: bytes(stat.f_blocks.saturating_sub(stat.f_bfree)),
+        inodes: stat.f_files,
+        inodes_free: stat.f_ffree,
+        inodes_used: stat.f_files.saturating_sub(stat.f_ffree),
     })
 }
 
@@ -114,6 +133,13 @@ mod tests {
         let reading = look(Path::new("/")).unwrap();
         assert!(reading.cpus > 0 && reading.memory.total > 0 && reading.nodefs.total > 0, "{reading:?}");
         assert!(reading.memory.free <= reading.memory.total);
+    }
+
+    #[test]
+    fn what_is_used_of_a_filesystem_and_what_is_available_are_within_its_size() {
+        let usage = filesystem_usage(Path::new("/")).unwrap();
+        assert!(usage.used > 0 && usage.used + usage.available <= usage.capacity, "{usage:?}");
+        assert!(usage.taken_unix_nanos > 0);
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! | `worker` | one task per pod: plan, carry out, publish; never two operations at once for a pod |
 //! | `cgroup` | the cgroup tree behind a port: v1 and v2, made, scanned and removed |
 //! | `tree_loop` | sets the tree up at the start, then keeps the weight of the burstable class |
+//! | `statistics` | what pods and the node use, read when somebody asks |
 //! | `machine_loop`, `host` | what the machine has, what pods may use of it, pressure |
 //!
 //! The decisions are in `keelson-resource-manager-core`; what every receiver of a `Sync` stream does is in
@@ -22,9 +23,11 @@ mod machine_loop;
 mod manager;
 mod metrics;
 mod server;
+mod statistics;
 mod tree_loop;
 mod view;
 mod wire;
+mod wire_stats;
 mod worker;
 
 pub use server::build;

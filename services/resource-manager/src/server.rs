@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{Stream, StreamExt as _, stream};
 use keelson_config::ServiceName;
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::resource_manager::v1::resource_manager_server::{
@@ -23,6 +23,7 @@ use tracing::Instrument as _;
 use crate::machine_loop::MachineLoop;
 use crate::manager::{Ask, Command, Env, Manager, SET_NOT_COMPLETE, Verdict};
 use crate::metrics::CgroupMetrics;
+use crate::statistics::Statistics;
 use crate::tree_loop::{TreeLoop, attempt};
 use crate::view::{MachineState, Phase, TreeState, View};
 use crate::wire::{self, usable_uid};
@@ -53,6 +54,11 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         machine: machine.state(),
         tree: tree.subscribe(),
         driver: ctx.config.runtime.cgroup_driver.clone(),
+        statistics: Statistics::new(
+            tree.subscribe(),
+            ctx.peer(ServiceName::RuntimeShim),
+            ctx.config.paths.root_dir.clone(),
+        ),
     };
     let manager = Manager::new(env, machine.state(), known, burstable, found);
     let handle = ctx.progress.register("pods");
@@ -71,6 +77,7 @@ struct Service {
     machine: watch::Receiver<MachineState>,
     tree: watch::Receiver<TreeState>,
     driver: String,
+    statistics: Statistics,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -149,6 +156,24 @@ fn late(uid: &str, message: &str) -> Status {
 impl ResourceManager for Service {
     type SyncStream = Acks;
     type WatchMachineStream = Answers<pb::Machine>;
+    type PodStatsStream = Answers<pb::PodStatsResponse>;
+
+    async fn node_stats(
+        &self,
+        request: Request<pb::NodeStatsRequest>,
+    ) -> Result<Response<pb::NodeStatsResponse>, Status> {
+        let brief = request.into_inner().cpu_and_memory_only;
+        Ok(Response::new(self.statistics.node(brief).await?))
+    }
+
+    async fn pod_stats(
+        &self,
+        request: Request<pb::PodStatsRequest>,
+    ) -> Result<Response<Self::PodStatsStream>, Status> {
+        let brief = request.into_inner().cpu_and_memory_only;
+        let pods = self.statistics.pods(brief).await?;
+        Ok(Response::new(Box::pin(stream::iter(pods.into_iter().map(Ok)))))
+    }
 
     async fn sync(
         &self,

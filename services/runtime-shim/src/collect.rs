@@ -1,5 +1,5 @@
 //! The desires that pod-sync has sent, and the removal of what is dead: the only place that removes
-//! containers and sandboxes.
+//! containers and sandboxes, and by [`crate::unused`], its part for them, images.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +20,7 @@ use crate::files::Files;
 use crate::images::Images;
 use crate::observe::Observer;
 use crate::ticking::ticking;
+use crate::unused::UnusedImages;
 
 /// Between two collections when nothing asks for one (pod-lifecycle.md §1).
 const PERIOD: Duration = Duration::from_secs(60);
@@ -49,6 +50,8 @@ struct State {
     replaying: bool,
     /// A whole set with all sources ready has been taken from the newest stream.
     complete: bool,
+    /// Images of the pods, as their specs name them.
+    images: BTreeMap<String, Vec<String>>,
 }
 
 impl Desires {
@@ -86,16 +89,20 @@ impl Desires {
                 if state.replaying {
                     state.incoming.insert(uid.clone(), want);
                 }
+                state.images.insert(uid.clone(), pod.images);
                 state.wanted.insert(uid, want);
             }
             pb::sync_request::Item::DroppedUid(uid) => {
                 state.wanted.remove(&uid);
                 state.incoming.remove(&uid);
+                state.images.remove(&uid);
             }
             pb::sync_request::Item::Complete(set) => {
                 // A set that ends before every source has reported goes on with the next message.
                 if set.sources_ready && std::mem::take(&mut state.replaying) {
                     state.wanted = std::mem::take(&mut state.incoming);
+                    let State { images, wanted, .. } = &mut *state;
+                    images.retain(|uid, _| wanted.contains_key(uid));
                 }
                 state.complete = set.sources_ready;
                 done = Some(set.epoch);
@@ -109,6 +116,18 @@ impl Desires {
     /// Asks for a collection soon.
     pub fn poke(&self) {
         self.0.changed.notify_one();
+    }
+
+    /// Whether a whole set with all sources ready is known.
+    pub fn are_complete(&self) -> bool {
+        self.state().complete
+    }
+
+    /// The images of every pod that is wanted or still ends, as the specs name them.
+    pub fn wanted_images(&self) -> BTreeSet<String> {
+        let state = self.state();
+        let kept = state.images.iter().filter(|(uid, _)| state.wanted.get(*uid) == Some(&Wanted::Keep));
+        kept.flat_map(|(_, images)| images).cloned().collect()
     }
 
     fn snapshot(&self) -> (BTreeMap<String, Wanted>, bool) {
@@ -149,6 +168,8 @@ pub struct Collector {
     pub images: Images,
     /// What is wanted.
     pub desires: Desires,
+    /// Removes unused images.
+    pub unused: UnusedImages,
     /// Which removals failed.
     pub failures: Failures,
     /// A removal that takes longer is given up and tried again after the others.
@@ -394,174 +415,4 @@ fn listed(pod: &pb::RuntimePod) -> ListedPod {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fake::{Answer, FakeRuntime};
-    use keelson_proto::keelson::common::v1::{PodRef, SetComplete};
-    use keelson_service_kit::EventRing;
-    use pb::sync_request::Item;
-    use std::path::PathBuf;
-    use tonic::Code;
-
-    fn pod(uid: &str, want: Want) -> Item {
-        Item::Pod(pb::PodDesire {
-            pod: Some(PodRef { uid: uid.into(), ..Default::default() }),
-            want: want as i32,
-            ..Default::default()
-        })
-    }
-
-    fn complete(sources_ready: bool) -> Item {
-        Item::Complete(SetComplete { epoch: 7, sources_ready })
-    }
-
-    #[test]
-    fn a_new_set_replaces_the_old_one_only_when_it_is_complete_and_all_sources_are_ready() {
-        let desires = Desires::default();
-        let first = desires.begin();
-        desires.take(first, pod("old", Want::Run)).unwrap();
-        assert_eq!(desires.take(first, complete(true)).unwrap(), Some(7));
-        let second = desires.begin();
-        desires.take(second, pod("new", Want::Run)).unwrap();
-        assert!(desires.wants("old"), "nothing is swept while a set is incomplete");
-        desires.take(second, complete(true)).unwrap();
-        assert!(!desires.wants("old"));
-        assert!(desires.wants("new"));
-    }
-
-    #[test]
-    fn without_ready_sources_nothing_is_unwanted() {
-        let desires = Desires::default();
-        let stream = desires.begin();
-        desires.take(stream, complete(false)).unwrap();
-        assert!(desires.wants("anything"));
-    }
-
-    #[test]
-    fn an_older_stream_is_turned_away() {
-        let desires = Desires::default();
-        let first = desires.begin();
-        desires.begin();
-        assert!(desires.take(first, pod("u", Want::Run)).is_err());
-    }
-
-    #[test]
-    fn a_set_that_is_complete_before_all_sources_are_ready_is_taken_when_they_are() {
-        let desires = Desires::default();
-        let first = desires.begin();
-        desires.take(first, pod("old", Want::Run)).unwrap();
-        desires.take(first, complete(true)).unwrap();
-        let second = desires.begin();
-        desires.take(second, pod("new", Want::Run)).unwrap();
-        desires.take(second, pod("dropped", Want::Run)).unwrap();
-        desires.take(second, complete(false)).unwrap();
-        desires.take(second, Item::DroppedUid("dropped".into())).unwrap();
-        desires.take(second, complete(true)).unwrap();
-        assert!(desires.wants("new"));
-        assert!(!desires.wants("old"), "the set of the earlier stream is gone");
-        assert!(!desires.wants("dropped"), "a pod that was dropped during the replay is gone");
-    }
-
-    const EXITED: cri::ContainerState = cri::ContainerState::ContainerExited;
-
-    async fn collector(fake: &FakeRuntime) -> Collector {
-        fake.observer.relist().await.unwrap();
-        Collector {
-            cri: fake.cri.clone(),
-            observer: fake.observer.clone(),
-            files: fake.files.clone(),
-            images: Images::new(fake.cri.clone(), EventRing::default(), 1),
-            desires: Desires::default(),
-            failures: Failures::default(),
-            remove_within: REMOVE_WITHIN,
-        }
-    }
-
-    fn log_folder(fake: &FakeRuntime, uid: &str) -> PathBuf {
-        let folder = fake.dir.path().join(format!("logs/default_{uid}_{uid}"));
-        std::fs::create_dir_all(&folder).unwrap();
-        folder
-    }
-
-    fn removed(fake: &FakeRuntime) -> Vec<String> {
-        fake.calls("RemoveContainer").into_iter().map(|c| c.id).collect()
-    }
-
-    #[tokio::test]
-    async fn a_pod_that_is_wanted_again_during_a_collection_keeps_its_records_and_logs() {
-        let fake = FakeRuntime::start().await;
-        for uid in ["a", "b"] {
-            fake.container(&format!("c-{uid}"), uid, EXITED);
-        }
-        let (gone, kept) = (log_folder(&fake, "a"), log_folder(&fake, "b"));
-        let collector = collector(&fake).await;
-        let stream = collector.desires.begin();
-        collector.desires.take(stream, complete(true)).unwrap();
-        let first = fake.hold("RemoveContainer c-a");
-        let collection = tokio::spawn({
-            let collector = collector.clone();
-            async move { collector.collect().await }
-        });
-        fake.called("RemoveContainer", 1).await;
-        collector.desires.take(stream, pod("b", Want::Run)).unwrap();
-        first.add_permits(1);
-        assert_eq!(collection.await.unwrap().unwrap(), (1, 0));
-        assert_eq!(removed(&fake), ["c-a"]);
-        assert!(!gone.exists());
-        assert!(kept.exists());
-    }
-
-    #[tokio::test]
-    async fn the_logs_of_a_pod_that_is_wanted_again_stay_though_its_records_are_gone() {
-        let fake = FakeRuntime::start().await;
-        fake.container("c", "a", EXITED);
-        let kept = log_folder(&fake, "a");
-        let collector = collector(&fake).await;
-        let stream = collector.desires.begin();
-        collector.desires.take(stream, complete(true)).unwrap();
-        let removal = fake.hold("RemoveContainer");
-        let collection = tokio::spawn({
-            let collector = collector.clone();
-            async move { collector.collect().await }
-        });
-        fake.called("RemoveContainer", 1).await;
-        collector.desires.take(stream, pod("a", Want::Run)).unwrap();
-        removal.add_permits(1);
-        collection.await.unwrap().unwrap();
-        assert!(kept.exists());
-    }
-
-    #[tokio::test]
-    async fn a_container_that_was_started_since_it_was_seen_is_not_removed() {
-        let fake = FakeRuntime::start().await;
-        fake.container("c", "a", cri::ContainerState::ContainerCreated);
-        let collector = collector(&fake).await;
-        let stream = collector.desires.begin();
-        collector.desires.take(stream, pod("a", Want::Forget)).unwrap();
-        fake.container("c", "a", cri::ContainerState::ContainerRunning);
-        assert_eq!(collector.collect().await.unwrap(), (0, 0));
-        assert!(removed(&fake).is_empty());
-    }
-
-    #[tokio::test]
-    async fn a_removal_that_hangs_is_given_up_and_comes_after_the_others_next_time() {
-        let fake = FakeRuntime::start().await;
-        for uid in ["a", "b"] {
-            fake.container(&format!("c-{uid}"), uid, EXITED);
-        }
-        let mut collector = collector(&fake).await;
-        collector.remove_within = Duration::from_millis(200);
-        let stream = collector.desires.begin();
-        collector.desires.take(stream, complete(true)).unwrap();
-        fake.answer("RemoveContainer c-b", Answer::Fail(1, Code::Internal));
-        let _never = fake.hold("RemoveContainer c-a");
-        assert!(collector.collect().await.is_err());
-        assert_eq!(removed(&fake), ["c-a", "c-b"]);
-        fake.container("c-c", "c", EXITED);
-        fake.observer.relist().await.unwrap();
-        let refused = collector.collect().await.unwrap_err();
-        assert_eq!(refused.message(), "the runtime has not removed c-a in 200ms");
-        assert_eq!(removed(&fake)[2..], ["c-c", "c-a", "c-b"]);
-        assert!(fake.observer.cached("b").is_none() && fake.observer.cached("c").is_none());
-    }
-}
+mod tests;

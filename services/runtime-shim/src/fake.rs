@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
@@ -57,7 +58,13 @@ struct State {
     containers: Vec<cri::Container>,
     answers: HashMap<String, Answer>,
     calls: Vec<Call>,
-    images: Vec<String>,
+    images: Vec<cri::Image>,
+    /// Where containers write their logs.
+    logs: HashMap<String, PathBuf>,
+    /// The folder whose file system holds the images.
+    image_dir: PathBuf,
+    /// The sandbox image of the runtime's own configuration.
+    sandbox_image: Option<String>,
     not_ready: bool,
 }
 
@@ -76,7 +83,8 @@ impl FakeRuntime {
     pub(crate) async fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("cri.sock");
-        let state = Arc::new(Mutex::new(State::default()));
+        let state = State { image_dir: dir.path().to_owned(), ..State::default() };
+        let state = Arc::new(Mutex::new(state));
         let runtime = FakeService::<crate::proxy::RuntimeService>(Arc::clone(&state), Default::default());
         let images = FakeService::<crate::proxy::ImageService>(Arc::clone(&state), Default::default());
         let routes = Routes::new(runtime).add_service(images);
@@ -134,7 +142,38 @@ impl FakeRuntime {
 
     /// An image that is present.
     pub(crate) fn image(&self, reference: &str) {
-        self.state().images.push(reference.into());
+        self.image_of(cri::Image {
+            id: "sha256:1".into(),
+            repo_tags: vec![reference.into()],
+            ..Default::default()
+        });
+    }
+
+    /// An image that is present, as the runtime lists it.
+    pub(crate) fn image_of(&self, image: cri::Image) {
+        self.state().images.push(image);
+    }
+
+    /// The ids of the images that are present.
+    pub(crate) fn image_ids(&self) -> Vec<String> {
+        self.state().images.iter().map(|image| image.id.clone()).collect()
+    }
+
+    /// The image that a container was made from.
+    pub(crate) fn made_from(&self, container: &str, image_ref: &str) {
+        let mut fake = self.state();
+        let found = fake.containers.iter_mut().find(|c| c.id == container).unwrap();
+        found.image_ref = image_ref.into();
+    }
+
+    /// Where a container writes its log; to open it anew makes the file.
+    pub(crate) fn logs_to(&self, container: &str, path: &std::path::Path) {
+        self.state().logs.insert(container.into(), path.to_owned());
+    }
+
+    /// The sandbox image that the runtime's configuration names.
+    pub(crate) fn sandbox_image(&self, reference: &str) {
+        self.state().sandbox_image = Some(reference.into());
     }
 
     /// The runtime says that neither it nor its network is ready.
@@ -298,6 +337,7 @@ impl State {
                     id: id.into(),
                     state: found.state,
                     labels: found.labels.clone(),
+                    log_path: self.logs.get(id).map(|p| p.display().to_string()).unwrap_or_default(),
                     ..Default::default()
                 };
                 cri::ContainerStatusResponse { status: Some(status), ..Default::default() }.encode_to_vec()
@@ -312,11 +352,29 @@ impl State {
             }
             "StopPodSandbox" | "StopContainer" | "StartContainer" => Vec::new(),
             "RunPodSandbox" => cri::RunPodSandboxResponse { pod_sandbox_id: "made".into() }.encode_to_vec(),
+            "ReopenContainerLog" => {
+                let path = self.logs.get(id).ok_or_else(|| Status::not_found(id))?;
+                let open = std::fs::File::options().create(true).append(true).open(path);
+                open.map_err(|error| Status::unknown(error.to_string()))?;
+                Vec::new()
+            }
             "ImageStatus" => {
                 let asked = decode::<cri::ImageStatusRequest>(body).image.unwrap_or_default().image;
-                let present = self.images.contains(&asked);
-                let image = present.then(|| cri::Image { id: "sha256:1".into(), ..Default::default() });
+                let image = self.images.iter().find(|image| is_named(image, &asked)).cloned();
                 cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec()
+            }
+            "ListImages" => cri::ListImagesResponse { images: self.images.clone() }.encode_to_vec(),
+            "RemoveImage" => {
+                let asked = decode::<cri::RemoveImageRequest>(body).image.unwrap_or_default().image;
+                self.images.retain(|image| !is_named(image, &asked));
+                Vec::new()
+            }
+            "ImageFsInfo" => {
+                let fs_id =
+                    cri::FilesystemIdentifier { mountpoint: self.image_dir.to_str().unwrap().to_owned() };
+                let usage = cri::FilesystemUsage { fs_id: Some(fs_id), ..Default::default() };
+                cri::ImageFsInfoResponse { image_filesystems: vec![usage], ..Default::default() }
+                    .encode_to_vec()
             }
             "PullImage" => cri::PullImageResponse { image_ref: "sha256:1".into() }.encode_to_vec(),
             other => return Err(Status::unimplemented(other)),
@@ -331,8 +389,17 @@ impl State {
             message: "M".into(),
         };
         let conditions = vec![condition("RuntimeReady"), condition("NetworkReady")];
-        cri::StatusResponse { status: Some(cri::RuntimeStatus { conditions }), ..Default::default() }
+        let config = |image| ("config".to_owned(), format!("{{\"sandboxImage\":{image:?}}}"));
+        cri::StatusResponse {
+            status: Some(cri::RuntimeStatus { conditions }),
+            info: self.sandbox_image.iter().map(config).collect(),
+            ..Default::default()
+        }
     }
+}
+
+fn is_named(image: &cri::Image, reference: &str) -> bool {
+    image.id == reference || image.repo_tags.iter().chain(&image.repo_digests).any(|name| name == reference)
 }
 
 fn matches(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -123,14 +124,13 @@ impl Files {
         self.open_beneath(&self.paths.pod_logs_dir, path)
     }
 
+    /// Opens a folder below that of all logs.
+    pub(crate) fn open_log_folder(&self, path: &Path) -> io::Result<OwnedFd> {
+        descriptor_beneath(&self.paths.pod_logs_dir, path, OFlags::DIRECTORY)
+    }
+
     fn open_beneath(&self, root: &Path, path: &Path) -> io::Result<File> {
-        let relative = path.strip_prefix(root).map_err(|_| {
-            io::Error::new(io::ErrorKind::PermissionDenied, "the file is not below the agent's folder")
-        })?;
-        let root = File::open(root)?;
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let file = File::from(openat2(&root, relative, flags, Mode::empty(), resolve)?);
+        let file = File::from(descriptor_beneath(root, path, OFlags::NONBLOCK)?);
         if file.metadata()?.is_file() {
             Ok(file)
         } else {
@@ -216,6 +216,17 @@ impl Files {
         }
         removed
     }
+}
+
+fn descriptor_beneath(root: &Path, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    let relative = path.strip_prefix(root).map_err(|_| {
+        io::Error::new(io::ErrorKind::PermissionDenied, "the file is not below the agent's folder")
+    })?;
+    let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
+    let root = File::open(root)?;
+    let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    Ok(openat2(&root, relative, flags, Mode::empty(), resolve)?)
 }
 
 fn check_name(name: &str) -> Result<(), FileError> {

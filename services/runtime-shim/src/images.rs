@@ -6,6 +6,7 @@
 //!
 //! A runtime that is away is no fault of an image: the call fails with UNAVAILABLE, without event and back-off.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ use keelson_runtime_shim_core::image::{
 };
 use keelson_service_kit::status::{error, is_cut, is_unanswered};
 use keelson_service_kit::{EventRing, ObjectRef};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tonic::{Code, Status};
 
 use crate::clock::Clock;
@@ -32,6 +33,22 @@ pub struct Images {
     book: Arc<Mutex<PullBook>>,
     slots: Arc<Semaphore>,
     clock: Clock,
+    claims: Arc<Claims>,
+}
+
+/// What keeps an image from being removed between the answer that it is there and its first container.
+#[derive(Debug, Default)]
+struct Claims {
+    state: Mutex<ClaimState>,
+    /// A removal has ended.
+    ended: Notify,
+}
+
+#[derive(Debug, Default)]
+struct ClaimState {
+    /// When an image was last said to be there, nanoseconds since the boot.
+    promised: HashMap<String, i64>,
+    removing: HashSet<String>,
 }
 
 /// Where progress goes; closed when the caller has left.
@@ -52,7 +69,42 @@ impl Images {
     /// Pulls at most `parallel` images at the same time.
     pub fn new(cri: Cri, events: EventRing, parallel: u32) -> Self {
         let slots = Arc::new(Semaphore::new(parallel.max(1) as usize));
-        Self { cri, events, book: Arc::default(), slots, clock: Clock::System }
+        Self { cri, events, book: Arc::default(), slots, clock: Clock::System, claims: Arc::default() }
+    }
+
+    fn claims(&self) -> std::sync::MutexGuard<'_, ClaimState> {
+        self.claims.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins the removal of an image, unless somebody was told within `spare` nanoseconds that it is there. Whoever
+    /// asks for it from now on waits for [`Self::end_removal`].
+    pub(crate) fn begin_removal(&self, id: &str, spare: i64) -> bool {
+        let now = self.clock.read().boot_nanos;
+        let mut claims = self.claims();
+        claims.promised.retain(|_, at| now - *at < spare);
+        !claims.promised.contains_key(id) && claims.removing.insert(id.to_owned())
+    }
+
+    /// The removal is over, whatever has come of it.
+    pub(crate) fn end_removal(&self, id: &str) {
+        self.claims().removing.remove(id);
+        self.claims.ended.notify_waiters();
+    }
+
+    /// The image, if it is there, and from now on it stays for a while.
+    async fn claim(&self, reference: &str) -> Result<Option<cri::Image>, Status> {
+        loop {
+            let ended = self.claims.ended.notified();
+            let Some(image) = self.inspect(reference).await? else { return Ok(None) };
+            {
+                let mut claims = self.claims();
+                if !claims.removing.contains(&image.id) {
+                    claims.promised.insert(image.id.clone(), self.clock.read().boot_nanos);
+                    return Ok(Some(image));
+                }
+            }
+            ended.await;
+        }
     }
 
     fn book(&self) -> std::sync::MutexGuard<'_, PullBook> {
@@ -91,7 +143,7 @@ impl Images {
     ) -> Result<pb::ImageDone, NoImage> {
         let reference = with_default_tag(&request.image)
             .map_err(|error| self.failed(object, "InspectFailed", "InvalidImageName", error.to_string()))?;
-        let present = self.inspect(&reference).await.map_err(|status| {
+        let present = self.claim(&reference).await.map_err(|status| {
             let message = format!("Failed to inspect image {:?}: {}", request.image, status.message());
             if is_cut(&status) {
                 return away(message);
@@ -191,11 +243,12 @@ impl Images {
             ..Default::default()
         };
         let pulled = self.cri.images().pull_image(self.cri.unbounded(request)).await?.into_inner();
-        let known = self.inspect(reference).await?;
+        let known = self.claim(reference).await?;
         Ok(known.unwrap_or(cri::Image { id: pulled.image_ref, ..Default::default() }))
     }
 
-    async fn inspect(&self, reference: &str) -> Result<Option<cri::Image>, Status> {
+    /// What the runtime knows of a reference; `None`: the image is not there.
+    pub(crate) async fn inspect(&self, reference: &str) -> Result<Option<cri::Image>, Status> {
         let request = cri::ImageStatusRequest {
             image: Some(cri::ImageSpec { image: reference.to_owned(), ..Default::default() }),
             verbose: false,

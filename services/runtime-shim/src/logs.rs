@@ -1,10 +1,9 @@
 //! ReadLogs: a container's log as its reader wants it.
 
-use std::fs::File;
-use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::collections::VecDeque;
+use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_runtime_shim_core::log;
@@ -12,16 +11,17 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use crate::files::Files;
+use crate::log_parts::{Part, followers, parts};
 use crate::observe::Observer;
 
-/// Bytes that are looked at at once in search of the last lines.
-const BLOCK: usize = 64 << 10;
 /// Bytes per message.
 const CHUNK: usize = 32 << 10;
 /// How often a followed file is looked at.
 const FOLLOW_EVERY: Duration = Duration::from_millis(100);
 /// A line that is longer is handed out in pieces.
 const LONGEST_LINE: usize = 1 << 20;
+/// By how much the time of a file and those of its lines may differ.
+const SLACK: Duration = Duration::from_secs(2);
 
 /// Where a container's log is and how to know that no more comes.
 #[derive(Debug, Clone)]
@@ -81,33 +81,72 @@ pub async fn stream(
 struct Tail {
     files: Files,
     source: Source,
-    file: File,
+    /// What is still to be read, the one that is being read first; never empty.
+    parts: VecDeque<Part>,
     reader: Reader,
+}
+
+/// What there is to be had.
+enum Piece {
+    Data(Vec<u8>),
+    /// Nothing now: the file that was read to its end may still grow although there is a next one.
+    Soon,
+    /// The end of the newest file.
+    End,
 }
 
 impl Tail {
     fn open(files: Files, source: Source, request: &pb::ReadLogsRequest) -> io::Result<Self> {
-        let mut file = files.open_log(&source.path)?;
+        let mut parts = VecDeque::from(parts(&files, &source.path, None)?);
         if let Some(lines) = request.tail_lines {
-            seek_to_tail(&mut file, usize::try_from(lines).unwrap_or(usize::MAX))?;
+            cut_to_tail(&mut parts, usize::try_from(lines).unwrap_or(usize::MAX))?;
         }
-        Ok(Self { files, source, file, reader: Reader::new(request) })
-    }
-
-    fn chunk(&mut self) -> io::Result<Vec<u8>> {
-        self.reader.chunk(&mut self.file)
-    }
-
-    /// Goes on with the file that now stands where this one was opened. Whether there is another one.
-    fn rotated(&mut self) -> bool {
-        match rotated(&self.files, &self.source, &self.file) {
-            Some(next) => {
-                self.file = next;
-                true
+        let reader = Reader::new(request);
+        if let Some(since) = reader.since.and_then(|since| SystemTime::from(since).checked_sub(SLACK)) {
+            while parts.len() > 1 && parts[0].ends_before(since) {
+                parts.pop_front();
             }
-            None => false,
+        }
+        Ok(Self { files, source, parts, reader })
+    }
+
+    fn piece(&mut self) -> io::Result<Piece> {
+        while !self.reader.full() {
+            let data = self.reader.chunk(&mut self.parts[0])?;
+            if !data.is_empty() {
+                return Ok(Piece::Data(data));
+            }
+            let Some(next) = self.parts.get(1) else { break };
+            if self.parts[0].may_grow(next) {
+                return Ok(Piece::Soon);
+            }
+            self.parts.pop_front();
+            let rest = self.reader.rest();
+            if !rest.is_empty() {
+                return Ok(Piece::Data(rest));
+            }
+        }
+        Ok(Piece::End)
+    }
+
+    /// Goes on with the files that have followed the newest one. Whether there are any.
+    fn follow(&mut self) -> io::Result<bool> {
+        let followers = followers(&self.files, &self.source.path, &self.parts[0])?;
+        self.parts.extend(followers);
+        Ok(self.parts.len() > 1)
+    }
+}
+
+/// Leaves the last `lines` lines of all files together.
+fn cut_to_tail(parts: &mut VecDeque<Part>, lines: usize) -> io::Result<()> {
+    let mut left = lines;
+    for index in (0..parts.len()).rev() {
+        if parts[index].seek_tail(&mut left)? {
+            parts.drain(..index);
+            break;
         }
     }
+    Ok(())
 }
 
 /// Runs `work` where it may block.
@@ -127,27 +166,27 @@ async fn copy(
     loop {
         // Whether the container has ended is asked before the read: what it wrote last is then in the file.
         let ended = !runs(observer, source);
-        loop {
-            let (back, data) = blocking(move || tail.chunk().map(|data| (tail, data))).await?;
-            tail = back;
-            if data.is_empty() {
-                break;
-            }
-            if out.send(Ok(pb::ReadLogsResponse { data })).await.is_err() {
-                return Ok(());
-            }
-        }
-        if tail.reader.full() || !follow || ended {
-            return Ok(());
-        }
-        let (back, rotated) = blocking(move || {
-            let rotated = tail.rotated();
-            Ok((tail, rotated))
-        })
-        .await?;
+        let (back, piece) = blocking(move || tail.piece().map(|piece| (tail, piece))).await?;
         tail = back;
-        if rotated {
-            continue;
+        match piece {
+            Piece::Data(data) => {
+                if out.send(Ok(pb::ReadLogsResponse { data })).await.is_err() {
+                    return Ok(());
+                }
+                continue;
+            }
+            Piece::Soon => {}
+            Piece::End if tail.reader.full() || !follow => return Ok(()),
+            Piece::End => {
+                let (back, more) = blocking(move || tail.follow().map(|more| (tail, more))).await?;
+                tail = back;
+                if more {
+                    continue;
+                }
+                if ended {
+                    return Ok(());
+                }
+            }
         }
         // Both arms are cancel-safe.
         tokio::select! {
@@ -164,45 +203,8 @@ fn runs(observer: &Observer, source: &Source) -> bool {
     pod.containers
         .iter()
         .find(|c| c.id == source.container_id)
-        .is_some_and(|c| c.state == pb::ContainerState::Running as i32)
-}
-
-/// The file that now stands where `file` was opened, when it is another one.
-fn rotated(files: &Files, source: &Source, file: &File) -> Option<File> {
-    let next = files.open_log(&source.path).ok()?;
-    let (a, b) = (file.metadata().ok()?, next.metadata().ok()?);
-    (a.ino() != b.ino() || a.dev() != b.dev()).then_some(next)
-}
-
-/// Moves to the beginning of the last `lines` lines, looking for newlines from the end, a block at a time.
-fn seek_to_tail(file: &mut File, lines: usize) -> io::Result<()> {
-    let size = file.metadata()?.len();
-    if lines == 0 {
-        file.seek(SeekFrom::Start(size))?;
-        return Ok(());
-    }
-    let (mut left, mut end) = (lines, size);
-    let mut block = vec![0u8; BLOCK];
-    while end > 0 {
-        let length = usize::try_from(end).unwrap_or(BLOCK).min(BLOCK);
-        let start = end - length as u64;
-        let block = &mut block[..length];
-        if let Err(error) = file.read_exact_at(block, start) {
-            // Cut meanwhile: what is left is the tail.
-            if error.kind() == io::ErrorKind::UnexpectedEof {
-                break;
-            }
-            return Err(error);
-        }
-        let looked_at = if end == size { block.strip_suffix(b"\n").unwrap_or(block) } else { block };
-        if let Some(offset) = log::line_start_from_end(looked_at, &mut left) {
-            file.seek(SeekFrom::Start(start + offset as u64))?;
-            return Ok(());
-        }
-        end = start;
-    }
-    file.seek(SeekFrom::Start(0))?;
-    Ok(())
+        // One that has only been created is about to start, or its start has not been observed yet.
+        .is_some_and(|c| matches!(c.state(), pb::ContainerState::Running | pb::ContainerState::Created))
 }
 
 struct Reader {
@@ -229,7 +231,7 @@ impl Reader {
     }
 
     /// The next piece for the reader; empty when the file has no whole line more.
-    fn chunk(&mut self, file: &mut File) -> io::Result<Vec<u8>> {
+    fn chunk(&mut self, file: &mut impl io::Read) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
         let mut buffer = vec![0u8; CHUNK];
         while out.is_empty() && !self.full() {
@@ -241,6 +243,16 @@ impl Reader {
             self.take_lines(&mut out);
         }
         Ok(out)
+    }
+
+    /// What has no newline at the end of a file that is not written to any more.
+    fn rest(&mut self) -> Vec<u8> {
+        let (rest, mut out) = (std::mem::take(&mut self.rest), Vec::new());
+        if !rest.is_empty() {
+            self.render(&rest, &mut out);
+            self.cut(&mut out);
+        }
+        out
     }
 
     fn take_lines(&mut self, out: &mut Vec<u8>) {
@@ -256,6 +268,10 @@ impl Reader {
             };
             self.render(whole, out);
         }
+        self.cut(out);
+    }
+
+    fn cut(&mut self, out: &mut Vec<u8>) {
         if let Some(left) = &mut self.left {
             out.truncate(*left);
             *left -= out.len();
@@ -284,112 +300,4 @@ fn written(line: &log::LogLine<'_>) -> Option<jiff::Timestamp> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fake::FakeRuntime;
-
-    fn reader(request: &pb::ReadLogsRequest, content: &str) -> String {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("0.log");
-        std::fs::write(&path, content).unwrap();
-        let mut file = File::open(path).unwrap();
-        if let Some(lines) = request.tail_lines {
-            seek_to_tail(&mut file, usize::try_from(lines).unwrap()).unwrap();
-        }
-        let mut reader = Reader::new(request);
-        let mut out = Vec::new();
-        loop {
-            let data = reader.chunk(&mut file).unwrap();
-            if data.is_empty() {
-                break;
-            }
-            out.extend(data);
-        }
-        String::from_utf8(out).unwrap()
-    }
-
-    const LOG: &str = "2026-01-01T00:00:01Z stdout F one\n2026-01-01T00:00:02Z stderr P tw\n2026-01-01T00:00:02Z stderr F o\n";
-
-    #[test]
-    fn lines_come_without_the_runtimes_prefix() {
-        assert_eq!(reader(&pb::ReadLogsRequest::default(), LOG), "one\ntwo\n");
-    }
-
-    #[test]
-    fn timestamps_stand_once_per_line() {
-        let request = pb::ReadLogsRequest { timestamps: true, ..Default::default() };
-        assert_eq!(reader(&request, LOG), "2026-01-01T00:00:01Z one\n2026-01-01T00:00:02Z two\n");
-    }
-
-    #[test]
-    fn since_leaves_out_what_is_older() {
-        let since = jiff::Timestamp::from_second(1_767_225_602).unwrap().as_nanosecond();
-        let request =
-            pb::ReadLogsRequest { since_unix_nanos: i64::try_from(since).unwrap(), ..Default::default() };
-        assert_eq!(reader(&request, LOG), "two\n");
-    }
-
-    fn since(request: &str) -> pb::ReadLogsRequest {
-        let at: jiff::Timestamp = request.parse().unwrap();
-        pb::ReadLogsRequest {
-            since_unix_nanos: i64::try_from(at.as_nanosecond()).unwrap(),
-            ..Default::default()
-        }
-    }
-
-    #[test]
-    fn since_compares_moments_in_any_offset_and_takes_in_its_whole_second() {
-        let log = "2026-01-01T01:59:59.9+02:00 stdout F before\n2026-01-01T02:00:00.5+02:00 stdout F in\n\
-                   2025-12-31T19:00:01-05:00 stdout F after\n";
-        assert_eq!(reader(&since("2026-01-01T00:00:00Z"), log), "in\nafter\n");
-        assert_eq!(reader(&since("2026-01-01T00:00:00.6Z"), log), "after\n");
-        assert_eq!(reader(&since("2026-01-01T00:00:02Z"), log), "");
-    }
-
-    #[test]
-    fn the_tail_is_found_wherever_the_blocks_of_the_search_begin() {
-        for length in [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK] {
-            // Three lines, with the newline of the first near the beginning of the last block.
-            let content = format!("one\n{}\nthree\n", "x".repeat(length - "three\n".len()));
-            for (lines, expected) in [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (i64::MAX, 3)] {
-                let request = pb::ReadLogsRequest { tail_lines: Some(lines), ..Default::default() };
-                assert_eq!(reader(&request, &content).lines().count(), expected, "{length} {lines}");
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn a_log_is_followed_over_a_rotation_until_its_reader_leaves() {
-        let fake = FakeRuntime::start().await;
-        fake.container("c", "u", k8s_cri::v1::ContainerState::ContainerRunning);
-        fake.observer.relist().await.unwrap();
-        let path = fake.dir.path().join("logs/0.log");
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(&path, LOG).unwrap();
-        let source = Source { uid: "u".into(), container_id: "c".into(), path: path.clone() };
-        let request = pb::ReadLogsRequest { follow: true, tail_lines: Some(3), ..Default::default() };
-        let (out, mut lines) = mpsc::channel(4);
-        let follow = tokio::spawn(stream(fake.files.clone(), fake.observer.clone(), source, request, out));
-        assert_eq!(lines.recv().await.unwrap().unwrap().data, b"one\ntwo\n");
-        std::fs::write(fake.dir.path().join("next"), "T stdout F three\n").unwrap();
-        std::fs::rename(fake.dir.path().join("next"), &path).unwrap();
-        assert_eq!(lines.recv().await.unwrap().unwrap().data, b"three\n");
-        drop(lines);
-        follow.await.unwrap();
-    }
-
-    #[test]
-    fn limit_bytes_cuts_the_output() {
-        let request = pb::ReadLogsRequest { limit_bytes: Some(5), ..Default::default() };
-        assert_eq!(reader(&request, LOG), "one\nt");
-    }
-
-    #[test]
-    fn tail_of_a_file_longer_than_the_window_is_found() {
-        let content: String = (0..10_000).map(|i| format!("T stdout F line {i}\n")).collect();
-        let request = pb::ReadLogsRequest { tail_lines: Some(2), ..Default::default() };
-        assert_eq!(reader(&request, &content), "line 9998\nline 9999\n");
-        let request = pb::ReadLogsRequest { tail_lines: Some(9_999), ..Default::default() };
-        assert_eq!(reader(&request, &content).lines().count(), 9_999);
-    }
-}
+mod tests;

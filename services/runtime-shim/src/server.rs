@@ -17,6 +17,7 @@ use crate::collect::Collector;
 use crate::files::FileError;
 use crate::logs;
 use crate::observe::{Observer, WatchKey, WatchValue};
+use crate::unused::{CollectionError, Freed};
 
 /// `keelson.runtime.v1.Runtime`.
 #[derive(Debug, Clone)]
@@ -156,11 +157,31 @@ impl Runtime for RuntimeServer {
 
     async fn collect_garbage(
         &self,
-        _: Request<pb::CollectGarbageRequest>,
+        request: Request<pb::CollectGarbageRequest>,
     ) -> Result<Response<pb::CollectGarbageResponse>, Status> {
         let (containers_removed, sandboxes_removed) = self.collector.collect().await?;
-        Ok(Response::new(pb::CollectGarbageResponse { containers_removed, sandboxes_removed }))
+        // After the containers, which hold their images.
+        let freed = if request.into_inner().unused_images {
+            self.collector.unused.collect_all().await.map_err(|e| collection_status(&e))?
+        } else {
+            Freed::default()
+        };
+        Ok(Response::new(pb::CollectGarbageResponse {
+            containers_removed,
+            sandboxes_removed,
+            images_removed: freed.images,
+            image_bytes_freed: freed.bytes,
+        }))
     }
+}
+
+fn collection_status(failure: &CollectionError) -> Status {
+    let (code, reason) = match failure {
+        CollectionError::Runtime(_) => (Code::Unavailable, "RUNTIME_UNAVAILABLE"),
+        CollectionError::Disk(_) => (Code::Internal, "DISK"),
+        CollectionError::TooLittle { .. } => (Code::ResourceExhausted, "TOO_LITTLE"),
+    };
+    error(code, reason, chain(failure))
 }
 
 fn file_status(failure: &FileError) -> Status {

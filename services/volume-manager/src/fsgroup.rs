@@ -9,8 +9,24 @@ use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags};
 
 use crate::remove::open_folder;
 
-/// Read and write for owner and group.
-const MASK: u32 = 0o660;
+/// Whether the group may write.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Access {
+    /// Read and write for owner and group.
+    ReadWrite,
+    /// Read for owner and group: the volume is mounted read-only.
+    ReadOnly,
+}
+
+impl Access {
+    const fn mask(self) -> u32 {
+        match self {
+            Self::ReadWrite => 0o660,
+            Self::ReadOnly => 0o440,
+        }
+    }
+}
+
 /// What a folder gets besides: the group is inherited and may enter.
 const FOLDER_MASK: u32 = 0o2110;
 /// Deeper folders are left as they are; a volume of ours is new and has none.
@@ -18,15 +34,15 @@ const MAX_DEPTH: usize = 64;
 
 /// Gives everything in `folder`, and then the folder itself, to the group `gid`. Links are not followed; what
 /// cannot be changed is logged and left.
-pub(crate) fn apply(folder: &Path, gid: u32) -> io::Result<()> {
+pub(crate) fn apply(folder: &Path, gid: u32, access: Access) -> io::Result<()> {
     let fd = open_folder(folder).map_err(io::Error::other)?.ok_or(io::ErrorKind::NotFound)?;
     let gid = Gid::from_raw(gid);
-    walk(&fd, gid, MAX_DEPTH)?;
-    change_open(&fd, gid, folder);
+    walk(&fd, gid, access, MAX_DEPTH)?;
+    change_open(&fd, gid, access, folder);
     Ok(())
 }
 
-fn walk(folder: &OwnedFd, gid: Gid, depth: usize) -> io::Result<()> {
+fn walk(folder: &OwnedFd, gid: Gid, access: Access, depth: usize) -> io::Result<()> {
     for entry in Dir::read_from(folder)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -38,27 +54,27 @@ fn walk(folder: &OwnedFd, gid: Gid, depth: usize) -> io::Result<()> {
             FileType::Directory if depth > 0 => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let child = rustix::fs::openat(folder, name, flags, Mode::empty())?;
-                walk(&child, gid, depth - 1)?;
-                change_open(&child, gid, Path::new(&*name.to_string_lossy()));
+                walk(&child, gid, access, depth - 1)?;
+                change_open(&child, gid, access, Path::new(&*name.to_string_lossy()));
             }
             FileType::Directory => {}
-            kind => change_entry(folder, name, gid, kind),
+            kind => change_entry(folder, name, gid, access, kind),
         }
     }
     Ok(())
 }
 
-fn change_open(folder: &OwnedFd, gid: Gid, path: &Path) {
+fn change_open(folder: &OwnedFd, gid: Gid, access: Access, path: &Path) {
     let changed = rustix::fs::fchown(folder, None, Some(gid)).and_then(|()| {
         let mode = rustix::fs::fstat(folder)?.st_mode & 0o7777;
-        rustix::fs::fchmod(folder, Mode::from_raw_mode(mode | MASK | FOLDER_MASK))
+        rustix::fs::fchmod(folder, Mode::from_raw_mode(mode | access.mask() | FOLDER_MASK))
     });
     if let Err(error) = changed {
         tracing::warn!(path = %path.display(), %error, "cannot give a folder to the pod's group");
     }
 }
 
-fn change_entry(folder: &OwnedFd, name: &CStr, gid: Gid, kind: FileType) {
+fn change_entry(folder: &OwnedFd, name: &CStr, gid: Gid, access: Access, kind: FileType) {
     let changed =
         rustix::fs::chownat(folder, name, None, Some(gid), AtFlags::SYMLINK_NOFOLLOW).and_then(|()| {
             if kind == FileType::Symlink {
@@ -72,7 +88,7 @@ fn change_entry(folder: &OwnedFd, name: &CStr, gid: Gid, kind: FileType) {
                 return Ok(());
             }
             let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file.as_fd()));
-            rustix::fs::chmod(path, Mode::from_raw_mode((stat.st_mode & 0o7777) | MASK))
+            rustix::fs::chmod(path, Mode::from_raw_mode((stat.st_mode & 0o7777) | access.mask()))
         });
     if let Err(error) = changed {
         tracing::warn!(name = %name.to_string_lossy(), %error, "cannot give a file to the pod's group");
@@ -97,12 +113,26 @@ mod tests {
         fs::write(dir.path().join("outside"), "x").unwrap();
         let before = fs::metadata(dir.path().join("outside")).unwrap();
         std::os::unix::fs::symlink(dir.path().join("outside"), volume.join("link")).unwrap();
-        apply(&volume, 4711).unwrap();
+        apply(&volume, 4711, Access::ReadWrite).unwrap();
         let mode = |p: &str| fs::metadata(volume.join(p)).unwrap().mode() & 0o7777;
         assert_eq!((mode(""), mode("sub/file")), (0o2777, 0o660));
         assert_eq!(fs::metadata(volume.join("sub/file")).unwrap().gid(), 4711);
         assert_eq!(fs::symlink_metadata(volume.join("link")).unwrap().gid(), 4711);
         let after = fs::metadata(dir.path().join("outside")).unwrap();
         assert_eq!((before.gid(), before.mode()), (after.gid(), after.mode()));
+    }
+
+    #[test]
+    fn the_group_may_read_what_is_mounted_read_only_and_not_write_it() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("sub")).unwrap();
+        for (name, mode) in [("a", 0o400), ("b", 0o644), ("sub/c", 0o600)] {
+            fs::write(dir.path().join(name), "x").unwrap();
+            fs::set_permissions(dir.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        fs::set_permissions(dir.path().join("sub"), fs::Permissions::from_mode(0o755)).unwrap();
+        apply(dir.path(), 4711, Access::ReadOnly).unwrap();
+        let mode = |p: &str| fs::metadata(dir.path().join(p)).unwrap().mode() & 0o7777;
+        assert_eq!((mode("a"), mode("b"), mode("sub/c"), mode("sub")), (0o440, 0o644, 0o640, 0o2755));
     }
 }

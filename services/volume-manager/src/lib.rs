@@ -9,6 +9,8 @@
 //! | `server` | the gRPC API; wire types end here and in `wire` |
 //! | `manager` | one task that owns the set of wanted pods and a slot per pod |
 //! | `worker` | one task per pod: plan, carry out, publish; never two operations at once for a pod |
+//! | `objects` | the ConfigMaps and Secrets that pods refer to, as pod-config tells them |
+//! | `atomic` | the files of a volume, replaced all at once |
 //! | `store` | the pod folders and volumes on disk |
 //! | `remove` | removal that never crosses a mount and never follows a link |
 //! | `mounts` | mount points, tmpfs, and the shared root |
@@ -16,9 +18,11 @@
 //! The decisions are in `keelson-volume-manager-core`; what every receiver of a `Sync` stream does is in
 //! `keelson-sync-callee`.
 
+mod atomic;
 mod fsgroup;
 mod manager;
 mod mounts;
+mod objects;
 mod remove;
 mod server;
 mod store;

@@ -8,6 +8,7 @@ use keelson_volume_manager_core::desire::PodDesire;
 use keelson_volume_manager_core::plan::Actual;
 use tokio::sync::mpsc;
 
+use crate::objects::Objects;
 use crate::store::Store;
 use crate::view::{Phase, Report, View};
 use crate::worker::Worker;
@@ -20,6 +21,7 @@ pub(crate) type Command = keelson_sync_callee::Command<PodDesire, View>;
 pub(crate) struct Env {
     pub(crate) store: Arc<Store>,
     pub(crate) runtime: Runtime,
+    pub(crate) objects: Objects,
     pub(crate) hub: WatchHub<String, Report>,
     pub(crate) events: EventRing,
     pub(crate) commands: mpsc::Sender<Command>,

@@ -22,6 +22,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
 use crate::manager::{Env, Manager};
+use crate::objects::Objects;
 use crate::store::Store;
 use crate::view::{Phase, Report, View};
 use crate::wire::{self, plain};
@@ -40,6 +41,10 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
 
     let (commands, receiver) = mpsc::channel(QUEUE);
     let hub = WatchHub::new();
+    let objects = Objects::default();
+    let following =
+        objects.clone().follow(ctx.peer(ServiceName::PodConfig), ctx.progress.clone(), ctx.shutdown.clone());
+    ctx.spawn("objects", following);
     let env = Arc::new(Env {
         store,
         runtime: Runtime::new(
@@ -47,6 +52,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
             ctx.progress.clone(),
             "volumes stay mounted",
         ),
+        objects,
         hub: hub.clone(),
         events: ctx.events.clone(),
         commands: commands.clone(),
@@ -167,8 +173,11 @@ struct MountWait {
     answers: mpsc::Sender<Result<pb::MountPodResponse, Status>>,
 }
 
+/// The owner of a wait that a person can end.
+const YOU: &str = "you";
+
 fn waits_for(what: &str) -> pb::MountProgress {
-    pb::MountProgress { waiting_for: what.to_owned(), next_try_unix_nanos: 0 }
+    pb::MountProgress { waiting_for: what.to_owned(), next_try_unix_nanos: 0, owner: String::new() }
 }
 
 /// What a look at the pod means for a `MountPod` call.
@@ -208,14 +217,22 @@ impl MountWait {
                 },
                 () = self.answers.closed() => return,
                 () = tokio::time::sleep_until(self.until) => {
-                    let text = format!("pod {} still waits for {}", self.uid, told.waiting_for);
-                    return self.end(Err(error(Code::DeadlineExceeded, "NOT_MOUNTED", text))).await;
+                    return self.end(Err(self.too_late(&told))).await;
                 }
                 () = tokio::time::sleep_until(unnamed_since + NAMED_WITHIN), if self.is_unnamed() => {
                     return self.end(Err(not_named(&self.uid, self.revision))).await;
                 }
             }
         }
+    }
+
+    /// The caller's time is over. Only what a person can end is a fault of the pod.
+    fn too_late(&self, told: &pb::MountProgress) -> Status {
+        if told.owner == YOU {
+            return error(Code::FailedPrecondition, "OBJECT_NOT_USABLE", told.waiting_for.clone());
+        }
+        let text = format!("pod {} still waits for {}", self.uid, told.waiting_for);
+        error(Code::DeadlineExceeded, "NOT_MOUNTED", text)
     }
 
     fn is_unnamed(&self) -> bool {
@@ -246,6 +263,7 @@ impl MountWait {
             }
             Phase::Failed => Look::Wait(pb::MountProgress {
                 next_try_unix_nanos: view.next_try_unix_nanos,
+                owner: if view.yours { YOU.to_owned() } else { String::new() },
                 ..waits_for(&report.message)
             }),
             Phase::Pending if !report.message.is_empty() => Look::Wait(waits_for(&report.message)),

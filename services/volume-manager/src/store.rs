@@ -8,9 +8,12 @@ use std::path::{Path, PathBuf};
 use keelson_volume_manager_core::desire::{Medium, PodDesire, Source, Volume};
 use keelson_volume_manager_core::hostpath::{self, Act, Found, HostPathError, Verdict};
 use keelson_volume_manager_core::names::{EMPTY_DIR, VolumeKey, is_one_component};
+use keelson_volume_manager_core::payload::{Files, Lookup, ObjectName, PayloadError, collect};
 use keelson_volume_manager_core::plan::Actual;
 use keelson_volume_manager_core::tmpfs;
 
+use crate::atomic::{self, WriteError};
+use crate::fsgroup::{self, Access};
 use crate::mounts::{MountError, is_mount_point, mount_tmpfs, read_mounts, share_root, unmount_memory};
 use crate::remove::{RemoveError, remove_tree};
 
@@ -32,6 +35,12 @@ pub(crate) enum StoreError {
     /// Something could not be removed.
     #[error(transparent)]
     Remove(#[from] RemoveError),
+    /// The files of a volume are not known or not possible.
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
+    /// The files of a volume could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
     /// The hostPath is not what the volume asks for.
     #[error(transparent)]
     HostPath(#[from] HostPathError),
@@ -56,12 +65,20 @@ impl StoreError {
             Self::HostPath(_) | Self::Medium { .. } | Self::HugePages { .. } | Self::Unsupported { .. } => {
                 true
             }
-            Self::RootPath { .. }
+            Self::Payload(PayloadError::Wrong(faults)) => faults.iter().any(|fault| fault.is_of_the_spec()),
+            Self::Payload(PayloadError::Waits(_))
+            | Self::Write(_)
+            | Self::RootPath { .. }
             | Self::Io { .. }
             | Self::Mount(_)
             | Self::Remove(_)
             | Self::ForeignPlugin { .. } => false,
         }
+    }
+
+    /// Whether only a person can end the failure, by what stands beside the pod.
+    pub(crate) fn is_of_the_objects(&self) -> bool {
+        matches!(self, Self::Payload(PayloadError::Wrong(_))) && !self.is_permanent()
     }
 }
 
@@ -69,6 +86,17 @@ impl StoreError {
 #[derive(Debug)]
 pub(crate) struct SetUp {
     pub(crate) host_path: PathBuf,
+    /// Containers may only read it.
+    pub(crate) read_only: bool,
+}
+
+/// What the set-up of a volume depends on beside its own spec.
+#[derive(Debug, Clone, Copy)]
+struct Wrapped<'a> {
+    key: &'a VolumeKey,
+    memory: bool,
+    size_limit: Option<u64>,
+    access: Access,
 }
 
 /// The agent's root folder.
@@ -142,54 +170,90 @@ impl Store {
         Ok(())
     }
 
-    /// Where a volume will be, and what it will hold below the pod's folder, if anything.
-    pub(crate) fn holds(volume: &Volume) -> Option<VolumeKey> {
-        match &volume.source {
-            Source::EmptyDir { .. } => Some(VolumeKey::empty_dir(&volume.name)),
-            Source::HostPath { .. } | Source::Unsupported(_) => None,
-        }
-    }
-
-    /// Sets up a volume, or finds it set up.
-    pub(crate) fn set_up(&self, desire: &PodDesire, volume: &Volume) -> Result<SetUp, StoreError> {
+    /// Sets up a volume, or finds it set up. `look` says what is known of an object.
+    pub(crate) fn set_up(
+        &self,
+        desire: &PodDesire,
+        volume: &Volume,
+        look: impl Fn(&ObjectName) -> Lookup,
+    ) -> Result<SetUp, StoreError> {
         match &volume.source {
             Source::EmptyDir { medium, size_limit } => {
-                self.set_up_empty_dir(desire, &volume.name, medium, *size_limit)
+                let memory = is_memory(medium)?;
+                let key = VolumeKey::empty_dir(&volume.name);
+                let access = Access::ReadWrite;
+                let wrapped = Wrapped { key: &key, memory, size_limit: *size_limit, access };
+                let (host_path, _) = self.set_up_empty_dir(desire, wrapped)?;
+                Ok(SetUp { host_path, read_only: false })
             }
             Source::HostPath { path, kind } => {
                 check_host_path(path, kind)?;
-                Ok(SetUp { host_path: PathBuf::from(path) })
+                Ok(SetUp { host_path: PathBuf::from(path), read_only: false })
             }
+            Source::Files(files) => self.set_up_files(desire, &volume.name, files, look),
             Source::Unsupported(kind) => Err(StoreError::Unsupported { kind: kind.clone() }),
         }
     }
 
-    fn set_up_empty_dir(
+    /// Sets up a volume of files (volumes.md §9.1), or brings its files up to date. A failure leaves a volume
+    /// that was there as it was, and nothing of one that was not.
+    fn set_up_files(
         &self,
         desire: &PodDesire,
         name: &str,
-        medium: &Medium,
-        size_limit: Option<u64>,
+        files: &Files,
+        look: impl Fn(&ObjectName) -> Lookup,
     ) -> Result<SetUp, StoreError> {
-        let memory = match medium {
-            Medium::Disk => false,
-            Medium::Memory => true,
-            Medium::HugePages(size) => return Err(StoreError::HugePages { size: size.clone() }),
-            Medium::Unknown(medium) => return Err(StoreError::Medium { medium: medium.clone() }),
-        };
+        let payload = collect(files, &desire.pod.namespace, look)?;
+        let key = VolumeKey { plugin: files.kind.plugin().to_owned(), name: name.to_owned() };
+        let wrapped =
+            Wrapped { key: &key, memory: files.kind.in_memory(), size_limit: None, access: Access::ReadOnly };
+        let (host_path, is_new) = self.set_up_empty_dir(desire, wrapped)?;
+        let now = keelson_service_kit::now_unix_nanos();
+        match atomic::write(&host_path, &payload, desire.fs_group, now) {
+            Ok(written) => {
+                if written && !is_new {
+                    let pod = &desire.pod;
+                    tracing::info!(
+                        uid = pod.uid,
+                        pod = pod.name,
+                        namespace = pod.namespace,
+                        volume = name,
+                        "the files of the volume have been replaced"
+                    );
+                }
+                Ok(SetUp { host_path, read_only: true })
+            }
+            Err(error) => {
+                if is_new && let Err(error) = self.tear_down(&desire.pod.uid, &key) {
+                    tracing::warn!(uid = desire.pod.uid, volume = name, %error, "what was begun is still there");
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Where the folder is, and whether it was not there before.
+    fn set_up_empty_dir(
+        &self,
+        desire: &PodDesire,
+        wrapped: Wrapped<'_>,
+    ) -> Result<(PathBuf, bool), StoreError> {
+        let Wrapped { key, memory, size_limit, access } = wrapped;
         let uid = &desire.pod.uid;
-        let path = self.volume_path(uid, &VolumeKey::empty_dir(name));
-        let marker = self.marker_folder(uid, name);
+        let path = self.volume_path(uid, key);
+        let marker = self.marker_folder(uid, key.marker().as_deref().unwrap_or(&key.name));
         if marker.join("ready").exists() {
             let there = if memory { is_mount_point(&path)? } else { is_folder(&path) };
             if there {
-                return Ok(SetUp { host_path: path });
+                return Ok((path, false));
             }
             remove_marker(&marker)?;
         }
         if let Some(plugin) = path.parent() {
             make_folder(plugin, 0o755)?;
         }
+        let is_new = !is_folder(&path);
         make_folder(&path, 0o777)?;
         if memory {
             if !is_mount_point(&path)? {
@@ -200,12 +264,12 @@ impl Store {
             set_mode(&path, 0o777)?;
         }
         if let Some(gid) = desire.fs_group
-            && let Err(error) = crate::fsgroup::apply(&path, gid)
+            && let Err(error) = fsgroup::apply(&path, gid, access)
         {
-            tracing::warn!(uid, volume = name, %error, "cannot give the volume to the pod's group");
+            tracing::warn!(uid, volume = key.name, %error, "cannot give the volume to the pod's group");
         }
         make_marker(&marker)?;
-        Ok(SetUp { host_path: path })
+        Ok((path, is_new))
     }
 
     /// Unmounts and removes a volume with its content. Missing is fine.
@@ -248,6 +312,16 @@ impl Store {
             }
         }
         remove_empty(&folder)
+    }
+}
+
+/// Whether a medium is memory.
+fn is_memory(medium: &Medium) -> Result<bool, StoreError> {
+    match medium {
+        Medium::Disk => Ok(false),
+        Medium::Memory => Ok(true),
+        Medium::HugePages(size) => Err(StoreError::HugePages { size: size.clone() }),
+        Medium::Unknown(medium) => Err(StoreError::Medium { medium: medium.clone() }),
     }
 }
 

@@ -7,6 +7,8 @@ use keelson_volume_manager_core::desire::Want;
 pub(crate) struct Mounted {
     pub(crate) name: String,
     pub(crate) host_path: String,
+    /// Containers may only read it.
+    pub(crate) read_only: bool,
 }
 
 /// How a pod's volumes are.
@@ -59,6 +61,8 @@ pub(crate) struct View {
     pub(crate) report: Report,
     /// A failure is due to the spec itself.
     pub(crate) permanent: bool,
+    /// A failure ends when somebody puts the right objects beside the pod.
+    pub(crate) yours: bool,
     /// When a failure is tried again, unix nanoseconds; 0 without a failure.
     pub(crate) next_try_unix_nanos: i64,
 }

@@ -5,6 +5,9 @@ use keelson_sync_callee::Item;
 use keelson_sync_callee::wire::{Missing, positive, want};
 use keelson_volume_manager_core::desire::{Medium, PodDesire, PodRef, Source, Volume};
 use keelson_volume_manager_core::names::is_one_component;
+use keelson_volume_manager_core::payload::{
+    DownwardFile, DownwardValue, FileSource, Files, FilesKind, KeyFile, ObjectFiles, ObjectKind,
+};
 
 use crate::view::{Mounted, Report};
 
@@ -20,6 +23,9 @@ pub(crate) enum WireError {
     /// A number outside its range.
     #[error("{field} {value} is out of range")]
     Range { field: &'static str, value: i64 },
+    /// A word that is none of those that the field may have.
+    #[error("{field} {value:?} is unknown")]
+    Unknown { field: &'static str, value: String },
 }
 
 /// A name that is one path component.
@@ -70,16 +76,61 @@ fn volume(message: pb::Volume) -> Result<Volume, WireError> {
             size_limit: positive(dir.size_limit_bytes),
         },
         pb::volume::Source::HostPath(host) => Source::HostPath { path: host.path, kind: host.r#type },
+        pb::volume::Source::Files(volume) => Source::Files(files(volume)?),
         pb::volume::Source::Unsupported(kind) => Source::Unsupported(kind),
     };
     Ok(Volume { name, source })
+}
+
+fn files(message: pb::FileVolume) -> Result<Files, WireError> {
+    let kind = match message.kind() {
+        pb::file_volume::Kind::ConfigMap => FilesKind::ConfigMap,
+        pb::file_volume::Kind::Secret => FilesKind::Secret,
+        pb::file_volume::Kind::DownwardApi => FilesKind::DownwardApi,
+        pb::file_volume::Kind::Projected => FilesKind::Projected,
+        pb::file_volume::Kind::Unspecified => return Err(Missing("pod.volumes.files.kind").into()),
+    };
+    let sources = message.sources.into_iter().map(file_source).collect::<Result<_, _>>()?;
+    Ok(Files { kind, sources, default_mode: message.default_mode, nested: message.nested })
+}
+
+fn file_source(message: pb::FileSource) -> Result<FileSource, WireError> {
+    Ok(match message.source.ok_or(Missing("pod.volumes.files.sources.source"))? {
+        pb::file_source::Source::Object(object) => FileSource::Object(ObjectFiles {
+            kind: ObjectKind::parse(&object.kind).ok_or(WireError::Unknown {
+                field: "pod.volumes.files.sources.object.kind",
+                value: object.kind,
+            })?,
+            name: object.name,
+            items: object
+                .items
+                .into_iter()
+                .map(|item| KeyFile { key: item.key, path: item.path, mode: item.mode })
+                .collect(),
+            optional: object.optional,
+        }),
+        pb::file_source::Source::Downward(fields) => {
+            FileSource::Downward(fields.files.into_iter().map(downward).collect::<Result<_, _>>()?)
+        }
+        pb::file_source::Source::Unsupported(field) => FileSource::Unsupported(field),
+    })
+}
+
+fn downward(message: pb::DownwardFile) -> Result<DownwardFile, WireError> {
+    use pb::downward_file::Value;
+    let value = match message.value.ok_or(Missing("pod.volumes.files.sources.downward.value"))? {
+        Value::Content(bytes) => DownwardValue::Content(bytes),
+        Value::Error(why) => DownwardValue::Wrong(why),
+        Value::WaitsFor(what) => DownwardValue::WaitsFor(what),
+    };
+    Ok(DownwardFile { path: message.path, mode: message.mode, value })
 }
 
 /// Volumes as containers mount them.
 pub(crate) fn mounts(mounts: Vec<Mounted>) -> Vec<pb::VolumeMount> {
     mounts
         .into_iter()
-        .map(|m| pb::VolumeMount { name: m.name, host_path: m.host_path, read_only: false })
+        .map(|m| pb::VolumeMount { name: m.name, host_path: m.host_path, read_only: m.read_only })
         .collect()
 }
 
@@ -126,10 +177,74 @@ mod tests {
         assert_eq!(desire.volumes, [Volume { name: "v".into(), source }]);
     }
 
+    fn files_of(sources: Vec<pb::FileSource>) -> pb::volume::Source {
+        pb::volume::Source::Files(pb::FileVolume {
+            kind: pb::file_volume::Kind::Projected.into(),
+            sources,
+            default_mode: Some(0o644),
+            nested: vec!["sub".into()],
+        })
+    }
+
+    fn source(source: pb::file_source::Source) -> pb::FileSource {
+        pb::FileSource { source: Some(source) }
+    }
+
+    #[test]
+    fn files_are_taken_with_each_kind_of_source() {
+        use pb::downward_file::Value;
+        let item = pb::KeyFile { key: "k".into(), path: "p".into(), mode: Some(0o400) };
+        let field = |value| pb::DownwardFile { path: "f".into(), mode: None, value: Some(value) };
+        let object =
+            pb::ObjectFiles { kind: "Secret".into(), name: "s".into(), items: vec![item], optional: true };
+        let fields = vec![
+            field(Value::Content(b"x".to_vec())),
+            field(Value::Error("e".into())),
+            field(Value::WaitsFor("w".into())),
+        ];
+        let mut message = message();
+        message.volumes[0].source = Some(files_of(vec![
+            source(pb::file_source::Source::Object(object)),
+            source(pb::file_source::Source::Downward(pb::DownwardFiles { files: fields })),
+            source(pb::file_source::Source::Unsupported("serviceAccountToken".into())),
+        ]));
+        let desire = PodDesireFromWire::try_from(message).unwrap().0;
+        let item = KeyFile { key: "k".into(), path: "p".into(), mode: Some(0o400) };
+        let object =
+            ObjectFiles { kind: ObjectKind::Secret, name: "s".into(), items: vec![item], optional: true };
+        let field = |value| DownwardFile { path: "f".into(), mode: None, value };
+        let fields = vec![
+            field(DownwardValue::Content(b"x".to_vec())),
+            field(DownwardValue::Wrong("e".into())),
+            field(DownwardValue::WaitsFor("w".into())),
+        ];
+        let files = Files {
+            kind: FilesKind::Projected,
+            sources: vec![
+                FileSource::Object(object),
+                FileSource::Downward(fields),
+                FileSource::Unsupported("serviceAccountToken".into()),
+            ],
+            default_mode: Some(0o644),
+            nested: vec!["sub".into()],
+        };
+        assert_eq!(desire.volumes[0].files(), Some(&files));
+    }
+
     #[test]
     fn what_is_wrong_is_named_by_its_field() {
         type Spoil = fn(&mut pb::PodDesire);
-        let cases: [(&str, Spoil); 5] = [
+        let cases: [(&str, Spoil); 8] = [
+            ("pod.volumes.files.kind", |m| {
+                m.volumes[0].source = Some(pb::volume::Source::Files(pb::FileVolume::default()));
+            }),
+            ("pod.volumes.files.sources.source", |m| {
+                m.volumes[0].source = Some(files_of(vec![pb::FileSource::default()]));
+            }),
+            ("pod.volumes.files.sources.object.kind", |m| {
+                let object = pb::file_source::Source::Object(pb::ObjectFiles::default());
+                m.volumes[0].source = Some(files_of(vec![source(object)]));
+            }),
             ("pod.pod", |m| m.pod = None),
             ("pod.want", |m| m.want = 0),
             ("pod.pod.uid", |m| m.pod.as_mut().unwrap().uid = "../x".into()),

@@ -1,6 +1,6 @@
 //! One task per pod: plan, carry out, publish. There are never two operations at once for a pod.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,11 +9,13 @@ use keelson_service_kit::{Backoff, ObjectRef, now_unix_nanos};
 use keelson_sync_callee::{Assignment, Next, Orders, Turn, still_runs};
 use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
 use keelson_volume_manager_core::names::VolumeKey;
+use keelson_volume_manager_core::payload::{Lookup, ObjectName, references};
 use keelson_volume_manager_core::plan::{Actual, Plan, Settled, Step, plan};
 use tokio::sync::watch;
 use tokio::task::JoinError;
 
 use crate::manager::{Command, Env};
+use crate::objects::{Claim, Objects};
 use crate::store::{SetUp, Store, StoreError};
 use crate::view::{Mounted, Phase, Report, View};
 
@@ -29,9 +31,31 @@ pub(crate) struct Worker {
     orders: Orders<PodDesire, View>,
     actual: Actual,
     /// Where the ready volumes are.
-    paths: BTreeMap<String, String>,
+    paths: BTreeMap<String, Mounted>,
+    /// The objects that the volumes are made of.
+    claim: Claim,
     retry: Backoff,
     asking: Backoff,
+}
+
+/// What is said of a pod beside its phase.
+#[derive(Default)]
+struct Said {
+    message: String,
+    permanent: bool,
+    yours: bool,
+    next_try: Option<Duration>,
+    /// Nothing is left of the pod: it is listed no longer.
+    gone: bool,
+}
+
+/// A step that has failed.
+struct Failure {
+    /// The spec itself is in the way.
+    permanent: bool,
+    /// What stands beside the pod is in the way.
+    yours: bool,
+    text: String,
 }
 
 /// What came of a step.
@@ -43,7 +67,8 @@ struct Outcome {
 
 impl Worker {
     pub(crate) fn new(env: Arc<Env>, orders: Orders<PodDesire, View>, actual: Actual) -> Self {
-        Self { env, orders, actual, paths: BTreeMap::new(), retry: RETRY, asking: still_runs() }
+        let claim = env.objects.claim();
+        Self { env, orders, actual, paths: BTreeMap::new(), claim, retry: RETRY, asking: still_runs() }
     }
 
     /// Works until the manager drops the assignment.
@@ -52,9 +77,13 @@ impl Worker {
             if turn.is_new {
                 self.retry.reset();
                 self.asking.reset();
+                self.claim.set(needed(&turn.assignment.desire));
+            }
+            if self.claim.has_changed() | turn.is_new {
+                self.actual.files_may_have_changed(&turn.assignment.desire);
             }
             let next = self.step(&turn).await;
-            if !self.orders.wait(next, std::future::pending()).await {
+            if !self.orders.wait(next, self.claim.changed()).await {
                 return;
             }
         }
@@ -68,8 +97,46 @@ impl Worker {
                 Next::WhenChanged
             }
             Plan::AskRuntime => self.ask(desire).await,
-            Plan::Do(steps) => self.carry_out(desire, steps).await,
+            Plan::Do(steps) => {
+                let (steps, waits) = self.possible(desire, steps);
+                if steps.is_empty() {
+                    self.wait_for(desire, &waits)
+                } else {
+                    self.carry_out(desire, steps).await
+                }
+            }
         }
+    }
+
+    /// The steps whose objects are known, and the objects of which nobody has said anything yet. A volume waits
+    /// for these without a try: pod-config tells of them as soon as it can.
+    fn possible(&self, desire: &PodDesire, steps: Vec<Step>) -> (Vec<Step>, BTreeSet<ObjectName>) {
+        let mut waits = BTreeSet::new();
+        let is_possible = |step: &Step| {
+            let (Step::SetUp(i) | Step::Refresh(i)) = step else { return true };
+            let Some(files) = desire.volumes.get(*i).and_then(Volume::files) else { return true };
+            let unknown: Vec<ObjectName> = references(files, &desire.pod.namespace)
+                .filter(|name| self.env.objects.look(name) == Lookup::Unknown)
+                .collect();
+            let is_possible = unknown.is_empty();
+            waits.extend(unknown);
+            is_possible
+        };
+        let steps = steps.into_iter().filter(is_possible).collect();
+        (steps, waits)
+    }
+
+    fn wait_for(&self, desire: &PodDesire, waits: &BTreeSet<ObjectName>) -> Next {
+        let names: Vec<String> = waits.iter().map(ToString::to_string).collect();
+        let phase = if self.is_ready(desire) { Phase::Mounted } else { Phase::Pending };
+        let message = format!("pod-config to tell the {}", names.join(", "));
+        self.publish(desire, phase, &Said { message, ..Said::default() });
+        Next::WhenChanged
+    }
+
+    /// Every wanted volume is there, up to date or not.
+    fn is_ready(&self, desire: &PodDesire) -> bool {
+        desire.volumes.iter().all(|volume| self.actual.ready.contains(&volume.name))
     }
 
     async fn settle(&mut self, desire: &PodDesire, end: Settled, number: u64) {
@@ -84,7 +151,7 @@ impl Worker {
             self.actual.ready.clear();
         }
         self.retry.reset();
-        self.publish(desire, phase, String::new(), false, None, end != Settled::Gone);
+        self.publish(desire, phase, &Said { gone: end == Settled::Gone, ..Said::default() });
         if end == Settled::Gone {
             let _ = self.env.commands.send(Command::Gone { uid: self.orders.uid.clone(), number }).await;
         }
@@ -97,23 +164,30 @@ impl Worker {
         };
         let pause = self.asking.next_delay();
         let message = format!("not unmounted yet: {why}");
-        self.publish(desire, Phase::Unmounting, message, false, Some(pause), true);
+        self.publish(desire, Phase::Unmounting, &Said { message, next_try: Some(pause), ..Said::default() });
         Next::After(pause)
     }
 
     async fn carry_out(&mut self, desire: &Arc<PodDesire>, steps: Vec<Step>) -> Next {
-        let phase = if desire.want == Want::Run { Phase::Pending } else { Phase::Unmounting };
-        if self.orders.view.borrow().report.phase != Phase::Failed {
-            self.publish(desire, phase, String::new(), false, None, true);
+        // What is only brought up to date can be used meanwhile, and when that fails.
+        let is_refresh = self.is_ready(desire) && steps.iter().all(|step| matches!(step, Step::Refresh(_)));
+        let phase = match desire.want {
+            Want::Run if is_refresh => Phase::Mounted,
+            Want::Run => Phase::Pending,
+            Want::Stop | Want::Unmount | Want::Forget => Phase::Unmounting,
+        };
+        if !is_refresh && self.orders.view.borrow().report.phase != Phase::Failed {
+            self.publish(desire, phase, &Said::default());
         }
         let begun = std::time::Instant::now();
         let outcomes = match self.watched(desire, phase, steps).await {
             Ok(outcomes) => outcomes,
             Err(error) => {
                 let pause = self.retry.next_delay();
-                let text = format!("the operation has ended unexpectedly: {error}");
-                tracing::error!(uid = self.orders.uid, "{text}");
-                self.publish(desire, Phase::Failed, text, false, Some(pause), true);
+                let message = format!("the operation has ended unexpectedly: {error}");
+                tracing::error!(uid = self.orders.uid, "{message}");
+                let said = Said { message, next_try: Some(pause), ..Said::default() };
+                self.publish(desire, Phase::Failed, &said);
                 return Next::After(pause);
             }
         };
@@ -123,20 +197,28 @@ impl Worker {
             tracing::debug!(uid = self.orders.uid, elapsed_ms, "volumes are as wanted");
             return Next::Now { is_quiet: false };
         }
-        let permanent = failures.iter().all(|(permanent, _)| *permanent);
-        let texts: Vec<String> = failures.into_iter().map(|(_, text)| text).collect();
+        // What stands beside the pod does not help while its spec is in the way.
+        let permanent = failures.iter().all(|failure| failure.permanent || failure.yours)
+            && failures.iter().any(|failure| failure.permanent);
+        let yours = failures.iter().all(|failure| failure.yours);
+        let texts: Vec<String> = failures.into_iter().map(|failure| failure.text).collect();
         let pause = self.retry.next_delay();
-        let text = texts.join("; ");
+        let message = texts.join("; ");
         tracing::warn!(
             uid = self.orders.uid,
             pod = desire.pod.name,
             namespace = desire.pod.namespace,
             elapsed_ms,
             retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX),
-            "volumes are not as wanted: {text}"
+            "volumes are not as wanted: {message}"
         );
-        let phase = if desire.want == Want::Run { Phase::Failed } else { Phase::Unmounting };
-        self.publish(desire, phase, text, permanent, Some(pause), true);
+        let phase = match desire.want {
+            Want::Run if self.is_ready(desire) => Phase::Mounted,
+            Want::Run => Phase::Failed,
+            Want::Stop | Want::Unmount | Want::Forget => Phase::Unmounting,
+        };
+        let said = Said { message, permanent, yours, next_try: Some(pause), gone: false };
+        self.publish(desire, phase, &said);
         Next::After(pause)
     }
 
@@ -147,11 +229,12 @@ impl Worker {
         phase: Phase,
         steps: Vec<Step>,
     ) -> Result<Vec<Outcome>, JoinError> {
-        let store = Arc::clone(&self.env.store);
+        let (store, objects) = (Arc::clone(&self.env.store), self.env.objects.clone());
         let work = Arc::clone(desire);
         let names: Vec<String> = steps.iter().map(|step| slow_text(desire, step)).collect();
         let (at, now_at) = watch::channel(0);
-        let mut outcomes = tokio::task::spawn_blocking(move || carry_out(&store, &work, steps, &at));
+        let mut outcomes =
+            tokio::task::spawn_blocking(move || carry_out(&store, &objects, &work, steps, &at));
         let mut told = None;
         loop {
             // Cancel-safe: the handle of a blocking task gives its result once, to whoever polls it to the end.
@@ -168,13 +251,13 @@ impl Worker {
                     namespace = desire.pod.namespace,
                     "{text}"
                 );
-                self.publish(desire, phase, text.clone(), false, None, true);
+                self.publish(desire, phase, &Said { message: text.clone(), ..Said::default() });
             }
         }
     }
 
-    /// Whether each failure is due to the spec, and its text.
-    fn take_note(&mut self, desire: &PodDesire, outcomes: Vec<Outcome>) -> Vec<(bool, String)> {
+    /// What has failed.
+    fn take_note(&mut self, desire: &PodDesire, outcomes: Vec<Outcome>) -> Vec<Failure> {
         let mut failures = Vec::new();
         for outcome in outcomes {
             match outcome.result {
@@ -183,8 +266,12 @@ impl Worker {
                     match (&outcome.step, set_up) {
                         (Step::SetUp(i), Some(set_up)) => {
                             if let Some(volume) = desire.volumes.get(*i) {
-                                let path = set_up.host_path.to_string_lossy().into_owned();
-                                self.paths.insert(volume.name.clone(), path);
+                                let mounted = Mounted {
+                                    name: volume.name.clone(),
+                                    host_path: set_up.host_path.to_string_lossy().into_owned(),
+                                    read_only: set_up.read_only,
+                                };
+                                self.paths.insert(volume.name.clone(), mounted);
                             }
                         }
                         (Step::TearDown(key), _) => {
@@ -196,7 +283,11 @@ impl Worker {
                 }
                 Err(error) => {
                     self.actual.failed(&outcome.step, outcome.holds);
-                    failures.push((error.is_permanent(), self.describe(desire, &outcome.step, &error)));
+                    failures.push(Failure {
+                        permanent: error.is_permanent(),
+                        yours: error.is_of_the_objects(),
+                        text: self.describe(desire, &outcome.step, &error),
+                    });
                 }
             }
         }
@@ -214,7 +305,7 @@ impl Worker {
                 self.env.events.warning(object(), "Failed", text.clone());
                 text
             }
-            Step::SetUp(i) => {
+            Step::SetUp(i) | Step::Refresh(i) => {
                 let name = desire.volumes.get(*i).map_or("", |volume| volume.name.as_str());
                 let text = format!("MountVolume.SetUp failed for volume \"{name}\" : {cause}");
                 self.env.events.warning(object(), "FailedMount", text.clone());
@@ -227,39 +318,45 @@ impl Worker {
         }
     }
 
-    fn publish(
-        &self,
-        desire: &PodDesire,
-        phase: Phase,
-        message: String,
-        permanent: bool,
-        next_try: Option<Duration>,
-        listed: bool,
-    ) {
-        let mounts = self
-            .paths
-            .iter()
-            .map(|(name, path)| Mounted { name: name.clone(), host_path: path.clone() })
-            .collect();
-        let report = Report { phase, mounts, message };
-        if listed {
+    fn publish(&self, desire: &PodDesire, phase: Phase, said: &Said) {
+        let mounts = self.paths.values().cloned().collect();
+        let report = Report { phase, mounts, message: said.message.clone() };
+        if !said.gone {
             self.env.hub.set_if_changed(self.orders.uid.clone(), report.clone());
         }
-        let next_try_unix_nanos = next_try.map_or(0, |pause| {
+        let next_try_unix_nanos = said.next_try.map_or(0, |pause| {
             now_unix_nanos().saturating_add(i64::try_from(pause.as_nanos()).unwrap_or(i64::MAX))
         });
         self.orders.view.send_modify(|view| {
             view.revision = desire.revision;
             view.report = report;
-            view.permanent = permanent;
+            view.permanent = said.permanent;
+            view.yours = said.yours;
             view.next_try_unix_nanos = next_try_unix_nanos;
         });
     }
 }
 
+/// The objects that the volumes of a pod are made of, while it is to have any.
+fn needed(desire: &PodDesire) -> BTreeSet<ObjectName> {
+    match desire.want {
+        Want::Run | Want::Stop => {
+            let files = desire.volumes.iter().filter_map(Volume::files);
+            files.flat_map(|files| references(files, &desire.pod.namespace)).collect()
+        }
+        Want::Unmount | Want::Forget => BTreeSet::new(),
+    }
+}
+
 /// Carries out steps in order. A folder that cannot be made ends the turn; a volume that fails does not.
 /// `at` tells the index of the present one.
-fn carry_out(store: &Store, desire: &PodDesire, steps: Vec<Step>, at: &watch::Sender<usize>) -> Vec<Outcome> {
+fn carry_out(
+    store: &Store,
+    objects: &Objects,
+    desire: &PodDesire,
+    steps: Vec<Step>,
+    at: &watch::Sender<usize>,
+) -> Vec<Outcome> {
     let uid = &desire.pod.uid;
     let mut outcomes = Vec::with_capacity(steps.len());
     for (index, step) in steps.into_iter().enumerate() {
@@ -267,10 +364,10 @@ fn carry_out(store: &Store, desire: &PodDesire, steps: Vec<Step>, at: &watch::Se
         let mut holds = None;
         let result = match &step {
             Step::MakeFolders => store.make_pod_folders(uid).map(|()| None),
-            Step::SetUp(i) => match desire.volumes.get(*i) {
+            Step::SetUp(i) | Step::Refresh(i) => match desire.volumes.get(*i) {
                 Some(volume) => {
-                    holds = Store::holds(volume);
-                    store.set_up(desire, volume).map(Some)
+                    holds = volume.key();
+                    store.set_up(desire, volume, |name| objects.look(name)).map(Some)
                 }
                 None => Ok(None),
             },
@@ -291,7 +388,7 @@ fn slow_text(desire: &PodDesire, step: &Step) -> String {
     let seconds = SLOW.as_secs();
     match step {
         Step::MakeFolders => format!("making the pod's folders takes longer than {seconds} s"),
-        Step::SetUp(i) => match desire.volumes.get(*i) {
+        Step::SetUp(i) | Step::Refresh(i) => match desire.volumes.get(*i) {
             Some(Volume { name, source: Source::HostPath { path, .. } }) => format!(
                 "setting up volume \"{name}\" takes longer than {seconds} s: the file system at {path} does not answer"
             ),

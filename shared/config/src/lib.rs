@@ -14,6 +14,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 pub use lock_name::endpoint_lock_name;
 pub use names::{ServiceName, UnknownService};
@@ -42,6 +43,12 @@ pub struct Config {
     pub api: Api,
     /// What pods may use of the machine.
     pub resources: Resources,
+    /// Rotation of container logs.
+    #[serde(default)]
+    pub container_logs: ContainerLogs,
+    /// Collection of unused images.
+    #[serde(default)]
+    pub image_collection: ImageCollection,
     /// Log output.
     pub logging: Logging,
     /// Traces over OTLP; absent: off.
@@ -140,6 +147,51 @@ pub struct Resources {
     pub node_labels: BTreeMap<String, String>,
 }
 
+/// Rotation of container logs (runtime-and-resources.md §7.5).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerLogs {
+    /// Bytes at which a log is rotated (`containerLogMaxSize`); absent: never.
+    pub max_size_bytes: Option<u64>,
+    /// Files that are kept of a container, the current one included, at least 2 (`containerLogMaxFiles`).
+    pub max_files: u32,
+    /// Logs that are rotated at the same time, at least 1 (`containerLogMaxWorkers`).
+    pub max_workers: u32,
+    /// Milliseconds between two looks at the size of each log (`containerLogMonitorInterval`).
+    pub monitor_interval_ms: u64,
+}
+
+impl Default for ContainerLogs {
+    fn default() -> Self {
+        Self { max_size_bytes: Some(10 << 20), max_files: 5, max_workers: 1, monitor_interval_ms: 10_000 }
+    }
+}
+
+/// Collection of unused images (runtime-and-resources.md §6.7).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageCollection {
+    /// Usage of the file system of images at which removal begins (`imageGCHighThresholdPercent`); 100: never.
+    pub high_threshold_percent: u32,
+    /// Usage down to which images are removed (`imageGCLowThresholdPercent`).
+    pub low_threshold_percent: u32,
+    /// Milliseconds for which a new image stays whatever the usage (`imageMinimumGCAge`).
+    pub minimum_age_ms: u64,
+    /// Milliseconds without use after which an image goes whatever the usage (`imageMaximumGCAge`); 0: never.
+    pub maximum_age_ms: u64,
+}
+
+impl Default for ImageCollection {
+    fn default() -> Self {
+        Self {
+            high_threshold_percent: 85,
+            low_threshold_percent: 80,
+            minimum_age_ms: 120_000,
+            maximum_age_ms: 0,
+        }
+    }
+}
+
 /// Log output of every service, on standard error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -213,6 +265,8 @@ impl Default for Config {
                 cpu_cfs_period_us: 100_000,
                 ..Resources::default()
             },
+            container_logs: ContainerLogs::default(),
+            image_collection: ImageCollection::default(),
             logging: Logging::default(),
             tracing: None,
             manage_host: true,
@@ -258,6 +312,32 @@ pub enum ConfigError {
     },
 }
 
+/// What the file holds.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Stored<'a> {
+    #[serde(flatten)]
+    config: &'a Config,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kubelet_configuration: Option<&'a Map<String, Value>>,
+}
+
+/// The KubeletConfiguration in force, from the file at `path`; none when its writer has left none.
+///
+/// # Errors
+/// The file cannot be read or is not what init writes.
+pub fn kubelet_configuration(path: &Path) -> Result<Option<Map<String, Value>>, ConfigError> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Part {
+        kubelet_configuration: Option<Map<String, Value>>,
+    }
+    let bytes = fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let part: Part = serde_json::from_slice(&bytes)
+        .map_err(|source| ConfigError::Decode { path: path.to_owned(), source })?;
+    Ok(part.kubelet_configuration)
+}
+
 impl Config {
     /// Reads and checks the file at `path`.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
@@ -272,8 +352,19 @@ impl Config {
 
     /// Replaces the file at `path` by rename; mode 0640.
     pub fn store(&self, path: &Path) -> Result<(), ConfigError> {
+        self.store_with(path, None)
+    }
+
+    /// As [`Config::store`], with the whole KubeletConfiguration in force beside the rest, for
+    /// [`kubelet_configuration`]. It is no field: no service needs it in memory.
+    pub fn store_with(
+        &self,
+        path: &Path,
+        kubelet_configuration: Option<&Map<String, Value>>,
+    ) -> Result<(), ConfigError> {
         let fail = |source| ConfigError::Write { path: path.to_owned(), source };
-        let mut bytes = serde_json::to_vec_pretty(self).map_err(|e| fail(io::Error::other(e)))?;
+        let stored = Stored { config: self, kubelet_configuration };
+        let mut bytes = serde_json::to_vec_pretty(&stored).map_err(|e| fail(io::Error::other(e)))?;
         bytes.push(b'\n');
         let temporary = path.with_extension("json.new");
         let mut file = fs::OpenOptions::new()
@@ -304,6 +395,19 @@ mod tests {
         config.provenance.insert("nodeName".into(), "--hostname-override".into());
         config.store(&path).unwrap();
         assert_eq!(Config::load(&path).unwrap(), config);
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn the_kubelet_configuration_lies_beside_the_rest() {
+        let path = std::env::temp_dir().join(format!("keelson-config-kubelet-{}.json", std::process::id()));
+        let config = Config::default();
+        let document = Map::from_iter([("maxPods".to_owned(), Value::from(7))]);
+        config.store_with(&path, Some(&document)).unwrap();
+        assert_eq!(Config::load(&path).unwrap(), config);
+        assert_eq!(kubelet_configuration(&path).unwrap(), Some(document));
+        config.store(&path).unwrap();
+        assert_eq!(kubelet_configuration(&path).unwrap(), None);
         fs::remove_file(&path).unwrap();
     }
 

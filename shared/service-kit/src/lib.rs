@@ -32,7 +32,7 @@ pub use deadline::answer_by;
 pub use events::{EventRing, NewEvent, ObjectRef};
 pub use follow::{Signal, follow};
 pub use metrics::Metrics;
-pub use peer::{Peer, PeerChannel, connect_foreign, connect_unix};
+pub use peer::{Peer, PeerChannel, connect_foreign, connect_tcp, connect_unix};
 pub use progress::{LoopHandle, Progress};
 pub use tokio_util::sync::CancellationToken;
 pub use uds::{BindError, PeerIdentity, bind};

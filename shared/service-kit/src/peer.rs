@@ -1,5 +1,6 @@
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -88,6 +89,30 @@ pub fn connect_unix(name: &str, socket: &Path) -> PeerChannel {
 /// gRPC-Go does. Its caller has to notice a hanging server by calls with deadlines.
 pub fn connect_foreign(name: &str, socket: &Path) -> PeerChannel {
     lazily(name, socket, Endpoint::from_static("http://localhost"))
+}
+
+/// A channel to a gRPC server in a pod, plaintext over TCP and connected at once: for its health probe. Nothing is
+/// repeated and no call has a deadline of its own; the caller bounds both.
+///
+/// # Errors
+/// Why there is no connection, for people.
+pub async fn connect_tcp(to: SocketAddr, user_agent: &str) -> Result<Channel, String> {
+    let endpoint =
+        Endpoint::from_shared(format!("http://{to}")).and_then(|e| e.user_agent(user_agent.to_owned()));
+    let connected = match endpoint {
+        Ok(endpoint) => endpoint.connect().await,
+        Err(error) => Err(error),
+    };
+    connected.map_err(|error| innermost(&error))
+}
+
+/// The innermost cause says what happened; the layers above only say "transport error".
+fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    cause.to_string()
 }
 
 fn lazily(name: &str, socket: &Path, endpoint: Endpoint) -> PeerChannel {
@@ -208,12 +233,7 @@ fn is_away(source: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 fn unavailable(name: &str, source: &(dyn std::error::Error + 'static)) -> Status {
-    // The innermost cause says what happened; the layers above only say "transport error".
-    let mut cause = source;
-    while let Some(next) = cause.source() {
-        cause = next;
-    }
-    error(Code::Unavailable, PEER_UNAVAILABLE, format!("{name} is not reachable: {cause}"))
+    error(Code::Unavailable, PEER_UNAVAILABLE, format!("{name} is not reachable: {}", innermost(source)))
 }
 
 #[cfg(test)]

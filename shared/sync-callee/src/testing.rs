@@ -109,7 +109,7 @@ pub fn within<T>(message: T, deadline: Duration) -> Request<T> {
     request
 }
 
-/// A runtime-shim that answers `GetPod` with what it was told.
+/// A runtime-shim that answers `GetPod` and `WatchPods` with what it was told.
 #[derive(Debug, Clone, Default)]
 pub struct FakeRuntime {
     pods: Arc<Mutex<HashMap<String, pb::RuntimePod>>>,
@@ -137,6 +137,14 @@ impl FakeRuntime {
             pb::Container { id: "c1".into(), name: "main".into(), state: state.into(), ..Default::default() };
         let pod = pb::RuntimePod { uid: uid.into(), containers: vec![container], ..Default::default() };
         self.pods.lock().unwrap().insert(uid.into(), pod);
+    }
+
+    /// From now on the pod is as this.
+    ///
+    /// # Panics
+    /// A call of it has panicked before.
+    pub fn pod(&self, pod: pb::RuntimePod) {
+        self.pods.lock().unwrap().insert(pod.uid.clone(), pod);
     }
 
     /// Waits until the runtime has been read so often in all.
@@ -187,7 +195,11 @@ impl Runtime for FakeRuntime {
         &self,
         _: Request<pb::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
-        not_here()
+        use pb::watch_pods_response::Item;
+        let pods: Vec<_> = self.pods.lock().unwrap().values().cloned().map(Item::Pod).collect();
+        let items = pods.into_iter().chain([Item::Synced(common::Synced {})]);
+        let answers = items.map(|item| Ok(pb::WatchPodsResponse { item: Some(item) }));
+        Ok(Response::new(Box::pin(tokio_stream::iter(answers.collect::<Vec<_>>()))))
     }
 
     async fn ensure_image(

@@ -248,6 +248,7 @@ impl PodSync for Api {
 impl PodConfig for Api {
     type WatchPodsStream = Boxed<pod_config::WatchPodsResponse>;
     type WatchNodeStream = Boxed<pod_config::WatchNodeResponse>;
+    type WatchObjectsStream = Boxed<pod_config::WatchObjectsResponse>;
 
     async fn watch_pods(
         &self,
@@ -260,6 +261,13 @@ impl PodConfig for Api {
         &self,
         _: Request<pod_config::WatchNodeRequest>,
     ) -> Result<Response<Self::WatchNodeStream>, Status> {
+        never()
+    }
+
+    async fn watch_objects(
+        &self,
+        _: Request<Streaming<pod_config::WatchObjectsRequest>>,
+    ) -> Result<Response<Self::WatchObjectsStream>, Status> {
         never()
     }
 

@@ -57,6 +57,36 @@ fn part(number: &str, unit: i128) -> Option<i128> {
     Some(nanos)
 }
 
+/// A duration as Go prints it: `1h0m0s`, `1m30s`, `1.5s`, `100ms`, `0s`.
+pub fn format_go_duration(duration: Duration) -> String {
+    let nanos = duration.as_nanos();
+    if nanos == 0 {
+        return "0s".to_owned();
+    }
+    for (unit, name) in [(1_000, "ns"), (1_000_000, "\u{b5}s"), (1_000_000_000, "ms")] {
+        if nanos < unit {
+            return format!("{}{name}", decimal(nanos, unit / 1000));
+        }
+    }
+    let seconds = decimal(nanos % 60_000_000_000, 1_000_000_000);
+    match (duration.as_secs() / 3600, duration.as_secs() / 60 % 60) {
+        (0, 0) => format!("{seconds}s"),
+        (0, minutes) => format!("{minutes}m{seconds}s"),
+        (hours, minutes) => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
+/// `amount` divided by `unit`, a power of ten, without zeros at its end.
+fn decimal(amount: u128, unit: u128) -> String {
+    let (whole, rest) = (amount / unit, amount % unit);
+    if rest == 0 {
+        return whole.to_string();
+    }
+    let digits = unit.ilog10() as usize;
+    let fraction = format!("{rest:0digits$}");
+    format!("{whole}.{}", fraction.trim_end_matches('0'))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,6 +130,26 @@ mod tests {
         fn hours_minutes_and_seconds_add_up(h in 0u64..1000, m in 0u64..60, s in 0u64..60) {
             let parsed = parse_go_duration(&format!("{h}h{m}m{s}s"));
             prop_assert_eq!(parsed, Some(Duration::from_secs(h * 3600 + m * 60 + s)));
+        }
+    }
+
+    #[test]
+    fn durations_are_printed_as_go_prints_them() {
+        for (text, printed) in [
+            ("0", "0s"),
+            ("1ns", "1ns"),
+            ("1500ns", "1.5\u{b5}s"),
+            ("100ms", "100ms"),
+            ("1500ms", "1.5s"),
+            ("20s", "20s"),
+            ("90s", "1m30s"),
+            ("2m", "2m0s"),
+            ("4h", "4h0m0s"),
+            ("1h1ms", "1h0m0.001s"),
+        ] {
+            let duration = parse_go_duration(text).unwrap();
+            assert_eq!(format_go_duration(duration), printed);
+            assert_eq!(parse_go_duration(printed), Some(duration));
         }
     }
 }

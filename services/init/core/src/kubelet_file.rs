@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::document::{ConfigProblem, Document, Reader, Sourced};
+use crate::leftovers::{ContainerLogsFile, ImageCollectionFile};
 use crate::reserved::{Capacity, read_reserved};
 
 /// The API version of the kubelet's configuration.
@@ -12,7 +13,7 @@ pub const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 pub const KUBELET_KIND: &str = "KubeletConfiguration";
 
 /// Every field of a KubeletConfiguration of 1.36 at its top level.
-const KNOWN: &[&str] = &[
+pub(crate) const KNOWN: &[&str] = &[
     "address",
     "allowedUnsafeSysctls",
     "authentication",
@@ -171,6 +172,8 @@ pub(crate) struct KubeletFile {
     pub(crate) reserved: Option<Sourced<BTreeMap<String, String>>>,
     pub(crate) fail_cgroup_v1: Option<Sourced<bool>>,
     pub(crate) log_format: Option<Sourced<String>>,
+    pub(crate) container_logs: ContainerLogsFile,
+    pub(crate) image_collection: ImageCollectionFile,
     /// Fields of the kubelet's that are set but not acted on.
     pub(crate) not_acted_on: Vec<String>,
     /// Fields that no kubelet has, with the line.
@@ -213,6 +216,8 @@ pub(crate) fn read(
         serialize_pulls: reader.boolean("serializeImagePulls"),
         reserved: Some(read_reserved(&mut reader, capacity)),
         fail_cgroup_v1: reader.boolean("failCgroupV1"),
+        container_logs: ContainerLogsFile::read(&mut reader),
+        image_collection: ImageCollectionFile::read(&mut reader),
         ..KubeletFile::default()
     };
     if reader.object("logging") {

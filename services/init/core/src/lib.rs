@@ -10,19 +10,21 @@
 mod backoff;
 mod document;
 mod duration;
+mod effective;
 mod exit;
 mod folders;
 mod health;
 mod keelson_file;
 mod kubelet_file;
 mod labels;
+mod leftovers;
 pub mod privileges;
 mod reserved;
 mod resolve;
 
 pub use backoff::Restarts;
 pub use document::{ConfigProblem, Document, Sourced};
-pub use duration::parse_go_duration;
+pub use duration::{format_go_duration, parse_go_duration};
 pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
 pub use folders::{Folder, Owner, folders};
 pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState};

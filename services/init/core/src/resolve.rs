@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use keelson_config::{Config, ServiceName, Tracing};
+use serde_json::{Map, Value};
 
 use crate::document::{ConfigProblem, Document, Sourced};
+use crate::effective::effective;
 use crate::keelson_file::{self, KeelsonFile};
 use crate::kubelet_file::{self, KubeletFile, absolute};
 use crate::labels::{is_subdomain, parse_node_labels};
@@ -108,6 +110,8 @@ pub struct Resolved {
     pub config: Config,
     /// What to log.
     pub notes: Vec<Note>,
+    /// The whole KubeletConfiguration in force, without secrets.
+    pub kubelet_configuration: Map<String, Value>,
 }
 
 /// Merges flags, the KubeletConfiguration, the keelson file and the defaults, in this order of precedence.
@@ -130,14 +134,15 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigProblem>> {
     };
     resolver.run(kubelet_file.unwrap_or_default(), keelson_file.unwrap_or_default());
     if resolver.problems.is_empty() {
-        Ok(Resolved { config: resolver.config, notes: resolver.notes })
+        let kubelet_configuration = effective(kubelet, &resolver.config);
+        Ok(Resolved { config: resolver.config, notes: resolver.notes, kubelet_configuration })
     } else {
         Err(resolver.problems)
     }
 }
 
-struct Resolver<'a> {
-    config: Config,
+pub(crate) struct Resolver<'a> {
+    pub(crate) config: Config,
     problems: Vec<ConfigProblem>,
     notes: Vec<Note>,
     flags: &'a Flags,
@@ -153,6 +158,7 @@ impl Resolver<'_> {
         self.sources(&mut kubelet);
         self.runtime(&mut kubelet, &mut keelson);
         self.images(&mut kubelet);
+        crate::leftovers::resolve(self, &mut kubelet);
         self.dns(&mut kubelet);
         self.api(&mut kubelet);
         self.resources(&mut kubelet);
@@ -162,7 +168,12 @@ impl Resolver<'_> {
     }
 
     /// Takes a value into the configuration and its origin into the provenance.
-    fn set<T>(&mut self, path: &str, value: Option<Sourced<T>>, apply: impl FnOnce(&mut Config, T)) {
+    pub(crate) fn set<T>(
+        &mut self,
+        path: &str,
+        value: Option<Sourced<T>>,
+        apply: impl FnOnce(&mut Config, T),
+    ) {
         if let Some(value) = value {
             if !value.origin.is_empty() {
                 self.config.provenance.insert(path.to_owned(), value.origin);
@@ -171,7 +182,7 @@ impl Resolver<'_> {
         }
     }
 
-    fn refuse<T: std::fmt::Debug>(&mut self, value: &Sourced<T>, way_out: impl Into<String>) {
+    pub(crate) fn refuse<T: std::fmt::Debug>(&mut self, value: &Sourced<T>, way_out: impl Into<String>) {
         self.problems.push(value.problem(way_out));
     }
 
@@ -501,7 +512,7 @@ fn flag(name: &str, text: Option<&String>) -> Option<Sourced<String>> {
     text.map(|text| Sourced { value: text.clone(), origin: name.to_owned(), field: name.to_owned() })
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -376,3 +376,77 @@ fn a_server_that_is_not_enabled_has_no_port() {
     assert_eq!(with_kubelet(json!({"enableServer": false, "port": 10250})).api.port, 0);
     assert_eq!(with_kubelet(json!({"enableServer": true})).api.port, 10250);
 }
+
+#[test]
+fn the_bounds_of_logs_and_images_arrive_with_where_they_are_from() {
+    let config = with_kubelet(json!({
+        "containerLogMaxSize": "1Mi", "containerLogMaxFiles": 3, "containerLogMaxWorkers": 2,
+        "containerLogMonitorInterval": "3s", "imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 0,
+        "imageMinimumGCAge": "1m", "imageMaximumGCAge": "24h",
+    }));
+    let logs = &config.container_logs;
+    assert_eq!((logs.max_size_bytes, logs.max_files, logs.max_workers), (Some(1 << 20), 3, 2));
+    assert_eq!(logs.monitor_interval_ms, 3_000);
+    let images = &config.image_collection;
+    assert_eq!((images.high_threshold_percent, images.low_threshold_percent), (100, 0));
+    assert_eq!((images.minimum_age_ms, images.maximum_age_ms), (60_000, 86_400_000));
+    for (path, line) in [
+        ("containerLogs.maxSizeBytes", 3),
+        ("containerLogs.maxFiles", 4),
+        ("containerLogs.maxWorkers", 5),
+        ("containerLogs.monitorIntervalMs", 6),
+        ("imageCollection.highThresholdPercent", 7),
+        ("imageCollection.lowThresholdPercent", 8),
+        ("imageCollection.minimumAgeMs", 9),
+        ("imageCollection.maximumAgeMs", 10),
+    ] {
+        assert_eq!(config.provenance[path], format!("kubelet.yaml:{line}"), "{path}");
+    }
+    let fields = kubelet(json!({"containerLogMaxSize": "1Mi", "imageMaximumGCAge": "24h"}));
+    let notes = run(&Flags::default(), Some(&fields), None, &host()).unwrap().notes;
+    assert!(notes.iter().all(|note| !note.text.contains("not acted on")), "{notes:?}");
+}
+
+#[test]
+fn the_bounds_of_logs_and_images_have_the_kubelets_defaults() {
+    for fields in [
+        json!({}),
+        json!({"containerLogMaxSize": "", "imageMinimumGCAge": "0s", "imageMaximumGCAge": "0s"}),
+        json!({"containerLogMaxFiles": null, "imageGCHighThresholdPercent": null}),
+    ] {
+        let config = with_kubelet(fields);
+        let logs = &config.container_logs;
+        assert_eq!((logs.max_size_bytes, logs.max_files, logs.max_workers), (Some(10 << 20), 5, 1));
+        assert_eq!(logs.monitor_interval_ms, 10_000);
+        let images = &config.image_collection;
+        assert_eq!((images.high_threshold_percent, images.low_threshold_percent), (85, 80));
+        assert_eq!((images.minimum_age_ms, images.maximum_age_ms), (120_000, 0));
+    }
+    assert_eq!(with_kubelet(json!({"containerLogMaxSize": "-1"})).container_logs.max_size_bytes, None);
+    assert_eq!(with_kubelet(json!({"containerLogMaxSize": "0"})).container_logs.max_size_bytes, Some(0));
+}
+
+#[test]
+fn bounds_of_logs_and_images_that_a_kubelet_refuses_are_refused() {
+    for (fields, part) in [
+        (json!({"containerLogMaxSize": "ten"}), "containerLogMaxSize = \"ten\""),
+        (json!({"containerLogMaxSize": "1500m"}), "a whole number of bytes"),
+        (json!({"containerLogMaxFiles": 1}), "containerLogMaxFiles = 1"),
+        (json!({"containerLogMaxWorkers": 0}), "containerLogMaxWorkers = 0"),
+        (json!({"containerLogMonitorInterval": "2s"}), "containerLogMonitorInterval"),
+        (json!({"imageGCHighThresholdPercent": 101}), "imageGCHighThresholdPercent = 101"),
+        (json!({"imageGCLowThresholdPercent": -1}), "imageGCLowThresholdPercent = -1"),
+        (
+            json!({"imageGCHighThresholdPercent": 80}),
+            "must be below imageGCHighThresholdPercent, which is 80",
+        ),
+        (json!({"imageGCLowThresholdPercent": 85}), "imageGCLowThresholdPercent, which is 85"),
+        (json!({"imageMinimumGCAge": "-1s"}), "imageMinimumGCAge"),
+        (json!({"imageMaximumGCAge": "2m"}), "must be longer than imageMinimumGCAge, which is 120s"),
+        (json!({"imageMaximumGCAge": "5m", "imageMinimumGCAge": "6m"}), "which is 360s"),
+    ] {
+        let problems = problems_of(fields);
+        assert_eq!(problems.len(), 1, "{part}: {problems:?}");
+        assert!(problems[0].contains(part), "{part}: {problems:?}");
+    }
+}

@@ -18,6 +18,10 @@ use keelson_proto::keelson::admin::v1 as admin;
 use keelson_proto::keelson::admin::v1::admin_server::{Admin, AdminServer};
 use keelson_proto::keelson::pod_sync::v1 as ps;
 use keelson_proto::keelson::pod_sync::v1::pod_sync_server::{PodSync, PodSyncServer};
+use keelson_proto::keelson::resource_manager::v1 as rm;
+use keelson_proto::keelson::resource_manager::v1::resource_manager_server::{
+    ResourceManager, ResourceManagerServer,
+};
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_proto::keelson::runtime::v1::runtime_server::{Runtime, RuntimeServer};
 use keelson_service_kit::server::{self, CallerPolicy, StackLayer};
@@ -51,19 +55,29 @@ pub struct Shared {
     pub following: Mutex<Option<mpsc::Sender<Result<rt::ReadLogsResponse, Status>>>>,
     pub silent_ms: Mutex<u64>,
     pub metrics: Mutex<String>,
+    /// What resource-manager reads; without any it refuses.
+    pub node_stats: Mutex<Option<rm::NodeStatsResponse>>,
+    pub pod_stats: Mutex<Vec<rm::PodStatsResponse>>,
+    /// After the pods, their statistics break with this.
+    pub pod_stats_error: Mutex<Option<Status>>,
+    /// Whether CPU and memory were enough, per question.
+    pub asked_for_little: Mutex<Vec<bool>>,
+    /// What the runtime runs.
+    pub running: Mutex<Vec<rt::RuntimePod>>,
 }
 
 impl World {
-    /// pod-sync and runtime-shim run, nobody else does.
+    /// pod-sync, runtime-shim and resource-manager run, nobody else does.
     pub fn start() -> Self {
         let world = Self::without_neighbours();
-        for service in [ServiceName::PodSync, ServiceName::RuntimeShim] {
+        for service in [ServiceName::PodSync, ServiceName::RuntimeShim, ServiceName::ResourceManager] {
             let ctx = world.context(service);
             std::fs::create_dir_all(ctx.config.paths.socket_dir(service)).unwrap();
             let fake = Fake(world.shared.clone());
             let routes = Routes::new(AdminServer::new(fake.clone()));
             let routes = match service {
                 ServiceName::PodSync => routes.add_service(PodSyncServer::new(fake)),
+                ServiceName::ResourceManager => routes.add_service(ResourceManagerServer::new(fake)),
                 _ => routes.add_service(RuntimeServer::new(fake)),
             };
             let socket = ctx.config.paths.socket(service);
@@ -257,7 +271,13 @@ impl Runtime for Fake {
     }
 
     async fn watch_pods(&self, _: Request<rt::WatchPodsRequest>) -> Answer<Self::WatchPodsStream> {
-        Err(Status::unimplemented("not faked"))
+        use rt::watch_pods_response::Item;
+        let pods = self.0.running.lock().unwrap().clone();
+        let items = [Item::State(rt::RuntimeState::default())].into_iter();
+        let items = items.chain(pods.into_iter().map(Item::Pod)).chain([Item::Synced(Default::default())]);
+        let messages: Vec<_> = items.map(|item| Ok(rt::WatchPodsResponse { item: Some(item) })).collect();
+        // As the real one it goes on after the replay.
+        Ok(Response::new(Box::pin(futures_util::StreamExt::chain(stream::iter(messages), stream::pending()))))
     }
 
     async fn sync(&self, _: Request<Streaming<rt::SyncRequest>>) -> Answer<Self::SyncStream> {
@@ -283,6 +303,46 @@ impl Runtime for Fake {
         &self,
         _: Request<rt::CollectGarbageRequest>,
     ) -> Answer<rt::CollectGarbageResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+}
+
+#[tonic::async_trait]
+impl ResourceManager for Fake {
+    type SyncStream = BoxStream<keelson_proto::keelson::common::v1::SyncAck>;
+    type WatchMachineStream = BoxStream<rm::Machine>;
+    type PodStatsStream = BoxStream<rm::PodStatsResponse>;
+
+    async fn node_stats(&self, request: Request<rm::NodeStatsRequest>) -> Answer<rm::NodeStatsResponse> {
+        self.0.asked_for_little.lock().unwrap().push(request.into_inner().cpu_and_memory_only);
+        let stats = self.0.node_stats.lock().unwrap().clone();
+        stats.map(Response::new).ok_or_else(|| refusal(Code::FailedPrecondition, "no cgroups"))
+    }
+
+    async fn pod_stats(&self, request: Request<rm::PodStatsRequest>) -> Answer<Self::PodStatsStream> {
+        self.0.asked_for_little.lock().unwrap().push(request.into_inner().cpu_and_memory_only);
+        let mut items: Vec<_> = self.0.pod_stats.lock().unwrap().iter().cloned().map(Ok).collect();
+        items.extend(self.0.pod_stats_error.lock().unwrap().clone().map(Err));
+        Ok(Response::new(Box::pin(stream::iter(items))))
+    }
+
+    async fn sync(&self, _: Request<Streaming<rm::SyncRequest>>) -> Answer<Self::SyncStream> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn admit_pod(&self, _: Request<rm::AdmitPodRequest>) -> Answer<rm::AdmitPodResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn prepare_pod(&self, _: Request<rm::PreparePodRequest>) -> Answer<rm::PreparePodResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn release_pod(&self, _: Request<rm::ReleasePodRequest>) -> Answer<rm::ReleasePodResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn watch_machine(&self, _: Request<rm::WatchMachineRequest>) -> Answer<Self::WatchMachineStream> {
         Err(Status::unimplemented("not faked"))
     }
 }

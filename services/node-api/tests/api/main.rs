@@ -1,5 +1,6 @@
 //! node-api over real sockets on both sides.
 
 mod fake;
+mod figures;
 mod listening;
 mod requests;

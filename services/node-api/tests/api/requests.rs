@@ -188,10 +188,21 @@ async fn health_is_that_of_the_loops_of_pod_sync() {
 async fn unknown_paths_are_404_and_wrong_methods_405() {
     let world = World::start();
     let api = world.api().await;
-    for path in ["/", "/nothing", "/livez", "/containerLogs/default/web", "/healthz/nothing"] {
+    for path in
+        ["/", "/nothing", "/livez", "/containerLogs/default/web", "/healthz/nothing", "/stats", "/spec"]
+    {
         assert_eq!(get(api, path).await.status, 404, "{path}");
     }
-    for path in ["/pods", "/metrics", "/healthz", "/containerLogs/default/web/c"] {
+    for path in [
+        "/pods",
+        "/metrics",
+        "/healthz",
+        "/containerLogs/default/web/c",
+        "/stats/summary",
+        "/metrics/resource",
+        "/runningpods/",
+        "/configz",
+    ] {
         let reply = request(api, "DELETE", path).await;
         assert_eq!(reply.status, 405, "{path}");
         assert!(reply.headers.contains_key("allow"));

@@ -242,6 +242,15 @@ impl PodSync for Fake<String, ps::PodDocument> {
 impl ResourceManager for Fake<(), rm::Machine> {
     type SyncStream = BoxStream<keelson_proto::keelson::common::v1::SyncAck>;
     type WatchMachineStream = BoxStream<rm::Machine>;
+    type PodStatsStream = BoxStream<rm::PodStatsResponse>;
+
+    async fn node_stats(&self, _: Request<rm::NodeStatsRequest>) -> Answer<rm::NodeStatsResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn pod_stats(&self, _: Request<rm::PodStatsRequest>) -> Answer<Self::PodStatsStream> {
+        Err(Status::unimplemented("not faked"))
+    }
 
     async fn watch_machine(&self, _: Request<rm::WatchMachineRequest>) -> Answer<Self::WatchMachineStream> {
         let stream = self.0.subscribe().into_stream(|item| item).filter_map(async |item| match item {

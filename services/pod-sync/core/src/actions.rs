@@ -15,6 +15,7 @@ mod sandbox;
 use std::collections::BTreeMap;
 
 use keelson_kube_model::{Container, ContainerId, Pod, RestartPolicy, SandboxId};
+use serde::{Deserialize, Serialize};
 
 use crate::backoff::{self, BackoffBook, BackoffKey};
 use crate::moment::Moment;
@@ -26,7 +27,7 @@ use crate::termination::container_grace_seconds;
 pub use sandbox::{SandboxDecision, sandbox_decision};
 
 /// What a probe last decided about one container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ProbeResult {
     /// The threshold of successes was reached.
     Success,

@@ -5,6 +5,7 @@
 
 mod container;
 mod dns;
+mod downward;
 mod env;
 mod expand;
 mod fields;
@@ -20,6 +21,7 @@ use thiserror::Error;
 
 pub use container::{ContainerInputs, Given, container_plan};
 pub use dns::{DnsInputs, DnsSpec, ResolvConf, dns_for};
+pub use downward::{Downward, downward_value};
 pub use env::{FileLookup, NoObjects, ObjectLookup, environment, needs_objects};
 pub use expand::expand;
 pub use hostname::{HostNames, host_names};

@@ -476,4 +476,13 @@ mod tests {
         ledger.set(StepName::Volumes, "", Cause::failed("Other", "x", YOU), &at(6));
         assert_eq!(since(&ledger), 6 * SECOND);
     }
+
+    #[test]
+    fn an_attempt_that_is_due_comes_now() {
+        let mut ledger = Ledger::default();
+        ledger.set(StepName::Image, "main", pull("no such host"), &at(10));
+        let summary = |second| ledger.explain(&at(second)).1;
+        assert!(summary(39).contains("next attempt in 1s"), "{}", summary(39));
+        assert!(summary(40).contains("next attempt now"), "{}", summary(40));
+    }
 }

@@ -11,6 +11,7 @@
 //! | [`restart`] | may a container that ended start again? |
 //! | [`termination`] | how long and in which order the containers of a pod are stopped |
 //! | [`worker`], [`ordering`] | the life of one UID, and which static pod may start |
+//! | [`probe`] | when a probe is due, and what its outcomes come to |
 //! | [`status`], [`phase`], [`conditions`], [`accept`] | the status that follows, and whether it may be stored |
 //! | [`explain`] | what a pod waits for, since when, and who has to act |
 //! | [`config`] | what CRI is asked for: sandbox and container as plain structs |
@@ -25,6 +26,7 @@ pub mod moment;
 pub mod observation;
 pub mod ordering;
 pub mod phase;
+pub mod probe;
 pub mod reason;
 pub mod restart;
 pub mod status;

@@ -56,6 +56,7 @@ struct Source(WatchHub<String, pc::DesiredPod>);
 impl PodConfig for Source {
     type WatchPodsStream = Answers<pc::WatchPodsResponse>;
     type WatchNodeStream = Answers<pc::WatchNodeResponse>;
+    type WatchObjectsStream = Answers<pc::WatchObjectsResponse>;
 
     async fn watch_pods(&self, _: Request<pc::WatchPodsRequest>) -> Answer<Self::WatchPodsStream> {
         use pc::watch_pods_response::Item;
@@ -70,6 +71,13 @@ impl PodConfig for Source {
     }
 
     async fn watch_node(&self, _: Request<pc::WatchNodeRequest>) -> Answer<Self::WatchNodeStream> {
+        absent()
+    }
+
+    async fn watch_objects(
+        &self,
+        _: Request<Streaming<pc::WatchObjectsRequest>>,
+    ) -> Answer<Self::WatchObjectsStream> {
         absent()
     }
 
@@ -129,6 +137,15 @@ impl VolumeManager for Yes {
 impl ResourceManager for Yes {
     type SyncStream = Answers<common::SyncAck>;
     type WatchMachineStream = Answers<rm::Machine>;
+    type PodStatsStream = Answers<rm::PodStatsResponse>;
+
+    async fn node_stats(&self, _: Request<rm::NodeStatsRequest>) -> Answer<rm::NodeStatsResponse> {
+        absent()
+    }
+
+    async fn pod_stats(&self, _: Request<rm::PodStatsRequest>) -> Answer<Self::PodStatsStream> {
+        absent()
+    }
 
     async fn sync(&self, request: Request<Streaming<rm::SyncRequest>>) -> Answer<Self::SyncStream> {
         acks!(rm, request)

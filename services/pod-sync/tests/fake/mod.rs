@@ -2,6 +2,7 @@
 //! runtime-shim removes what is left of a pod only when a test says so.
 
 #![allow(clippy::unwrap_used)]
+#![allow(dead_code, reason = "each test file uses its own part")]
 
 mod callees;
 mod cri;
@@ -11,6 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_config::{Config, ServiceName};
+use keelson_proto::keelson::events::v1::ListEventsRequest;
+use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_proto::keelson::pod_config::v1 as pc;
 use keelson_proto::keelson::pod_sync::v1 as ps;
 use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
@@ -81,15 +84,23 @@ impl World {
 
     /// A source names the static pod `default/<uid>` with one container, `main`.
     pub fn name(&self, uid: &str, restart_policy: &str, revision: u64) {
+        let spec = json!({
+            "restartPolicy": restart_policy,
+            "containers": [{"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent"}],
+        });
+        self.name_with(uid, spec, revision);
+    }
+
+    /// A source names the static pod `default/<uid>` with this spec, as far as tests differ in it.
+    pub fn name_with(&self, uid: &str, mut spec: Value, revision: u64) {
+        spec["dnsPolicy"] = "Default".into();
+        spec["terminationGracePeriodSeconds"] = 1.into();
         let pod = json!({
             "metadata": {
                 "name": uid, "namespace": "default", "uid": uid,
                 "annotations": {"kubernetes.io/config.source": "file", "revision": revision.to_string()},
             },
-            "spec": {
-                "restartPolicy": restart_policy, "dnsPolicy": "Default", "terminationGracePeriodSeconds": 1,
-                "containers": [{"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent"}],
-            },
+            "spec": spec,
         });
         let desired = pc::DesiredPod {
             uid: uid.into(),
@@ -142,6 +153,18 @@ impl PodSync {
             steps.into_iter().find(|step| step.name == name && look(step))
         })
         .await
+    }
+
+    /// Its events so far: `<type> <reason>: <message>`, in order.
+    pub async fn events(&self) -> Vec<String> {
+        let request = tonic::Request::new(ListEventsRequest::default());
+        let told = self.ctx.events.list_events(request).await.unwrap().into_inner().events;
+        told.into_iter().map(|e| format!("{} {}: {}", e.r#type, e.reason, e.message)).collect()
+    }
+
+    /// Waits for an event that begins so.
+    pub async fn event(&self, begins: &str) -> String {
+        eventually(begins, async || self.events().await.into_iter().find(|e| e.starts_with(begins))).await
     }
 
     /// Ends it without any farewell to its pods.

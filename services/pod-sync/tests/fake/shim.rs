@@ -31,6 +31,7 @@ struct State {
     wants: BTreeMap<String, common::Want>,
     ids: i64,
     held: Option<(Arc<Semaphore>, Arc<Semaphore>)>,
+    commands: BTreeMap<String, (i32, String)>,
 }
 
 pub fn routes(shim: &Arc<Shim>) -> Routes {
@@ -91,6 +92,15 @@ impl Shim {
     /// Removes everything that is left of a pod.
     pub fn collect(&self, uid: &str) {
         self.pods.remove(&uid.to_owned());
+    }
+
+    /// From now on a command with this first word ends with this code and output; else with 0.
+    pub fn command(&self, word: &str, code: i32, output: &str) {
+        self.state.lock().unwrap().commands.insert(word.to_owned(), (code, output.to_owned()));
+    }
+
+    pub(super) fn outcome(&self, word: &str) -> (i32, String) {
+        self.state.lock().unwrap().commands.get(word).cloned().unwrap_or_default()
     }
 
     /// From now on a `GetPod` is answered with what it has found, but only when the second one gets a permit. The

@@ -9,6 +9,7 @@
 //! | [`hierarchy`] | which cgroup hierarchies a mountinfo text shows |
 //! | [`values`] | what is written into which file of a cgroup |
 //! | [`machine`] | sizes of the machine, what pods may use of it, pressure |
+//! | [`statistics`] | what is used, from the kernel's texts |
 
 pub mod admit;
 pub mod desire;
@@ -16,4 +17,5 @@ pub mod hierarchy;
 pub mod layout;
 pub mod machine;
 pub mod plan;
+pub mod statistics;
 pub mod values;

@@ -65,6 +65,16 @@ impl FakeCgroups {
         self.read(path.parent().unwrap(), path.file_name().unwrap().to_str().unwrap()).unwrap()
     }
 
+    /// Gives a cgroup, which is made with all that is above it, a file with this content.
+    pub(crate) fn show(&self, dir: &str, file: &str, content: &str) {
+        let mut dirs = self.dirs.lock().unwrap();
+        for above in Path::new(dir).ancestors().skip(1).filter(|above| above.starts_with("/cg/")) {
+            dirs.entry(above.to_owned()).or_default();
+        }
+        let dir = dirs.entry(dir.into()).or_default();
+        dir.files.insert(file.to_owned(), content.to_owned());
+    }
+
     /// Puts processes into a cgroup that die in the round of killing of this number.
     pub(crate) fn occupy(&self, dir: &str, lives: u32) {
         self.dirs.lock().unwrap().get_mut(Path::new(dir)).unwrap().lives = lives;

@@ -4,6 +4,7 @@
 mod fake;
 mod kernel;
 mod tree;
+mod usage;
 
 use std::fmt::Debug;
 use std::io;

@@ -192,6 +192,17 @@ impl Tree {
         Ok(())
     }
 
+    /// Where the hierarchy of a controller is mounted; on v2 all of them have one.
+    pub(super) fn mount_of(&self, controller: &str) -> Option<&Path> {
+        let has = |h: &&Hierarchy| h.controllers.contains(controller);
+        self.hierarchies.governing.iter().find(has).map(|h| h.mount.as_path())
+    }
+
+    /// The port.
+    pub(super) fn fs(&self) -> &dyn CgroupFs {
+        &*self.fs
+    }
+
     fn mounts(&self) -> impl Iterator<Item = &Path> {
         let governing = self.hierarchies.governing.iter().map(|h| h.mount.as_path());
         governing.chain(self.hierarchies.beside.as_deref())

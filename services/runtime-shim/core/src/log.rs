@@ -1,6 +1,9 @@
 //! The CRI log line format: `<RFC 3339 time> <stdout|stderr> <tags> <content>\n`
 //! (runtime-and-resources.md §7.4).
 
+/// Bytes of a time up to its second: `2026-01-02T03:04:05`.
+const SECOND: usize = 19;
+
 /// One line of a log file. A line that is not of the format is content as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogLine<'a> {
@@ -61,13 +64,31 @@ pub fn line_start_from_end(block: &[u8], left: &mut usize) -> Option<usize> {
 /// continuation gets no timestamp.
 pub fn render(line: &LogLine<'_>, timestamps: bool, continued: bool, out: &mut Vec<u8>) {
     if timestamps && !continued && !line.timestamp.is_empty() {
-        out.extend_from_slice(line.timestamp);
+        fixed_width(line.timestamp, out);
         out.push(b' ');
     }
     out.extend_from_slice(line.content);
     if !line.partial {
         out.push(b'\n');
     }
+}
+
+/// Appends a time with nine digits of its second, as runtimes leave out zeros at the end; another text as it is.
+fn fixed_width(timestamp: &[u8], out: &mut Vec<u8>) {
+    let (second, rest) = timestamp.split_at(timestamp.len().min(SECOND));
+    let fraction = rest.strip_prefix(b".").unwrap_or_default();
+    let digits = fraction.iter().take_while(|b| b.is_ascii_digit()).count();
+    let zone = if digits == 0 { rest } else { &fraction[digits..] };
+    let is_zone = zone == b"Z" || (zone.len() == 6 && (zone[0] == b'+' || zone[0] == b'-'));
+    if second.len() < SECOND || digits > 9 || !is_zone {
+        out.extend_from_slice(timestamp);
+        return;
+    }
+    out.extend_from_slice(second);
+    out.push(b'.');
+    out.extend_from_slice(&fraction[..digits]);
+    out.extend(std::iter::repeat_n(b'0', 9 - digits));
+    out.extend_from_slice(zone);
 }
 
 /// The end of a log as a termination message: at most `max_lines` lines and `max_bytes` bytes of content.
@@ -113,6 +134,24 @@ mod tests {
         render(&parse(b"T stdout P ab"), true, false, &mut out);
         render(&parse(b"T stdout F cd"), true, true, &mut out);
         assert_eq!(out, b"T abcd\n");
+    }
+
+    #[test]
+    fn times_are_shown_with_nine_digits_of_the_second() {
+        for (written, shown) in [
+            ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05.000000000Z"),
+            ("2026-01-02T03:04:05.12Z", "2026-01-02T03:04:05.120000000Z"),
+            ("2026-01-02T03:04:05.123456789+02:00", "2026-01-02T03:04:05.123456789+02:00"),
+            ("2026-01-02T03:04:05-05:30", "2026-01-02T03:04:05.000000000-05:30"),
+            ("2026-01-02T03:04:05.Z", "2026-01-02T03:04:05.Z"),
+            ("2026-01-02T03:04:05.1234567890Z", "2026-01-02T03:04:05.1234567890Z"),
+            ("2026-01-02T03:04:05", "2026-01-02T03:04:05"),
+            ("T", "T"),
+        ] {
+            let mut out = Vec::new();
+            render(&parse(format!("{written} stdout F x").as_bytes()), true, false, &mut out);
+            assert_eq!(String::from_utf8(out).unwrap(), format!("{shown} x\n"));
+        }
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 pub use keelson_desired_set::{Desire, PodRef, Want};
 
+use crate::names::VolumeKey;
+use crate::payload::Files;
+
 /// The desire for one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodDesire {
@@ -47,6 +50,27 @@ pub struct Volume {
     pub source: Source,
 }
 
+impl Volume {
+    /// What it holds below the pod's folder, if anything.
+    pub fn key(&self) -> Option<VolumeKey> {
+        match &self.source {
+            Source::EmptyDir { .. } => Some(VolumeKey::empty_dir(&self.name)),
+            Source::Files(files) => {
+                Some(VolumeKey { plugin: files.kind.plugin().to_owned(), name: self.name.clone() })
+            }
+            Source::HostPath { .. } | Source::Unsupported(_) => None,
+        }
+    }
+
+    /// Its files, when they come from the API.
+    pub fn files(&self) -> Option<&Files> {
+        match &self.source {
+            Source::Files(files) => Some(files),
+            Source::EmptyDir { .. } | Source::HostPath { .. } | Source::Unsupported(_) => None,
+        }
+    }
+}
+
 /// Where a volume's content comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
@@ -64,6 +88,8 @@ pub enum Source {
         /// `hostPath.type`.
         kind: String,
     },
+    /// Files whose content comes from the API.
+    Files(Files),
     /// A kind that this version does not mount, by its name in the spec.
     Unsupported(String),
 }

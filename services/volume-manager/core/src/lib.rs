@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`desire`] | what pod-sync wants of a pod, without wire types |
 //! | [`plan`] | what to do next for one pod |
+//! | [`payload`] | which files a configMap, secret, downwardAPI or projected volume has |
 //! | [`names`] | how plugins and volumes are named on disk, and which names are safe there |
 //! | [`tmpfs`] | how large a memory-backed volume may grow and with which options it is mounted |
 //! | [`hostpath`] | whether what is at a hostPath is what the volume asks for |
@@ -13,5 +14,6 @@ pub mod desire;
 pub mod hostpath;
 pub mod mountinfo;
 pub mod names;
+pub mod payload;
 pub mod plan;
 pub mod tmpfs;

@@ -16,6 +16,8 @@ pub struct Actual {
     pub held: BTreeSet<VolumeKey>,
     /// Names of the volumes that this process has set up or found ready.
     pub ready: BTreeSet<String>,
+    /// Names of ready volumes whose files may have changed.
+    pub stale: BTreeSet<String>,
 }
 
 /// One thing to do. Steps of one plan are done in order; one volume's failure does not stop another's.
@@ -25,6 +27,8 @@ pub enum Step {
     MakeFolders,
     /// Set up the volume of this index in the desire.
     SetUp(usize),
+    /// Bring the files of the ready volume of this index up to date.
+    Refresh(usize),
     /// Unmount and remove a volume.
     TearDown(VolumeKey),
     /// Remove what is left of the pod's folder; comes only when no volume is held.
@@ -72,6 +76,10 @@ pub fn plan(desire: &PodDesire, actual: &Actual, quiet: bool) -> Plan {
             }
             let missing = |(_, v): &(usize, &crate::desire::Volume)| !actual.ready.contains(&v.name);
             steps.extend(desire.volumes.iter().enumerate().filter(missing).map(|(i, _)| Step::SetUp(i)));
+            let stale = |(_, v): &(usize, &crate::desire::Volume)| {
+                actual.ready.contains(&v.name) && actual.stale.contains(&v.name)
+            };
+            steps.extend(desire.volumes.iter().enumerate().filter(stale).map(|(i, _)| Step::Refresh(i)));
             if steps.is_empty() { Plan::Settled(Settled::Mounted) } else { Plan::Do(steps) }
         }
         Want::Stop => Plan::Settled(Settled::Stopping),
@@ -90,6 +98,12 @@ pub fn plan(desire: &PodDesire, actual: &Actual, quiet: bool) -> Plan {
 }
 
 impl Actual {
+    /// The files of every ready volume of `desire` may have changed.
+    pub fn files_may_have_changed(&mut self, desire: &PodDesire) {
+        let files = desire.volumes.iter().filter(|v| v.files().is_some() && self.ready.contains(&v.name));
+        self.stale = files.map(|v| v.name.clone()).collect();
+    }
+
     /// Takes note of a step that was done.
     pub fn done(&mut self, step: &Step, desire: &PodDesire, made: Option<VolumeKey>) {
         match step {
@@ -100,8 +114,14 @@ impl Actual {
             Step::SetUp(i) => {
                 if let Some(volume) = desire.volumes.get(*i) {
                     self.ready.insert(volume.name.clone());
+                    self.stale.remove(&volume.name);
                 }
                 self.held.extend(made);
+            }
+            Step::Refresh(i) => {
+                if let Some(volume) = desire.volumes.get(*i) {
+                    self.stale.remove(&volume.name);
+                }
             }
             Step::TearDown(key) => {
                 self.held.remove(key);
@@ -116,6 +136,8 @@ impl Actual {
         match step {
             Step::MakeFolders => self.folder = true,
             Step::SetUp(_) => self.held.extend(made),
+            // It stays as it was, ready and stale.
+            Step::Refresh(_) => {}
             Step::TearDown(key) => {
                 self.ready.remove(&key.name);
             }
@@ -133,6 +155,7 @@ mod tests {
 
     use super::*;
     use crate::desire::{Desire as _, Medium, PodRef, Source, Volume};
+    use crate::payload::{Files, FilesKind};
 
     fn desire(want: Want, volumes: &[&str]) -> PodDesire {
         let volume = |name: &&str| Volume {
@@ -152,6 +175,7 @@ mod tests {
             folder_complete: true,
             held: names.iter().map(|n| VolumeKey::empty_dir(n)).collect(),
             ready: names.iter().map(|n| (*n).to_owned()).collect(),
+            stale: BTreeSet::new(),
         }
     }
 
@@ -167,6 +191,34 @@ mod tests {
     fn only_the_missing_volume_of_a_running_pod_is_set_up() {
         let plan = plan(&desire(Want::Run, &["a", "b"]), &holding(&["a"]), false);
         assert_eq!(plan, Plan::Do(vec![Step::SetUp(1)]));
+    }
+
+    #[test]
+    fn a_ready_volume_with_changed_files_is_refreshed_and_stays_ready_when_that_fails() {
+        let mut desire = desire(Want::Run, &["a", "b"]);
+        desire.volumes[1].source = Source::Files(Files {
+            kind: FilesKind::Secret,
+            sources: Vec::new(),
+            default_mode: None,
+            nested: Vec::new(),
+        });
+        let mut actual = holding(&["a", "b"]);
+        actual.files_may_have_changed(&desire);
+        assert_eq!(plan(&desire, &actual, false), Plan::Do(vec![Step::Refresh(1)]));
+        actual.failed(&Step::Refresh(1), desire.volumes[1].key());
+        assert_eq!(plan(&desire, &actual, false), Plan::Do(vec![Step::Refresh(1)]));
+        assert!(actual.ready.contains("b"));
+        actual.done(&Step::Refresh(1), &desire, desire.volumes[1].key());
+        assert_eq!(plan(&desire, &actual, false), Plan::Settled(Settled::Mounted));
+        // One that was never ready is set up, not refreshed.
+        let mut actual = holding(&["a"]);
+        actual.files_may_have_changed(&desire);
+        assert_eq!(plan(&desire, &actual, false), Plan::Do(vec![Step::SetUp(1)]));
+        // A pod that stops is left as it is.
+        let mut actual = holding(&["a", "b"]);
+        actual.files_may_have_changed(&desire);
+        let stopping = PodDesire { want: Want::Stop, ..desire };
+        assert_eq!(plan(&stopping, &actual, false), Plan::Settled(Settled::Stopping));
     }
 
     #[test]
@@ -210,6 +262,23 @@ mod tests {
     #[test]
     fn a_pod_that_was_never_here_is_gone() {
         assert_eq!(plan(&desire(Want::Forget, &[]), &Actual::default(), false), Plan::Settled(Settled::Gone));
+    }
+
+    #[test]
+    fn a_step_that_failed_may_have_touched_what_it_was_for() {
+        let key = VolumeKey { plugin: "kubernetes.io~empty-dir".into(), name: "a".into() };
+        let mut actual = Actual::default();
+        actual.failed(&Step::MakeFolders, None);
+        assert!(actual.folder && !actual.folder_complete);
+        actual.failed(&Step::SetUp(0), Some(key.clone()));
+        assert!(actual.held.contains(&key) && actual.ready.is_empty());
+        actual.ready.insert("a".into());
+        actual.failed(&Step::TearDown(key.clone()), None);
+        assert!(actual.held.contains(&key) && actual.ready.is_empty());
+        actual.folder_complete = true;
+        actual.ready.insert("a".into());
+        actual.failed(&Step::RemoveFolder, None);
+        assert!(!actual.folder_complete && actual.ready.is_empty());
     }
 
     proptest! {

@@ -1,5 +1,9 @@
 //! The service over a real unix socket, with a runtime-shim that says what the test wants.
 
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+pub mod objects;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,7 +34,7 @@ impl World {
         let mut config = Config { node_name: "node".into(), ..Config::default() };
         config.paths.run_dir = dir.path().join("run");
         config.paths.root_dir = dir.path().join("root");
-        for service in [ServiceName::VolumeManager, ServiceName::RuntimeShim] {
+        for service in [ServiceName::VolumeManager, ServiceName::RuntimeShim, ServiceName::PodConfig] {
             std::fs::create_dir_all(config.paths.socket_dir(service)).unwrap();
         }
         Self { dir, config }
@@ -42,6 +46,11 @@ impl World {
 
     pub fn empty_dir(&self, uid: &str, name: &str) -> PathBuf {
         self.pod(uid).join("volumes/kubernetes.io~empty-dir").join(name)
+    }
+
+    /// Where a volume of a plugin lies, by the last part of the plugin's name.
+    pub fn volume(&self, uid: &str, plugin: &str, name: &str) -> PathBuf {
+        self.pod(uid).join(format!("volumes/kubernetes.io~{plugin}")).join(name)
     }
 
     /// Starts the service on these folders.

@@ -1,0 +1,198 @@
+//! The KubeletConfiguration in force, as `/configz` shows it (node-and-api.md §2.5, §8.11).
+
+use keelson_config::Config;
+use serde_json::{Map, Value, json};
+
+use crate::document::Document;
+use crate::duration::{format_go_duration, parse_go_duration};
+use crate::kubelet_file::{KNOWN, absolute};
+
+/// What stands in the place of a value that nobody is to see.
+const MASKED: &str = "<masked>";
+/// Fields that are objects of their own: what the file leaves out of one keeps its default.
+const OBJECTS: &[&str] = &[
+    "authentication",
+    "authentication.anonymous",
+    "authentication.webhook",
+    "authentication.x509",
+    "authorization",
+    "authorization.webhook",
+    "crashLoopBackOff",
+    "logging",
+    "memorySwap",
+    "userNamespaces",
+];
+/// Fields whose values are durations.
+const DURATIONS: &[&str] = &[
+    "authentication.webhook.cacheTTL",
+    "authorization.webhook.cacheAuthorizedTTL",
+    "authorization.webhook.cacheUnauthorizedTTL",
+    "containerLogMonitorInterval",
+    "cpuCFSQuotaPeriod",
+    "cpuManagerReconcilePeriod",
+    "crashLoopBackOff.maxContainerRestartPeriod",
+    "evictionPressureTransitionPeriod",
+    "fileCheckFrequency",
+    "httpCheckFrequency",
+    "imageMaximumGCAge",
+    "imageMinimumGCAge",
+    "nodeStatusReportFrequency",
+    "nodeStatusUpdateFrequency",
+    "runtimeRequestTimeout",
+    "shutdownGracePeriod",
+    "shutdownGracePeriodCriticalPods",
+    "streamingConnectionIdleTimeout",
+    "syncFrequency",
+    "volumeStatsAggPeriod",
+];
+/// Paths that a file may write relative to its own folder.
+const PATHS: &[&str] = &[
+    "authentication.x509.clientCAFile",
+    "podLogsDir",
+    "resolvConf",
+    "staticPodPath",
+    "tlsCertFile",
+    "tlsPrivateKeyFile",
+    "volumePluginDir",
+];
+
+/// The defaults of a KubeletConfiguration, where nothing else is set.
+const DEFAULTS: &str = include_str!("kubelet_defaults.json");
+
+fn defaults() -> Map<String, Value> {
+    serde_json::from_str(DEFAULTS).expect("the defaults are an object of JSON")
+}
+
+/// The thresholds that hold unless a file sets some of its own (§2.2, §2.5).
+fn default_thresholds() -> Map<String, Value> {
+    let pairs = [
+        ("imagefs.available", "15%"),
+        ("imagefs.inodesFree", "5%"),
+        ("memory.available", "100Mi"),
+        ("nodefs.available", "10%"),
+        ("nodefs.inodesFree", "5%"),
+    ];
+    pairs.into_iter().map(|(signal, threshold)| (signal.to_owned(), threshold.into())).collect()
+}
+
+/// The whole KubeletConfiguration: the defaults, over them the file, over that what flags and this agent have made of
+/// it. Written into a file and read again it gives the same, but for masked values.
+pub(crate) fn effective(file: Option<&Document>, config: &Config) -> Map<String, Value> {
+    let mut whole = defaults();
+    match file {
+        Some(document) => {
+            overlay(&mut whole, &document.root, "");
+            for path in PATHS {
+                change(&mut whole, path, |value| {
+                    value.as_str().map(|path| absolute(&document.folder, path).into())
+                });
+            }
+            eviction(&mut whole, &document.root);
+            derived(&mut whole, &document.root);
+        }
+        // What a kubelet without a file does (§2.2), but for the port that is not served here.
+        None => {
+            let flags_only = json!({
+                "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+                "authorization": {"mode": "AlwaysAllow"},
+            });
+            if let Value::Object(flags_only) = flags_only {
+                overlay(&mut whole, &flags_only, "");
+            }
+        }
+    }
+    for path in DURATIONS {
+        change(&mut whole, path, |value| {
+            Some(format_go_duration(parse_go_duration(value.as_str()?)?).into())
+        });
+    }
+    in_force(&mut whole, config);
+    mask(&mut whole);
+    whole
+}
+
+/// Lays the fields of `over` on those of `whole`; `null` is as if it were not there, and so is what no kubelet knows.
+fn overlay(whole: &mut Map<String, Value>, over: &Map<String, Value>, at: &str) {
+    for (name, value) in over {
+        let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
+        let known = !at.is_empty() || KNOWN.contains(&name.as_str());
+        match (whole.get_mut(name), value) {
+            (_, Value::Null) => {}
+            _ if !known => {}
+            (Some(Value::Object(below)), Value::Object(over)) if OBJECTS.contains(&path.as_str()) => {
+                overlay(below, over, &path);
+            }
+            _ => {
+                whole.insert(name.clone(), value.clone());
+            }
+        }
+    }
+}
+
+/// Changes the value at a dotted path, where there is one and `f` has another for it.
+fn change(whole: &mut Map<String, Value>, path: &str, f: impl FnOnce(&Value) -> Option<Value>) {
+    let mut names = path.split('.');
+    let mut value = names.next().and_then(|name| whole.get_mut(name));
+    for name in names {
+        value = value.and_then(|value| value.get_mut(name));
+    }
+    if let Some(value) = value
+        && let Some(other) = f(value)
+    {
+        *value = other;
+    }
+}
+
+/// One threshold in the file drops all defaults, unless they are to be merged.
+fn eviction(whole: &mut Map<String, Value>, file: &Map<String, Value>) {
+    let own = file.get("evictionHard").and_then(Value::as_object);
+    let merge = file.get("mergeDefaultEvictionSettings").and_then(Value::as_bool).unwrap_or(false);
+    let mut thresholds = if own.is_none() || merge { default_thresholds() } else { Map::new() };
+    thresholds.extend(own.cloned().unwrap_or_default());
+    whole.insert("evictionHard".to_owned(), thresholds.into());
+}
+
+/// Defaults that depend on other fields.
+fn derived(whole: &mut Map<String, Value>, file: &Map<String, Value>) {
+    let set = |name: &str| file.get(name).is_some_and(|value| !value.is_null());
+    let parallel = file.get("maxParallelImagePulls").and_then(Value::as_i64).unwrap_or(1);
+    if parallel >= 2 && !set("serializeImagePulls") {
+        whole.insert("serializeImagePulls".to_owned(), false.into());
+    }
+    if set("nodeStatusUpdateFrequency") && !set("nodeStatusReportFrequency") {
+        let update = whole.get("nodeStatusUpdateFrequency").cloned().unwrap_or_default();
+        whole.insert("nodeStatusReportFrequency".to_owned(), update);
+    }
+}
+
+/// What flags set, and what is in force here although the file says nothing or something else.
+fn in_force(whole: &mut Map<String, Value>, config: &Config) {
+    let mut set = |name: &str, value: Value| {
+        whole.insert(name.to_owned(), value);
+    };
+    set("address", config.api.address.clone().into());
+    set("healthzBindAddress", config.api.healthz_address.clone().into());
+    set("cgroupRoot", config.runtime.cgroup_root.clone().into());
+    set("cgroupDriver", config.runtime.cgroup_driver.clone().into());
+    set("containerRuntimeEndpoint", config.runtime.endpoint.clone().into());
+    set("podPidsLimit", config.resources.pod_pids_limit.into());
+    if let Some(path) = &config.sources.static_pod_path {
+        set("staticPodPath", path.to_string_lossy().into());
+    }
+    if let Some(Value::Object(logging)) = whole.get_mut("logging") {
+        logging.insert("format".to_owned(), config.logging.format.clone().into());
+    }
+}
+
+/// Header values go with each request for manifests and are often credentials (§16).
+fn mask(whole: &mut Map<String, Value>) {
+    let Some(headers) = whole.get_mut("staticPodURLHeader") else { return };
+    match headers {
+        Value::Object(headers) => headers.values_mut().for_each(|values| *values = json!([MASKED])),
+        other => *other = MASKED.into(),
+    }
+}
+
+#[cfg(test)]
+#[path = "effective_tests.rs"]
+mod tests;

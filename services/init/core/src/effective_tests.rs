@@ -1,0 +1,172 @@
+use super::*;
+use crate::kubelet_file::{KUBELET_API_VERSION, KUBELET_KIND};
+
+fn document(fields: Value) -> Document {
+    let mut root = fields.as_object().unwrap().clone();
+    root.insert("apiVersion".into(), KUBELET_API_VERSION.into());
+    root.insert("kind".into(), KUBELET_KIND.into());
+    Document { file: "kubelet.yaml".into(), folder: "/etc/k".into(), root, ..Document::default() }
+}
+
+fn of(fields: Value) -> Map<String, Value> {
+    effective(Some(&document(fields)), &Config::default())
+}
+
+/// Fields of the spec's table without a default of their own (node-and-api.md §2.5).
+const UNSET: &[&str] = &[
+    "allowedUnsafeSysctls",
+    "clusterDNS",
+    "clusterDomain",
+    "cpuManagerPolicyOptions",
+    "evictionMinimumReclaim",
+    "evictionSoft",
+    "evictionSoftGracePeriod",
+    "featureGates",
+    "imageServiceEndpoint",
+    "kubeReserved",
+    "kubeReservedCgroup",
+    "kubeletCgroups",
+    "maxParallelImagePulls",
+    "podCIDR",
+    "preloadedImagesVerificationAllowlist",
+    "providerID",
+    "qosReserved",
+    "registerWithTaints",
+    "reservedMemory",
+    "reservedSystemCPUs",
+    "showHiddenMetricsForVersion",
+    "shutdownGracePeriodByPodPriority",
+    "singleProcessOOMKill",
+    "staticPodPath",
+    "staticPodURL",
+    "staticPodURLHeader",
+    "systemCgroups",
+    "systemReserved",
+    "systemReservedCgroup",
+    "tlsCertFile",
+    "tlsCipherSuites",
+    "tlsCurvePreferences",
+    "tlsMinVersion",
+    "tlsPrivateKeyFile",
+    "topologyManagerPolicyOptions",
+    "tracing",
+];
+
+#[test]
+fn every_field_has_its_default_or_is_known_to_have_none() {
+    let whole = of(json!({}));
+    for field in KNOWN {
+        assert_ne!(whole.contains_key(*field), UNSET.contains(field), "{field}");
+    }
+    let known =
+        |field: &String| KNOWN.contains(&field.as_str()) || ["apiVersion", "kind"].contains(&field.as_str());
+    assert!(whole.keys().all(known), "{:?}", whole.keys().filter(|f| !known(f)).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_a_file_sets_is_shown_and_the_rest_of_its_objects_keeps_the_defaults() {
+    let whole = of(json!({
+        "maxPods": 7, "syncFrequency": "90s", "featureGates": {"A": true}, "kubeReserved": {"cpu": "100m"},
+        "authentication": {"anonymous": {"enabled": true}}, "clusterDNS": ["10.0.0.10"], "eventBurst": null,
+        "fileCheckFrequency": "3s", "unheardOf": 1,
+    }));
+    assert_eq!((&whole["maxPods"], &whole["featureGates"]), (&json!(7), &json!({"A": true})));
+    assert_eq!(
+        (&whole["kubeReserved"], &whole["clusterDNS"]),
+        (&json!({"cpu": "100m"}), &json!(["10.0.0.10"]))
+    );
+    assert_eq!((&whole["syncFrequency"], &whole["fileCheckFrequency"]), (&json!("1m30s"), &json!("3s")));
+    assert_eq!(whole["authentication"]["anonymous"], json!({"enabled": true}));
+    assert_eq!(whole["authentication"]["webhook"], json!({"enabled": true, "cacheTTL": "2m0s"}));
+    assert_eq!(whole["eventBurst"], json!(100));
+    assert!(!whole.contains_key("unheardOf"));
+}
+
+#[test]
+fn thresholds_are_those_of_the_file_the_defaults_or_both() {
+    let own = json!({"memory.available": "1Gi"});
+    assert_eq!(of(json!({"evictionHard": own}))["evictionHard"], own);
+    assert_eq!(of(json!({}))["evictionHard"].as_object().unwrap().len(), 5);
+    let merged = of(json!({"evictionHard": own, "mergeDefaultEvictionSettings": true}));
+    assert_eq!(merged["evictionHard"]["memory.available"], "1Gi");
+    assert_eq!(merged["evictionHard"]["nodefs.inodesFree"], "5%");
+    assert!(!effective(None, &Config::default()).contains_key("evictionHard"));
+}
+
+#[test]
+fn without_a_file_access_is_as_open_as_a_kubelets() {
+    let whole = effective(None, &Config::default());
+    assert_eq!(whole["authentication"]["anonymous"]["enabled"], true);
+    assert_eq!(whole["authentication"]["webhook"], json!({"enabled": false, "cacheTTL": "2m0s"}));
+    assert_eq!(whole["authorization"]["mode"], "AlwaysAllow");
+    assert_eq!(of(json!({}))["authorization"]["mode"], "Webhook");
+}
+
+#[test]
+fn flags_and_the_agents_own_defaults_are_in_force() {
+    let mut config = Config::default();
+    config.sources.static_pod_path = Some("/from/flag".into());
+    config.runtime.endpoint = "unix:///run/other.sock".into();
+    config.logging.format = "json".into();
+    let file = document(json!({"staticPodPath": "manifests", "containerRuntimeEndpoint": "unix:///a"}));
+    let whole = effective(Some(&file), &config);
+    assert_eq!((&whole["staticPodPath"], &whole["address"]), (&json!("/from/flag"), &json!("127.0.0.1")));
+    assert_eq!(whole["containerRuntimeEndpoint"], "unix:///run/other.sock");
+    assert_eq!(whole["logging"]["format"], "json");
+}
+
+#[test]
+fn relative_paths_are_shown_from_the_root() {
+    let whole = of(json!({
+        "podLogsDir": "logs", "volumePluginDir": "/abs", "authentication": {"x509": {"clientCAFile": "./ca.pem"}},
+    }));
+    assert_eq!((&whole["podLogsDir"], &whole["volumePluginDir"]), (&json!("/etc/k/logs"), &json!("/abs")));
+    assert_eq!(whole["authentication"]["x509"]["clientCAFile"], "/etc/k/ca.pem");
+}
+
+#[test]
+fn defaults_that_depend_on_other_fields_follow_them() {
+    assert_eq!(of(json!({"maxParallelImagePulls": 3}))["serializeImagePulls"], false);
+    assert_eq!(of(json!({"maxParallelImagePulls": 1}))["serializeImagePulls"], true);
+    assert_eq!(of(json!({"nodeStatusUpdateFrequency": "4s"}))["nodeStatusReportFrequency"], "4s");
+    let both = of(json!({"nodeStatusUpdateFrequency": "4s", "nodeStatusReportFrequency": "60s"}));
+    assert_eq!(both["nodeStatusReportFrequency"], "1m0s");
+}
+
+#[test]
+fn header_values_are_masked_and_their_names_stay() {
+    let whole = of(json!({"staticPodURLHeader": {"Authorization": ["Bearer secret"], "X": ["secret", "b"]}}));
+    assert_eq!(whole["staticPodURLHeader"], json!({"Authorization": ["<masked>"], "X": ["<masked>"]}));
+    let odd = of(json!({"staticPodURLHeader": "secret"}));
+    assert!(!serde_json::to_string(&odd).unwrap().contains("secret"));
+}
+
+#[test]
+fn what_is_shown_reads_back_to_the_same() {
+    let first = of(json!({
+        "maxPods": 7, "evictionHard": {"memory.available": "1Gi"}, "syncFrequency": "1h1ms", "podLogsDir": "logs",
+        "nodeStatusUpdateFrequency": "4s", "maxParallelImagePulls": 3,
+    }));
+    let again = Document { root: first.clone(), folder: "/elsewhere".into(), ..Document::default() };
+    assert_eq!(effective(Some(&again), &Config::default()), first);
+}
+
+#[test]
+fn what_is_shown_is_a_file_that_init_takes() {
+    use crate::{Flags, Host, Inputs, resolve};
+
+    let host =
+        Host { hostname: "edge".into(), memory_bytes: 8 << 30, nodefs_bytes: 1 << 40, ..Host::default() };
+    let run = |kubelet: Option<&Document>| {
+        resolve(Inputs { flags: &Flags::default(), kubelet, keelson: None, host: &host }).unwrap()
+    };
+    for first in [run(None), run(Some(&document(json!({"maxPods": 7, "fileCheckFrequency": "3s"}))))] {
+        let file = Document { root: first.kubelet_configuration.clone(), ..Document::default() };
+        let second = run(Some(&file));
+        for field in ["maxPods", "fileCheckFrequency", "address", "authentication", "logging"] {
+            assert_eq!(second.kubelet_configuration[field], first.kubelet_configuration[field], "{field}");
+        }
+        assert_eq!(second.config.resources.max_pods, first.config.resources.max_pods);
+        assert_eq!(second.config.sources, first.config.sources);
+    }
+}

@@ -1,0 +1,124 @@
+//! What containers leave behind, logs and images, as the KubeletConfiguration bounds it (node-and-api.md §2.5).
+
+use std::time::Duration;
+
+use keelson_kube_model::Quantity;
+
+use crate::document::{Reader, Sourced};
+use crate::kubelet_file::KubeletFile;
+use crate::resolve::{Resolver, millis};
+
+/// A long time: what a duration field may be at most.
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// The shortest time between two looks at the sizes of logs.
+const MONITOR_AT_LEAST: Duration = Duration::from_secs(3);
+/// More workers or files than any node has use for.
+const MANY: u32 = 1_000_000;
+
+/// The fields that bound container logs.
+#[derive(Debug, Default)]
+pub(crate) struct ContainerLogsFile {
+    /// `None` inside: rotation is off.
+    max_size: Option<Sourced<Option<u64>>>,
+    max_files: Option<Sourced<u32>>,
+    max_workers: Option<Sourced<u32>>,
+    monitor_interval: Option<Sourced<Duration>>,
+}
+
+impl ContainerLogsFile {
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
+        Self {
+            max_size: max_size(reader),
+            max_files: reader.u32("containerLogMaxFiles", 2..=MANY),
+            max_workers: reader.u32("containerLogMaxWorkers", 1..=MANY),
+            monitor_interval: reader.duration("containerLogMonitorInterval", MONITOR_AT_LEAST..=CENTURY),
+        }
+    }
+}
+
+/// A whole number of bytes; one below zero turns rotation off, and an empty text is the default.
+fn max_size(reader: &mut Reader<'_>) -> Option<Sourced<Option<u64>>> {
+    let text = reader.string("containerLogMaxSize").filter(|text| !text.value.is_empty())?;
+    match Quantity::parse(&text.value) {
+        Ok(size) if size.nanos() % 1_000_000_000 == 0 => {
+            let bytes = u64::try_from(size.value()).ok();
+            Some(text.map(|_| bytes))
+        }
+        _ => {
+            reader.refuse(&text, "this must be a whole number of bytes such as 10Mi, or -1 for no rotation");
+            None
+        }
+    }
+}
+
+/// The fields that bound unused images.
+#[derive(Debug, Default)]
+pub(crate) struct ImageCollectionFile {
+    high: Option<Sourced<u32>>,
+    low: Option<Sourced<u32>>,
+    minimum_age: Option<Sourced<Duration>>,
+    maximum_age: Option<Sourced<Duration>>,
+}
+
+impl ImageCollectionFile {
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
+        Self {
+            high: reader.u32("imageGCHighThresholdPercent", 0..=100),
+            low: reader.u32("imageGCLowThresholdPercent", 0..=100),
+            // Zero is the default, as for every duration of a KubeletConfiguration.
+            minimum_age: reader
+                .duration("imageMinimumGCAge", Duration::ZERO..=CENTURY)
+                .filter(|age| !age.value.is_zero()),
+            maximum_age: reader.duration("imageMaximumGCAge", Duration::ZERO..=CENTURY),
+        }
+    }
+}
+
+/// Takes the fields into the configuration, and checks those that depend on each other.
+pub(crate) fn resolve(resolver: &mut Resolver<'_>, file: &mut KubeletFile) {
+    let logs = std::mem::take(&mut file.container_logs);
+    resolver.set("containerLogs.maxSizeBytes", logs.max_size, |c, v| c.container_logs.max_size_bytes = v);
+    resolver.set("containerLogs.maxFiles", logs.max_files, |c, v| c.container_logs.max_files = v);
+    resolver.set("containerLogs.maxWorkers", logs.max_workers, |c, v| c.container_logs.max_workers = v);
+    resolver.set("containerLogs.monitorIntervalMs", logs.monitor_interval, |c, v| {
+        c.container_logs.monitor_interval_ms = millis(v);
+    });
+
+    let images = std::mem::take(&mut file.image_collection);
+    // The one of a pair that is set is named; with both it is the first.
+    let thresholds = images.low.clone().or_else(|| images.high.clone());
+    let ages = images.maximum_age.clone();
+    resolver.set("imageCollection.highThresholdPercent", images.high, |c, v| {
+        c.image_collection.high_threshold_percent = v;
+    });
+    resolver.set("imageCollection.lowThresholdPercent", images.low, |c, v| {
+        c.image_collection.low_threshold_percent = v;
+    });
+    resolver.set("imageCollection.minimumAgeMs", images.minimum_age, |c, v| {
+        c.image_collection.minimum_age_ms = millis(v);
+    });
+    resolver.set("imageCollection.maximumAgeMs", images.maximum_age, |c, v| {
+        c.image_collection.maximum_age_ms = millis(v);
+    });
+
+    let now = resolver.config.image_collection.clone();
+    if let Some(thresholds) = thresholds
+        && now.low_threshold_percent >= now.high_threshold_percent
+    {
+        let way_out = format!(
+            "imageGCLowThresholdPercent, which is {}, must be below imageGCHighThresholdPercent, which is {}",
+            now.low_threshold_percent, now.high_threshold_percent
+        );
+        resolver.refuse(&thresholds, way_out);
+    }
+    if let Some(maximum) = ages
+        && now.maximum_age_ms > 0
+        && now.maximum_age_ms <= now.minimum_age_ms
+    {
+        let way_out = format!(
+            "this must be longer than imageMinimumGCAge, which is {:?}, or 0 for no limit",
+            Duration::from_millis(now.minimum_age_ms)
+        );
+        resolver.refuse(&maximum, way_out);
+    }
+}

@@ -1,0 +1,42 @@
+//! What the node and its pods use, as resource-manager reads it.
+
+use std::time::Duration;
+
+use futures_util::TryStreamExt as _;
+use futures_util::future::try_join;
+use keelson_config::ServiceName;
+use keelson_proto::keelson::resource_manager::v1::resource_manager_client::ResourceManagerClient;
+use keelson_proto::keelson::resource_manager::v1::{
+    NodeStatsRequest, NodeStatsResponse, PodStatsRequest, PodStatsResponse,
+};
+use tonic::{Request, Status};
+
+use crate::App;
+
+/// Bound of both answers together.
+const WITHIN: Duration = Duration::from_secs(15);
+
+/// The node and every pod that runs; with `brief` only CPU and memory. Both or neither: what is missing would be
+/// taken for what is not there.
+pub(crate) async fn all(
+    app: &App,
+    brief: bool,
+) -> Result<(NodeStatsResponse, Vec<PodStatsResponse>), Status> {
+    let peer = app.peer(ServiceName::ResourceManager);
+    let node = async {
+        let mut request = Request::new(NodeStatsRequest { cpu_and_memory_only: brief });
+        request.set_timeout(WITHIN);
+        Ok::<_, Status>(ResourceManagerClient::new(peer.channel()).node_stats(request).await?.into_inner())
+    };
+    let pods = async {
+        let mut request = Request::new(PodStatsRequest { cpu_and_memory_only: brief });
+        request.set_timeout(WITHIN);
+        let stream = ResourceManagerClient::new(peer.channel()).pod_stats(request).await?.into_inner();
+        stream.try_collect().await
+    };
+    let late = |_| {
+        let text = format!("resource-manager has not told the statistics within {} s", WITHIN.as_secs());
+        Err(Status::deadline_exceeded(text))
+    };
+    tokio::time::timeout(WITHIN, try_join(node, pods)).await.unwrap_or_else(late)
+}

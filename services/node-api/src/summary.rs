@@ -1,0 +1,240 @@
+//! `/stats/summary`: what the node and its pods use, as a Summary (node-and-api.md §8.10).
+
+use axum::body::Bytes;
+use axum::extract::{Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use jiff::Timestamp;
+use keelson_proto::keelson::resource_manager::v1 as rm;
+use serde_json::{Map, Value, json};
+
+use crate::failure::Failure;
+use crate::{App, statistics};
+
+/// The interface that stands for its namespace in the fields beside `interfaces`.
+const DEFAULT_INTERFACE: &str = "eth0";
+
+/// `GET` or `POST /stats/summary`, with `only_cpu_and_memory=true` without the rest. All of it or, as in a kubelet,
+/// 500.
+pub(crate) async fn get(
+    State(app): State<App>,
+    Query(query): Query<Vec<(String, String)>>,
+    form: Bytes,
+) -> Result<Response, Failure> {
+    let brief = asks_for_little(&query, &form);
+    let (node, pods) = statistics::all(&app, brief).await.map_err(|status| {
+        let named = status.message().contains("resource-manager");
+        let service = if named { "" } else { "resource-manager: " };
+        let text = format!("Internal Error: {service}{}", status.message());
+        tracing::warn!("no statistics: {}", status.message());
+        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, text)
+    })?;
+    let body = summary(&app.ctx.config.node_name, &node, pods);
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+/// The parameter counts when it is given once, in the query or in the form of a POST.
+fn asks_for_little(query: &[(String, String)], form: &[u8]) -> bool {
+    const NAME: &str = "only_cpu_and_memory";
+    let form = std::str::from_utf8(form).unwrap_or_default();
+    let pairs = form.split('&').filter_map(|pair| pair.split_once('='));
+    let pairs = pairs.chain(query.iter().map(|(key, value)| (key.as_str(), value.as_str())));
+    let mut values = pairs.filter(|(key, _)| *key == NAME).map(|(_, value)| value);
+    values.next() == Some("true") && values.next().is_none()
+}
+
+/// The text of a Summary. Pods are written one after the other, so that only one of them is there as a tree.
+fn summary(node_name: &str, node: &rm::NodeStatsResponse, pods: Vec<rm::PodStatsResponse>) -> String {
+    let mut text = format!("{{\"node\":{},\"pods\":[", self::node(node_name, node));
+    for (index, pod) in pods.into_iter().enumerate() {
+        if index > 0 {
+            text.push(',');
+        }
+        text.push_str(&self::pod(pod).to_string());
+    }
+    text.push_str("]}");
+    text
+}
+
+fn node(name: &str, node: &rm::NodeStatsResponse) -> Value {
+    let mut fields = Map::new();
+    fields.insert("nodeName".into(), name.into());
+    if let Some(usage) = &node.pods {
+        // When the cgroup was made is not known.
+        let mut pods = object([("name", Some("pods".into())), ("startTime", Some(Value::Null))]);
+        pods.extend(self::usage(usage));
+        fields.insert("systemContainers".into(), json!([pods]));
+    }
+    fields.insert("startTime".into(), time(node.boot_unix_nanos));
+    if let Some(usage) = &node.usage {
+        fields.extend(self::usage(usage));
+    }
+    let runtime = node.images.as_ref().map(|images| json!({"imageFs": filesystem(images)}));
+    fields.extend(object([
+        ("network", node.network.as_ref().map(network)),
+        ("fs", node.root.as_ref().map(filesystem)),
+        ("runtime", runtime),
+        ("rlimit", node.processes.as_ref().map(processes)),
+    ]));
+    fields.into()
+}
+
+fn pod(pod: rm::PodStatsResponse) -> Value {
+    let named = pod.pod.unwrap_or_default();
+    let containers: Vec<Value> = pod.containers.iter().map(container).collect();
+    let mut fields = Map::new();
+    fields
+        .insert("podRef".into(), json!({"name": named.name, "namespace": named.namespace, "uid": named.uid}));
+    fields.insert("startTime".into(), time(pod.started_unix_nanos));
+    fields.insert("containers".into(), containers.into());
+    if let Some(usage) = &pod.usage {
+        fields.extend(self::usage(usage));
+    }
+    fields.extend(object([
+        ("network", pod.network.as_ref().map(network)),
+        ("process_stats", pod.processes.map(|count| json!({"process_count": count}))),
+    ]));
+    fields.into()
+}
+
+fn container(container: &rm::ContainerStats) -> Value {
+    let mut fields = object([
+        ("name", Some(container.name.as_str().into())),
+        ("startTime", Some(time(container.started_unix_nanos))),
+    ]);
+    if let Some(usage) = &container.usage {
+        fields.extend(self::usage(usage));
+    }
+    fields.into()
+}
+
+/// The fields `cpu`, `memory`, `io` and `swap`, as far as there is something to tell.
+fn usage(usage: &rm::Usage) -> Map<String, Value> {
+    let taken = time(usage.taken_unix_nanos);
+    let cpu = usage.cpu_nanos.map(|nanos| {
+        object([
+            ("time", Some(taken.clone())),
+            ("usageNanoCores", usage.cpu_nano_cores.map(Value::from)),
+            ("usageCoreNanoSeconds", Some(nanos.into())),
+            ("psi", usage.cpu_pressure.as_ref().map(pressure)),
+        ])
+        .into()
+    });
+    let memory = usage.memory.as_ref().map(|memory| {
+        object([
+            ("time", Some(taken.clone())),
+            ("availableBytes", memory.available.map(Value::from)),
+            ("usageBytes", Some(memory.usage.into())),
+            ("workingSetBytes", Some(memory.working_set.into())),
+            ("rssBytes", Some(memory.rss.into())),
+            ("pageFaults", Some(memory.page_faults.into())),
+            ("majorPageFaults", Some(memory.major_page_faults.into())),
+            ("psi", usage.memory_pressure.as_ref().map(pressure)),
+        ])
+        .into()
+    });
+    let io = usage.io_pressure.as_ref().map(|io| json!({"time": taken, "psi": pressure(io)}));
+    let swap = usage.memory.as_ref().filter(|memory| memory.swap_usage.is_some()).map(|memory| {
+        object([
+            ("time", Some(taken.clone())),
+            ("swapAvailableBytes", memory.swap_available.map(Value::from)),
+            ("swapUsageBytes", memory.swap_usage.map(Value::from)),
+        ])
+        .into()
+    });
+    object([("cpu", cpu), ("memory", memory), ("io", io), ("swap", swap)])
+}
+
+fn pressure(pressure: &rm::Pressure) -> Value {
+    let share = |share: &rm::PressureShare| json!({"total": share.total_nanos, "avg10": share.avg10, "avg60": share.avg60, "avg300": share.avg300});
+    object([("full", pressure.full.as_ref().map(share)), ("some", pressure.some.as_ref().map(share))]).into()
+}
+
+fn network(network: &rm::Network) -> Value {
+    let counters = |interface: &rm::Interface| {
+        object([
+            ("name", Some(interface.name.as_str().into())),
+            ("rxBytes", Some(interface.rx_bytes.into())),
+            ("rxErrors", Some(interface.rx_errors.into())),
+            ("txBytes", Some(interface.tx_bytes.into())),
+            ("txErrors", Some(interface.tx_errors.into())),
+        ])
+    };
+    let mut fields = object([("time", Some(time(network.taken_unix_nanos)))]);
+    let default = network.interfaces.iter().find(|interface| interface.name == DEFAULT_INTERFACE);
+    fields.extend(default.map_or_else(|| object([("name", Some("".into()))]), counters));
+    let all: Vec<Value> = network.interfaces.iter().map(|interface| counters(interface).into()).collect();
+    fields.insert("interfaces".into(), all.into());
+    fields.into()
+}
+
+fn filesystem(usage: &rm::FilesystemUsage) -> Value {
+    json!({
+        "time": time(usage.taken_unix_nanos), "availableBytes": usage.available, "capacityBytes": usage.capacity,
+        "usedBytes": usage.used, "inodesFree": usage.inodes_free, "inodes": usage.inodes,
+        "inodesUsed": usage.inodes_used,
+    })
+}
+
+fn processes(count: &rm::ProcessCount) -> Value {
+    json!({"time": time(count.taken_unix_nanos), "maxpid": count.max, "curproc": count.current})
+}
+
+/// An object of the fields that are there.
+fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
+    fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}
+
+/// A moment in whole seconds, as the Kubernetes API writes it; `null` for none.
+fn time(unix_nanos: i64) -> Value {
+    match Timestamp::from_second(unix_nanos.div_euclid(1_000_000_000)) {
+        Ok(moment) if unix_nanos > 0 => moment.to_string().into(),
+        _ => Value::Null,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(query: &str) -> Vec<(String, String)> {
+        query.split('&').filter_map(|p| p.split_once('=')).map(|(k, v)| (k.into(), v.into())).collect()
+    }
+
+    #[test]
+    fn only_a_single_true_asks_for_little() {
+        for (query, form, little) in [
+            ("", "", false),
+            ("only_cpu_and_memory=true", "", true),
+            ("", "only_cpu_and_memory=true", true),
+            ("a=b&only_cpu_and_memory=true", "x=y", true),
+            ("only_cpu_and_memory=1", "", false),
+            ("only_cpu_and_memory=true&only_cpu_and_memory=true", "", false),
+        ] {
+            assert_eq!(asks_for_little(&pairs(query), form.as_bytes()), little, "{query} {form}");
+        }
+    }
+
+    #[test]
+    fn moments_are_whole_seconds_and_none_is_null() {
+        assert_eq!(time(1_700_000_000_999_999_999), json!("2023-11-14T22:13:20Z"));
+        assert_eq!(time(0), Value::Null);
+    }
+
+    #[test]
+    fn without_a_default_interface_the_list_is_all_there_is() {
+        let net1 = rm::Interface { name: "net1".into(), rx_bytes: 1, ..Default::default() };
+        let shown = network(&rm::Network { taken_unix_nanos: 0, interfaces: vec![net1] });
+        assert_eq!((&shown["name"], shown.get("rxBytes")), (&json!(""), None));
+        assert_eq!(shown["interfaces"][0]["rxBytes"], 1);
+    }
+
+    #[test]
+    fn what_was_not_told_is_not_there() {
+        let text = summary("n1", &rm::NodeStatsResponse::default(), Vec::new());
+        assert_eq!(text, r#"{"node":{"nodeName":"n1","startTime":null},"pods":[]}"#);
+        let usage = rm::Usage { cpu_nanos: Some(5), ..Default::default() };
+        let shown = Value::from(self::usage(&usage));
+        assert_eq!(shown, json!({"cpu": {"time": null, "usageCoreNanoSeconds": 5}}));
+    }
+}

@@ -1,0 +1,287 @@
+//! Statistics, what runs, and the configuration.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::collections::BTreeSet;
+
+use keelson_config::Config;
+use keelson_proto::keelson::common::v1::PodRef;
+use keelson_proto::keelson::resource_manager::v1 as rm;
+use keelson_proto::keelson::runtime::v1 as rt;
+use serde_json::{Map, Value, json};
+use tonic::Code;
+
+use crate::fake::{World, get, refusal, request};
+
+const TAKEN: i64 = 1_700_000_000_000_000_000;
+
+/// A usage of which everything is known.
+fn usage(cpu_nanos: u64) -> Option<rm::Usage> {
+    let share = rm::PressureShare { total_nanos: 9, avg10: 1.5, avg60: 0.5, avg300: 0.25 };
+    let pressure = Some(rm::Pressure { some: Some(share), full: Some(share) });
+    Some(rm::Usage {
+        taken_unix_nanos: TAKEN,
+        cpu_nanos: Some(cpu_nanos),
+        cpu_nano_cores: Some(250_000_000),
+        memory: Some(rm::MemoryUsage {
+            usage: 100,
+            working_set: 80,
+            rss: 60,
+            page_faults: 5,
+            major_page_faults: 1,
+            available: Some(20),
+            swap_usage: Some(3),
+            swap_available: Some(4),
+        }),
+        cpu_pressure: pressure,
+        memory_pressure: pressure,
+        io_pressure: pressure,
+    })
+}
+
+fn filesystem() -> Option<rm::FilesystemUsage> {
+    Some(rm::FilesystemUsage {
+        taken_unix_nanos: TAKEN,
+        capacity: 10,
+        available: 4,
+        used: 5,
+        inodes: 30,
+        inodes_free: 20,
+        inodes_used: 10,
+    })
+}
+
+fn network() -> Option<rm::Network> {
+    let interface =
+        rm::Interface { name: "eth0".into(), rx_bytes: 1, rx_errors: 2, tx_bytes: 3, tx_errors: 4 };
+    Some(rm::Network { taken_unix_nanos: TAKEN, interfaces: vec![interface] })
+}
+
+/// A node and a pod of which everything is known.
+fn fill(world: &World) {
+    *world.shared.node_stats.lock().unwrap() = Some(rm::NodeStatsResponse {
+        boot_unix_nanos: TAKEN,
+        usage: usage(7_000_000_000),
+        pods: usage(6_000_000_000),
+        network: network(),
+        root: filesystem(),
+        images: filesystem(),
+        processes: Some(rm::ProcessCount { taken_unix_nanos: TAKEN, max: 100, current: 50 }),
+    });
+    world.shared.pod_stats.lock().unwrap().push(rm::PodStatsResponse {
+        pod: Some(PodRef { uid: "u1".into(), namespace: "default".into(), name: "web".into() }),
+        started_unix_nanos: TAKEN,
+        usage: usage(5_000_000_000),
+        containers: vec![rm::ContainerStats {
+            name: "c".into(),
+            started_unix_nanos: TAKEN,
+            usage: usage(4_000_000_000),
+        }],
+        network: network(),
+        processes: Some(3),
+    });
+}
+
+/// The dotted paths of the leaves of a value; of a list its elements.
+fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                paths(value, &if at.is_empty() { name.clone() } else { format!("{at}.{name}") }, found);
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|value| paths(value, &format!("{at}[]"), found)),
+        _ => {
+            found.insert(at.to_owned());
+        }
+    }
+}
+
+/// The paths below `at` of what a cgroup uses (node-and-api.md §8.10).
+fn usage_paths(at: &str) -> Vec<String> {
+    let mut names: Vec<String> = ["cpu.time", "cpu.usageNanoCores", "cpu.usageCoreNanoSeconds"]
+        .into_iter()
+        .chain(["memory.time", "memory.availableBytes", "memory.usageBytes", "memory.workingSetBytes"])
+        .chain(["memory.rssBytes", "memory.pageFaults", "memory.majorPageFaults", "io.time"])
+        .chain(["swap.time", "swap.swapAvailableBytes", "swap.swapUsageBytes"])
+        .map(|name| format!("{at}.{name}"))
+        .collect();
+    for resource in ["cpu", "memory", "io"] {
+        for kind in ["full", "some"] {
+            let shares = ["total", "avg10", "avg60", "avg300"];
+            names.extend(shares.map(|share| format!("{at}.{resource}.psi.{kind}.{share}")));
+        }
+    }
+    names
+}
+
+fn below<const N: usize>(at: &str, names: [&str; N]) -> Vec<String> {
+    names.map(|name| format!("{at}.{name}")).to_vec()
+}
+
+/// node-and-api.md §8.10: every field that is filled, and no other.
+fn expected_paths() -> BTreeSet<String> {
+    let interface = ["name", "rxBytes", "rxErrors", "txBytes", "txErrors"];
+    let filesystem =
+        ["time", "availableBytes", "capacityBytes", "usedBytes", "inodesFree", "inodes", "inodesUsed"];
+    let mut all = below("node", ["nodeName", "startTime"]);
+    all.extend(below("node.systemContainers[]", ["name", "startTime"]));
+    all.extend(below("node.rlimit", ["time", "maxpid", "curproc"]));
+    all.extend(below("node.fs", filesystem));
+    all.extend(below("node.runtime.imageFs", filesystem));
+    all.extend(below("pods[].podRef", ["name", "namespace", "uid"]));
+    all.extend(below("pods[]", ["startTime", "process_stats.process_count"]));
+    all.extend(below("pods[].containers[]", ["name", "startTime"]));
+    for owner in ["node", "pods[]"] {
+        all.push(format!("{owner}.network.time"));
+        all.extend(below(&format!("{owner}.network"), interface));
+        all.extend(below(&format!("{owner}.network.interfaces[]"), interface));
+    }
+    for owner in ["node", "node.systemContainers[]", "pods[]", "pods[].containers[]"] {
+        all.extend(usage_paths(owner));
+    }
+    all.into_iter().collect()
+}
+
+#[tokio::test]
+async fn the_summary_has_the_kubelets_fields_and_no_others() {
+    let world = World::start();
+    fill(&world);
+    let api = world.api().await;
+    let reply = get(api, "/stats/summary").await;
+    assert_eq!(
+        (reply.status.as_u16(), &reply.headers["content-type"]),
+        (200, &"application/json".parse().unwrap())
+    );
+    let summary: Value = serde_json::from_str(&reply.text().await.unwrap()).unwrap();
+    let mut found = BTreeSet::new();
+    paths(&summary, "", &mut found);
+    assert_eq!(found, expected_paths());
+    assert_eq!(summary["node"]["nodeName"], "n1");
+    assert_eq!(summary["node"]["systemContainers"][0]["name"], "pods");
+    assert_eq!(summary["node"]["startTime"], "2023-11-14T22:13:20Z");
+    assert_eq!(summary["node"]["rlimit"]["curproc"], 50);
+    let pod = &summary["pods"][0];
+    assert_eq!(pod["podRef"], json!({"name": "web", "namespace": "default", "uid": "u1"}));
+    assert_eq!(pod["containers"][0]["cpu"]["usageCoreNanoSeconds"], 4_000_000_000_u64);
+    assert_eq!(pod["cpu"]["usageNanoCores"], 250_000_000);
+    assert_eq!(
+        (&pod["network"]["txErrors"], &pod["network"]["interfaces"][0]["rxBytes"]),
+        (&json!(4), &json!(1))
+    );
+    assert_eq!(*world.shared.asked_for_little.lock().unwrap(), [false, false]);
+}
+
+#[tokio::test]
+async fn a_summary_of_cpu_and_memory_asks_for_no_more() {
+    let world = World::start();
+    fill(&world);
+    let api = world.api().await;
+    let reply = request(api, "POST", "/stats/summary?only_cpu_and_memory=true").await;
+    assert_eq!(reply.status, 200);
+    assert_eq!(*world.shared.asked_for_little.lock().unwrap(), [true, true]);
+}
+
+#[tokio::test]
+async fn a_summary_is_whole_or_an_internal_error_that_says_what_failed() {
+    let world = World::start();
+    let api = world.api().await;
+    let reply = get(api, "/stats/summary").await;
+    assert_eq!(reply.status, 500);
+    assert_eq!(reply.text().await.unwrap(), "Internal Error: resource-manager: no cgroups");
+    fill(&world);
+    *world.shared.pod_stats_error.lock().unwrap() = Some(refusal(Code::Unavailable, "gone"));
+    let reply = get(api, "/stats/summary").await;
+    assert_eq!((reply.status.as_u16(), reply.text().await.unwrap().contains("gone")), (500, true));
+
+    let alone = World::without_neighbours();
+    let reply = get(alone.api().await, "/stats/summary").await;
+    assert_eq!(reply.status, 500);
+    let text = reply.text().await.unwrap();
+    assert!(text.starts_with("Internal Error: resource-manager is not reachable"), "{text}");
+}
+
+#[tokio::test]
+async fn resource_metrics_are_text_and_a_failure_is_a_metric_of_its_own() {
+    let world = World::start();
+    let api = world.api().await;
+    let text = get(api, "/metrics/resource").await.text().await.unwrap();
+    assert!(text.ends_with("\nresource_scrape_error 1\n") && !text.contains("node_cpu"), "{text}");
+    fill(&world);
+    let reply = get(api, "/metrics/resource").await;
+    assert_eq!(
+        (reply.status.as_u16(), reply.headers["content-type"].to_str().unwrap()),
+        (200, "text/plain; version=0.0.4; charset=utf-8")
+    );
+    let text = reply.text().await.unwrap();
+    for line in [
+        "node_cpu_usage_seconds_total 7 1700000000000",
+        "pod_cpu_usage_seconds_total{namespace=\"default\",pod=\"web\"} 5 1700000000000",
+        "container_cpu_usage_seconds_total{container=\"c\",namespace=\"default\",pod=\"web\"} 4 1700000000000",
+        "resource_scrape_error 0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "no {line} in {text}");
+    }
+    assert!(world.shared.asked_for_little.lock().unwrap().iter().all(|little| *little));
+}
+
+#[tokio::test]
+async fn running_pods_are_those_of_the_runtime_whoever_wants_them() {
+    let world = World::start();
+    let api = world.api().await;
+    let empty = r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":null}"#;
+    assert_eq!(get(api, "/runningpods/").await.text().await.unwrap(), empty);
+    let container = rt::Container {
+        name: "c".into(),
+        image: "busybox".into(),
+        state: rt::ContainerState::Running.into(),
+        ..Default::default()
+    };
+    world.shared.running.lock().unwrap().extend([
+        rt::RuntimePod {
+            uid: "u1".into(),
+            name: "web".into(),
+            namespace: "ns".into(),
+            containers: vec![container],
+            ..Default::default()
+        },
+        rt::RuntimePod { uid: "u2".into(), ..Default::default() },
+    ]);
+    let reply = get(api, "/runningpods/").await;
+    assert_eq!(reply.headers["content-type"], "application/json");
+    let list: Value = serde_json::from_str(&reply.text().await.unwrap()).unwrap();
+    let items = list["items"].as_array().unwrap();
+    assert_eq!(items.len(), 1, "{list}");
+    assert_eq!(items[0]["metadata"], json!({"name": "web", "namespace": "ns", "uid": "u1"}));
+    assert_eq!(items[0]["spec"]["containers"][0]["image"], "busybox");
+
+    let alone = World::without_neighbours();
+    let reply = get(alone.api().await, "/runningpods/").await;
+    assert_eq!(reply.status, 503);
+    assert!(reply.text().await.unwrap().contains("runtime-shim is not reachable"));
+}
+
+#[tokio::test]
+async fn the_configuration_is_the_document_that_init_has_left() {
+    let world = World::without_neighbours();
+    let api = world.api().await;
+    let file = world.ctx.config.paths.config_file();
+    let reply = get(api, "/configz").await;
+    assert_eq!(reply.status, 500);
+    assert!(reply.text().await.unwrap().contains(file.to_str().unwrap()));
+    Config::default().store(&file).unwrap();
+    let reply = get(api, "/configz").await;
+    assert_eq!((reply.status.as_u16(), reply.text().await.unwrap().contains("keelson-init")), (500, true));
+    let document = Map::from_iter([
+        ("kind".to_owned(), json!("KubeletConfiguration")),
+        ("maxPods".to_owned(), json!(7)),
+    ]);
+    Config::default().store_with(&file, Some(&document)).unwrap();
+    let reply = get(api, "/configz").await;
+    assert_eq!(
+        (reply.status.as_u16(), reply.headers["content-type"].to_str().unwrap()),
+        (200, "application/json")
+    );
+    let shown: Value = serde_json::from_str(&reply.text().await.unwrap()).unwrap();
+    assert_eq!(shown, json!({"kubeletconfig": document}));
+}

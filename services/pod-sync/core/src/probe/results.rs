@@ -1,0 +1,134 @@
+//! What the states of a pod's probes say: hints for decisions, readiness for the status, causes for people.
+
+use std::collections::BTreeMap;
+
+use keelson_kube_model::{Container, ContainerStatus, Pod, PodStatus};
+
+use super::{ProbeKind, ProbeState, ProbeTimes, Was, initial};
+use crate::actions::{ProbeHints, ProbeResult};
+use crate::explain::{Cause, YOU};
+use crate::observation::{ContainerObservation, PodObservation};
+use crate::status::Readiness;
+
+/// The probes of one pod, by container name and kind.
+pub type ProbeBook = BTreeMap<(String, ProbeKind), ProbeState>;
+
+/// Containers that may have probes (§13.1): regular ones and sidecars.
+fn probed(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let sidecars = pod.spec.init_containers.iter().filter(|c| c.is_restartable_init());
+    sidecars.chain(&pod.spec.containers)
+}
+
+fn status_of<'a>(old: Option<&'a PodStatus>, record: &ContainerObservation) -> Option<&'a ContainerStatus> {
+    let old = old?;
+    let named = |status: &&ContainerStatus| status.name == record.name;
+    let status = old.init_container_statuses.iter().chain(&old.container_statuses).find(named)?;
+    let id = status.container_id.rsplit_once("://").map_or("", |(_, id)| id);
+    (id == record.id.as_str() && status.state.running.is_some()).then_some(status)
+}
+
+/// What the status before said of the same instance; nothing of it was true of another one.
+pub fn was(old: Option<&PodStatus>, record: &ContainerObservation) -> Was {
+    status_of(old, record).map_or_else(Was::default, |status| Was {
+        ready: status.ready,
+        started: status.started == Some(true),
+    })
+}
+
+fn result(
+    book: &ProbeBook,
+    kind: ProbeKind,
+    record: &ContainerObservation,
+    old: Option<&PodStatus>,
+) -> ProbeResult {
+    let state = book.get(&(record.name.clone(), kind)).filter(|s| s.container_id == record.id.as_str());
+    state.map_or_else(|| initial(kind, was(old, record)), |state| state.result)
+}
+
+/// Whether a running container has started (§13.4).
+pub fn started(
+    container: &Container,
+    record: &ContainerObservation,
+    old: Option<&PodStatus>,
+    book: &ProbeBook,
+) -> bool {
+    container.startup_probe.is_none() || result(book, ProbeKind::Startup, record, old) == ProbeResult::Success
+}
+
+/// What the probes of the running containers mean for the next decision (§9.4, §9.5).
+pub fn hints(pod: &Pod, observed: &PodObservation, old: Option<&PodStatus>, book: &ProbeBook) -> ProbeHints {
+    let mut hints = ProbeHints::default();
+    for container in probed(pod) {
+        let Some(record) = observed.current(&container.name).filter(|r| r.is_running()) else { continue };
+        let of = |kind: ProbeKind| result(book, kind, record, old);
+        if container.liveness_probe.is_some() {
+            hints.liveness.insert(record.id.clone(), of(ProbeKind::Liveness));
+        }
+        if container.startup_probe.is_some() {
+            hints.startup.insert(record.id.clone(), of(ProbeKind::Startup));
+        }
+    }
+    hints
+}
+
+/// `started` and `ready` of the running containers that have probes (§13.4).
+pub fn readiness(
+    pod: &Pod,
+    observed: &PodObservation,
+    old: Option<&PodStatus>,
+    book: &ProbeBook,
+) -> BTreeMap<String, Readiness> {
+    let mut all = BTreeMap::new();
+    for container in probed(pod) {
+        if container.startup_probe.is_none() && container.readiness_probe.is_none() {
+            continue;
+        }
+        let Some(record) = observed.current(&container.name).filter(|r| r.is_running()) else { continue };
+        let ready = container.readiness_probe.is_none()
+            || result(book, ProbeKind::Readiness, record, old) == ProbeResult::Success;
+        let started = started(container, record, old, book);
+        all.insert(container.name.clone(), Readiness { ready, started });
+    }
+    all
+}
+
+/// Why a running container is not ready; `None` when no probe says so.
+pub fn unready_cause(
+    container: &Container,
+    record: &ContainerObservation,
+    old: Option<&PodStatus>,
+    book: &ProbeBook,
+) -> Option<Cause> {
+    let kind = if !started(container, record, old, book) {
+        ProbeKind::Startup
+    } else if container.readiness_probe.is_some()
+        && result(book, ProbeKind::Readiness, record, old) != ProbeResult::Success
+    {
+        ProbeKind::Readiness
+    } else {
+        return None;
+    };
+    let state = book.get(&(record.name.clone(), kind)).filter(|s| s.container_id == record.id.as_str());
+    let (word, text) = match kind {
+        ProbeKind::Startup => ("StartupProbe", "startup"),
+        _ => ("ReadinessProbe", "readiness"),
+    };
+    let cause = match state.filter(|state| !state.failure.is_empty()) {
+        None => Cause::waiting(word, &format!("its {text} probe has not succeeded yet"), "pod-sync"),
+        Some(state) => {
+            let of = match (kind, kind.of(container)) {
+                (ProbeKind::Startup, Some(probe)) if state.failures() > 0 => {
+                    format!(" ({} of {})", state.failures(), ProbeTimes::of(probe).failure_threshold)
+                }
+                _ => String::new(),
+            };
+            let text = format!("its {text} probe fails{of}: {}", state.failure.trim_end());
+            match kind {
+                // Not ready yet is no fault before the threshold is reached.
+                ProbeKind::Startup => Cause::waiting(word, &text, YOU),
+                _ => Cause::failed(word, &text, YOU),
+            }
+        }
+    };
+    Some(cause.retried_at(state.map_or(0, |state| state.next_unix_nanos)))
+}

@@ -1,0 +1,93 @@
+//! Lifecycle hooks (pod-lifecycle.md §10).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1 as cri;
+use keelson_kube_model::{Container, HttpGetAction, LifecycleHandler, Pod};
+
+use crate::agent::Agent;
+use crate::clients::bounded;
+use crate::http::{Get, get};
+use crate::probes::address;
+use crate::probes::handlers::{no_tls, place};
+
+/// What HTTP hooks call themselves.
+const USER_AGENT: &str = "kube-lifecycle/1.36";
+/// What the runtime may take beyond a hook's own time before the call is given up.
+const EXEC_SLACK: Duration = Duration::from_secs(120);
+
+/// The container that a hook is for.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject<'a> {
+    /// Its pod.
+    pub pod: &'a Pod,
+    /// Its entry in the spec.
+    pub container: &'a Container,
+    /// The instance.
+    pub id: &'a str,
+}
+
+/// What keeps a hook from ever being carried out; `None` for one that can be. A container whose postStart is such a
+/// hook is not begun, because without its hook it would have to be killed again.
+pub fn impossible(hook: &LifecycleHandler) -> Option<String> {
+    match hook {
+        LifecycleHandler { exec: Some(_), .. } | LifecycleHandler { sleep: Some(_), .. } => None,
+        LifecycleHandler { http_get: Some(http), .. } => {
+            http.scheme.eq_ignore_ascii_case("https").then(|| format!("httpGet: {}", no_tls("hooks")))
+        }
+        LifecycleHandler { tcp_socket: Some(_), .. } => {
+            Some("tcpSocket: no hook can be one, use exec, httpGet or sleep".to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// Runs a lifecycle hook.
+///
+/// # Errors
+/// What went wrong, for people.
+pub async fn run(
+    agent: &Agent,
+    subject: &Subject<'_>,
+    hook: &LifecycleHandler,
+    bound: Duration,
+) -> Result<(), String> {
+    if let Some(why) = impossible(hook) {
+        return Err(why);
+    }
+    if let Some(exec) = &hook.exec {
+        let request = cri::ExecSyncRequest {
+            container_id: subject.id.to_owned(),
+            cmd: exec.command.clone(),
+            timeout: i64::try_from(bound.as_secs()).unwrap_or(i64::MAX),
+        };
+        let answer = agent.clients.cri().exec_sync(bounded(request, bound + EXEC_SLACK)).await;
+        let answer = answer.map_err(|s| s.message().to_owned())?.into_inner();
+        return match answer.exit_code {
+            0 => Ok(()),
+            code => Err(format!("command exited with {code}")),
+        };
+    }
+    if let Some(http) = &hook.http_get {
+        return http_hook(agent, subject, http, bound).await;
+    }
+    if let Some(sleep) = &hook.sleep {
+        tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0)).min(bound)).await;
+    }
+    Ok(())
+}
+
+/// Any answer is a success, whatever its status.
+async fn http_hook(
+    agent: &Agent,
+    subject: &Subject<'_>,
+    http: &HttpGetAction,
+    bound: Duration,
+) -> Result<(), String> {
+    let uid = subject.pod.metadata.uid.as_str();
+    let own = agent.with(uid, |e| address(e, subject.pod, &Arc::clone(&e.observed))).unwrap_or_default();
+    let (host, port) = place(&http.host, &own, &http.port, subject.container)?;
+    let request = Get { host, port, path: &http.path, headers: &http.http_headers, user_agent: USER_AGENT };
+    get(&request, bound).await.map(|_| ())
+}

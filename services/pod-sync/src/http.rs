@@ -1,0 +1,252 @@
+//! GET over plain HTTP/1.1 on a connection of its own, for probes and hooks (pod-lifecycle.md §10, §13.3).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use keelson_kube_model::HttpHeader;
+use tokio::net::TcpStream;
+
+/// Bytes of a body that are read.
+pub const BODY_LIMIT: usize = 10 << 10;
+/// Bytes of an answer's head that are taken.
+const HEAD_LIMIT: usize = 64 << 10;
+/// Redirects that are followed.
+const REDIRECTS: usize = 10;
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub struct Get<'a> {
+    /// Name or address.
+    pub host: &'a str,
+    /// TCP port.
+    pub port: u16,
+    /// Path, which may hold a query.
+    pub path: &'a str,
+    /// Of the manifest.
+    pub headers: &'a [HttpHeader],
+    /// Unless `headers` names one.
+    pub user_agent: &'a str,
+}
+
+/// The answer at the end of the redirects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// HTTP status.
+    pub status: u16,
+    /// At most [`BODY_LIMIT`] bytes.
+    pub body: String,
+    location: Option<String>,
+}
+
+/// Where one request of a chain goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    host: String,
+    port: u16,
+    target: String,
+    /// The `Host` of the manifest still holds: every redirect so far was relative.
+    own_host: bool,
+}
+
+impl Place {
+    fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Asks, and follows redirects on the same host; an answer that leads to another host is the answer.
+///
+/// # Errors
+/// What kept an answer from coming within `bound`, for people.
+pub async fn get(request: &Get<'_>, bound: Duration) -> Result<Answer, String> {
+    let host = request.host.trim_start_matches('[').trim_end_matches(']').to_owned();
+    let place = Place { host, port: request.port, target: target_of(request.path), own_host: true };
+    let url = format!("http://{}{}", place.authority(), place.target);
+    let answer = match tokio::time::timeout(bound, Box::pin(follow(request, place))).await {
+        Ok(answer) => answer,
+        Err(_) => Err(format!("no answer within {} s", bound.as_secs())),
+    };
+    answer.map_err(|text| format!("Get {url:?}: {text}"))
+}
+
+async fn follow(request: &Get<'_>, mut place: Place) -> Result<Answer, String> {
+    for _ in 0..=REDIRECTS {
+        let answer = once(request, &place).await?;
+        match moved(&answer, &place)? {
+            None => return Ok(answer),
+            Some(next) => place = next,
+        }
+    }
+    Err(format!("stopped after {REDIRECTS} redirects"))
+}
+
+async fn once(request: &Get<'_>, place: &Place) -> Result<Answer, String> {
+    let message = message(request, place)?;
+    let stream = TcpStream::connect((place.host.as_str(), place.port))
+        .await
+        .map_err(|e| format!("cannot connect to {}: {e}", place.authority()))?;
+    let mut client = http1::Builder::new();
+    client.title_case_headers(true).max_buf_size(HEAD_LIMIT);
+    let (mut sender, connection) =
+        client.handshake::<_, Empty<Bytes>>(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
+    let exchange = Box::pin(async move {
+        let response = sender.send_request(message).await.map_err(|e| chain(&e))?;
+        answer(response).await
+    });
+    // The connection moves the bytes; a server that closes early may still have answered before.
+    match select(exchange, Box::pin(connection)).await {
+        Either::Left((answer, _)) => answer,
+        Either::Right((_, exchange)) => exchange.await,
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let cause = error.source().map(|source| format!(": {source}"));
+    format!("{error}{}", cause.unwrap_or_default())
+}
+
+async fn answer(response: http::Response<Incoming>) -> Result<Answer, String> {
+    let (head, mut incoming) = response.into_parts();
+    let location = head.headers.get(header::LOCATION).and_then(|v| v.to_str().ok()).map(ToOwned::to_owned);
+    let mut body = Vec::new();
+    while body.len() < BODY_LIMIT {
+        let Some(frame) = incoming.frame().await else { break };
+        if let Ok(data) = frame.map_err(|e| chain(&e))?.into_data() {
+            body.extend_from_slice(&data[..data.len().min(BODY_LIMIT - body.len())]);
+        }
+    }
+    let body = String::from_utf8_lossy(&body).into_owned();
+    Ok(Answer { status: head.status.as_u16(), body, location })
+}
+
+fn message(request: &Get<'_>, place: &Place) -> Result<Request<Empty<Bytes>>, String> {
+    let uri: Uri = place.target.parse().map_err(|e| format!("the path is no path of a URL: {e}"))?;
+    let mut message = Request::new(Empty::new());
+    *message.uri_mut() = uri;
+    *message.headers_mut() = headers(request, place)?;
+    Ok(message)
+}
+
+/// The headers of the manifest, and the usual ones unless it has them; one that it has as empty is not sent.
+fn headers(request: &Get<'_>, place: &Place) -> Result<HeaderMap, String> {
+    let value = |text: &str| {
+        HeaderValue::from_str(text).map_err(|_| format!("{text:?} cannot be the value of a header"))
+    };
+    let mut headers = HeaderMap::new();
+    for given in request.headers {
+        let name: HeaderName =
+            given.name.parse().map_err(|_| format!("{:?} cannot be the name of a header", given.name))?;
+        headers.append(name, value(&given.value)?);
+    }
+    let own = headers.remove(header::HOST).filter(|own| place.own_host && !own.is_empty());
+    headers.insert(header::HOST, own.map_or_else(|| value(&place.authority()), Ok)?);
+    for (name, usual) in [(header::USER_AGENT, request.user_agent), (header::ACCEPT, "*/*")] {
+        match headers.get(&name).map(HeaderValue::is_empty) {
+            None => {
+                headers.insert(name, value(usual)?);
+            }
+            Some(true) => {
+                headers.remove(name);
+            }
+            Some(false) => {}
+        }
+    }
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    Ok(headers)
+}
+
+/// Where a redirect on the same host leads; `None` when the answer is the last one.
+fn moved(answer: &Answer, from: &Place) -> Result<Option<Place>, String> {
+    let follows = matches!(
+        StatusCode::from_u16(answer.status),
+        Ok(StatusCode::MOVED_PERMANENTLY
+            | StatusCode::FOUND
+            | StatusCode::SEE_OTHER
+            | StatusCode::TEMPORARY_REDIRECT
+            | StatusCode::PERMANENT_REDIRECT)
+    );
+    let Some(location) = answer.location.as_deref().filter(|l| follows && !l.is_empty()) else {
+        return Ok(None);
+    };
+    let whole = match location.strip_prefix("//") {
+        Some(rest) => format!("http://{rest}"),
+        None => location.to_owned(),
+    };
+    let absolute = whole.split(['/', '?', '#']).next().is_some_and(|scheme| scheme.ends_with(':'));
+    if !absolute {
+        let target = target_of(&joined(&from.target, location));
+        return Ok(Some(Place { target, ..from.clone() }));
+    }
+    let uri: Uri = whole.parse().map_err(|e| format!("the redirect to {location:?} is no URL: {e}"))?;
+    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    if !host.eq_ignore_ascii_case(&from.host) {
+        return Ok(None);
+    }
+    if uri.scheme_str() != Some("http") {
+        return Err(format!("the redirect to {location:?} needs TLS, which probes and hooks do not speak"));
+    }
+    let target = target_of(uri.path_and_query().map_or("/", |p| p.as_str()));
+    Ok(Some(Place { host: host.to_owned(), port: uri.port_u16().unwrap_or(80), target, own_host: false }))
+}
+
+/// A relative reference on a path (RFC 3986, 5.2).
+fn joined(base: &str, reference: &str) -> String {
+    let path = base.split('?').next().unwrap_or_default();
+    if reference.starts_with('?') {
+        return format!("{path}{reference}");
+    }
+    let (reference, query) =
+        reference.split_once('?').map_or((reference, None), |(path, query)| (path, Some(query)));
+    let mut segments: Vec<&str> = match reference.strip_prefix('/') {
+        Some(_) => Vec::new(),
+        None => path.rsplit_once('/').map_or("", |(folder, _)| folder).split('/').skip(1).collect(),
+    };
+    let mut parts = reference.trim_start_matches('/').split('/').peekable();
+    while let Some(part) = parts.next() {
+        match part {
+            "." | ".." => {
+                if part == ".." {
+                    segments.pop();
+                }
+                if parts.peek().is_none() {
+                    segments.push("");
+                }
+            }
+            part => segments.push(part),
+        }
+    }
+    let query = query.map_or_else(String::new, |query| format!("?{query}"));
+    format!("/{}{query}", segments.join("/"))
+}
+
+/// A path as it goes on the wire: with a slash before it, without a fragment, and with what no URL may hold escaped.
+fn target_of(path: &str) -> String {
+    use std::fmt::Write as _;
+    let path = path.split('#').next().unwrap_or_default();
+    let mut target = String::with_capacity(path.len() + 1);
+    if !path.starts_with('/') {
+        target.push('/');
+    }
+    for byte in path.bytes() {
+        let foreign = byte <= b' ' || byte >= 0x7f || b"\"<>\\^`{|}".contains(&byte);
+        if foreign {
+            let _ = write!(target, "%{byte:02X}");
+        } else {
+            target.push(char::from(byte));
+        }
+    }
+    target
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! Asked of small servers on loopback that write what a test wants and keep what they read.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(20);
+
+/// Answers each request in turn with the next of these texts, then closes.
+struct Server {
+    port: u16,
+    asked: Arc<Mutex<Vec<String>>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Server {
+    async fn new(answers: &[&str]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let answers: Vec<String> = answers.iter().map(|a| a.replace("PORT", &port.to_string())).collect();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&asked);
+        let task = tokio::spawn(async move {
+            for answer in answers.iter().cycle() {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let (mut text, mut buffer) = (String::new(), [0; 4096]);
+                while !text.ends_with("\r\n\r\n") {
+                    match stream.read(&mut buffer).await.unwrap() {
+                        0 => break,
+                        n => text.push_str(std::str::from_utf8(&buffer[..n]).unwrap()),
+                    }
+                }
+                heard.lock().unwrap().push(text);
+                // Who has heard enough hangs up.
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        });
+        Self { port, asked, task }
+    }
+
+    async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Result<Answer, String> {
+        let headers: Vec<HttpHeader> = headers
+            .iter()
+            .map(|(name, value)| HttpHeader { name: (*name).into(), value: (*value).into() })
+            .collect();
+        let request = Get {
+            host: "127.0.0.1",
+            port: self.port,
+            path,
+            headers: &headers,
+            user_agent: "kube-probe/1.36",
+        };
+        get(&request, LONG).await
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+
+    /// The first line of each request.
+    fn lines(&self) -> Vec<String> {
+        self.asked().iter().map(|a| a.lines().next().unwrap_or_default().to_owned()).collect()
+    }
+}
+
+const OK: &str = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfine";
+
+#[tokio::test]
+async fn a_get_says_who_asks_for_what_and_keeps_no_connection() {
+    let server = Server::new(&[OK]).await;
+    let answer = server.get("/healthz?full=1#top", &[]).await.unwrap();
+    assert_eq!((answer.status, answer.body.as_str()), (200, "fine"));
+    let asked = server.asked().remove(0);
+    assert!(asked.starts_with("GET /healthz?full=1 HTTP/1.1\r\n"), "{asked}");
+    let mut lines: Vec<&str> = asked.trim_end().lines().skip(1).collect();
+    lines.sort_unstable();
+    let host = format!("Host: 127.0.0.1:{}", server.port);
+    assert_eq!(lines, ["Accept: */*", "Connection: close", &host, "User-Agent: kube-probe/1.36"]);
+}
+
+#[tokio::test]
+async fn headers_of_the_manifest_go_before_the_usual_ones_and_empty_ones_are_left_out() {
+    let server = Server::new(&[OK]).await;
+    let headers = [("host", "web.example"), ("accept", ""), ("X-A", "1"), ("x-a", "2"), ("User-Agent", "me")];
+    server.get("", &headers).await.unwrap();
+    let asked = server.asked().remove(0);
+    let mut lines: Vec<&str> = asked.trim_end().lines().collect();
+    lines.sort_unstable();
+    assert_eq!(
+        lines,
+        ["Connection: close", "GET / HTTP/1.1", "Host: web.example", "User-Agent: me", "X-A: 1", "X-A: 2"]
+    );
+    let refused = server.get("/", &[("bad name", "x")]).await.unwrap_err();
+    assert!(refused.contains("\"bad name\" cannot be the name of a header"), "{refused}");
+}
+
+#[tokio::test]
+async fn redirects_on_the_same_host_are_followed_and_the_host_header_stays_while_they_are_relative() {
+    let server = Server::new(&[
+        "HTTP/1.1 302 Found\r\nLocation: next/../b?x=1\r\nContent-Length: 0\r\n\r\n",
+        "HTTP/1.1 308 Permanent Redirect\r\nLocation: http://127.0.0.1:PORT/c\r\nContent-Length: 0\r\n\r\n",
+        OK,
+    ])
+    .await;
+    let answer = server.get("/dir/a", &[("Host", "web.example")]).await.unwrap();
+    assert_eq!(answer.status, 200);
+    assert_eq!(server.lines(), ["GET /dir/a HTTP/1.1", "GET /dir/b?x=1 HTTP/1.1", "GET /c HTTP/1.1"]);
+    let own: Vec<bool> = server.asked().iter().map(|a| a.contains("Host: web.example")).collect();
+    assert_eq!(own, [true, true, false]);
+}
+
+#[tokio::test]
+async fn a_redirect_to_another_host_is_the_answer_and_a_circle_ends() {
+    let away = "HTTP/1.1 302 Found\r\nLocation: http://elsewhere.example/\r\nContent-Length: 3\r\n\r\ngo!";
+    let server = Server::new(&[away]).await;
+    let answer = server.get("/", &[]).await.unwrap();
+    assert_eq!((answer.status, answer.body.as_str()), (302, "go!"));
+    assert_eq!(server.asked().len(), 1);
+
+    let server = Server::new(&["HTTP/1.1 307 Again\r\nLocation: /\r\nContent-Length: 0\r\n\r\n"]).await;
+    let text = server.get("/", &[]).await.unwrap_err();
+    assert!(text.ends_with("stopped after 10 redirects"), "{text}");
+    assert_eq!(server.asked().len(), 11);
+
+    let server =
+        Server::new(&["HTTP/1.1 301 Moved\r\nLocation: https://127.0.0.1/\r\nContent-Length: 0\r\n\r\n"])
+            .await;
+    let text = server.get("/", &[]).await.unwrap_err();
+    assert!(text.contains("needs TLS"), "{text}");
+}
+
+#[tokio::test]
+async fn at_most_ten_kibibytes_of_a_body_are_read() {
+    let endless = format!("HTTP/1.1 200 OK\r\n\r\n{}", "x".repeat(64 << 10));
+    let server = Server::new(&[&endless]).await;
+    assert_eq!(server.get("/", &[]).await.unwrap().body.len(), BODY_LIMIT);
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_or_says_nothing_is_named_with_the_url() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let request = Get { host: "127.0.0.1", port, path: "/x", headers: &[], user_agent: "t" };
+    // It accepts through its backlog and never answers.
+    let text = get(&request, SECOND).await.unwrap_err();
+    assert_eq!(text, format!("Get \"http://127.0.0.1:{port}/x\": no answer within 1 s"));
+    drop(listener);
+    let text = get(&request, LONG).await.unwrap_err();
+    assert!(text.contains("cannot connect") && text.contains("refused"), "{text}");
+    let server = Server::new(&["SSH-2.0-none\r\n"]).await;
+    server.get("/", &[]).await.unwrap_err();
+}
+
+#[test]
+fn references_are_joined_as_the_rfc_says() {
+    for (base, reference, joins) in [
+        ("/a/b?q", "c", "/a/c"),
+        ("/a/b?q", "?x", "/a/b?x"),
+        ("/a/b", "/c?x=/../", "/c?x=/../"),
+        ("/a/b/c", "../d/./e", "/a/d/e"),
+        ("/a/b", "..", "/"),
+        ("/a", "../../x", "/x"),
+        ("/a/b", "./", "/a/"),
+    ] {
+        assert_eq!(joined(base, reference), joins, "{base} {reference}");
+    }
+}
+
+#[test]
+fn what_no_url_may_hold_is_escaped() {
+    assert_eq!(target_of("a b/é\"?x=%20{}"), "/a%20b/%C3%A9%22?x=%20%7B%7D");
+}

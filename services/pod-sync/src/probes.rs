@@ -1,0 +1,297 @@
+//! The probes of the pods: one task per container and kind, beside the pod's worker (pod-lifecycle.md §13).
+//!
+//! A task asks the core when a probe is due, makes it, and hands the outcome to the core. What turns is shown at
+//! once; a restart is decided by the pod's worker, which is woken. No task outlives its entry.
+
+pub mod handlers;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use keelson_kube_model::{ContainerKind, Pod};
+use keelson_pod_sync_core::Moment;
+use keelson_pod_sync_core::explain::{Cause, StepName};
+use keelson_pod_sync_core::observation::PodObservation;
+use keelson_pod_sync_core::probe::{
+    Judged, Look, Next, ProbeBook, ProbeKind, ProbeState, ProbeTimes, Was, cut, started, unready_cause, was,
+};
+use keelson_pod_sync_core::worker::WorkerPhase;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::agent::{Agent, Entry};
+use crate::manager::RESYNC;
+use crate::probes::handlers::{Call, Outcome};
+use crate::sync::{container_object, show};
+use crate::worker::Job;
+
+/// Commands that run in containers at the same time, for probes.
+const EXEC_PROBES: usize = 16;
+/// Connections that probes have at the same time.
+const NETWORK_PROBES: usize = 64;
+/// Bytes of an outcome that an event carries: what the API takes.
+const EVENT_TEXT: usize = 1000;
+
+/// How many probes are made at the same time, whichever pods they are of.
+#[derive(Debug)]
+pub struct Probing {
+    /// Commands.
+    pub exec: Semaphore,
+    /// Connections.
+    pub network: Semaphore,
+}
+
+impl Default for Probing {
+    fn default() -> Self {
+        Self { exec: Semaphore::new(EXEC_PROBES), network: Semaphore::new(NETWORK_PROBES) }
+    }
+}
+
+/// The probes of one UID.
+#[derive(Debug, Default)]
+pub struct Probes {
+    /// Where each stands.
+    pub book: ProbeBook,
+    tasks: BTreeMap<(String, ProbeKind), Task>,
+}
+
+impl Probes {
+    /// What they depend on has changed.
+    pub fn wake(&self) {
+        self.tasks.values().for_each(|task| task.wake.notify_one());
+    }
+
+    /// Nothing of the pod runs any more.
+    pub fn end(&mut self) {
+        self.tasks.clear();
+    }
+
+    /// Why a container that runs is not ready.
+    pub fn unready(entry: &Entry, pod: &Pod, name: &str) -> Option<Cause> {
+        let record = entry.observed.current(name).filter(|r| r.is_running())?;
+        let (kind, container) = pod.container(name)?;
+        let probed = matches!(kind, ContainerKind::Regular | ContainerKind::Sidecar);
+        probed.then(|| unready_cause(container, record, Some(&entry.status), &entry.probes.book)).flatten()
+    }
+}
+
+#[derive(Debug)]
+struct Task {
+    wake: Arc<Notify>,
+    handle: AbortHandle,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.handle.abort();
+    }
+}
+
+/// Whom a task probes.
+#[derive(Debug, Clone)]
+struct Who {
+    uid: String,
+    life: u64,
+    key: (String, ProbeKind),
+}
+
+/// What a task does next.
+enum Step {
+    Probe(Box<Call>),
+    Wait(Duration),
+    Keep,
+    Hold,
+}
+
+/// Begins the probes of a pod that are not there yet (§8.1, step 13).
+pub fn ensure(agent: &Arc<Agent>, job: &Job) {
+    let Some(wanted) = &job.wanted else { return };
+    let containers = wanted.pod.containers().filter(|(kind, _)| {
+        // Ephemeral containers and those that end have none.
+        matches!(kind, ContainerKind::Regular | ContainerKind::Sidecar)
+    });
+    let keys: Vec<(String, ProbeKind)> = containers
+        .flat_map(|(_, c)| {
+            ProbeKind::ALL.into_iter().filter(move |k| k.of(c).is_some()).map(move |k| (c.name.clone(), k))
+        })
+        .collect();
+    if keys.is_empty() {
+        return;
+    }
+    agent.with(&job.uid, |entry| {
+        let life = entry.life;
+        for key in keys {
+            let there = entry.probes.tasks.get(&key).is_some_and(|task| !task.handle.is_finished());
+            if there || entry.state.phase != WorkerPhase::Sync {
+                continue;
+            }
+            entry.probes.book.entry(key.clone()).or_insert_with(|| ProbeState::new(key.1));
+            let wake = Arc::new(Notify::new());
+            let who = Who { uid: job.uid.clone(), life, key: key.clone() };
+            let handle = tokio::spawn(follow(Arc::clone(agent), who, Arc::clone(&wake))).abort_handle();
+            entry.probes.tasks.insert(key, Task { wake, handle });
+        }
+    });
+}
+
+async fn follow(agent: Arc<Agent>, who: Who, wake: Arc<Notify>) {
+    let (mut due, mut held) = (Instant::now(), true);
+    loop {
+        let now = Instant::now();
+        let step = next_step(&agent, &who, held || now >= due);
+        held = false;
+        match step {
+            None => return,
+            Some(Step::Keep) => {}
+            Some(Step::Wait(wait)) => due = now + wait,
+            // Whatever ends the hold wakes the task; the time is only for what nobody thought of.
+            Some(Step::Hold) => (due, held) = (now + RESYNC, true),
+            Some(Step::Probe(call)) => {
+                let period = u64::try_from(call.times.period_seconds).unwrap_or(1);
+                due = now + Duration::from_secs(period);
+                let outcome = Box::pin(handlers::run(&agent, &call)).await;
+                take(&agent, &who, &call, &outcome);
+                continue;
+            }
+        }
+        // Cancel-safe: a notification that comes meanwhile is kept.
+        tokio::select! {
+            () = agent.context.shutdown.cancelled() => return,
+            () = wake.notified() => {}
+            () = tokio::time::sleep_until(due) => {}
+        }
+    }
+}
+
+/// Whether a probe of this kind has anything to say while the pod ends: readiness is told to the last (§8.2).
+fn has_ended(entry: &Entry, kind: ProbeKind) -> bool {
+    match entry.state.phase {
+        WorkerPhase::Sync => false,
+        WorkerPhase::Terminating => kind != ProbeKind::Readiness,
+        WorkerPhase::Terminated | WorkerPhase::Finished => true,
+    }
+}
+
+/// `None`: there is nothing to probe any more.
+fn next_step(agent: &Agent, who: &Who, due: bool) -> Option<Step> {
+    let at = agent.moment();
+    agent.with_life(&who.uid, who.life, |entry| look(entry, who, due, &at)).flatten()
+}
+
+fn look(entry: &mut Entry, who: &Who, due: bool, at: &Moment) -> Option<Step> {
+    let (name, kind) = (&who.key.0, who.key.1);
+    if has_ended(entry, kind) {
+        return None;
+    }
+    let pod = Arc::clone(&entry.wanted.as_ref()?.pod);
+    let (_, container) = pod.container(name)?;
+    let times = ProbeTimes::of(kind.of(container)?);
+    let observed = Arc::clone(&entry.observed);
+    let running = observed.current(name).filter(|r| r.is_running());
+    let (old, book) = (Some(&*entry.status), &entry.probes.book);
+    let before = running.map_or_else(Was::default, |record| was(old, record));
+    let started = running.is_some_and(|record| started(container, record, old, book));
+    let address = address(entry, &pod, &observed);
+    let state = entry.probes.book.get_mut(&who.key)?;
+    let look = Look { running, started, was: before, due, spread: fastrand::f64(), at };
+    Some(match state.look(kind, &times, &look) {
+        Next::Keep => Step::Keep,
+        Next::Hold => Step::Hold,
+        Next::After(nanos) => Step::Wait(Duration::from_nanos(u64::try_from(nanos).unwrap_or(0))),
+        Next::Probe => {
+            state.next_unix_nanos = at.now_unix_nanos.saturating_add(times.period_nanos());
+            let id = state.container_id.clone();
+            Step::Probe(Box::new(Call { container: name.clone(), pod, kind, id, times, address }))
+        }
+    })
+}
+
+/// Where a pod answers: its own address, or this machine's for a pod on the node's network.
+pub fn address(entry: &Entry, pod: &Pod, observed: &PodObservation) -> String {
+    if let Some(own) = observed.pod_ips().into_iter().next() {
+        return own;
+    }
+    match (pod.is_host_network(), entry.status.pod_ip.as_str()) {
+        (true, "") => "127.0.0.1".to_owned(),
+        (true, known) => known.to_owned(),
+        (false, _) => String::new(),
+    }
+}
+
+/// What an outcome leads to: counters, a line in `explain`, an event, and what turned.
+fn take(agent: &Agent, who: &Who, call: &Call, outcome: &Outcome) {
+    let at = agent.moment();
+    let judged = agent.with_life(&who.uid, who.life, |entry| {
+        if has_ended(entry, call.kind) {
+            return None;
+        }
+        let state = entry.probes.book.get_mut(&who.key)?;
+        if state.container_id != call.id {
+            return None;
+        }
+        let mut judge = |success, text: &str| state.judge(call.kind, &call.times, &call.id, success, text);
+        let judged = match outcome {
+            Outcome::Success | Outcome::Warning(_) => judge(true, ""),
+            Outcome::Failure(text) => judge(false, text),
+            Outcome::Error(text) => {
+                state.errored(&call.id, text);
+                Judged::default()
+            }
+            // It says nothing of the container.
+            Outcome::Away(_) => return None,
+        };
+        explain(entry, call, &at);
+        if judged.changed {
+            // The others wait for the end of the startup.
+            entry.probes.wake();
+        }
+        Some(judged)
+    });
+    let Some(judged) = judged.flatten() else { return };
+    tell(agent, call, outcome);
+    if !judged.keep {
+        return;
+    }
+    if judged.changed {
+        tracing::info!(
+            pod = crate::worker::name_of(&call.pod),
+            container = call.container,
+            probe = call.kind.as_str(),
+            "a probe's result turned: {outcome:?}"
+        );
+        show(agent, &who.uid);
+        if call.kind != ProbeKind::Readiness {
+            agent.wake(&who.uid);
+        }
+    }
+    agent.keep(&who.uid);
+}
+
+/// Says in the ledger whether the container that runs is ready, and if not why.
+fn explain(entry: &mut Entry, call: &Call, at: &Moment) {
+    let runs =
+        entry.observed.current(&call.container).is_some_and(|r| r.id.as_str() == call.id && r.is_running());
+    if !runs || entry.state.phase != WorkerPhase::Sync {
+        return;
+    }
+    let cause = Probes::unready(entry, &call.pod, &call.container);
+    let cause = cause.unwrap_or_else(|| Cause::done("runtime-shim"));
+    entry.ledger.set(StepName::Container, &call.container, cause, at);
+}
+
+fn tell(agent: &Agent, call: &Call, outcome: &Outcome) {
+    let kind = call.kind.as_str();
+    let (reason, text) = match outcome {
+        Outcome::Success | Outcome::Away(_) => return,
+        Outcome::Warning(text) => ("ProbeWarning", format!("{kind} probe warning: {text}")),
+        Outcome::Failure(text) => ("Unhealthy", format!("{kind} probe failed: {text}")),
+        Outcome::Error(text) => {
+            ("Unhealthy", format!("{kind} probe errored and resulted in unknown state: {text}"))
+        }
+    };
+    let list = call.pod.container(&call.container).map_or(ContainerKind::Regular, |(kind, _)| kind);
+    let object = container_object(&call.pod, list, &call.container);
+    agent.context.events.warning(object, reason, cut(&text, EVENT_TEXT));
+}

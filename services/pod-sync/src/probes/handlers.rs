@@ -1,0 +1,255 @@
+//! What one probe does (pod-lifecycle.md §13.3).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1 as cri;
+use keelson_kube_model::{
+    Container, ExecAction, GrpcAction, HttpGetAction, IntOrString, Pod, TcpSocketAction,
+};
+use keelson_pod_sync_core::config::expand;
+use keelson_pod_sync_core::probe::{ProbeKind, ProbeTimes, cut};
+use tokio::net::TcpStream;
+use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::agent::Agent;
+use crate::clients::bounded;
+use crate::http::{BODY_LIMIT, Get, get};
+
+/// How often a probe is begun again at once when it could not be made.
+const ATTEMPTS: usize = 3;
+/// What probes call themselves.
+const USER_AGENT: &str = "kube-probe/1.36";
+/// What the runtime may take beyond a probe's own time before the call is given up.
+const EXEC_SLACK: Duration = Duration::from_secs(120);
+
+/// What a probe came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It said yes.
+    Success,
+    /// It said yes, and something that a person should know.
+    Warning(String),
+    /// It said no.
+    Failure(String),
+    /// It could not be made, because of what the manifest or the runtime says; nobody has answered.
+    Error(String),
+    /// It could not be made because a neighbour is away.
+    Away(String),
+}
+
+/// One probe of one container instance.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// The container's name.
+    pub container: String,
+    /// Which of its probes.
+    pub kind: ProbeKind,
+    /// The instance.
+    pub id: String,
+    /// Its numbers.
+    pub times: ProbeTimes,
+    /// The pod's address; empty when it has none.
+    pub address: String,
+}
+
+/// Makes one probe, within the limit of probes at the same time.
+pub async fn run(agent: &Agent, call: &Call) -> Outcome {
+    let Some((_, container)) = call.pod.container(&call.container) else {
+        return Outcome::Error("the pod has no such container".to_owned());
+    };
+    let exec = call.kind.of(container).is_some_and(|probe| probe.exec.is_some());
+    let gate = if exec { &agent.probing.exec } else { &agent.probing.network };
+    let Ok(_permit) = gate.acquire().await else { return Outcome::Away("the service is ending".to_owned()) };
+    let mut outcome = Outcome::Error(String::new());
+    for _ in 0..ATTEMPTS {
+        outcome = once(agent, call, container).await;
+        if !matches!(outcome, Outcome::Error(_)) {
+            break;
+        }
+    }
+    outcome
+}
+
+async fn once(agent: &Agent, call: &Call, container: &Container) -> Outcome {
+    let Some(probe) = call.kind.of(container) else {
+        return Outcome::Error("the container has no such probe".to_owned());
+    };
+    let bound = Duration::from_secs(u64::try_from(call.times.timeout_seconds).unwrap_or(1));
+    if let Some(action) = &probe.exec {
+        exec(agent, container, &call.id, action, bound).await
+    } else if let Some(action) = &probe.http_get {
+        http(container, &call.address, action, bound).await
+    } else if let Some(action) = &probe.tcp_socket {
+        tcp(container, &call.address, action, bound).await
+    } else if let Some(action) = &probe.grpc {
+        grpc(&call.address, action, bound).await
+    } else {
+        Outcome::Error("the probe has no handler: give it exec, httpGet, tcpSocket or grpc".to_owned())
+    }
+}
+
+async fn exec(
+    agent: &Agent,
+    container: &Container,
+    id: &str,
+    action: &ExecAction,
+    bound: Duration,
+) -> Outcome {
+    // Only what is written out in the manifest: no secret is fetched for a probe.
+    let literal = |name: &str| {
+        let named = |e: &&keelson_kube_model::EnvVar| e.name == name && e.value_from.is_none();
+        container.env.iter().rev().find(named).map(|e| e.value.clone())
+    };
+    let cmd: Vec<String> = action.command.iter().map(|word| expand(word, literal)).collect();
+    let seconds = i64::try_from(bound.as_secs()).unwrap_or(i64::MAX);
+    let request = cri::ExecSyncRequest { container_id: id.to_owned(), cmd: cmd.clone(), timeout: seconds };
+    match agent.clients.cri().exec_sync(bounded(request, bound + EXEC_SLACK)).await {
+        Ok(answer) => said(&answer.into_inner()),
+        Err(status) if status.code() == Code::DeadlineExceeded => {
+            Outcome::Failure(format!("command {cmd:?} timed out after {seconds} s"))
+        }
+        Err(status) if keelson_service_kit::status::is_cut(&status) => {
+            Outcome::Away(status.message().to_owned())
+        }
+        Err(status) => Outcome::Error(status.message().to_owned()),
+    }
+}
+
+/// What a command that ended has said.
+fn said(answer: &cri::ExecSyncResponse) -> Outcome {
+    if answer.exit_code == 0 {
+        return Outcome::Success;
+    }
+    let mut output = String::from_utf8_lossy(&answer.stdout).into_owned();
+    output.push_str(&String::from_utf8_lossy(&answer.stderr));
+    if output.trim().is_empty() {
+        return Outcome::Failure(format!("command exited with {}", answer.exit_code));
+    }
+    Outcome::Failure(cut(&output, BODY_LIMIT).to_owned())
+}
+
+async fn http(container: &Container, address: &str, action: &HttpGetAction, bound: Duration) -> Outcome {
+    if action.scheme.eq_ignore_ascii_case("https") {
+        return Outcome::Error(no_tls("probes"));
+    }
+    let (host, port) = match place(&action.host, address, &action.port, container) {
+        Ok(place) => place,
+        Err(text) => return Outcome::Error(text),
+    };
+    let request =
+        Get { host, port, path: &action.path, headers: &action.http_headers, user_agent: USER_AGENT };
+    match get(&request, bound).await {
+        Ok(answer) => match answer.status {
+            200..300 => Outcome::Success,
+            300..400 => {
+                Outcome::Warning(format!("Probe terminated redirects, Response body: {}", answer.body))
+            }
+            status => Outcome::Failure(format!("HTTP probe failed with statuscode: {status}")),
+        },
+        Err(text) => Outcome::Failure(text),
+    }
+}
+
+/// Why nothing is asked over TLS.
+pub fn no_tls(who: &str) -> String {
+    format!("scheme HTTPS: the {who} of this version do not speak TLS, use scheme HTTP or exec")
+}
+
+async fn tcp(container: &Container, address: &str, action: &TcpSocketAction, bound: Duration) -> Outcome {
+    let (host, port) = match place(&action.host, address, &action.port, container) {
+        Ok(place) => place,
+        Err(text) => return Outcome::Error(text),
+    };
+    match tokio::time::timeout(bound, TcpStream::connect((host, port))).await {
+        Ok(Ok(_)) => Outcome::Success,
+        Ok(Err(error)) => Outcome::Failure(format!("dial tcp {host} port {port}: {error}")),
+        Err(_) => {
+            Outcome::Failure(format!("dial tcp {host} port {port}: no answer within {} s", bound.as_secs()))
+        }
+    }
+}
+
+async fn grpc(address: &str, action: &GrpcAction, bound: Duration) -> Outcome {
+    let port = u16::try_from(action.port).unwrap_or(0);
+    let Ok(ip) = address.parse::<std::net::IpAddr>() else { return Outcome::Error(no_address()) };
+    let to = std::net::SocketAddr::new(ip, port);
+    let seconds = bound.as_secs();
+    let began = tokio::time::Instant::now();
+    let channel = match tokio::time::timeout(bound, keelson_service_kit::connect_tcp(to, USER_AGENT)).await {
+        Ok(Ok(channel)) => channel,
+        Ok(Err(text)) => {
+            return Outcome::Failure(format!("error: failed to connect service \"{to}\": {text}"));
+        }
+        Err(_) => {
+            return Outcome::Failure(format!(
+                "timeout: failed to connect service \"{to}\" within {seconds} s"
+            ));
+        }
+    };
+    let request = HealthCheckRequest { service: action.service.clone().unwrap_or_default() };
+    let left = bound.saturating_sub(began.elapsed());
+    let mut client = HealthClient::new(channel);
+    let answer = match tokio::time::timeout(left, client.check(bounded(request, left))).await {
+        Ok(answer) => answer,
+        Err(_) => Err(tonic::Status::deadline_exceeded("")),
+    };
+    health(answer.map(|answer| answer.into_inner().status), seconds)
+}
+
+fn health(answer: Result<i32, tonic::Status>, seconds: u64) -> Outcome {
+    match answer {
+        Ok(status) if status == ServingStatus::Serving as i32 => Outcome::Success,
+        Ok(status) => {
+            let word = ServingStatus::try_from(status).map_or("UNKNOWN", |status| status.as_str_name());
+            Outcome::Failure(format!("service unhealthy (responded with {word:?})"))
+        }
+        Err(status) => Outcome::Failure(match status.code() {
+            Code::Unimplemented => format!(
+                "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {}",
+                status.message()
+            ),
+            // tonic tells of a deadline that has passed here as a cancelled call.
+            Code::DeadlineExceeded | Code::Cancelled => {
+                format!("timeout: health rpc did not complete within {seconds} s")
+            }
+            _ => format!("error: health rpc probe failed: {}", status.message()),
+        }),
+    }
+}
+
+fn no_address() -> String {
+    "the pod has no address yet".to_owned()
+}
+
+/// Host and port of a handler: its own host, else the pod's address.
+///
+/// # Errors
+/// What is missing, for people.
+pub fn place<'a>(
+    host: &'a str,
+    address: &'a str,
+    port: &IntOrString,
+    container: &Container,
+) -> Result<(&'a str, u16), String> {
+    let host = if host.is_empty() { address } else { host };
+    if host.is_empty() {
+        return Err(no_address());
+    }
+    let number = match port {
+        IntOrString::Int(number) => Some(*number),
+        IntOrString::Str(name) => {
+            let named = container.ports.iter().find(|p| p.name == *name).map(|p| p.container_port);
+            named.or_else(|| name.parse().ok())
+        }
+    };
+    let number = number.and_then(|n| u16::try_from(n).ok()).filter(|n| *n > 0);
+    number
+        .map(|port| (host, port))
+        .ok_or_else(|| format!("the container {} has no port {:?}", container.name, port.to_string()))
+}

@@ -1,0 +1,344 @@
+//! What volume-manager is told of a pod's volumes: typed messages, since it reads no Pod JSON.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use keelson_kube_model::{
+    Container, DownwardApiVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Quantity, ResourceList, Volume,
+    VolumeProjection,
+};
+use keelson_pod_sync_core::config::{Downward, downward_value};
+use keelson_proto::keelson::volume_manager::v1 as volume;
+use keelson_proto::keelson::volume_manager::v1::file_source::Source as FileSource;
+use keelson_proto::keelson::volume_manager::v1::file_volume::Kind;
+use keelson_proto::keelson::volume_manager::v1::volume::Source;
+
+use crate::agent::Agent;
+use crate::desires;
+
+/// The volumes of a pod. One of files is told only when a container mounts it (volumes.md §3.2): what nobody
+/// mounts may name objects that are not there. `allocatable` is what pods may use of the machine, empty while
+/// nobody has said it.
+pub fn messages(pod: &Pod, allocatable: &ResourceList) -> Vec<volume::Volume> {
+    let all = pod.spec.volumes.iter();
+    all.filter_map(|volume| {
+        let source = source(pod, volume, allocatable);
+        let is_told = !matches!(source, Source::Files(_)) || is_mounted(pod, &volume.name);
+        is_told.then(|| volume::Volume { name: volume.name.clone(), source: Some(source) })
+    })
+    .collect()
+}
+
+/// Every container of a pod, of whatever kind.
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.containers().map(|(_, container)| container)
+}
+
+fn is_mounted(pod: &Pod, name: &str) -> bool {
+    containers(pod).any(|c| c.volume_mounts.iter().any(|mount| mount.name == name))
+}
+
+fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList) -> Source {
+    if let Some(empty) = &volume.empty_dir {
+        return Source::EmptyDir(volume::EmptyDir {
+            medium: empty.medium.clone(),
+            size_limit_bytes: empty.size_limit.as_ref().map_or(0, Quantity::value),
+        });
+    }
+    if let Some(host) = &volume.host_path {
+        return Source::HostPath(volume::HostPath {
+            path: host.path.clone(),
+            r#type: host.type_.clone().unwrap_or_default(),
+        });
+    }
+    let (kind, sources, mode) = if let Some(map) = &volume.config_map {
+        let source = object("ConfigMap", &map.name, &map.items, map.optional);
+        (Kind::ConfigMap, vec![source], map.default_mode)
+    } else if let Some(secret) = &volume.secret {
+        let source = object("Secret", &secret.secret_name, &secret.items, secret.optional);
+        (Kind::Secret, vec![source], secret.default_mode)
+    } else if let Some(fields) = &volume.downward_api {
+        let source = downward(pod, &fields.items, allocatable);
+        (Kind::DownwardApi, vec![source], fields.default_mode)
+    } else if let Some(projected) = &volume.projected {
+        (Kind::Projected, projections(pod, projected, allocatable), projected.default_mode)
+    } else {
+        return Source::Unsupported(volume.source_kind().unwrap_or("no source").to_owned());
+    };
+    Source::Files(volume::FileVolume {
+        kind: kind.into(),
+        sources: sources.into_iter().map(|source| volume::FileSource { source: Some(source) }).collect(),
+        default_mode: mode.map(bits),
+        nested: nested(pod, &volume.name),
+    })
+}
+
+fn projections(pod: &Pod, projected: &ProjectedVolumeSource, allocatable: &ResourceList) -> Vec<FileSource> {
+    let one = |source: &VolumeProjection| {
+        if let Some(map) = &source.config_map {
+            return object("ConfigMap", &map.name, &map.items, map.optional);
+        }
+        if let Some(secret) = &source.secret {
+            return object("Secret", &secret.name, &secret.items, secret.optional);
+        }
+        if let Some(fields) = &source.downward_api {
+            return downward(pod, &fields.items, allocatable);
+        }
+        let field = match source {
+            VolumeProjection { service_account_token: Some(_), .. } => "serviceAccountToken",
+            VolumeProjection { cluster_trust_bundle: Some(_), .. } => "clusterTrustBundle",
+            VolumeProjection { pod_certificate: Some(_), .. } => "podCertificate",
+            _ => "a source of an unknown kind",
+        };
+        FileSource::Unsupported(field.to_owned())
+    };
+    projected.sources.iter().map(one).collect()
+}
+
+fn object(kind: &str, name: &str, items: &[KeyToPath], optional: Option<bool>) -> FileSource {
+    let item = |item: &KeyToPath| volume::KeyFile {
+        key: item.key.clone(),
+        path: item.path.clone(),
+        mode: item.mode.map(bits),
+    };
+    FileSource::Object(volume::ObjectFiles {
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        items: items.iter().map(item).collect(),
+        optional: optional == Some(true),
+    })
+}
+
+fn downward(pod: &Pod, items: &[DownwardApiVolumeFile], allocatable: &ResourceList) -> FileSource {
+    use volume::downward_file::Value;
+    let one = |item: &DownwardApiVolumeFile| {
+        let value = match downward_value(pod, item, allocatable) {
+            Downward::Value(text) => Value::Content(text.into_bytes()),
+            Downward::Wrong(why) => Value::Error(why),
+            Downward::NeedsAllocatable => {
+                Value::WaitsFor("resource-manager to tell what pods may use of the machine".to_owned())
+            }
+        };
+        volume::DownwardFile { path: item.path.clone(), mode: item.mode.map(bits), value: Some(value) }
+    };
+    FileSource::Downward(volume::DownwardFiles { files: items.iter().map(one).collect() })
+}
+
+/// Permission bits; what validation refuses is none.
+fn bits(mode: i32) -> u32 {
+    u32::try_from(mode).unwrap_or(0)
+}
+
+/// Folders in a volume at which a container mounts another volume, the outermost of each branch, relative to the
+/// volume (volumes.md §9.1).
+fn nested(pod: &Pod, name: &str) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    for container in containers(pod) {
+        let mounts = &container.volume_mounts;
+        for own in mounts.iter().filter(|mount| mount.name == name) {
+            let own = parts(&own.mount_path);
+            let others =
+                mounts.iter().filter(|mount| mount.name != name).map(|mount| parts(&mount.mount_path));
+            let below: BTreeSet<Vec<&str>> = others
+                .filter(|other| other.len() > own.len() && other.starts_with(&own))
+                .map(|other| other[own.len()..].to_vec())
+                .collect();
+            let is_outermost =
+                |path: &&Vec<&str>| !below.iter().any(|o| o.len() < path.len() && path.starts_with(o));
+            found.extend(below.iter().filter(is_outermost).map(|path| path.join("/")));
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// The components of a path of a container.
+fn parts(path: &str) -> Vec<&str> {
+    path.split('/').filter(|part| !part.is_empty() && *part != ".").collect()
+}
+
+/// Tells volume-manager anew what depends on the machine, each time that resource-manager has told another
+/// machine.
+pub async fn follow_allocatable(agent: Arc<Agent>) {
+    let mut machine = agent.machine.subscribe();
+    let mut told = machine.borrow_and_update().allocatable.clone();
+    loop {
+        // Cancel-safe: `changed` marks nothing as seen unless it returns.
+        tokio::select! {
+            () = agent.context.shutdown.cancelled() => return,
+            changed = machine.changed() => if changed.is_err() {
+                return;
+            },
+        }
+        let now = machine.borrow_and_update().allocatable.clone();
+        if now != told {
+            told = now;
+            for uid in agent.uids() {
+                agent.with(&uid, |entry| desires::want(&agent, entry));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use keelson_config::{Config, ServiceName};
+    use keelson_pod_sync_core::worker::UpdateKind;
+    use keelson_proto::keelson::resource_manager::v1::Machine;
+    use keelson_service_kit::Context;
+    use serde_json::json;
+
+    use super::*;
+    use crate::agent::Wanted;
+
+    fn pod(mounts: serde_json::Value, volumes: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({
+            "metadata": {"name": "web", "labels": {"tier": "front"}},
+            "spec": {
+                "containers": [{"name": "c", "volumeMounts": mounts}],
+                "initContainers": [{"name": "i", "volumeMounts": [{"name": "early", "mountPath": "/e"}]}],
+                "volumes": volumes
+            }
+        }))
+        .unwrap()
+    }
+
+    fn only(mounts: serde_json::Value, volume: serde_json::Value) -> volume::FileVolume {
+        let messages = messages(&pod(mounts, json!([volume])), &ResourceList::new());
+        match messages.into_iter().next().and_then(|volume| volume.source) {
+            Some(Source::Files(files)) => files,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn at(path: &str) -> serde_json::Value {
+        json!([{"name": "v", "mountPath": path}])
+    }
+
+    #[test]
+    fn each_kind_of_files_is_told_with_its_sources_modes_and_what_is_optional() {
+        let files = only(
+            at("/v"),
+            json!({"name": "v", "configMap": {"name": "m", "defaultMode": 420, "optional": true,
+                "items": [{"key": "k", "path": "p", "mode": 256}]}}),
+        );
+        assert_eq!((files.kind(), files.default_mode), (Kind::ConfigMap, Some(0o644)));
+        let item = volume::KeyFile { key: "k".into(), path: "p".into(), mode: Some(0o400) };
+        let object = |kind: &str, name: &str, items, optional| {
+            let (kind, name) = (kind.to_owned(), name.to_owned());
+            FileSource::Object(volume::ObjectFiles { kind, name, items, optional })
+        };
+        assert_eq!(files.sources[0].source, Some(object("ConfigMap", "m", vec![item], true)));
+        let files = only(at("/v"), json!({"name": "v", "secret": {"secretName": "s"}}));
+        assert_eq!((files.kind(), files.default_mode), (Kind::Secret, None));
+        assert_eq!(files.sources[0].source, Some(object("Secret", "s", vec![], false)));
+        let files = only(
+            at("/v"),
+            json!({"name": "v", "downwardAPI": {"items": [
+                {"path": "tier", "fieldRef": {"fieldPath": "metadata.labels['tier']"}},
+                {"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}},
+                {"path": "cpu", "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu"}},
+            ]}}),
+        );
+        assert_eq!(files.kind(), Kind::DownwardApi);
+        let Some(FileSource::Downward(fields)) = &files.sources[0].source else { panic!("{files:?}") };
+        use volume::downward_file::Value;
+        assert_eq!(fields.files[0].value, Some(Value::Content(b"front".to_vec())));
+        assert!(matches!(&fields.files[1].value, Some(Value::Error(why)) if why.contains("status.podIP")));
+        assert!(
+            matches!(&fields.files[2].value, Some(Value::WaitsFor(what)) if what.contains("resource-manager"))
+        );
+    }
+
+    #[test]
+    fn the_sources_of_a_projected_volume_keep_their_order_and_what_needs_an_api_server_is_named() {
+        let files = only(
+            at("/v"),
+            json!({"name": "v", "projected": {"defaultMode": 256, "sources": [
+                {"secret": {"name": "s"}},
+                {"serviceAccountToken": {"path": "token"}},
+                {"downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+                {"clusterTrustBundle": {"path": "ca"}},
+                {"configMap": {"name": "m"}},
+                {"podCertificate": {"signerName": "x/y"}},
+            ]}}),
+        );
+        assert_eq!((files.kind(), files.default_mode), (Kind::Projected, Some(0o400)));
+        let names: Vec<String> = files
+            .sources
+            .into_iter()
+            .map(|source| match source.source.unwrap() {
+                FileSource::Object(object) => format!("{}/{}", object.kind, object.name),
+                FileSource::Downward(_) => "downward".to_owned(),
+                FileSource::Unsupported(field) => field,
+            })
+            .collect();
+        let wanted = [
+            "Secret/s",
+            "serviceAccountToken",
+            "downward",
+            "clusterTrustBundle",
+            "ConfigMap/m",
+            "podCertificate",
+        ];
+        assert_eq!(names, wanted);
+    }
+
+    #[test]
+    fn files_that_no_container_mounts_are_not_told() {
+        let map = |name: &str| json!({"name": name, "configMap": {"name": "m"}});
+        let pod = pod(at("/v"), json!([map("v"), map("early"), map("unused")]));
+        let names: Vec<String> =
+            messages(&pod, &ResourceList::new()).into_iter().map(|volume| volume.name).collect();
+        assert_eq!(names, ["v", "early"]);
+    }
+
+    #[test]
+    fn other_volumes_are_mounted_at_folders_of_their_own_the_outermost_ones() {
+        let mounts = json!([
+            {"name": "v", "mountPath": "/etc/app/"},
+            {"name": "a", "mountPath": "/etc/app/one"},
+            {"name": "b", "mountPath": "/etc/app/one/two"},
+            {"name": "c", "mountPath": "/etc/./app//deep/er"},
+            {"name": "d", "mountPath": "/etc/application"},
+            {"name": "e", "mountPath": "/etc"},
+        ]);
+        let files = only(mounts, json!({"name": "v", "secret": {"secretName": "s"}}));
+        assert_eq!(files.nested, ["deep/er", "one"]);
+    }
+
+    #[tokio::test]
+    async fn what_depends_on_the_machine_is_told_again_when_the_machine_is() {
+        let agent = Agent::new(Context::detached(ServiceName::PodSync, Config::default()), None);
+        let volume = json!({"name": "v", "downwardAPI": {"items": [
+            {"path": "cpu", "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu"}},
+        ]}});
+        let mut pod = pod(at("/v"), json!([volume]));
+        pod.metadata.uid = "u".into();
+        let wanted = Wanted {
+            raw: Bytes::new(),
+            pod: Arc::new(pod),
+            source: "file".into(),
+            origin: String::new(),
+            traceparent: String::new(),
+            revision: 1,
+        };
+        agent.named(&wanted, UpdateKind::Create, None);
+        let told = || format!("{:?}", agent.desired.volumes.get("u").unwrap().volumes);
+        assert!(told().contains("WaitsFor"), "{}", told());
+        let following = tokio::spawn(follow_allocatable(Arc::clone(&agent)));
+        // The task has to subscribe before there is a change.
+        tokio::task::yield_now().await;
+        let allocatable = [("cpu".to_owned(), 2500)].into_iter().collect();
+        agent.machine.send_replace(Arc::new(Machine { allocatable, ..Machine::default() }));
+        let wait = async {
+            while told().contains("WaitsFor") {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(20), wait).await.unwrap();
+        assert!(told().contains("Content([51])"), "the text 3: {}", told());
+        agent.context.shutdown.cancel();
+        following.await.unwrap();
+    }
+}

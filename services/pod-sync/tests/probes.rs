@@ -1,0 +1,189 @@
+//! Probes in pod-sync as it runs, with a runtime whose commands end as a test says.
+
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use fake::{PodSync, World, eventually};
+
+/// A command that the probe runs each second.
+fn probe(word: &str, failures: u32) -> Value {
+    json!({"exec": {"command": [word]}, "periodSeconds": 1, "timeoutSeconds": 5,
+        "successThreshold": 1, "failureThreshold": failures})
+}
+
+fn container(name: &str, fields: &Value) -> Value {
+    let mut container = json!({"name": name, "image": "i:1", "imagePullPolicy": "IfNotPresent"});
+    container.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    container
+}
+
+/// Names the pod `web` with one container, `main`.
+fn name(world: &World, fields: &Value) {
+    world.name_with("web", json!({"restartPolicy": "Always", "containers": [container("main", fields)]}), 1);
+}
+
+/// Waits until the container `main` is shown like this: ready, started.
+async fn shown(service: &PodSync, ready: bool, started: bool) -> Value {
+    eventually(&format!("ready {ready}, started {started}"), async || {
+        let status = service.pod("web").await?["status"].take();
+        let main = status["containerStatuses"][0].clone();
+        (main["state"]["running"].is_object() && main["ready"] == ready && main["started"] == started)
+            .then_some(status)
+    })
+    .await
+}
+
+fn is_ready(status: &Value) -> bool {
+    let conditions = status["conditions"].as_array().unwrap();
+    conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
+}
+
+/// Waits until a command has been run so often.
+async fn ran(world: &World, word: &str, times: usize) {
+    eventually(&format!("{word} {times} times"), async || (world.shim.calls(word) >= times).then_some(()))
+        .await;
+}
+
+#[tokio::test]
+async fn readiness_turns_at_once_both_ways_and_restarts_nothing() {
+    let world = World::start();
+    world.shim.command("ready?", 1, "not yet\n");
+    let service = world.pod_sync().await;
+    name(&world, &json!({"readinessProbe": probe("ready?", 1)}));
+    assert!(!is_ready(&shown(&service, false, true).await));
+    let told = service.event("Warning Unhealthy: ").await;
+    assert_eq!(told, "Warning Unhealthy: Readiness probe failed: not yet\n");
+    let step = service.step("web", "container", |step| step.state == "failed").await;
+    assert_eq!((step.subject.as_str(), step.owner.as_str()), ("main", "you"));
+    assert_eq!(step.message, "its readiness probe fails: not yet");
+    assert!(step.next_retry_unix_nanos > step.since_unix_nanos, "{step:?}");
+
+    world.shim.command("ready?", 0, "");
+    assert!(is_ready(&shown(&service, true, true).await));
+    service.step("web", "container", |step| step.state == "done").await;
+    world.shim.command("ready?", 1, "");
+    assert!(!is_ready(&shown(&service, false, true).await));
+    service.event("Warning Unhealthy: Readiness probe failed: command exited with 1").await;
+    assert_eq!((world.shim.calls("StartContainer"), world.shim.calls("StopContainer")), (1, 0));
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_failed_liveness_probe_restarts_its_container_alone() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    let main = container("main", &json!({"livenessProbe": probe("alive?", 2)}));
+    let other = container("other", &json!({}));
+    world.name_with("web", json!({"restartPolicy": "Always", "containers": [main, other]}), 1);
+    shown(&service, true, true).await;
+    ran(&world, "alive?", 1).await;
+    assert_eq!(world.shim.calls("StopContainer"), 0);
+    world.shim.command("alive?", 7, "dead");
+    service.event("Warning Unhealthy: Liveness probe failed: dead").await;
+    service.event("Normal Killing: Container main failed liveness probe, will be restarted").await;
+    world.shim.command("alive?", 0, "");
+    eventually("the restart", async || {
+        let status = service.pod("web").await?["status"].take();
+        let [main, other] = [0, 1].map(|at| status["containerStatuses"][at]["restartCount"].clone());
+        (main == 1 && status["containerStatuses"][0]["ready"] == true).then(|| assert_eq!(other, 0))
+    })
+    .await;
+    assert_eq!(world.shim.calls("StopContainer"), 1);
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_startup_probe_holds_the_others_back_and_its_failure_restarts() {
+    let world = World::start();
+    world.shim.command("up?", 1, "starting");
+    let service = world.pod_sync().await;
+    let fields = json!({"startupProbe": probe("up?", 3), "readinessProbe": probe("ready?", 1),
+        "livenessProbe": probe("alive?", 1)});
+    name(&world, &fields);
+    shown(&service, false, false).await;
+    let step = service.step("web", "container", |step| step.message.contains("starting")).await;
+    assert_eq!((step.state.as_str(), step.owner.as_str()), ("waiting", "you"));
+    assert!(step.message.starts_with("its startup probe fails ("), "{}", step.message);
+    service.event("Normal Killing: Container main failed startup probe, will be restarted").await;
+    assert_eq!((world.shim.calls("ready?"), world.shim.calls("alive?")), (0, 0));
+
+    world.shim.command("up?", 0, "");
+    let status = shown(&service, true, true).await;
+    assert_eq!(status["containerStatuses"][0]["restartCount"], 1);
+    ran(&world, "alive?", 1).await;
+    let asked = world.shim.calls("up?");
+    ran(&world, "ready?", 3).await;
+    assert_eq!(world.shim.calls("up?"), asked, "once started it is asked no more");
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_sidecar_holds_what_follows_until_its_startup_probe_succeeds() {
+    let world = World::start();
+    world.shim.command("up?", 1, "");
+    let service = world.pod_sync().await;
+    let sidecar = container("side", &json!({"restartPolicy": "Always", "startupProbe": probe("up?", 100)}));
+    let spec = json!({"restartPolicy": "Always", "initContainers": [sidecar],
+        "containers": [container("main", &json!({}))]});
+    world.name_with("web", spec, 1);
+    let waits = |step: &_| -> bool {
+        let step: &keelson_proto::keelson::pod_sync::v1::Step = step;
+        step.subject == "side" && step.state == "waiting" && step.owner == "you"
+    };
+    service.step("web", "container", waits).await;
+    ran(&world, "up?", 2).await;
+    assert_eq!(world.shim.calls("StartContainer"), 1);
+    world.shim.command("up?", 0, "");
+    shown(&service, true, true).await;
+    assert_eq!(world.shim.calls("StartContainer"), 2);
+    service.kill();
+}
+
+#[tokio::test]
+async fn results_and_counters_outlive_pod_sync() {
+    let world = World::start();
+    let first = world.pod_sync().await;
+    let fields = json!({"startupProbe": probe("up?", 1), "readinessProbe": probe("ready?", 1),
+        "livenessProbe": probe("alive?", 3)});
+    name(&world, &fields);
+    let status = shown(&first, true, true).await;
+    ran(&world, "alive?", 1).await;
+    world.shim.command("alive?", 1, "dead");
+    let asked = world.shim.calls("alive?");
+    ran(&world, "alive?", asked + 1).await;
+    first.event("Warning Unhealthy: Liveness").await;
+    first.kill();
+    // A probe that the first one has begun may still be on its way.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let (up, alive) = (world.shim.calls("up?"), world.shim.calls("alive?"));
+
+    world.shim.command("up?", 1, "");
+    let second = world.pod_sync().await;
+    let kept = eventually("the pod", async || second.pod("web").await).await;
+    assert_eq!(kept["status"], status, "nothing has flapped");
+    second.event("Normal Killing: Container main failed liveness probe").await;
+    assert_eq!(world.shim.calls("up?"), up, "what has started is not asked again");
+    let more = world.shim.calls("alive?") - alive;
+    assert!((1..=2).contains(&more), "the failures before count: {more}");
+    second.kill();
+}
+
+#[tokio::test]
+async fn a_pod_that_ends_is_not_restarted_by_its_probes_and_leaves_no_task() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    name(&world, &json!({"readinessProbe": probe("ready?", 1), "livenessProbe": probe("alive?", 1)}));
+    shown(&service, true, true).await;
+    world.pods.remove(&"web".to_owned());
+    eventually("its end", async || service.pod("web").await.is_none().then_some(())).await;
+    let asked = world.shim.calls("ExecSync");
+    tokio::time::sleep(Duration::from_millis(1300)).await;
+    assert_eq!(world.shim.calls("ExecSync"), asked);
+    assert_eq!(world.shim.calls("StartContainer"), 1);
+    service.kill();
+}

@@ -1,0 +1,294 @@
+//! What a cgroup, a network namespace and the machine use, read from the kernel's texts
+//! (runtime-and-resources.md §14.1; cgroups(7), proc(5)).
+
+/// A limit of at least this is none.
+const UNLIMITED: u64 = 1 << 62;
+/// How far apart two samples are at least before the newer one takes the place of the older: the kubelet's
+/// interval of collection (§14.1).
+const INTERVAL_NANOS: u64 = 10_000_000_000;
+/// A rate over less than this says more about the scheduler than about the processes.
+const LEAST_NANOS: u64 = 1_000_000_000;
+/// Interfaces that are no way out of their namespace, by the beginnings of their names.
+const INNER: &[&str] = &["lo", "veth", "docker", "nerdctl"];
+/// The interface that stands for its namespace.
+pub const DEFAULT_INTERFACE: &str = "eth0";
+
+/// What a cgroup uses; what the kernel does not tell is none.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Usage {
+    /// Nanoseconds of all CPUs together since the cgroup was made.
+    pub cpu_nanos: Option<u64>,
+    /// Memory.
+    pub memory: Option<Memory>,
+    /// Waiting for a CPU.
+    pub cpu_pressure: Option<Pressure>,
+    /// Waiting for memory.
+    pub memory_pressure: Option<Pressure>,
+    /// Waiting for block devices.
+    pub io_pressure: Option<Pressure>,
+}
+
+/// Memory of a cgroup in bytes, and its page faults.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Everything that is charged.
+    pub usage: u64,
+    /// Usage less inactive file pages.
+    pub working_set: u64,
+    /// Anonymous memory.
+    pub rss: u64,
+    /// Page faults.
+    pub page_faults: u64,
+    /// Those that had to read a disk.
+    pub major_page_faults: u64,
+    /// Limit less working set; none without a limit.
+    pub available: Option<u64>,
+    /// Swap; none where the kernel does not account for it.
+    pub swap_usage: Option<u64>,
+    /// Swap limit less swap; none without a limit.
+    pub swap_available: Option<u64>,
+}
+
+/// Pressure stall information of one resource.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Pressure {
+    /// Some of the tasks waited.
+    pub some: PressureShare,
+    /// All of them did.
+    pub full: PressureShare,
+}
+
+/// How long it was waited.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct PressureShare {
+    /// Nanoseconds in all.
+    pub total_nanos: u64,
+    /// Percent of the last 10 s.
+    pub avg10: f64,
+    /// Percent of the last 60 s.
+    pub avg60: f64,
+    /// Percent of the last 300 s.
+    pub avg300: f64,
+}
+
+/// A network interface since it was made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Errors while receiving.
+    pub rx_errors: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Errors while sending.
+    pub tx_errors: u64,
+}
+
+/// The files of a cgroup that tell its memory. `stat` is `memory.stat`; a file that is not there is empty.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MemoryTexts<'a> {
+    /// `memory.usage_in_bytes`, `memory.current`.
+    pub usage: &'a str,
+    /// `memory.stat`.
+    pub stat: &'a str,
+    /// `memory.limit_in_bytes`, `memory.max`.
+    pub limit: &'a str,
+    /// v2 only: `memory.swap.current`.
+    pub swap: &'a str,
+    /// v1: `memory.memsw.limit_in_bytes`, which counts memory and swap; v2: `memory.swap.max`.
+    pub swap_limit: &'a str,
+}
+
+/// CPU time by `cpuacct.usage` of v1.
+pub fn cpu_v1(usage: &str) -> Option<u64> {
+    number(usage)
+}
+
+/// CPU time by `cpu.stat` of v2, which counts microseconds.
+pub fn cpu_v2(stat: &str) -> Option<u64> {
+    let [micros] = fields(stat, ["usage_usec"]);
+    micros.map(|micros| micros.saturating_mul(1000))
+}
+
+/// Memory by the files of v1. What is below the cgroup counts too.
+pub fn memory_v1(texts: MemoryTexts<'_>) -> Option<Memory> {
+    let names = ["total_inactive_file", "total_rss", "total_pgfault", "total_pgmajfault", "total_swap"];
+    let [inactive, rss, faults, major, swap] = fields(texts.stat, names);
+    let limit = limit(texts.limit);
+    // A limit of both together leaves to swap what memory alone may not take.
+    let swap_limit = limit.and_then(|memory| Some(self::limit(texts.swap_limit)?.saturating_sub(memory)));
+    memory(number(texts.usage)?, inactive, limit, |memory| Memory {
+        rss: rss.unwrap_or(0),
+        page_faults: faults.unwrap_or(0),
+        major_page_faults: major.unwrap_or(0),
+        swap_usage: swap,
+        swap_available: swap_limit.map(|limit| limit.saturating_sub(swap.unwrap_or(0))),
+        ..memory
+    })
+}
+
+/// Memory by the files of v2.
+pub fn memory_v2(texts: MemoryTexts<'_>) -> Option<Memory> {
+    let [inactive, rss, faults, major] =
+        fields(texts.stat, ["inactive_file", "anon", "pgfault", "pgmajfault"]);
+    let swap = number(texts.swap);
+    memory(number(texts.usage)?, inactive, limit(texts.limit), |memory| Memory {
+        rss: rss.unwrap_or(0),
+        page_faults: faults.unwrap_or(0),
+        major_page_faults: major.unwrap_or(0),
+        swap_usage: swap,
+        swap_available: limit(texts.swap_limit).map(|limit| limit.saturating_sub(swap.unwrap_or(0))),
+        ..memory
+    })
+}
+
+fn memory(
+    usage: u64,
+    inactive_file: Option<u64>,
+    limit: Option<u64>,
+    rest: impl FnOnce(Memory) -> Memory,
+) -> Option<Memory> {
+    let working_set = usage.saturating_sub(inactive_file?);
+    let available = limit.map(|limit| limit.saturating_sub(working_set));
+    Some(rest(Memory { usage, working_set, available, ..Memory::default() }))
+}
+
+/// The machine's memory: that of the cgroup at the top of the tree, where v2 has no `memory.current`, with the sizes
+/// of `/proc/meminfo`. None when that does not tell them.
+pub fn node_memory(top: Option<Memory>, stat: &str, meminfo: &str) -> Option<Memory> {
+    let size = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        number(line.trim().strip_suffix("kB")?).map(|kib| kib.saturating_mul(1024))
+    };
+    let (total, free) = (size("MemTotal")?, size("MemFree")?);
+    let used = total.saturating_sub(free).to_string();
+    let memory = top.or_else(|| memory_v2(MemoryTexts { usage: &used, stat, ..MemoryTexts::default() }))?;
+    let (swap, swap_free) = (size("SwapTotal").unwrap_or(0), size("SwapFree").unwrap_or(0));
+    Some(Memory {
+        available: Some(total.saturating_sub(memory.working_set)),
+        swap_usage: Some(swap.saturating_sub(swap_free)),
+        swap_available: Some(swap_free),
+        ..memory
+    })
+}
+
+/// Pressure by a `*.pressure` file, whose totals are microseconds.
+pub fn pressure(text: &str) -> Option<Pressure> {
+    let share = |kind: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
+        let value = |name: &str| line.split(' ').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+        let average = |name: &str| value(name)?.parse().ok();
+        Some(PressureShare {
+            total_nanos: number(value("total")?)?.saturating_mul(1000),
+            avg10: average("avg10")?,
+            avg60: average("avg60")?,
+            avg300: average("avg300")?,
+        })
+    };
+    // Older kernels have no line `full` for the CPU.
+    share("some").map(|some| Pressure { some, full: share("full").unwrap_or_default() })
+}
+
+/// The interfaces of `/proc/<pid>/net/dev` that lead out, the default one first.
+pub fn interfaces(text: &str) -> Vec<Interface> {
+    let read = |line: &str| {
+        let (name, counters) = line.split_once(':')?;
+        let name = name.trim();
+        if INNER.iter().any(|inner| name.starts_with(inner)) {
+            return None;
+        }
+        let counters: Vec<u64> = counters.split_whitespace().map_while(|c| c.parse().ok()).collect();
+        Some(Interface {
+            name: name.to_owned(),
+            rx_bytes: *counters.first()?,
+            rx_errors: *counters.get(2)?,
+            tx_bytes: *counters.get(8)?,
+            tx_errors: *counters.get(10)?,
+        })
+    };
+    let mut found: Vec<Interface> = text.lines().filter_map(read).collect();
+    found.sort_by_key(|interface| interface.name != DEFAULT_INTERFACE);
+    found
+}
+
+/// How many threads there are, by `/proc/loadavg`.
+pub fn threads(loadavg: &str) -> Option<u64> {
+    let (_, all) = loadavg.split_whitespace().nth(3)?.split_once('/')?;
+    number(all)
+}
+
+/// When the machine was booted, in seconds since 1970, by `/proc/stat`.
+pub fn boot_seconds(stat: &str) -> Option<u64> {
+    let [seconds] = fields(stat, ["btime"]);
+    seconds
+}
+
+fn number(text: &str) -> Option<u64> {
+    text.trim().parse().ok()
+}
+
+/// A limit; `max` and what is beyond any machine are none.
+fn limit(text: &str) -> Option<u64> {
+    number(text).filter(|limit| *limit < UNLIMITED)
+}
+
+/// The values of lines such as `name 12`, in the order of `names`.
+fn fields<const N: usize>(text: &str, names: [&str; N]) -> [Option<u64>; N] {
+    let mut values = [None; N];
+    for (name, value) in text.lines().filter_map(|line| line.split_once(' ')) {
+        if let Some(at) = names.iter().position(|wanted| *wanted == name) {
+            values[at] = number(value);
+        }
+    }
+    values
+}
+
+/// CPU time at a moment of a clock that never goes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample {
+    /// The moment in nanoseconds.
+    pub at_nanos: u64,
+    /// CPU time up to it in nanoseconds.
+    pub cpu_nanos: u64,
+}
+
+/// What is remembered of a cgroup to tell how much CPU it uses.
+///
+/// Reads come when somebody asks, also from several sides at once, so the rate is not that since the last read: it
+/// goes back to a sample that is at least [`INTERVAL_NANOS`] older, once there is one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rate {
+    older: Option<Sample>,
+    newer: Option<Sample>,
+}
+
+impl Rate {
+    /// Takes a sample; nanoseconds of CPU per second up to it. None at the first one, and within a second of it.
+    pub fn observe(&mut self, now: Sample) -> Option<u64> {
+        if self.newer.is_some_and(|newer| now.cpu_nanos < newer.cpu_nanos || now.at_nanos < newer.at_nanos) {
+            // Another cgroup has taken the name.
+            *self = Self::default();
+        }
+        match self.newer {
+            None => self.newer = Some(now),
+            Some(newer) if now.at_nanos - newer.at_nanos >= INTERVAL_NANOS => {
+                self.older = Some(newer);
+                self.newer = Some(now);
+            }
+            Some(_) => {}
+        }
+        let base = self.older.or(self.newer)?;
+        let elapsed = now.at_nanos - base.at_nanos;
+        if elapsed < LEAST_NANOS {
+            return None;
+        }
+        let used = u128::from(now.cpu_nanos - base.cpu_nanos);
+        u64::try_from(used * 1_000_000_000 / u128::from(elapsed)).ok()
+    }
+}
+
+#[cfg(test)]
+#[path = "statistics_tests.rs"]
+mod tests;

@@ -1,0 +1,166 @@
+//! What cgroups use: a few files of each, found by name, never by a walk.
+
+use std::fs;
+
+use keelson_resource_manager_core::hierarchy::Version;
+use keelson_resource_manager_core::statistics::{
+    self, Memory, MemoryTexts, Usage, cpu_v1, cpu_v2, memory_v1, memory_v2, pressure,
+};
+
+use super::Tree;
+
+impl Tree {
+    /// What the cgroup with this path from the top of the tree uses; `/` is the top. One that is not there uses
+    /// nothing that could be told.
+    pub(crate) fn usage(&self, path: &str) -> Usage {
+        let read = |controller: &str, file: &str| self.read_below(controller, path, file).unwrap_or_default();
+        match self.version() {
+            Version::V1 => Usage {
+                cpu_nanos: cpu_v1(&read("cpuacct", "cpuacct.usage")),
+                memory: memory_v1(MemoryTexts {
+                    usage: &read("memory", "memory.usage_in_bytes"),
+                    stat: &read("memory", "memory.stat"),
+                    limit: &read("memory", "memory.limit_in_bytes"),
+                    swap: "",
+                    swap_limit: &read("memory", "memory.memsw.limit_in_bytes"),
+                }),
+                ..Usage::default()
+            },
+            Version::V2 => Usage {
+                cpu_nanos: cpu_v2(&read("cpu", "cpu.stat")),
+                memory: memory_v2(MemoryTexts {
+                    usage: &read("memory", "memory.current"),
+                    stat: &read("memory", "memory.stat"),
+                    limit: &read("memory", "memory.max"),
+                    swap: &read("memory", "memory.swap.current"),
+                    swap_limit: &read("memory", "memory.swap.max"),
+                }),
+                cpu_pressure: pressure(&read("cpu", "cpu.pressure")),
+                memory_pressure: pressure(&read("memory", "memory.pressure")),
+                // The file is there without the controller `io`.
+                io_pressure: pressure(&read("memory", "io.pressure")),
+            },
+        }
+    }
+
+    /// What the whole machine uses: the top of the tree, with the sizes of `/proc/meminfo`.
+    pub(crate) fn node_usage(&self) -> Usage {
+        let usage = self.usage("/");
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        Usage { memory: self.node_memory(usage.memory, &meminfo), ..usage }
+    }
+
+    fn node_memory(&self, top: Option<Memory>, meminfo: &str) -> Option<Memory> {
+        let stat = match top {
+            Some(_) => String::new(),
+            None => self.read_below("memory", "/", "memory.stat").unwrap_or_default(),
+        };
+        statistics::node_memory(top, &stat, meminfo)
+    }
+
+    /// The first process of a cgroup and how many there are.
+    pub(crate) fn processes(&self, path: &str) -> (Option<u32>, u64) {
+        let text = self.read_below("memory", path, "cgroup.procs").unwrap_or_default();
+        // A process of another pid namespace shows as 0.
+        let first = text.lines().next().and_then(|pid| pid.parse().ok()).filter(|pid| *pid != 0);
+        (first, u64::try_from(text.lines().count()).unwrap_or(u64::MAX))
+    }
+
+    /// Whether there is such a cgroup.
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.read_below("memory", path, "cgroup.procs").is_some()
+    }
+
+    fn read_below(&self, controller: &str, path: &str, file: &str) -> Option<String> {
+        let dir = self.mount_of(controller)?.join(path.trim_start_matches('/'));
+        self.fs().read(&dir, file).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use keelson_resource_manager_core::layout::{Layout, Qos};
+
+    use super::super::fake::FakeCgroups;
+    use super::*;
+
+    const V1: &str = "\
+31 23 0:28 / /cg rw - tmpfs tmpfs rw\n\
+32 31 0:29 / /cg/cpu rw - cgroup cgroup rw,cpu\n\
+33 31 0:30 / /cg/cpuacct rw - cgroup cgroup rw,cpuacct\n\
+34 31 0:31 / /cg/memory rw - cgroup cgroup rw,memory\n";
+    const V2: &str = "31 23 0:28 / /cg rw,nosuid - cgroup2 cgroup2 rw\n";
+
+    fn tree(fake: &FakeCgroups, mountinfo: &str) -> Tree {
+        let layout = Layout::new("/own").unwrap();
+        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), layout, None).unwrap()
+    }
+
+    #[test]
+    fn on_v1_each_figure_comes_from_its_hierarchy() {
+        let fake = FakeCgroups::v1();
+        let tree = tree(&fake, V1);
+        let path = format!("{}/abc", tree.layout().pod(Qos::Burstable, "u"));
+        assert!(!tree.has(&path));
+        assert_eq!(tree.usage(&path), Usage::default());
+        for (controller, file, content) in [
+            ("cpuacct", "cpuacct.usage", "1500\n"),
+            ("memory", "memory.usage_in_bytes", "900\n"),
+            ("memory", "memory.stat", "total_rss 500\ntotal_inactive_file 100\n"),
+            ("memory", "memory.limit_in_bytes", "1000\n"),
+            ("memory", "cgroup.procs", "12\n13\n"),
+        ] {
+            fake.show(&format!("/cg/{controller}{path}"), file, content);
+        }
+        let usage = tree.usage(&path);
+        let memory = usage.memory.unwrap();
+        assert_eq!((usage.cpu_nanos, memory.working_set, memory.available), (Some(1500), 800, Some(200)));
+        assert_eq!((memory.rss, memory.swap_available, usage.cpu_pressure), (500, None, None));
+        assert!(tree.has(&path));
+        assert_eq!(tree.processes(&path), (Some(12), 2));
+    }
+
+    #[test]
+    fn on_v2_one_folder_has_all_of_them_and_the_pressure() {
+        let fake = FakeCgroups::v2(&["cpu", "memory"]);
+        let tree = tree(&fake, V2);
+        let path = format!("{}/abc", tree.layout().pod(Qos::BestEffort, "u"));
+        for (file, content) in [
+            ("cpu.stat", "usage_usec 2\nuser_usec 1\n"),
+            ("memory.current", "900\n"),
+            ("memory.stat", "anon 500\ninactive_file 100\n"),
+            ("memory.max", "max\n"),
+            ("memory.swap.current", "7\n"),
+            ("memory.swap.max", "10\n"),
+            ("cpu.pressure", "some avg10=1.00 avg60=0.00 avg300=0.00 total=5\n"),
+            ("io.pressure", "some avg10=2.00 avg60=0.00 avg300=0.00 total=6\n"),
+            ("cgroup.procs", "0\n0\n"),
+        ] {
+            fake.show(&format!("/cg{path}"), file, content);
+        }
+        let usage = tree.usage(&path);
+        let memory = usage.memory.unwrap();
+        assert_eq!((usage.cpu_nanos, memory.working_set, memory.available), (Some(2000), 800, None));
+        assert_eq!((memory.swap_usage, memory.swap_available), (Some(7), Some(3)));
+        assert_eq!(usage.cpu_pressure.unwrap().some.total_nanos, 5000);
+        assert_eq!(usage.io_pressure.unwrap().some.avg10, 2.0);
+        assert_eq!(usage.memory_pressure, None);
+        // Processes of another pid namespace are counted, but have no number here.
+        assert_eq!(tree.processes(&path), (None, 2));
+    }
+
+    #[test]
+    fn the_top_of_a_v2_tree_takes_what_is_used_from_meminfo() {
+        let fake = FakeCgroups::v2(&["cpu", "memory"]);
+        let tree = tree(&fake, V2);
+        fake.show("/cg", "memory.stat", "anon 500\ninactive_file 1024\n");
+        fake.show("/cg", "cpu.stat", "usage_usec 3\n");
+        let usage = tree.usage("/");
+        assert_eq!((usage.cpu_nanos, usage.memory), (Some(3000), None));
+        let memory = tree.node_memory(usage.memory, "MemTotal: 10 kB\nMemFree: 4 kB\n").unwrap();
+        assert_eq!((memory.usage, memory.working_set, memory.rss), (6 << 10, 5 << 10, 500));
+    }
+}

@@ -1,0 +1,379 @@
+//! Reads what pods and the node use, when somebody asks (runtime-and-resources.md §14).
+//!
+//! Nothing is collected in between and nothing is walked: which containers there are is runtime-shim's to say, and each
+//! has a few files. What is kept are two samples of CPU time per cgroup, for rates.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1 as cri;
+use k8s_cri::v1::image_service_client::ImageServiceClient;
+use keelson_proto::keelson::common::v1::PodRef;
+use keelson_proto::keelson::resource_manager::v1 as pb;
+use keelson_proto::keelson::runtime::v1 as rt;
+use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
+use keelson_resource_manager_core::layout::{Qos, is_usable_uid};
+use keelson_resource_manager_core::statistics::{Rate, Sample, Usage, boot_seconds, interfaces, threads};
+use keelson_service_kit::status::{chain, error};
+use keelson_service_kit::{Peer, now_unix_nanos};
+use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
+use tonic::{Code, Request, Status};
+
+use crate::cgroup::Tree;
+use crate::host;
+use crate::view::TreeState;
+use crate::wire_stats as wire;
+
+/// Bound of the question about images; the other figures do not wait longer for it.
+const IMAGES_WITHIN: Duration = Duration::from_secs(2);
+/// Bound of the question about filesystems; one that hangs has no figures.
+const STATFS_WITHIN: Duration = Duration::from_secs(2);
+/// Bound of the list of what runs.
+const LIST_WITHIN: Duration = Duration::from_secs(10);
+
+/// Reads statistics, one reader at a time.
+#[derive(Debug)]
+pub(crate) struct Statistics {
+    tree: watch::Receiver<TreeState>,
+    runtime: Peer,
+    root: PathBuf,
+    origin: Instant,
+    history: Arc<Mutex<History>>,
+    /// Held while filesystems are looked at: one that hangs takes one thread and no more.
+    looking: Arc<Mutex<()>>,
+}
+
+/// What is remembered for rates.
+#[derive(Debug, Default)]
+struct History {
+    node: Rate,
+    pods: Rate,
+    /// By the path of the cgroup.
+    cgroups: HashMap<String, Rate>,
+}
+
+impl Statistics {
+    /// Statistics of this tree, of the containers of this runtime-shim, and of the filesystem of `root`.
+    pub(crate) fn new(tree: watch::Receiver<TreeState>, runtime: Peer, root: PathBuf) -> Self {
+        Self { tree, runtime, root, origin: Instant::now(), history: Arc::default(), looking: Arc::default() }
+    }
+
+    /// The node; with `brief` only CPU and memory.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION: there is no cgroup tree.
+    pub(crate) async fn node(&self, brief: bool) -> Result<pb::NodeStatsResponse, Status> {
+        let tree = self.tree()?;
+        let (root, images) = if brief { (None, None) } else { self.filesystems().await };
+        self.read(move |clock, history| {
+            let taken = now_unix_nanos();
+            let pods = tree.layout().pods().to_string();
+            pb::NodeStatsResponse {
+                boot_unix_nanos: boot_unix_nanos(),
+                usage: Some(wire::usage(tree.node_usage(), taken, |cpu| clock.rate(&mut history.node, cpu))),
+                pods: Some(wire::usage(tree.usage(&pods), taken, |cpu| clock.rate(&mut history.pods, cpu))),
+                network: if brief { None } else { network("/proc/self/net/dev") },
+                root,
+                images,
+                processes: if brief { None } else { process_count() },
+            }
+        })
+        .await
+    }
+
+    /// Every pod that runs; with `brief` only CPU and memory.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION: there is no cgroup tree. That of runtime-shim when it does not list what runs.
+    pub(crate) async fn pods(&self, brief: bool) -> Result<Vec<pb::PodStatsResponse>, Status> {
+        let tree = self.tree()?;
+        let running = self.running().await?;
+        self.read(move |clock, history| {
+            let before = std::mem::take(&mut history.cgroups);
+            let mut reader = Reader { tree: &tree, clock, brief, before, now: HashMap::new() };
+            let stats = running.into_iter().filter_map(|pod| reader.pod(pod)).collect();
+            // What was not met is gone.
+            history.cgroups = reader.now;
+            stats
+        })
+        .await
+    }
+
+    fn tree(&self) -> Result<Arc<Tree>, Status> {
+        match &*self.tree.borrow() {
+            TreeState::Ready(tree) => Ok(Arc::clone(tree)),
+            TreeState::NotYet(text) | TreeState::Never(text) => {
+                Err(error(Code::FailedPrecondition, "NO_CGROUPS", format!("no statistics: {text}")))
+            }
+        }
+    }
+
+    /// Runs `work` where it may block.
+    async fn read<T, F>(&self, work: F) -> Result<T, Status>
+    where
+        T: Send + 'static,
+        F: FnOnce(Clock, &mut History) -> T + Send + 'static,
+    {
+        let mut history = Arc::clone(&self.history).lock_owned().await;
+        let clock = Clock(self.origin);
+        let reading = tokio::task::spawn_blocking(move || work(clock, &mut history));
+        let ended =
+            |e| error(Code::Internal, "READ_ENDED", format!("the reading of statistics has ended: {e}"));
+        reading.await.map_err(ended)
+    }
+
+    /// The pods that runtime-shim shows now: its replay up to `synced`, after which nobody listens.
+    async fn running(&self) -> Result<Vec<rt::RuntimePod>, Status> {
+        use rt::watch_pods_response::Item;
+        let list = async {
+            let mut client = RuntimeClient::new(self.runtime.channel());
+            let mut replay = client.watch_pods(rt::WatchPodsRequest {}).await?.into_inner();
+            let mut pods = Vec::new();
+            while let Some(message) = replay.message().await? {
+                match message.item {
+                    Some(Item::Pod(pod)) => pods.push(pod),
+                    Some(Item::Synced(_)) => return Ok(pods),
+                    Some(Item::GoneUid(_) | Item::State(_)) | None => {}
+                }
+            }
+            Err(Status::unavailable("runtime-shim has ended its list of what runs too early"))
+        };
+        let late = |_| {
+            let text = format!("runtime-shim has not listed what runs within {} s", LIST_WITHIN.as_secs());
+            Err(Status::deadline_exceeded(text))
+        };
+        tokio::time::timeout(LIST_WITHIN, list).await.unwrap_or_else(late)
+    }
+
+    /// The filesystems of the root folder and of images.
+    async fn filesystems(&self) -> (Option<pb::FilesystemUsage>, Option<pb::FilesystemUsage>) {
+        let images = self.images().await;
+        let root = self.root.clone();
+        let look = async {
+            let looking = Arc::clone(&self.looking).lock_owned().await;
+            let measure = move || {
+                let both = (filesystem(&root), images.and_then(Images::measure));
+                drop(looking);
+                both
+            };
+            tokio::task::spawn_blocking(measure).await.unwrap_or_default()
+        };
+        tokio::time::timeout(STATFS_WITHIN, look).await.unwrap_or_else(|_| {
+            let seconds = STATFS_WITHIN.as_secs();
+            tracing::warn!("no figures of filesystems: looking at them takes longer than {seconds} s");
+            (None, None)
+        })
+    }
+
+    /// Where the runtime keeps images and how much they take; none when it does not say so in time.
+    async fn images(&self) -> Option<Images> {
+        let mut request = Request::new(cri::ImageFsInfoRequest {});
+        request.set_timeout(IMAGES_WITHIN);
+        let answer = ImageServiceClient::new(self.runtime.channel()).image_fs_info(request).await;
+        let told = answer.inspect_err(|status| tracing::debug!("no figures of images: {}", status.message()));
+        let usage = told.ok()?.into_inner().image_filesystems.into_iter().next()?;
+        Some(Images {
+            folder: usage.fs_id?.mountpoint.into(),
+            used: usage.used_bytes.map(|bytes| bytes.value),
+            inodes_used: usage.inodes_used.map(|inodes| inodes.value),
+        })
+    }
+}
+
+/// What the runtime says of its images.
+#[derive(Debug)]
+struct Images {
+    folder: PathBuf,
+    used: Option<u64>,
+    inodes_used: Option<u64>,
+}
+
+impl Images {
+    /// Their filesystem; what is used of it is what images take (§14.2).
+    fn measure(self) -> Option<pb::FilesystemUsage> {
+        let whole = filesystem(&self.folder)?;
+        Some(pb::FilesystemUsage {
+            used: self.used.unwrap_or(whole.used),
+            inodes_used: self.inodes_used.unwrap_or(whole.inodes_used),
+            ..whole
+        })
+    }
+}
+
+/// A clock that does not go back, by its beginning.
+#[derive(Debug, Clone, Copy)]
+struct Clock(Instant);
+
+impl Clock {
+    fn rate(self, rate: &mut Rate, cpu_nanos: u64) -> Option<u64> {
+        let at_nanos = u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        rate.observe(Sample { at_nanos, cpu_nanos })
+    }
+}
+
+struct Reader<'a> {
+    tree: &'a Tree,
+    clock: Clock,
+    brief: bool,
+    before: HashMap<String, Rate>,
+    now: HashMap<String, Rate>,
+}
+
+impl Reader<'_> {
+    /// None for a pod of which nothing runs, or whose cgroup is not there.
+    fn pod(&mut self, pod: rt::RuntimePod) -> Option<pb::PodStatsResponse> {
+        let sandbox = pod.sandboxes.iter().find(|sandbox| sandbox.ready);
+        let running = newest_running(&pod.containers);
+        if (sandbox.is_none() && running.is_empty()) || !is_usable_uid(&pod.uid) {
+            return None;
+        }
+        let place = self.place(&pod.uid)?;
+        let mut processes = 0;
+        let mut containers = Vec::with_capacity(running.len());
+        for container in running {
+            // The layout of containerd below the cgroup that it was told.
+            let path = format!("{place}/{}", container.id);
+            if !self.brief {
+                processes += self.tree.processes(&path).1;
+            }
+            let usage = self.usage(path);
+            if usage.cpu_nanos.is_none() && usage.memory.is_none() {
+                continue;
+            }
+            containers.push(pb::ContainerStats {
+                name: container.name.clone(),
+                started_unix_nanos: container.started_unix_nanos,
+                usage: Some(usage),
+            });
+        }
+        let mut stats = pb::PodStatsResponse {
+            started_unix_nanos: pod.sandboxes.first().map_or(0, |sandbox| sandbox.created_unix_nanos),
+            containers,
+            ..Default::default()
+        };
+        if !self.brief {
+            let sandbox_place = sandbox.map(|sandbox| format!("{place}/{}", sandbox.id));
+            let (pid, of_sandbox) = sandbox_place.map_or((None, 0), |place| self.tree.processes(&place));
+            stats.processes = Some(processes + of_sandbox);
+            let own_network = sandbox.is_some_and(|sandbox| !sandbox.host_network);
+            let pid = pid.filter(|_| own_network);
+            stats.network = pid.and_then(|pid| network(&format!("/proc/{pid}/net/dev")));
+        }
+        stats.usage = Some(self.usage(place));
+        stats.pod = Some(PodRef { uid: pod.uid, namespace: pod.namespace, name: pod.name });
+        Some(stats)
+    }
+
+    /// The cgroup of a pod: that of the class which has one.
+    fn place(&self, uid: &str) -> Option<String> {
+        let mut places = Qos::ALL.into_iter().map(|qos| self.tree.layout().pod(qos, uid).to_string());
+        places.find(|place| self.tree.has(place))
+    }
+
+    fn usage(&mut self, path: String) -> pb::Usage {
+        let usage = self.tree.usage(&path);
+        let mut rate = self.before.remove(&path).unwrap_or_default();
+        let told = wire::usage(usage, now_unix_nanos(), |cpu| self.clock.rate(&mut rate, cpu));
+        if usage != Usage::default() {
+            self.now.insert(path, rate);
+        }
+        told
+    }
+}
+
+/// The containers that run, of each name the newest; `containers` has the newest first.
+fn newest_running(containers: &[rt::Container]) -> Vec<&rt::Container> {
+    let mut found: Vec<&rt::Container> = Vec::new();
+    for container in containers.iter().filter(|c| c.state() == rt::ContainerState::Running) {
+        if found.iter().all(|known| known.name != container.name) {
+            found.push(container);
+        }
+    }
+    found
+}
+
+fn network(file: &str) -> Option<pb::Network> {
+    let interfaces = interfaces(&fs::read_to_string(file).ok()?);
+    Some(pb::Network {
+        taken_unix_nanos: now_unix_nanos(),
+        interfaces: interfaces.into_iter().map(wire::interface).collect(),
+    })
+}
+
+fn filesystem(path: &Path) -> Option<pb::FilesystemUsage> {
+    match host::filesystem_usage(path) {
+        Ok(usage) => Some(usage),
+        Err(problem) => {
+            let text = chain(&problem);
+            tracing::debug!("no figures of a filesystem: {text}");
+            None
+        }
+    }
+}
+
+fn process_count() -> Option<pb::ProcessCount> {
+    let number = |file: &str| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let limits = [number("/proc/sys/kernel/pid_max"), number("/proc/sys/kernel/threads-max")];
+    Some(pb::ProcessCount {
+        taken_unix_nanos: now_unix_nanos(),
+        max: limits.into_iter().flatten().min()?,
+        current: threads(&fs::read_to_string("/proc/loadavg").ok()?)?,
+    })
+}
+
+/// When the machine was booted; 0 when it does not say.
+fn boot_unix_nanos() -> i64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let seconds = boot_seconds(&stat).and_then(|seconds| i64::try_from(seconds).ok());
+    seconds.unwrap_or(0).saturating_mul(1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_each_name_the_newest_running_container_counts() {
+        let container = |id: &str, name: &str, state: rt::ContainerState| rt::Container {
+            id: id.into(),
+            name: name.into(),
+            state: state.into(),
+            ..Default::default()
+        };
+        let containers = [
+            container("a3", "a", rt::ContainerState::Exited),
+            container("a2", "a", rt::ContainerState::Running),
+            container("a1", "a", rt::ContainerState::Running),
+            container("b1", "b", rt::ContainerState::Created),
+            container("c1", "c", rt::ContainerState::Running),
+        ];
+        let ids: Vec<&str> = newest_running(&containers).iter().map(|c| c.id.as_str()).collect();
+        assert_eq!(ids, ["a2", "c1"]);
+    }
+
+    #[tokio::test]
+    async fn a_filesystem_that_hangs_has_no_figures_and_is_looked_at_by_one_thread() {
+        let (_tree, tree) = watch::channel(TreeState::NotYet(String::new()));
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = Peer::service(dir.path(), keelson_config::ServiceName::RuntimeShim);
+        let statistics = Statistics::new(tree, runtime, dir.path().to_owned());
+        let hanging = Arc::clone(&statistics.looking).lock_owned().await;
+        assert_eq!(statistics.filesystems().await, (None, None));
+        drop(hanging);
+        let (root, images) = statistics.filesystems().await;
+        assert!(root.unwrap().capacity > 0);
+        assert_eq!(images, None);
+    }
+
+    #[test]
+    fn this_machine_counts_its_processes_and_knows_its_boot() {
+        let count = process_count().unwrap();
+        assert!(count.current > 0 && count.current < count.max, "{count:?}");
+        let boot = boot_unix_nanos();
+        assert!(boot > 0 && boot < now_unix_nanos(), "{boot}");
+    }
+}

@@ -1,0 +1,196 @@
+//! Statistics over the socket, of real cgroups and of this machine.
+
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, reason = "the other tests of the service use the rest")]
+mod support;
+
+use std::time::Duration;
+
+use keelson_proto::keelson::common::v1::Want;
+use keelson_proto::keelson::resource_manager::v1 as pb;
+use keelson_proto::keelson::runtime::v1 as rt;
+use keelson_sync_callee::testing::FakeRuntime;
+use support::{Client, Process, Service, Sync, World, desire, eventually, prepare};
+use tonic::Code;
+
+const LONG: Duration = Duration::from_secs(20);
+const POD: &str = "kubepods/besteffort/podu1";
+
+/// A service with a pod `u1` that has its cgroup.
+async fn with_pod(world: &World) -> (Service, Sync) {
+    let service = world.start().await;
+    let mut client = service.client();
+    let mut sync = Sync::open(&mut client).await;
+    sync.complete(1, true).await;
+    sync.pod(desire("u1", 1, Want::Run, "BestEffort")).await;
+    prepare(&mut client, "u1", 1, LONG).await.unwrap();
+    (service, sync)
+}
+
+/// The pod as runtime-shim shows it: `main` is what [`Process`] puts into its cgroup.
+fn running() -> rt::RuntimePod {
+    let container = |id: &str, name: &str, state: rt::ContainerState| rt::Container {
+        id: id.into(),
+        name: name.into(),
+        state: state.into(),
+        started_unix_nanos: 8,
+        ..Default::default()
+    };
+    let sandbox =
+        rt::Sandbox { id: "sandbox".into(), ready: true, created_unix_nanos: 7, ..Default::default() };
+    rt::RuntimePod {
+        uid: "u1".into(),
+        namespace: "default".into(),
+        name: "web".into(),
+        sandboxes: vec![sandbox],
+        containers: vec![
+            container("container", "main", rt::ContainerState::Running),
+            container("gone", "ended", rt::ContainerState::Exited),
+            container("nowhere", "just-made", rt::ContainerState::Running),
+        ],
+        ..Default::default()
+    }
+}
+
+async fn stats(client: &mut Client, brief: bool) -> Vec<pb::PodStatsResponse> {
+    let request = pb::PodStatsRequest { cpu_and_memory_only: brief };
+    let mut stream = client.pod_stats(request).await.unwrap().into_inner();
+    let mut all = Vec::new();
+    while let Some(pod) = stream.message().await.unwrap() {
+        all.push(pod);
+    }
+    all
+}
+
+fn show(runtime: &FakeRuntime, change: impl FnOnce(&mut rt::RuntimePod)) {
+    let mut pod = running();
+    change(&mut pod);
+    runtime.pod(pod);
+}
+
+#[tokio::test]
+async fn a_pod_that_burns_cpu_is_measured_with_its_containers() {
+    let world = World::new();
+    let runtime = world.start_runtime().await;
+    let (service, _sync) = with_pod(&world).await;
+    let mut client = service.client();
+    assert_eq!(stats(&mut client, false).await, []);
+    let _process = Process::burn(&world.existing(POD));
+    runtime.pod(running());
+
+    let first = stats(&mut client, false).await;
+    assert_eq!(first.len(), 1);
+    let named = first[0].pod.clone().unwrap();
+    assert_eq!((named.uid.as_str(), named.namespace.as_str(), named.name.as_str()), ("u1", "default", "web"));
+    assert!(first[0].started_unix_nanos == 7 && first[0].processes >= Some(1), "{first:?}");
+    // What has ended is not told, nor what has no cgroup.
+    let names: Vec<&str> = first[0].containers.iter().map(|c| c.name.as_str()).collect();
+    assert_eq!(names, ["main"]);
+    let main = first[0].containers[0].usage.unwrap();
+    assert_eq!((main.cpu_nano_cores, first[0].containers[0].started_unix_nanos), (None, 8));
+
+    let told = eventually("a rate and what the process holds", || {
+        let mut client = service.client();
+        async move {
+            let pods = stats(&mut client, true).await;
+            let pod = pods.into_iter().next()?;
+            let main = pod.containers[0].usage?;
+            (main.cpu_nano_cores.is_some() && main.memory?.rss > 4 << 20).then_some(pod)
+        }
+    })
+    .await;
+    let (pod, later) = (told.usage.unwrap(), told.containers[0].usage.unwrap());
+    assert!(later.cpu_nanos > main.cpu_nanos, "{main:?} {later:?}");
+    assert!(later.taken_unix_nanos > main.taken_unix_nanos);
+    for usage in [pod, later] {
+        // It has a core for itself or shares it with other tests; nobody has more than all of them.
+        let cores = usage.cpu_nano_cores.unwrap();
+        let most = 1_500_000_000 * std::thread::available_parallelism().unwrap().get() as u64;
+        assert!(cores > 20_000_000 && cores < most, "{usage:?}");
+        let memory = usage.memory.unwrap();
+        assert!(memory.rss > 4 << 20 && memory.rss < 64 << 20, "{memory:?}");
+        assert!(memory.working_set >= 8 << 20 && memory.working_set <= memory.usage, "{memory:?}");
+        assert!(memory.page_faults > 0, "{memory:?}");
+    }
+    assert!(pod.cpu_nanos >= later.cpu_nanos.map(|nanos| nanos / 2), "{pod:?} {later:?}");
+    // Little was asked for.
+    assert_eq!((told.processes, told.network), (None, None));
+}
+
+#[tokio::test]
+async fn the_network_of_a_pod_is_that_of_its_sandbox() {
+    let world = World::new();
+    let runtime = world.start_runtime().await;
+    let (service, _sync) = with_pod(&world).await;
+    let mut client = service.client();
+    let _process = Process::begin(&world.existing(POD));
+    show(&runtime, |pod| pod.sandboxes[0].id = "container".into());
+    let pods = stats(&mut client, false).await;
+    // The process is in this machine's network; what matters is that its list was read.
+    assert_eq!(pods[0].processes, Some(2), "once for the container and once for the sandbox");
+    let listed = pods[0].network.as_ref().unwrap();
+    assert!(listed.taken_unix_nanos > 0 && listed.interfaces.iter().all(|i| i.name != "lo"), "{listed:?}");
+    show(&runtime, |pod| {
+        pod.sandboxes[0].id = "container".into();
+        pod.sandboxes[0].host_network = true;
+    });
+    assert_eq!(stats(&mut client, false).await[0].network, None);
+}
+
+#[tokio::test]
+async fn pods_of_which_nothing_runs_or_that_have_no_cgroup_are_left_out() {
+    let world = World::new();
+    let runtime = world.start_runtime().await;
+    let (service, _sync) = with_pod(&world).await;
+    show(&runtime, |pod| {
+        pod.sandboxes[0].ready = false;
+        pod.containers.retain(|c| c.name == "ended");
+    });
+    for uid in ["u2", "../u1"] {
+        runtime.pod(rt::RuntimePod { uid: uid.into(), ..running() });
+    }
+    assert_eq!(stats(&mut service.client(), false).await, []);
+}
+
+#[tokio::test]
+async fn the_node_is_measured_with_its_pods_together() {
+    let world = World::new();
+    let (service, _sync) = with_pod(&world).await;
+    let mut client = service.client();
+    let request = pb::NodeStatsRequest { cpu_and_memory_only: false };
+    let node = client.node_stats(request).await.unwrap().into_inner();
+    let usage = node.usage.unwrap();
+    let memory = usage.memory.unwrap();
+    assert!(usage.cpu_nanos.unwrap() > 1_000_000_000, "{usage:?}");
+    assert!(memory.working_set > 1 << 20 && memory.available.unwrap() > 1 << 20, "{memory:?}");
+    assert!(memory.swap_usage.is_some(), "{memory:?}");
+    assert!(node.boot_unix_nanos > 0 && node.pods.unwrap().cpu_nanos.is_some(), "{node:?}");
+    let root = node.root.unwrap();
+    assert!(root.capacity > root.used && root.inodes_used <= root.inodes, "{root:?}");
+    assert!(node.processes.unwrap().current > 0 && node.network.is_some());
+    // The fake runtime does not say where images are.
+    assert_eq!(node.images, None);
+
+    let request = pb::NodeStatsRequest { cpu_and_memory_only: true };
+    let brief = client.node_stats(request).await.unwrap().into_inner();
+    assert!(brief.usage.unwrap().cpu_nanos >= usage.cpu_nanos);
+    assert_eq!((brief.network, brief.root, brief.images, brief.processes), (None, None, None, None));
+}
+
+#[tokio::test]
+async fn without_a_runtime_shim_or_a_tree_nothing_is_told_and_the_reason_is() {
+    let world = World::new();
+    let service = world.start().await;
+    let request = pb::PodStatsRequest::default();
+    let status = service.client().pod_stats(request).await.map(drop).unwrap_err();
+    assert!(status.message().contains("runtime-shim is not reachable"), "{status:?}");
+
+    let mut world = World::new();
+    world.config.runtime.cgroup_driver = "systemd".into();
+    let service = world.start().await;
+    let request = pb::NodeStatsRequest::default();
+    let status = service.client().node_stats(request).await.map(drop).unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert!(status.message().contains("no statistics") && status.message().contains("systemd"), "{status:?}");
+}

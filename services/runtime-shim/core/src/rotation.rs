@@ -1,0 +1,207 @@
+//! Rotation of container logs: which files to move, compress and remove (runtime-and-resources.md §7.5).
+//!
+//! A log `0.log` that has grown too large becomes `0.log.20260102-030405` and, when the next one has followed,
+//! `0.log.20260102-030405.gz`. The moment in the name is the one of the rotation in UTC; it only ever grows, so the
+//! names sort by age whatever happens to the clock.
+//!
+//! Any plan may end after any of its steps: the next plan, made of what is then there, goes on without losing or
+//! doubling a line.
+
+use std::collections::BTreeMap;
+
+const DAY: i64 = 86_400;
+/// `YYYYMMDD-HHMMSS`.
+const STAMP: usize = 15;
+const COMPRESSED: &str = ".gz";
+const UNFINISHED: &str = ".tmp";
+
+/// A file of a container's log folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogFile {
+    /// Name in the folder.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// When a log is rotated and what is kept of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// A log of this size is rotated (`containerLogMaxSize`); an empty one never is.
+    pub max_bytes: u64,
+    /// Files that are kept, the current one included (`containerLogMaxFiles`), at least 2.
+    pub max_files: usize,
+}
+
+/// One step of a plan. Names are in the log's folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Removes a file.
+    Remove(String),
+    /// Gives a file another name, which nothing has.
+    Rename {
+        /// Its name so far.
+        from: String,
+        /// Its new name.
+        to: String,
+    },
+    /// Writes a file compressed to another one, which does not exist. When the source goes meanwhile, nothing of
+    /// what belongs to it follows.
+    Compress {
+        /// What is read.
+        from: String,
+        /// What is written.
+        to: String,
+    },
+    /// Tells the runtime to write to a new file under the current name.
+    Reopen,
+}
+
+/// What a rotated file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Form {
+    /// Lines as the runtime wrote them.
+    Plain,
+    /// The same, compressed, and complete.
+    Compressed,
+    /// A compression that has not been finished.
+    Unfinished,
+}
+
+/// The moment and the form that the name of a rotated file of `current` tells; `None`: another file.
+pub fn rotated<'a>(current: &str, name: &'a str) -> Option<(&'a str, Form)> {
+    let rest = name.strip_prefix(current)?.strip_prefix('.')?;
+    let (stamp, form) = match (rest.strip_suffix(COMPRESSED), rest.strip_suffix(UNFINISHED)) {
+        (Some(stamp), _) => (stamp, Form::Compressed),
+        (_, Some(stamp)) => (stamp, Form::Unfinished),
+        _ => (rest, Form::Plain),
+    };
+    seconds(stamp).map(|_| (stamp, form))
+}
+
+/// The rotated files of `current` that hold lines, oldest first: the moment of each and its form. Of a plain and a
+/// compressed file of one moment, which hold the same, the plain one is named.
+pub fn history<'a>(current: &str, names: impl IntoIterator<Item = &'a str>) -> BTreeMap<&'a str, Form> {
+    let mut history = BTreeMap::new();
+    for (stamp, form) in names.into_iter().filter_map(|name| rotated(current, name)) {
+        if form != Form::Unfinished {
+            let known = history.entry(stamp).or_insert(form);
+            *known = form.min(*known);
+        }
+    }
+    history
+}
+
+/// The name of a rotated file.
+pub fn name_of(current: &str, stamp: &str, form: Form) -> String {
+    let ending = match form {
+        Form::Plain => "",
+        Form::Compressed => COMPRESSED,
+        Form::Unfinished => UNFINISHED,
+    };
+    format!("{current}.{stamp}{ending}")
+}
+
+/// Decides whether the log `current` of a running container is rotated, given the files of its folder and the moment
+/// in seconds since 1970.
+///
+/// Room is made first, so that there are never more than `limits.max_files` files. A missing current file is a
+/// rotation that ended half-way: the runtime still writes to the newest rotated file, and only has to open another.
+pub fn plan_rotation(current: &str, files: &[LogFile], limits: Limits, now_unix_s: i64) -> Vec<Step> {
+    let Some(log) = files.iter().find(|file| file.name == current) else {
+        return vec![Step::Reopen];
+    };
+    if log.bytes < limits.max_bytes.max(1) {
+        return Vec::new();
+    }
+    let history = history(current, files.iter().map(|file| file.name.as_str()));
+    let excess = history.len().saturating_sub(limits.max_files.saturating_sub(2));
+    let surplus = history.keys().take(excess);
+    let names = surplus
+        .flat_map(|stamp| [Form::Plain, Form::Compressed].map(|form| name_of(current, stamp, form)))
+        .filter(|name| files.iter().any(|file| file.name == *name));
+    let mut steps: Vec<Step> = names.map(Step::Remove).collect();
+    let stamp = next_stamp(now_unix_s, history.keys().next_back().copied());
+    let to = name_of(current, &stamp, Form::Plain);
+    steps.push(Step::Rename { from: current.to_owned(), to });
+    steps.push(Step::Reopen);
+    steps
+}
+
+/// Decides what is left to do about the rotated files of `current`: half-written files go, of a file and its finished
+/// compression the file goes, and all but the newest are compressed, to which the runtime may still write.
+///
+/// Nobody else may be compressing files of this log.
+pub fn plan_tidying(current: &str, files: &[LogFile]) -> Vec<Step> {
+    let names = || files.iter().map(|file| file.name.as_str());
+    let there = |name: &String| names().any(|n| n == name);
+    let unfinished = names().filter(|name| matches!(rotated(current, name), Some((_, Form::Unfinished))));
+    let mut steps: Vec<Step> = unfinished.map(|name| Step::Remove(name.to_owned())).collect();
+    let history = history(current, names());
+    let newest = history.keys().next_back().copied();
+    for (stamp, form) in &history {
+        let [plain, compressed, unfinished] =
+            [Form::Plain, Form::Compressed, Form::Unfinished].map(|form| name_of(current, stamp, form));
+        if *form != Form::Plain {
+            continue;
+        }
+        if there(&compressed) {
+            steps.push(Step::Remove(plain));
+        } else if newest != Some(*stamp) {
+            steps.push(Step::Compress { from: plain.clone(), to: unfinished.clone() });
+            steps.push(Step::Rename { from: unfinished, to: compressed });
+            steps.push(Step::Remove(plain));
+        }
+    }
+    steps
+}
+
+/// The moment as a name has it, later than `newest` even if the clock says otherwise.
+fn next_stamp(now_unix_s: i64, newest: Option<&str>) -> String {
+    let after = newest.and_then(seconds).map_or(i64::MIN, |newest| newest + 1);
+    stamp(now_unix_s.max(after))
+}
+
+/// `YYYYMMDD-HHMMSS` in UTC.
+fn stamp(unix_s: i64) -> String {
+    let (days, rest) = (unix_s.div_euclid(DAY), unix_s.rem_euclid(DAY));
+    let (year, month, day) = civil(days);
+    format!("{year:04}{month:02}{day:02}-{:02}{:02}{:02}", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+/// The seconds since 1970 of a stamp; `None` for a text that [`stamp`] never makes.
+fn seconds(text: &str) -> Option<i64> {
+    let (date, time) = text.split_once('-').filter(|_| text.len() == STAMP)?;
+    if date.len() != 8 || !text.bytes().all(|b| b.is_ascii_digit() || b == b'-') {
+        return None;
+    }
+    let number = |text: &str, from: usize, to: usize| text.get(from..to)?.parse::<i64>().ok();
+    let days = days(number(date, 0, 4)?, number(date, 4, 6)?, number(date, 6, 8)?);
+    let unix_s = days * DAY + number(time, 0, 2)? * 3600 + number(time, 2, 4)? * 60 + number(time, 4, 6)?;
+    // A second after the last one would be longer than the others and sort wrongly.
+    (stamp(unix_s) == text && stamp(unix_s + 1).len() == STAMP).then_some(unix_s)
+}
+
+/// Year, month and day of a number of days since 1970-01-01, in the Gregorian calendar. Years are counted from
+/// March, so that the day that not every year has is the last one of its year.
+fn civil(days: i64) -> (i64, i64, i64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    (era * 400 + year_of_era + i64::from(month <= 2), month, day)
+}
+
+/// The inverse of [`civil`].
+fn days(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
+}
+
+#[cfg(test)]
+mod tests;

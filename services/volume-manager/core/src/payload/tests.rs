@@ -1,0 +1,225 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn data(pairs: &[(&str, &str)]) -> Lookup {
+    let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), Arc::from(value.as_bytes())));
+    Lookup::Present(Arc::new(pairs.collect()))
+}
+
+fn object(kind: ObjectKind, name: &str, items: &[(&str, &str, Option<u32>)]) -> ObjectFiles {
+    let item = |(key, path, mode): &(&str, &str, Option<u32>)| KeyFile {
+        key: (*key).to_owned(),
+        path: (*path).to_owned(),
+        mode: *mode,
+    };
+    ObjectFiles { kind, name: name.to_owned(), items: items.iter().map(item).collect(), optional: false }
+}
+
+fn volume(kind: FilesKind, sources: Vec<FileSource>) -> Files {
+    Files { kind, sources, default_mode: Some(0o644), nested: Vec::new() }
+}
+
+fn config_map(items: &[(&str, &str, Option<u32>)]) -> Files {
+    volume(FilesKind::ConfigMap, vec![FileSource::Object(object(ObjectKind::ConfigMap, "conf", items))])
+}
+
+fn field(path: &str, value: DownwardValue) -> FileSource {
+    FileSource::Downward(vec![DownwardFile { path: path.to_owned(), mode: None, value }])
+}
+
+/// Path, text and mode of each file.
+fn shown(payload: &Payload) -> Vec<(&str, String, u32)> {
+    let text = |file: &File| String::from_utf8_lossy(&file.bytes).into_owned();
+    payload.files.iter().map(|(path, file)| (path.as_str(), text(file), file.mode)).collect()
+}
+
+fn optional(mut files: Files) -> Files {
+    for source in &mut files.sources {
+        if let FileSource::Object(object) = source {
+            object.optional = true;
+        }
+    }
+    files
+}
+
+fn wrong(files: &Files, found: &Lookup) -> String {
+    match collect(files, "ns", |_| found.clone()) {
+        Err(error @ PayloadError::Wrong(_)) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn without_items_every_key_is_a_file_with_the_default_mode() {
+    let payload = collect(&config_map(&[]), "ns", |_| data(&[("b", "2"), ("a", "1")])).unwrap();
+    assert_eq!(shown(&payload), [("a", "1".to_owned(), 0o644), ("b", "2".to_owned(), 0o644)]);
+}
+
+#[test]
+fn items_choose_keys_paths_and_modes() {
+    let files = config_map(&[("a", "deep//./er/file", Some(0o400)), ("b", "b", None)]);
+    let payload = collect(&files, "ns", |_| data(&[("a", "1"), ("b", "2"), ("c", "3")])).unwrap();
+    assert_eq!(shown(&payload), [("b", "2".to_owned(), 0o644), ("deep/er/file", "1".to_owned(), 0o400)]);
+    assert_eq!(payload.top_names().into_iter().collect::<Vec<_>>(), ["b", "deep"]);
+}
+
+#[test]
+fn objects_are_those_of_the_pods_namespace() {
+    let files = volume(
+        FilesKind::Projected,
+        vec![
+            FileSource::Object(object(ObjectKind::Secret, "key", &[])),
+            field("name", DownwardValue::Content(b"n".to_vec())),
+            FileSource::Object(object(ObjectKind::ConfigMap, "conf", &[])),
+        ],
+    );
+    let named: Vec<String> = references(&files, "shop").map(|name| name.to_string()).collect();
+    assert_eq!(named, ["Secret shop/key", "ConfigMap shop/conf"]);
+    let payload = collect(&files, "shop", |name| {
+        assert_eq!(name.namespace, "shop");
+        data(&[(name.kind.as_str(), &name.name)])
+    });
+    assert_eq!(payload.unwrap().files.len(), 3);
+}
+
+#[test]
+fn a_missing_object_or_key_is_told_as_a_kubelet_tells_it() {
+    let secret = |items: &[(&str, &str, Option<u32>)]| {
+        volume(FilesKind::Secret, vec![FileSource::Object(object(ObjectKind::Secret, "key", items))])
+    };
+    let some = data(&[("a", "1")]);
+    for (files, found, text) in [
+        (config_map(&[]), &Lookup::Missing, "configmap \"conf\" not found"),
+        (secret(&[]), &Lookup::Missing, "secret \"key\" not found"),
+        (config_map(&[("x", "p", None)]), &some, "configmap references non-existent config key: x"),
+        (secret(&[("x", "p", None)]), &some, "references non-existent secret key: x"),
+    ] {
+        assert_eq!(wrong(&files, found), text);
+        let Err(PayloadError::Wrong(faults)) = collect(&files, "ns", |_| found.clone()) else { panic!() };
+        assert!(faults.iter().all(|fault| !fault.is_of_the_spec()), "{faults:?}");
+    }
+}
+
+#[test]
+fn what_is_optional_may_be_missing() {
+    assert_eq!(collect(&optional(config_map(&[])), "ns", |_| Lookup::Missing), Ok(Payload::default()));
+    let files = optional(config_map(&[("x", "x", None), ("a", "p", None)]));
+    let payload = collect(&files, "ns", |_| data(&[("a", "1")])).unwrap();
+    assert_eq!(shown(&payload), [("p", "1".to_owned(), 0o644)]);
+}
+
+#[test]
+fn what_nobody_has_told_yet_is_waited_for_even_when_it_is_optional() {
+    let files = optional(config_map(&[]));
+    let error = collect(&files, "ns", |_| Lookup::Unknown).unwrap_err();
+    assert_eq!(error, PayloadError::Waits(vec!["pod-config to tell the ConfigMap ns/conf".to_owned()]));
+    let sizes = volume(
+        FilesKind::DownwardApi,
+        vec![field("cpu", DownwardValue::WaitsFor("the sizes of the machine".into()))],
+    );
+    let error = collect(&sizes, "ns", |_| Lookup::Unknown).unwrap_err();
+    assert_eq!(error.to_string(), "it waits for the sizes of the machine");
+}
+
+#[test]
+fn of_two_sources_with_one_path_the_later_one_counts() {
+    let field = |text: &str| field("./same", DownwardValue::Content(text.as_bytes().to_vec()));
+    let first = FileSource::Object(object(ObjectKind::ConfigMap, "conf", &[("a", "same", None)]));
+    let payload =
+        |sources| collect(&volume(FilesKind::Projected, sources), "ns", |_| data(&[("a", "map")])).unwrap();
+    assert_eq!(shown(&payload(vec![first.clone(), field("pod")])), [("same", "pod".to_owned(), 0o644)]);
+    assert_eq!(shown(&payload(vec![field("pod"), first])), [("same", "map".to_owned(), 0o644)]);
+}
+
+#[test]
+fn a_file_where_another_needs_a_folder_is_refused_whichever_comes_first() {
+    for paths in [["a", "a/b/c"], ["a/b/c", "a"]] {
+        let sources = paths.map(|path| field(path, DownwardValue::Content(Vec::new()))).to_vec();
+        let text = wrong(&volume(FilesKind::Projected, sources), &Lookup::Missing);
+        assert!(text.contains("\"a/b/c\" lies below \"a\""), "{text}");
+    }
+    let beside = ["a", "a.b", "ab/c"].map(|path| field(path, DownwardValue::Content(Vec::new()))).to_vec();
+    assert_eq!(
+        collect(&volume(FilesKind::Projected, beside), "ns", |_| Lookup::Missing).unwrap().files.len(),
+        3
+    );
+}
+
+#[test]
+fn every_fault_is_told_once() {
+    let files = volume(
+        FilesKind::Projected,
+        vec![
+            FileSource::Object(object(ObjectKind::Secret, "key", &[])),
+            FileSource::Object(object(ObjectKind::Secret, "key", &[])),
+            FileSource::Unsupported("serviceAccountToken".into()),
+            field("f", DownwardValue::Wrong("no such field".into())),
+        ],
+    );
+    let text = wrong(&files, &Lookup::Missing);
+    assert!(text.starts_with("[secret \"key\" not found, serviceAccountToken needs an API server"), "{text}");
+    assert!(text.ends_with("the file \"f\" has no value: no such field]"), "{text}");
+    assert_eq!(text.matches("not found").count(), 1);
+}
+
+#[test]
+fn a_file_without_any_mode_is_refused() {
+    let files = Files { default_mode: None, ..config_map(&[]) };
+    assert!(wrong(&files, &data(&[("a", "1")])).contains("defaultMode"));
+    let own = Files { default_mode: None, ..config_map(&[("a", "a", Some(0o440))]) };
+    assert_eq!(shown(&collect(&own, "ns", |_| data(&[("a", "1")])).unwrap())[0].2, 0o440);
+}
+
+#[test]
+fn paths_are_kept_inside_the_volume() {
+    let long = "x".repeat(256);
+    let far = "x/".repeat(2049);
+    for (path, why) in [
+        ("", "it is empty"),
+        ("./", "it is empty"),
+        ("/etc", "it is not relative"),
+        ("a/../b", "it contains .."),
+        ("..", "it contains .."),
+        ("..data", "it begins with .."),
+        ("..2026/x", "it begins with .."),
+        ("a\0b", "zero byte"),
+        (&long, "longer than 255"),
+        (&far, "longer than 4096"),
+    ] {
+        assert!(clean(path).unwrap_err().contains(why), "{path:?}");
+    }
+    for (path, same) in [("a", "a"), ("a//b/./c/", "a/b/c"), ("a/..b", "a/..b"), (".hidden", ".hidden")] {
+        assert_eq!(clean(path).as_deref(), Ok(same));
+    }
+    let text = wrong(&config_map(&[]), &data(&[("..data", "x")]));
+    assert!(text.contains("\"..data\""), "{text}");
+    let nested = Files { nested: vec!["../x".into()], ..config_map(&[]) };
+    assert!(wrong(&nested, &data(&[])).contains("\"../x\""));
+}
+
+#[test]
+fn the_bytes_of_a_file_are_in_no_text() {
+    let payload = collect(&config_map(&[]), "ns", |_| data(&[("a", "hunter2")])).unwrap();
+    assert!(!format!("{payload:?}").contains("hunter2"));
+    assert!(!format!("{:?}", data(&[("a", "hunter2")])).contains("hunter2"));
+}
+
+proptest! {
+    /// Whatever the sources are, a path of a payload is clean, below no other file, and never one of the agent's.
+    #[test]
+    fn a_payload_has_only_paths_that_can_be_written(
+        paths in prop::collection::vec("[a.]{0,3}(/[a.]{0,3}){0,3}", 0..6),
+    ) {
+        let sources = paths.iter().map(|path| field(path, DownwardValue::Content(Vec::new()))).collect();
+        if let Ok(payload) = collect(&volume(FilesKind::Projected, sources), "ns", |_| Lookup::Missing) {
+            for path in payload.files.keys() {
+                prop_assert_eq!(clean(path), Ok(path.clone()));
+                prop_assert!(!path.split('/').any(|part| part == ".." || part == "." || part.is_empty()));
+                let below = format!("{path}/");
+                prop_assert!(!payload.files.keys().any(|other| other.starts_with(&below)));
+            }
+            prop_assert_eq!(payload.files.is_empty(), paths.is_empty());
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Writes the files of a volume so that a reader sees all of the old ones or all of the new ones
+//! (volumes.md §9.2). Everything here blocks; callers write a volume one at a time.
+//!
+//! The volume holds `..<time>.<number>`, a folder with the files; `..data`, a link to it, which is replaced by
+//! rename; and for each name that a user sees a link `<name> -> ..data/<name>`.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use keelson_kube_model::time::format_seconds;
+use keelson_volume_manager_core::payload::{File, Payload};
+use rustix::fs::OFlags;
+
+use crate::fsgroup::{self, Access};
+use crate::remove::{RemoveError, remove_tree};
+
+/// The link to the present files.
+const DATA: &str = "..data";
+/// The link that becomes `..data`.
+const DATA_TMP: &str = "..data_tmp";
+/// Folders of a volume that everybody may enter.
+const FOLDER_MODE: u32 = 0o755;
+/// Names that are tried for a new folder.
+const NAMES: i64 = 1000;
+
+/// Why the files of a volume could not be written. What was there is still there.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WriteError {
+    /// A system call has failed.
+    #[error("cannot {act} {}", path.display())]
+    Io { act: &'static str, path: PathBuf, source: io::Error },
+    /// Something old could not be removed.
+    #[error(transparent)]
+    Remove(#[from] RemoveError),
+    /// Every name for a new folder is taken.
+    #[error("no free name for a new folder in {}", path.display())]
+    Names { path: PathBuf },
+}
+
+fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WriteError {
+    let path = path.to_owned();
+    move |source| WriteError::Io { act, path, source }
+}
+
+/// Brings the files in `volume` to `payload`. When all are there already, byte by byte, nothing is written.
+/// `now` is in nanoseconds since 1970 and names the new folder; `group` is the pod's `fsGroup`.
+/// Whether there were new files.
+pub(crate) fn write(
+    volume: &Path,
+    payload: &Payload,
+    group: Option<u32>,
+    now: i64,
+) -> Result<bool, WriteError> {
+    for folder in &payload.folders {
+        make_folders(volume, folder)?;
+    }
+    let old = present(volume)?;
+    let new = match &old {
+        Some(old) if is_same(&volume.join(old), payload)? => None,
+        _ => Some(replace(volume, payload, group, now)?),
+    };
+    let data = new.as_ref().or(old.as_ref());
+    tidy(volume, payload, data.map(String::as_str))?;
+    Ok(new.is_some())
+}
+
+/// The folder that `..data` names.
+fn present(volume: &Path) -> Result<Option<String>, WriteError> {
+    let link = volume.join(DATA);
+    let target = match fs::read_link(&link) {
+        Ok(target) => target,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(failed("read the link", &link)(source)),
+    };
+    Ok(target.to_str().filter(|name| is_ours(name)).map(ToOwned::to_owned))
+}
+
+/// Whether a name can be that of a folder with files.
+fn is_ours(name: &str) -> bool {
+    name.starts_with("..") && name.len() > 2 && name != DATA && name != DATA_TMP && !name.contains('/')
+}
+
+/// Whether `folder` holds the files of `payload` and no others.
+fn is_same(folder: &Path, payload: &Payload) -> Result<bool, WriteError> {
+    let mut found = Vec::new();
+    if !folder.is_dir() {
+        return Ok(false);
+    }
+    list(folder, String::new(), &mut found)?;
+    if found.len() != payload.files.len() {
+        return Ok(false);
+    }
+    for path in &found {
+        let Some(file) = payload.files.get(path) else { return Ok(false) };
+        if !has_bytes(&folder.join(path), file)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The paths of everything below `folder` that is no folder.
+fn list(folder: &Path, above: String, found: &mut Vec<String>) -> Result<(), WriteError> {
+    for entry in fs::read_dir(folder).map_err(failed("read", folder))? {
+        let entry = entry.map_err(failed("read", folder))?;
+        let path = format!("{above}{}", entry.file_name().to_string_lossy());
+        if entry.file_type().map_err(failed("look at", &entry.path()))?.is_dir() {
+            list(&entry.path(), format!("{path}/"), found)?;
+        } else {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn has_bytes(path: &Path, file: &File) -> Result<bool, WriteError> {
+    let meta = fs::symlink_metadata(path).map_err(failed("look at", path))?;
+    if !meta.is_file() || meta.len() != file.bytes.len() as u64 {
+        return Ok(false);
+    }
+    Ok(fs::read(path).map_err(failed("read", path))? == *file.bytes)
+}
+
+/// Writes a new folder and lets `..data` name it. Its name.
+fn replace(volume: &Path, payload: &Payload, group: Option<u32>, now: i64) -> Result<String, WriteError> {
+    let name = new_folder(volume, now)?;
+    let result = fill(&volume.join(&name), payload).and_then(|()| {
+        if let Some(gid) = group {
+            fsgroup::apply(volume, gid, Access::ReadOnly)
+                .map_err(failed("give to the pod's group", volume))?;
+        }
+        let (link, data) = (volume.join(DATA_TMP), volume.join(DATA));
+        remove_file(&link)?;
+        symlink(&name, &link).map_err(failed("make the link", &link))?;
+        fs::rename(&link, &data).map_err(failed("replace the link", &data))
+    });
+    if let Err(error) = result {
+        // What is half-written goes; should that fail as well, the next write tidies up.
+        let _ = remove_tree(volume, &name);
+        let _ = remove_file(&volume.join(DATA_TMP));
+        return Err(error);
+    }
+    Ok(name)
+}
+
+fn new_folder(volume: &Path, now: i64) -> Result<String, WriteError> {
+    const SECOND: i64 = 1_000_000_000;
+    let stamp: String = format_seconds(now.div_euclid(SECOND))
+        .unwrap_or_else(|_| "1970-01-01T00:00:00Z".to_owned())
+        .trim_end_matches('Z')
+        .chars()
+        .map(|c| if c.is_ascii_digit() { c } else { '_' })
+        .collect();
+    for number in 0..NAMES {
+        let name = format!("..{stamp}.{}", now.rem_euclid(SECOND) + number);
+        let path = volume.join(&name);
+        match fs::DirBuilder::new().mode(FOLDER_MODE).create(&path) {
+            Ok(()) => {
+                set_mode(&path, FOLDER_MODE)?;
+                return Ok(name);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(source) => return Err(failed("make", &path)(source)),
+        }
+    }
+    Err(WriteError::Names { path: volume.to_owned() })
+}
+
+fn fill(folder: &Path, payload: &Payload) -> Result<(), WriteError> {
+    for (name, file) in &payload.files {
+        if let Some((above, _)) = name.rsplit_once('/') {
+            make_folders(folder, above)?;
+        }
+        let path = folder.join(name);
+        let mut open = fs::OpenOptions::new();
+        open.write(true).create_new(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+        let mut opened = open.open(&path).map_err(failed("make", &path))?;
+        opened.write_all(&file.bytes).map_err(failed("write", &path))?;
+        opened
+            .set_permissions(fs::Permissions::from_mode(file.mode))
+            .map_err(failed("set the mode of", &path))?;
+    }
+    Ok(())
+}
+
+/// Makes the folder at a clean relative path and those above it; one that exists keeps its mode.
+fn make_folders(base: &Path, relative: &str) -> Result<(), WriteError> {
+    let mut path = base.to_owned();
+    for part in relative.split('/') {
+        path.push(part);
+        match fs::DirBuilder::new().mode(FOLDER_MODE).create(&path) {
+            Ok(()) => set_mode(&path, FOLDER_MODE)?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(source) => return Err(failed("make", &path)(source)),
+        }
+    }
+    Ok(())
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<(), WriteError> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed("set the mode of", path))
+}
+
+fn remove_file(path: &Path) -> Result<(), WriteError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the links that users see, and removes those of names that are gone, folders but `data`, and what a
+/// killed writer has left.
+fn tidy(volume: &Path, payload: &Payload, data: Option<&str>) -> Result<(), WriteError> {
+    let names = payload.top_names();
+    for name in &names {
+        let link = volume.join(name);
+        match symlink(Path::new(DATA).join(name), &link) {
+            Ok(()) => {}
+            // A link of ours, or the folder of a nested mount.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(source) => return Err(failed("make the link", &link)(source)),
+        }
+    }
+    for entry in fs::read_dir(volume).map_err(failed("read", volume))? {
+        let entry = entry.map_err(failed("read", volume))?;
+        let (path, kind) = (entry.path(), entry.file_type().map_err(failed("look at", &entry.path()))?);
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        if kind.is_symlink() && !names.contains(name.as_str()) && name != DATA {
+            let target = fs::read_link(&path).map_err(failed("read the link", &path))?;
+            if name == DATA_TMP || target == Path::new(DATA).join(&name) {
+                remove_file(&path)?;
+            }
+        } else if kind.is_dir() && is_ours(&name) && Some(name.as_str()) != data {
+            remove_tree(volume, &name)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

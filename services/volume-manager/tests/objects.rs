@@ -1,0 +1,360 @@
+//! Volumes whose files come from objects: they are there when the objects are, and follow them.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use keelson_proto::keelson::common::v1::Want;
+use keelson_proto::keelson::volume_manager::v1 as pb;
+use keelson_service_kit::status::reason;
+use support::objects::{Told, config_map, downward, files, object, secret};
+use support::{Client, Sync, World, desire, eventually, mount, mounts_below, unmount, within};
+use tonic::Code;
+
+fn read(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+async fn until_text(path: PathBuf, text: &str) {
+    eventually(&format!("{text:?} in {}", path.display()), || {
+        std::future::ready((read(&path).as_deref() == Some(text)).then_some(()))
+    })
+    .await;
+}
+
+/// What `MountPod` says first of a wait with this text.
+async fn until_progress(client: &mut Client, uid: &str, text: &str) -> pb::MountProgress {
+    let request = pb::MountPodRequest { uid: uid.into(), revision: 1 };
+    let mut stream = client.mount_pod(within(request, Duration::from_secs(20))).await.unwrap().into_inner();
+    loop {
+        let Some(pb::mount_pod_response::Item::Progress(progress)) =
+            stream.message().await.unwrap().unwrap().item
+        else {
+            panic!("it is ready")
+        };
+        if progress.waiting_for.contains(text) {
+            return progress;
+        }
+    }
+}
+
+#[tokio::test]
+async fn files_are_those_of_the_objects_with_the_kubelets_places_and_modes() {
+    let (world, told) = (World::new(), Told::default());
+    let _config = told.serve(&world).await;
+    told.config_map("conf", r#"{"a": "1", "b": "2"}"#);
+    told.secret("key", r#"{"token": "aHVudGVyMg=="}"#);
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let both = files(
+        "both",
+        pb::file_volume::Kind::Projected,
+        vec![object("Secret", "key", false), object("ConfigMap", "conf", false)],
+    );
+    let mut wanted = desire(
+        "u1",
+        1,
+        Want::Run,
+        vec![config_map("conf"), secret("key"), downward("pod", "labels", "a=\"b\""), both],
+    );
+    wanted.memory_limit_bytes = 8 << 20;
+    sync.pod(wanted).await;
+    let ready = mount(&mut client, "u1", 1).await.1.unwrap();
+    assert!(ready.volumes.len() == 4 && ready.volumes.iter().all(|v| v.read_only), "{ready:?}");
+    let conf = world.volume("u1", "configmap", "conf");
+    let key = world.volume("u1", "secret", "key");
+    let pod = world.volume("u1", "downward-api", "pod");
+    let both = world.volume("u1", "projected", "both");
+    assert_eq!(Path::new(&ready.volumes.iter().find(|v| v.name == "conf").unwrap().host_path), conf);
+    for (path, text) in [
+        (conf.join("a"), "1"),
+        (conf.join("b"), "2"),
+        (key.join("token"), "hunter2"),
+        (pod.join("labels"), "a=\"b\""),
+        (both.join("token"), "hunter2"),
+        (both.join("a"), "1"),
+    ] {
+        assert_eq!(read(&path).as_deref(), Some(text), "{}", path.display());
+    }
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    assert_eq!((mode(&conf), mode(&conf.join("a")), mode(&key)), (0o777, 0o644, 0o1777));
+    let mounts = mounts_below(&world.pod("u1"));
+    for (path, memory) in [(&conf, false), (&key, true), (&pod, true), (&both, true)] {
+        assert_eq!(mounts.contains(path), memory, "{}", path.display());
+    }
+    let stat = rustix::fs::statvfs(&key).unwrap();
+    assert_eq!(stat.f_blocks * stat.f_frsize, 8 << 20);
+    assert!(world.pod("u1").join("plugins/kubernetes.io~empty-dir/wrapped_key/ready").exists());
+}
+
+#[tokio::test]
+async fn a_changed_object_changes_the_files_within_a_second_and_no_others() {
+    let (world, told) = (World::new(), Told::default());
+    let _config = told.serve(&world).await;
+    told.config_map("conf", r#"{"a": "0", "b": "x"}"#);
+    told.config_map("other", r#"{"o": "1"}"#);
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![config_map("conf"), config_map("other")])).await;
+    sync.pod(desire("u2", 1, Want::Run, vec![config_map("other")])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    mount(&mut client, "u2", 1).await.1.unwrap();
+    let conf = world.volume("u1", "configmap", "conf");
+    let data = |uid: &str| fs::read_link(world.volume(uid, "configmap", "other").join("..data")).unwrap();
+    let before = (data("u1"), data("u2"));
+    let mut slowest = Duration::ZERO;
+    for n in 1..=20 {
+        let begun = Instant::now();
+        told.config_map("conf", &format!(r#"{{"a": "{n}", "c": "{n}"}}"#));
+        until_text(conf.join("a"), &n.to_string()).await;
+        slowest = slowest.max(begun.elapsed());
+        assert_eq!(read(&conf.join("c")).as_deref(), Some(n.to_string().as_str()));
+    }
+    println!("the slowest of 20 changes took {slowest:?}");
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    assert!(fs::symlink_metadata(conf.join("b")).is_err(), "a removed key's file goes");
+    assert_eq!((data("u1"), data("u2")), before);
+    assert_eq!(fs::read_link(conf.join("a")).unwrap(), Path::new("..data/a"));
+}
+
+#[tokio::test]
+async fn a_missing_object_waits_for_you_with_the_kubelets_text_and_heals_when_it_comes() {
+    let (world, told) = (World::new(), Told::default());
+    let _config = told.serve(&world).await;
+    told.missing("ConfigMap", "conf");
+    told.missing("Secret", "key");
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![config_map("conf"), secret("key")])).await;
+    let text = "MountVolume.SetUp failed for volume \"conf\" : configmap \"conf\" not found";
+    let progress = until_progress(&mut client, "u1", text).await;
+    assert_eq!(progress.owner, "you");
+    assert!(progress.next_try_unix_nanos > 0, "{progress:?}");
+    assert!(progress.waiting_for.contains("secret \"key\" not found"), "{progress:?}");
+    // Nothing is made for a volume whose files nobody knows.
+    assert!(!world.volume("u1", "secret", "key").exists());
+    // A caller whose time is over hears that it is the pod's fault and not the service's.
+    let request = pb::MountPodRequest { uid: "u1".into(), revision: 1 };
+    let request = within(request, Duration::from_millis(300));
+    let mut stream = client.mount_pod(request).await.unwrap().into_inner();
+    let status = loop {
+        if let Err(status) = stream.message().await {
+            break status;
+        }
+    };
+    assert_eq!(
+        (status.code(), reason(&status).as_deref()),
+        (Code::FailedPrecondition, Some("OBJECT_NOT_USABLE"))
+    );
+    assert!(status.message().contains(text), "{}", status.message());
+    let waiting = tokio::spawn({
+        let mut client = service.client();
+        async move { mount(&mut client, "u1", 1).await.1 }
+    });
+    told.config_map("conf", r#"{"a": "1"}"#);
+    told.secret("key", r#"{"k": "eA=="}"#);
+    let begun = Instant::now();
+    waiting.await.unwrap().unwrap();
+    assert!(
+        begun.elapsed() < Duration::from_secs(1),
+        "it does not wait for the next try: {:?}",
+        begun.elapsed()
+    );
+    assert_eq!(read(&world.volume("u1", "secret", "key").join("k")).as_deref(), Some("x"));
+}
+
+#[tokio::test]
+async fn a_volume_waits_for_pod_config_by_name_and_other_volumes_do_not() {
+    let (world, told) = (World::new(), Told::default());
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let data = support::empty_dir("data", "", 0);
+    sync.pod(desire("u1", 1, Want::Run, vec![config_map("conf"), data])).await;
+    let progress = until_progress(&mut client, "u1", "pod-config to tell the ConfigMap default/conf").await;
+    assert_eq!((progress.owner.as_str(), progress.next_try_unix_nanos), ("", 0));
+    assert!(world.empty_dir("u1", "data").exists());
+    service.condition("pod-config", false).await;
+    told.config_map("conf", r#"{"a": "1"}"#);
+    let _config = told.serve(&world).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    service.condition("pod-config", true).await;
+}
+
+#[tokio::test]
+async fn an_object_that_goes_leaves_the_files_of_a_running_pod_and_empties_an_optional_volume() {
+    let (world, told) = (World::new(), Told::default());
+    let _config = told.serve(&world).await;
+    told.config_map("conf", r#"{"a": "1"}"#);
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let kind = pb::file_volume::Kind::ConfigMap;
+    let optional = files("may", kind, vec![object("ConfigMap", "conf", true)]);
+    sync.pod(desire("u1", 1, Want::Run, vec![config_map("conf"), optional])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    told.missing("ConfigMap", "conf");
+    let may = world.volume("u1", "configmap", "may");
+    eventually("the end of the optional file", || {
+        std::future::ready(fs::symlink_metadata(may.join("a")).is_err().then_some(()))
+    })
+    .await;
+    let mut watch = client.watch_pod_volumes(pb::WatchPodVolumesRequest {}).await.unwrap().into_inner();
+    let pod = loop {
+        if let Some(pb::watch_pod_volumes_response::Item::Pod(pod)) =
+            watch.message().await.unwrap().unwrap().item
+            && pod.message.contains("configmap \"conf\" not found")
+        {
+            break pod;
+        }
+    };
+    assert_eq!((pod.state.as_str(), pod.volumes.len()), ("mounted", 2), "what is there can be used");
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let conf = world.volume("u1", "configmap", "conf");
+    assert_eq!(read(&conf.join("a")).as_deref(), Some("1"));
+    told.config_map("conf", r#"{"a": "2"}"#);
+    until_text(conf.join("a"), "2").await;
+    until_text(may.join("a"), "2").await;
+}
+
+#[tokio::test]
+async fn a_field_of_the_pod_follows_the_set_and_the_same_set_writes_nothing() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let wanted =
+        |text: &str, revision| desire("u1", revision, Want::Run, vec![downward("pod", "labels", text)]);
+    sync.pod(wanted("a=\"1\"", 1)).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let path = world.volume("u1", "downward-api", "pod");
+    let data = || fs::read_link(path.join("..data")).unwrap();
+    let first = data();
+    sync.pod(wanted("a=\"1\"", 2)).await;
+    mount(&mut client, "u1", 2).await.1.unwrap();
+    assert_eq!(data(), first);
+    sync.pod(wanted("a=\"2\"", 3)).await;
+    mount(&mut client, "u1", 3).await.1.unwrap();
+    assert_eq!(read(&path.join("labels")).as_deref(), Some("a=\"2\""));
+    assert_ne!(data(), first);
+}
+
+#[tokio::test]
+async fn what_needs_an_api_server_is_refused_by_name() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    for field in ["serviceAccountToken", "clusterTrustBundle"] {
+        let source = pb::file_source::Source::Unsupported(field.into());
+        let volume = files("kube-api-access", pb::file_volume::Kind::Projected, vec![source]);
+        sync.pod(desire(field, 1, Want::Run, vec![volume])).await;
+        let status = mount(&mut client, field, 1).await.1.unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        let text = status.message();
+        assert!(
+            text.contains(field) && text.contains("API server") && text.contains("kube-api-access"),
+            "{text}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_restarted_service_rewrites_nothing_that_is_as_it_should_be() {
+    let (world, told) = (World::new(), Told::default());
+    let _config = told.serve(&world).await;
+    told.config_map("conf", r#"{"a": "1"}"#);
+    told.secret("key", r#"{"k": "eA=="}"#);
+    let wanted = || desire("u1", 1, Want::Run, vec![config_map("conf"), secret("key")]);
+    let paths = [world.volume("u1", "configmap", "conf"), world.volume("u1", "secret", "key")];
+    let data = || paths.each_ref().map(|path| fs::metadata(path.join("..data/")).unwrap().ino());
+    let service = world.start().await;
+    {
+        let mut client = service.client();
+        let sync = Sync::open(&mut client).await;
+        sync.pod(wanted()).await;
+        mount(&mut client, "u1", 1).await.1.unwrap();
+    }
+    let (before, mounts) = (data(), mounts_below(&world.pod("u1")).len());
+    service.stop().await;
+
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(wanted()).await;
+    assert_eq!(mount(&mut client, "u1", 1).await.1.unwrap().volumes.len(), 2);
+    assert_eq!(data(), before);
+    assert_eq!(mounts_below(&world.pod("u1")).len(), mounts, "nothing is mounted twice");
+    told.secret("key", r#"{"k": "eQ=="}"#);
+    until_text(paths[1].join("k"), "y").await;
+}
+
+#[tokio::test]
+async fn objects_are_watched_while_a_pod_refers_to_them_and_the_files_go_with_the_pod() {
+    let (world, told) = (World::new(), Told::default());
+    let _runtime = world.start_runtime().await;
+    let config = told.serve(&world).await;
+    told.config_map("conf", r#"{"a": "1"}"#);
+    told.secret("key", r#"{"k": "eA=="}"#);
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let volumes = || vec![config_map("conf"), secret("key")];
+    sync.pod(desire("u1", 1, Want::Run, volumes())).await;
+    sync.pod(desire("u2", 1, Want::Run, vec![config_map("conf")])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    mount(&mut client, "u2", 1).await.1.unwrap();
+    assert_eq!(told.watched(), ["ConfigMap/conf", "Secret/key"]);
+    sync.pod(desire("u1", 2, Want::Unmount, volumes())).await;
+    unmount(&mut client, "u1", Duration::from_secs(20)).await.unwrap();
+    for path in [world.volume("u1", "configmap", "conf"), world.volume("u1", "secret", "key")] {
+        assert!(!path.exists(), "{}", path.display());
+    }
+    assert!(mounts_below(&world.pod("u1")).is_empty());
+    eventually("the end of the watch", || {
+        std::future::ready((told.watched() == ["ConfigMap/conf"]).then_some(()))
+    })
+    .await;
+
+    // What was told stands while pod-config is away, and what changed meanwhile comes when it is back.
+    config.stop().await;
+    service.condition("pod-config", false).await;
+    told.config_map("conf", r#"{"a": "2"}"#);
+    let file = world.volume("u2", "configmap", "conf").join("a");
+    assert_eq!(read(&file).as_deref(), Some("1"));
+    let _config = told.serve(&world).await;
+    until_text(file, "2").await;
+}
+
+#[tokio::test]
+async fn the_pods_group_may_read_its_secrets() {
+    let (world, told) = (World::new(), Told::default());
+    let _config = told.serve(&world).await;
+    told.secret("key", r#"{"k": "eA=="}"#);
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let mut volume = secret("key");
+    if let Some(pb::volume::Source::Files(files)) = &mut volume.source {
+        files.default_mode = Some(0o400);
+    }
+    let mut wanted = desire("u1", 1, Want::Run, vec![volume]);
+    wanted.fs_group = Some(4711);
+    sync.pod(wanted).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let path = world.volume("u1", "secret", "key");
+    let shown = |path: &Path| {
+        let meta = fs::metadata(path).unwrap();
+        (meta.gid(), meta.mode() & 0o7777)
+    };
+    assert_eq!(shown(&path), (4711, 0o3777));
+    assert_eq!(shown(&path.join("k")), (4711, 0o440));
+}

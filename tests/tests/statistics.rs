@@ -1,0 +1,229 @@
+//! What a pod uses, what runs, and what is in force, as a real agent tells it.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Empty};
+use hyper_util::rt::TokioIo;
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually};
+use keelson_tests::{LIMIT, pods, running, until_ready};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+/// How long one request may take.
+const REQUEST: Duration = Duration::from_secs(20);
+/// What the pod may use of a core, in thousandths.
+const CPU_MILLI: u64 = 300;
+/// What it may use of memory, in bytes.
+const MEMORY: u64 = 128 << 20;
+
+/// `GET url`: status and body.
+async fn get(url: &str) -> (u16, String) {
+    let answered = tokio::time::timeout(REQUEST, async {
+        let uri: http::Uri = url.parse().unwrap();
+        let authority = uri.authority().unwrap().to_string();
+        let stream = TcpStream::connect(&authority).await.unwrap_or_else(|e| panic!("{url}: {e}"));
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let path = uri.path_and_query().unwrap().to_string();
+        let request = http::Request::get(path).header("host", authority).body(Empty::<Bytes>::new()).unwrap();
+        let answer = sender.send_request(request).await.unwrap_or_else(|e| panic!("{url}: {e}"));
+        let status = answer.status().as_u16();
+        let body = answer.into_body().collect().await.unwrap_or_else(|e| panic!("{url}: {e}")).to_bytes();
+        connection.abort();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    });
+    answered.await.unwrap_or_else(|_| panic!("{url} has not answered within {REQUEST:?}"))
+}
+
+/// The body of an answer that must be good.
+async fn good(url: &str) -> String {
+    let (status, body) = get(url).await;
+    assert_eq!(status, 200, "{url}: {body}");
+    body
+}
+
+async fn good_json(url: &str) -> Value {
+    serde_json::from_str(&good(url).await).unwrap()
+}
+
+/// A pod that takes 8 MiB and then burns what CPU it may.
+fn burner() -> String {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "burner"},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
+                "command": ["/bin/sh", "-c",
+                    "x=x; while [ ${#x} -lt 8388608 ]; do x=$x$x; done; while :; do :; done"],
+                "resources": {"limits": {"cpu": format!("{CPU_MILLI}m"), "memory": MEMORY.to_string()}},
+            }],
+        },
+    });
+    pod.to_string()
+}
+
+#[tokio::test]
+async fn a_pod_that_burns_cpu_and_holds_memory_shows_up_with_plausible_figures() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let (api, node) = (agent.api_url(), agent.spec().node_name.clone());
+    let none = good_json(&format!("{api}/runningpods/")).await;
+    assert_eq!((&none["kind"], &none["items"]), (&"PodList".into(), &Value::Null), "{none}");
+    agent.write_manifest("burner.yaml", &burner()).unwrap();
+    until_ready(&agent, &["burner"]).await.unwrap();
+    let name = format!("burner-{node}");
+    let uid = pods(&agent).await.unwrap()[&name]["metadata"]["uid"].clone();
+
+    let summary = format!("{api}/stats/summary");
+    let mut last = Value::Null;
+    let told = eventually(LIMIT, "the summary tells what the pod uses", async || {
+        last = good_json(&summary).await;
+        let main = &last["pods"][0]["containers"][0];
+        let at_least = |value: &Value, least: u64| value.as_u64().is_some_and(|value| value >= least);
+        at_least(&main["cpu"]["usageNanoCores"], 50_000_000) && at_least(&main["memory"]["rssBytes"], 8 << 20)
+    });
+    told.await.unwrap_or_else(|e| panic!("{e:#}\n{last:#}\n{}", agent.log_tail()));
+    assert_eq!(last["pods"].as_array().unwrap().len(), 1, "{last:#}");
+    let pod = &last["pods"][0];
+    assert_eq!(pod["podRef"], json!({"name": name, "namespace": "default", "uid": uid}));
+    pod_figures(pod);
+    network(&agent, pod, &format!("{name}/main")).await;
+    node_figures(&last["node"], &node);
+
+    let little = good_json(&format!("{summary}?only_cpu_and_memory=true")).await;
+    assert!(little["pods"][0]["cpu"].is_object() && little["node"]["memory"].is_object(), "{little:#}");
+    for absent in [&little["pods"][0]["network"], &little["node"]["fs"], &little["node"]["rlimit"]] {
+        assert!(absent.is_null(), "{little:#}");
+    }
+
+    resource_metrics(&api, &name).await;
+    let list = good_json(&format!("{api}/runningpods/")).await;
+    assert_eq!(list["items"].as_array().unwrap().len(), 1, "{list}");
+    let item = &list["items"][0];
+    assert_eq!(item["metadata"], json!({"name": name, "namespace": "default", "uid": uid}), "{list}");
+    assert_eq!(item["spec"]["containers"][0]["name"], "main", "{list}");
+    assert!(item["spec"]["containers"][0]["image"].as_str().is_some_and(|i| !i.is_empty()), "{list}");
+
+    agent.remove_manifest("burner.yaml").unwrap();
+    let gone = eventually(LIMIT, "nothing is told of a pod that has gone", async || {
+        let told = good_json(&summary).await;
+        let metrics = good(&format!("{api}/metrics/resource")).await;
+        let list = good_json(&format!("{api}/runningpods/")).await;
+        told["pods"] == json!([]) && !metrics.contains("burner") && list["items"].is_null()
+    });
+    gone.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    agent.end().unwrap();
+}
+
+/// The pod has one container, which has the CPU quota and the memory limit; the pod has its sandbox besides.
+fn pod_figures(pod: &Value) {
+    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{pod:#}"));
+    let main = &pod["containers"][0];
+    assert_eq!((&main["name"], pod["containers"].as_array().unwrap().len()), (&"main".into(), 1), "{pod:#}");
+    for of in [main, pod] {
+        assert!(of["startTime"].as_str().is_some_and(|time| time.ends_with('Z')), "{pod:#}");
+        assert!(number(&of["cpu"]["usageCoreNanoSeconds"]) > 50_000_000, "{pod:#}");
+        // A quota holds over many periods; half as much again is beyond any of them.
+        assert!(number(&of["cpu"]["usageNanoCores"]) < CPU_MILLI * 1_500_000, "{pod:#}");
+        let memory = &of["memory"];
+        let working_set = number(&memory["workingSetBytes"]);
+        assert!(working_set >= 8 << 20 && working_set <= number(&memory["usageBytes"]), "{pod:#}");
+        assert_eq!(number(&memory["availableBytes"]), MEMORY - working_set, "{pod:#}");
+        assert!(number(&memory["rssBytes"]) <= MEMORY && number(&memory["pageFaults"]) > 0, "{pod:#}");
+    }
+    assert!(number(&pod["process_stats"]["process_count"]) >= 2, "{pod:#}");
+}
+
+/// The interface of the pod, compared with what its process sees.
+async fn network(agent: &Agent, pod: &Value, container: &str) {
+    let network = &pod["network"];
+    assert_eq!(
+        (&network["name"], &network["interfaces"][0]["name"]),
+        (&"eth0".into(), &"eth0".into()),
+        "{pod:#}"
+    );
+    let pid = running(agent).await.unwrap()[container].pid;
+    let seen = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).unwrap();
+    let line = seen.lines().find_map(|line| line.trim().strip_prefix("eth0:")).unwrap();
+    let received: u64 = line.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(network["rxBytes"].as_u64().is_some_and(|told| told <= received), "{network} {line}");
+}
+
+fn node_figures(node: &Value, name: &str) {
+    assert_eq!(node["nodeName"], name);
+    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{node:#}"));
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let total =
+        meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")).unwrap();
+    let total = total.trim().parse::<u64>().unwrap() * 1024;
+    let memory = &node["memory"];
+    assert_eq!(number(&memory["availableBytes"]) + number(&memory["workingSetBytes"]), total, "{node:#}");
+    assert!(number(&node["cpu"]["usageNanoCores"]) > 0, "{node:#}");
+    assert_eq!(node["systemContainers"][0]["name"], "pods");
+    assert!(number(&node["systemContainers"][0]["memory"]["workingSetBytes"]) >= 8 << 20, "{node:#}");
+    assert!(number(&node["fs"]["capacityBytes"]) > number(&node["fs"]["usedBytes"]), "{node:#}");
+    let images = &node["runtime"]["imageFs"];
+    // What images take is counted by the runtime from time to time.
+    assert!(number(&images["capacityBytes"]) > number(&images["usedBytes"]), "{node:#}");
+    assert!(number(&node["rlimit"]["curproc"]) > 0 && number(&node["rlimit"]["maxpid"]) > 0, "{node:#}");
+}
+
+/// A sample's value by its name and labels.
+fn sample(text: &str, series: &str) -> f64 {
+    let found = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    let value = found.unwrap_or_else(|| panic!("no {series} in {text}"));
+    value.split(' ').next().unwrap().parse().unwrap()
+}
+
+async fn resource_metrics(api: &str, pod: &str) {
+    let url = format!("{api}/metrics/resource");
+    let labels = format!("container=\"main\",namespace=\"default\",pod=\"{pod}\"");
+    let cpu = format!("container_cpu_usage_seconds_total{{{labels}}}");
+    let first = good(&url).await;
+    assert_eq!(sample(&first, "resource_scrape_error"), 0.0);
+    assert!(sample(&first, "node_cpu_usage_seconds_total") > sample(&first, &cpu), "{first}");
+    let working_set = sample(&first, &format!("container_memory_working_set_bytes{{{labels}}}"));
+    assert!(working_set >= f64::from(8 << 20) && working_set <= MEMORY as f64, "{first}");
+    assert!(sample(&first, &format!("container_start_time_seconds{{{labels}}}")) > 1.6e9, "{first}");
+    let more = eventually(LIMIT, "the counter goes up", async || {
+        sample(&good(&url).await, &cpu) > sample(&first, &cpu)
+    });
+    more.await.unwrap();
+}
+
+#[tokio::test]
+async fn the_configuration_in_force_is_shown_with_what_was_given_and_without_secrets() {
+    let scratch = Scratch::new().unwrap();
+    let builder = Agent::builder(scratch.path()).configure(|spec| {
+        spec.kubelet.insert("maxPods".into(), 42.into());
+        spec.kubelet.insert("syncFrequency".into(), "90s".into());
+        spec.kubelet.insert("staticPodURLHeader".into(), json!({"Authorization": ["Bearer hidden-word"]}));
+    });
+    let agent = builder.start().await.unwrap();
+    let text = good(&format!("{}/configz", agent.api_url())).await;
+    let shown: Value = serde_json::from_str(&text).unwrap();
+    let shown = &shown["kubeletconfig"];
+    assert_eq!(shown["kind"], "KubeletConfiguration", "{shown:#}");
+    assert_eq!(shown["apiVersion"], "kubelet.config.k8s.io/v1beta1");
+    assert_eq!((&shown["maxPods"], &shown["syncFrequency"]), (&42.into(), &"1m30s".into()), "{shown:#}");
+    assert_eq!((&shown["eventBurst"], &shown["cpuCFSQuota"]), (&100.into(), &true.into()), "{shown:#}");
+    let given: Value = serde_json::from_slice(&std::fs::read(agent.spec().kubelet_file()).unwrap()).unwrap();
+    for field in
+        ["port", "healthzPort", "cgroupRoot", "containerRuntimeEndpoint", "podLogsDir", "staticPodPath"]
+    {
+        if !given[field].is_null() {
+            assert_eq!(shown[field], given[field], "{field}: {shown:#}");
+        }
+    }
+    assert_eq!(shown["staticPodURLHeader"], json!({"Authorization": ["<masked>"]}));
+    let file = std::fs::read_to_string(agent.spec().run_dir.join("config.json")).unwrap();
+    for place in [&text, &file, &agent.log()] {
+        assert!(!place.contains("hidden-word"), "{place}");
+    }
+    agent.end().unwrap();
+}
