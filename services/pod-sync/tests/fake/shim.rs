@@ -28,6 +28,8 @@ pub struct Shim {
 #[derive(Default)]
 struct State {
     calls: HashMap<String, usize>,
+    /// The same one by one, from old to new.
+    order: Vec<String>,
     wants: BTreeMap<String, common::Want>,
     ids: i64,
     held: Option<(Arc<Semaphore>, Arc<Semaphore>)>,
@@ -39,13 +41,20 @@ pub fn routes(shim: &Arc<Shim>) -> Routes {
 }
 
 impl Shim {
+    /// The methods that were called, from old to new.
+    pub fn order(&self) -> Vec<String> {
+        self.state.lock().unwrap().order.clone()
+    }
+
     /// How often a method was called; for `GetPod` the UID follows its name.
     pub fn calls(&self, method: &str) -> usize {
         self.state.lock().unwrap().calls.get(method).copied().unwrap_or(0)
     }
 
     pub(super) fn called(&self, method: &str) {
-        *self.state.lock().unwrap().calls.entry(method.to_owned()).or_default() += 1;
+        let mut state = self.state.lock().unwrap();
+        *state.calls.entry(method.to_owned()).or_default() += 1;
+        state.order.push(method.to_owned());
     }
 
     /// A number that grows.
