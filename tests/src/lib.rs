@@ -1,5 +1,6 @@
 //! What the whole-agent tests in `tests/tests` share: manifests, and looks at the world from outside the agent.
 
+pub mod http;
 pub mod seen;
 pub mod waits;
 

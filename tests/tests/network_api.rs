@@ -4,48 +4,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, Empty};
-use hyper_util::rt::TokioIo;
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually};
-use keelson_tests::{LIMIT, pods, sleeper, until_ready};
+use keelson_tests::{LIMIT, http, pods, sleeper, until_ready};
 use serde_json::Value;
 use tokio::net::TcpStream;
 
-/// How long one request may take.
-const REQUEST: Duration = Duration::from_secs(20);
-
 /// `GET url`: status, content type and body.
 async fn get(url: &str) -> (u16, String, String) {
-    let answered = tokio::time::timeout(REQUEST, async {
-        let uri: http::Uri = url.parse().unwrap();
-        let authority = uri.authority().unwrap().to_string();
-        let stream = TcpStream::connect(&authority).await.unwrap_or_else(|e| panic!("{url}: {e}"));
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
-        let connection = tokio::spawn(connection);
-        let path = uri.path_and_query().unwrap().to_string();
-        let request = http::Request::get(path).header("host", authority).body(Empty::<Bytes>::new()).unwrap();
-        let answer = sender.send_request(request).await.unwrap_or_else(|e| panic!("{url}: {e}"));
-        let status = answer.status().as_u16();
-        let kind = answer.headers().get("content-type").and_then(|v| v.to_str().ok()).unwrap_or_default();
-        let kind = kind.to_owned();
-        let body = answer.into_body().collect().await.unwrap_or_else(|e| panic!("{url}: {e}")).to_bytes();
-        connection.abort();
-        (status, kind, String::from_utf8(body.to_vec()).unwrap())
-    });
-    answered.await.unwrap_or_else(|_| panic!("{url} has not answered within {REQUEST:?}"))
+    http::get(url).await.unwrap()
 }
 
 /// The body of an answer that must be good.
 async fn good(url: &str) -> String {
-    let (status, _, body) = get(url).await;
-    assert_eq!(status, 200, "{url}: {body}");
-    body
+    http::good(url).await.unwrap()
 }
 
 /// A pod that writes five lines.
