@@ -231,8 +231,7 @@ impl Worker {
     ) -> Result<Vec<Outcome>, JoinError> {
         let (store, objects) = (Arc::clone(&self.env.store), self.env.objects.clone());
         let work = Arc::clone(desire);
-        let names: Vec<String> = steps.iter().map(|step| slow_text(desire, step)).collect();
-        let (at, now_at) = watch::channel(0);
+        let (at, now_at) = watch::channel(None);
         let mut outcomes =
             tokio::task::spawn_blocking(move || carry_out(&store, &objects, &work, steps, &at));
         let mut told = None;
@@ -242,16 +241,17 @@ impl Worker {
                 outcomes = &mut outcomes => return outcomes,
                 () = tokio::time::sleep(SLOW) => {}
             }
-            let at = *now_at.borrow();
-            if let Some(text) = names.get(at).filter(|_| told != Some(at)) {
-                told = Some(at);
+            let at = now_at.borrow().clone();
+            if let Some(step) = at.filter(|step| told.as_ref() != Some(step)) {
+                let text = slow_text(desire, &step);
+                told = Some(step);
                 tracing::warn!(
                     uid = self.orders.uid,
                     pod = desire.pod.name,
                     namespace = desire.pod.namespace,
                     "{text}"
                 );
-                self.publish(desire, phase, &Said { message: text.clone(), ..Said::default() });
+                self.publish(desire, phase, &Said { message: text, ..Said::default() });
             }
         }
     }
@@ -349,18 +349,18 @@ fn needed(desire: &PodDesire) -> BTreeSet<ObjectName> {
 }
 
 /// Carries out steps in order. A folder that cannot be made ends the turn; a volume that fails does not.
-/// `at` tells the index of the present one.
+/// `at` tells the present one.
 fn carry_out(
     store: &Store,
     objects: &Objects,
     desire: &PodDesire,
     steps: Vec<Step>,
-    at: &watch::Sender<usize>,
+    at: &watch::Sender<Option<Step>>,
 ) -> Vec<Outcome> {
     let uid = &desire.pod.uid;
     let mut outcomes = Vec::with_capacity(steps.len());
-    for (index, step) in steps.into_iter().enumerate() {
-        at.send_replace(index);
+    for step in steps {
+        at.send_replace(Some(step.clone()));
         let mut holds = None;
         let result = match &step {
             Step::MakeFolders => store.make_pod_folders(uid).map(|()| None),
