@@ -21,6 +21,13 @@ const PERMISSION_DENIED: &str = "7";
 /// CRI, which runtime-shim serves too: for uid 0 and pod-sync (architecture §3).
 const CRI: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.ImageService/ListImages"];
 
+/// What of it is for uid 0 alone: its answers are addresses that lead into a container.
+const CRI_OF_ROOT: [&str; 3] = [
+    "/runtime.v1.RuntimeService/Attach",
+    "/runtime.v1.RuntimeService/Exec",
+    "/runtime.v1.RuntimeService/PortForward",
+];
+
 /// Somebody with the rights of a process.
 #[derive(Debug, Clone)]
 struct Caller {
@@ -129,6 +136,7 @@ fn methods_of(service: ServiceName) -> BTreeMap<String, BTreeSet<String>> {
         .collect();
     if service == ServiceName::RuntimeShim {
         methods.extend(CRI.map(|path| (path.to_owned(), BTreeSet::from(["pod-sync".to_owned()]))));
+        methods.extend(CRI_OF_ROOT.map(|path| (path.to_owned(), BTreeSet::new())));
     }
     methods
 }

@@ -67,8 +67,9 @@ async fn a_missing_config_map_waits_for_you_until_it_stands_beside_the_pod() {
 async fn a_volume_of_an_unsupported_kind_waits_for_you() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let mount = "    volumeMounts:\n    - name: share\n      mountPath: /share\n";
     let volume = "  volumes:\n  - name: share\n    nfs:\n      server: 127.0.0.1\n      path: /export\n";
-    agent.write_manifest("web.yaml", &pod_with("web", "", volume)).unwrap();
+    agent.write_manifest("web.yaml", &pod_with("web", mount, volume)).unwrap();
     let step = until_retried(&agent, "web", "volumes", "you", "share").await;
     assert_eq!(step["state"], "failed");
     until_event(&agent, "FailedMount", "share").await.unwrap();
@@ -85,10 +86,10 @@ async fn a_host_path_of_the_wrong_type_waits_for_you_until_it_is_mended() {
     let path = scratch.path().join("data");
     std::fs::write(&path, "a file").unwrap();
     let volume = format!(
-        "  volumes:\n  - name: data\n    hostPath:\n      path: {}\n      type: Directory\n",
+        "    volumeMounts:\n    - name: data\n      mountPath: /data\n  volumes:\n  - name: data\n    hostPath:\n      path: {}\n      type: Directory\n",
         path.display()
     );
-    agent.write_manifest("web.yaml", &pod_with("web", "", &volume)).unwrap();
+    agent.write_manifest("web.yaml", &pod_with("web", &volume, "")).unwrap();
     let step = until_retried(&agent, "web", "volumes", "you", path.to_str().unwrap()).await;
     until_event(&agent, "FailedMount", "hostPath type check failed").await.unwrap();
     assert_same_after_a_retry(&agent, "web", &step).await;

@@ -391,7 +391,7 @@ async fn a_stranger_is_kept_out_and_a_member_of_the_operator_group_may_do_everyt
     assert_ne!(group, STRANGER);
     for args in [&["get", "pods"][..], &["get", "services"], &["logs", "web"], &["retry", "pod", "web"]] {
         let output = keelson_as(&agent, STRANGER, STRANGER, args);
-        assert_eq!(output.status.code(), Some(69), "{args:?}");
+        assert_eq!(output.status.code(), Some(77), "{args:?}");
         let said = text(&output);
         assert!(said.to_lowercase().contains("permission denied") && said.contains("usermod"), "{said}");
     }

@@ -65,6 +65,16 @@ async fn a_pod_that_burns_cpu_and_holds_memory_shows_up_with_plausible_figures()
     network(&agent, pod, &format!("{name}/main")).await;
     node_figures(&last["node"], &node);
 
+    // Measured in the background, once somebody has asked.
+    let measured = eventually(LIMIT, "the layer and the logs are measured", async || {
+        last = good_json(&summary).await;
+        let (pod, main) = (&last["pods"][0], &last["pods"][0]["containers"][0]);
+        let parts = [&main["rootfs"], &main["logs"], &pod["ephemeral-storage"]];
+        parts.iter().all(|part| part["usedBytes"].is_u64() && part["capacityBytes"].as_u64() > Some(0))
+    });
+    measured.await.unwrap_or_else(|e| panic!("{e:#}\n{last:#}\n{}", agent.log_tail()));
+    assert!(last["node"]["runtime"]["containerFs"]["capacityBytes"].as_u64() > Some(0), "{last:#}");
+
     let little = good_json(&format!("{summary}?only_cpu_and_memory=true")).await;
     assert!(little["pods"][0]["cpu"].is_object() && little["node"]["memory"].is_object(), "{little:#}");
     for absent in [&little["pods"][0]["network"], &little["node"]["fs"], &little["node"]["rlimit"]] {

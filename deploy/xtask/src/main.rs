@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod down;
+mod fuzz;
 mod packages;
 mod progress;
 mod quickstart;
@@ -32,6 +33,8 @@ enum Task {
     Packages,
     /// Run the tests
     Test(test::TestArguments),
+    /// Fuzz the readers of untrusted text (needs cargo-fuzz and a C++ compiler)
+    Fuzz(fuzz::FuzzArguments),
     /// Measure the agent against the same requests straight at containerd (needs root)
     Bench(bench::BenchArguments),
     /// Check that the cores are pure and that services call only whom they may
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Task::Down => down::run(),
         Task::Packages => packages::install_missing(),
         Task::Test(arguments) => test::run(&arguments),
+        Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments).map(|never| match never {}),
         Task::Check => check::run(),
     };

@@ -1,5 +1,6 @@
 //! The agent behind its sockets: the only module that calls a service.
 
+use std::future::Future;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -20,12 +21,17 @@ use keelson_proto::keelson::pod_sync::v1::{
     ExplainPodRequest, ExplainPodResponse, ListPodsRequest, PodDocument,
 };
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
+use keelson_proto::keelson::runtime::v1::{ListImagesRequest, RuntimeImage};
 use keelson_proto::keelson::supervisor::v1::supervisor_client::SupervisorClient;
 use keelson_proto::keelson::supervisor::v1::{ListServicesRequest, Service};
+use keelson_proto::keelson::volume_manager::v1::volume_manager_client::VolumeManagerClient;
+use keelson_proto::keelson::volume_manager::v1::watch_pod_volumes_response::Item as VolumesItem;
+use keelson_proto::keelson::volume_manager::v1::{PodVolumes, WatchPodVolumesRequest};
 use keelson_service_kit::{Peer, PeerChannel};
 use tonic::{Code, Request, Status};
 
 use crate::error::Failure;
+use crate::machine::{self, Group};
 
 /// An event and the service that told it.
 #[derive(Debug, Clone)]
@@ -83,6 +89,16 @@ impl Agent {
         RuntimeClient::new(self.channel(ServiceName::RuntimeShim))
     }
 
+    /// A client of volume-manager.
+    pub(crate) fn volume_manager(&self) -> VolumeManagerClient<PeerChannel> {
+        VolumeManagerClient::new(self.channel(ServiceName::VolumeManager))
+    }
+
+    /// A client of the events of a service.
+    pub(crate) fn events_of(&self, service: ServiceName) -> EventsClient<PeerChannel> {
+        EventsClient::new(self.channel(service))
+    }
+
     /// A client of node-status.
     pub(crate) fn node_status(&self) -> NodeStatusClient<PeerChannel> {
         NodeStatusClient::new(self.channel(ServiceName::NodeStatus))
@@ -117,9 +133,17 @@ impl Agent {
             }
             Ok(pods)
         };
-        tokio::time::timeout(self.timeout + Duration::from_secs(1), read)
-            .await
-            .unwrap_or_else(|_| Err(self.too_slow(ServiceName::PodSync)))
+        self.in_time(ServiceName::PodSync, read).await
+    }
+
+    /// A whole stream within the time that the person gives.
+    async fn in_time<T>(
+        &self,
+        service: ServiceName,
+        read: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let limit = self.timeout + Duration::from_secs(1);
+        tokio::time::timeout(limit, read).await.unwrap_or_else(|_| Err(self.too_slow(service)))
     }
 
     /// The steps of a pod's life.
@@ -127,6 +151,32 @@ impl Agent {
         let request = ExplainPodRequest { uid: uid.to_owned(), ..ExplainPodRequest::default() };
         let answer = self.pod_sync().explain_pod(self.request(request)).await;
         Ok(answer.map_err(|s| self.failure(ServiceName::PodSync, s))?.into_inner())
+    }
+
+    /// The images that the container runtime has.
+    pub(crate) async fn images(&self) -> Result<Vec<RuntimeImage>, Failure> {
+        let answer = self.runtime().list_images(self.request(ListImagesRequest {})).await;
+        Ok(answer.map_err(|s| self.failure(ServiceName::RuntimeShim, s))?.into_inner().images)
+    }
+
+    /// The volumes of every pod that has some.
+    pub(crate) async fn volumes(&self) -> Result<Vec<PodVolumes>, Failure> {
+        let fail = |s| self.failure(ServiceName::VolumeManager, s);
+        let read = async {
+            let request = self.request(WatchPodVolumesRequest {});
+            let mut stream =
+                self.volume_manager().watch_pod_volumes(request).await.map_err(fail)?.into_inner();
+            let mut pods = Vec::new();
+            while let Some(message) = stream.message().await.map_err(fail)? {
+                match message.item {
+                    Some(VolumesItem::Pod(pod)) => pods.push(pod),
+                    Some(VolumesItem::Synced(_)) => return Ok(pods),
+                    Some(VolumesItem::GoneUid(_)) | None => {}
+                }
+            }
+            Err(fail(Status::unavailable("volume-manager has ended its answer")))
+        };
+        self.in_time(ServiceName::VolumeManager, read).await
     }
 
     /// The sources of pods with what they refuse.
@@ -151,7 +201,7 @@ impl Agent {
     /// No service answers.
     pub(crate) async fn events(&self) -> Result<(Vec<ToldEvent>, Vec<Failure>), Failure> {
         let answers = join_all(ServiceName::ALL.map(|service| async move {
-            let mut client = EventsClient::new(self.channel(service));
+            let mut client = self.events_of(service);
             let answer = client.list_events(self.request(ListEventsRequest::default())).await;
             (service, answer.map_err(|s| self.failure(service, s)))
         }))
@@ -185,7 +235,10 @@ impl Agent {
         match status.code() {
             Code::Unavailable => self.away(service, message),
             Code::DeadlineExceeded => Failure::Silent { service, message },
-            Code::PermissionDenied => Failure::Refused { service, message },
+            Code::PermissionDenied => {
+                let group = Group::of_socket(&self.socket(service));
+                Failure::Refused { service, message, group }
+            }
             Code::Unimplemented => Failure::Answer {
                 message: format!("{service} does not know this call; it is older than this command"),
                 hint: Some("`keelson version` shows both".into()),
@@ -197,11 +250,14 @@ impl Agent {
     fn away(&self, service: ServiceName, message: String) -> Failure {
         let socket = self.socket(service);
         match UnixStream::connect(&socket) {
-            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Failure::Forbidden { socket },
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                let group = Group::of_socket(&socket);
+                Failure::Forbidden { socket, group }
+            }
             Err(_) if ServiceName::ALL.into_iter().any(|s| UnixStream::connect(self.socket(s)).is_ok()) => {
                 Failure::ServiceAway { service, socket }
             }
-            Err(_) => Failure::NotRunning { socket },
+            Err(_) => Failure::NotRunning { socket, others: machine::run_dirs() },
             Ok(_) => Failure::Silent { service, message },
         }
     }

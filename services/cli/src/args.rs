@@ -3,7 +3,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap_complete::ArgValueCandidates;
 
+use crate::cmd::completion;
 use crate::human::parse_duration;
 
 /// Where an agent keeps its sockets when nothing else is said.
@@ -14,7 +16,12 @@ Exit codes:
   0   done
   1   what was asked for failed or does not exist
   64  the command line is wrong
-  69  the agent cannot be reached: not running, not answering, or its socket is closed to this user
+  69  the agent, one of its services or the container runtime is not running or does not answer
+  70  a fault of this command or of an answer
+  74  the output cannot be written
+  75  not done in time; it goes on
+  77  not permitted: the socket is closed to this user, or the service refuses the call
+  `keelson exec` ends with the exit code of the command that it runs; a failure of its own has an error: line.
 
 Names: a pod from a manifest is called <name>-<node>; both the full and the short name are understood.
 TYPE/NAME may be written instead of TYPE NAME.";
@@ -69,10 +76,12 @@ pub(crate) enum Format {
 pub(crate) enum Command {
     /// Start the agent on this machine
     Up(UpArgs),
-    /// Show pods, services, the node, events or sources
+    /// Show pods, services, the node, events, volumes, images or sources
     Get(GetArgs),
     /// Print the log of a container
     Logs(LogsArgs),
+    /// Run a command in a container
+    Exec(ExecArgs),
     /// Show everything about a pod or the node
     Describe(DescribeArgs),
     /// Say what a pod waits for, step by step
@@ -83,13 +92,25 @@ pub(crate) enum Command {
     Delete(DeleteArgs),
     /// End every back-off of a pod now
     Retry(RetryArgs),
+    /// Run pods once with an agent of its own, and say how each of them ended
+    ///
+    /// Pods that end by themselves run to their end. One with a container that is always restarted has no end: it
+    /// counts as Running as soon as each of its containers is ready or has ended well, and as Failed when one of them
+    /// fails; it goes on until the other pods are done. Then everything is ended and removed, the agent included.
+    ///
+    /// The agent has no manifests but those of -f: nothing that `keelson apply` stored runs. It is refused where the
+    /// container runtime runs pods already.
+    Run(RunArgs),
     /// Operate the services of the agent
     #[command(visible_alias = "service")]
     Services(ServicesArgs),
     /// Show the version of this command and of each service
     Version(VersionArgs),
-    /// Print a completion script for a shell
-    Completions(CompletionsArgs),
+    /// Print what a shell needs to complete command lines, with the names of pods and services
+    #[command(visible_alias = "completions")]
+    Completion(CompletionArgs),
+    /// Write the manual pages
+    Man(ManArgs),
 }
 
 #[derive(Debug, Args)]
@@ -124,6 +145,31 @@ pub(crate) struct UpArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Read the manifests once, run their pods, and end
+    #[arg(long, required = true)]
+    pub(crate) once: bool,
+    /// Manifests: a file, a folder, or - for standard input
+    #[arg(short, long = "filename", value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+    /// Name of the node [default: the machine's]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node_name: Option<String>,
+    /// Socket of the container runtime
+    #[arg(long, value_name = "ENDPOINT", default_value = "unix:///run/containerd/containerd.sock")]
+    pub(crate) runtime_endpoint: String,
+    /// Folder for pods and volumes [default: the agent's, /var/lib/kubelet]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root_dir: Option<PathBuf>,
+    /// How long a pod may take until it runs; one that runs has as long as it needs
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_duration)]
+    pub(crate) timeout: Duration,
+    /// Further arguments for keelson-init, as the kubelet takes them
+    #[arg(last = true, value_name = "INIT_ARGS")]
+    pub(crate) extra: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct GetArgs {
     #[command(subcommand)]
     pub(crate) what: GetWhat,
@@ -135,19 +181,27 @@ pub(crate) enum GetWhat {
     #[command(visible_aliases = ["pod", "po"])]
     Pods {
         /// Names of pods; all of the namespace without any
+        #[arg(add = ArgValueCandidates::new(completion::pods))]
         names: Vec<String>,
+        #[command(flatten)]
+        watch: WatchArgs,
     },
     /// The agent's own services
     #[command(visible_aliases = ["service", "svc"])]
     Services {
         /// Names of services; all without any
+        #[arg(add = ArgValueCandidates::new(completion::services))]
         names: Vec<String>,
+        #[command(flatten)]
+        watch: WatchArgs,
     },
     /// The node
     #[command(visible_aliases = ["nodes", "no"])]
     Node {
         /// Name of the node; there is only this one
         name: Option<String>,
+        #[command(flatten)]
+        watch: WatchArgs,
     },
     /// What has happened lately
     #[command(visible_aliases = ["event", "ev"])]
@@ -155,15 +209,63 @@ pub(crate) enum GetWhat {
         /// Only events about this object, for example pod/web
         #[arg(long = "for", value_name = "TYPE/NAME")]
         about: Option<String>,
+        #[command(flatten)]
+        watch: WatchArgs,
+    },
+    /// The volumes of pods: of what kind, how they are, what they wait for, and where they lie on this machine
+    #[command(visible_aliases = ["volume", "vol"])]
+    Volumes {
+        /// Names of pods; all of the namespace without any
+        #[arg(add = ArgValueCandidates::new(completion::pods))]
+        pods: Vec<String>,
+        #[command(flatten)]
+        watch: WatchArgs,
+    },
+    /// The images that the container runtime has, and the pods that use them
+    #[command(visible_aliases = ["image", "img"])]
+    Images {
+        /// Names or beginnings of ids; all without any
+        names: Vec<String>,
     },
     /// Where pods come from, and the manifests that are refused
     #[command(visible_aliases = ["source", "src"])]
     Sources,
 }
 
+/// Whether to go on showing changes.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct WatchArgs {
+    /// Go on and show each change as it comes, through restarts of the service that tells it
+    #[arg(short, long)]
+    pub(crate) watch: bool,
+    /// With --watch: say of each change whether something was ADDED, MODIFIED or DELETED
+    #[arg(long, requires = "watch")]
+    pub(crate) output_watch_events: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExecArgs {
+    /// Name of the pod
+    #[arg(add = ArgValueCandidates::new(completion::pods))]
+    pub(crate) pod: String,
+    /// Container; the first one without it
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) container: Option<String>,
+    /// Hand standard input to the command
+    #[arg(short = 'i', long)]
+    pub(crate) stdin: bool,
+    /// Give the command a terminal; needs --stdin and a terminal here
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+    /// The command and its arguments, behind --; no shell reads them unless it is named
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
     /// Name of the pod
+    #[arg(add = ArgValueCandidates::new(completion::pods))]
     pub(crate) pod: String,
     /// Container; the first one without it
     #[arg(short, long, value_name = "NAME")]
@@ -200,6 +302,7 @@ pub(crate) enum DescribeWhat {
     #[command(visible_aliases = ["pods", "po"])]
     Pod {
         /// Names of pods; all of the namespace without any
+        #[arg(add = ArgValueCandidates::new(completion::pods))]
         names: Vec<String>,
     },
     /// The node: conditions, sizes, pods
@@ -223,7 +326,7 @@ pub(crate) enum PodNames {
     #[command(visible_aliases = ["pods", "po"])]
     Pod {
         /// Names of pods
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCandidates::new(completion::pods))]
         names: Vec<String>,
     },
 }
@@ -265,11 +368,17 @@ pub(crate) struct ServicesArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ServicesWhat {
-    /// End the process of a service and start it again; containers run on
+    /// End the processes of services, start them again and wait until they serve; containers run on
     Restart {
         /// Names of services
-        #[arg(required = true)]
+        #[arg(required_unless_present = "all", add = ArgValueCandidates::new(completion::supervised))]
         names: Vec<String>,
+        /// All services but init, one after the other
+        #[arg(long, conflicts_with = "names")]
+        all: bool,
+        /// How long each of them may take to serve again
+        #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
+        timeout: Duration,
     },
 }
 
@@ -281,9 +390,16 @@ pub(crate) struct VersionArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct CompletionsArgs {
+pub(crate) struct CompletionArgs {
     /// The shell
     pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Folder to write into; it is made where it is missing
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    pub(crate) dir: PathBuf,
 }
 
 /// Turns `get pod/web` into `get pod web`, for every command that takes a type and names.
@@ -291,7 +407,13 @@ pub(crate) fn split_type_and_name(args: Vec<OsString>) -> Vec<OsString> {
     const VERBS: [&str; 5] = ["get", "describe", "explain", "delete", "retry"];
     let mut split = Vec::with_capacity(args.len() + 1);
     let mut after_verb = false;
+    let mut escaped = false;
     for arg in args {
+        escaped |= arg == "--";
+        if escaped {
+            split.push(arg);
+            continue;
+        }
         match arg.to_str().and_then(|text| text.split_once('/')) {
             Some((kind, name)) if after_verb && !kind.is_empty() && !kind.starts_with('-') => {
                 split.extend([kind.into(), name.into()]);
@@ -329,6 +451,8 @@ mod tests {
         );
         assert_eq!(split(&["keelson", "delete", "-f", "a/b.yaml"]), ["keelson", "delete", "-f", "a/b.yaml"]);
         assert_eq!(split(&["keelson", "get", "--run-dir=/x/y"]), ["keelson", "get", "--run-dir=/x/y"]);
+        let exec = ["keelson", "exec", "web", "--", "git", "get", "a/b"];
+        assert_eq!(split(&exec), exec);
     }
 
     #[test]
@@ -338,6 +462,20 @@ mod tests {
         for cli in [before, after] {
             assert_eq!((cli.global.namespace.as_str(), cli.global.output), ("web", Some(Format::Json)));
         }
+    }
+
+    #[test]
+    fn what_stands_behind_two_dashes_belongs_to_the_command_that_is_run() {
+        let line = ["keelson", "exec", "-it", "web", "-c", "app", "-n", "web", "--", "ls", "-n", "--", "a/b"];
+        let line = split(&line);
+        let cli = Cli::try_parse_from(line).unwrap();
+        let Command::Exec(exec) = cli.command else { panic!("{cli:?}") };
+        assert_eq!((exec.pod.as_str(), exec.container.as_deref()), ("web", Some("app")));
+        assert_eq!(exec.command, ["ls", "-n", "--", "a/b"]);
+        assert!(exec.stdin && exec.tty);
+        assert_eq!(cli.global.namespace, "web");
+        assert!(Cli::try_parse_from(["keelson", "exec", "web", "ls"]).is_err());
+        assert!(Cli::try_parse_from(["keelson", "exec", "web"]).is_err());
     }
 
     #[test]

@@ -3,10 +3,8 @@ use std::path::PathBuf;
 
 use keelson_config::ServiceName;
 
+use crate::machine::Group;
 use crate::output::{Colour, notice};
-
-/// The group whose members may talk to the agent.
-const OPERATOR_GROUP: &str = "keelson";
 
 /// Why a command did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -19,19 +17,33 @@ pub(crate) enum Failure {
     Usage { message: String, hint: String },
     /// No service of the agent answers below the run folder.
     #[error("the agent is not running: nothing answers at {}", socket.display())]
-    NotRunning { socket: PathBuf },
+    NotRunning {
+        socket: PathBuf,
+        /// The run folders of the agents that this machine does run.
+        others: Vec<PathBuf>,
+    },
     /// The agent runs, but not this service.
     #[error("{service} is not running: nothing answers at {}", socket.display())]
     ServiceAway { service: ServiceName, socket: PathBuf },
+    /// The services run without init, which alone could do it.
+    #[error("init is not running here, so nothing of ours starts or ends services: {}", socket.display())]
+    NoInit {
+        socket: PathBuf,
+        /// Services, as they are to be restarted.
+        services: Vec<ServiceName>,
+    },
     /// The service is there but does not answer.
     #[error("{message}")]
     Silent { service: ServiceName, message: String },
     /// The socket is closed to this user.
     #[error("permission denied on the agent's socket {}", socket.display())]
-    Forbidden { socket: PathBuf },
+    Forbidden { socket: PathBuf, group: Group },
     /// The service does not take this call from this user.
     #[error("{service} refuses: {message}")]
-    Refused { service: ServiceName, message: String },
+    Refused { service: ServiceName, message: String, group: Group },
+    /// Only root may do it.
+    #[error("{message}")]
+    NotRoot { message: String, hint: String },
     /// The service answered with an error.
     #[error("{message}")]
     Answer { message: String, hint: Option<String> },
@@ -59,6 +71,12 @@ pub(crate) enum Failure {
     /// The container runtime is not there.
     #[error("{message}")]
     NoRuntime { message: String, hint: String },
+    /// The command that was run in a container has ended so; it has said itself what there was to say.
+    #[error("the command ended with exit code {code}")]
+    Ended { code: u8 },
+    /// A signal has ended this command while the terminal was in its hands.
+    #[error("ended by signal {signal}")]
+    Signalled { signal: u8 },
     /// Standard output cannot be written.
     #[error("cannot write the output: {source}")]
     Output { source: io::Error },
@@ -74,24 +92,20 @@ impl Failure {
     /// The way out, where one is known.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
-            Self::NotRunning { .. } => Some(
-                "`sudo keelson up`, or name the run folder of a running agent with --run-dir or KEELSON_RUN_DIR"
-                    .into(),
-            ),
-            Self::ServiceAway { service, .. } => {
-                Some(format!("`keelson get services` says why; `keelson services restart {service}` starts it anew"))
-            }
+            Self::NotRunning { others, .. } => Some(not_running(others)),
+            Self::ServiceAway { service, .. } => Some(format!(
+                "`keelson get services` says why; `keelson services restart {service}` starts it anew"
+            )),
+            Self::NoInit { services, .. } => Some(without_init(services)),
             Self::Silent { service, .. } => Some(format!(
                 "`keelson get services` shows its state; `keelson services restart {service}` starts it anew; \
                  --request-timeout waits longer"
             )),
-            Self::Forbidden { .. } | Self::Refused { .. } => Some(format!(
-                "join the group {OPERATOR_GROUP} (`sudo usermod -aG {OPERATOR_GROUP} $USER`, then log in again), \
-                 or use sudo"
-            )),
+            Self::Forbidden { group, .. } | Self::Refused { group, .. } => Some(group.way_in()),
             Self::Ambiguous { .. } => Some("give the full name with -n, or the UID".into()),
             Self::Usage { hint, .. }
             | Self::NotFound { hint, .. }
+            | Self::NotRoot { hint, .. }
             | Self::TimedOut { hint, .. }
             | Self::Start { hint, .. }
             | Self::NoRuntime { hint, .. } => Some(hint.clone()),
@@ -100,50 +114,109 @@ impl Failure {
             | Self::Read { .. }
             | Self::Manifest { .. }
             | Self::Some { .. }
+            | Self::Ended { .. }
+            | Self::Signalled { .. }
             | Self::Output { .. }
             | Self::Encode { .. }
             | Self::Runtime { .. } => None,
         }
     }
 
-    /// The exit code of the process, from sysexits(3) where one fits.
+    /// The exit code of the process, from sysexits(3) where one fits; the README has the table.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::BrokenPipe => 0,
+            Self::Refused { .. } | Self::Forbidden { .. } | Self::NotRoot { .. } => 77,
             Self::Usage { .. } => 64,
             Self::NotRunning { .. }
             | Self::ServiceAway { .. }
+            | Self::NoInit { .. }
             | Self::Silent { .. }
-            | Self::Forbidden { .. }
             | Self::NoRuntime { .. } => 69,
-            Self::Refused { .. }
-            | Self::Answer { .. }
+            Self::Encode { .. } | Self::Runtime { .. } => 70,
+            Self::Output { .. } => 74,
+            Self::TimedOut { .. } => 75,
+            Self::Ended { code } => *code,
+            // As a shell counts.
+            Self::Signalled { signal } => signal.saturating_add(128),
+            Self::Answer { .. }
             | Self::NotFound { .. }
             | Self::Ambiguous { .. }
             | Self::Read { .. }
             | Self::Manifest { .. }
             | Self::Some { .. }
-            | Self::TimedOut { .. }
-            | Self::Start { .. }
-            | Self::Output { .. }
-            | Self::Encode { .. }
-            | Self::Runtime { .. } => 1,
+            | Self::Start { .. } => 1,
         }
     }
 
-    /// Whether nothing of the agent could be reached at all.
+    /// Whether the service could not be reached at all: trying the next thing there is in vain.
     pub(crate) fn is_unreachable(&self) -> bool {
-        self.exit_code() == 69
+        matches!(
+            self,
+            Self::NotRunning { .. } | Self::ServiceAway { .. } | Self::Silent { .. } | Self::Forbidden { .. }
+        )
     }
 
     /// Tells the person: an `error:` line, and a `try:` line where there is a way out. What is wrong in several
     /// places of a manifest has a line for each.
     pub(crate) fn print(&self, colour: Colour) {
+        if matches!(self, Self::Ended { .. } | Self::Signalled { .. }) {
+            return;
+        }
         for line in self.to_string().lines() {
             notice(&format!("{} {}", colour.paint("1;31", "error:"), crate::table::printable(line)));
         }
         if let Some(hint) = self.hint() {
             notice(&format!("{} {hint}", colour.paint("1;36", "try:")));
         }
+    }
+}
+
+fn not_running(others: &[PathBuf]) -> String {
+    if others.is_empty() {
+        return "`sudo keelson up`, or name the run folder of a running agent with --run-dir or KEELSON_RUN_DIR"
+            .into();
+    }
+    let list: Vec<String> = others.iter().map(|dir| dir.display().to_string()).collect();
+    format!(
+        "agents of this machine run in {}: name one with --run-dir or KEELSON_RUN_DIR; `sudo keelson up` starts one here",
+        list.join(", ")
+    )
+}
+
+/// Services that somebody else starts: systemd's units and compose's services have our names.
+fn without_init(services: &[ServiceName]) -> String {
+    let names = |prefix: &str| -> String { services.iter().map(|s| format!(" {prefix}{s}")).collect() };
+    format!(
+        "whoever starts them: `systemctl restart{}` under systemd, `docker compose restart{}` under compose",
+        names("keelson-"),
+        names("")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_an_agent_here_those_of_the_machine_are_named() {
+        let failure = |others: &[&str]| {
+            let others = others.iter().map(PathBuf::from).collect();
+            Failure::NotRunning { socket: "/run/keelson/x.sock".into(), others }.hint().unwrap()
+        };
+        assert!(failure(&[]).starts_with("`sudo keelson up`"));
+        let hint = failure(&["/run/a", "/run/b"]);
+        assert!(hint.starts_with("agents of this machine run in /run/a, /run/b: "), "{hint}");
+        assert!(hint.contains("--run-dir") && hint.contains("sudo keelson up"), "{hint}");
+    }
+
+    #[test]
+    fn without_init_the_means_of_systemd_and_compose_are_named() {
+        let services = vec![ServiceName::PodSync, ServiceName::NodeApi];
+        let failure = Failure::NoInit { socket: "/r/init.sock".into(), services };
+        let hint = failure.hint().unwrap();
+        assert!(hint.contains("`systemctl restart keelson-pod-sync keelson-node-api`"), "{hint}");
+        assert!(hint.contains("`docker compose restart pod-sync node-api`"), "{hint}");
+        assert_eq!(failure.exit_code(), 69);
     }
 }

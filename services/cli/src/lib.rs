@@ -4,15 +4,10 @@
 //! JSON or YAML made of the answers. Standard output carries the answer alone; notices and errors go to
 //! standard error, an error as one `error:` line with a `try:` line where there is a way out.
 //!
-//! | exit code | meaning |
-//! |---|---|
-//! | 0 | done |
-//! | 1 | what was asked for failed or does not exist |
-//! | 64 | the command line is wrong |
-//! | 69 | the agent, or for `up` the container runtime, cannot be reached |
+//! The exit codes are in the README and in `keelson --help`; [`error`] decides which failure has which.
 //!
-//! [`status`] and [`human`] hold what is decided about text and are pure; [`agent`] is the only module that
-//! calls a service; [`cmd`] has one module per command.
+//! [`status`], [`human`], [`near`] and [`seen`] hold what is decided and are pure; [`agent`] is the only module that
+//! calls a service; [`watch`] follows one through its restarts; [`cmd`] has one module per command.
 
 mod agent;
 mod args;
@@ -20,10 +15,15 @@ mod cmd;
 mod describer;
 mod error;
 mod human;
+mod machine;
+mod near;
 mod output;
 mod pods;
+mod seen;
 mod status;
 mod table;
+mod terminal;
+mod watch;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -38,7 +38,11 @@ const EX_USAGE: u8 = 64;
 
 /// Runs the command line `args`, the program's name included.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let args = args::split_type_and_name(args.into_iter().collect());
+    let args: Vec<OsString> = args.into_iter().collect();
+    if let Some(end) = cmd::completion::answer(&args) {
+        return end;
+    }
+    let args = args::split_type_and_name(args);
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(error) => {

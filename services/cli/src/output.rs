@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 
 use serde::Serialize;
 use serde_json::Value;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::args::Format;
 use crate::error::Failure;
@@ -15,7 +16,10 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 /// Writes bytes as they are to standard output, at once.
 pub(crate) fn print_bytes(bytes: &[u8]) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
+    written(&mut io::stdout().lock(), bytes)
+}
+
+fn written(out: &mut impl io::Write, bytes: &[u8]) -> Result<(), Failure> {
     out.write_all(bytes).and_then(|()| out.flush()).map_err(|source| {
         if source.kind() == io::ErrorKind::BrokenPipe {
             Failure::BrokenPipe
@@ -59,6 +63,76 @@ pub(crate) fn yaml<T: Serialize>(document: &T) -> Result<String, Failure> {
         serde_json::to_value(document).map_err(|e| Failure::Encode { reason: e.to_string() })?;
     serde_saphyr::to_string_with_options(&value, options)
         .map_err(|e| Failure::Encode { reason: e.to_string() })
+}
+
+/// One line of JSON with a line break at its end.
+pub(crate) fn json_line<T: Serialize>(document: &T) -> Result<String, Failure> {
+    let mut line = serde_json::to_string(document).map_err(|e| Failure::Encode { reason: e.to_string() })?;
+    line.push('\n');
+    Ok(line)
+}
+
+/// Where a chunk of a command's output goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    Stdout,
+    Stderr,
+}
+
+/// Chunks that may wait between whoever gives them and a slow reader: more would only be memory.
+const WAITING_CHUNKS: usize = 16;
+
+/// Writes bytes on a thread of its own: a reader who takes his time holds the connection up to the service, not
+/// the pings on it, on which it would break.
+#[derive(Debug)]
+pub(crate) struct Pump {
+    chunks: mpsc::Sender<(Target, Vec<u8>)>,
+    end: oneshot::Receiver<Result<(), Failure>>,
+}
+
+impl Pump {
+    /// Starts the thread.
+    pub(crate) fn start() -> Result<Self, Failure> {
+        let (chunks, mut taken) = mpsc::channel::<(Target, Vec<u8>)>(WAITING_CHUNKS);
+        let (ended, end) = oneshot::channel();
+        let work = move || {
+            let mut outcome = Ok(());
+            while let Some((target, bytes)) = taken.blocking_recv() {
+                outcome = match target {
+                    Target::Stdout => print_bytes(&bytes),
+                    Target::Stderr => written(&mut io::stderr().lock(), &bytes),
+                };
+                if outcome.is_err() {
+                    break;
+                }
+            }
+            // Nobody waits for the end of a command that has failed otherwise.
+            let _ = ended.send(outcome);
+        };
+        let thread = std::thread::Builder::new().name("output".into()).spawn(work);
+        thread.map_err(|source| Failure::Runtime { source })?;
+        Ok(Self { chunks, end })
+    }
+
+    /// Gives bytes to the thread; waits while the reader is behind.
+    ///
+    /// # Errors
+    /// The reader has gone, or what was given before cannot be written.
+    pub(crate) async fn write(&mut self, target: Target, bytes: Vec<u8>) -> Result<(), Failure> {
+        if self.chunks.send((target, bytes)).await.is_ok() {
+            return Ok(());
+        }
+        match (&mut self.end).await {
+            Ok(outcome) => outcome.and(Err(Failure::BrokenPipe)),
+            Err(_) => Err(Failure::BrokenPipe),
+        }
+    }
+
+    /// Waits until everything is written.
+    pub(crate) async fn finish(self) -> Result<(), Failure> {
+        drop(self.chunks);
+        self.end.await.unwrap_or(Err(Failure::BrokenPipe))
+    }
 }
 
 /// Whether to colour a stream.

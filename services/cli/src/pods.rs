@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::agent::Agent;
 use crate::error::Failure;
 use crate::human;
+use crate::near::near;
 
 /// A pod of this node.
 #[derive(Debug)]
@@ -63,9 +64,14 @@ impl PodEntry {
         if self.document.name == name || self.document.uid == name {
             return Some(Fit::Full);
         }
+        (self.short_name()? == name).then_some(Fit::Short)
+    }
+
+    /// The name without the suffix of the node, where it has that.
+    pub(crate) fn short_name(&self) -> Option<&str> {
         let node = self.pod.as_ref()?.spec.node_name.to_lowercase();
         let short = self.document.name.strip_suffix(node.as_str())?.strip_suffix('-')?;
-        (!node.is_empty() && short == name).then_some(Fit::Short)
+        (!node.is_empty()).then_some(short)
     }
 
     fn is_leaving(&self) -> bool {
@@ -136,7 +142,7 @@ pub(crate) fn find<'a>(pods: &'a [PodEntry], scope: &Scope, name: &str) -> Resul
     match found.as_slice() {
         [] => Err(Failure::NotFound {
             what: format!("there is no pod {name:?} in {}", scope.place()),
-            hint: "`keelson get pods -A` lists all pods".into(),
+            hint: meant(pods, scope, name),
         }),
         [one] => Ok(one),
         several => Err(Failure::Ambiguous {
@@ -147,6 +153,19 @@ pub(crate) fn find<'a>(pods: &'a [PodEntry], scope: &Scope, name: &str) -> Resul
                 .collect(),
         }),
     }
+}
+
+/// Where a pod of the name is, or which are called nearly so.
+fn meant(pods: &[PodEntry], scope: &Scope, name: &str) -> String {
+    let all = "`keelson get pods -A` lists all pods";
+    if let Some(elsewhere) = pods.iter().find(|p| p.answers_to(name).is_some()) {
+        let (namespace, name) = (&elsewhere.document.namespace, &elsewhere.document.name);
+        return format!("there is {name} in namespace {namespace}: -n {namespace}; {all}");
+    }
+    let here = pods.iter().filter(|p| scope.holds(&p.document.namespace));
+    let names = here.flat_map(|p| [Some(p.document.name.as_str()), p.short_name()]).flatten();
+    let near = near(name, names);
+    if near.is_empty() { all.into() } else { format!("did you mean {}? {all}", near.join(" or ")) }
 }
 
 /// [`find`], and where there is no such pod, whether a refused manifest may be the reason.
@@ -210,6 +229,20 @@ mod tests {
         }
         assert!(uid(&pods, &scope("default"), "web-edge").is_err());
         assert!(uid(&pods, &scope("other"), "web").unwrap_err().contains("namespace other"));
+    }
+
+    #[test]
+    fn a_pod_that_is_not_found_is_looked_for_elsewhere_and_under_names_that_are_near() {
+        let pods = [entry("default", "web-edge", "u1", "edge"), entry("system", "dns-edge", "u2", "edge")];
+        let hint = |name: &str| find(&pods, &scope("default"), name).unwrap_err().hint().unwrap();
+        assert!(
+            hint("dns").starts_with("there is dns-edge in namespace system: -n system;"),
+            "{}",
+            hint("dns")
+        );
+        assert!(hint("wbe").starts_with("did you mean web? "), "{}", hint("wbe"));
+        assert!(hint("web-egde").starts_with("did you mean web-edge? "), "{}", hint("web-egde"));
+        assert_eq!(hint("nope"), "`keelson get pods -A` lists all pods");
     }
 
     #[test]

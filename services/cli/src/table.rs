@@ -31,28 +31,59 @@ impl Table {
 
     /// The text, each line after `indent` blanks, none with blanks at its end.
     pub(crate) fn render(&self, indent: usize) -> String {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            self.rows
-                .iter()
-                .filter_map(|row| row.get(column))
-                .map(|cell| cell.chars().count())
-                .max()
-                .unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
-        let mut text = String::new();
-        for row in &self.rows {
-            let mut line = " ".repeat(indent);
-            for (cell, width) in row.iter().zip(&widths) {
-                // Writing to a string cannot fail.
-                let _ = write!(line, "{cell:<width$}   ");
-            }
-            text.push_str(line.trim_end());
-            text.push('\n');
-        }
-        text
+        let mut widths = Vec::new();
+        widen(&mut widths, &self.rows);
+        lines(&self.rows, &widths, indent)
     }
+}
+
+/// A table whose rows come little by little: each batch is laid out like those before it, and wider where it must be.
+#[derive(Debug)]
+pub(crate) struct GrowingTable {
+    header: Option<Vec<String>>,
+    widths: Vec<usize>,
+}
+
+impl GrowingTable {
+    /// A table without rows; the header comes with the first of them.
+    pub(crate) fn new(header: Vec<String>) -> Self {
+        Self { header: Some(header), widths: Vec::new() }
+    }
+
+    /// The text of further rows.
+    pub(crate) fn more(&mut self, rows: &[Vec<String>]) -> String {
+        if rows.is_empty() {
+            return String::new();
+        }
+        let mut batch: Vec<Vec<String>> = self.header.take().into_iter().collect();
+        batch.extend(rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()));
+        widen(&mut self.widths, &batch);
+        lines(&batch, &self.widths, 0)
+    }
+}
+
+/// Makes columns as wide as what is in them.
+fn widen(widths: &mut Vec<usize>, rows: &[Vec<String>]) {
+    for row in rows {
+        widths.resize(widths.len().max(row.len()), 0);
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+}
+
+fn lines(rows: &[Vec<String>], widths: &[usize], indent: usize) -> String {
+    let mut text = String::new();
+    for row in rows {
+        let mut line = " ".repeat(indent);
+        for (cell, width) in row.iter().zip(widths) {
+            // Writing to a string cannot fail.
+            let _ = write!(line, "{cell:<width$}   ");
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
 }
 
 /// Text from a pod or a service made fit for one line of a terminal: line breaks become blanks, other control
@@ -95,6 +126,19 @@ mod tests {
         assert!(table.is_empty());
         table.row(vec!["Normal".into(), "Started".into()]);
         assert_eq!(table.render(2), "  Type     Reason\n  Normal   Started\n");
+    }
+
+    #[test]
+    fn rows_that_come_later_stand_below_the_first_ones() {
+        let mut table = GrowingTable::new(vec!["NAME".into(), "STATUS".into(), "AGE".into()]);
+        let row = |name: &str, status: &str| vec![name.into(), status.into(), "1s".into()];
+        assert_eq!(table.more(&[]), "");
+        assert_eq!(
+            table.more(&[row("web", "Pending"), row("db", "Running")]),
+            "NAME   STATUS    AGE\nweb    Pending   1s\ndb     Running   1s\n"
+        );
+        assert_eq!(table.more(&[row("web", "Running")]), "web    Running   1s\n");
+        assert_eq!(table.more(&[row("web-2", "\u{1b}")]), "web-2   \\u{1b}    1s\n");
     }
 
     #[test]

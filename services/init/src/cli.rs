@@ -42,6 +42,15 @@ pub struct Cli {
     /// text or json [default: text].
     #[arg(long, value_name = "FORMAT")]
     pub log_format: Option<String>,
+    /// How long a container stays after it was made, dead or not [default: 0s].
+    #[arg(long, value_name = "DURATION")]
+    pub minimum_container_ttl_duration: Option<String>,
+    /// Dead containers that are kept of each name in a pod; below 0: all [default: 1].
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    pub maximum_dead_containers_per_container: Option<i32>,
+    /// Dead containers that are kept in all; below 0: any number [default: -1].
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    pub maximum_dead_containers: Option<i32>,
     /// Write the resolved configuration and exit: for units and containers that run the services themselves.
     #[arg(long)]
     pub resolve_only: bool,
@@ -63,6 +72,9 @@ impl Cli {
             state_dir: self.state_dir.clone(),
             log_level: self.log_level.clone(),
             log_format: self.log_format.clone(),
+            minimum_container_ttl: self.minimum_container_ttl_duration.clone(),
+            max_dead_per_container: self.maximum_dead_containers_per_container,
+            max_dead_containers: self.maximum_dead_containers,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A lock is flock(2) on a file: it goes with the process, however that ends, and a new init takes it over at
 //! once. The descriptors are close-on-exec, so no service keeps a lock of its init.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -20,10 +21,10 @@ const LOCKS: &str = "/run/lock";
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another agent has it.
-    #[error("another keelson{} {what}; {way_out}", who(*pid))]
+    #[error("another keelson{holder} {what}; {way_out}")]
     Taken {
-        /// Its process.
-        pid: Option<u32>,
+        /// Who it is, as far as it tells.
+        holder: Holder,
         /// What it uses.
         what: String,
         /// What to do about it.
@@ -39,8 +40,32 @@ pub enum LockError {
     },
 }
 
-fn who(pid: Option<u32>) -> String {
-    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+/// The agent that has a lock, as it says itself in the locked file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// Its process.
+    pid: Option<u32>,
+    /// Its run dir, by which people ask it what it is.
+    run_dir: Option<String>,
+}
+
+impl Holder {
+    /// A line with the pid and one with the run dir; an earlier release wrote only the first.
+    fn read(text: &str) -> Self {
+        let mut lines = text.lines();
+        let pid = lines.next().and_then(|line| line.trim().parse().ok());
+        Self { pid, run_dir: lines.next().filter(|dir| !dir.is_empty()).map(ToOwned::to_owned) }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.pid, &self.run_dir) {
+            (None, _) => Ok(()),
+            (Some(pid), None) => write!(f, " (pid {pid})"),
+            (Some(pid), Some(dir)) => write!(f, " (pid {pid}, run dir {dir})"),
+        }
+    }
 }
 
 /// The locks that init holds as long as it lives.
@@ -82,15 +107,22 @@ pub fn run_dir(config: &Config) -> Result<Locks, LockError> {
 pub fn agent(config: &Config) -> Result<Locks, LockError> {
     let mut held = vec![lock_run_dir(config)?];
     let root = &config.paths.root_dir;
+    let run = &config.paths.run_dir;
     held.push(take(
         &root.join(".keelson.lock"),
+        run,
         || format!("uses the root folder {}", root.display()),
         "stop it, or give this one another folder with --root-dir",
     )?);
     let endpoint = real_endpoint(&config.runtime.endpoint);
     let path = Path::new(LOCKS).join(endpoint_lock_name(&endpoint));
     let what = || format!("uses the container runtime at {}", config.runtime.endpoint);
-    match take(&path, what, "stop it, or give this one another runtime with --container-runtime-endpoint") {
+    match take(
+        &path,
+        run,
+        what,
+        "stop it, or give this one another runtime with --container-runtime-endpoint",
+    ) {
         Ok(file) => held.push(file),
         Err(error @ LockError::Taken { .. }) => return Err(error),
         Err(LockError::Open { source, .. }) => {
@@ -104,6 +136,7 @@ fn lock_run_dir(config: &Config) -> Result<Held, LockError> {
     let run = &config.paths.run_dir;
     take(
         &run.join("init.lock"),
+        run,
         || format!("runs in {}", run.display()),
         "stop it, or give this one another folder with --run-dir",
     )
@@ -117,7 +150,12 @@ fn real_endpoint(endpoint: &str) -> String {
     folder.join(name).to_string_lossy().into_owned()
 }
 
-fn take(path: &Path, what: impl Fn() -> String, way_out: &'static str) -> Result<Held, LockError> {
+fn take(
+    path: &Path,
+    run_dir: &Path,
+    what: impl Fn() -> String,
+    way_out: &'static str,
+) -> Result<Held, LockError> {
     let fail = |source| LockError::Open { path: path.to_owned(), source };
     loop {
         let mut file = open(path).map_err(fail)?;
@@ -128,12 +166,13 @@ fn take(path: &Path, what: impl Fn() -> String, way_out: &'static str) -> Result
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut text = String::new();
                 let _ = file.read_to_string(&mut text);
-                return Err(LockError::Taken { pid: text.trim().parse().ok(), what: what(), way_out });
+                return Err(LockError::Taken { holder: Holder::read(&text), what: what(), way_out });
             }
             Err(error) => return Err(fail(error.into())),
         }
-        // The pid is for people; the lock holds without it.
-        let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+        // Both are for people; the lock holds without them.
+        let told = format!("{}\n{}\n", std::process::id(), run_dir.display());
+        let _ = file.set_len(0).and_then(|()| file.write_all(told.as_bytes()));
         return Ok(Held { file, path: path.to_owned() });
     }
 }
@@ -160,16 +199,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_taker_is_told_the_pid_of_the_first_and_the_way_out() {
+    fn a_second_taker_is_told_who_the_first_is_and_the_way_out() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("init.lock");
-        let first = take(&path, || "runs here".into(), "stop it").unwrap();
-        let error = take(&path, || "runs here".into(), "stop it").unwrap_err();
+        let take = |run: &str| take(&path, Path::new(run), || "runs here".into(), "stop it");
+        let first = take("/run/a").unwrap();
+        let error = take("/run/b").unwrap_err();
         let pid = std::process::id();
-        assert_eq!(error.to_string(), format!("another keelson (pid {pid}) runs here; stop it"));
+        assert_eq!(
+            error.to_string(),
+            format!("another keelson (pid {pid}, run dir /run/a) runs here; stop it")
+        );
         drop(first);
         assert!(!path.exists(), "an orderly end leaves no file");
-        take(&path, || "runs here".into(), "stop it").unwrap();
+        take("/run/b").unwrap();
+    }
+
+    #[test]
+    fn a_holder_is_named_by_what_it_tells() {
+        for (text, told) in [
+            ("", ""),
+            ("nonsense\n/run/a\n", ""),
+            ("7\n", " (pid 7)"),
+            ("7\n\n", " (pid 7)"),
+            ("7\n/run/a\n", " (pid 7, run dir /run/a)"),
+        ] {
+            assert_eq!(Holder::read(text).to_string(), told, "{text:?}");
+        }
     }
 
     #[test]
@@ -177,8 +233,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("init.lock");
         fs::write(&path, "12345678\n").unwrap();
-        let held = take(&path, || "runs here".into(), "stop it").unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{}\n", std::process::id()));
+        let held = take(&path, Path::new("/run/a"), || "runs here".into(), "stop it").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{}\n/run/a\n", std::process::id()));
         drop(held);
     }
 
@@ -187,7 +243,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(dir.path().join("target"), &link).unwrap();
-        let error = take(&link, || "x".into(), "y").unwrap_err();
+        let error = take(&link, Path::new("/run/a"), || "x".into(), "y").unwrap_err();
         assert!(matches!(error, LockError::Open { .. }));
         assert!(!dir.path().join("target").exists());
     }

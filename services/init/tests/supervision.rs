@@ -259,7 +259,8 @@ async fn a_second_agent_on_the_same_run_dir_root_or_runtime_is_refused_by_name()
         let output = second_output(&scene, &replaced).await;
         let log = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(78), "{log}");
-        assert!(log.contains(&format!("(pid {})", init.pid())) && log.contains(what), "{what}: {log}");
+        let holder = format!("(pid {}, run dir {})", init.pid(), scene.text("run"));
+        assert!(log.contains(&holder) && log.contains(what), "{what}: {log}");
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! It holds nothing: every request is a question to a neighbour, and the answer passes through as it comes. A
 //! neighbour that does not answer gives 503 with its name. Until requests are authenticated, the kubelet API
-//! listens on loopback only.
+//! listens on loopback only and lets nobody into a container.
 //!
 //! | port | path | answer |
 //! |---|---|---|
@@ -13,11 +13,13 @@
 //! | | `/metrics/resource`, `/stats/summary` | CPU, memory and the rest, as resource-manager reads them |
 //! | | `/runningpods/` | a PodList of what the runtime runs, from runtime-shim |
 //! | | `/configz` | the KubeletConfiguration in force, from the file that init has written |
+//! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`debugging`]: 401, until requests are authenticated |
 //! | health | `/healthz`, `/healthz/ping` | whether this process answers |
 //!
 //! On its socket it has the RPCs of every service and none of its own.
 
 mod configz;
+mod debugging;
 mod failure;
 pub mod health;
 pub mod listen;
@@ -154,6 +156,7 @@ pub fn api_router(ctx: &Context) -> Router {
         .route("/runningpods", get(running_pods::list))
         .route("/runningpods/", get(running_pods::list))
         .route("/configz", get(configz::get))
+        .merge(debugging::router())
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .with_state(App::new(ctx))

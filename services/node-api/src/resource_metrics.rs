@@ -171,6 +171,7 @@ mod tests {
                 name: "c".into(),
                 started_unix_nanos: 1_600_000_000_500_000_000,
                 usage: usage(1_500_000_000, 1024, Some((4, 6))),
+                ..Default::default()
             }],
             ..Default::default()
         }

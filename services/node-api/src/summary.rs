@@ -69,7 +69,11 @@ fn node(name: &str, node: &rm::NodeStatsResponse) -> Value {
     if let Some(usage) = &node.usage {
         fields.extend(self::usage(usage));
     }
-    let runtime = node.images.as_ref().map(|images| json!({"imageFs": filesystem(images)}));
+    let runtime = object([
+        ("imageFs", node.images.as_ref().map(filesystem)),
+        ("containerFs", node.containers.as_ref().map(filesystem)),
+    ]);
+    let runtime = (!runtime.is_empty()).then(|| Value::from(runtime));
     fields.extend(object([
         ("network", node.network.as_ref().map(network)),
         ("fs", node.root.as_ref().map(filesystem)),
@@ -92,6 +96,8 @@ fn pod(pod: rm::PodStatsResponse) -> Value {
     }
     fields.extend(object([
         ("network", pod.network.as_ref().map(network)),
+        ("volume", (!pod.volumes.is_empty()).then(|| pod.volumes.iter().map(volume).collect())),
+        ("ephemeral-storage", pod.ephemeral_storage.as_ref().map(filesystem)),
         ("process_stats", pod.processes.map(|count| json!({"process_count": count}))),
     ]));
     fields.into()
@@ -105,7 +111,18 @@ fn container(container: &rm::ContainerStats) -> Value {
     if let Some(usage) = &container.usage {
         fields.extend(self::usage(usage));
     }
+    fields.extend(object([
+        ("rootfs", container.root.as_ref().map(filesystem)),
+        ("logs", container.logs.as_ref().map(filesystem)),
+    ]));
     fields.into()
+}
+
+/// What a volume holds, and its name.
+fn volume(volume: &rm::VolumeUsage) -> Value {
+    let mut fields = volume.filesystem.as_ref().map(filesystem).unwrap_or_else(|| json!({}));
+    fields["name"] = volume.name.as_str().into();
+    fields
 }
 
 /// The fields `cpu`, `memory`, `io` and `swap`, as far as there is something to tell.

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use keelson_kube_model::Pod;
+use keelson_kube_model::{Node, Pod};
 use keelson_pod_sync_core::Moment;
+use keelson_pod_sync_core::admission::Denial;
 use keelson_pod_sync_core::backoff::BackoffBook;
 use keelson_pod_sync_core::explain::Ledger;
 use keelson_pod_sync_core::ordering::{StartBook, may_start};
@@ -13,11 +14,13 @@ use keelson_proto::keelson::resource_manager::v1::Machine;
 use keelson_service_kit::{Context, ObjectRef, WatchHub, now_unix_nanos};
 use tokio::sync::{Semaphore, watch};
 
+use crate::admission::Host;
 use crate::clients::Clients;
 use crate::desired::Desired;
 use crate::desires;
 use crate::documents::Document;
 pub use crate::entry::{Entry, RuntimeView, Wanted};
+use crate::metrics::Metrics;
 use crate::observed::{Observed, is_older, same};
 use crate::store::{Record, Store};
 
@@ -40,6 +43,14 @@ pub struct Agent {
     pub runtime: watch::Sender<RuntimeView>,
     /// The machine as resource-manager tells it; empty until it has.
     pub machine: watch::Sender<Arc<Machine>>,
+    /// The Node object; `None` until pod-config has told it.
+    pub node: watch::Sender<Option<Arc<Node>>>,
+    /// What of the machine does not change.
+    pub host: Host,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// What resource-manager has ordered to end.
+    pub orders: crate::evictions::Orders,
     /// When this process began.
     pub started_unix_nanos: i64,
     /// DNS of the node, read once per start of this process.
@@ -59,6 +70,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Agent {
     /// An agent that knows no pod yet.
     pub fn new(context: Context, store: Option<Store>) -> Arc<Self> {
+        let max_backoff =
+            i64::try_from(context.config.pods.max_restart_backoff_ms / 1000).unwrap_or(i64::MAX);
         let gate = Semaphore::new(context.config.runtime.start_parallelism.max(1) as usize);
         let node_dns = crate::convert::read_resolv_conf(&context.config.runtime.resolv_conf);
         Arc::new(Self {
@@ -69,13 +82,17 @@ impl Agent {
             probing: crate::probes::Probing::default(),
             runtime: watch::Sender::new(RuntimeView::default()),
             machine: watch::Sender::new(Arc::default()),
+            node: watch::Sender::new(None),
+            host: Host::read(),
+            metrics: Metrics::register(&context.metrics),
+            orders: crate::evictions::Orders::default(),
             started_unix_nanos: now_unix_nanos(),
             node_dns,
             store,
             entries: Mutex::default(),
             order: Mutex::default(),
             loose: Mutex::default(),
-            backoff: Mutex::new(BackoffBook::default()),
+            backoff: Mutex::new(BackoffBook::new(max_backoff)),
             context,
         })
     }
@@ -350,6 +367,24 @@ impl Agent {
         if let Some(uid) = next {
             self.wake(uid.as_str());
         }
+    }
+
+    /// Judges a pod against those that have their place on the node, and gives it its own unless it is denied: both
+    /// at once, so that of two pods that want the same only one gets it.
+    pub fn take_place(
+        &self,
+        uid: &str,
+        judge: impl FnOnce(&mut dyn Iterator<Item = &Pod>) -> Option<Denial>,
+    ) -> Option<Denial> {
+        let mut entries = lock(&self.entries);
+        let placed = entries.iter().filter(|(other, entry)| *other != uid && entry.has_its_place());
+        let denial = judge(&mut placed.filter_map(|(_, entry)| entry.wanted.as_ref()).map(|w| &*w.pod));
+        if denial.is_none()
+            && let Some(entry) = entries.get_mut(uid)
+        {
+            entry.admitted = true;
+        }
+        denial
     }
 
     /// What the runtime holds of UIDs that have no entry.

@@ -9,6 +9,7 @@ use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_proto::keelson::volume_manager::v1 as volume;
 
 use crate::agent::{Agent, Entry, Wanted};
+use crate::shares;
 use crate::start::quantity;
 
 /// Names a pod in messages.
@@ -29,7 +30,13 @@ pub fn want(agent: &Agent, entry: &Entry) {
     let Some(wanted) = entry.wanted.as_ref().filter(|_| !entry.again) else { return };
     let (pod, phase) = (&wanted.pod, entry.state.phase);
     let uid = pod.metadata.uid.as_str();
-    let runtime_want = if phase == WorkerPhase::Sync { Want::Run } else { Want::Stop };
+    let runtime_want = match phase {
+        WorkerPhase::Sync => Want::Run,
+        WorkerPhase::Terminating | WorkerPhase::Terminated => Want::Stop,
+        // The dead containers and logs of what the node got rid of take room that is short.
+        WorkerPhase::Finished if entry.state.evicted => Want::Forget,
+        WorkerPhase::Finished => Want::Unmount,
+    };
     agent.desired.runtime.want(
         uid,
         runtime::PodDesire {
@@ -73,6 +80,7 @@ fn volumes(agent: &Agent, wanted: &Wanted) -> volume::PodDesire {
         volumes: crate::volumes::messages(pod, &allocatable.collect()),
         fs_group: pod.spec.security_context.as_ref().and_then(|s| s.fs_group),
         memory_limit_bytes: config.memory_limit.unwrap_or(0),
+        huge_page_sizes: crate::volumes::huge_page_sizes(pod),
     }
 }
 
@@ -94,8 +102,22 @@ fn resources(agent: &Agent, wanted: &Wanted, adopted: bool) -> resource::PodDesi
             cpu_quota_us: values.quota_us.unwrap_or(0),
             cpu_period_us: values.period_us,
             memory_limit_bytes: values.memory_limit.unwrap_or(0),
+            huge_page_limits: values.hugepage_limits.into_iter().collect(),
         }),
         critical: pod.is_critical(),
         adopted,
+        priority: pod.spec.priority.unwrap_or(0),
+        tolerates_memory_pressure: shares::tolerates_memory_pressure(pod),
+        termination_grace_seconds: pod.termination_grace(),
+        created_unix_nanos: shares::created_unix_nanos(pod),
+        containers: shares::containers(pod),
+        empty_dirs: shares::empty_dirs(pod),
+        pod_level_requests: pod
+            .spec
+            .resources
+            .as_ref()
+            .map(|r| shares::texts(&r.requests))
+            .unwrap_or_default(),
+        pod_level_limits: pod.spec.resources.as_ref().map(|r| shares::texts(&r.limits)).unwrap_or_default(),
     }
 }

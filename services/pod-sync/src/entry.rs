@@ -110,6 +110,8 @@ impl Freshness {
 pub struct RuntimeView {
     /// `containerd`…
     pub name: String,
+    /// As the runtime tells it.
+    pub version: String,
     /// Sandboxes and containers can be made.
     pub ready: bool,
     /// Pods with a network of their own can be made.
@@ -204,6 +206,17 @@ impl Entry {
         record.backoffs = book.of_pod(&uid.into()).map(stored).collect();
         self.kept_advance = book.last_advanced_unix_nanos(&uid.into());
         record
+    }
+
+    /// It was admitted, or found running, and what it was given is not free yet.
+    pub fn has_its_place(&self) -> bool {
+        let given = self.admitted || self.observed.any_sandbox_ready();
+        given
+            && match self.state.phase {
+                WorkerPhase::Sync => !self.status.phase().is_terminal(),
+                WorkerPhase::Terminating => true,
+                WorkerPhase::Terminated | WorkerPhase::Finished => false,
+            }
     }
 
     /// The runtime is known to hold something of it.

@@ -65,6 +65,7 @@ pub fn fetch(agent: &Arc<Agent>, pod: &Arc<Pod>, kind: ContainerKind, container:
         image: container.image.clone(),
         pull_policy: container.image_pull_policy.clone(),
         spec_list: kind.spec_field().to_owned(),
+        pull_secrets: pod.spec.image_pull_secrets.iter().map(|secret| secret.name.clone()).collect(),
     };
     let (agent, uid) = (Arc::clone(agent), pod.metadata.uid.clone());
     let span = tracing::Span::current();
@@ -99,8 +100,8 @@ async fn ensure(
         loop {
             match answers.message().await.map_err(cut)?.and_then(|a| a.item) {
                 Some(Item::Progress(progress)) => {
-                    let cause =
-                        Cause::waiting(&progress.step, &format!("image: {}", progress.step), "runtime-shim");
+                    let text = if progress.detail.is_empty() { &progress.step } else { &progress.detail };
+                    let cause = Cause::waiting(&progress.step, &format!("image: {text}"), "runtime-shim");
                     note_wait(agent, uid, StepName::Image, &name, cause);
                 }
                 Some(Item::Done(done)) => return Ok(done),

@@ -6,12 +6,16 @@
 //! to hold goes down as a set ([`desired`]). What others are shown comes from [`documents`] and the ledger of
 //! each entry. Beside the workers run the probes of their containers ([`probes`]).
 //!
+//! Before the first container [`admission`] asks whether the pod may run here; [`evictions`] end pods for the node's
+//! sake; [`metrics`] count both, and what is started, ends and is probed.
+//!
 //! A UID that is named anew waits until nothing of its earlier life is left ([`again`]); one whose worker panics is
 //! set aside while the others go on ([`aside`]).
 //!
 //! Truth is the runtime and the sources. Of its own pod-sync keeps one small file per pod ([`store`]); after a
 //! restart it reads everything, adopts what runs, and only then acts.
 
+pub mod admission;
 pub mod again;
 pub mod agent;
 pub mod aside;
@@ -21,14 +25,17 @@ pub mod desired;
 pub mod desires;
 pub mod documents;
 pub mod entry;
+pub mod evictions;
 pub mod hooks;
 pub mod http;
 pub mod images;
 pub mod manager;
+pub mod metrics;
 pub mod objects;
 pub mod observed;
 pub mod probes;
 pub mod server;
+mod shares;
 pub mod start;
 pub mod stop;
 pub mod store;
@@ -90,6 +97,8 @@ fn spawn_loops(context: &Context, agent: &Arc<Agent>) {
     let sources = Arc::new(Sources::default());
     context.spawn("desired pods", manager::follow_desired(Arc::clone(agent), Arc::clone(&sources)));
     context.spawn("machine", manager::follow_machine(Arc::clone(agent)));
+    context.spawn("node", manager::follow_node(Arc::clone(agent)));
+    context.spawn("evictions", evictions::follow(Arc::clone(agent)));
     context.spawn("volumes of the machine", volumes::follow_allocatable(Arc::clone(agent)));
     context.spawn("observations", manager::follow_runtime(Arc::clone(agent), sources));
     let progress = context.progress.register("pod workers");

@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::future::ready;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
-use keelson_kube_model::Pod;
+use keelson_kube_model::{Node, Pod};
 use keelson_pod_sync_core::worker::{Input, UpdateKind, WorkerPhase};
 use keelson_proto::keelson::pod_config::v1 as config;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item as Desired;
@@ -170,6 +169,7 @@ fn begin(agent: &Arc<Agent>, wanted: &Wanted, kind: UpdateKind, observed: Option
     }
     crate::worker::publish_first(agent, uid);
     agent.begin_worker(uid);
+    crate::evictions::obey(agent, uid);
 }
 
 /// No source names the UID any more.
@@ -270,6 +270,7 @@ fn seen(agent: &Arc<Agent>, sources: &Sources, item: Seen) {
         Seen::State(state) => {
             sources.state().runtime = RuntimeView {
                 name: state.name,
+                version: state.version,
                 ready: state.ready,
                 network_ready: state.network_ready,
                 message: state.message,
@@ -335,6 +336,28 @@ fn publish_runtime(agent: &Agent, sources: &Sources) {
     });
 }
 
+/// Follows the Node object.
+pub async fn follow_node(agent: Arc<Agent>) {
+    let context = agent.context.clone();
+    let clients = agent.clients.clone();
+    let open = move || {
+        let mut client = clients.pods();
+        async move { client.watch_node(config::WatchNodeRequest {}).await }
+    };
+    let on = move |signal: Signal<config::WatchNodeResponse>| {
+        if let Signal::Message(message) = signal {
+            match serde_json::from_slice::<Node>(&message.node_json) {
+                Ok(node) => {
+                    agent.node.send_replace(Some(Arc::new(node)));
+                }
+                Err(error) => tracing::error!(%error, "pod-config sent a Node that does not decode"),
+            }
+        }
+        ready(())
+    };
+    follow("the Node of pod-config", &context.progress, &context.shutdown, open, on).await;
+}
+
 /// Follows what resource-manager tells of the machine.
 pub async fn follow_machine(agent: Arc<Agent>) {
     let context = agent.context.clone();
@@ -363,9 +386,6 @@ pub async fn heartbeat(agent: Arc<Agent>, progress: LoopHandle, gauge: impl Fn(&
         }
     }
 }
-
-/// How long a worker waits at most before it looks again although nothing has come (`syncFrequency`).
-pub const RESYNC: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,7 @@
 pub mod handlers;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use keelson_kube_model::{ContainerKind, Pod};
@@ -22,7 +22,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::agent::{Agent, Entry};
-use crate::manager::RESYNC;
+use crate::metrics::{ProbeOutcome, ProbeSeries};
 use crate::probes::handlers::{Call, Outcome};
 use crate::sync::{container_object, show};
 use crate::worker::Job;
@@ -33,6 +33,8 @@ const EXEC_PROBES: usize = 16;
 const NETWORK_PROBES: usize = 64;
 /// Bytes of an outcome that an event carries: what the API takes.
 const EVENT_TEXT: usize = 1000;
+/// How long a task that waits for something else sleeps at most, for what nobody thought of.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 /// How many probes are made at the same time, whichever pods they are of.
 #[derive(Debug)]
@@ -81,6 +83,8 @@ impl Probes {
 struct Task {
     wake: Arc<Notify>,
     handle: AbortHandle,
+    /// What is counted goes with the task.
+    _series: Arc<ProbeSeries>,
 }
 
 impl Drop for Task {
@@ -130,13 +134,15 @@ pub fn ensure(agent: &Arc<Agent>, job: &Job) {
             entry.probes.book.entry(key.clone()).or_insert_with(|| ProbeState::new(key.1));
             let wake = Arc::new(Notify::new());
             let who = Who { uid: job.uid.clone(), life, key: key.clone() };
-            let handle = tokio::spawn(follow(Arc::clone(agent), who, Arc::clone(&wake))).abort_handle();
-            entry.probes.tasks.insert(key, Task { wake, handle });
+            let series = Arc::new(agent.metrics.probe(&wanted.pod, &key.0, key.1));
+            let task = follow(Arc::clone(agent), who, Arc::clone(&wake), Arc::downgrade(&series));
+            let handle = tokio::spawn(task).abort_handle();
+            entry.probes.tasks.insert(key, Task { wake, handle, _series: series });
         }
     });
 }
 
-async fn follow(agent: Arc<Agent>, who: Who, wake: Arc<Notify>) {
+async fn follow(agent: Arc<Agent>, who: Who, wake: Arc<Notify>, series: Weak<ProbeSeries>) {
     let (mut due, mut held) = (Instant::now(), true);
     loop {
         let now = Instant::now();
@@ -147,11 +153,14 @@ async fn follow(agent: Arc<Agent>, who: Who, wake: Arc<Notify>) {
             Some(Step::Keep) => {}
             Some(Step::Wait(wait)) => due = now + wait,
             // Whatever ends the hold wakes the task; the time is only for what nobody thought of.
-            Some(Step::Hold) => (due, held) = (now + RESYNC, true),
+            Some(Step::Hold) => (due, held) = (now + LOOK_AGAIN, true),
             Some(Step::Probe(call)) => {
                 let period = u64::try_from(call.times.period_seconds).unwrap_or(1);
                 due = now + Duration::from_secs(period);
                 let outcome = Box::pin(handlers::run(&agent, &call)).await;
+                if let Some(series) = series.upgrade() {
+                    count(&series, &outcome, now.elapsed());
+                }
                 take(&agent, &who, &call, &outcome);
                 continue;
             }
@@ -218,6 +227,17 @@ pub fn address(entry: &Entry, pod: &Pod, observed: &PodObservation) -> String {
         (true, known) => known.to_owned(),
         (false, _) => String::new(),
     }
+}
+
+/// A probe that nobody could make, because a neighbour is away, is none.
+fn count(series: &ProbeSeries, outcome: &Outcome, within: Duration) {
+    let counted = match outcome {
+        Outcome::Success | Outcome::Warning(_) => ProbeOutcome::Successful,
+        Outcome::Failure(_) => ProbeOutcome::Failed,
+        Outcome::Error(_) => ProbeOutcome::Unknown,
+        Outcome::Away(_) => return,
+    };
+    series.made(counted, within);
 }
 
 /// What an outcome leads to: counters, a line in `explain`, an event, and what turned.

@@ -16,6 +16,7 @@ use tonic::{Code, Request, Response, Status};
 use crate::agent::Agent;
 use crate::desires::pod_ref;
 use crate::documents::Document;
+use crate::evictions::{self, Order};
 
 /// `keelson.pod_sync.v1.PodSync`.
 #[derive(Debug, Clone)]
@@ -93,13 +94,37 @@ impl PodSync for PodSyncServer {
         let pod = &document.wanted.pod;
         let at = self.agent.moment();
         let told = self.agent.with(&pod.metadata.uid, |entry| entry.ledger.explain(&at));
-        let (steps, summary) = told.unwrap_or_default();
+        let (steps, mut summary) = told.unwrap_or_default();
+        let status = &document.status;
+        if status.phase == "Failed" && !status.reason.is_empty() {
+            // What has ended waits for nothing, but somebody may wonder why it has.
+            summary = format!("{summary} It has failed, {}: {}", status.reason, status.message.trim_end());
+        }
         Ok(Response::new(pb::ExplainPodResponse {
             pod: Some(pod_ref(pod)),
             phase: document.status.phase.clone(),
             steps: steps.into_iter().map(step_message).collect(),
             summary,
         }))
+    }
+
+    async fn evict_pod(
+        &self,
+        request: Request<pb::EvictPodRequest>,
+    ) -> Result<Response<pb::EvictPodResponse>, Status> {
+        let request = request.into_inner();
+        let document = self.find(&request.namespace, &request.name, &request.uid)?;
+        let meta = &document.wanted.pod.metadata;
+        if request.grace_period_seconds.is_some_and(|seconds| seconds < 0) {
+            let text = "grace_period_seconds is negative; leave it out for the pod's own grace";
+            return Err(error(Code::InvalidArgument, "GRACE_NEGATIVE", text));
+        }
+        let order = Order::by_hand(request.message, request.grace_period_seconds);
+        if evictions::evict_by_hand(&self.agent, &meta.uid, &order) {
+            return Ok(Response::new(pb::EvictPodResponse {}));
+        }
+        let text = format!("the pod {}/{} has ended already, nothing of it runs", meta.namespace, meta.name);
+        Err(error(Code::FailedPrecondition, "POD_HAS_ENDED", text))
     }
 
     async fn retry_pod(

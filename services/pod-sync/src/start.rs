@@ -8,8 +8,8 @@ use k8s_cri::v1 as cri;
 use keelson_kube_model::{Container, ContainerKind, Quantity};
 use keelson_pod_sync_core::actions::{PodActions, SandboxPlan, StartContainer};
 use keelson_pod_sync_core::config::{
-    CgroupVersion, ContainerInputs, DnsInputs, FileMount, Given, ImageUser, MachineInputs, NoObjects,
-    SandboxInputs, VolumePath, container_plan, host_names, sandbox_plan, subpaths,
+    CgroupVersion, ConfigError, ContainerInputs, DnsInputs, FileMount, Given, ImageUser, MachineInputs,
+    SandboxInputs, VolumePath, container_plan, environment, host_names, sandbox_plan,
 };
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
 use keelson_pod_sync_core::observation::{PodObservation, SandboxObservation};
@@ -26,6 +26,7 @@ use crate::hooks::{self, Subject};
 use crate::images::{ImageTask, ImageTrouble};
 use crate::observed::Observed;
 use crate::sync::{Mounts, container_object};
+use crate::volumes::prepare;
 use crate::worker::{Facts, Job, Trouble, name_of, note_wait, publish};
 
 /// Deadline of the calls that only write files.
@@ -73,6 +74,8 @@ impl From<Trouble> for Unfinished {
 struct StartTrouble {
     reason: &'static str,
     trouble: Trouble,
+    /// Who has to act when it is no fault of the pod.
+    neighbour: &'static str,
 }
 
 /// Makes the sandbox if one is due, and starts the containers of the decision.
@@ -113,6 +116,7 @@ pub async fn start_containers(
         if permit.is_none() {
             permit = Some(gate(start).await?);
         }
+        start.agent.metrics.container_starts(kind);
         let mut started = start_one(start, &sandbox, action, container, kind, &image).await;
         if let Ok(id) = &started
             && container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some())
@@ -121,7 +125,8 @@ pub async fn start_containers(
             permit.take();
             started = match post_start(start, container, kind, id).await {
                 Err(Unfinished::Trouble(trouble)) => {
-                    Err(StartTrouble { reason: "PostStartHookError", trouble })
+                    let neighbour = "runtime-shim";
+                    Err(StartTrouble { reason: "PostStartHookError", trouble, neighbour })
                 }
                 Err(superseded) => return Err(superseded),
                 Ok(()) => started,
@@ -195,6 +200,7 @@ async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbo
         return Ok(Sandbox { id, ips: start.observed.pod_ips(), config });
     };
     note(start, StepName::Sandbox, "", Cause::working("runtime-shim", "the runtime makes the sandbox"));
+    start.agent.metrics.pod_starts();
     let request = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
     let made = start
         .agent
@@ -206,6 +212,7 @@ async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbo
         Ok(response) => response.into_inner().pod_sandbox_id,
         Err(status) => {
             let trouble = Trouble::call("Failed to create pod sandbox", &status);
+            start.agent.metrics.pod_failed();
             return Err(sandbox_trouble(start, trouble));
         }
     };
@@ -318,7 +325,7 @@ async fn start_one(
     kind: ContainerKind,
     image: &runtime::ImageDone,
 ) -> Result<String, StartTrouble> {
-    let fail = |reason| move |trouble| StartTrouble { reason, trouble };
+    let fail = |reason| move |trouble| StartTrouble { reason, trouble, neighbour: "runtime-shim" };
     note(
         start,
         StepName::Container,
@@ -333,9 +340,10 @@ async fn start_one(
     } else {
         action.attempt
     };
-    let config = container_request(start, sandbox, container, attempt, image, &files)
-        .await
-        .map_err(|text| fail("CreateContainerConfigError")(Trouble::fault(text)))?;
+    let config =
+        container_request(start, sandbox, container, attempt, image, &files).await.map_err(|trouble| {
+            StartTrouble { neighbour: "volume-manager", ..fail("CreateContainerConfigError")(trouble) }
+        })?;
     if let Some((key, finished)) = &action.backoff {
         start.agent.backoff().advance(key, *finished, &start.agent.moment());
     }
@@ -407,15 +415,17 @@ async fn container_request(
     attempt: u32,
     image: &runtime::ImageDone,
     files: &runtime::WriteContainerFilesResponse,
-) -> Result<cri::ContainerConfig, String> {
+) -> Result<cri::ContainerConfig, Trouble> {
     if let Some(why) =
         container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()).and_then(hooks::impossible)
     {
-        return Err(format!("lifecycle.postStart.{why}"));
+        return Err(Trouble::fault(format!("lifecycle.postStart.{why}")));
     }
     let config = &start.agent.context.config;
     let machine = start.agent.machine.borrow().clone();
-    let objects = crate::objects::fetch(start.agent, &start.wanted.pod, container).await?;
+    let (agent, pod) = (start.agent, &start.wanted.pod);
+    let objects = crate::objects::fetch(agent, pod, container).await.map_err(Trouble::fault)?;
+    let env_files = prepare::files(agent, pod, container).await?;
     let volumes: BTreeMap<String, VolumePath> = start
         .mounts
         .values()
@@ -453,7 +463,7 @@ async fn container_request(
         node_name: &config.node_name,
         allocatable: &allocatable,
         objects: &objects,
-        env_files: &NoObjects,
+        env_files: &env_files,
         services: &BTreeMap::new(),
         machine: machine_inputs(start, &machine),
         given: &given,
@@ -466,24 +476,11 @@ async fn container_request(
         image_volumes: false,
         users: None,
     };
-    let wanted =
-        subpaths(container, &container_env(start, container, &inputs)?).map_err(|e| e.to_string())?;
-    if let Some(first) = wanted.first() {
-        return Err(format!(
-            "subPath {:?} of volumeMount {:?}: this version does not mount parts of volumes",
-            first.path, first.mount_path
-        ));
-    }
-    container_plan(&start.wanted.pod, container, &inputs).map(container_config).map_err(|e| e.to_string())
-}
-
-fn container_env(
-    start: &Start<'_>,
-    container: &Container,
-    inputs: &ContainerInputs<'_>,
-) -> Result<Vec<(String, String)>, String> {
-    keelson_pod_sync_core::config::environment(&start.wanted.pod, container, inputs)
-        .map_err(|e| e.to_string())
+    let fault = |e: ConfigError| Trouble::fault(e.to_string());
+    let env = environment(pod, container, &inputs).map_err(fault)?;
+    let parts = prepare::parts(agent, pod, container, &env).await?;
+    let inputs = ContainerInputs { subpaths: &parts, ..inputs };
+    container_plan(pod, container, &inputs).map(container_config).map_err(fault)
 }
 
 /// An amount as resource-manager counts it: cores in thousandths, everything else in whole units.
@@ -566,11 +563,13 @@ fn container_trouble(
     kind: ContainerKind,
     failed: StartTrouble,
 ) -> Trouble {
-    let StartTrouble { reason, trouble } = failed;
+    let StartTrouble { reason, trouble, neighbour } = failed;
+    start.agent.metrics.container_failed(kind, reason);
     remember(start, container, reason, &trouble.message);
     let object = container_object(&start.wanted.pod, kind, &container.name);
     start.agent.context.events.warning(object, "Failed", format!("Error: {}", trouble.message));
-    let cause = Cause::failed(reason, &trouble.message, owner_of(&trouble));
+    let owner = if trouble.neighbour { neighbour } else { YOU };
+    let cause = Cause::failed(reason, &trouble.message, owner);
     note(start, StepName::Container, &container.name, cause);
     trouble
 }

@@ -8,10 +8,13 @@ use std::time::Duration;
 use futures_util::future::{join_all, try_join_all};
 use k8s_cri::v1 as cri;
 use keelson_kube_model::Pod;
+use keelson_pod_sync_core::actions::{PodActions, ResetContainer};
 use keelson_pod_sync_core::explain::{Cause, StepName};
 use keelson_pod_sync_core::moment::SECOND;
 use keelson_pod_sync_core::observation::PodObservation;
-use keelson_pod_sync_core::termination::{StopStep, orphan_grace_seconds, stop_plan, stop_timeout_seconds};
+use keelson_pod_sync_core::termination::{
+    MIN_STOP_TIMEOUT_SECONDS, StopStep, orphan_grace_seconds, stop_plan, stop_timeout_seconds,
+};
 use keelson_pod_sync_core::worker::SyncOutcome;
 use keelson_proto::keelson::resource_manager::v1 as resource;
 use keelson_proto::keelson::volume_manager::v1 as volume;
@@ -66,7 +69,9 @@ pub async fn terminate(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
     let traceparent = job.wanted.as_ref().map(|w| w.traceparent.clone()).unwrap_or_default();
     let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "stop pod", uid = job.uid);
     keelson_telemetry::set_parent(&span, &traceparent);
-    let stopping = stop_pod(agent, job, pod.as_ref(), &observed, left).instrument(span);
+    let granted = job.state.grace_seconds.unwrap_or_else(|| granted_by_spec(pod.as_deref(), &observed));
+    let grace = Grace { granted, left };
+    let stopping = stop_pod(agent, job, pod.as_ref(), &observed, grace).instrument(span);
     // Cancel-safe: a stop that is begun again with less grace finds what is still running.
     tokio::select! {
         () = job.cancel.cancelled() => return Ok(Turn::of(SyncOutcome::Cancelled)),
@@ -84,10 +89,30 @@ pub async fn terminate(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
     Ok(Turn::of(SyncOutcome::Done))
 }
 
+/// The grace of what ends, in seconds.
+#[derive(Debug, Clone, Copy)]
+pub struct Grace {
+    /// As it was at the beginning; zero kills at once.
+    pub granted: i64,
+    /// What is left of it.
+    pub left: i64,
+}
+
+impl Grace {
+    /// All of it is left.
+    pub const fn whole(seconds: i64) -> Self {
+        Self { granted: seconds, left: seconds }
+    }
+}
+
+fn granted_by_spec(pod: Option<&Pod>, observed: &PodObservation) -> i64 {
+    pod.map_or_else(|| orphan_grace_seconds(observed), Pod::termination_grace)
+}
+
 /// When the grace is used up. A pod that ended by itself has the grace of its spec for what is left of it.
 fn deadline_of(job: &Job, pod: Option<&Pod>, observed: &PodObservation) -> i64 {
     job.state.kill_deadline_unix_nanos.unwrap_or_else(|| {
-        let grace = pod.map_or_else(|| orphan_grace_seconds(observed), Pod::termination_grace);
+        let grace = granted_by_spec(pod, observed);
         let since = job.state.terminating_since_unix_nanos.unwrap_or_else(now_unix_nanos);
         since.saturating_add(grace.saturating_mul(SECOND))
     })
@@ -105,14 +130,14 @@ pub async fn stop_pod(
     job: &Job,
     pod: Option<&Arc<Pod>>,
     observed: &Observed,
-    grace_seconds: i64,
+    grace: Grace,
 ) -> Result<(), Trouble> {
-    let deadline = now_unix_nanos().saturating_add(grace_seconds.saturating_mul(SECOND));
+    let deadline = now_unix_nanos().saturating_add(grace.left.saturating_mul(SECOND));
     let steps = stop_plan(pod.map(Arc::as_ref), observed);
     // One flag per container name: whoever comes after it waits for that.
     let ended: BTreeMap<String, watch::Sender<bool>> =
         steps.iter().map(|s| (s.name.clone(), watch::Sender::new(false))).collect();
-    let stops = steps.iter().map(|step| stop_step(agent, job, pod, step, deadline, &ended));
+    let stops = steps.iter().map(|step| stop_step(agent, job, pod, step, (grace.granted, deadline), &ended));
     let failed: Vec<Trouble> = join_all(stops).await.into_iter().filter_map(Result::err).collect();
     if let Some(trouble) = failed.into_iter().next() {
         if let Some(pod) = pod {
@@ -130,7 +155,7 @@ async fn stop_step(
     job: &Job,
     pod: Option<&Arc<Pod>>,
     step: &StopStep,
-    deadline: i64,
+    (granted, deadline): (i64, i64),
     ended: &BTreeMap<String, watch::Sender<bool>>,
 ) -> Result<(), Trouble> {
     if let Some(pod) = pod {
@@ -144,7 +169,7 @@ async fn stop_step(
         let mut flag = flag.subscribe();
         let _ = tokio::time::timeout(left, flag.wait_for(|ended| *ended)).await;
     }
-    let timeout = stop_timeout_seconds(seconds_until(deadline));
+    let timeout = stop_timeout_seconds(granted, seconds_until(deadline));
     let result = stop_container(agent, step.id.as_str(), timeout).await;
     if let Some(flag) = ended.get(&step.name) {
         flag.send_replace(true);
@@ -187,9 +212,34 @@ pub async fn stop_container_with_hooks(
     agent.context.events.normal(object.clone(), "Killing", message.to_owned());
     let deadline = now_unix_nanos().saturating_add(grace_seconds.saturating_mul(SECOND));
     pre_stop(agent, pod, (id, name), object, deadline).await;
-    stop_container(agent, id, stop_timeout_seconds(seconds_until(deadline))).await?;
+    stop_container(agent, id, stop_timeout_seconds(grace_seconds, seconds_until(deadline))).await?;
     tracing::info!(uid = job.uid, container = name, id, "stopped");
     Ok(())
+}
+
+/// Removes the records of a pod whose containers all begin anew (pod-lifecycle.md §9.9): those that run are stopped
+/// first, without their hooks, and those that asked for it go last.
+pub async fn reset_containers(agent: &Arc<Agent>, pod: &Pod, actions: &PodActions) -> Result<(), Trouble> {
+    for last in [false, true] {
+        let group = actions.reset.iter().filter(|one| one.last == last);
+        try_join_all(group.map(|one| remove_container(agent, pod, one))).await?;
+    }
+    for (key, finished) in &actions.reset_backoff {
+        agent.backoff().advance(key, *finished, &agent.moment());
+    }
+    Ok(())
+}
+
+async fn remove_container(agent: &Arc<Agent>, pod: &Pod, one: &ResetContainer) -> Result<(), Trouble> {
+    if one.kill {
+        let list = pod.container(&one.name).map_or("containers", |(kind, _)| kind.spec_field());
+        let object = object_of(pod).container(list, &one.name);
+        agent.context.events.normal(object, "Killing", format!("Stopping container {}", one.name));
+        stop_container(agent, one.id.as_str(), MIN_STOP_TIMEOUT_SECONDS).await?;
+    }
+    let request = cri::RemoveContainerRequest { container_id: one.id.as_str().to_owned() };
+    gone_is_done(agent.clients.cri().remove_container(bounded(request, agent.clients.cri_timeout)).await)
+        .map_err(|s| Trouble::call("cannot remove a container", &s))
 }
 
 async fn stop_container(agent: &Agent, id: &str, timeout_seconds: i64) -> Result<(), Trouble> {

@@ -1,11 +1,14 @@
-//! What pod-sync keeps across its own death: one small file per pod, replaced by rename.
+//! What pod-sync keeps across its own death: one small file per pod, whose last whole line counts.
+//!
+//! A record is appended and only now and then replaces the file by rename: a new file for each change would cost the file
+//! system an inode each, and one that was deleted a moment ago makes the next one dear.
 //!
 //! It is never synced to disk: it has to outlive a killed process, and after a reboot the processes that it
 //! speaks of are gone. What is lost is what a kubelet loses at each restart (docs/adr/0002).
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -18,6 +21,9 @@ use serde::{Deserialize, Serialize};
 /// The version of the record; a newer one is ignored. A field that may be missing needs no new version: an older
 /// release passes over it. It grows when an older release would misread a record.
 const SCHEMA: u32 = 1;
+
+/// A file that would be longer than this many bytes is written anew.
+const MAX_FILE: usize = 64 * 1024;
 
 /// One pod's record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -124,8 +130,11 @@ pub struct StoreError {
 #[derive(Debug)]
 pub struct Store {
     dir: PathBuf,
-    writing: Mutex<()>,
+    written: Mutex<Written>,
 }
+
+/// Bytes of each pod's file, by UID. Those that this process has not written, or not to the end, are missing.
+type Written = BTreeMap<String, usize>;
 
 impl Store {
     /// Makes the folder if it is missing.
@@ -135,7 +144,7 @@ impl Store {
     pub fn open(state_dir: &Path) -> Result<Self, StoreError> {
         let dir = state_dir.join("pods");
         fs::create_dir_all(&dir).map_err(|source| StoreError { path: dir.clone(), source })?;
-        Ok(Self { dir, writing: Mutex::new(()) })
+        Ok(Self { dir, written: Mutex::default() })
     }
 
     /// Every record that can be read. A torn or foreign file is removed: it says nothing.
@@ -148,8 +157,7 @@ impl Store {
                 let _ = fs::remove_file(&path);
                 continue;
             }
-            let record = fs::read(&path).ok().and_then(|b| serde_json::from_slice::<Record>(&b).ok());
-            match record {
+            match fs::read(&path).ok().and_then(|bytes| last_of(&bytes)) {
                 Some(record) if record.schema <= SCHEMA => records.push(record),
                 Some(_) => {
                     tracing::warn!(file = %path.display(), "a newer release wrote this record, ignored")
@@ -167,27 +175,43 @@ impl Store {
     /// # Errors
     /// The file cannot be written.
     pub fn put_latest(&self, record: impl FnOnce() -> Option<Record>) -> Result<(), StoreError> {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        record().map_or(Ok(()), |record| self.put(&record))
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        record().map_or(Ok(()), |record| self.put(&record, &mut written))
     }
 
-    /// Replaces the record of a pod.
+    /// Appends a record of a pod, or replaces its file.
     ///
     /// # Errors
     /// The file cannot be written.
-    fn put(&self, record: &Record) -> Result<(), StoreError> {
+    fn put(&self, record: &Record, written: &mut Written) -> Result<(), StoreError> {
         let Some(path) = self.path(&record.uid) else { return Ok(()) };
         let fail = |source| StoreError { path: path.clone(), source };
-        let bytes = serde_json::to_vec(record).map_err(|e| fail(io::Error::other(e)))?;
-        let temporary = path.with_extension("new");
-        fs::write(&temporary, bytes).map_err(fail)?;
-        fs::rename(&temporary, &path).map_err(fail)
+        let mut line = serde_json::to_vec(record).map_err(|e| fail(io::Error::other(e)))?;
+        line.push(b'\n');
+        // What fails half-way is not built upon: the next record replaces the file.
+        let appended =
+            written.remove(&record.uid).filter(|size| size + line.len() <= MAX_FILE).and_then(|size| {
+                let mut file = fs::OpenOptions::new().append(true).open(&path).ok()?;
+                file.write_all(&line).ok().map(|()| size + line.len())
+            });
+        let size = match appended {
+            Some(size) => size,
+            None => {
+                let temporary = path.with_extension("new");
+                fs::write(&temporary, &line).map_err(fail)?;
+                fs::rename(&temporary, &path).map_err(fail)?;
+                line.len()
+            }
+        };
+        written.insert(record.uid.clone(), size);
+        Ok(())
     }
 
     /// Removes the record of a pod unless, once nobody else writes, the UID turns out to be in use again.
     pub fn remove_unless(&self, uid: &str, in_use: impl FnOnce() -> bool) {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(path) = self.path(uid).filter(|_| !in_use()) {
+            written.remove(uid);
             let _ = fs::remove_file(path);
         }
     }
@@ -198,9 +222,20 @@ impl Store {
     }
 }
 
+/// The last record of a file; what was cut off in the middle is passed over.
+fn last_of(bytes: &[u8]) -> Option<Record> {
+    bytes.rsplit(|byte| *byte == b'\n').find_map(|line| serde_json::from_slice(line).ok())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
+
+    fn put(store: &Store, record: &Record) {
+        store.put_latest(|| Some(record.clone())).unwrap();
+    }
 
     #[test]
     fn what_is_put_is_loaded_by_the_next_process() {
@@ -216,7 +251,7 @@ mod tests {
         "c1".clone_into(&mut state.container_id);
         let book: ProbeBook = [(("a".to_owned(), ProbeKind::Liveness), state)].into();
         record.probes = StoredProbe::all(&book);
-        store.put(&record).unwrap();
+        put(&store, &record);
         let loaded = Store::open(dir.path()).unwrap().load();
         assert_eq!(loaded, [record]);
         assert_eq!((loaded[0].backoffs[0].key("u1"), loaded[0].backoffs[0].entry), (key, entry));
@@ -244,6 +279,47 @@ mod tests {
     }
 
     #[test]
+    fn the_last_whole_record_counts_and_a_new_process_begins_a_new_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pods/u1.json");
+        let inode = || fs::metadata(&path).unwrap().ino();
+        let lines = || fs::read_to_string(&path).unwrap().lines().count();
+        let mut record = Record::new("u1", WorkerState::default(), PodStatus::default());
+        let store = Store::open(dir.path()).unwrap();
+        put(&store, &record);
+        let first = inode();
+        for grace in 1..=3 {
+            record.state.grace_seconds = Some(grace);
+            put(&store, &record);
+        }
+        assert_eq!((inode(), lines()), (first, 4));
+        fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"schema\":1,").unwrap();
+        let next = Store::open(dir.path()).unwrap();
+        assert_eq!(next.load(), [record.clone()]);
+        put(&next, &record);
+        assert_eq!(lines(), 1, "what stood behind the torn line is not built upon");
+        fs::remove_file(&path).unwrap();
+        put(&next, &record);
+        assert_eq!(next.load(), [record], "a file that somebody has removed is made again");
+    }
+
+    #[test]
+    fn a_file_does_not_grow_beyond_its_limit() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let mut record = Record::new("u1", WorkerState::default(), PodStatus::default());
+        record.source = "x".repeat(MAX_FILE / 5);
+        let mut longest = 0;
+        for grace in 0..12 {
+            record.state.grace_seconds = Some(grace);
+            put(&store, &record);
+            longest = longest.max(fs::metadata(dir.path().join("pods/u1.json")).unwrap().len());
+        }
+        assert!(longest > 2 * record.source.len() as u64 && longest <= MAX_FILE as u64, "{longest}");
+        assert_eq!(store.load(), [record]);
+    }
+
+    #[test]
     fn a_torn_record_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
@@ -256,7 +332,7 @@ mod tests {
     fn a_uid_that_is_a_path_is_not_stored() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
-        store.put(&Record::new("../x", WorkerState::default(), PodStatus::default())).unwrap();
+        put(&store, &Record::new("../x", WorkerState::default(), PodStatus::default()));
         assert!(!dir.path().join("x.json").exists());
     }
 }

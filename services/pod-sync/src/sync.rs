@@ -10,21 +10,21 @@ use keelson_pod_sync_core::actions::{ContainerWait, PodActions, compute_pod_acti
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
 use keelson_pod_sync_core::observation::ContainerObservation;
 use keelson_pod_sync_core::probe::hints;
-use keelson_pod_sync_core::status::{deadline_unix_nanos, rejected_status};
+use keelson_pod_sync_core::status::deadline_unix_nanos;
 use keelson_pod_sync_core::worker::{Input, SyncOutcome, WorkerPhase};
 use keelson_proto::keelson::resource_manager::v1 as resource;
-use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
 use keelson_proto::keelson::volume_manager::v1 as volume;
 use keelson_proto::keelson::volume_manager::v1::mount_pod_response::Item as MountItem;
 use tracing::Instrument as _;
 
+use crate::admission::admit;
 use crate::agent::{Agent, Wanted, object_of};
 use crate::clients::bounded;
 use crate::images::{ImageTask, fetch};
 use crate::observed::Observed;
 use crate::probes::{self, Probes};
 use crate::start::{Start, Unfinished, start_containers};
-use crate::stop::stop_container_with_hooks;
+use crate::stop::{Grace, stop_container_with_hooks};
 use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish};
 
 /// How often a turn decides again after it has done something.
@@ -213,6 +213,11 @@ async fn carry_out(
         return Ok(Done::Stop(turn));
     }
     let pod = &wanted.pod;
+    if !actions.reset.is_empty() {
+        tracing::info!(pod = name_of(pod), uid = job.uid, "all containers of a pod begin anew");
+        crate::stop::reset_containers(agent, pod, actions).await?;
+        return Ok(Done::Look);
+    }
     if !agent.runtime.borrow().network_ready && !pod.is_host_network() {
         let text = format!("network is not ready: {}", agent.runtime.borrow().message);
         if note_wait(agent, &job.uid, StepName::Sandbox, "", Cause::waiting("NetworkNotReady", &text, YOU)) {
@@ -266,7 +271,8 @@ async fn stop_unwanted(
             );
         }
         tracing::info!(pod = name_of(pod), uid = job.uid, %reason, "stopping the containers of a pod");
-        crate::stop::stop_pod(agent, job, Some(pod), observed, pod.termination_grace()).await?;
+        let grace = Grace::whole(pod.termination_grace());
+        crate::stop::stop_pod(agent, job, Some(pod), observed, grace).await?;
     }
     if actions.kill.is_empty() {
         return Ok(());
@@ -276,49 +282,6 @@ async fn stop_unwanted(
         stop_container_with_hooks(agent, job, pod, kill.id.as_str(), &kill.name, kill.grace_seconds, &kill.message)
     });
     futures_util::future::try_join_all(stops).await.map(|_| ())
-}
-
-/// Asks resource-manager. A turn is returned when the pod must not go on.
-async fn admit(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Option<Turn>, Trouble> {
-    if agent.with(&job.uid, |e| e.admitted) == Some(true) {
-        return Ok(None);
-    }
-    let request = resource::AdmitPodRequest { uid: job.uid.clone(), revision: wanted.revision };
-    let asked = agent.clients.resources().admit_pod(bounded(request, ASK)).await;
-    let verdict = match asked {
-        Ok(response) => response.into_inner().verdict,
-        Err(status) => {
-            let trouble = Trouble::call("cannot ask for admission", &status);
-            let cause = Cause::waiting("NoAnswer", &trouble.message, "resource-manager");
-            note_wait(agent, &job.uid, StepName::Admission, "", cause);
-            return Err(trouble);
-        }
-    };
-    match verdict {
-        Some(Verdict::Admitted(_)) => {
-            agent.with(&job.uid, |e| e.admitted = true);
-            note_wait(agent, &job.uid, StepName::Admission, "", Cause::done("resource-manager"));
-            Ok(None)
-        }
-        Some(Verdict::Rejected(rejected)) => Ok(Some(reject(agent, job, wanted, &rejected))),
-        Some(Verdict::NotYet(wait)) => {
-            let cause = Cause::waiting(&wait.reason, &wait.message, "resource-manager");
-            note_wait(agent, &job.uid, StepName::Admission, "", cause);
-            Err(Trouble { neighbour: true, ..Trouble::fault(wait.message) })
-        }
-        None => Err(Trouble::fault("resource-manager answered neither yes nor no")),
-    }
-}
-
-fn reject(agent: &Arc<Agent>, job: &Job, wanted: &Wanted, rejected: &resource::Rejected) -> Turn {
-    let pod = &wanted.pod;
-    tracing::warn!(pod = name_of(pod), reason = rejected.reason, "rejected: {}", rejected.message);
-    agent.context.events.warning(object_of(pod), &rejected.reason, rejected.message.clone());
-    let cause = Cause::failed(&rejected.reason, &rejected.message, YOU);
-    note_wait(agent, &job.uid, StepName::Admission, "", cause);
-    let status = rejected_status(pod, &rejected.reason, &rejected.message, &agent.moment());
-    crate::worker::publish_as_is(agent, &job.uid, status);
-    Turn::of(SyncOutcome::Terminal)
 }
 
 /// Where each volume lies on the host, by name.

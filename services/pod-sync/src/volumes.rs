@@ -1,5 +1,7 @@
 //! What volume-manager is told of a pod's volumes: typed messages, since it reads no Pod JSON.
 
+pub mod prepare;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -16,17 +18,27 @@ use keelson_proto::keelson::volume_manager::v1::volume::Source;
 use crate::agent::Agent;
 use crate::desires;
 
-/// The volumes of a pod. One of files is told only when a container mounts it (volumes.md §3.2): what nobody
-/// mounts may name objects that are not there. `allocatable` is what pods may use of the machine, empty while
-/// nobody has said it.
+/// The volumes of a pod that some container mounts (volumes.md §3.2): what nobody mounts may name objects that are
+/// not there. `allocatable` is what pods may use of the machine, empty while nobody has said it.
 pub fn messages(pod: &Pod, allocatable: &ResourceList) -> Vec<volume::Volume> {
-    let all = pod.spec.volumes.iter();
-    all.filter_map(|volume| {
-        let source = source(pod, volume, allocatable);
-        let is_told = !matches!(source, Source::Files(_)) || is_mounted(pod, &volume.name);
-        is_told.then(|| volume::Volume { name: volume.name.clone(), source: Some(source) })
-    })
-    .collect()
+    let used = pod.spec.volumes.iter().filter(|volume| is_used(pod, &volume.name));
+    let message = |volume: &Volume| volume::Volume {
+        name: volume.name.clone(),
+        source: Some(source(pod, volume, allocatable)),
+    };
+    used.map(message).collect()
+}
+
+/// The sizes in bytes of the huge pages that a pod requests, in any container or as a whole (volumes.md §10.1).
+pub fn huge_page_sizes(pod: &Pod) -> Vec<i64> {
+    let own = containers(pod).map(|container| &container.resources);
+    let lists = own.chain(&pod.spec.resources).flat_map(|resources| [&resources.requests, &resources.limits]);
+    let requested = lists.flatten().filter(|(_, amount)| amount.value() > 0);
+    let sizes: BTreeSet<i64> = requested
+        .filter_map(|(name, _)| Quantity::parse(name.strip_prefix("hugepages-")?).ok())
+        .map(|size| size.value())
+        .collect();
+    sizes.into_iter().collect()
 }
 
 /// Every container of a pod, of whatever kind.
@@ -34,8 +46,11 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.containers().map(|(_, container)| container)
 }
 
-fn is_mounted(pod: &Pod, name: &str) -> bool {
-    containers(pod).any(|c| c.volume_mounts.iter().any(|mount| mount.name == name))
+fn is_used(pod: &Pod, name: &str) -> bool {
+    containers(pod).any(|container| {
+        container.volume_mounts.iter().any(|mount| mount.name == name)
+            || container.volume_devices.iter().any(|device| device.name == name)
+    })
 }
 
 fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList) -> Source {
@@ -285,12 +300,41 @@ mod tests {
     }
 
     #[test]
-    fn files_that_no_container_mounts_are_not_told() {
+    fn only_volumes_that_a_container_mounts_are_told_of_whatever_kind() {
         let map = |name: &str| json!({"name": name, "configMap": {"name": "m"}});
-        let pod = pod(at("/v"), json!([map("v"), map("early"), map("unused")]));
+        let unused = [
+            json!({"name": "none", "emptyDir": {}}),
+            json!({"name": "host", "hostPath": {"path": "/none", "type": "Directory"}}),
+            json!({"name": "claim", "persistentVolumeClaim": {"claimName": "none"}}),
+        ];
+        let mut volumes =
+            vec![map("v"), map("early"), map("unused"), json!({"name": "disk", "emptyDir": {}})];
+        volumes.extend(unused);
+        let mut pod = pod(at("/v"), json!(volumes));
+        let device = json!([{"name": "disk", "devicePath": "/dev/x"}]);
+        pod.spec.containers[0].volume_devices = serde_json::from_value(device).unwrap();
         let names: Vec<String> =
             messages(&pod, &ResourceList::new()).into_iter().map(|volume| volume.name).collect();
-        assert_eq!(names, ["v", "early"]);
+        assert_eq!(names, ["v", "early", "disk"]);
+    }
+
+    #[test]
+    fn the_sizes_of_requested_huge_pages_are_told_once_each() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "web"},
+            "spec": {
+                "resources": {"requests": {"hugepages-64Ki": "64Ki"}},
+                "containers": [
+                    {"name": "a", "resources": {"limits": {"hugepages-2Mi": "4Mi", "memory": "1Gi"}}},
+                    {"name": "b", "resources": {"requests": {"hugepages-2Mi": "2Mi", "hugepages-1Mi": "0"}}},
+                ],
+                "initContainers": [{"name": "i", "resources": {"limits": {"hugepages-1Gi": "1Gi"}}}],
+            }
+        }))
+        .unwrap();
+        assert_eq!(huge_page_sizes(&pod), [64 << 10, 2 << 20, 1 << 30]);
+        let none: Pod = serde_json::from_value(json!({"metadata": {}, "spec": {"containers": []}})).unwrap();
+        assert!(huge_page_sizes(&none).is_empty());
     }
 
     #[test]

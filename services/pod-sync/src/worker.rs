@@ -13,10 +13,10 @@ use keelson_pod_sync_core::worker::{SyncOutcome, Work, WorkerPhase, WorkerState,
 use keelson_service_kit::{Backoff, CancellationToken, now_unix_nanos};
 use tonic::Status;
 
-use crate::agent::{Agent, Entry, Wanted};
+use crate::agent::{Agent, Entry, Wanted, object_of};
 use crate::documents::Document;
 use crate::observed::Observed;
-use crate::{again, manager, stop, sync};
+use crate::{again, stop, sync};
 
 /// What a turn works on.
 #[derive(Debug, Clone)]
@@ -88,9 +88,10 @@ pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
             Some(_) => {}
         }
         if let Err(trouble) = refresh(&agent, &uid).await {
-            let delay = delay_of(&uid, &trouble, &mut faults, &mut absences);
+            let delay = delay_of(resync(&agent), &uid, &trouble, &mut faults, &mut absences);
             let cause = Cause::waiting("RuntimeNotReady", &trouble.message, "runtime-shim");
-            note_wait(&agent, &uid, StepName::Sandbox, "", cause);
+            let news = note_wait(&agent, &uid, StepName::Sandbox, "", cause);
+            unreadable(&agent, &uid, &trouble, news);
             tokio::select! {
                 () = agent.context.shutdown.cancelled() => return,
                 () = tokio::time::sleep(delay) => continue,
@@ -104,11 +105,11 @@ pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
             Ok(turn) => {
                 faults.reset();
                 absences.reset();
-                (turn.outcome, until(turn.next_unix_nanos))
+                (turn.outcome, until(resync(&agent), turn.next_unix_nanos))
             }
             Err(trouble) => {
                 agent.with(&uid, |e| e.freshness.ask());
-                let delay = delay_of(&uid, &trouble, &mut faults, &mut absences);
+                let delay = delay_of(resync(&agent), &uid, &trouble, &mut faults, &mut absences);
                 agent.note(&uid, |ledger, at| ledger.retried_at(after(at.now_unix_nanos, delay), at));
                 (SyncOutcome::Failed, delay)
             }
@@ -128,6 +129,9 @@ pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
             return;
         }
         let moved_on = transition.state.phase != begun_in;
+        if moved_on && transition.state.phase == WorkerPhase::Finished {
+            agent.with_life(&uid, life, |entry| crate::desires::want(&agent, entry));
+        }
         if transition.work.is_some() || moved_on || outcome == SyncOutcome::Cancelled {
             continue;
         }
@@ -137,6 +141,15 @@ pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
             () = wake.notified() => {}
             () = tokio::time::sleep(wait) => {}
         }
+    }
+}
+
+/// A read that the runtime answers with an error is an event of the pod (§6.4); a runtime that is away is none.
+fn unreadable(agent: &Agent, uid: &str, trouble: &Trouble, news: bool) {
+    let pod = agent.with(uid, |e| e.wanted.as_ref().map(|w| Arc::clone(&w.pod))).flatten();
+    if let Some(pod) = pod.filter(|_| news && !trouble.neighbour) {
+        let text = format!("error determining status: {}", trouble.message);
+        agent.context.events.warning(object_of(&pod), "FailedSync", text);
     }
 }
 
@@ -159,8 +172,12 @@ fn job_of(agent: &Agent, uid: &str, life: u64) -> Option<Job> {
     })
 }
 
-fn until(next_unix_nanos: Option<i64>) -> Duration {
-    let resync = manager::RESYNC.mul_f64(1.0 + fastrand::f64() / 2.0);
+/// How long a worker waits before it looks again although nothing has come: `syncFrequency`, spread.
+fn resync(agent: &Agent) -> Duration {
+    Duration::from_millis(agent.context.config.pods.sync_frequency_ms).mul_f64(1.0 + fastrand::f64() / 2.0)
+}
+
+fn until(resync: Duration, next_unix_nanos: Option<i64>) -> Duration {
     match next_unix_nanos {
         None => resync,
         Some(at) => {
@@ -174,9 +191,15 @@ fn after(now_unix_nanos: i64, delay: Duration) -> i64 {
     now_unix_nanos.saturating_add(i64::try_from(delay.as_nanos()).unwrap_or(i64::MAX))
 }
 
-fn delay_of(uid: &str, trouble: &Trouble, faults: &mut Backoff, absences: &mut Backoff) -> Duration {
+fn delay_of(
+    resync: Duration,
+    uid: &str,
+    trouble: &Trouble,
+    faults: &mut Backoff,
+    absences: &mut Backoff,
+) -> Duration {
     let delay = match trouble.retry_unix_nanos {
-        Some(at) => until(Some(at)).max(Duration::from_millis(10)),
+        Some(at) => until(resync, Some(at)).max(Duration::from_millis(10)),
         None if trouble.neighbour => absences.next_delay(),
         None => faults.next_delay(),
     };
@@ -245,7 +268,8 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
         let terminal = status.phase().is_terminal();
         let first = entry.version == 0;
         match accept_status(&wanted.pod, old.as_deref(), status, facts.finished || first, &at) {
-            Accepted::Stored { status, .. } => {
+            Accepted::Stored { status, newly_terminated } => {
+                agent.metrics.ended(&newly_terminated);
                 entry.status = Arc::new(*status);
                 entry.version += 1;
                 agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, facts.finished)));
@@ -273,6 +297,7 @@ fn document(entry: &Entry, wanted: Wanted, finished: bool) -> Document {
         .then_some(state.terminating_since_unix_nanos)
         .flatten()
         .map(|since| (since, state.grace_seconds.unwrap_or(0)));
+    let finished = finished || (state.phase == WorkerPhase::Finished && !entry.again);
     Document { wanted, status: Arc::clone(&entry.status), version: entry.version, finished, ending }
 }
 

@@ -178,6 +178,35 @@ async fn results_and_counters_outlive_pod_sync() {
 }
 
 #[tokio::test]
+async fn probes_are_counted_by_outcome_and_their_series_go_with_the_pod() {
+    let world = World::start();
+    world.shim.command("ready?", 1, "not yet");
+    let service = world.pod_sync().await;
+    name(&world, &json!({"readinessProbe": probe("ready?", 1)}));
+    let counted = |result: &str, service: &PodSync| {
+        let labels = format!(
+            "prober_probe_total{{probe_type=\"Readiness\",result=\"{result}\",container=\"main\",pod=\"web\",\
+             namespace=\"default\",pod_uid=\"web\"}}"
+        );
+        service.ctx.metrics.text().contains(&labels)
+    };
+    shown(&service, false, true).await;
+    eventually("a failure is counted", async || counted("failed", &service).then_some(())).await;
+    world.shim.command("ready?", 0, "");
+    shown(&service, true, true).await;
+    eventually("a success is counted", async || counted("successful", &service).then_some(())).await;
+    let took = "prober_probe_duration_seconds_count{probe_type=\"Readiness\",container=\"main\"";
+    assert!(service.ctx.metrics.text().contains(took), "{}", service.ctx.metrics.text());
+    world.pods.remove(&"web".to_owned());
+    eventually("its end", async || service.pod("web").await.is_none().then_some(())).await;
+    eventually("the end of its series", async || {
+        (!service.ctx.metrics.text().contains("pod=\"web\"")).then_some(())
+    })
+    .await;
+    service.kill();
+}
+
+#[tokio::test]
 async fn a_pod_that_ends_is_not_restarted_by_its_probes_and_leaves_no_task() {
     let world = World::start();
     let service = world.pod_sync().await;

@@ -113,6 +113,25 @@ async fn a_back_off_and_its_length_outlive_pod_sync() {
 }
 
 #[tokio::test]
+async fn a_read_that_the_runtime_answers_with_an_error_is_an_event_and_ends_nothing() {
+    let world = World::start();
+    let first = world.pod_sync().await;
+    world.name("web", "Always", 1);
+    first.phase("web", "Running").await;
+    first.kill();
+    // The next one reads what it adopts.
+    world.shim.refuse_reads(true);
+    let second = world.pod_sync().await;
+    let told = second.event("Warning FailedSync: ").await;
+    let text = "error determining status: cannot read the pod from the runtime: the record is broken";
+    assert_eq!(told, format!("Warning FailedSync: {text}"));
+    world.shim.refuse_reads(false);
+    second.step("web", "container", |step| step.state == "done").await;
+    assert_eq!((world.shim.calls("StopContainer"), world.shim.calls("CreateContainer")), (0, 1));
+    second.kill();
+}
+
+#[tokio::test]
 async fn what_becomes_gone_while_it_is_read_is_read_again() {
     let world = World::start();
     let first = world.pod_sync().await;

@@ -5,10 +5,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use keelson_config::Config;
 use keelson_proto::keelson::resource_manager::v1 as pb;
+use keelson_resource_manager_core::enforce;
 use keelson_resource_manager_core::machine::{
-    self, Filesystem, Reading, go_arch, parse_cpu_list, parse_meminfo, parse_pretty_name,
+    self, Filesystem, Processes, Reading, go_arch, huge_page_resource, parse_cpu_list, parse_meminfo,
+    parse_pretty_name,
 };
+use keelson_resource_manager_core::statistics::threads;
 use keelson_service_kit::now_unix_nanos;
 
 /// Why the machine could not be looked at.
@@ -34,7 +38,30 @@ pub(crate) fn look(root: &Path) -> Result<Reading, HostError> {
         .ok_or(HostError::Content { path: MEMINFO.into(), what: "how much memory there is" })?;
     let cpus = parse_cpu_list(&read(ONLINE)?)
         .ok_or(HostError::Content { path: ONLINE.into(), what: "which CPUs are online" })?;
-    Ok(Reading { cpus, memory, nodefs: filesystem(root)?, huge_pages: huge_pages() })
+    Ok(Reading { cpus, memory, nodefs: filesystem(root)?, huge_pages: huge_pages(), processes: processes() })
+}
+
+/// Threads that there may be and that there are; 0 of both where the kernel does not say.
+pub(crate) fn processes() -> Processes {
+    let number = |file: &str| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let limits = [number("/proc/sys/kernel/pid_max"), number("/proc/sys/kernel/threads-max")];
+    let running = fs::read_to_string("/proc/loadavg").ok().and_then(|text| threads(&text));
+    match (limits.into_iter().flatten().min(), running) {
+        (Some(most), Some(running)) => Processes { most, running },
+        _ => Processes::default(),
+    }
+}
+
+/// Whether two paths lie on one filesystem; none when one of them cannot be looked at.
+pub(crate) fn same_filesystem(one: &Path, other: &Path) -> Option<bool> {
+    use std::os::unix::fs::MetadataExt as _;
+    Some(fs::metadata(one).ok()?.dev() == fs::metadata(other).ok()?.dev())
+}
+
+/// The sizes of huge pages that this kernel has, as in the names of the resources.
+pub(crate) fn page_sizes() -> Vec<String> {
+    let names = huge_pages().into_keys().map(huge_page_resource);
+    names.filter_map(|name| name.strip_prefix("hugepages-").map(ToOwned::to_owned)).collect()
 }
 
 fn filesystem(root: &Path) -> Result<Filesystem, HostError> {
@@ -122,6 +149,21 @@ pub(crate) fn allocatable(
     reserved: &BTreeMap<String, String>,
 ) -> Result<keelson_resource_manager_core::desire::Amounts, machine::ReservationError> {
     Ok(machine::allocatable(capacity, &machine::reservations(reserved, capacity)?))
+}
+
+/// Reservations that the machine has not enough for are an error of the configuration (§9).
+pub(crate) async fn check_reservations(config: &Config) -> anyhow::Result<()> {
+    let (root, reserved) = (config.paths.root_dir.clone(), config.resources.reserved.clone());
+    let checked = tokio::task::spawn_blocking(move || {
+        // A machine that cannot be looked at now is looked at again, see `machine_loop`.
+        let Ok(reading) = look(&root) else { return None };
+        let capacity = machine::capacity(&reading, 0);
+        enforce::above_capacity(&capacity, &machine::reservations(&reserved, &capacity).ok()?)
+    });
+    match checked.await? {
+        Some(text) => Err(anyhow::anyhow!(text)),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
 //! Looks at the machine again and again, and tells what has changed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_config::Config;
+use keelson_resource_manager_core::eviction::signal::Condition;
 use keelson_resource_manager_core::hierarchy::Version;
-use keelson_resource_manager_core::machine::{self, Pressure, Reading, signals};
+use keelson_resource_manager_core::machine::{self, Reading};
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{CancellationToken, LoopHandle, Progress};
 use tokio::sync::watch;
-use tokio::time::Instant;
 
 use crate::host::{self, HostError, Identity};
 use crate::view::{MachineState, TreeState};
@@ -23,30 +23,34 @@ const LOOK_WITHIN: Duration = Duration::from_secs(5);
 pub(crate) struct MachineLoop {
     root: PathBuf,
     max_pods: u32,
+    pods_per_core: u32,
     reserved: BTreeMap<String, String>,
     progress: Progress,
     tree: watch::Receiver<TreeState>,
+    /// What the node is short of.
+    conditions: watch::Receiver<BTreeSet<Condition>>,
     state: watch::Sender<MachineState>,
-    memory: Pressure,
-    disk: Pressure,
-    origin: Instant,
 }
 
 impl MachineLoop {
     /// Looks once, so that the first answer is there before the first question.
-    pub(crate) async fn begin(config: &Config, progress: Progress, tree: watch::Receiver<TreeState>) -> Self {
+    pub(crate) async fn begin(
+        config: &Config,
+        progress: Progress,
+        tree: watch::Receiver<TreeState>,
+        conditions: watch::Receiver<BTreeSet<Condition>>,
+    ) -> Self {
         let identity = tokio::task::spawn_blocking(Identity::look).await.unwrap_or_default();
         let first = MachineState { identity: Arc::new(identity), ..MachineState::default() };
         let mut this = Self {
             root: config.paths.root_dir.clone(),
             max_pods: config.resources.max_pods,
+            pods_per_core: config.resources.pods_per_core,
             reserved: config.resources.reserved.clone(),
             progress,
             tree,
+            conditions,
             state: watch::Sender::new(first),
-            memory: Pressure::default(),
-            disk: Pressure::default(),
-            origin: Instant::now(),
         };
         this.turn().await;
         this
@@ -57,7 +61,7 @@ impl MachineLoop {
         self.state.subscribe()
     }
 
-    /// Turns until the shutdown: with each change of the tree, else every heartbeat.
+    /// Turns until the shutdown: with each change of the tree or of what is short, else every heartbeat.
     pub(crate) async fn run(mut self, shutdown: CancellationToken, handle: LoopHandle) {
         loop {
             handle.tick();
@@ -65,6 +69,7 @@ impl MachineLoop {
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 changed = self.tree.changed() => if changed.is_err() { return },
+                changed = self.conditions.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
             }
             self.turn().await;
@@ -89,9 +94,8 @@ impl MachineLoop {
     }
 
     fn take(&mut self, reading: &Reading) {
-        let now_ms = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let met = signals(reading);
-        let capacity = machine::capacity(reading, self.max_pods);
+        let pods = machine::most_pods(reading, self.max_pods, self.pods_per_core);
+        let capacity = machine::capacity(reading, pods);
         let allocatable = host::allocatable(&capacity, &self.reserved);
         self.progress.condition("reservations", allocatable.as_ref().map(|_| ()).map_err(|e| chain(e)));
         let cgroup_version = match &*self.tree.borrow_and_update() {
@@ -102,8 +106,7 @@ impl MachineLoop {
             // Without usable reservations nothing is taken away.
             allocatable: allocatable.unwrap_or_else(|_| capacity.clone()),
             capacity,
-            memory_pressure: self.memory.observe(met.memory, now_ms),
-            disk_pressure: self.disk.observe(met.disk, now_ms),
+            conditions: self.conditions.borrow_and_update().clone(),
             cgroup_version,
             identity: Arc::clone(&self.state.borrow().identity),
         };

@@ -4,19 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use keelson_resource_manager_core::admit::{Rejection, admit};
-use keelson_resource_manager_core::desire::PodDesire;
+use keelson_resource_manager_core::desire::{Amounts, PodDesire, Want};
+use keelson_resource_manager_core::eviction::order::Order;
+use keelson_resource_manager_core::eviction::preempt::victims;
 use keelson_resource_manager_core::layout::{CgroupPath, Qos};
 use keelson_resource_manager_core::plan::reserves;
-use keelson_service_kit::{CancellationToken, LoopHandle};
+use keelson_resource_manager_core::pressure::{must_wait, refuse};
+use keelson_service_kit::{CancellationToken, LoopHandle, now_unix_nanos};
 use keelson_sync_callee::{News, Pods, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::eviction::{Active, Orders};
 use crate::metrics::CgroupMetrics;
 use crate::view::{MachineState, Phase, TreeState, View};
 use crate::worker::Worker;
 
 /// Why a pod cannot be judged: a set was not complete yet.
 pub(crate) const SET_NOT_COMPLETE: &str = "SetNotComplete";
+/// Why a pod cannot be judged: one that was created before it could take its room, and is judged first.
+pub(crate) const NOT_ITS_TURN: &str = "OlderPodsFirst";
+/// Why a critical pod has to wait: others end to make room for it.
+pub(crate) const PREEMPTING: &str = "Preempting";
 
 /// The pods that have cgroups, and where.
 pub(crate) type Found = BTreeMap<String, BTreeSet<CgroupPath>>;
@@ -51,6 +59,8 @@ pub(crate) enum Ask {
     Admit { uid: String, reply: oneshot::Sender<Verdict> },
     /// The tree is set up at last, and this is in it.
     TakeStock { found: Found },
+    /// Somebody wants every pod with what is wanted of it.
+    Active { reply: oneshot::Sender<BTreeMap<String, Active>> },
 }
 
 /// What is noted about a pod.
@@ -60,12 +70,31 @@ pub(crate) struct Note {
     pub(crate) admitted: bool,
     /// Its cgroup was there at the start: an earlier run of this service has admitted it.
     found: bool,
+    /// It was turned away.
+    rejected: bool,
+    /// Room is being made for it, and is nobody else's.
+    claims: bool,
 }
 
 type Slot = keelson_sync_callee::Slot<PodDesire, View, Note>;
 
 fn reserved(slot: &Slot) -> Option<&PodDesire> {
-    slot.desire().filter(|desire| reserves(desire.want, slot.note.admitted))
+    slot.desire().filter(|desire| reserves(desire.want, slot.note.admitted || slot.note.claims))
+}
+
+/// How others hear of what the manager has done.
+#[derive(Debug)]
+pub(crate) struct Told {
+    /// Every reservation is known: a set was complete and names each pod that was here at the start.
+    pub(crate) known: watch::Sender<bool>,
+    /// CPU requests of the admitted burstable pods, in millicores.
+    pub(crate) burstable: watch::Sender<u64>,
+    /// Grows when a pod was judged, named or has gone: who waits for a turn or for room asks again.
+    pub(crate) judged: watch::Sender<u64>,
+    /// Grows when a pod is finished.
+    pub(crate) finished: watch::Sender<u64>,
+    /// Pods that are to end to make room.
+    pub(crate) preempt: mpsc::Sender<Vec<Order>>,
 }
 
 /// The owner of the set.
@@ -75,10 +104,9 @@ pub(crate) struct Manager {
     machine: watch::Receiver<MachineState>,
     /// A set has been complete since the start, whether or not every source of pods was ready.
     set_complete: bool,
-    /// Every reservation is known: a set was complete and names each pod that was here at the start.
-    known: watch::Sender<bool>,
-    /// CPU requests of the admitted burstable pods, in millicores.
-    burstable: watch::Sender<u64>,
+    told: Told,
+    /// Pods that end already.
+    orders: Orders,
 }
 
 impl Manager {
@@ -86,11 +114,11 @@ impl Manager {
     pub(crate) fn new(
         env: Arc<Env>,
         machine: watch::Receiver<MachineState>,
-        known: watch::Sender<bool>,
-        burstable: watch::Sender<u64>,
+        told: Told,
+        orders: Orders,
         found: Found,
     ) -> Self {
-        let mut manager = Self { env, pods: Pods::default(), machine, set_complete: false, known, burstable };
+        let mut manager = Self { env, pods: Pods::default(), machine, set_complete: false, told, orders };
         manager.take_stock(found);
         manager
     }
@@ -115,14 +143,31 @@ impl Manager {
                 let _ = reply.send(self.admit(&uid));
             }
             Some(News::Asked(Ask::TakeStock { found })) => self.take_stock(found),
-            Some(News::Gone(_)) | None => {}
+            Some(News::Asked(Ask::Active { reply })) => {
+                let _ = reply.send(self.active());
+            }
+            Some(News::Gone(_)) => {
+                self.told.finished.send_modify(|count| *count += 1);
+                self.told.judged.send_modify(|count| *count += 1);
+            }
+            None => {}
         }
         let known = self.set_complete && self.unnamed() == 0;
-        self.known.send_if_modified(|before| std::mem::replace(before, known) != known);
+        self.told.known.send_if_modified(|before| std::mem::replace(before, known) != known);
         self.weigh();
     }
 
+    /// Every pod of which something is known.
+    fn active(&self) -> BTreeMap<String, Active> {
+        let active = |slot: &Slot| Active { desire: slot.desire().cloned(), admitted: slot.note.admitted };
+        self.pods.slots().map(|(uid, slot)| (uid.to_owned(), active(slot))).collect()
+    }
+
     fn name(&mut self, desire: PodDesire) {
+        if !reserves(desire.want, true) {
+            self.told.finished.send_modify(|count| *count += 1);
+        }
+        self.told.judged.send_modify(|count| *count += 1);
         let note = &mut self.pods.slot_or_new(&desire.pod.uid).note;
         note.admitted |= desire.adopted || note.found;
         self.pods.assign(desire, |orders| {
@@ -177,25 +222,74 @@ impl Manager {
             );
             return Verdict::NotYet { reason: SET_NOT_COMPLETE, message };
         }
-        let others = self.pods.slots().filter(|(other, _)| *other != uid);
-        let others = others.filter_map(|(_, slot)| reserved(slot));
-        let verdict = admit(
-            &self.machine.borrow().allocatable,
-            others.map(|other| &other.requests),
-            &desire.requests,
-            desire.adopted,
-        );
-        match verdict {
-            Ok(()) => {
-                if let Some(slot) = self.pods.slot_mut(uid) {
-                    slot.note.admitted = true;
+        let verdict = self.judge(desire);
+        if let Some(slot) = self.pods.slot_mut(uid) {
+            match &verdict {
+                Verdict::Admitted => {
+                    slot.note = Note { admitted: true, claims: false, ..slot.note };
                     // Its cgroup is made while the caller goes on.
                     slot.assign_again();
                 }
-                Verdict::Admitted
+                Verdict::Rejected(_) => slot.note = Note { rejected: true, claims: false, ..slot.note },
+                Verdict::NotYet { reason, .. } => slot.note.claims |= *reason == PREEMPTING,
             }
-            Err(rejection) => Verdict::Rejected(rejection),
         }
+        if !matches!(verdict, Verdict::NotYet { .. }) {
+            self.told.judged.send_modify(|count| *count += 1);
+        }
+        verdict
+    }
+
+    /// Whether a pod that is named, and not admitted, may run: in the order of pod-lifecycle.md §15.
+    fn judge(&self, desire: &PodDesire) -> Verdict {
+        let machine = self.machine.borrow();
+        if let Err(rejection) = refuse(&machine.conditions, desire) {
+            return Verdict::Rejected(rejection);
+        }
+        let others = || self.pods.slots().filter(|(other, _)| *other != desire.pod.uid);
+        let admitted: Vec<&PodDesire> = others().filter_map(|(_, slot)| reserved(slot)).collect();
+        let requests = admitted.iter().map(|other| &other.requests);
+        match admit(&machine.allocatable, requests, &desire.requests, desire.adopted) {
+            Ok(()) => {}
+            Err(rejection) => return self.make_room(&machine.allocatable, &admitted, desire, rejection),
+        }
+        let is_unjudged = |slot: &Slot| !slot.note.admitted && !slot.note.rejected && !slot.note.claims;
+        let unjudged: Vec<&PodDesire> = others()
+            .filter(|(_, slot)| is_unjudged(slot))
+            .filter_map(|(_, slot)| slot.desire())
+            .filter(|other| other.want == Want::Run)
+            .collect();
+        if must_wait(&machine.allocatable, &admitted, &unjudged, desire) {
+            let message =
+                "a pod that was created before it is judged first, and may take its room".to_owned();
+            return Verdict::NotYet { reason: NOT_ITS_TURN, message };
+        }
+        Verdict::Admitted
+    }
+
+    /// A critical pod that does not fit has others end, when that helps.
+    fn make_room(
+        &self,
+        allocatable: &Amounts,
+        admitted: &[&PodDesire],
+        desire: &PodDesire,
+        rejection: Rejection,
+    ) -> Verdict {
+        let ends = |other: &PodDesire| other.want != Want::Run || self.orders.get(&other.pod.uid).is_some();
+        let Some(chosen) = victims(allocatable, admitted, desire, ends) else {
+            return Verdict::Rejected(rejection);
+        };
+        let now = now_unix_nanos();
+        let orders: Vec<Order> = chosen.iter().map(|victim| Order::for_preemption(victim, now)).collect();
+        if !orders.is_empty() && self.told.preempt.try_send(orders).is_err() {
+            // The next question asks for them again.
+            tracing::warn!(
+                uid = desire.pod.uid,
+                "too many pods are being ended at once to make room for one more"
+            );
+        }
+        let message = format!("room is being made for it: {}", rejection.message);
+        Verdict::NotYet { reason: PREEMPTING, message }
     }
 
     /// How many pods were here at the start and are not named yet: neither by a set nor, once all sources are
@@ -213,6 +307,6 @@ impl Manager {
             .filter(|desire| desire.qos == Qos::Burstable)
             .filter_map(|desire| u64::try_from(*desire.requests.get("cpu")?).ok())
             .fold(0_u64, u64::saturating_add);
-        self.burstable.send_if_modified(|old| std::mem::replace(old, milli) != milli);
+        self.told.burstable.send_if_modified(|old| std::mem::replace(old, milli) != milli);
     }
 }

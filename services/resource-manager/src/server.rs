@@ -10,8 +10,10 @@ use keelson_proto::keelson::resource_manager::v1::resource_manager_server::{
     ResourceManager, ResourceManagerServer,
 };
 use keelson_resource_manager_core::desire::{PodDesire, Want};
+use keelson_resource_manager_core::eviction::monitor::Monitor;
+use keelson_resource_manager_core::eviction::order::Order;
 use keelson_service_kit::status::error;
-use keelson_service_kit::{Context, answer_by};
+use keelson_service_kit::{Context, answer_by, now_unix_nanos};
 use keelson_sync_callee::{Acks, Front, NAMED_WITHIN, QUEUE, Runtime, View as _, becomes, not_named};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
@@ -20,27 +22,69 @@ use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
+use crate::eviction::{self, EvictionLoop, Look, Orders, Settings, StateFile};
+use crate::host;
 use crate::machine_loop::MachineLoop;
-use crate::manager::{Ask, Command, Env, Manager, SET_NOT_COMPLETE, Verdict};
-use crate::metrics::CgroupMetrics;
+use crate::manager::{
+    Ask, Command, Env, Found, Manager, NOT_ITS_TURN, PREEMPTING, SET_NOT_COMPLETE, Told, Verdict,
+};
+use crate::metrics::{CgroupMetrics, EvictionMetrics};
+use crate::oom;
 use crate::statistics::Statistics;
+use crate::storage::Storage;
 use crate::tree_loop::{TreeLoop, attempt};
+use crate::tunables;
 use crate::view::{MachineState, Phase, TreeState, View};
 use crate::wire::{self, usable_uid};
+
+/// Orders of the manager that may wait.
+const PREEMPTIONS: usize = 16;
 
 /// Takes stock of the cgroup tree and builds the service. A tree that cannot be set up is a condition, tried
 /// again, and no reason to fail.
 ///
 /// # Errors
-/// None at present.
+/// Reservations above what the machine has, thresholds that are none, kernel tunables that are protected and differ, a
+/// state file of a newer version.
 pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
-    let (tree, found) = attempt(&ctx.config).await;
-    tracing::info!(pods = found.len(), "took stock of the cgroup tree");
+    let settings = Settings::new(&ctx.config)?;
+    host::check_reservations(&ctx.config).await?;
+    tunables::apply(&ctx).await?;
+    let file = StateFile::new(&ctx.config);
+    let saved = file.load().await?;
+    let orders = Orders::new();
+    let (tree, mut found) = attempt(&ctx.config).await;
+    tracing::info!(pods = found.len(), orders = saved.orders.len(), "took stock of the cgroup tree");
+    for order in saved.orders {
+        // Its pod is remembered until a set says that it is finished, whether or not it still has a cgroup.
+        found.entry(order.pod.uid.clone()).or_default();
+        orders.set(order.pod.uid.clone(), Arc::new(order));
+    }
+    let mut monitor = saved.monitor;
+    monitor.not_after(u64::try_from(now_unix_nanos() / 1_000_000).unwrap_or(0));
     let tree = watch::Sender::new(tree);
-    let machine = MachineLoop::begin(&ctx.config, ctx.progress.clone(), tree.subscribe()).await;
+    Ok(begin(ctx, Start { settings, file, monitor, orders, tree, found }).await)
+}
+
+/// What was found at the start.
+struct Start {
+    settings: Settings,
+    file: StateFile,
+    monitor: Monitor,
+    orders: Orders,
+    tree: watch::Sender<TreeState>,
+    found: Found,
+}
+
+/// Starts the loops and makes the routes.
+async fn begin(ctx: Context, start: Start) -> Routes {
+    let Start { settings, file, monitor, orders, tree, found } = start;
+    let short = watch::Sender::new(monitor.last_seen.keys().copied().collect());
+    let progress = ctx.progress.clone();
+    let machine = MachineLoop::begin(&ctx.config, progress, tree.subscribe(), short.subscribe()).await;
     let (commands, receiver) = mpsc::channel(QUEUE);
-    let (known, is_known) = watch::channel(false);
-    let (burstable, burstable_now) = watch::channel(0);
+    let (preempt, wanted) = mpsc::channel(PREEMPTIONS);
+    let (told, heard) = told(preempt);
     let metrics = CgroupMetrics::new(&ctx.metrics);
     let env = Arc::new(Env {
         tree: tree.subscribe(),
@@ -48,36 +92,76 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         metrics: metrics.clone(),
         commands: commands.clone(),
     });
+    let storage = Storage::new(ctx.peer(ServiceName::RuntimeShim), ctx.peer(ServiceName::VolumeManager));
+    let root = ctx.config.paths.root_dir.clone();
+    let statistics =
+        Statistics::new(tree.subscribe(), ctx.peer(ServiceName::RuntimeShim), storage, root.clone());
+    let statistics = Arc::new(statistics);
     let service = Service {
         front: Front::new(&ctx, commands.clone()),
-        known: is_known,
+        known: heard.known,
+        judged: heard.judged,
+        orders: orders.clone(),
         machine: machine.state(),
         tree: tree.subscribe(),
         driver: ctx.config.runtime.cgroup_driver.clone(),
-        statistics: Statistics::new(
-            tree.subscribe(),
-            ctx.peer(ServiceName::RuntimeShim),
-            ctx.config.paths.root_dir.clone(),
-        ),
+        statistics: Arc::clone(&statistics),
     };
-    let manager = Manager::new(env, machine.state(), known, burstable, found);
+    let eviction = EvictionLoop {
+        ctx: ctx.clone(),
+        settings,
+        look: Look { root, statistics, tree: tree.subscribe() },
+        file,
+        monitor,
+        orders: orders.clone(),
+        conditions: short,
+        commands: commands.clone(),
+        wanted,
+        finished: heard.finished,
+        metrics: EvictionMetrics::new(&ctx.metrics),
+    };
+    let manager = Manager::new(env, machine.state(), told, orders, found);
     let handle = ctx.progress.register("pods");
     ctx.spawn("pods", manager.run(receiver, ctx.shutdown.clone(), handle));
     let handle = ctx.progress.register("machine");
     ctx.spawn("machine", machine.run(ctx.shutdown.clone(), handle));
     let handle = ctx.progress.register("cgroups");
-    let tree_loop = TreeLoop { ctx: ctx.clone(), state: tree, burstable: burstable_now, commands, metrics };
+    let burstable = heard.burstable;
+    let tree_loop = TreeLoop { ctx: ctx.clone(), state: tree, burstable, commands, metrics };
     ctx.spawn("cgroups", tree_loop.run(handle));
-    Ok(Routes::new(ResourceManagerServer::new(service)))
+    let handle = ctx.progress.register("eviction");
+    ctx.spawn("eviction", eviction.run(ctx.shutdown.clone(), handle));
+    oom::watch(&ctx);
+    Routes::new(ResourceManagerServer::new(service))
+}
+
+/// The other ends of what the manager tells.
+struct Heard {
+    known: watch::Receiver<bool>,
+    burstable: watch::Receiver<u64>,
+    judged: watch::Receiver<u64>,
+    finished: watch::Receiver<u64>,
+}
+
+fn told(preempt: mpsc::Sender<Vec<Order>>) -> (Told, Heard) {
+    let (known, is_known) = watch::channel(false);
+    let (burstable, burstable_now) = watch::channel(0);
+    let (judged, judged_now) = watch::channel(0);
+    let (finished, finished_now) = watch::channel(0);
+    let heard =
+        Heard { known: is_known, burstable: burstable_now, judged: judged_now, finished: finished_now };
+    (Told { known, burstable, judged, finished, preempt }, heard)
 }
 
 struct Service {
     front: Front<PodDesire, View, Ask>,
     known: watch::Receiver<bool>,
+    judged: watch::Receiver<u64>,
+    orders: Orders,
     machine: watch::Receiver<MachineState>,
     tree: watch::Receiver<TreeState>,
     driver: String,
-    statistics: Statistics,
+    statistics: Arc<Statistics>,
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -103,14 +187,23 @@ impl Service {
     }
 
     /// The verdict on a pod that the set names. Until the reservations of all others are known, only a pod that is
-    /// admitted already is told so.
+    /// admitted already is told so; one that waits for others is asked about again when something has changed.
     async fn verdict(&self, uid: &str, until: Instant) -> Result<Verdict, Status> {
-        let mut known = self.known.clone();
+        let (mut known, mut judged) = (self.known.clone(), self.judged.clone());
         loop {
+            judged.mark_unchanged();
             let admit = |reply| Command::Ask(Ask::Admit { uid: uid.to_owned(), reply });
             let verdict = self.front.ask(admit).await?;
-            let waits = matches!(verdict, Verdict::NotYet { reason: SET_NOT_COMPLETE, .. });
-            if !waits || timeout_at(until, known.wait_for(|known| *known)).await.is_err() {
+            let is_late = match &verdict {
+                Verdict::NotYet { reason: SET_NOT_COMPLETE, .. } => {
+                    timeout_at(until, known.wait_for(|known| *known)).await.is_err()
+                }
+                Verdict::NotYet { reason: NOT_ITS_TURN | PREEMPTING, .. } => {
+                    timeout_at(until, judged.changed()).await.is_err()
+                }
+                Verdict::Admitted | Verdict::Rejected(_) | Verdict::NotYet { .. } => true,
+            };
+            if is_late {
                 return Ok(verdict);
             }
         }
@@ -157,6 +250,15 @@ impl ResourceManager for Service {
     type SyncStream = Acks;
     type WatchMachineStream = Answers<pb::Machine>;
     type PodStatsStream = Answers<pb::PodStatsResponse>;
+    type WatchEvictionsStream = Answers<pb::WatchEvictionsResponse>;
+
+    async fn watch_evictions(
+        &self,
+        _: Request<pb::WatchEvictionsRequest>,
+    ) -> Result<Response<Self::WatchEvictionsStream>, Status> {
+        let items = self.orders.subscribe().into_stream(|item| Ok(eviction::answer(item)));
+        Ok(Response::new(Box::pin(items)))
+    }
 
     async fn node_stats(
         &self,

@@ -1,7 +1,8 @@
 //! Reads what pods and the node use, when somebody asks (runtime-and-resources.md §14).
 //!
 //! Nothing is collected in between and nothing is walked: which containers there are is runtime-shim's to say, and each
-//! has a few files. What is kept are two samples of CPU time per cgroup, for rates.
+//! has a few files. What is kept are two samples of CPU time per cgroup, for rates. What pods take of filesystems is
+//! measured by runtime-shim and volume-manager, see [`crate::storage`].
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,7 +17,7 @@ use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 use keelson_resource_manager_core::layout::{Qos, is_usable_uid};
-use keelson_resource_manager_core::statistics::{Rate, Sample, Usage, boot_seconds, interfaces, threads};
+use keelson_resource_manager_core::statistics::{Rate, Sample, Usage, boot_seconds, interfaces};
 use keelson_service_kit::status::{chain, error};
 use keelson_service_kit::{Peer, now_unix_nanos};
 use tokio::sync::{Mutex, watch};
@@ -25,6 +26,7 @@ use tonic::{Code, Request, Status};
 
 use crate::cgroup::Tree;
 use crate::host;
+use crate::storage::{self, Figures, Storage};
 use crate::view::TreeState;
 use crate::wire_stats as wire;
 
@@ -40,6 +42,7 @@ const LIST_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) struct Statistics {
     tree: watch::Receiver<TreeState>,
     runtime: Peer,
+    storage: Storage,
     root: PathBuf,
     origin: Instant,
     history: Arc<Mutex<History>>,
@@ -57,9 +60,16 @@ struct History {
 }
 
 impl Statistics {
-    /// Statistics of this tree, of the containers of this runtime-shim, and of the filesystem of `root`.
-    pub(crate) fn new(tree: watch::Receiver<TreeState>, runtime: Peer, root: PathBuf) -> Self {
-        Self { tree, runtime, root, origin: Instant::now(), history: Arc::default(), looking: Arc::default() }
+    /// Statistics of this tree, of the containers of this runtime-shim, of what `storage` has measured, and of the
+    /// filesystem of `root`.
+    pub(crate) fn new(
+        tree: watch::Receiver<TreeState>,
+        runtime: Peer,
+        storage: Storage,
+        root: PathBuf,
+    ) -> Self {
+        let (history, looking) = (Arc::default(), Arc::default());
+        Self { tree, runtime, storage, root, origin: Instant::now(), history, looking }
     }
 
     /// The node; with `brief` only CPU and memory.
@@ -69,6 +79,8 @@ impl Statistics {
     pub(crate) async fn node(&self, brief: bool) -> Result<pb::NodeStatsResponse, Status> {
         let tree = self.tree()?;
         let (root, images) = if brief { (None, None) } else { self.filesystems().await };
+        let layers = if brief { None } else { self.storage.layers().await };
+        let containers = layers.map(storage::filesystem).or(images);
         self.read(move |clock, history| {
             let taken = now_unix_nanos();
             let pods = tree.layout().pods().to_string();
@@ -80,6 +92,7 @@ impl Statistics {
                 root,
                 images,
                 processes: if brief { None } else { process_count() },
+                containers,
             }
         })
         .await
@@ -92,10 +105,13 @@ impl Statistics {
     pub(crate) async fn pods(&self, brief: bool) -> Result<Vec<pb::PodStatsResponse>, Status> {
         let tree = self.tree()?;
         let running = self.running().await?;
+        let figures = if brief { Figures::default() } else { self.storage.figures().await };
+        let root = if brief { None } else { self.filesystem_of_root().await };
         self.read(move |clock, history| {
             let before = std::mem::take(&mut history.cgroups);
             let mut reader = Reader { tree: &tree, clock, brief, before, now: HashMap::new() };
-            let stats = running.into_iter().filter_map(|pod| reader.pod(pod)).collect();
+            let stats = running.into_iter().filter_map(|pod| reader.pod(pod));
+            let stats = stats.map(|pod| figures.add_to(pod, root)).collect();
             // What was not met is gone.
             history.cgroups = reader.now;
             stats
@@ -147,6 +163,27 @@ impl Statistics {
             Err(Status::deadline_exceeded(text))
         };
         tokio::time::timeout(LIST_WITHIN, list).await.unwrap_or_else(late)
+    }
+
+    /// What pods take of filesystems.
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    /// The filesystem of the root folder; none when that hangs.
+    async fn filesystem_of_root(&self) -> Option<pb::FilesystemUsage> {
+        let root = self.root.clone();
+        let looking = Arc::clone(&self.looking);
+        let look = async {
+            let looking = looking.lock_owned().await;
+            let measure = move || {
+                let found = filesystem(&root);
+                drop(looking);
+                found
+            };
+            tokio::task::spawn_blocking(measure).await.ok().flatten()
+        };
+        tokio::time::timeout(STATFS_WITHIN, look).await.ok().flatten()
     }
 
     /// The filesystems of the root folder and of images.
@@ -248,6 +285,7 @@ impl Reader<'_> {
                 name: container.name.clone(),
                 started_unix_nanos: container.started_unix_nanos,
                 usage: Some(usage),
+                ..Default::default()
             });
         }
         let mut stats = pb::PodStatsResponse {
@@ -316,12 +354,11 @@ fn filesystem(path: &Path) -> Option<pb::FilesystemUsage> {
 }
 
 fn process_count() -> Option<pb::ProcessCount> {
-    let number = |file: &str| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let limits = [number("/proc/sys/kernel/pid_max"), number("/proc/sys/kernel/threads-max")];
-    Some(pb::ProcessCount {
+    let found = host::processes();
+    (found.most > 0).then(|| pb::ProcessCount {
         taken_unix_nanos: now_unix_nanos(),
-        max: limits.into_iter().flatten().min()?,
-        current: threads(&fs::read_to_string("/proc/loadavg").ok()?)?,
+        max: found.most,
+        current: found.running,
     })
 }
 
@@ -360,7 +397,9 @@ mod tests {
         let (_tree, tree) = watch::channel(TreeState::NotYet(String::new()));
         let dir = tempfile::tempdir().unwrap();
         let runtime = Peer::service(dir.path(), keelson_config::ServiceName::RuntimeShim);
-        let statistics = Statistics::new(tree, runtime, dir.path().to_owned());
+        let volumes = Peer::service(dir.path(), keelson_config::ServiceName::VolumeManager);
+        let storage = Storage::new(runtime.clone(), volumes);
+        let statistics = Statistics::new(tree, runtime, storage, dir.path().to_owned());
         let hanging = Arc::clone(&statistics.looking).lock_owned().await;
         assert_eq!(statistics.filesystems().await, (None, None));
         drop(hanging);

@@ -1,18 +1,20 @@
-//! Sets the cgroup tree up, and then keeps the weight of the burstable class.
+//! Sets the cgroup tree up, binds it, and then keeps the weight of the burstable class.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_config::Config;
+use keelson_resource_manager_core::enforce::{Part, parts, pods_limits, reserved_limits};
 use keelson_resource_manager_core::layout::{Layout, Qos};
 use keelson_resource_manager_core::machine;
-use keelson_resource_manager_core::values::shares_of_milli;
+use keelson_resource_manager_core::values::{NodeBounds, shares_of_milli};
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Backoff, Context, LoopHandle, ObjectRef};
 use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
-use crate::cgroup::{KernelCgroups, RootValues, Tree};
+use crate::cgroup::{KernelCgroups, Tree};
 use crate::host;
 use crate::manager::{Ask, Command, Found};
 use crate::metrics::CgroupMetrics;
@@ -22,6 +24,10 @@ use crate::view::TreeState;
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// The name of the condition.
 const CONDITION: &str = "cgroups";
+/// The name of the condition of what binds all pods together.
+const BOUND: &str = "node-allocatable";
+/// Between two attempts to bind all pods together (§9).
+const BIND_AGAIN: Duration = Duration::from_secs(60);
 
 /// Tries once to set the tree up; what is in it, when that went well.
 pub(crate) async fn attempt(config: &Arc<Config>) -> (TreeState, Found) {
@@ -51,26 +57,57 @@ fn set_up(config: &Config) -> anyhow::Result<(Tree, Found)> {
     let layout = Layout::new(&config.runtime.cgroup_root)?;
     let mountinfo = std::fs::read("/proc/self/mountinfo")?;
     let pids = u64::try_from(config.resources.pod_pids_limit).ok().filter(|limit| *limit > 0);
+    let node = NodeBounds { pids, page_sizes: host::page_sizes() };
     let text = String::from_utf8_lossy(&mountinfo);
-    let tree = Tree::open(Arc::new(KernelCgroups), &text, Path::new(CGROUP_ROOT), layout, pids)?;
-    tree.set_up(root_values(config))?;
+    let tree = Tree::open(Arc::new(KernelCgroups), &text, Path::new(CGROUP_ROOT), layout, node)?;
+    tree.set_up()?;
     let found = tree.scan()?;
     Ok((tree, found))
 }
 
-/// All pods together weigh what the node does not reserve, and are bound in memory only when it reserves some.
-fn root_values(config: &Config) -> RootValues {
-    let reserved = &config.resources.reserved;
-    let capacity = host::look(&config.paths.root_dir)
-        .map(|reading| machine::capacity(&reading, config.resources.max_pods))
+/// What the cgroups are bound to, and why one could not be.
+#[derive(Debug, Default)]
+struct Bound {
+    /// All pods together; none when they are not to be bound.
+    pods: Option<Result<(), String>>,
+    /// Somebody else's cgroups: what they are for, where they are, and how it went.
+    reserved: Vec<(&'static str, String, Result<(), String>)>,
+}
+
+/// Binds what `enforceNodeAllocatable` names.
+fn bind(config: &Config, tree: &Tree) -> Bound {
+    let settings = &config.resources.node_allocatable;
+    let mut capacity = host::look(&config.paths.root_dir)
+        .map(|reading| {
+            let mut capacity = machine::capacity(&reading, config.resources.max_pods);
+            capacity.insert("pid".to_owned(), i64::try_from(reading.processes.most).unwrap_or(i64::MAX));
+            capacity
+        })
         .unwrap_or_default();
-    let allocatable = host::allocatable(&capacity, reserved).unwrap_or_else(|_| capacity.clone());
-    let amount = |name: &str| allocatable.get(name).and_then(|amount| u64::try_from(*amount).ok());
-    let reduced = allocatable.get("memory") != capacity.get("memory");
-    RootValues {
-        cpu_shares: shares_of_milli(amount("cpu").unwrap_or(0)),
-        memory_limit: amount("memory").filter(|limit| reduced && *limit > 0),
+    // A kernel that does not say how many processes there may be has no limit to share.
+    capacity.retain(|name, amount| name != "pid" || *amount > 0);
+    let amounts = |texts| machine::reservations(texts, &capacity).map_err(|e| chain(&e));
+    let (kube, system) = (amounts(&settings.kube_reserved), amounts(&settings.system_reserved));
+    let mut bound = Bound::default();
+    for (part, extent) in parts(&settings.enforce) {
+        let (what, cgroup, reserved) = match part {
+            Part::Pods => {
+                let both = kube.clone().and_then(|kube| Ok((kube, system.clone()?)));
+                bound.pods = Some(both.and_then(|(kube, system)| {
+                    tree.bind_pods(&pods_limits(&capacity, &[&kube, &system])).map_err(|e| chain(&e))
+                }));
+                continue;
+            }
+            Part::KubeReserved => ("kube", &settings.kube_reserved_cgroup, &kube),
+            Part::SystemReserved => ("system", &settings.system_reserved_cgroup, &system),
+        };
+        let result = reserved.clone().and_then(|reserved| {
+            let limits = reserved_limits(&reserved, extent);
+            tree.bind_reserved(cgroup, &limits).map_err(|e| chain(&e))
+        });
+        bound.reserved.push((what, cgroup.clone(), result));
     }
+    bound
 }
 
 /// The loop that owns the state of the tree.
@@ -88,8 +125,12 @@ impl TreeLoop {
     pub(crate) async fn run(mut self, handle: LoopHandle) {
         let mut retry = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
         self.tell();
+        let mut bind_at = self.bind().await;
         loop {
             handle.tick();
+            if bind_at.is_some_and(|at| at <= Instant::now()) {
+                bind_at = self.bind().await;
+            }
             let state = self.state.borrow().clone();
             let pause = match &state {
                 TreeState::NotYet(_) => retry.next_delay(),
@@ -102,6 +143,7 @@ impl TreeLoop {
                 () = tokio::time::sleep(pause) => {
                     if matches!(state, TreeState::NotYet(_)) {
                         self.try_again().await;
+                        bind_at = self.bind().await;
                     }
                     continue;
                 }
@@ -129,14 +171,49 @@ impl TreeLoop {
                 let version = tree.version();
                 self.metrics.version(crate::machine_loop::version_number(version));
                 tracing::info!(version = version.as_str(), pods = %tree.layout().pods(), "the cgroup tree is set up");
-                let node = ObjectRef::node(&self.ctx.config.node_name);
-                let text = "Updated Node Allocatable limit across pods";
-                self.ctx.events.normal(node, "NodeAllocatableEnforced", text);
                 None
             }
             TreeState::NotYet(text) | TreeState::Never(text) => Some(text.clone()),
         };
         self.ctx.progress.condition(CONDITION, text.map_or(Ok(()), Err));
+    }
+
+    /// Binds what is to be bound; when that is to be tried again. A reserved cgroup that cannot be bound ends the
+    /// service: the configuration names one that is not there.
+    async fn bind(&self) -> Option<Instant> {
+        let TreeState::Ready(tree) = self.state.borrow().clone() else { return None };
+        let config = Arc::clone(&self.ctx.config);
+        let bound = tokio::task::spawn_blocking(move || bind(&config, &tree)).await.unwrap_or_default();
+        let node = || ObjectRef::node(&self.ctx.config.node_name);
+        for (what, cgroup, result) in bound.reserved {
+            match result {
+                Ok(()) => {
+                    let text = format!("Updated limits on {what} reserved cgroup {cgroup}");
+                    self.ctx.events.normal(node(), "NodeAllocatableEnforced", text);
+                }
+                Err(why) => {
+                    let text =
+                        format!("cannot bind the cgroup {cgroup} that {what}ReservedCgroup names: {why}");
+                    self.ctx.events.warning(node(), "FailedNodeAllocatableEnforcement", text.clone());
+                    self.ctx.fail(text);
+                }
+            }
+        }
+        match bound.pods {
+            None => self.ctx.progress.condition(BOUND, Ok(())),
+            Some(Ok(())) => {
+                self.ctx.progress.condition(BOUND, Ok(()));
+                let text = "Updated Node Allocatable limit across pods";
+                self.ctx.events.normal(node(), "NodeAllocatableEnforced", text);
+            }
+            Some(Err(why)) => {
+                let text = format!("all pods together are not bound to what the node has for them: {why}");
+                self.ctx.events.warning(node(), "FailedNodeAllocatableEnforcement", text.clone());
+                self.ctx.progress.condition(BOUND, Err(text));
+                return Some(Instant::now() + BIND_AGAIN);
+            }
+        }
+        None
     }
 
     /// Gives the burstable class the weight of its pods (§8.3).

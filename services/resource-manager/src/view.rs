@@ -1,8 +1,10 @@
 //! What a worker shows of its pod.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use keelson_resource_manager_core::desire::{Amounts, Want};
+use keelson_resource_manager_core::eviction::signal::Condition;
 
 use crate::cgroup::Tree;
 use crate::host::Identity;
@@ -68,8 +70,8 @@ pub(crate) enum TreeState {
 pub(crate) struct MachineState {
     pub(crate) capacity: Amounts,
     pub(crate) allocatable: Amounts,
-    pub(crate) memory_pressure: bool,
-    pub(crate) disk_pressure: bool,
+    /// What the node is short of.
+    pub(crate) conditions: BTreeSet<Condition>,
     pub(crate) cgroup_version: &'static str,
     pub(crate) identity: Arc<Identity>,
 }

@@ -1,7 +1,13 @@
 //! Wire types to our own and back.
 
+use std::collections::HashMap;
+
+use keelson_kube_model::Quantity;
 use keelson_proto::keelson::resource_manager::v1 as pb;
-use keelson_resource_manager_core::desire::{PodCgroup, PodDesire, PodRef};
+use keelson_resource_manager_core::desire::{
+    ContainerShare, EmptyDirShare, PodCgroup, PodDesire, PodRef, Quantities,
+};
+use keelson_resource_manager_core::eviction::signal::Condition;
 use keelson_resource_manager_core::layout::{Qos, is_usable_uid};
 use keelson_resource_manager_core::values::MIN_SHARES;
 use keelson_sync_callee::Item;
@@ -21,6 +27,16 @@ pub(crate) enum WireError {
     /// A class that is none of the API.
     #[error("pod.qos_class {0:?} is not Guaranteed, Burstable or BestEffort")]
     Qos(String),
+    /// A text that is no quantity.
+    #[error("{field} of {resource} is {text:?}, which is no quantity")]
+    Quantity {
+        /// The field.
+        field: &'static str,
+        /// The resource or volume.
+        resource: String,
+        /// The text.
+        text: String,
+    },
 }
 
 /// A UID that can be part of a cgroup's name.
@@ -49,10 +65,55 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
                 cpu_quota_us: positive(cgroup.cpu_quota_us),
                 cpu_period_us: Some(cgroup.cpu_period_us).filter(|period| *period > 0),
                 memory_limit: positive(cgroup.memory_limit_bytes),
+                huge_pages: cgroup
+                    .huge_page_limits
+                    .into_iter()
+                    .map(|(size, bytes)| (size, u64::try_from(bytes).unwrap_or(0)))
+                    .collect(),
             },
             adopted: message.adopted,
+            critical: message.critical,
+            priority: message.priority,
+            tolerates_memory_pressure: message.tolerates_memory_pressure,
+            grace_seconds: message.termination_grace_seconds.max(0),
+            created: message.created_unix_nanos,
+            containers: message.containers.into_iter().map(container).collect::<Result<_, _>>()?,
+            empty_dirs: message.empty_dirs.into_iter().map(empty_dir).collect::<Result<_, _>>()?,
+            pod_level_requests: quantities("pod.pod_level_requests", message.pod_level_requests)?,
+            pod_level_limits: quantities("pod.pod_level_limits", message.pod_level_limits)?,
         }))
     }
+}
+
+fn container(message: pb::ContainerShare) -> Result<ContainerShare, WireError> {
+    Ok(ContainerShare {
+        name: message.name,
+        init: message.init,
+        sidecar: message.sidecar,
+        requests: quantities("pod.containers.requests", message.requests)?,
+        limits: quantities("pod.containers.limits", message.limits)?,
+    })
+}
+
+fn empty_dir(message: pb::EmptyDirShare) -> Result<EmptyDirShare, WireError> {
+    let size_limit = match message.size_limit.as_str() {
+        "" => None,
+        text => Some(quantity("pod.empty_dirs.size_limit", &message.name, text)?),
+    };
+    Ok(EmptyDirShare { name: message.name, size_limit })
+}
+
+fn quantities(field: &'static str, texts: HashMap<String, String>) -> Result<Quantities, WireError> {
+    let parsed = texts.into_iter().map(|(resource, text)| {
+        let amount = quantity(field, &resource, &text)?;
+        Ok((resource, amount))
+    });
+    parsed.collect()
+}
+
+fn quantity(field: &'static str, resource: &str, text: &str) -> Result<Quantity, WireError> {
+    let problem = |_| WireError::Quantity { field, resource: resource.to_owned(), text: text.to_owned() };
+    Quantity::parse(text).map_err(problem)
 }
 
 /// What a message of the `Sync` stream says.
@@ -70,9 +131,9 @@ pub(crate) fn machine(state: MachineState, driver: &str) -> pb::Machine {
     pb::Machine {
         capacity: state.capacity.into_iter().collect(),
         allocatable: state.allocatable.into_iter().collect(),
-        memory_pressure: state.memory_pressure,
-        disk_pressure: state.disk_pressure,
-        pid_pressure: false,
+        memory_pressure: state.conditions.contains(&Condition::Memory),
+        disk_pressure: state.conditions.contains(&Condition::Disk),
+        pid_pressure: state.conditions.contains(&Condition::Pid),
         cgroup_version: state.cgroup_version.to_owned(),
         cgroup_driver: driver.to_owned(),
         machine_id: identity.machine_id.clone(),
@@ -114,11 +175,17 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_by_its_field() {
         type Spoil = fn(&mut pb::PodDesire);
-        let cases: [(&str, Spoil); 4] = [
+        let cases: [(&str, Spoil); 6] = [
             ("pod.pod", |m| m.pod = None),
             ("pod.want", |m| m.want = 0),
             ("uid", |m| m.pod.as_mut().unwrap().uid = "../x".into()),
             ("pod.qos_class", |m| m.qos_class = "Best".into()),
+            ("pod.pod_level_limits", |m| {
+                m.pod_level_limits = [("memory".to_owned(), "much".to_owned())].into()
+            }),
+            ("pod.empty_dirs.size_limit", |m| {
+                m.empty_dirs = vec![pb::EmptyDirShare { size_limit: "x".into(), ..Default::default() }];
+            }),
         ];
         for (field, spoil) in cases {
             let mut message = message();

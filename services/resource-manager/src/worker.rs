@@ -129,7 +129,7 @@ impl Worker {
     async fn make(&mut self, desire: &PodDesire, tree: Arc<Tree>, path: CgroupPath) -> Next {
         // Whatever comes of it, something may be there.
         let known = !self.actual.held.insert(path.clone());
-        let (values, target) = (desire.cgroup, path.clone());
+        let (values, target) = (desire.cgroup.clone(), path.clone());
         let begun = Instant::now();
         let result = blocking(move || tree.make_pod(&target, &values)).await;
         match result {
@@ -138,7 +138,7 @@ impl Worker {
                 self.env.metrics.observe(if known { "update" } else { "create" }, took);
                 let elapsed_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
                 tracing::debug!(uid = self.orders.uid, cgroup = %path, elapsed_us, "the pod's cgroup is as wanted");
-                self.actual.applied = Some((path, desire.cgroup));
+                self.actual.applied = Some((path, desire.cgroup.clone()));
                 Next::Now { is_quiet: false }
             }
             Err(text) => {

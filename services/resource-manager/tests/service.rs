@@ -53,6 +53,7 @@ async fn an_admitted_pod_gets_a_cgroup_with_its_values_and_a_forgotten_one_leave
         cpu_quota_us: 20_000,
         cpu_period_us: 100_000,
         memory_limit_bytes: 64 << 20,
+        ..Default::default()
     });
     sync.pod(wanted.clone()).await;
     assert_eq!(admit(&mut client, "u1", LONG).await, admitted());

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use k8s_cri::v1 as cri;
+use keelson_config::ContainerCollection;
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_runtime_shim_core::collection::{
-    Collection, ListedContainer, ListedPod, ListedSandbox, Wanted, plan_collection,
+    Collection, Limits, ListedContainer, ListedPod, ListedSandbox, Wanted, plan_collection,
 };
-use keelson_service_kit::Context;
+use keelson_service_kit::{Context, EventRing, ObjectRef, now_unix_nanos};
 use tokio::sync::Notify;
 use tonic::Status;
 
@@ -84,6 +85,7 @@ impl Desires {
                 let uid = pod.pod.unwrap_or_default().uid;
                 let want = match Want::try_from(pod.want) {
                     Ok(Want::Forget) => Wanted::Forget,
+                    Ok(Want::Unmount) => Wanted::Ended,
                     _ => Wanted::Keep,
                 };
                 if state.replaying {
@@ -123,10 +125,13 @@ impl Desires {
         self.state().complete
     }
 
-    /// The images of every pod that is wanted or still ends, as the specs name them.
+    /// The images of every pod that is wanted or still ends, as the specs name them. One that has ended needs none.
     pub fn wanted_images(&self) -> BTreeSet<String> {
         let state = self.state();
-        let kept = state.images.iter().filter(|(uid, _)| state.wanted.get(*uid) == Some(&Wanted::Keep));
+        let kept = state
+            .images
+            .iter()
+            .filter(|(uid, _)| state.wanted.get(*uid).is_some_and(|want| *want == Wanted::Keep));
         kept.flat_map(|(_, images)| images).cloned().collect()
     }
 
@@ -151,7 +156,18 @@ impl Desires {
     /// Whether a pod with this UID is wanted; everything is until the first whole set.
     fn wants(&self, uid: &str) -> bool {
         let state = self.state();
-        !state.complete || state.wanted.get(uid).is_some_and(|w| *w == Wanted::Keep)
+        !state.complete || state.wanted.get(uid).is_some_and(|w| *w != Wanted::Forget)
+    }
+}
+
+/// The limits of the configuration.
+pub fn limits_of(config: &ContainerCollection) -> Limits {
+    let kept = |number: i32| usize::try_from(number).ok();
+    Limits {
+        minimum_age: i64::try_from(config.minimum_age_ms).unwrap_or(i64::MAX).saturating_mul(1_000_000),
+        per_container: kept(config.max_per_container),
+        total: kept(config.max_total),
+        order: false,
     }
 }
 
@@ -172,6 +188,12 @@ pub struct Collector {
     pub unused: UnusedImages,
     /// Which removals failed.
     pub failures: Failures,
+    /// How many dead containers are kept.
+    pub limits: Limits,
+    /// Where failures are told.
+    pub events: EventRing,
+    /// The node that they are about.
+    pub node: ObjectRef,
     /// A removal that takes longer is given up and tried again after the others.
     pub remove_within: Duration,
 }
@@ -247,6 +269,7 @@ impl Collector {
                     swept = false;
                 }
             }
+            let whole = !swept;
             // Removals that hang are given up one by one and must not make the loop look stuck.
             let collection = ticking(&progress, self.collect());
             // Cancel-safe: what was not removed is removed after the next start.
@@ -256,6 +279,10 @@ impl Collector {
             };
             if let Err(status) = &result {
                 tracing::debug!(error = status.message(), "collection has to be repeated");
+                // Those in between are repeated each minute at the latest, and only that is told.
+                if whole && self.desires.are_complete() {
+                    self.events.warning(self.node.clone(), "ContainerGCFailed", status.message());
+                }
             }
             let (_, complete) = self.desires.snapshot();
             if complete && !swept && result.is_ok() {
@@ -280,17 +307,35 @@ impl Collector {
     /// # Errors
     /// The last refusal of the runtime; the others are tried all the same.
     pub async fn collect(&self) -> Result<(u32, u32), Status> {
+        self.collect_within(&self.limits).await
+    }
+
+    /// As [`Self::collect`], for room: of pods that have ended for good nothing is kept, and of the others as little as
+    /// restarts need.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn collect_for_room(&self) -> Result<(u32, u32), Status> {
+        self.collect_within(&Limits { order: true, ..self.limits }).await
+    }
+
+    async fn collect_within(&self, limits: &Limits) -> Result<(u32, u32), Status> {
         let pods = self.observer.all();
         let (wanted, complete) = self.desires.snapshot();
         let listed: Vec<ListedPod> = pods.iter().map(|p| listed(p)).collect();
-        let plan = plan_collection(&listed, &wanted, complete);
+        let plan = plan_collection(&listed, &wanted, complete, limits, now_unix_nanos());
         if plan.is_empty() {
             return Ok((0, 0));
         }
-        self.apply(&plan, &pods).await
+        self.apply(&plan, &pods, limits).await
     }
 
-    async fn apply(&self, plan: &Collection, pods: &[Arc<pb::RuntimePod>]) -> Result<(u32, u32), Status> {
+    async fn apply(
+        &self,
+        plan: &Collection,
+        pods: &[Arc<pb::RuntimePod>],
+        limits: &Limits,
+    ) -> Result<(u32, u32), Status> {
         let owners: HashMap<&str, &Arc<pb::RuntimePod>> =
             pods.iter().flat_map(|p| ids_of(p).map(move |id| (id, p))).collect();
         let mut removed = Removed::default();
@@ -298,7 +343,7 @@ impl Collector {
         for id in self.failures.order(plan) {
             let Some(pod) = owners.get(id.as_str()) else { continue };
             touched.insert(&pod.uid);
-            match self.remove(pod, id, &mut removed).await {
+            match self.remove(pod, id, limits, &mut removed).await {
                 Ok(()) => self.failures.done(id),
                 Err(status) => {
                     self.failures.failed(id);
@@ -321,8 +366,14 @@ impl Collector {
     }
 
     /// Removes a container or sandbox unless it is not due any more.
-    async fn remove(&self, pod: &pb::RuntimePod, id: &str, removed: &mut Removed) -> Result<(), Status> {
-        if !self.still_due(&pod.uid, id).await? {
+    async fn remove(
+        &self,
+        pod: &pb::RuntimePod,
+        id: &str,
+        limits: &Limits,
+        removed: &mut Removed,
+    ) -> Result<(), Status> {
+        if !self.still_due(&pod.uid, id, limits).await? {
             return Ok(());
         }
         if let Some(container) = pod.containers.iter().find(|c| c.id == id) {
@@ -337,14 +388,16 @@ impl Collector {
     }
 
     /// Decides again: the plan is as old as the removals before this one took.
-    async fn still_due(&self, uid: &str, id: &str) -> Result<bool, Status> {
+    async fn still_due(&self, uid: &str, id: &str, limits: &Limits) -> Result<bool, Status> {
         let Some(mut pod) = self.observer.cached(uid) else { return Ok(false) };
         // No event tells of a start everywhere, and what has started meanwhile must not be removed.
         if pod.containers.iter().any(|c| c.id == id && c.state() == pb::ContainerState::Created) {
             pod = self.observer.read(uid).await?;
         }
         let (wanted, complete) = self.desires.of(uid);
-        let plan = plan_collection(&[listed(&pod)], &wanted, complete);
+        // Alone the pod has not too many: what was beyond the number in all is due as long as it is not the newest.
+        let alone = Limits { total: limits.total.map(|_| 0), ..*limits };
+        let plan = plan_collection(&[listed(&pod)], &wanted, complete, &alone, now_unix_nanos());
         Ok(plan.containers.iter().chain(&plan.sandboxes).any(|due| due == id))
     }
 

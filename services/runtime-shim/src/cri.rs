@@ -1,5 +1,6 @@
 //! The container runtime's CRI, with a deadline on each call.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ const MAX_MESSAGE: usize = 256 << 20;
 
 /// An endpoint that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("containerRuntimeEndpoint {0:?} is not unix:///path/to/socket")]
+#[error("the endpoint {0:?} of the container runtime or its images is not unix:///path/to/socket")]
 pub struct BadEndpoint(pub String);
 
 /// The socket path of `unix:///path` or `/path`.
@@ -27,6 +28,7 @@ pub fn socket_of(endpoint: &str) -> Result<PathBuf, BadEndpoint> {
 #[derive(Debug, Clone)]
 pub struct Cri {
     channel: PeerChannel,
+    images: PeerChannel,
     timeout: Duration,
 }
 
@@ -34,12 +36,27 @@ impl Cri {
     /// Connects on the first call.
     pub fn new(endpoint: &str, timeout: Duration) -> Result<Self, BadEndpoint> {
         let channel = connect_foreign("the container runtime", &socket_of(endpoint)?);
-        Ok(Self { channel, timeout })
+        Ok(Self { images: channel.clone(), channel, timeout })
+    }
+
+    /// Images are asked for at another endpoint (`imageServiceEndpoint`).
+    ///
+    /// # Errors
+    /// It is no unix socket.
+    pub fn with_images_at(self, endpoint: Option<&str>) -> Result<Self, BadEndpoint> {
+        let Some(endpoint) = endpoint else { return Ok(self) };
+        let images = connect_foreign("the image service", &socket_of(endpoint)?);
+        Ok(Self { images, ..self })
     }
 
     /// The connection, for what is passed through as it is.
     pub fn channel(&self) -> PeerChannel {
         self.channel.clone()
+    }
+
+    /// The connection to the image service.
+    pub fn image_channel(&self) -> PeerChannel {
+        self.images.clone()
     }
 
     /// The runtime service.
@@ -49,7 +66,7 @@ impl Cri {
 
     /// The image service.
     pub fn images(&self) -> ImageServiceClient<PeerChannel> {
-        ImageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+        ImageServiceClient::new(self.images.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
 
     /// A request with the configured deadline (`runtimeRequestTimeout`).
@@ -80,12 +97,26 @@ impl Cri {
         &self,
         uid: Option<&str>,
     ) -> Result<(Vec<cri::PodSandbox>, Vec<cri::Container>), Status> {
-        let selector = |uid: &str| std::iter::once((crate::labels::UID.to_owned(), uid.to_owned())).collect();
+        let labels = uid.map(|uid| (crate::labels::UID.to_owned(), uid.to_owned()));
+        self.list_labelled(labels.into_iter().collect()).await
+    }
+
+    /// Sandboxes and containers that have all of these labels.
+    ///
+    /// # Errors
+    /// As [`Self::list`].
+    pub async fn list_labelled(
+        &self,
+        labels: HashMap<String, String>,
+    ) -> Result<(Vec<cri::PodSandbox>, Vec<cri::Container>), Status> {
+        let wanted = || Some(labels.clone()).filter(|labels| !labels.is_empty());
         let sandboxes = cri::ListPodSandboxRequest {
-            filter: uid.map(|u| cri::PodSandboxFilter { label_selector: selector(u), ..Default::default() }),
+            filter: wanted()
+                .map(|label_selector| cri::PodSandboxFilter { label_selector, ..Default::default() }),
         };
         let containers = cri::ListContainersRequest {
-            filter: uid.map(|u| cri::ContainerFilter { label_selector: selector(u), ..Default::default() }),
+            filter: wanted()
+                .map(|label_selector| cri::ContainerFilter { label_selector, ..Default::default() }),
         };
         let (mut a, mut b) = (self.runtime(), self.runtime());
         // Sandboxes first: a container that appears between the two reads has its sandbox in the list or is
@@ -142,5 +173,22 @@ mod tests {
         assert_eq!(socket_of("unix:///run/c.sock").unwrap(), PathBuf::from("/run/c.sock"));
         assert_eq!(socket_of("/run/c.sock").unwrap(), PathBuf::from("/run/c.sock"));
         assert!(socket_of("tcp://1.2.3.4:5").is_err());
+    }
+
+    #[tokio::test]
+    async fn images_are_asked_for_at_their_own_endpoint() {
+        let (runtime, images) =
+            (crate::fake::FakeRuntime::start().await, crate::fake::FakeRuntime::start().await);
+        let at = images.dir.path().join("cri.sock");
+        let apart = runtime.cri.clone().with_images_at(at.to_str()).unwrap();
+        let request = || cri::ListImagesRequest { filter: None };
+        apart.images().list_images(apart.quick(request())).await.unwrap();
+        apart.list(None).await.unwrap();
+        assert_eq!((images.calls("ListImages").len(), images.calls("ListContainers").len()), (1, 0));
+        assert_eq!((runtime.calls("ListImages").len(), runtime.calls("ListContainers").len()), (0, 1));
+        let same = runtime.cri.clone().with_images_at(None).unwrap();
+        same.images().list_images(same.quick(request())).await.unwrap();
+        assert_eq!(runtime.calls("ListImages").len(), 1);
+        assert!(runtime.cri.clone().with_images_at(Some("tcp://1.2.3.4:5")).is_err());
     }
 }

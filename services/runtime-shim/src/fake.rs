@@ -15,6 +15,7 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use k8s_cri::v1 as cri;
 use keelson_config::{Config, Paths};
+use keelson_proto::containerd::services::content::v1 as content;
 use keelson_service_kit::CancellationToken;
 use keelson_service_kit::server::{CallerPolicy, StackLayer, serve};
 use keelson_testkit::eventually;
@@ -59,12 +60,26 @@ struct State {
     answers: HashMap<String, Answer>,
     calls: Vec<Call>,
     images: Vec<cri::Image>,
+    /// Who may pull, by user name; empty: everybody.
+    pullers: Vec<String>,
+    /// With which user names pulls were tried; empty for none.
+    pulled_as: Vec<String>,
+    /// What is being fetched; `None`: the runtime does not tell.
+    blobs: Option<Vec<content::Status>>,
     /// Where containers write their logs.
     logs: HashMap<String, PathBuf>,
     /// The folder whose file system holds the images.
     image_dir: PathBuf,
+    /// The file system of layers, where it is told apart.
+    container_filesystem: Option<cri::FilesystemUsage>,
+    /// What each container's layer takes.
+    layers: HashMap<String, cri::FilesystemUsage>,
     /// The sandbox image of the runtime's own configuration.
     sandbox_image: Option<String>,
+    /// Where the streams of commands are to be had.
+    exec_url: String,
+    /// What was to be run.
+    execs: Vec<cri::ExecRequest>,
     not_ready: bool,
 }
 
@@ -87,7 +102,8 @@ impl FakeRuntime {
         let state = Arc::new(Mutex::new(state));
         let runtime = FakeService::<crate::proxy::RuntimeService>(Arc::clone(&state), Default::default());
         let images = FakeService::<crate::proxy::ImageService>(Arc::clone(&state), Default::default());
-        let routes = Routes::new(runtime).add_service(images);
+        let content = FakeService::<ContentService>(Arc::clone(&state), Default::default());
+        let routes = Routes::new(runtime).add_service(images).add_service(content);
         let stack = StackLayer::new(CallerPolicy::new(&Config::default()), Default::default());
         let (bound, is_bound) = oneshot::channel();
         let at = socket.clone();
@@ -154,6 +170,27 @@ impl FakeRuntime {
         self.state().images.push(image);
     }
 
+    /// Only these users may pull.
+    pub(crate) fn pullers(&self, users: &[&str]) {
+        self.state().pullers = users.iter().map(|user| (*user).to_owned()).collect();
+    }
+
+    /// With which user names pulls were tried.
+    pub(crate) fn pulled_as(&self) -> Vec<String> {
+        self.state().pulled_as.clone()
+    }
+
+    /// What is being fetched, as name and bytes of 100.
+    pub(crate) fn fetching(&self, blobs: &[(&str, i64)]) {
+        let status = |(name, offset): &(&str, i64)| content::Status {
+            r#ref: (*name).into(),
+            offset: *offset,
+            total: 100,
+            ..Default::default()
+        };
+        self.state().blobs = Some(blobs.iter().map(status).collect());
+    }
+
     /// The ids of the images that are present.
     pub(crate) fn image_ids(&self) -> Vec<String> {
         self.state().images.iter().map(|image| image.id.clone()).collect()
@@ -166,6 +203,23 @@ impl FakeRuntime {
         found.image_ref = image_ref.into();
     }
 
+    /// Another name in the spec than its id.
+    pub(crate) fn named(&self, container: &str, name: &str) {
+        let mut fake = self.state();
+        let found = fake.containers.iter_mut().find(|c| c.id == container).unwrap();
+        found.labels.insert(labels::CONTAINER.into(), name.into());
+    }
+
+    /// What a container's layer takes.
+    pub(crate) fn layer(&self, container: &str, usage: cri::FilesystemUsage) {
+        self.state().layers.insert(container.into(), usage);
+    }
+
+    /// The file system of the layers, told apart from that of the images.
+    pub(crate) fn container_filesystem(&self, usage: cri::FilesystemUsage) {
+        self.state().container_filesystem = Some(usage);
+    }
+
     /// Where a container writes its log; to open it anew makes the file.
     pub(crate) fn logs_to(&self, container: &str, path: &std::path::Path) {
         self.state().logs.insert(container.into(), path.to_owned());
@@ -174,6 +228,16 @@ impl FakeRuntime {
     /// The sandbox image that the runtime's configuration names.
     pub(crate) fn sandbox_image(&self, reference: &str) {
         self.state().sandbox_image = Some(reference.into());
+    }
+
+    /// Where the streams of commands are to be had.
+    pub(crate) fn execs_at(&self, url: &str) {
+        self.state().exec_url = url.into();
+    }
+
+    /// What was to be run, the last one.
+    pub(crate) fn last_exec(&self) -> cri::ExecRequest {
+        self.state().execs.last().cloned().unwrap()
     }
 
     /// The runtime says that neither it nor its network is ready.
@@ -213,7 +277,14 @@ fn pod_labels(uid: &str) -> HashMap<String, String> {
     [pair(labels::UID, uid), pair(labels::NAME, uid), pair(labels::NAMESPACE, "default")].into()
 }
 
-/// One of the two CRI services.
+/// containerd's content service.
+struct ContentService;
+
+impl NamedService for FakeService<ContentService> {
+    const NAME: &'static str = "containerd.services.content.v1.Content";
+}
+
+/// One of the services.
 struct FakeService<N>(Arc<Mutex<State>>, std::marker::PhantomData<fn() -> N>);
 
 impl<N> Clone for FakeService<N> {
@@ -373,10 +444,35 @@ impl State {
                 let fs_id =
                     cri::FilesystemIdentifier { mountpoint: self.image_dir.to_str().unwrap().to_owned() };
                 let usage = cri::FilesystemUsage { fs_id: Some(fs_id), ..Default::default() };
-                cri::ImageFsInfoResponse { image_filesystems: vec![usage], ..Default::default() }
+                let container_filesystems = self.container_filesystem.iter().cloned().collect();
+                cri::ImageFsInfoResponse { image_filesystems: vec![usage], container_filesystems }
                     .encode_to_vec()
             }
-            "PullImage" => cri::PullImageResponse { image_ref: "sha256:1".into() }.encode_to_vec(),
+            "ListContainerStats" => {
+                let stats = |(id, layer): (&String, &cri::FilesystemUsage)| cri::ContainerStats {
+                    attributes: Some(cri::ContainerAttributes { id: id.clone(), ..Default::default() }),
+                    writable_layer: Some(layer.clone()),
+                    ..Default::default()
+                };
+                let stats = self.layers.iter().map(stats).collect();
+                cri::ListContainerStatsResponse { stats }.encode_to_vec()
+            }
+            "Exec" => {
+                self.execs.push(decode(body));
+                cri::ExecResponse { url: self.exec_url.clone() }.encode_to_vec()
+            }
+            "PullImage" => {
+                let user = decode::<cri::PullImageRequest>(body).auth.unwrap_or_default().username;
+                self.pulled_as.push(user.clone());
+                if !self.pullers.is_empty() && !self.pullers.contains(&user) {
+                    return Err(Status::unknown(format!("{user:?} may not pull")));
+                }
+                cri::PullImageResponse { image_ref: "sha256:1".into() }.encode_to_vec()
+            }
+            "ListStatuses" => {
+                let statuses = self.blobs.clone().ok_or_else(|| Status::unimplemented("ListStatuses"))?;
+                content::ListStatusesResponse { statuses }.encode_to_vec()
+            }
             other => return Err(Status::unimplemented(other)),
         })
     }

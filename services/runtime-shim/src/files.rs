@@ -14,8 +14,9 @@ use keelson_config::Paths;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_runtime_shim_core::log;
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat};
 
+use crate::filesystem::Share;
 use crate::labels;
 
 /// Bytes of a termination file that are read (pod-lifecycle.md §11).
@@ -127,6 +128,25 @@ impl Files {
     /// Opens a folder below that of all logs.
     pub(crate) fn open_log_folder(&self, path: &Path) -> io::Result<OwnedFd> {
         descriptor_beneath(&self.paths.pod_logs_dir, path, OFlags::DIRECTORY)
+    }
+
+    /// What the regular files of a log's folder take on the disk.
+    ///
+    /// # Errors
+    /// The folder is not there, not below that of all logs, or cannot be read.
+    pub(crate) fn log_share(&self, folder: &Path) -> io::Result<Share> {
+        let folder = self.open_log_folder(folder)?;
+        let mut share = Share::default();
+        for entry in Dir::read_from(&folder)? {
+            // What goes meanwhile takes nothing.
+            let Ok(stat) = statat(&folder, entry?.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            if FileType::from_raw_mode(stat.st_mode).is_file() {
+                // Blocks have 512 bytes whatever the file system's have (stat(2)).
+                share.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+                share.inodes += 1;
+            }
+        }
+        Ok(share)
     }
 
     fn open_beneath(&self, root: &Path, path: &Path) -> io::Result<File> {

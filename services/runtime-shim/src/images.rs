@@ -1,39 +1,60 @@
-//! EnsureImage: inspect, decide, pull with a bounded number of slots, back off after failures.
+//! EnsureImage: inspect, decide, and either give the image or have it pulled ([`crate::pull`]).
 //!
-//! A pull has no limit of its own: CRI tells nothing about its progress, and an image may be of any size. A
-//! runtime gives up a pull without progress itself (containerd: `image_pull_progress_timeout`); until then the
-//! slot is taken. A pull that nobody waits for any more is given up.
+//! An image that is there is for the pods that could pull it, as far as that is known ([`crate::pull_records`]).
 //!
-//! A runtime that is away is no fault of an image: the call fails with UNAVAILABLE, without event and back-off.
+//! A runtime that is away is no fault of an image: the call fails with UNAVAILABLE, without event and back-off. So does
+//! one whose Secrets nobody can read at the moment.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::Duration;
 
 use k8s_cri::v1 as cri;
+use keelson_config::{Config, ImagePulls};
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_proto::keelson::runtime::v1::ensure_image_response::Item;
-use keelson_runtime_shim_core::image::{
-    ImageDecision, PullBook, PullPolicy, decide, go_duration, with_default_tag,
-};
-use keelson_service_kit::status::{error, is_cut, is_unanswered};
-use keelson_service_kit::{EventRing, ObjectRef};
+use keelson_runtime_shim_core::image::{ImageDecision, PullBook, PullPolicy, decide, with_default_tag};
+use keelson_runtime_shim_core::keyring::repository_of;
+use keelson_runtime_shim_core::pull_rate::PullRate;
+use keelson_runtime_shim_core::pull_record::Access;
+use keelson_service_kit::status::{chain, error, is_cut};
+use keelson_service_kit::{EventRing, Metrics, ObjectRef};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tonic::{Code, Status};
 
 use crate::clock::Clock;
+use crate::credentials::{Credentials, Found};
 use crate::cri::Cri;
+use crate::pull::{Pull, PullMetrics};
+use crate::pull_records::{RecordError, Records};
+use crate::pull_watch::{Watching, tell};
 
 /// Makes images present.
 #[derive(Debug, Clone)]
 pub struct Images {
-    cri: Cri,
-    events: EventRing,
+    pub(crate) cri: Cri,
+    pub(crate) events: EventRing,
     book: Arc<Mutex<PullBook>>,
-    slots: Arc<Semaphore>,
-    clock: Clock,
+    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) rate: Arc<Mutex<PullRate>>,
+    pub(crate) clock: Clock,
+    pub(crate) credentials: Credentials,
+    pub(crate) records: Records,
+    pub(crate) watching: Watching,
+    pub(crate) metrics: PullMetrics,
+    asked: Family<AskedLabels, Counter>,
     claims: Arc<Claims>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AskedLabels {
+    pull_policy: String,
+    present_locally: String,
+    pull_required: String,
 }
 
 /// What keeps an image from being removed between the answer that it is there and its first container.
@@ -56,7 +77,7 @@ pub type Progress = mpsc::Sender<Result<pb::EnsureImageResponse, Status>>;
 
 /// Why there is no image.
 #[derive(Debug)]
-enum NoImage {
+pub(crate) enum NoImage {
     /// It cannot be had now.
     Failed(pb::ImageFailed),
     /// The runtime is away, and nobody knows: neither a failure nor an event.
@@ -65,11 +86,49 @@ enum NoImage {
     Left,
 }
 
+/// What is to be done with an image that is there.
+enum Usable {
+    /// It is used; `asked` says that somebody had to show a credential.
+    Yes {
+        asked: bool,
+    },
+    No,
+}
+
 impl Images {
-    /// Pulls at most `parallel` images at the same time.
+    /// Pulls at most `parallel` images at the same time, without credentials and without records.
     pub fn new(cri: Cri, events: EventRing, parallel: u32) -> Self {
-        let slots = Arc::new(Semaphore::new(parallel.max(1) as usize));
-        Self { cri, events, book: Arc::default(), slots, clock: Clock::System, claims: Arc::default() }
+        let pulls = ImagePulls::default();
+        let limit = Duration::from_millis(pulls.progress_timeout_ms);
+        Self {
+            watching: Watching::new(cri.clone(), Clock::System, limit),
+            cri,
+            events,
+            book: Arc::default(),
+            slots: Arc::new(Semaphore::new(parallel.max(1) as usize)),
+            rate: Arc::new(Mutex::new(PullRate::new(pulls.registry_qps, pulls.registry_burst))),
+            clock: Clock::System,
+            credentials: Credentials::none(),
+            records: Records::none(),
+            metrics: PullMetrics::new(),
+            asked: Family::default(),
+            claims: Arc::default(),
+        }
+    }
+
+    /// With the limits of the configuration, credentials, and the records of earlier pulls.
+    #[must_use]
+    pub fn configured(mut self, config: &Config, credentials: Credentials, metrics: &Metrics) -> Self {
+        let pulls = &config.image_pulls;
+        let limit = Duration::from_millis(pulls.progress_timeout_ms);
+        self.watching = Watching::new(self.cri.clone(), self.clock.clone(), limit);
+        self.rate = Arc::new(Mutex::new(PullRate::new(pulls.registry_qps, pulls.registry_burst)));
+        self.credentials = credentials;
+        self.records = Records::new(&config.paths.root_dir, pulls);
+        self.metrics.register(metrics);
+        let help = "Images that were asked for, by policy and whether they were there and had to be pulled";
+        metrics.register("kubelet_image_manager_ensure_image_requests", help, self.asked.clone());
+        self
     }
 
     fn claims(&self) -> std::sync::MutexGuard<'_, ClaimState> {
@@ -92,7 +151,7 @@ impl Images {
     }
 
     /// The image, if it is there, and from now on it stays for a while.
-    async fn claim(&self, reference: &str) -> Result<Option<cri::Image>, Status> {
+    pub(crate) async fn claim(&self, reference: &str) -> Result<Option<cri::Image>, Status> {
         loop {
             let ended = self.claims.ended.notified();
             let Some(image) = self.inspect(reference).await? else { return Ok(None) };
@@ -107,13 +166,30 @@ impl Images {
         }
     }
 
-    fn book(&self) -> std::sync::MutexGuard<'_, PullBook> {
+    pub(crate) fn book(&self) -> std::sync::MutexGuard<'_, PullBook> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets the failures of a pod that is gone.
     pub fn forget(&self, uid: &str) {
         self.book().clear(uid, None);
+    }
+
+    /// Settles the pulls that the end of an earlier agent cut off.
+    ///
+    /// # Errors
+    /// The runtime does not say whether an image is there; to be tried again.
+    pub async fn settle_cut_off(&self) -> Result<(), Status> {
+        let cut_off = self.in_records(|records| Ok(records.cut_off())).await.unwrap_or_default();
+        for reference in cut_off {
+            let image = self.inspect(&reference).await?;
+            let settled = self
+                .in_records(move |records| records.settle(&reference, image.as_ref().map(|i| i.id.as_str())));
+            if let Err(error) = settled.await {
+                tracing::warn!(error = chain(&error), "cannot settle a pull that was cut off");
+            }
+        }
+        Ok(())
     }
 
     /// Carries out one request; the last message is `done` or `failed`, or UNAVAILABLE ends the answer because
@@ -150,101 +226,75 @@ impl Images {
             }
             self.failed(object, "InspectFailed", "ImageInspectError", message)
         })?;
-        match decide(PullPolicy::parse(&request.pull_policy, &reference), present.is_some()) {
-            ImageDecision::Use => {
-                let image = present.unwrap_or_default();
-                let text = format!("Container image {:?} already present on machine", request.image);
+        let policy = PullPolicy::parse(&request.pull_policy, &reference);
+        let repository = repository_of(&reference);
+        let pull = Pull { pod, request, reference: &reference, repository: &repository, object, progress };
+        let usable = match (&present, decide(policy, present.is_some())) {
+            (Some(image), ImageDecision::Use) => self.usable(pull, &image.id).await?,
+            _ => Usable::No,
+        };
+        let pulls = matches!(usable, Usable::No) && policy != PullPolicy::Never;
+        self.count(policy, present.is_some(), pulls);
+        match (present, usable) {
+            (Some(image), Usable::Yes { asked }) => {
+                let shown = if asked { " and can be accessed by the pod" } else { "" };
+                let text = format!("Container image {:?} already present on machine{shown}", request.image);
                 self.events.normal(object.clone(), "Pulled", text);
                 Ok(done(image, &reference, false))
             }
-            ImageDecision::NeverPull => {
-                let message =
-                    format!("Container image {:?} is not present with pull policy of Never", request.image);
+            _ if pulls => self.pull(pull).await,
+            (present, _) => {
+                let why = if present.is_some() {
+                    "is present with pull policy of Never, and the pod has shown no credentials that it could be pulled with"
+                } else {
+                    "is not present with pull policy of Never"
+                };
+                let message = format!("Container image {:?} {why}", request.image);
                 Err(self.failed(object, "ErrImageNeverPull", "ErrImageNeverPull", message))
             }
-            ImageDecision::Pull => self.pull(pod, request, &reference, object, progress).await,
         }
     }
 
-    async fn pull(
-        &self,
-        pod: &PodRef,
-        request: &pb::EnsureImageRequest,
-        reference: &str,
-        object: &ObjectRef,
-        progress: &Progress,
-    ) -> Result<pb::ImageDone, NoImage> {
-        let now = self.clock.read();
-        let waits = {
-            let book = self.book();
-            let waits = book.waits_until(&pod.uid, reference, now.boot_nanos);
-            waits.map(|(until, error)| (now.unix_nanos_of(until), error.to_owned()))
+    /// Whether the pod may use an image that is there. Its Secrets are asked for only when it depends on them.
+    async fn usable(&self, pull: Pull<'_>, id: &str) -> Result<Usable, NoImage> {
+        let ask = |credentials: Found| {
+            let (reference, repository) = (pull.reference.to_owned(), pull.repository.to_owned());
+            let id = id.to_owned();
+            self.in_records(move |records| {
+                Ok(records.access(&reference, &repository, &id, &credentials.list))
+            })
         };
-        if let Some((until, error)) = waits {
-            let text = format!("Back-off pulling image {:?}", request.image);
-            self.events.normal(object.clone(), "BackOff", text.clone());
-            return Err(NoImage::Failed(pb::ImageFailed {
-                reason: "ImagePullBackOff".into(),
-                message: format!("{text}: {error}"),
-                next_retry_unix_nanos: until,
-            }));
+        let unreadable = |error: RecordError| away(chain(&error));
+        match ask(Found::default()).await.map_err(unreadable)? {
+            Access::Open => return Ok(Usable::Yes { asked: false }),
+            Access::Verified { .. } => return Ok(Usable::Yes { asked: true }),
+            Access::Unknown => {}
         }
-        let asked = Instant::now();
-        step(progress, "waiting").await;
-        // Cancel-safe: a slot that is not taken stays free. The slots are never closed.
-        let _slot = tokio::select! {
-            () = progress.closed() => return Err(NoImage::Left),
-            slot = self.slots.acquire() => slot,
-        };
-        step(progress, "pulling").await;
-        self.events.normal(object.clone(), "Pulling", format!("Pulling image {:?}", request.image));
-        let begun = Instant::now();
-        // Cancel-safe: the runtime drops a pull whose call is cut, and keeps what it has got.
-        let pulled = tokio::select! {
-            biased;
-            pulled = self.pull_image(reference) => pulled,
-            () = progress.closed() => return Err(NoImage::Left),
-        };
-        match pulled {
-            Ok(image) => {
-                self.book().clear(&pod.uid, Some(reference));
-                let text = format!(
-                    "Successfully pulled image {:?} in {} ({} including waiting). Image size: {} bytes.",
-                    request.image,
-                    go_duration(begun.elapsed()),
-                    go_duration(asked.elapsed()),
-                    image.size
-                );
-                self.events.normal(object.clone(), "Pulled", text);
-                Ok(done(image, reference, true))
-            }
-            Err(status) => {
-                let text = format!("Failed to pull image {:?}: {}", request.image, status.message());
-                // What the runtime itself answers is about the image or its registry, whatever the code.
-                if is_unanswered(&status) {
-                    return Err(away(text));
-                }
-                let reason = pull_reason(&status);
-                self.events.warning(object.clone(), "Failed", text.clone());
-                let last = format!("{reason}: {}", status.message());
-                let now = self.clock.read();
-                let until = self.book().failed(&pod.uid, reference, &last, now.boot_nanos);
-                let next_retry_unix_nanos = now.unix_nanos_of(until);
-                let failed =
-                    pb::ImageFailed { reason: reason.to_owned(), message: text, next_retry_unix_nanos };
-                Err(NoImage::Failed(failed))
+        let found = self.credentials.of_pod(pull.pod, &pull.request.pull_secrets, pull.repository).await;
+        let found = found.map_err(|error| away(error.to_string()))?;
+        let Access::Verified { note } = ask(found).await.map_err(unreadable)? else { return Ok(Usable::No) };
+        if let Some(used) = note {
+            let (repository, id) = (pull.repository.to_owned(), id.to_owned());
+            let noted = self.in_records(move |records| records.note(&repository, &id, Some(&used)));
+            if let Err(error) = noted.await {
+                tracing::warn!(error = chain(&error), "cannot note that a Secret is good for an image");
             }
         }
+        Ok(Usable::Yes { asked: true })
     }
 
-    async fn pull_image(&self, reference: &str) -> Result<cri::Image, Status> {
-        let request = cri::PullImageRequest {
-            image: Some(cri::ImageSpec { image: reference.to_owned(), ..Default::default() }),
-            ..Default::default()
+    fn count(&self, policy: PullPolicy, present: bool, pulls: bool) {
+        let policy = match policy {
+            PullPolicy::Always => "always",
+            PullPolicy::IfNotPresent => "ifnotpresent",
+            PullPolicy::Never => "never",
         };
-        let pulled = self.cri.images().pull_image(self.cri.unbounded(request)).await?.into_inner();
-        let known = self.claim(reference).await?;
-        Ok(known.unwrap_or(cri::Image { id: pulled.image_ref, ..Default::default() }))
+        let labels = AskedLabels {
+            pull_policy: policy.to_owned(),
+            present_locally: present.to_string(),
+            pull_required: pulls.to_string(),
+        };
+        self.asked.get_or_create(&labels).inc();
     }
 
     /// What the runtime knows of a reference; `None`: the image is not there.
@@ -267,190 +317,19 @@ impl Images {
 }
 
 /// The runtime is away, as `message` says.
-fn away(message: String) -> NoImage {
+pub(crate) fn away(message: String) -> NoImage {
     NoImage::Away(error(Code::Unavailable, "RUNTIME_UNAVAILABLE", message))
 }
 
-async fn step(progress: &Progress, step: &str) {
-    let item = Item::Progress(pb::ImageProgress { step: step.to_owned(), bytes: 0 });
-    let _ = progress.send(Ok(pb::EnsureImageResponse { item: Some(item) })).await;
+pub(crate) fn step(progress: &Progress, step: &str, detail: &str) {
+    let (step, detail) = (step.to_owned(), detail.to_owned());
+    tell(progress, pb::ImageProgress { step, detail, ..Default::default() });
 }
 
-fn done(image: cri::Image, reference: &str, pulled: bool) -> pb::ImageDone {
+pub(crate) fn done(image: cri::Image, reference: &str, pulled: bool) -> pb::ImageDone {
     let image_ref = if image.id.is_empty() { reference.to_owned() } else { image.id };
     pb::ImageDone { image_ref, uid: image.uid.map(|u| u.value), username: image.username, pulled }
 }
 
-/// Texts that the runtime puts in front of its message for these two reasons
-/// (runtime-and-resources.md §1.3).
-fn pull_reason(status: &Status) -> &'static str {
-    ["RegistryUnavailable", "SignatureValidationFailed"]
-        .into_iter()
-        .find(|reason| status.message().starts_with(reason))
-        .unwrap_or("ErrImagePull")
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fake::{Answer, FakeRuntime};
-    use keelson_proto::keelson::events::v1 as events;
-    use keelson_proto::keelson::events::v1::events_server::Events as _;
-
-    fn images(fake: &FakeRuntime) -> Images {
-        let images = Images::new(fake.cri.clone(), EventRing::default(), 1);
-        Images { clock: Clock::standing(), ..images }
-    }
-
-    /// How an answer that a broken call ends comes to its end.
-    async fn broken(images: &Images, request: pb::EnsureImageRequest) -> Status {
-        let (progress, mut messages) = mpsc::channel(8);
-        images.ensure(request, progress).await;
-        let mut last = None;
-        while let Some(message) = messages.recv().await {
-            last = Some(message);
-        }
-        last.unwrap().unwrap_err()
-    }
-
-    fn request(policy: &str) -> pb::EnsureImageRequest {
-        pb::EnsureImageRequest {
-            pod: Some(PodRef { uid: "u".into(), namespace: "default".into(), name: "web".into() }),
-            container: "c".into(),
-            image: "busybox:1".into(),
-            pull_policy: policy.into(),
-            spec_list: "initContainers".into(),
-        }
-    }
-
-    async fn told(images: &Images) -> Vec<events::Event> {
-        let request = tonic::Request::new(events::ListEventsRequest::default());
-        images.events.list_events(request).await.unwrap().into_inner().events
-    }
-
-    /// The last message of a request that is carried out to its end.
-    async fn end(images: &Images, request: pb::EnsureImageRequest) -> Item {
-        let (progress, mut messages) = mpsc::channel(8);
-        images.ensure(request, progress).await;
-        let mut last = None;
-        while let Some(message) = messages.recv().await {
-            last = message.unwrap().item;
-        }
-        last.unwrap()
-    }
-
-    fn failure(item: Item) -> pb::ImageFailed {
-        match item {
-            Item::Failed(failed) => failed,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[tokio::test]
-    async fn a_pull_that_nobody_waits_for_any_more_is_no_failure() {
-        let fake = FakeRuntime::start().await;
-        let images = images(&fake);
-        let _never = fake.hold("PullImage");
-        let (progress, messages) = mpsc::channel(8);
-        let pull = tokio::spawn({
-            let images = images.clone();
-            async move { images.ensure(request("Always"), progress).await }
-        });
-        fake.called("PullImage", 1).await;
-        // A second one waits for the only slot.
-        let (progress, waits) = mpsc::channel(8);
-        let waiting = tokio::spawn({
-            let images = images.clone();
-            async move { images.ensure(request("Always"), progress).await }
-        });
-        fake.called("ImageStatus", 2).await;
-        drop(waits);
-        waiting.await.unwrap();
-        drop(messages);
-        pull.await.unwrap();
-        assert_eq!(images.book().waits_until("u", "busybox:1", images.clock.read().boot_nanos), None);
-        assert!(told(&images).await.iter().all(|e| e.reason == "Pulling"));
-    }
-
-    #[tokio::test]
-    async fn a_failed_pull_is_told_in_the_kubelets_words_and_repeated_while_it_backs_off() {
-        let fake = FakeRuntime::start().await;
-        let images = images(&fake);
-        fake.answer("PullImage", Answer::Fail(1, Code::Unknown));
-        let first = failure(end(&images, request("Always")).await);
-        assert_eq!(first.reason, "ErrImagePull");
-        assert_eq!(first.message, "Failed to pull image \"busybox:1\": as the test wants it");
-        let second = failure(end(&images, request("Always")).await);
-        assert_eq!(second.reason, "ImagePullBackOff");
-        let expected = "Back-off pulling image \"busybox:1\": ErrImagePull: as the test wants it";
-        assert_eq!(second.message, expected);
-        assert_eq!(second.next_retry_unix_nanos, first.next_retry_unix_nanos);
-        let told = told(&images).await;
-        let texts: Vec<_> =
-            told.iter().map(|e| (e.r#type.as_str(), e.reason.as_str(), e.message.as_str())).collect();
-        let expected = [
-            ("Normal", "Pulling", "Pulling image \"busybox:1\""),
-            ("Warning", "Failed", first.message.as_str()),
-            ("Normal", "BackOff", "Back-off pulling image \"busybox:1\""),
-        ];
-        assert_eq!(texts, expected);
-        assert!(told.iter().all(|e| e.field_path == "spec.initContainers{c}"), "{told:?}");
-    }
-
-    #[tokio::test]
-    async fn a_runtime_that_is_away_is_no_fault_of_the_image() {
-        let fake = FakeRuntime::start().await;
-        let images = images(&fake);
-        let dead = fake.dir.path().join("dead.sock");
-        let timeout = std::time::Duration::from_secs(5);
-        let cri = Cri::new(dead.to_str().unwrap(), timeout).unwrap();
-        let unreached = Images { cri, ..images.clone() };
-        let status = broken(&unreached, request("IfNotPresent")).await;
-        assert_eq!(status.code(), Code::Unavailable);
-        assert!(status.message().contains("the container runtime is not reachable"), "{status:?}");
-        assert!(told(&images).await.is_empty());
-
-        fake.answer("PullImage", Answer::CutOff);
-        let status = broken(&images, request("Always")).await;
-        assert_eq!(status.code(), Code::Unavailable);
-        fake.answer("PullImage", Answer::Fail(0, Code::Unknown));
-        assert!(matches!(end(&images, request("Always")).await, Item::Done(_)));
-        assert!(told(&images).await.iter().all(|e| e.r#type == "Normal" && e.reason != "BackOff"));
-    }
-
-    #[tokio::test]
-    async fn what_the_runtime_answers_about_a_pull_is_a_fault_of_the_image_whatever_the_code() {
-        let fake = FakeRuntime::start().await;
-        for code in [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded] {
-            let images = images(&fake);
-            fake.answer("PullImage", Answer::Fail(1, code));
-            assert_eq!(failure(end(&images, request("Always")).await).reason, "ErrImagePull", "{code:?}");
-        }
-    }
-
-    #[tokio::test]
-    async fn a_clock_that_is_set_back_does_not_lengthen_a_back_off() {
-        let fake = FakeRuntime::start().await;
-        let images = images(&fake);
-        fake.answer("PullImage", Answer::Fail(1, Code::Unknown));
-        failure(end(&images, request("Always")).await);
-        images.clock.pass(9, -7_200);
-        let waits = failure(end(&images, request("Always")).await);
-        assert_eq!(waits.next_retry_unix_nanos, images.clock.read().unix_nanos + 1_000_000_000);
-        images.clock.pass(1, 0);
-        assert!(matches!(end(&images, request("Always")).await, Item::Done(_)));
-    }
-
-    #[tokio::test]
-    async fn an_image_that_is_there_and_one_that_was_pulled_are_told() {
-        let fake = FakeRuntime::start().await;
-        let images = images(&fake);
-        assert!(matches!(end(&images, request("IfNotPresent")).await, Item::Done(done) if done.pulled));
-        fake.image("busybox:1");
-        assert!(matches!(end(&images, request("IfNotPresent")).await, Item::Done(done) if !done.pulled));
-        let told = told(&images).await;
-        assert!(told[1].message.starts_with("Successfully pulled image \"busybox:1\" in "), "{told:?}");
-        assert_eq!(told[2].message, "Container image \"busybox:1\" already present on machine");
-        assert_eq!(told[2].reason, "Pulled");
-    }
-}
+mod tests;

@@ -435,7 +435,7 @@ fn same(a: &pb::RuntimePod, b: &pb::RuntimePod) -> bool {
     a.sandboxes == b.sandboxes && a.containers == b.containers && a.name == b.name
 }
 
-fn state_of(state: i32) -> pb::ContainerState {
+pub(crate) fn state_of(state: i32) -> pb::ContainerState {
     match cri::ContainerState::try_from(state) {
         Ok(cri::ContainerState::ContainerCreated) => pb::ContainerState::Created,
         Ok(cri::ContainerState::ContainerRunning) => pb::ContainerState::Running,

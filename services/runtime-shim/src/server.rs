@@ -7,14 +7,18 @@ use futures_util::{Stream, StreamExt as _};
 use keelson_proto::keelson::common::v1::{PodRef, SyncAck, Synced};
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_proto::keelson::runtime::v1::runtime_server::Runtime;
-use keelson_service_kit::WatchItem;
+use keelson_runtime_shim_core::exec::NotThere;
 use keelson_service_kit::status::{chain, error};
+use keelson_service_kit::{PeerIdentity, WatchItem};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::collect::Collector;
+use crate::exec::{DialError, ExecError, Execs, SetupError};
 use crate::files::FileError;
+use crate::filesystem::Filesystems;
+use crate::image_list;
 use crate::logs;
 use crate::observe::{Observer, WatchKey, WatchValue};
 use crate::unused::{CollectionError, Freed};
@@ -24,6 +28,10 @@ use crate::unused::{CollectionError, Freed};
 pub struct RuntimeServer {
     /// Everything it works with.
     pub collector: Collector,
+    /// What runs commands in containers.
+    pub execs: Execs,
+    /// How full the file systems are.
+    pub filesystems: Filesystems,
 }
 
 type Boxed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -62,6 +70,7 @@ impl Runtime for RuntimeServer {
     type WatchPodsStream = Boxed<pb::WatchPodsResponse>;
     type EnsureImageStream = ReceiverStream<Result<pb::EnsureImageResponse, Status>>;
     type ReadLogsStream = ReceiverStream<Result<pb::ReadLogsResponse, Status>>;
+    type ExecStream = ReceiverStream<Result<pb::ExecResponse, Status>>;
 
     async fn sync(
         &self,
@@ -155,16 +164,61 @@ impl Runtime for RuntimeServer {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
+    async fn list_images(
+        &self,
+        _: Request<pb::ListImagesRequest>,
+    ) -> Result<Response<pb::ListImagesResponse>, Status> {
+        let images = image_list::list(&self.collector.cri).await.map_err(|status| {
+            let text = format!("the container runtime does not list its images: {}", status.message());
+            error(Code::Unavailable, "RUNTIME_UNAVAILABLE", text)
+        })?;
+        Ok(Response::new(pb::ListImagesResponse { images }))
+    }
+
+    async fn exec(
+        &self,
+        request: Request<Streaming<pb::ExecRequest>>,
+    ) -> Result<Response<Self::ExecStream>, Status> {
+        let uid = request.extensions().get::<PeerIdentity>().map(|peer| peer.uid);
+        let (answers, stream) = mpsc::channel(4);
+        let execs = self.execs.clone();
+        tokio::spawn(async move {
+            if let Err(failure) = execs.serve(request.into_inner(), uid, &answers).await {
+                let _ = answers.send(Err(exec_status(&failure))).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn filesystem_stats(
+        &self,
+        request: Request<pb::FilesystemStatsRequest>,
+    ) -> Result<Response<pb::FilesystemStatsResponse>, Status> {
+        let stats = self.filesystems.stats(request.into_inner().filesystems_only);
+        let unknown = || {
+            let text =
+                "the container runtime has not said yet where images are; look at the service's health";
+            error(Code::Unavailable, "RUNTIME_UNAVAILABLE", text)
+        };
+        Ok(Response::new(stats.ok_or_else(unknown)?))
+    }
+
     async fn collect_garbage(
         &self,
         request: Request<pb::CollectGarbageRequest>,
     ) -> Result<Response<pb::CollectGarbageResponse>, Status> {
-        let (containers_removed, sandboxes_removed) = self.collector.collect().await?;
-        // After the containers, which hold their images.
-        let freed = if request.into_inner().unused_images {
-            self.collector.unused.collect_all().await.map_err(|e| collection_status(&e))?
+        let request = request.into_inner();
+        let (containers_removed, sandboxes_removed) = if request.ended_pods {
+            self.collector.collect_for_room().await?
         } else {
-            Freed::default()
+            self.collector.collect().await?
+        };
+        // After the containers, which hold their images.
+        let unused = &self.collector.unused;
+        let freed = match (request.unused_images, request.free_image_bytes) {
+            (true, _) => unused.collect_all().await.map_err(|e| collection_status(&e))?,
+            (false, 0) => Freed::default(),
+            (false, bytes) => unused.free(bytes).await.map_err(|e| collection_status(&e))?,
         };
         Ok(Response::new(pb::CollectGarbageResponse {
             containers_removed,
@@ -182,6 +236,42 @@ fn collection_status(failure: &CollectionError) -> Status {
         CollectionError::TooLittle { .. } => (Code::ResourceExhausted, "TOO_LITTLE"),
     };
     error(code, reason, chain(failure))
+}
+
+/// The code and reason of an exec that gives no exit code, as the proto tells them.
+fn exec_status(failure: &ExecError) -> Status {
+    let (code, reason) = match failure {
+        ExecError::BadRequest(_) | ExecError::Caller(_) => (Code::InvalidArgument, "BAD_REQUEST"),
+        ExecError::TooMany => (Code::ResourceExhausted, "TOO_MANY_EXECS"),
+        ExecError::NotThere(NotThere::Pod) => (Code::NotFound, "POD_NOT_FOUND"),
+        ExecError::NotThere(NotThere::Container { .. }) => (Code::NotFound, "CONTAINER_NOT_FOUND"),
+        ExecError::Unavailable(_) => (Code::Unavailable, "RUNTIME_UNAVAILABLE"),
+        ExecError::Refused(status) => match status.code() {
+            code @ (Code::NotFound | Code::ResourceExhausted) => (code, "RUNTIME_REFUSED"),
+            _ => (Code::Unknown, "RUNTIME_REFUSED"),
+        },
+        ExecError::Setup(setup) => setup_status(setup),
+        ExecError::Lost { .. } => (Code::Unavailable, "RUNTIME_LOST"),
+        ExecError::Failed(_) | ExecError::Unclear(_) => (Code::Unknown, "COMMAND_FAILED"),
+    };
+    error(code, reason, chain(failure))
+}
+
+fn setup_status(failure: &SetupError) -> (Code, &'static str) {
+    let unavailable = (Code::Unavailable, "RUNTIME_UNAVAILABLE");
+    let unusable = (Code::FailedPrecondition, "STREAMS_UNUSABLE");
+    match failure {
+        SetupError::Dial(dial) => match dial {
+            DialError::Connect { .. } | DialError::Broken { .. } => unavailable,
+            DialError::NoAddress
+            | DialError::Tls
+            | DialError::NotHttp { .. }
+            | DialError::Refused { .. }
+            | DialError::OtherProtocol { .. } => unusable,
+        },
+        SetupError::Read(_) | SetupError::Write(_) | SetupError::Slow => unavailable,
+        SetupError::Stream(_) | SetupError::Early => unusable,
+    }
 }
 
 fn file_status(failure: &FileError) -> Status {

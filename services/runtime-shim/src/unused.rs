@@ -14,6 +14,7 @@ use std::time::Duration;
 use k8s_cri::v1 as cri;
 use keelson_config::{Config, ImageCollection};
 use keelson_runtime_shim_core::image::with_default_tag;
+use keelson_runtime_shim_core::size_text::size;
 use keelson_runtime_shim_core::unused_images::{
     Candidate, Demand, ImageBook, ListedImage, Policy, Space, plan_images,
 };
@@ -162,6 +163,13 @@ impl UnusedImages {
     pub async fn run(self, context: Context) {
         let progress = context.progress.register("image-collector");
         let work = async {
+            while let Err(status) = self.images.settle_cut_off().await {
+                tracing::debug!(
+                    error = status.message(),
+                    "cannot settle the pulls that were cut off, will retry"
+                );
+                tokio::time::sleep(LOOK).await;
+            }
             if self.policy.is_off() {
                 return std::future::pending().await;
             }
@@ -247,10 +255,26 @@ impl UnusedImages {
         self.remove(Demand::Everything).await.map(|(freed, _)| freed)
     }
 
+    /// Removes what may go, the least recently used first, until so many bytes are freed, as they are listed.
+    ///
+    /// # Errors
+    /// The runtime does not answer. To have freed less is no error: the answer says it.
+    pub async fn free(&self, bytes: u64) -> Result<Freed, CollectionError> {
+        let _turn = self.shared.turn.lock().await;
+        if !self.desires.are_complete() {
+            return Ok(Freed::default());
+        }
+        self.remove(Demand::Bytes(bytes)).await.map(|(freed, _)| freed)
+    }
+
     /// Plans and removes. What was freed, and what had to be.
     async fn remove(&self, demand: Demand) -> Result<(Freed, u64), CollectionError> {
         let now = self.clock.read().boot_nanos;
+        let listed_at = std::time::SystemTime::now();
         let listed = self.list().await.map_err(CollectionError::Runtime)?;
+        let ids: BTreeSet<String> = listed.iter().map(|image| image.id.clone()).collect();
+        // A failure has been logged; the next collection tries again.
+        let _ = self.images.in_records(move |records| Ok(records.prune(&ids, listed_at))).await;
         let mut used = self.used().await.map_err(CollectionError::Runtime)?;
         self.book().list(listed, now);
         self.book().used(&used, now);
@@ -397,18 +421,6 @@ fn too_little(space: Space, freed: Freed) -> String {
         size(space.capacity),
         freed.bytes
     )
-}
-
-/// A number of bytes as people write it, with one digit behind the point.
-fn size(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut unit = 0;
-    let mut tenths = u128::from(bytes) * 10;
-    while tenths >= 10_240 && unit + 1 < units.len() {
-        tenths /= 1_024;
-        unit += 1;
-    }
-    format!("{}.{} {}", tenths / 10, tenths % 10, units[unit])
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Gives pods their volumes.
 //!
 //! pod-sync says what it wants of each pod on a `Sync` stream; this service works towards it on its own and
-//! answers `MountPod` and `UnmountPod` when it is there. Truth is the disk and mountinfo: what is found below
-//! `<root>/pods` at the start is held until a complete set of pods says otherwise.
+//! answers `MountPod` and `UnmountPod` when it is there, and `PrepareContainer` beside that, never while volumes
+//! go. Truth is the disk and mountinfo: what is found below `<root>/pods` at the start is held until a complete
+//! set of pods says otherwise.
 //!
 //! | module | does |
 //! |---|---|
@@ -12,6 +13,10 @@
 //! | `objects` | the ConfigMaps and Secrets that pods refer to, as pod-config tells them |
 //! | `atomic` | the files of a volume, replaced all at once |
 //! | `store` | the pod folders and volumes on disk |
+//! | `prepare` | what one container needs: parts of volumes, values of files |
+//! | `subpath` | parts of volumes, opened beneath their volume and bound for a container |
+//! | `stats`, `measure` | how full volumes are, measured in the background |
+//! | `metrics` | gauges of the pods whose folders go |
 //! | `remove` | removal that never crosses a mount and never follows a link |
 //! | `mounts` | mount points, tmpfs, and the shared root |
 //!
@@ -21,11 +26,16 @@
 mod atomic;
 mod fsgroup;
 mod manager;
+mod measure;
+mod metrics;
 mod mounts;
 mod objects;
+mod prepare;
 mod remove;
 mod server;
+mod stats;
 mod store;
+mod subpath;
 mod view;
 mod wire;
 mod worker;

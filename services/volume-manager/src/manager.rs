@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use keelson_service_kit::{CancellationToken, EventRing, LoopHandle, WatchHub};
 use keelson_sync_callee::{News, Pods, Runtime};
-use keelson_volume_manager_core::desire::PodDesire;
+use keelson_volume_manager_core::desire::{PodDesire, PodRef};
 use keelson_volume_manager_core::plan::Actual;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 
+use crate::metrics::Orphans;
 use crate::objects::Objects;
 use crate::store::Store;
-use crate::view::{Phase, Report, View};
+use crate::view::{Folder, Phase, Report, View};
 use crate::worker::Worker;
 
 /// What the manager is asked to do.
@@ -24,6 +25,7 @@ pub(crate) struct Env {
     pub(crate) objects: Objects,
     pub(crate) hub: WatchHub<String, Report>,
     pub(crate) events: EventRing,
+    pub(crate) orphans: Orphans,
     pub(crate) commands: mpsc::Sender<Command>,
 }
 
@@ -38,12 +40,19 @@ impl Manager {
     pub(crate) fn new(env: Arc<Env>, found: Vec<(String, Actual)>) -> Self {
         let mut pods = Pods::default();
         for (uid, actual) in found {
-            let phase = if actual.held.is_empty() { Phase::Unmounted } else { Phase::Mounted };
-            let report =
-                Report { phase, mounts: Vec::new(), message: "found at the start, not named since".into() };
+            let phase =
+                if actual.held.is_empty() && !actual.subpaths { Phase::Unmounted } else { Phase::Mounted };
+            let pod = PodRef { uid: uid.clone(), ..PodRef::default() };
+            let message = "found at the start, not named since".into();
+            let report = Report { pod, phase, mounts: Vec::new(), message };
+            let folder = Arc::new(Mutex::new(Folder { has_subpaths: actual.subpaths }));
             env.hub.set(uid.clone(), report.clone());
             let worker = |orders| Worker::new(Arc::clone(&env), orders, actual).run();
-            pods.find(uid, |view: &mut View| view.report = report, worker);
+            let show = |view: &mut View| {
+                view.report = report;
+                view.folder = folder;
+            };
+            pods.find(uid, show, worker);
         }
         Self { env, pods }
     }
@@ -60,9 +69,13 @@ impl Manager {
                 Some(News::Named(desire)) => self.pods.assign(desire, |orders| {
                     Worker::new(Arc::clone(&self.env), orders, Actual::default()).run()
                 }),
-                Some(News::Gone(uid)) => drop(self.env.hub.remove(&uid)),
+                Some(News::Gone(uid)) => {
+                    self.env.orphans.gone(&uid);
+                    drop(self.env.hub.remove(&uid));
+                }
                 Some(News::Asked(never)) => match never {},
-                Some(News::Complete) | None => {}
+                Some(News::Complete) => self.env.orphans.begin(),
+                None => {}
             }
         }
     }

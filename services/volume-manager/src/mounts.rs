@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use keelson_volume_manager_core::hugepages;
 use keelson_volume_manager_core::mountinfo::{self, Mount, RootNeeds};
 use keelson_volume_manager_core::tmpfs;
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
@@ -29,6 +30,12 @@ pub(crate) enum MountError {
     /// mount(2) of a tmpfs.
     #[error("cannot mount a tmpfs on {} with the options {options:?}", path.display())]
     Tmpfs { path: PathBuf, options: String, source: io::Error },
+    /// mount(2) of huge pages.
+    #[error("cannot mount huge pages on {} with the options {options:?}; does the node have pages of that size?", path.display())]
+    HugePages { path: PathBuf, options: String, source: io::Error },
+    /// Huge pages of another size are there already.
+    #[error("{} has huge pages of {found} bytes, not of {wanted}", path.display())]
+    PageSize { path: PathBuf, found: u64, wanted: u64 },
     /// umount(2).
     #[error("cannot unmount {}{}", path.display(), below_text(below))]
     Unmount { path: PathBuf, below: Vec<PathBuf>, source: io::Error },
@@ -92,6 +99,24 @@ pub(crate) fn mount_tmpfs(path: &Path, size: u64, noswap: bool) -> Result<(), Mo
         options,
         source: errno.into(),
     })
+}
+
+/// Mounts huge pages of `page_size` bytes on `path`, or finds them mounted.
+pub(crate) fn mount_huge_pages(path: &Path, page_size: u64) -> Result<(), MountError> {
+    if is_mount_point(path)? {
+        let stat = rustix::fs::statfs(path)
+            .map_err(|errno| MountError::Look { path: path.to_owned(), source: errno.into() })?;
+        if i128::from(stat.f_type) != HUGETLBFS_MAGIC {
+            return Err(MountError::Foreign { path: path.to_owned() });
+        }
+        let found = u64::try_from(stat.f_bsize).unwrap_or(0);
+        let other = MountError::PageSize { path: path.to_owned(), found, wanted: page_size };
+        return if found == page_size { Ok(()) } else { Err(other) };
+    }
+    let options = hugepages::options(page_size);
+    let data = CString::new(options.clone()).unwrap_or_default();
+    rustix::mount::mount("nodev", path, "hugetlbfs", MountFlags::empty(), data.as_c_str())
+        .map_err(|errno| MountError::HugePages { path: path.to_owned(), options, source: errno.into() })
 }
 
 /// Unmounts every tmpfs and hugetlbfs that lies on `path`; refuses anything else. Whether there was any.

@@ -49,7 +49,7 @@ const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK);
 
 /// Opens the folder `name` of `parent` unless it is a link or on another mount.
-fn open_child(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_child(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     match rustix::fs::openat2(parent, name, FOLDER, Mode::empty(), resolve) {
         // A kernel before 5.6, or a filter that does not know the call.

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use futures_util::Stream;
@@ -15,14 +16,17 @@ use keelson_service_kit::{Context, WatchHub, WatchItem, answer_by};
 use keelson_sync_callee::{Acks, Front, NAMED_WITHIN, QUEUE, Runtime, View as _, becomes, not_named};
 use keelson_volume_manager_core::desire::{PodDesire, Want};
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
 use crate::manager::{Env, Manager};
+use crate::metrics::Orphans;
 use crate::objects::Objects;
+use crate::prepare::{PrepareError, Prepared, Wishes, prepare};
+use crate::stats::Stats;
 use crate::store::Store;
 use crate::view::{Phase, Report, View};
 use crate::wire::{self, plain};
@@ -55,14 +59,24 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         objects,
         hub: hub.clone(),
         events: ctx.events.clone(),
+        orphans: Orphans::register(&ctx.metrics),
         commands: commands.clone(),
     });
+    let stats = Stats::default();
+    let period = Duration::from_millis(ctx.config.volumes.stats_period_ms);
+    if !period.is_zero() {
+        let handle = ctx.progress.register("volume statistics");
+        ctx.spawn(
+            "volume statistics",
+            stats.clone().follow(hub.clone(), period, ctx.shutdown.clone(), handle),
+        );
+    }
     tracing::info!(pods = found.len(), "took stock of the pod folders");
     let manager = Manager::new(Arc::clone(&env), found);
     let front = Front::new(&ctx, commands);
     let handle = ctx.progress.register("pods");
     ctx.spawn("pods", manager.run(receiver, ctx.shutdown.clone(), handle));
-    let service = Service { front, hub, env };
+    let service = Service { front, hub, env, stats };
     Ok(Routes::new(VolumeManagerServer::new(service)))
 }
 
@@ -88,6 +102,55 @@ struct Service {
     front: Front<PodDesire, View>,
     hub: WatchHub<String, Report>,
     env: Arc<Env>,
+    stats: Stats,
+}
+
+impl Service {
+    /// Makes ready what a container needs. The pod's volumes do not go meanwhile; what hangs is left to hang, and
+    /// holds up nothing but its own pod.
+    async fn prepare(&self, wishes: Wishes, until: Instant) -> Result<Prepared, Status> {
+        let uid = wishes.uid.clone();
+        let not_mounted = || {
+            let text = format!("the volumes of pod {uid} are not mounted");
+            error(Code::Unavailable, "NOT_MOUNTED", text)
+        };
+        let mut view = self.front.look(&uid).await?;
+        if !becomes(&mut view, until, View::is_mounted).await {
+            return Err(not_mounted());
+        }
+        let folder = Arc::clone(&view.borrow().folder);
+        let hangs = |what: &str| error(Code::DeadlineExceeded, "NOT_PREPARED", format!("pod {uid}: {what}"));
+        let Ok(mut folder) = timeout_at(until, folder.lock_owned()).await else {
+            return Err(hangs("what was prepared for a container before does not come to an end"));
+        };
+        // Under the lock, since whoever takes the volumes away has said so before.
+        let mounts = {
+            let view = view.borrow();
+            if !view.is_mounted() {
+                return Err(not_mounted());
+            }
+            view.report.mounts.clone()
+        };
+        folder.has_subpaths |= !wishes.parts.is_empty();
+        let pod_folder = self.env.store.pod_folder(&uid);
+        let work = tokio::task::spawn_blocking(move || {
+            let prepared = prepare(&pod_folder, &mounts, &wishes);
+            drop(folder);
+            prepared
+        });
+        let done = timeout_at(until, work).await;
+        let done = done.map_err(|_| hangs("a volume does not answer"))?;
+        let done = done.map_err(|e| error(Code::Internal, "NOT_PREPARED", format!("pod {uid}: {e}")))?;
+        done.map_err(|e| refused(&e))
+    }
+}
+
+fn refused(problem: &PrepareError) -> Status {
+    let reason = match problem {
+        PrepareError::Volume { .. } => "VOLUME_NOT_MOUNTED",
+        PrepareError::Part { .. } => "SUBPATH_NOT_USABLE",
+    };
+    error(Code::FailedPrecondition, reason, chain(problem))
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -101,6 +164,27 @@ impl VolumeManager for Service {
     type SyncStream = Acks;
     type MountPodStream = Answers<pb::MountPodResponse>;
     type WatchPodVolumesStream = Answers<pb::WatchPodVolumesResponse>;
+    type PodVolumeStatsStream = Answers<pb::PodVolumeStatsResponse>;
+
+    async fn prepare_container(
+        &self,
+        request: Request<pb::PrepareContainerRequest>,
+    ) -> Result<Response<pb::PrepareContainerResponse>, Status> {
+        let until = answer_by(request.metadata());
+        let wishes = wire::wishes(request.into_inner()).map_err(|e| bad(&e))?;
+        let prepared = self.prepare(wishes, until).await?;
+        Ok(Response::new(wire::prepared(prepared)))
+    }
+
+    async fn pod_volume_stats(
+        &self,
+        request: Request<pb::PodVolumeStatsRequest>,
+    ) -> Result<Response<Self::PodVolumeStatsStream>, Status> {
+        let uid = request.into_inner().uid;
+        let pods = self.stats.known((!uid.is_empty()).then_some(uid.as_str()));
+        let stream = tokio_stream::iter(pods.into_iter().map(|pod| Ok(wire::pod_stats(pod))));
+        Ok(Response::new(Box::pin(stream)))
+    }
 
     async fn sync(
         &self,

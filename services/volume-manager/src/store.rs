@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use keelson_volume_manager_core::desire::{Medium, PodDesire, Source, Volume};
 use keelson_volume_manager_core::hostpath::{self, Act, Found, HostPathError, Verdict};
+use keelson_volume_manager_core::hugepages::{self, HugePagesError};
 use keelson_volume_manager_core::names::{EMPTY_DIR, VolumeKey, is_one_component};
 use keelson_volume_manager_core::payload::{Files, Lookup, ObjectName, PayloadError, collect};
 use keelson_volume_manager_core::plan::Actual;
@@ -14,8 +15,11 @@ use keelson_volume_manager_core::tmpfs;
 
 use crate::atomic::{self, WriteError};
 use crate::fsgroup::{self, Access};
-use crate::mounts::{MountError, is_mount_point, mount_tmpfs, read_mounts, share_root, unmount_memory};
+use crate::mounts::{
+    MountError, is_mount_point, mount_huge_pages, mount_tmpfs, read_mounts, share_root, unmount_memory,
+};
 use crate::remove::{RemoveError, remove_tree};
+use crate::subpath::{self, SubPathError};
 
 /// Folders of the agent and of a pod (volumes.md §2).
 const FOLDER_MODE: u32 = 0o750;
@@ -47,9 +51,12 @@ pub(crate) enum StoreError {
     /// The medium is none of the API.
     #[error("unknown storage medium {medium:?}; it is empty, Memory or HugePages")]
     Medium { medium: String },
-    /// Huge pages.
-    #[error("an emptyDir with the medium HugePages{size} is not supported by this version")]
-    HugePages { size: String },
+    /// Huge pages that the pod does not request.
+    #[error(transparent)]
+    HugePages(#[from] HugePagesError),
+    /// Parts of volumes could not be unmounted.
+    #[error("a part of a volume that was mounted for a container is still there")]
+    SubPath(#[from] SubPathError),
     /// The kind of volume is not mounted by this version.
     #[error("volumes of the kind {kind} are not supported by this version")]
     Unsupported { kind: String },
@@ -62,9 +69,7 @@ impl StoreError {
     /// Whether the volume cannot be set up as its spec has it; a retry helps only when the node changes.
     pub(crate) fn is_permanent(&self) -> bool {
         match self {
-            Self::HostPath(_) | Self::Medium { .. } | Self::HugePages { .. } | Self::Unsupported { .. } => {
-                true
-            }
+            Self::HostPath(_) | Self::Medium { .. } | Self::HugePages(_) | Self::Unsupported { .. } => true,
             Self::Payload(PayloadError::Wrong(faults)) => faults.iter().any(|fault| fault.is_of_the_spec()),
             Self::Payload(PayloadError::Waits(_))
             | Self::Write(_)
@@ -72,6 +77,7 @@ impl StoreError {
             | Self::Io { .. }
             | Self::Mount(_)
             | Self::Remove(_)
+            | Self::SubPath(_)
             | Self::ForeignPlugin { .. } => false,
         }
     }
@@ -94,9 +100,18 @@ pub(crate) struct SetUp {
 #[derive(Debug, Clone, Copy)]
 struct Wrapped<'a> {
     key: &'a VolumeKey,
-    memory: bool,
+    backing: Backing,
     size_limit: Option<u64>,
     access: Access,
+}
+
+/// What the content of a volume lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Backing {
+    Folder,
+    Tmpfs,
+    /// Of this size in bytes.
+    HugePages(u64),
 }
 
 /// The agent's root folder.
@@ -149,7 +164,8 @@ impl Store {
         let mut found = Vec::new();
         for uid in folders_in(&self.root.join("pods"))? {
             let volumes = self.pod_folder(&uid).join("volumes");
-            let mut actual = Actual { folder: true, ..Actual::default() };
+            let subpaths = subpath::has_any(&self.pod_folder(&uid));
+            let mut actual = Actual { folder: true, subpaths, ..Actual::default() };
             for plugin in folders_in(&volumes)? {
                 for name in folders_in(&volumes.join(&plugin))? {
                     actual.held.insert(VolumeKey { plugin: plugin.clone(), name });
@@ -179,10 +195,10 @@ impl Store {
     ) -> Result<SetUp, StoreError> {
         match &volume.source {
             Source::EmptyDir { medium, size_limit } => {
-                let memory = is_memory(medium)?;
+                let backing = backing(medium, desire)?;
                 let key = VolumeKey::empty_dir(&volume.name);
                 let access = Access::ReadWrite;
-                let wrapped = Wrapped { key: &key, memory, size_limit: *size_limit, access };
+                let wrapped = Wrapped { key: &key, backing, size_limit: *size_limit, access };
                 let (host_path, _) = self.set_up_empty_dir(desire, wrapped)?;
                 Ok(SetUp { host_path, read_only: false })
             }
@@ -206,8 +222,8 @@ impl Store {
     ) -> Result<SetUp, StoreError> {
         let payload = collect(files, &desire.pod.namespace, look)?;
         let key = VolumeKey { plugin: files.kind.plugin().to_owned(), name: name.to_owned() };
-        let wrapped =
-            Wrapped { key: &key, memory: files.kind.in_memory(), size_limit: None, access: Access::ReadOnly };
+        let backing = if files.kind.in_memory() { Backing::Tmpfs } else { Backing::Folder };
+        let wrapped = Wrapped { key: &key, backing, size_limit: None, access: Access::ReadOnly };
         let (host_path, is_new) = self.set_up_empty_dir(desire, wrapped)?;
         let now = keelson_service_kit::now_unix_nanos();
         match atomic::write(&host_path, &payload, desire.fs_group, now) {
@@ -239,12 +255,23 @@ impl Store {
         desire: &PodDesire,
         wrapped: Wrapped<'_>,
     ) -> Result<(PathBuf, bool), StoreError> {
-        let Wrapped { key, memory, size_limit, access } = wrapped;
+        let Wrapped { key, backing, size_limit, access } = wrapped;
         let uid = &desire.pod.uid;
         let path = self.volume_path(uid, key);
         let marker = self.marker_folder(uid, key.marker().as_deref().unwrap_or(&key.name));
         if marker.join("ready").exists() {
-            let there = if memory { is_mount_point(&path)? } else { is_folder(&path) };
+            let there = match backing {
+                Backing::Folder => is_folder(&path),
+                Backing::Tmpfs => is_mount_point(&path)?,
+                Backing::HugePages(size) => {
+                    let is_mounted = is_mount_point(&path)?;
+                    if is_mounted {
+                        // Of the right size?
+                        mount_huge_pages(&path, size)?;
+                    }
+                    is_mounted
+                }
+            };
             if there {
                 return Ok((path, false));
             }
@@ -255,13 +282,14 @@ impl Store {
         }
         let is_new = !is_folder(&path);
         make_folder(&path, 0o777)?;
-        if memory {
-            if !is_mount_point(&path)? {
+        match backing {
+            Backing::Folder => set_mode(&path, 0o777)?,
+            Backing::Tmpfs if is_mount_point(&path)? => {}
+            Backing::Tmpfs => {
                 let size = tmpfs::size(self.allocatable, desire.memory_limit, size_limit);
                 mount_tmpfs(&path, size, self.noswap)?;
             }
-        } else {
-            set_mode(&path, 0o777)?;
+            Backing::HugePages(size) => mount_huge_pages(&path, size)?,
         }
         if let Some(gid) = desire.fs_group
             && let Err(error) = fsgroup::apply(&path, gid, access)
@@ -272,8 +300,14 @@ impl Store {
         Ok((path, is_new))
     }
 
+    /// Unmounts the parts of volumes that containers of the pod mount.
+    pub(crate) fn remove_subpaths(&self, uid: &str) -> Result<(), StoreError> {
+        Ok(subpath::remove(&self.pod_folder(uid), None)?)
+    }
+
     /// Unmounts and removes a volume with its content. Missing is fine.
     pub(crate) fn tear_down(&self, uid: &str, key: &VolumeKey) -> Result<(), StoreError> {
+        subpath::remove(&self.pod_folder(uid), Some(&key.name))?;
         let path = self.volume_path(uid, key);
         let Some(marker) = key.marker() else { return remove_foreign(&path, key) };
         remove_marker(&self.marker_folder(uid, &marker))?;
@@ -315,12 +349,12 @@ impl Store {
     }
 }
 
-/// Whether a medium is memory.
-fn is_memory(medium: &Medium) -> Result<bool, StoreError> {
+/// What an emptyDir of a pod lies in.
+fn backing(medium: &Medium, desire: &PodDesire) -> Result<Backing, StoreError> {
     match medium {
-        Medium::Disk => Ok(false),
-        Medium::Memory => Ok(true),
-        Medium::HugePages(size) => Err(StoreError::HugePages { size: size.clone() }),
+        Medium::Disk => Ok(Backing::Folder),
+        Medium::Memory => Ok(Backing::Tmpfs),
+        Medium::HugePages(size) => Ok(Backing::HugePages(hugepages::page_size(size, &desire.huge_pages)?)),
         Medium::Unknown(medium) => Err(StoreError::Medium { medium: medium.clone() }),
     }
 }

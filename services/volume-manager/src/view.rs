@@ -1,14 +1,22 @@
 //! What a worker shows of its pod.
 
-use keelson_volume_manager_core::desire::Want;
+use std::sync::Arc;
+
+use keelson_volume_manager_core::desire::{PodRef, Want};
+use keelson_volume_manager_core::figures::Measure;
+use tokio::sync::Mutex;
 
 /// A volume that containers may mount.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Mounted {
     pub(crate) name: String,
     pub(crate) host_path: String,
     /// Containers may only read it.
     pub(crate) read_only: bool,
+    /// It is an emptyDir.
+    pub(crate) empty_dir: bool,
+    /// What is measured of it.
+    pub(crate) measure: Measure,
 }
 
 /// How a pod's volumes are.
@@ -45,10 +53,20 @@ impl Phase {
 /// What everybody may know of a pod's volumes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Report {
+    /// Whose they are; without a name when the pod was found and has not been named since.
+    pub(crate) pod: PodRef,
     pub(crate) phase: Phase,
     pub(crate) mounts: Vec<Mounted>,
     /// What it waits for, or why it failed.
     pub(crate) message: String,
+}
+
+/// What those share who work below a pod's folder. Who makes something for a container, and who takes volumes away,
+/// holds it meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct Folder {
+    /// Parts of volumes may be mounted for containers.
+    pub(crate) has_subpaths: bool,
 }
 
 /// What those see who wait for a pod.
@@ -65,6 +83,16 @@ pub(crate) struct View {
     pub(crate) yours: bool,
     /// When a failure is tried again, unix nanoseconds; 0 without a failure.
     pub(crate) next_try_unix_nanos: i64,
+    /// See [`Folder`].
+    pub(crate) folder: Arc<Mutex<Folder>>,
+}
+
+impl View {
+    /// Every volume of the running pod is mounted as it was named last.
+    pub(crate) fn is_mounted(&self) -> bool {
+        let is_named = matches!(self.named, Some((named, Want::Run)) if self.revision >= named);
+        is_named && self.report.phase == Phase::Mounted
+    }
 }
 
 impl keelson_sync_callee::View for View {

@@ -1,5 +1,8 @@
 //! Wire types to our own and back.
 
+use std::path::PathBuf;
+
+use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_sync_callee::Item;
 use keelson_sync_callee::wire::{Missing, positive, want};
@@ -9,6 +12,9 @@ use keelson_volume_manager_core::payload::{
     DownwardFile, DownwardValue, FileSource, Files, FilesKind, KeyFile, ObjectFiles, ObjectKind,
 };
 
+use crate::prepare::{Key, Prepared, Value, Wishes};
+use crate::stats::{Figures, PodFigures};
+use crate::subpath::Part;
 use crate::view::{Mounted, Report};
 
 /// A message that cannot be taken, by the field that is wrong.
@@ -52,6 +58,7 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
             volumes: message.volumes.into_iter().map(volume).collect::<Result<_, _>>()?,
             fs_group: message.fs_group.map(group).transpose()?,
             memory_limit: positive(message.memory_limit_bytes),
+            huge_pages: message.huge_page_sizes.into_iter().filter_map(positive).collect(),
         }))
     }
 }
@@ -126,6 +133,68 @@ fn downward(message: pb::DownwardFile) -> Result<DownwardFile, WireError> {
     Ok(DownwardFile { path: message.path, mode: message.mode, value })
 }
 
+/// What a container needs.
+pub(crate) fn wishes(message: pb::PrepareContainerRequest) -> Result<Wishes, WireError> {
+    let part = |part: pb::SubPath| {
+        let volume = plain("subpaths.volume", &part.volume)?;
+        Ok(Part { index: part.index, volume, path: part.path, read_only: part.read_only })
+    };
+    let key = |key: pb::FileKey| Key { volume: key.volume, path: key.path, key: key.key };
+    Ok(Wishes {
+        uid: plain("uid", &message.uid)?,
+        container: plain("container", &message.container)?,
+        parts: message.subpaths.into_iter().map(part).collect::<Result<_, WireError>>()?,
+        keys: message.keys.into_iter().map(key).collect(),
+    })
+}
+
+/// What has been made ready for a container.
+pub(crate) fn prepared(prepared: Prepared) -> pb::PrepareContainerResponse {
+    use pb::file_key_value::Found;
+    let part = |(index, path): (u32, PathBuf)| pb::PreparedSubPath {
+        index,
+        host_path: path.to_string_lossy().into_owned(),
+    };
+    let value = |value| {
+        let found = match value {
+            Value::Found(value) => Found::Value(value),
+            Value::Missing => Found::Missing(true),
+            Value::Error(why) => Found::Error(why),
+        };
+        pb::FileKeyValue { found: Some(found) }
+    };
+    pb::PrepareContainerResponse {
+        subpaths: prepared.parts.into_iter().map(part).collect(),
+        values: prepared.values.into_iter().map(value).collect(),
+    }
+}
+
+/// How full a pod's volumes are.
+pub(crate) fn pod_stats(figures: PodFigures) -> pb::PodVolumeStatsResponse {
+    let PodRef { uid, namespace, name } = figures.pod;
+    let volume = |(name, figures): (String, Figures)| {
+        let (measured_unix_nanos, usage) = figures.measured.unwrap_or_default();
+        let limit = figures.measure.size_limit.unwrap_or(0);
+        pb::VolumeStats {
+            name,
+            measured_unix_nanos,
+            used_bytes: usage.used_bytes,
+            capacity_bytes: usage.capacity_bytes,
+            available_bytes: usage.available_bytes,
+            inodes_used: usage.inodes_used,
+            inodes: usage.inodes,
+            inodes_free: usage.inodes_free,
+            local_ephemeral: figures.measure.local_ephemeral,
+            size_limit_bytes: i64::try_from(limit).unwrap_or(i64::MAX),
+            message: figures.message,
+        }
+    };
+    pb::PodVolumeStatsResponse {
+        pod: Some(common::PodRef { uid, namespace, name }),
+        volumes: figures.volumes.into_iter().map(volume).collect(),
+    }
+}
+
 /// Volumes as containers mount them.
 pub(crate) fn mounts(mounts: Vec<Mounted>) -> Vec<pb::VolumeMount> {
     mounts
@@ -146,7 +215,6 @@ pub(crate) fn pod_volumes(uid: String, report: Report) -> pb::PodVolumes {
 
 #[cfg(test)]
 mod tests {
-    use keelson_proto::keelson::common::v1 as common;
     use keelson_volume_manager_core::desire::Want;
 
     use super::*;
@@ -165,6 +233,7 @@ mod tests {
             }],
             fs_group: Some(5),
             memory_limit_bytes: 7,
+            huge_page_sizes: vec![2 << 20, 0],
         }
     }
 
@@ -173,6 +242,7 @@ mod tests {
         let desire = PodDesireFromWire::try_from(message()).unwrap().0;
         assert_eq!((desire.revision, desire.want, desire.fs_group), (3, Want::Run, Some(5)));
         assert_eq!(desire.memory_limit, Some(7));
+        assert_eq!(desire.huge_pages, [2 << 20].into());
         let source = Source::EmptyDir { medium: Medium::Memory, size_limit: None };
         assert_eq!(desire.volumes, [Volume { name: "v".into(), source }]);
     }

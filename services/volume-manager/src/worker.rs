@@ -8,16 +8,17 @@ use keelson_service_kit::status::chain;
 use keelson_service_kit::{Backoff, ObjectRef, now_unix_nanos};
 use keelson_sync_callee::{Assignment, Next, Orders, Turn, still_runs};
 use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
+use keelson_volume_manager_core::figures::measure;
 use keelson_volume_manager_core::names::VolumeKey;
 use keelson_volume_manager_core::payload::{Lookup, ObjectName, references};
 use keelson_volume_manager_core::plan::{Actual, Plan, Settled, Step, plan};
-use tokio::sync::watch;
+use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinError;
 
 use crate::manager::{Command, Env};
 use crate::objects::{Claim, Objects};
 use crate::store::{SetUp, Store, StoreError};
-use crate::view::{Mounted, Phase, Report, View};
+use crate::view::{Folder, Mounted, Phase, Report, View};
 
 /// Retry of a failed volume (volumes.md §3.1).
 const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(122));
@@ -91,21 +92,44 @@ impl Worker {
 
     async fn step(&mut self, turn: &Turn<PodDesire>) -> Next {
         let Assignment { desire, number, .. } = &turn.assignment;
+        let folder = match desire.want {
+            Want::Run | Want::Stop => None,
+            // Nothing is prepared for a container once this is held: its volumes are not wanted any more.
+            Want::Unmount | Want::Forget => Some(self.folder(desire).await),
+        };
+        if let Some(folder) = &folder {
+            self.actual.subpaths = folder.has_subpaths;
+        }
         match plan(desire, &self.actual, turn.is_quiet) {
             Plan::Settled(end) => {
+                drop(folder);
                 self.settle(desire, end, *number).await;
                 Next::WhenChanged
             }
-            Plan::AskRuntime => self.ask(desire).await,
+            Plan::AskRuntime => {
+                drop(folder);
+                self.ask(desire).await
+            }
             Plan::Do(steps) => {
                 let (steps, waits) = self.possible(desire, steps);
                 if steps.is_empty() {
                     self.wait_for(desire, &waits)
                 } else {
-                    self.carry_out(desire, steps).await
+                    self.carry_out(desire, steps, folder).await
                 }
             }
         }
+    }
+
+    /// Waits until nothing is being prepared for a container of the pod.
+    async fn folder(&self, desire: &PodDesire) -> OwnedMutexGuard<Folder> {
+        let folder = Arc::clone(&self.orders.view.borrow().folder);
+        if let Ok(folder) = Arc::clone(&folder).try_lock_owned() {
+            return folder;
+        }
+        let message = "a part of a volume is still being prepared for a container".to_owned();
+        self.publish(desire, Phase::Unmounting, &Said { message, ..Said::default() });
+        folder.lock_owned().await
     }
 
     /// The steps whose objects are known, and the objects of which nobody has said anything yet. A volume waits
@@ -168,7 +192,12 @@ impl Worker {
         Next::After(pause)
     }
 
-    async fn carry_out(&mut self, desire: &Arc<PodDesire>, steps: Vec<Step>) -> Next {
+    async fn carry_out(
+        &mut self,
+        desire: &Arc<PodDesire>,
+        steps: Vec<Step>,
+        folder: Option<OwnedMutexGuard<Folder>>,
+    ) -> Next {
         // What is only brought up to date can be used meanwhile, and when that fails.
         let is_refresh = self.is_ready(desire) && steps.iter().all(|step| matches!(step, Step::Refresh(_)));
         let phase = match desire.want {
@@ -180,7 +209,7 @@ impl Worker {
             self.publish(desire, phase, &Said::default());
         }
         let begun = std::time::Instant::now();
-        let outcomes = match self.watched(desire, phase, steps).await {
+        let outcomes = match self.watched(desire, phase, steps, folder).await {
             Ok(outcomes) => outcomes,
             Err(error) => {
                 let pause = self.retry.next_delay();
@@ -228,12 +257,19 @@ impl Worker {
         desire: &Arc<PodDesire>,
         phase: Phase,
         steps: Vec<Step>,
+        mut folder: Option<OwnedMutexGuard<Folder>>,
     ) -> Result<Vec<Outcome>, JoinError> {
         let (store, objects) = (Arc::clone(&self.env.store), self.env.objects.clone());
         let work = Arc::clone(desire);
         let (at, now_at) = watch::channel(None);
-        let mut outcomes =
-            tokio::task::spawn_blocking(move || carry_out(&store, &objects, &work, steps, &at));
+        let mut outcomes = tokio::task::spawn_blocking(move || {
+            let outcomes = carry_out(&store, &objects, &work, steps, &at);
+            let is_removed = |o: &Outcome| o.step == Step::RemoveSubpaths && o.result.is_ok();
+            if let Some(folder) = folder.as_mut().filter(|_| outcomes.iter().any(is_removed)) {
+                folder.has_subpaths = false;
+            }
+            outcomes
+        });
         let mut told = None;
         loop {
             // Cancel-safe: the handle of a blocking task gives its result once, to whoever polls it to the end.
@@ -270,6 +306,8 @@ impl Worker {
                                     name: volume.name.clone(),
                                     host_path: set_up.host_path.to_string_lossy().into_owned(),
                                     read_only: set_up.read_only,
+                                    empty_dir: matches!(volume.source, Source::EmptyDir { .. }),
+                                    measure: measure(&volume.source),
                                 };
                                 self.paths.insert(volume.name.clone(), mounted);
                             }
@@ -283,6 +321,9 @@ impl Worker {
                 }
                 Err(error) => {
                     self.actual.failed(&outcome.step, outcome.holds);
+                    if desire.want == Want::Forget {
+                        self.env.orphans.failed(&self.orders.uid);
+                    }
                     failures.push(Failure {
                         permanent: error.is_permanent(),
                         yours: error.is_of_the_objects(),
@@ -311,6 +352,7 @@ impl Worker {
                 self.env.events.warning(object(), "FailedMount", text.clone());
                 text
             }
+            Step::RemoveSubpaths => format!("cannot unmount parts of volumes: {cause}"),
             Step::TearDown(key) => {
                 format!("UnmountVolume.TearDown failed for volume \"{}\" : {cause}", key.name)
             }
@@ -320,7 +362,7 @@ impl Worker {
 
     fn publish(&self, desire: &PodDesire, phase: Phase, said: &Said) {
         let mounts = self.paths.values().cloned().collect();
-        let report = Report { phase, mounts, message: said.message.clone() };
+        let report = Report { pod: desire.pod.clone(), phase, mounts, message: said.message.clone() };
         if !said.gone {
             self.env.hub.set_if_changed(self.orders.uid.clone(), report.clone());
         }
@@ -348,7 +390,8 @@ fn needed(desire: &PodDesire) -> BTreeSet<ObjectName> {
     }
 }
 
-/// Carries out steps in order. A folder that cannot be made ends the turn; a volume that fails does not.
+/// Carries out steps in order. A folder that cannot be made and a part of a volume that cannot be unmounted end the
+/// turn; a volume that fails does not.
 /// `at` tells the present one.
 fn carry_out(
     store: &Store,
@@ -371,10 +414,11 @@ fn carry_out(
                 }
                 None => Ok(None),
             },
+            Step::RemoveSubpaths => store.remove_subpaths(uid).map(|()| None),
             Step::TearDown(key) => store.tear_down(uid, key).map(|()| None),
             Step::RemoveFolder => store.remove_pod_folder(uid).map(|()| None),
         };
-        let stop = result.is_err() && step == Step::MakeFolders;
+        let stop = result.is_err() && matches!(step, Step::MakeFolders | Step::RemoveSubpaths);
         outcomes.push(Outcome { step, holds, result });
         if stop {
             break;
@@ -397,6 +441,7 @@ fn slow_text(desire: &PodDesire, step: &Step) -> String {
             }
             None => String::new(),
         },
+        Step::RemoveSubpaths => format!("unmounting parts of volumes takes longer than {seconds} s"),
         Step::TearDown(key) => format!("removing volume \"{}\" takes longer than {seconds} s", key.name),
         Step::RemoveFolder => format!("removing the pod's folder takes longer than {seconds} s"),
     }

@@ -13,7 +13,7 @@ use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::runtime::v1::ContainerState;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_service_kit::status::reason;
-use support::{Sync, World, desire, empty_dir, eventually, mount, mounts_below, unmount, volume};
+use support::{Sync, World, desire, empty_dir, eventually, mount, mounts_below, unmount, volume, within};
 use tonic::Code;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -71,6 +71,53 @@ async fn a_memory_empty_dir_is_a_tmpfs_of_the_smallest_bound_and_goes_with_its_p
     assert!(!path.exists());
     assert!(!mounts_below(&world.pod("u1")).contains(&path));
     assert!(world.pod("u1").join("containers").exists(), "the folder stays until the pod is forgotten");
+}
+
+/// A size of huge pages that the kernel has, in bytes; a volume of them needs none that are reserved.
+fn a_page_size() -> u64 {
+    let sizes = fs::read_dir("/sys/kernel/mm/hugepages").unwrap().map(|entry| {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        name.trim_start_matches("hugepages-").trim_end_matches("kB").parse::<u64>().unwrap() << 10
+    });
+    sizes.min().unwrap()
+}
+
+#[tokio::test]
+async fn a_volume_of_huge_pages_has_the_size_that_its_pod_requests_and_goes_with_it() {
+    let world = World::new();
+    let _runtime = world.start_runtime().await;
+    let size = a_page_size();
+    let mut wanted = desire("u1", 1, Want::Run, vec![empty_dir("huge", "HugePages", 0)]);
+    wanted.huge_page_sizes = vec![size.try_into().unwrap()];
+    for _ in 0..2 {
+        // The second one finds it mounted.
+        let service = world.start().await;
+        let mut client = service.client();
+        let sync = Sync::open(&mut client).await;
+        sync.pod(wanted.clone()).await;
+        mount(&mut client, "u1", 1).await.1.unwrap();
+        let stat = rustix::fs::statfs(world.empty_dir("u1", "huge")).unwrap();
+        assert_eq!((u64::try_from(stat.f_bsize).unwrap(), stat.f_type), (size, 0x9584_58f6));
+        assert_eq!(mounts_below(&world.pod("u1")).len(), 1);
+        drop(sync);
+        service.stop().await;
+    }
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let mut other = wanted.clone();
+    other.huge_page_sizes = vec![1 << 40];
+    sync.pod(other).await;
+    let request = within(pb::MountPodRequest { uid: "u1".into(), revision: 1 }, Duration::from_secs(1));
+    let mut stream = client.mount_pod(request).await.unwrap().into_inner();
+    let mut told = String::new();
+    while let Ok(Some(message)) = stream.message().await {
+        told += &format!("{message:?}");
+    }
+    assert!(told.contains(&format!("has huge pages of {size} bytes, not of {}", 1_u64 << 40)), "{told}");
+    sync.pod(pb::PodDesire { want: Want::Unmount.into(), revision: 2, ..wanted }).await;
+    unmount(&mut client, "u1", LONG).await.unwrap();
+    assert!(mounts_below(&world.pod("u1")).is_empty() && !world.empty_dir("u1", "huge").exists());
 }
 
 #[tokio::test]

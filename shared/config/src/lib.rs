@@ -4,8 +4,10 @@
 //! and the services take the result as it is. The file is replaced by rename and holds no secrets.
 
 mod lock_name;
+mod machine;
 mod names;
 mod paths;
+mod pods;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,8 +19,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use lock_name::endpoint_lock_name;
+pub use machine::{Eviction, NodeAllocatable};
 pub use names::{ServiceName, UnknownService};
 pub use paths::Paths;
+pub use pods::Pods;
 
 /// The version of the file format; a service refuses a newer one than it knows.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -49,6 +53,18 @@ pub struct Config {
     /// Collection of unused images.
     #[serde(default)]
     pub image_collection: ImageCollection,
+    /// Pulls of images.
+    #[serde(default)]
+    pub image_pulls: ImagePulls,
+    /// Collection of dead containers.
+    #[serde(default)]
+    pub container_collection: ContainerCollection,
+    /// Volumes of pods.
+    #[serde(default)]
+    pub volumes: Volumes,
+    /// How pods are kept running, and what they may set.
+    #[serde(default)]
+    pub pods: Pods,
     /// Log output.
     pub logging: Logging,
     /// Traces over OTLP; absent: off.
@@ -77,6 +93,9 @@ pub struct Users {
 pub struct Runtime {
     /// `unix://` and a path.
     pub endpoint: String,
+    /// Where images are asked for (`imageServiceEndpoint`); absent: at `endpoint`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_endpoint: Option<String>,
     /// Bound of most CRI calls, milliseconds (`runtimeRequestTimeout`).
     pub request_timeout_ms: u64,
     /// `cgroupfs` or `systemd`.
@@ -142,6 +161,15 @@ pub struct Resources {
     /// `kubeReserved` + `systemReserved` + hard eviction, as quantities per resource name.
     #[serde(default)]
     pub reserved: BTreeMap<String, String>,
+    /// `podsPerCore`; 0: no bound.
+    #[serde(default)]
+    pub pods_per_core: u32,
+    /// Reservations and how they are enforced.
+    #[serde(default)]
+    pub node_allocatable: NodeAllocatable,
+    /// When pods are ended for the node's sake.
+    #[serde(default)]
+    pub eviction: Eviction,
     /// Labels of the Node object (`--node-labels`).
     #[serde(default)]
     pub node_labels: BTreeMap<String, String>,
@@ -192,6 +220,69 @@ impl Default for ImageCollection {
     }
 }
 
+/// Pulls of images (runtime-and-resources.md §6.2, §6.5).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImagePulls {
+    /// Pulls that may begin per second (`registryPullQPS`); 0: no limit.
+    pub registry_qps: u32,
+    /// Pulls that may begin at once (`registryBurst`).
+    pub registry_burst: u32,
+    /// Milliseconds without any progress after which a pull is given up.
+    pub progress_timeout_ms: u64,
+    /// `imagePullCredentialsVerificationPolicy`.
+    pub credentials_verification: String,
+    /// `preloadedImagesVerificationAllowlist`.
+    #[serde(default)]
+    pub preloaded_allowlist: Vec<String>,
+}
+
+impl Default for ImagePulls {
+    fn default() -> Self {
+        Self {
+            registry_qps: 5,
+            registry_burst: 10,
+            // As containerd's own `image_pull_progress_timeout` since 2.0.
+            progress_timeout_ms: 300_000,
+            credentials_verification: "NeverVerifyPreloadedImages".into(),
+            preloaded_allowlist: Vec::new(),
+        }
+    }
+}
+
+/// Collection of dead containers (pod-lifecycle.md §9.12).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerCollection {
+    /// Milliseconds for which a container stays after it was made (`--minimum-container-ttl-duration`).
+    pub minimum_age_ms: u64,
+    /// Dead containers that are kept of each name in a pod (`--maximum-dead-containers-per-container`); below 0: all.
+    pub max_per_container: i32,
+    /// Dead containers that are kept in all (`--maximum-dead-containers`); below 0: any number.
+    pub max_total: i32,
+}
+
+impl Default for ContainerCollection {
+    fn default() -> Self {
+        Self { minimum_age_ms: 0, max_per_container: 1, max_total: -1 }
+    }
+}
+
+/// Volumes of pods (volumes.md §13).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Volumes {
+    /// Milliseconds between two measurements of a pod's volumes (`volumeStatsAggPeriod`), stretched at random up to
+    /// twice that; 0: never.
+    pub stats_period_ms: u64,
+}
+
+impl Default for Volumes {
+    fn default() -> Self {
+        Self { stats_period_ms: 60_000 }
+    }
+}
+
 /// Log output of every service, on standard error.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -216,6 +307,7 @@ impl Default for Runtime {
     fn default() -> Self {
         Self {
             endpoint: "unix:///run/containerd/containerd.sock".into(),
+            image_endpoint: None,
             request_timeout_ms: 120_000,
             cgroup_driver: "cgroupfs".into(),
             cgroup_root: "/".into(),
@@ -267,6 +359,10 @@ impl Default for Config {
             },
             container_logs: ContainerLogs::default(),
             image_collection: ImageCollection::default(),
+            volumes: Volumes::default(),
+            pods: Pods::default(),
+            image_pulls: ImagePulls::default(),
+            container_collection: ContainerCollection::default(),
             logging: Logging::default(),
             tracing: None,
             manage_host: true,

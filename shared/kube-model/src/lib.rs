@@ -11,6 +11,7 @@
 //! | [`quantity`] | `resource.Quantity`: exact parsing, arithmetic, canonical text |
 //! | [`qos`] | the QoS class of a pod and the cgroup it lives below |
 //! | [`resources`] | effective requests and limits of a pod, cgroup values, OOM scores |
+//! | [`sysctl`] | names of kernel parameters and the namespaces that they belong to |
 //! | [`hash`] | the container hash and the UID of a static pod |
 //! | [`defaults`] | API defaulting on raw JSON, so that unknown fields survive |
 //! | [`validate`] | the checks of pod creation, in the API server's wording |
@@ -25,6 +26,7 @@ pub mod pod_ext;
 pub mod qos;
 pub mod quantity;
 pub mod resources;
+pub mod sysctl;
 pub mod time;
 pub mod types;
 pub mod validate;

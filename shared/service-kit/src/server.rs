@@ -27,8 +27,14 @@ use crate::uds::{Incoming, PeerIdentity, bind};
 /// Calls that are answered at the same time; one more is told RESOURCE_EXHAUSTED.
 const CONCURRENCY: usize = 1024;
 
-/// Who may call the methods of APIs that are not ours, by path prefix: CRI on the socket of runtime-shim.
+/// Who may call the methods of APIs that are not ours, by path prefix, the first that fits: CRI on the socket of
+/// runtime-shim. The answers to `Exec`, `Attach` and `PortForward` are addresses that give whoever has them a way into
+/// a container, so they are for root alone.
 const FOREIGN: &[(&str, &[&str])] = &[
+    ("/runtime.v1.RuntimeService/ExecSync", &["pod-sync"]),
+    ("/runtime.v1.RuntimeService/Exec", &[]),
+    ("/runtime.v1.RuntimeService/Attach", &[]),
+    ("/runtime.v1.RuntimeService/PortForward", &[]),
     ("/runtime.v1.RuntimeService/", &["pod-sync"]),
     ("/runtime.v1.ImageService/", &["pod-sync"]),
     ("/grpc.health.v1.Health/", ANY_SERVICE),
@@ -296,6 +302,21 @@ mod tests {
         assert!(policy.check(path, &peer(uid_of("pod-sync"), &[])).is_ok());
         assert!(policy.check(path, &peer(uid_of("node-api"), &[])).is_err());
         assert!(policy.check(path, &peer(1000, &[700])).is_err());
+    }
+
+    #[test]
+    fn an_address_that_leads_into_a_container_is_for_root_alone() {
+        let policy = policy();
+        let path = |method: &str| format!("/runtime.v1.RuntimeService/{method}");
+        assert!(policy.check(&path("ExecSync"), &peer(uid_of("pod-sync"), &[])).is_ok());
+        for method in ["Exec", "Attach", "PortForward"] {
+            assert!(policy.check(&path(method), &peer(0, &[])).is_ok(), "{method}");
+            for service in ServiceName::ALL {
+                let caller = peer(uid_of(service.as_str()), &[700]);
+                assert!(policy.check(&path(method), &caller).is_err(), "{service} calls {method}");
+            }
+            assert!(policy.check(&path(method), &peer(1000, &[700])).is_err(), "an operator calls {method}");
+        }
     }
 
     #[test]

@@ -173,6 +173,7 @@ impl Runtime for FakeRuntime {
     type WatchPodsStream = Answers<pb::WatchPodsResponse>;
     type EnsureImageStream = Answers<pb::EnsureImageResponse>;
     type ReadLogsStream = Answers<pb::ReadLogsResponse>;
+    type ExecStream = Answers<pb::ExecResponse>;
 
     async fn get_pod(
         &self,
@@ -220,6 +221,27 @@ impl Runtime for FakeRuntime {
         &self,
         _: Request<pb::ReadLogsRequest>,
     ) -> Result<Response<Self::ReadLogsStream>, Status> {
+        not_here()
+    }
+
+    async fn filesystem_stats(
+        &self,
+        _: Request<pb::FilesystemStatsRequest>,
+    ) -> Result<Response<pb::FilesystemStatsResponse>, Status> {
+        not_here()
+    }
+
+    async fn list_images(
+        &self,
+        _: Request<pb::ListImagesRequest>,
+    ) -> Result<Response<pb::ListImagesResponse>, Status> {
+        not_here()
+    }
+
+    async fn exec(
+        &self,
+        _: Request<Streaming<pb::ExecRequest>>,
+    ) -> Result<Response<Self::ExecStream>, Status> {
         not_here()
     }
 

@@ -14,7 +14,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::{FilterExt as _, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, Registry, reload};
@@ -86,8 +86,15 @@ pub fn init(options: &Options<'_>) -> Result<Telemetry, TelemetryError> {
     } else {
         builder.with_ansi(std::io::stderr().is_terminal()).with_target(false).boxed()
     };
-    let lines = lines.with_filter(filter).with_filter(not_traces());
-    tracing_subscriber::registry().with(lines).with(traces).try_init().map_err(|_| TelemetryError::Twice)?;
+    // One filter and not one around the other, and never an absent layer as `None`: a span that one of two layers or
+    // filters would take is made and dropped again although nobody looks at it, with each call of each dependency.
+    let lines = lines.with_filter(filter.and(not_traces()));
+    let registry = tracing_subscriber::registry().with(lines);
+    match traces {
+        Some(traces) => registry.with(traces).try_init(),
+        None => registry.try_init(),
+    }
+    .map_err(|_| TelemetryError::Twice)?;
     Ok(Telemetry { filter: handle, provider, current: std::sync::Mutex::new(options.level.to_owned()) })
 }
 

@@ -20,7 +20,7 @@ pub const PAUSE_IMAGE: &str = "keelson.local/pause:1";
 
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000:app:/home/app:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n";
 const GROUP: &str = "root:x:0:\napp:x:1000:\nextra:x:2000:app\nnogroup:x:65534:\n";
-const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// What an image says about the container's first process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,12 +65,32 @@ pub fn standard_images() -> Vec<Image> {
 
 /// Writes an archive with `images`, which share one busybox layer, for `ctr images import`.
 pub fn write_archive(path: &Path, images: &[Image]) -> anyhow::Result<()> {
+    let layer = standard_layer()?;
+    let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+    write_layout(file, &layer, images).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The layer that all images have.
+pub(crate) fn standard_layer() -> anyhow::Result<Vec<u8>> {
     let busybox = Component::Busybox.find()?;
     let applets = applets(&busybox)?;
     let program = fs::read(&busybox).with_context(|| format!("cannot read {}", busybox.display()))?;
-    let layer = busybox_layer(&program, &applets)?;
-    let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
-    write_layout(file, &layer, images).with_context(|| format!("cannot write {}", path.display()))
+    Ok(busybox_layer(&program, &applets)?)
+}
+
+/// A layer of one file with so many random bytes, which no other image has.
+pub(crate) fn random_layer(bytes: usize) -> anyhow::Result<Vec<u8>> {
+    let mut data = vec![0; bytes];
+    fastrand::fill(&mut data);
+    let mut layer = Builder::new(Vec::new());
+    append(&mut layer, "random", EntryType::Regular, 0o644, 0, &data)?;
+    Ok(layer.into_inner()?)
+}
+
+/// `sha256:` and the digest of `data` in hexadecimal digits.
+pub(crate) fn digest(data: &[u8]) -> String {
+    let hex: String = Sha256::digest(data).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("sha256:{hex}")
 }
 
 /// The applets of `busybox`, as paths below the image's root.
@@ -137,7 +157,7 @@ fn write_layout(out: impl std::io::Write, layer: &[u8], images: &[Image]) -> any
     let layer_digest = append_blob(&mut archive, layer)?;
     let mut manifests = Vec::new();
     for image in images {
-        let config = config(image, &layer_digest).to_string();
+        let config = config(image, &[&layer_digest]).to_string();
         let config_digest = append_blob(&mut archive, config.as_bytes())?;
         let manifest = json!({
             "schemaVersion": 2,
@@ -179,13 +199,13 @@ fn write_layout(out: impl std::io::Write, layer: &[u8], images: &[Image]) -> any
 
 /// Appends a blob and returns its digest. An archive may hold the same blob twice.
 fn append_blob<W: std::io::Write>(archive: &mut Builder<W>, data: &[u8]) -> std::io::Result<String> {
-    let hex: String = Sha256::digest(data).iter().map(|byte| format!("{byte:02x}")).collect();
-    append(archive, &format!("blobs/sha256/{hex}"), EntryType::Regular, 0o644, 0, data)?;
-    Ok(format!("sha256:{hex}"))
+    let digest = digest(data);
+    append(archive, &format!("blobs/{}", digest.replace(':', "/")), EntryType::Regular, 0o644, 0, data)?;
+    Ok(digest)
 }
 
 /// The image configuration (image-spec, "image configuration"), with the defaults of a container.
-fn config(image: &Image, layer_digest: &str) -> Value {
+pub(crate) fn config(image: &Image, layer_digests: &[&str]) -> Value {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
@@ -210,7 +230,7 @@ fn config(image: &Image, layer_digest: &str) -> Value {
         "architecture": architecture,
         "os": "linux",
         "config": process,
-        "rootfs": {"type": "layers", "diff_ids": [layer_digest]},
+        "rootfs": {"type": "layers", "diff_ids": layer_digests},
         "history": [{"created": "1970-01-01T00:00:00Z", "created_by": "keelson", "comment": image.name}],
     })
 }
@@ -261,7 +281,7 @@ mod tests {
 
     #[test]
     fn an_unset_part_of_the_configuration_is_left_out() {
-        let config = config(&Image::new("x:1", &["sh"]), "sha256:0");
+        let config = config(&Image::new("x:1", &["sh"]), &["sha256:0"]);
         assert_eq!(config["config"]["Cmd"], json!(["sh"]));
         assert!(config["config"].get("Entrypoint").is_none());
         assert!(config["config"].get("User").is_none());

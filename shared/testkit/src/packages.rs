@@ -35,11 +35,13 @@ pub enum Component {
     Protoc,
     /// protoc's well-known types.
     ProtobufTypes,
+    /// A registry for images.
+    DockerRegistry,
 }
 
 impl Component {
     /// What a build and a run on a clean Debian 12 need.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Containerd,
         Self::Runc,
         Self::CniPlugins,
@@ -48,6 +50,7 @@ impl Component {
         Self::Iptables,
         Self::Protoc,
         Self::ProtobufTypes,
+        Self::DockerRegistry,
     ];
 
     /// The Debian package that has it.
@@ -61,6 +64,7 @@ impl Component {
             Self::Iptables => "iptables",
             Self::Protoc => "protobuf-compiler",
             Self::ProtobufTypes => "libprotobuf-dev",
+            Self::DockerRegistry => "docker-registry",
         }
     }
 
@@ -87,6 +91,7 @@ impl Component {
             Self::Iproute => find_file("ip"),
             Self::Iptables => find_file("iptables"),
             Self::Protoc => find_file("protoc"),
+            Self::DockerRegistry => find_file("docker-registry"),
             Self::ProtobufTypes => {
                 let path = PathBuf::from("/usr/include/google/protobuf/timestamp.proto");
                 if path.is_file() { Ok(path) } else { bail!("{} does not exist", path.display()) }
@@ -104,6 +109,7 @@ impl Component {
             Self::Iptables => "the command iptables",
             Self::Protoc => "the protobuf compiler protoc",
             Self::ProtobufTypes => "the set of protobuf's well-known types",
+            Self::DockerRegistry => "the registry docker-registry",
         }
     }
 }

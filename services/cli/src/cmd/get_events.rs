@@ -1,20 +1,31 @@
 //! `keelson get events`.
 
+use futures_util::future::join_all;
+use keelson_config::ServiceName;
+use keelson_proto::keelson::events::v1::ListEventsRequest;
+use keelson_proto::keelson::events::v1::events_client::EventsClient;
+use keelson_service_kit::PeerChannel;
 use serde_json::{Value, json};
 
 use super::Session;
 use crate::agent::ToldEvent;
+use crate::args::WatchArgs;
 use crate::error::Failure;
 use crate::human;
 use crate::output;
 use crate::pods::{Scope, bare_name};
+use crate::seen::{Change, Row};
 use crate::table::Table;
+use crate::watch::{Absences, POLL, Printer};
 
 /// The namespace in which Kubernetes keeps events about objects without one.
 const CLUSTER_WIDE: &str = "default";
 
 /// Shows the events of all services, oldest first.
-pub(crate) async fn run(session: &Session, about: Option<&str>) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, about: Option<&str>, args: WatchArgs) -> Result<(), Failure> {
+    if args.watch {
+        return follow(session, about, args).await;
+    }
     let (events, failures) = session.agent.events().await?;
     for failure in &failures {
         output::notice(&format!("{failure}; its events are missing"));
@@ -90,6 +101,14 @@ impl About {
 }
 
 fn table(session: &Session, chosen: &[&ToldEvent]) -> Table {
+    let mut table = Table::with_header(header(session));
+    for told in chosen {
+        table.row(cells(session, told, session.now));
+    }
+    table
+}
+
+fn header(session: &Session) -> Vec<String> {
     let mut header = vec!["LAST SEEN", "TYPE", "REASON", "OBJECT", "COUNT"];
     if session.global.all_namespaces {
         header.insert(0, "NAMESPACE");
@@ -98,29 +117,109 @@ fn table(session: &Session, chosen: &[&ToldEvent]) -> Table {
         header.extend(["SUBOBJECT", "SOURCE", "FIRST SEEN"]);
     }
     header.push("MESSAGE");
-    let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
-    for told in chosen {
-        let event = &told.event;
-        let mut cells = Vec::with_capacity(10);
-        if session.global.all_namespaces {
-            cells.push(namespace_of(told).to_owned());
-        }
-        cells.extend([
-            human::since(event.last_unix_nanos, session.now),
-            event.r#type.clone(),
-            event.reason.clone(),
-            format!("{}/{}", event.kind.to_lowercase(), event.name),
-            event.count.max(1).to_string(),
-        ]);
-        if session.is_wide() {
-            cells.push(event.field_path.clone());
-            cells.push(told.service.to_string());
-            cells.push(human::since(event.first_unix_nanos, session.now));
-        }
-        cells.push(event.message.clone());
-        table.row(cells);
+    header.into_iter().map(ToOwned::to_owned).collect()
+}
+
+fn cells(session: &Session, told: &ToldEvent, now: i64) -> Vec<String> {
+    let event = &told.event;
+    let mut cells = Vec::with_capacity(10);
+    if session.global.all_namespaces {
+        cells.push(namespace_of(told).to_owned());
     }
-    table
+    cells.extend([
+        human::since(event.last_unix_nanos, now),
+        event.r#type.clone(),
+        event.reason.clone(),
+        format!("{}/{}", event.kind.to_lowercase(), event.name),
+        event.count.max(1).to_string(),
+    ]);
+    if session.is_wide() {
+        cells.push(event.field_path.clone());
+        cells.push(told.service.to_string());
+        cells.push(human::since(event.first_unix_nanos, now));
+    }
+    cells.push(event.message.clone());
+    cells
+}
+
+/// How far the events of a service are read.
+struct Cursor {
+    service: ServiceName,
+    client: EventsClient<PeerChannel>,
+    ring_id: String,
+    after_sequence: u64,
+}
+
+/// Shows the events so far, then each as it is told; one that happens again is shown again, with its count.
+async fn follow(session: &Session, about: Option<&str>, args: WatchArgs) -> Result<(), Failure> {
+    let about = match about {
+        Some(text) => Some(About::parse(text, node_name(session).await)?),
+        None => None,
+    };
+    let scope = session.scope();
+    let mut printer = Printer::new(session.format(), args, header(session), "TYPE");
+    let mut cursors: Vec<Cursor> = ServiceName::ALL
+        .into_iter()
+        .map(|service| {
+            let client = session.agent.events_of(service);
+            Cursor { service, client, ring_id: String::new(), after_sequence: 0 }
+        })
+        .collect();
+    let (mut absences, mut first) = (Absences::default(), true);
+    loop {
+        let answers = join_all(cursors.iter_mut().map(|cursor| news(session, cursor))).await;
+        let nobody = answers.iter().all(|(_, answer)| answer.is_err());
+        let mut events = Vec::new();
+        for (service, answer) in answers {
+            match answer {
+                Ok(news) => {
+                    absences.back(service);
+                    events.extend(news);
+                }
+                Err(failure) if nobody && first => return Err(failure),
+                // Under systemd and compose there is no init, and nobody misses its events.
+                Err(_) if service == ServiceName::Init => {}
+                Err(failure) => absences.lost(service, || failure),
+            }
+        }
+        first = false;
+        events.sort_by_key(|told| (told.event.last_unix_nanos, told.event.sequence));
+        printer.hold();
+        for told in events {
+            if in_scope(&scope, &told) && about.as_ref().is_none_or(|a| a.is_about(&told)) {
+                let change = if told.event.count > 1 { Change::Modified } else { Change::Added };
+                printer.show(change, row(session, &told))?;
+            }
+        }
+        printer.release()?;
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// The events of a service that have not been read yet.
+async fn news(session: &Session, cursor: &mut Cursor) -> (ServiceName, Result<Vec<ToldEvent>, Failure>) {
+    let service = cursor.service;
+    let request =
+        ListEventsRequest { ring_id: cursor.ring_id.clone(), after_sequence: cursor.after_sequence };
+    let list = match cursor.client.list_events(session.agent.request(request)).await {
+        Ok(answer) => answer.into_inner(),
+        Err(status) => return (service, Err(session.agent.failure(service, status))),
+    };
+    if list.lost > 0 && list.ring_id == cursor.ring_id {
+        output::notice(&format!("{} events of {service} were overwritten before they were read", list.lost));
+    }
+    cursor.ring_id = list.ring_id;
+    cursor.after_sequence = list.last_sequence;
+    (service, Ok(list.events.into_iter().map(|event| ToldEvent { service, event }).collect()))
+}
+
+/// An event as a watch shows it.
+fn row(session: &Session, told: &ToldEvent) -> Row {
+    let now = keelson_service_kit::now_unix_nanos();
+    if output::is_document(session.format()) {
+        return Row { document: document(told), ..Row::default() };
+    }
+    Row { cells: cells(session, told, now), ..Row::default() }
 }
 
 /// The event as a Kubernetes v1 Event.

@@ -1,33 +1,50 @@
 //! `keelson get node`.
 
+use keelson_config::ServiceName;
 use keelson_kube_model::Node;
+use serde_json::Value;
 
 use super::Session;
+use crate::args::WatchArgs;
 use crate::error::Failure;
 use crate::human;
 use crate::output;
+use crate::seen::{Row, Seen};
 use crate::table::Table;
+use crate::watch::{self, Printer};
 
 /// Shows the node.
-pub(crate) async fn run(session: &Session, name: Option<&str>) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, name: Option<&str>, args: WatchArgs) -> Result<(), Failure> {
     let json = session.agent.node().await?;
     check_name(&json, name)?;
+    if args.watch {
+        return follow(session, json, args).await;
+    }
     if output::is_document(session.format()) {
         return output::print_document(session.format(), &json);
     }
     let node = read(json)?;
+    let mut table = Table::with_header(header(session));
+    table.row(cells(session, &node, session.now));
+    output::print(&table.render(0))
+}
+
+fn header(session: &Session) -> Vec<String> {
     let mut header = vec!["NAME", "STATUS", "ROLES", "AGE", "VERSION"];
     if session.is_wide() {
         header.extend(["INTERNAL-IP", "OS-IMAGE", "KERNEL-VERSION", "CONTAINER-RUNTIME"]);
     }
-    let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
+    header.into_iter().map(ToOwned::to_owned).collect()
+}
+
+fn cells(session: &Session, node: &Node, now: i64) -> Vec<String> {
     let created = human::nanos_of(node.metadata.creation_timestamp.as_deref());
     let info = &node.status.node_info;
     let mut cells = vec![
         node.metadata.name.clone(),
-        status(&node),
-        roles(&node),
-        human::since(created, session.now),
+        status(node),
+        roles(node),
+        human::since(created, now),
         or_none(&info.kubelet_version),
     ];
     if session.is_wide() {
@@ -37,8 +54,49 @@ pub(crate) async fn run(session: &Session, name: Option<&str>) -> Result<(), Fai
         cells.push(or_none(&info.kernel_version));
         cells.push(or_none(&info.container_runtime_version));
     }
-    table.row(cells);
-    output::print(&table.render(0))
+    cells
+}
+
+/// The node as a watch shows it.
+fn row(session: &Session, json: Value) -> Result<Row, Failure> {
+    if output::is_document(session.format()) {
+        return Ok(Row {
+            mark: without_heartbeats(json.clone()).to_string(),
+            cells: Vec::new(),
+            document: json,
+        });
+    }
+    let node = read(json)?;
+    let now = keelson_service_kit::now_unix_nanos();
+    // At the moment 0 all ages are alike.
+    let mark = cells(session, &node, 0).join("\0");
+    Ok(Row { mark, cells: cells(session, &node, now), document: Value::Null })
+}
+
+/// A condition that holds on is no change, although its heartbeat is new each time.
+fn without_heartbeats(mut node: Value) -> Value {
+    for condition in node["status"]["conditions"].as_array_mut().into_iter().flatten() {
+        if let Some(condition) = condition.as_object_mut() {
+            condition.remove("lastHeartbeatTime");
+        }
+    }
+    node
+}
+
+/// Shows each change of the node, which is asked for again and again.
+async fn follow(session: &Session, first: Value, args: WatchArgs) -> Result<(), Failure> {
+    let mut printer = Printer::new(session.format(), args, header(session), "STATUS");
+    let mut seen = Seen::default();
+    let mut first = Some(first);
+    let ask = async || match first.take() {
+        Some(node) => Ok(node),
+        None => session.agent.node().await,
+    };
+    let end = watch::poll(ServiceName::NodeStatus, ask, |json| {
+        let row = row(session, json)?;
+        seen.set("node", &row).map_or(Ok(()), |change| printer.show(change, row))
+    });
+    end.await.map(|never| match never {})
 }
 
 /// Refuses the name of another node.
@@ -100,6 +158,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_heartbeat_alone_is_no_change_of_the_node() {
+        let node = |heartbeat: &str, status: &str| {
+            let conditions = json!([{"type": "Ready", "status": status, "lastHeartbeatTime": heartbeat}]);
+            without_heartbeats(json!({"status": {"conditions": conditions}}))
+        };
+        assert_eq!(node("1", "True"), node("2", "True"));
+        assert_ne!(node("1", "True"), node("1", "False"));
+    }
 
     #[test]
     fn a_node_is_ready_only_when_it_says_so() {

@@ -1,22 +1,35 @@
 //! `keelson get pods`.
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use keelson_config::ServiceName;
+use keelson_proto::keelson::pod_sync::v1::{WatchPodsRequest, watch_pods_response::Item};
+use keelson_service_kit::Signal;
 use serde_json::{Value, json};
 
 use super::Session;
+use crate::args::WatchArgs;
 use crate::error::Failure;
 use crate::human;
 use crate::output;
 use crate::pods::{self, PodEntry};
+use crate::seen::{Change, Row, Seen};
 use crate::status::summarise;
 use crate::table::Table;
+use crate::watch::{self, Printer};
 
 /// Shows the pods of the namespace, or those that are named.
-pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) -> Result<(), Failure> {
     let all = pods::list(&session.agent).await?;
     let scope = session.scope();
     let mut chosen: Vec<&PodEntry> = Vec::new();
     for name in names {
         chosen.push(pods::resolve(&session.agent, &all, &scope, name).await?);
+    }
+    if args.watch {
+        let full = |p: &&PodEntry| (p.document.namespace.clone(), p.document.name.clone());
+        let wanted = (!names.is_empty()).then(|| chosen.iter().map(full).collect());
+        return follow(session, wanted, args).await;
     }
     if names.is_empty() {
         chosen.extend(all.iter().filter(|p| scope.holds(&p.document.namespace)));
@@ -51,40 +64,133 @@ fn documents(session: &Session, chosen: &[&PodEntry], single: bool) -> Result<()
 }
 
 fn table(session: &Session, chosen: &[&PodEntry]) -> Table {
-    let all_namespaces = session.global.all_namespaces;
-    let wide = session.is_wide();
-    let mut header = vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE"];
-    if all_namespaces {
-        header.insert(0, "NAMESPACE");
-    }
-    if wide {
-        header.extend(["IP", "NODE", "SOURCE"]);
-    }
-    let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
+    let mut table = Table::with_header(header(session));
     for entry in chosen {
-        let mut cells = Vec::with_capacity(9);
-        if all_namespaces {
-            cells.push(entry.document.namespace.clone());
-        }
-        cells.push(entry.document.name.clone());
-        match &entry.pod {
-            Some(pod) => {
-                let summary = summarise(pod);
-                cells.push(format!("{}/{}", summary.ready, summary.total));
-                cells.push(summary.status.clone());
-                cells.push(summary.restarts_text(session.now));
-            }
-            None => cells.extend(["?/?".into(), "Unreadable".into(), "?".into()]),
-        }
-        cells.push(human::since(entry.created(), session.now));
-        if wide {
-            let or_none = |text: Option<&str>| text.filter(|t| !t.is_empty()).unwrap_or("<none>").to_owned();
-            let pod = entry.pod.as_ref();
-            cells.push(or_none(pod.map(|p| p.status.pod_ip.as_str())));
-            cells.push(or_none(pod.map(|p| p.spec.node_name.as_str())));
-            cells.push(or_none(Some(&entry.document.source)));
-        }
-        table.row(cells);
+        table.row(cells(session, entry, session.now));
     }
     table
+}
+
+fn header(session: &Session) -> Vec<String> {
+    let mut header = vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE"];
+    if session.global.all_namespaces {
+        header.insert(0, "NAMESPACE");
+    }
+    if session.is_wide() {
+        header.extend(["IP", "NODE", "SOURCE"]);
+    }
+    header.into_iter().map(ToOwned::to_owned).collect()
+}
+
+fn cells(session: &Session, entry: &PodEntry, now: i64) -> Vec<String> {
+    let mut cells = Vec::with_capacity(9);
+    if session.global.all_namespaces {
+        cells.push(entry.document.namespace.clone());
+    }
+    cells.push(entry.document.name.clone());
+    match &entry.pod {
+        Some(pod) => {
+            let summary = summarise(pod);
+            cells.push(format!("{}/{}", summary.ready, summary.total));
+            cells.push(summary.status.clone());
+            cells.push(summary.restarts_text(now));
+        }
+        None => cells.extend(["?/?".into(), "Unreadable".into(), "?".into()]),
+    }
+    cells.push(human::since(entry.created(), now));
+    if session.is_wide() {
+        let or_none = |text: Option<&str>| text.filter(|t| !t.is_empty()).unwrap_or("<none>").to_owned();
+        let pod = entry.pod.as_ref();
+        cells.push(or_none(pod.map(|p| p.status.pod_ip.as_str())));
+        cells.push(or_none(pod.map(|p| p.spec.node_name.as_str())));
+        cells.push(or_none(Some(&entry.document.source)));
+    }
+    cells
+}
+
+/// A pod as a watch shows it.
+fn row(session: &Session, entry: &PodEntry) -> Result<Row, Failure> {
+    if output::is_document(session.format()) {
+        let document = entry.json()?;
+        return Ok(Row { mark: document.to_string(), cells: Vec::new(), document });
+    }
+    let now = keelson_service_kit::now_unix_nanos();
+    // At the moment 0 all ages are alike.
+    let mark = cells(session, entry, 0).join("\0");
+    Ok(Row { mark, cells: cells(session, entry, now), document: Value::Null })
+}
+
+/// The pods that are named, by namespace and name; `None` for all of the namespace.
+type Wanted = Option<BTreeSet<(String, String)>>;
+
+/// Shows each change of the pods.
+async fn follow(session: &Session, wanted: Wanted, args: WatchArgs) -> Result<(), Failure> {
+    let scope = session.scope();
+    let is_wanted = |entry: &PodEntry| match &wanted {
+        Some(names) => names.contains(&(entry.document.namespace.clone(), entry.document.name.clone())),
+        None => scope.holds(&entry.document.namespace),
+    };
+    let mut printer = Printer::new(session.format(), args, header(session), "STATUS");
+    let mut seen = Seen::default();
+    // The pods of the replay that goes on, by UID: it comes in no order, and people read one.
+    let mut replay: Option<BTreeMap<String, PodEntry>> = None;
+    let open = || {
+        let request = session.agent.request(WatchPodsRequest {});
+        let mut client = session.agent.pod_sync();
+        async move { client.watch_pods(request).await }
+    };
+    let end = watch::stream(&session.agent, ServiceName::PodSync, open, |signal| {
+        let item = match signal {
+            Signal::Opened => {
+                seen.opened();
+                replay = Some(BTreeMap::new());
+                return Ok(());
+            }
+            Signal::Lost(_) => return Ok(()),
+            Signal::Message(message) => message.item,
+        };
+        match item {
+            Some(Item::Pod(document)) => {
+                let entry = PodEntry::new(document);
+                if !is_wanted(&entry) {
+                    return Ok(());
+                }
+                if let Some(replay) = &mut replay {
+                    replay.insert(entry.document.uid.clone(), entry);
+                    return Ok(());
+                }
+                show(session, &mut printer, &mut seen, &entry)
+            }
+            Some(Item::GoneUid(uid)) => {
+                if let Some(replay) = &mut replay {
+                    replay.remove(&uid);
+                }
+                seen.gone(&uid).map_or(Ok(()), |row| printer.show(Change::Deleted, row))
+            }
+            Some(Item::Synced(_)) => {
+                printer.hold();
+                let mut entries: Vec<PodEntry> = replay.take().unwrap_or_default().into_values().collect();
+                entries.sort_by(|a, b| {
+                    (&a.document.namespace, &a.document.name).cmp(&(&b.document.namespace, &b.document.name))
+                });
+                for entry in &entries {
+                    show(session, &mut printer, &mut seen, entry)?;
+                }
+                for row in seen.synced() {
+                    printer.show(Change::Deleted, row)?;
+                }
+                printer.release()
+            }
+            None => Ok(()),
+        }
+    });
+    Err(end.await)
+}
+
+fn show(session: &Session, printer: &mut Printer, seen: &mut Seen, entry: &PodEntry) -> Result<(), Failure> {
+    let row = row(session, entry)?;
+    match seen.set(&entry.document.uid, &row) {
+        Some(change) => printer.show(change, row),
+        None => Ok(()),
+    }
 }

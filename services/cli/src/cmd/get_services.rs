@@ -2,14 +2,20 @@
 
 use keelson_config::ServiceName;
 use keelson_proto::keelson::admin::v1::GetProgressResponse;
-use keelson_proto::keelson::supervisor::v1::Service;
+use keelson_proto::keelson::supervisor::v1::{Service, WatchServicesRequest, watch_services_response::Item};
+use keelson_service_kit::Signal;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::Session;
+use crate::args::WatchArgs;
 use crate::error::Failure;
 use crate::human;
+use crate::near::near;
 use crate::output;
+use crate::seen::{Row, Seen};
 use crate::table::Table;
+use crate::watch::{self, Printer};
 
 /// A service as `-o json` shows it; `null` is what nobody knows.
 #[derive(Debug, Serialize)]
@@ -98,9 +104,12 @@ fn judge(progress: &GetProgressResponse) -> (String, String) {
 }
 
 /// Shows the services, or those that are named.
-pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failure> {
+pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) -> Result<(), Failure> {
     for name in names {
         known(name)?;
+    }
+    if args.watch {
+        return follow(session, names, args).await;
     }
     let mut items = match session.agent.services().await {
         Ok(services) => services.into_iter().map(ServiceRow::from).collect(),
@@ -118,7 +127,10 @@ pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failu
 pub(crate) fn known(name: &str) -> Result<ServiceName, Failure> {
     name.parse().map_err(|e: keelson_config::UnknownService| Failure::NotFound {
         what: e.to_string(),
-        hint: "`keelson get services` lists them".into(),
+        hint: match near(name, ServiceName::ALL.map(ServiceName::as_str)).as_slice() {
+            [] => "`keelson get services` lists them".into(),
+            names => format!("did you mean {}?", names.join(" or ")),
+        },
     })
 }
 
@@ -133,32 +145,118 @@ async fn asked_one_by_one(session: &Session, failure: Failure) -> Result<Vec<Ser
     Ok(answers.into_iter().map(|(name, answer)| ServiceRow::asked(name, answer)).collect())
 }
 
+async fn asked(session: &Session) -> Vec<ServiceRow> {
+    let answers = session.agent.progress().await;
+    answers.into_iter().map(|(name, answer)| ServiceRow::asked(name, answer)).collect()
+}
+
 fn table(session: &Session, items: &[ServiceRow]) -> Table {
-    let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "<unknown>".into());
-    let mut header = vec!["NAME", "STATE", "PID", "RESTARTS", "MEMORY", "AGE"];
+    let mut table = Table::with_header(header(session, true));
+    for item in items {
+        table.row(cells(session, item, true, session.now));
+    }
+    table
+}
+
+fn header(session: &Session, with_memory: bool) -> Vec<String> {
+    let mut header = vec!["NAME", "STATE", "PID", "RESTARTS"];
+    if with_memory {
+        header.push("MEMORY");
+    }
+    header.push("AGE");
     if session.is_wide() {
         header.extend(["USER", "NEXT START"]);
     }
     header.push("MESSAGE");
-    let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
-    for item in items {
-        let mut cells = vec![
-            item.name.clone(),
-            item.state.clone(),
-            item.pid.map_or_else(|| "-".into(), |p| p.to_string()),
-            or_unknown(item.restarts.map(|r| r.to_string())),
-            item.pss_kib.map_or_else(|| "-".into(), human::mebibytes),
-            if item.started == 0 { "-".into() } else { human::since(item.started, session.now) },
-        ];
-        if session.is_wide() {
-            cells.push(or_unknown(item.uid.map(|u| u.to_string())));
-            let next = human::until(item.next_start, session.now);
-            cells.push(if next.is_empty() { "-".into() } else { next });
-        }
-        cells.push(item.message.clone());
-        table.row(cells);
+    header.into_iter().map(ToOwned::to_owned).collect()
+}
+
+fn cells(session: &Session, item: &ServiceRow, with_memory: bool, now: i64) -> Vec<String> {
+    let or_unknown = |text: Option<String>| text.unwrap_or_else(|| "<unknown>".into());
+    let mut cells = vec![
+        item.name.clone(),
+        item.state.clone(),
+        item.pid.map_or_else(|| "-".into(), |p| p.to_string()),
+        or_unknown(item.restarts.map(|r| r.to_string())),
+    ];
+    if with_memory {
+        cells.push(item.pss_kib.map_or_else(|| "-".into(), human::mebibytes));
     }
-    table
+    cells.push(if item.started == 0 { "-".into() } else { human::since(item.started, now) });
+    if session.is_wide() {
+        cells.push(or_unknown(item.uid.map(|u| u.to_string())));
+        let next = human::until(item.next_start, now);
+        cells.push(if next.is_empty() { "-".into() } else { next });
+    }
+    cells.push(item.message.clone());
+    cells
+}
+
+/// A service as a watch shows it: without its memory, which changes all the time and which init tells only when it
+/// is asked.
+fn row(session: &Session, mut item: ServiceRow) -> Result<Row, Failure> {
+    item.pss_kib = None;
+    if output::is_document(session.format()) {
+        let document = serde_json::to_value(&item).map_err(|e| Failure::Encode { reason: e.to_string() })?;
+        return Ok(Row { mark: document.to_string(), cells: Vec::new(), document });
+    }
+    let now = keelson_service_kit::now_unix_nanos();
+    // At the moment 0 all ages are alike; a service that was started anew has another process.
+    let mark = cells(session, &item, false, 0).join("\0");
+    Ok(Row { mark, cells: cells(session, &item, false, now), document: Value::Null })
+}
+
+/// Shows each change of the services, as init tells them, or where there is none, as each does itself.
+async fn follow(session: &Session, names: &[String], args: WatchArgs) -> Result<(), Failure> {
+    let mut printer = Printer::new(session.format(), args, header(session, false), "STATE");
+    let mut seen = Seen::default();
+    let mut show = |printer: &mut Printer, item: ServiceRow| {
+        if !names.is_empty() && !names.contains(&item.name) {
+            return Ok(());
+        }
+        let name = item.name.clone();
+        let row = row(session, item)?;
+        seen.set(&name, &row).map_or(Ok(()), |change| printer.show(change, row))
+    };
+    match session.agent.services().await {
+        Ok(_) => {}
+        Err(failure) if failure.is_unreachable() => {
+            let first = asked_one_by_one(session, failure).await?;
+            let mut first = Some(first);
+            let ask = async || match first.take() {
+                Some(rows) => Ok(rows),
+                None => Ok(asked(session).await),
+            };
+            let end = watch::poll(ServiceName::Init, ask, |items| {
+                printer.hold();
+                for item in items {
+                    show(&mut printer, item)?;
+                }
+                printer.release()
+            });
+            return end.await.map(|never| match never {});
+        }
+        Err(failure) => return Err(failure),
+    }
+    let open = || {
+        let request = session.agent.request(WatchServicesRequest {});
+        let mut client = session.agent.supervisor();
+        async move { client.watch_services(request).await }
+    };
+    let end = watch::stream(&session.agent, ServiceName::Init, open, |signal| match signal {
+        Signal::Opened => {
+            printer.hold();
+            Ok(())
+        }
+        // What was read before is shown, and what comes next is a replay.
+        Signal::Lost(_) => printer.release(),
+        Signal::Message(message) => match message.item {
+            Some(Item::Service(service)) => show(&mut printer, ServiceRow::from(service)),
+            Some(Item::Synced(_)) => printer.release(),
+            None => Ok(()),
+        },
+    });
+    Err(end.await)
 }
 
 #[cfg(test)]

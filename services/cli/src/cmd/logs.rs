@@ -7,7 +7,7 @@ use keelson_proto::keelson::runtime::v1::ReadLogsRequest;
 use super::Session;
 use crate::args::LogsArgs;
 use crate::error::Failure;
-use crate::output;
+use crate::output::{self, Pump, Target};
 use crate::pods;
 
 /// The annotation that names the container which tools mean when none is given.
@@ -34,14 +34,21 @@ pub(crate) async fn run(session: &Session, args: &LogsArgs) -> Result<(), Failur
     let fail = |status| session.agent.failure(ServiceName::RuntimeShim, status);
     let mut stream =
         session.agent.runtime().read_logs(session.agent.request(request)).await.map_err(fail)?.into_inner();
-    while let Some(chunk) = stream.message().await.map_err(fail)? {
-        output::print_bytes(&chunk.data)?;
+    let mut pump = Pump::start()?;
+    loop {
+        match stream.message().await {
+            Ok(Some(chunk)) => pump.write(Target::Stdout, chunk.data).await?,
+            Ok(None) => return pump.finish().await,
+            Err(status) => {
+                pump.finish().await?;
+                return Err(fail(status));
+            }
+        }
     }
-    Ok(())
 }
 
 /// The container that is meant: the one named, else the annotated, else the first.
-fn choose(pod: &Pod, named: Option<&str>) -> Result<String, Failure> {
+pub(crate) fn choose(pod: &Pod, named: Option<&str>) -> Result<String, Failure> {
     let names: Vec<&str> = pod.containers().map(|(_, c)| c.name.as_str()).collect();
     if let Some(named) = named {
         if names.contains(&named) {

@@ -1,19 +1,24 @@
 //! One module per command.
 
 mod apply;
-mod completions;
+pub(crate) mod completion;
 mod delete;
 mod describe_node;
 mod describe_pod;
+mod exec;
 mod explain;
 mod get_events;
+mod get_images;
 mod get_node;
 mod get_pods;
 mod get_services;
 pub(crate) mod get_sources;
+mod get_volumes;
 mod logs;
+mod man;
 mod manifests;
 mod retry;
+mod run_once;
 mod services;
 mod up;
 mod version;
@@ -97,27 +102,41 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<(), Failure> {
             session.without_format("delete", plain)?;
             delete::run(&session, &args).await
         }
+        Command::Exec(args) => {
+            session.without_format("exec", plain)?;
+            exec::run(&session, &args).await
+        }
         Command::Retry(args) => {
             session.without_format("retry", plain)?;
             let PodNames::Pod { names } = args.what;
             retry::run(&session, &names).await
         }
+        Command::Run(args) => run_once::run(&session, &args).await,
         Command::Services(args) => {
             session.without_format("services restart", "`keelson get services -o json` gives the state")?;
-            let ServicesWhat::Restart { names } = args.what;
-            services::restart(&session, &names).await
+            let ServicesWhat::Restart { names, all, timeout } = args.what;
+            services::restart(&session, &names, all, timeout).await
         }
         Command::Version(args) => version::run(&session, args.client).await,
-        Command::Completions(args) => completions::run(args.shell),
+        Command::Completion(args) => {
+            session.without_format("completion", plain)?;
+            completion::run(args.shell)
+        }
+        Command::Man(args) => {
+            session.without_format("man", plain)?;
+            man::run(&args.dir)
+        }
     }
 }
 
 async fn get(session: &Session, what: GetWhat) -> Result<(), Failure> {
     match what {
-        GetWhat::Pods { names } => get_pods::run(session, &names).await,
-        GetWhat::Services { names } => get_services::run(session, &names).await,
-        GetWhat::Node { name } => get_node::run(session, name.as_deref()).await,
-        GetWhat::Events { about } => get_events::run(session, about.as_deref()).await,
+        GetWhat::Pods { names, watch } => get_pods::run(session, &names, watch).await,
+        GetWhat::Services { names, watch } => get_services::run(session, &names, watch).await,
+        GetWhat::Node { name, watch } => get_node::run(session, name.as_deref(), watch).await,
+        GetWhat::Events { about, watch } => get_events::run(session, about.as_deref(), watch).await,
+        GetWhat::Volumes { pods, watch } => get_volumes::run(session, &pods, watch).await,
+        GetWhat::Images { names } => get_images::run(session, &names).await,
         GetWhat::Sources => get_sources::run(session).await,
     }
 }

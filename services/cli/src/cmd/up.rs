@@ -55,7 +55,7 @@ fn prepare(session: &Session, args: &UpArgs) -> Result<(PathBuf, Vec<OsString>),
     let runtime = runtime_socket(&args.runtime_endpoint)?;
     let manifests = manifests(args)?;
     if !rustix::process::geteuid().is_root() {
-        return Err(Failure::Start {
+        return Err(Failure::NotRoot {
             message: "the agent must be started by root: it mounts volumes and makes cgroups".into(),
             hint: "`sudo keelson up`".into(),
         });
@@ -64,7 +64,7 @@ fn prepare(session: &Session, args: &UpArgs) -> Result<(PathBuf, Vec<OsString>),
     Ok((find_init()?, arguments(&session.global.run_dir, args, manifests.as_deref())))
 }
 
-fn runtime_socket(endpoint: &str) -> Result<PathBuf, Failure> {
+pub(super) fn runtime_socket(endpoint: &str) -> Result<PathBuf, Failure> {
     let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
     if path.starts_with('/') {
         return Ok(path.into());
@@ -89,7 +89,7 @@ fn manifests(args: &UpArgs) -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-fn check_runtime(socket: &Path) -> Result<(), Failure> {
+pub(super) fn check_runtime(socket: &Path) -> Result<(), Failure> {
     let Err(source) = UnixStream::connect(socket) else { return Ok(()) };
     let what = match source.kind() {
         io::ErrorKind::NotFound => "there is no such socket".to_owned(),
@@ -105,7 +105,7 @@ fn check_runtime(socket: &Path) -> Result<(), Failure> {
 }
 
 /// Beside this executable, else in the folder of the packages, else on the PATH.
-fn find_init() -> Result<PathBuf, Failure> {
+pub(super) fn find_init() -> Result<PathBuf, Failure> {
     let name = ServiceName::Init.binary();
     let own = std::env::current_exe().and_then(fs::canonicalize).ok();
     let beside = own.as_deref().and_then(Path::parent).map(Path::to_owned);
@@ -124,7 +124,7 @@ fn find_init() -> Result<PathBuf, Failure> {
 }
 
 /// The command line of keelson-init: the kubelet's flags, and two of its own for folders.
-fn arguments(run_dir: &Path, args: &UpArgs, manifests: Option<&Path>) -> Vec<OsString> {
+pub(super) fn arguments(run_dir: &Path, args: &UpArgs, manifests: Option<&Path>) -> Vec<OsString> {
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut list: Vec<OsString> = Vec::new();
     let mut add = |flag: &str, value: OsString| {
@@ -153,7 +153,7 @@ fn arguments(run_dir: &Path, args: &UpArgs, manifests: Option<&Path>) -> Vec<OsS
     list
 }
 
-fn cannot_run(init: &Path, source: &io::Error) -> Failure {
+pub(super) fn cannot_run(init: &Path, source: &io::Error) -> Failure {
     Failure::Start {
         message: format!("cannot run {}: {source}", init.display()),
         hint: "install all binaries of one release into one folder".into(),
@@ -196,7 +196,7 @@ async fn detached(
     ))
 }
 
-fn show_log(log: &Path, begin: u64) {
+pub(super) fn show_log(log: &Path, begin: u64) {
     let bytes = fs::read(log).unwrap_or_default();
     let new = usize::try_from(begin).ok().and_then(|begin| bytes.get(begin..)).unwrap_or(&bytes);
     let text = String::from_utf8_lossy(new);
@@ -260,7 +260,12 @@ async fn wait_until_up(
         let state = session.agent.services().await.map(|services| judge(&services));
         match state {
             Ok(Together::Up) => return Ok(()),
-            Ok(Together::Failed(services)) => return Err(not_up("these services have failed", &services)),
+            Ok(Together::Failed(services)) => {
+                return Err(Failure::Start {
+                    message: format!("these services have failed: {}", services.join(", ")),
+                    hint: "mend what they name, then `keelson services restart NAME`".into(),
+                });
+            }
             Ok(Together::Degraded(services)) => {
                 if settled.get_or_insert_with(Instant::now).elapsed() >= SETTLED {
                     output::notice(&format!(

@@ -8,6 +8,9 @@ use keelson_proto::keelson::admin::v1::GetProgressResponse;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem};
 use keelson_proto::keelson::pod_sync::v1::{ExplainPodResponse, Step};
+use keelson_proto::keelson::runtime::v1::{ContainerState, ImageUser, RuntimeImage};
+use keelson_proto::keelson::supervisor::v1::Service;
+use keelson_proto::keelson::volume_manager::v1::{PodVolumes, VolumeMount};
 use keelson_service_kit::ObjectRef;
 use serde_json::json;
 
@@ -400,7 +403,7 @@ fn delete_does_not_wait_when_told_so_and_not_longer_than_told() {
     let said = keelson(&fake.run_dir, &["delete", "pod", "web", "--wait=false"]);
     assert_eq!(said.ok(), "pod/web-edge is being deleted\n");
     let said = keelson(&fake.run_dir, &["delete", "pod", "web", "--timeout", "50ms"]);
-    assert!(said.failed(1).0.contains("not gone yet"), "{said:?}");
+    assert!(said.failed(75).0.contains("not gone yet"), "{said:?}");
 }
 
 #[test]
@@ -424,6 +427,127 @@ fn a_pod_is_retried_and_a_service_restarted_by_name() {
     assert_eq!(fake.world.told.all(), ["retry system/dns-edge", "restart pod-sync"]);
     let said = keelson(&fake.run_dir, &["services", "restart", "kubelet"]);
     assert!(said.failed(1).0.contains("there is no service \"kubelet\""));
+}
+
+fn serving(name: ServiceName, state: &str) -> Service {
+    Service {
+        name: name.to_string(),
+        pid: 100,
+        state: state.into(),
+        message: "why".into(),
+        ..Service::default()
+    }
+}
+
+#[test]
+fn all_services_are_restarted_one_after_the_other_and_each_serves_again_before_the_next_goes() {
+    let services = ServiceName::supervised().map(|name| serving(name, "running")).collect();
+    let fake = Fake::start(World { services, ..world() });
+    let said = keelson(&fake.run_dir, &["services", "restart", "--all"]).ok();
+    let names: Vec<String> = ServiceName::supervised().map(|name| name.to_string()).collect();
+    let lines =
+        |prefix: &str, suffix: &str| names.iter().map(|n| format!("{prefix}{n}{suffix}")).collect::<Vec<_>>();
+    assert_eq!(said.lines().collect::<Vec<_>>(), lines("service/", " restarted"));
+    assert_eq!(fake.world.told.all(), lines("restart ", ""));
+}
+
+#[test]
+fn a_restarted_service_that_does_not_serve_again_is_told() {
+    let name = ServiceName::PodSync;
+    let restart = |state: &str| {
+        let fake = Fake::start(World { services: vec![serving(name, state)], ..world() });
+        keelson(&fake.run_dir, &["services", "restart", "pod-sync", "--timeout", "50ms"])
+    };
+    let said = restart("starting");
+    let (error, hint) = said.failed(75);
+    assert!(error.contains("it is starting, why") && hint.contains("init goes on"), "{said:?}");
+    let said = restart("failed");
+    assert!(said.failed(1).0.contains("has failed: why"), "{said:?}");
+    let said = restart("degraded");
+    assert_eq!(said.err, "pod-sync misses something: why\n");
+    assert_eq!(said.ok(), "service/pod-sync restarted\n");
+}
+
+fn world_with_images() -> World {
+    let user = |namespace: &str, name: &str, container: &str| ImageUser {
+        pod: Some(PodRef { uid: "u1".into(), namespace: namespace.into(), name: name.into() }),
+        container: container.into(),
+        container_id: "0123456789abcdef".into(),
+        state: ContainerState::Running.into(),
+    };
+    let images = vec![
+        RuntimeImage {
+            id: "sha256:4c5f6a7b8c9d0e1f2a3b".into(),
+            repo_tags: vec![
+                "docker.io/library/busybox:1.36".into(),
+                "docker.io/library/busybox:latest".into(),
+            ],
+            repo_digests: vec!["docker.io/library/busybox@sha256:aa".into()],
+            size_bytes: 4_500_000,
+            pinned: false,
+            used_by: vec![user("default", "web-edge", "app"), user("default", "web-edge", "proxy")],
+        },
+        RuntimeImage {
+            id: "sha256:99aabbccddeeff001122".into(),
+            repo_digests: vec!["registry.example/old@sha256:bb".into()],
+            size_bytes: 700,
+            pinned: true,
+            ..RuntimeImage::default()
+        },
+    ];
+    World { images, ..world() }
+}
+
+#[test]
+fn images_are_shown_with_the_pods_that_use_them() {
+    let fake = Fake::start(world_with_images());
+    assert_eq!(
+        keelson(&fake.run_dir, &["get", "images"]).ok(),
+        "IMAGE                       TAG      ID             SIZE    PINNED   USED BY\n\
+         docker.io/library/busybox   1.36     4c5f6a7b8c9d   4.2Mi   false    web-edge\n\
+         docker.io/library/busybox   latest   4c5f6a7b8c9d   4.2Mi   false    web-edge\n\
+         registry.example/old        <none>   99aabbccddee   1Ki     true     -\n"
+    );
+    let one = keelson(&fake.run_dir, &["get", "image", "busybox", "-o", "json"]).json();
+    assert_eq!(
+        one["items"],
+        json!([{
+            "id": "sha256:4c5f6a7b8c9d0e1f2a3b",
+            "tags": ["docker.io/library/busybox:1.36", "docker.io/library/busybox:latest"],
+            "digests": ["docker.io/library/busybox@sha256:aa"],
+            "size_bytes": 4_500_000,
+            "pinned": false,
+            "used_by": [
+                {"namespace": "default", "pod": "web-edge", "uid": "u1", "container": "app",
+                 "container_id": "0123456789abcdef", "state": "running"},
+                {"namespace": "default", "pod": "web-edge", "uid": "u1", "container": "proxy",
+                 "container_id": "0123456789abcdef", "state": "running"},
+            ],
+        }])
+    );
+    let wide = keelson(&fake.run_dir, &["get", "images", "99aabb", "-o", "wide"]).ok();
+    assert!(wide.lines().nth(1).unwrap().ends_with("registry.example/old@sha256:bb"), "{wide}");
+    let yaml = keelson(&fake.run_dir, &["get", "images", "-o", "yaml"]).ok();
+    let from_yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
+    assert_eq!(from_yaml, keelson(&fake.run_dir, &["get", "images", "-o", "json"]).json());
+    let said = keelson(&fake.run_dir, &["get", "images", "nginx"]);
+    assert!(said.failed(1).0.contains("no image \"nginx\""), "{said:?}");
+}
+
+#[test]
+fn volumes_of_a_pod_that_nobody_knows_are_shown_among_all() {
+    let orphan = PodVolumes { uid: "u99".into(), state: "unmounting".into(), ..PodVolumes::default() };
+    let mount = VolumeMount { name: "data".into(), host_path: "/v/data".into(), read_only: true };
+    let orphan = PodVolumes { volumes: vec![mount], ..orphan };
+    let fake = Fake::start(World { volumes: vec![orphan], ..world() });
+    let mine = keelson(&fake.run_dir, &["get", "volumes"]).ok();
+    assert!(mine.contains("web-edge   data") && !mine.contains("u99"), "{mine}");
+    let all = keelson(&fake.run_dir, &["get", "volumes", "-A", "-o", "wide"]).ok();
+    let last: Vec<&str> = all.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(last, ["<unknown>", "u99", "data", "<unknown>", "unmounting", "-", "/v/data", "true", "u99"]);
+    let said = keelson(&fake.run_dir, &["get", "volumes", "-n", "nowhere"]);
+    assert_eq!((said.out.as_str(), said.err.as_str(), said.code), ("", "No volumes found.\n", Some(0)));
+    assert!(keelson(&fake.run_dir, &["get", "volumes", "nope"]).failed(1).0.contains("no pod"));
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn as_stranger(run_dir: &Path, args: &[&str]) -> Said {
     } else {
         Command::new(env!("CARGO_BIN_EXE_keelson"))
     };
-    command.args(args).arg("--run-dir").arg(run_dir).current_dir("/").stdin(Stdio::null());
+    command.arg("--run-dir").arg(run_dir).args(args).current_dir("/").stdin(Stdio::null());
     Said::of(command.output().unwrap())
 }
 
@@ -35,19 +35,23 @@ fn open(path: &Path, mode: u32) {
 #[test]
 fn an_agent_that_does_not_run_is_named_by_its_socket() {
     let folder = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 12] = [
+    let commands: [&[&str]; 16] = [
         &["get", "pods"],
         &["get", "services"],
         &["get", "node"],
         &["get", "events"],
         &["get", "sources"],
+        &["get", "volumes"],
+        &["get", "images"],
         &["logs", "web"],
+        &["exec", "web", "--", "ls"],
         &["describe", "pod", "web"],
         &["describe", "node"],
         &["explain", "pod", "web"],
         &["delete", "pod", "web"],
         &["retry", "pod", "web"],
         &["services", "restart", "pod-sync"],
+        &["services", "restart", "--all"],
     ];
     for args in commands {
         let said = keelson(folder.path(), args);
@@ -101,7 +105,7 @@ fn a_socket_that_is_closed_to_the_user_names_the_group() {
         open(Paths::socket_below(&fake.run_dir, service).parent().unwrap(), 0o000);
     }
     let said = as_stranger(&fake.run_dir, &["get", "pods"]);
-    let (error, hint) = said.failed(69);
+    let (error, hint) = said.failed(77);
     assert!(error.starts_with("permission denied on the agent's socket "), "{error}");
     assert!(hint.contains("usermod -aG keelson") && hint.contains("sudo"), "{hint}");
     for service in ServiceName::ALL {
@@ -120,7 +124,7 @@ fn a_call_that_the_service_refuses_names_the_group_too() {
         open(&Paths::socket_below(&fake.run_dir, service), 0o666);
     }
     let said = as_stranger(&fake.run_dir, &["get", "pods"]);
-    let (error, hint) = said.failed(1);
+    let (error, hint) = said.failed(77);
     assert!(error.starts_with("pod-sync refuses: ") && error.contains("may not call"), "{error}");
     assert!(hint.contains("usermod -aG keelson"), "{hint}");
 }
@@ -150,7 +154,7 @@ fn a_name_that_fits_two_pods_lists_both() {
 #[test]
 fn a_wrong_command_line_ends_with_64() {
     let nowhere = Path::new("/nonexistent");
-    let wrong: [&[&str]; 11] = [
+    let wrong: [&[&str]; 16] = [
         &[],
         &["fly"],
         &["get"],
@@ -162,6 +166,11 @@ fn a_wrong_command_line_ends_with_64() {
         &["logs", "web", "-o", "json"],
         &["apply", "-f", "x.yaml", "-n", "other"],
         &["get", "events", "--for", "deployment/x"],
+        &["get", "images", "-w"],
+        &["exec", "web"],
+        &["exec", "web", "-o", "json", "--", "ls"],
+        &["services", "restart"],
+        &["services", "restart", "pod-sync", "--all"],
     ];
     let fake = Fake::start(World::default());
     for args in wrong {
@@ -173,6 +182,126 @@ fn a_wrong_command_line_ends_with_64() {
         };
         assert_eq!(said.code, Some(64), "{args:?}: {said:?}");
         assert_eq!(said.out, "", "{args:?}");
+    }
+}
+
+#[test]
+fn the_group_of_the_socket_is_named_and_where_it_has_no_name_its_number() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let groups = std::fs::read_to_string("/etc/group").unwrap();
+    let named = groups.lines().find(|line| line.starts_with("daemon:")).unwrap();
+    let gid: u32 = named.split(':').nth(2).unwrap().parse().unwrap();
+    let fake = Fake::start(world());
+    open(&fake.run_dir, 0o755);
+    for (gid, part) in [(gid, "usermod -aG daemon"), (3_999_999_999, "groupadd --gid 3999999999 keelson")] {
+        let folder = Paths::socket_below(&fake.run_dir, ServiceName::PodSync).parent().unwrap().to_owned();
+        std::os::unix::fs::chown(&folder, None, Some(gid)).unwrap();
+        open(&folder, 0o750);
+        let said = as_stranger(&fake.run_dir, &["get", "pods"]);
+        let (_, hint) = said.failed(77);
+        assert!(hint.contains(part) && hint.contains("sudo"), "{hint}");
+        open(&folder, 0o755);
+    }
+}
+
+/// A process that looks like a service of the agent in a folder, and ends with the value.
+struct Lookalike(std::process::Child);
+
+impl Lookalike {
+    fn start(run_dir: &Path) -> Self {
+        let mut command = Command::new("sh");
+        // The shell takes what follows its script for the script's arguments.
+        command.arg0("keelson-pod-sync").args(["-c", "read line", "x", "--config"]);
+        command.arg(run_dir.join("config.json")).stdin(Stdio::piped());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Lookalike {
+    fn drop(&mut self) {
+        // Both fail only when it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_agents_that_do_run_on_the_machine_are_named_when_the_one_that_is_meant_does_not() {
+    let (one, two, none) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let _processes = [Lookalike::start(one.path()), Lookalike::start(two.path())];
+    // A process has its name and arguments a moment after it was made.
+    let begun = std::time::Instant::now();
+    loop {
+        let said = keelson(none.path(), &["get", "pods"]);
+        let (error, hint) = said.failed(69);
+        assert!(error.contains(none.path().to_str().unwrap()), "{error}");
+        let named = |dir: &tempfile::TempDir| hint.contains(dir.path().to_str().unwrap());
+        if named(&one) && named(&two) {
+            assert!(hint.contains("--run-dir") && hint.contains("KEELSON_RUN_DIR"), "{hint}");
+            return;
+        }
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{hint}");
+    }
+}
+
+#[test]
+fn names_that_are_nearly_those_of_pods_and_services_are_offered() {
+    let fake = Fake::start(world());
+    let hint = |args: &[&str]| keelson(&fake.run_dir, args).failed(1).1.to_owned();
+    assert!(hint(&["get", "pod", "wbe"]).starts_with("did you mean web? "));
+    assert!(hint(&["logs", "web-egde"]).starts_with("did you mean web-edge? "));
+    assert!(
+        hint(&["exec", "dns", "--", "ls"]).starts_with("there is dns-edge in namespace system: -n system")
+    );
+    assert_eq!(hint(&["services", "restart", "podsync"]), "did you mean pod-sync?");
+}
+
+#[test]
+fn services_that_run_without_init_are_restarted_by_whoever_starts_them() {
+    let fake = Fake::start_some(world(), &[ServiceName::PodSync], &Config::default());
+    let said = keelson(&fake.run_dir, &["services", "restart", "pod-sync", "node-api"]);
+    let (error, hint) = said.failed(69);
+    assert!(error.starts_with("init is not running here") && error.contains("init.sock"), "{error}");
+    assert!(hint.contains("systemctl restart keelson-pod-sync keelson-node-api"), "{hint}");
+    assert!(hint.contains("docker compose restart pod-sync node-api"), "{hint}");
+}
+
+/// The table of the README, a row each.
+#[test]
+fn every_exit_code_of_the_table_is_met() {
+    let fake = Fake::start(World { keeps_deleted: true, ..world() });
+    let run = |args: &[&str]| keelson(&fake.run_dir, args).code;
+    assert_eq!(run(&["get", "pods"]), Some(0));
+    assert_eq!(run(&["get", "pods", "nope"]), Some(1));
+    assert_eq!(run(&["get", "podz"]), Some(64));
+    let nowhere = tempfile::tempdir().unwrap();
+    assert_eq!(keelson(nowhere.path(), &["get", "pods"]).code, Some(69));
+    // Too few descriptors for anything.
+    let starved = Command::new("sh")
+        .args(["-c", "ulimit -n 4; exec \"$0\" get pods --run-dir \"$1\"", env!("CARGO_BIN_EXE_keelson")])
+        .arg(&fake.run_dir)
+        .output()
+        .unwrap();
+    let starved = Said::of(starved);
+    assert!(starved.failed(70).0.contains("cannot start the async runtime"), "{starved:?}");
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let full = Said::of(command(&fake.run_dir, &["get", "pods"]).stdout(full).output().unwrap());
+    assert!(full.failed(74).0.contains("cannot write the output"), "{full:?}");
+    assert_eq!(run(&["delete", "pod", "web", "--timeout", "50ms"]), Some(75));
+    open(&fake.run_dir, 0o755);
+    open(Paths::socket_below(&fake.run_dir, ServiceName::PodSync).parent().unwrap(), 0o000);
+    assert_eq!(as_stranger(&fake.run_dir, &["get", "pods"]).code, Some(77));
+    open(Paths::socket_below(&fake.run_dir, ServiceName::PodSync).parent().unwrap(), 0o755);
+    assert_eq!(run(&["exec", "web", "-c", "app", "--", "exit", "9"]), Some(9));
+    // What is said in two places is the same.
+    let help = keelson(nowhere.path(), &["--help"]).ok();
+    let readme = include_str!("../../README.md");
+    for code in ["0", "1", "64", "69", "70", "74", "75", "77"] {
+        assert!(help.contains(&format!("\n  {code:<4}")), "{code} is not in: {help}");
+        assert!(readme.contains(&format!("\n| {code} |")), "{code} is not in the README");
     }
 }
 

@@ -1,5 +1,7 @@
 //! An agent without an agent: every service answers on a real socket from one [`World`].
 
+mod shell;
+
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -20,9 +22,14 @@ use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_proto::keelson::runtime::v1::runtime_server::{Runtime, RuntimeServer};
 use keelson_proto::keelson::supervisor::v1 as supervisor;
 use keelson_proto::keelson::supervisor::v1::supervisor_server::{Supervisor, SupervisorServer};
+use keelson_proto::keelson::volume_manager::v1 as volumes;
+use keelson_proto::keelson::volume_manager::v1::volume_manager_server::{VolumeManager, VolumeManagerServer};
 use keelson_service_kit::server::{CallerPolicy, StackLayer, serve};
 use keelson_service_kit::status::error;
 use keelson_service_kit::{CancellationToken, EventRing, Metrics};
+use tokio::sync::broadcast;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::BroadcastStream;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -39,6 +46,12 @@ pub struct World {
     pub progress: admin::GetProgressResponse,
     /// Chunks of the only log.
     pub log: Vec<&'static str>,
+    pub images: Vec<runtime::RuntimeImage>,
+    pub volumes: Vec<volumes::PodVolumes>,
+    /// What those are told who watch, after the replay.
+    pub pod_news: Feed<pod_sync::WatchPodsResponse>,
+    pub service_news: Feed<supervisor::WatchServicesResponse>,
+    pub volume_news: Feed<volumes::WatchPodVolumesResponse>,
     /// Pods stay although they were deleted.
     pub keeps_deleted: bool,
     pub events: EventRing,
@@ -56,6 +69,30 @@ impl Told {
 
     pub fn all(&self) -> Vec<String> {
         self.0.lock().unwrap().clone()
+    }
+}
+
+/// News for those who watch.
+#[derive(Debug, Clone)]
+pub struct Feed<T>(broadcast::Sender<T>);
+
+impl<T: Clone> Default for Feed<T> {
+    fn default() -> Self {
+        Self(broadcast::channel(64).0)
+    }
+}
+
+impl<T: Clone + Send + 'static> Feed<T> {
+    /// Tells all who watch; somebody must.
+    pub fn tell(&self, item: T) {
+        assert!(self.0.send(item).is_ok(), "nobody watches");
+    }
+
+    /// A replay and what comes after it.
+    fn after(&self, replay: Vec<T>) -> Response<Boxed<T>> {
+        let news = BroadcastStream::new(self.0.subscribe())
+            .map(|item| item.map_err(|e| Status::data_loss(e.to_string())));
+        Response::new(Box::pin(tokio_stream::iter(replay.into_iter().map(Ok)).chain(news)))
     }
 }
 
@@ -122,7 +159,8 @@ fn routes(service: ServiceName, world: &Arc<World>) -> Routes {
         ServiceName::PodSync => routes.add_service(PodSyncServer::new(api)),
         ServiceName::RuntimeShim => routes.add_service(RuntimeServer::new(api)),
         ServiceName::NodeStatus => routes.add_service(NodeStatusServer::new(api)),
-        ServiceName::VolumeManager | ServiceName::ResourceManager | ServiceName::NodeApi => routes,
+        ServiceName::VolumeManager => routes.add_service(VolumeManagerServer::new(api)),
+        ServiceName::ResourceManager | ServiceName::NodeApi => routes,
     }
 }
 
@@ -178,14 +216,26 @@ impl Supervisor for Api {
         &self,
         _: Request<supervisor::ListServicesRequest>,
     ) -> Result<Response<supervisor::ListServicesResponse>, Status> {
-        Ok(Response::new(supervisor::ListServicesResponse { services: self.world.services.clone() }))
+        let told = self.world.told.all();
+        let mut services = self.world.services.clone();
+        for service in &mut services {
+            let restarts = told.iter().filter(|t| **t == format!("restart {}", service.name)).count();
+            // Each restart has made another process of it.
+            service.pid += u32::try_from(restarts).unwrap();
+        }
+        Ok(Response::new(supervisor::ListServicesResponse { services }))
     }
 
     async fn watch_services(
         &self,
         _: Request<supervisor::WatchServicesRequest>,
     ) -> Result<Response<Self::WatchServicesStream>, Status> {
-        never()
+        use supervisor::watch_services_response::Item;
+        let mut items: Vec<Item> = self.world.services.iter().cloned().map(Item::Service).collect();
+        items.push(Item::Synced(true));
+        let items =
+            items.into_iter().map(|item| supervisor::WatchServicesResponse { item: Some(item) }).collect();
+        Ok(self.world.service_news.after(items))
     }
 
     async fn restart_service(
@@ -219,11 +269,8 @@ impl PodSync for Api {
         if !self.world.keeps_deleted {
             items.extend(self.world.pods.iter().map(|p| Item::GoneUid(p.uid.clone())));
         }
-        let items = items.into_iter().map(|item| Ok(pod_sync::WatchPodsResponse { item: Some(item) }));
-        Ok(Response::new(Box::pin(futures_util::StreamExt::chain(
-            tokio_stream::iter(items),
-            tokio_stream::pending(),
-        ))))
+        let items = items.into_iter().map(|item| pod_sync::WatchPodsResponse { item: Some(item) }).collect();
+        Ok(self.world.pod_news.after(items))
     }
 
     async fn explain_pod(
@@ -232,6 +279,13 @@ impl PodSync for Api {
     ) -> Result<Response<pod_sync::ExplainPodResponse>, Status> {
         self.world.told.hear(format!("explain {}", request.into_inner().uid));
         Ok(Response::new(self.world.explanation.clone()))
+    }
+
+    async fn evict_pod(
+        &self,
+        _: Request<pod_sync::EvictPodRequest>,
+    ) -> Result<Response<pod_sync::EvictPodResponse>, Status> {
+        Err(Status::unimplemented("not faked"))
     }
 
     async fn retry_pod(
@@ -349,6 +403,7 @@ impl Runtime for Api {
     type WatchPodsStream = Boxed<runtime::WatchPodsResponse>;
     type EnsureImageStream = Boxed<runtime::EnsureImageResponse>;
     type ReadLogsStream = Boxed<runtime::ReadLogsResponse>;
+    type ExecStream = Boxed<runtime::ExecResponse>;
 
     async fn sync(
         &self,
@@ -405,10 +460,86 @@ impl Runtime for Api {
         Ok(stream(chunks.collect()))
     }
 
+    async fn filesystem_stats(
+        &self,
+        _: Request<runtime::FilesystemStatsRequest>,
+    ) -> Result<Response<runtime::FilesystemStatsResponse>, Status> {
+        never()
+    }
+
+    async fn list_images(
+        &self,
+        _: Request<runtime::ListImagesRequest>,
+    ) -> Result<Response<runtime::ListImagesResponse>, Status> {
+        Ok(Response::new(runtime::ListImagesResponse { images: self.world.images.clone() }))
+    }
+
+    async fn exec(
+        &self,
+        request: Request<Streaming<runtime::ExecRequest>>,
+    ) -> Result<Response<Self::ExecStream>, Status> {
+        Ok(Response::new(shell::run(Arc::clone(&self.world), request.into_inner())))
+    }
+
     async fn collect_garbage(
         &self,
         _: Request<runtime::CollectGarbageRequest>,
     ) -> Result<Response<runtime::CollectGarbageResponse>, Status> {
         never()
+    }
+}
+
+#[tonic::async_trait]
+impl VolumeManager for Api {
+    type SyncStream = Boxed<common::SyncAck>;
+    type MountPodStream = Boxed<volumes::MountPodResponse>;
+    type WatchPodVolumesStream = Boxed<volumes::WatchPodVolumesResponse>;
+    type PodVolumeStatsStream = Boxed<volumes::PodVolumeStatsResponse>;
+
+    async fn sync(
+        &self,
+        _: Request<Streaming<volumes::SyncRequest>>,
+    ) -> Result<Response<Self::SyncStream>, Status> {
+        never()
+    }
+
+    async fn mount_pod(
+        &self,
+        _: Request<volumes::MountPodRequest>,
+    ) -> Result<Response<Self::MountPodStream>, Status> {
+        never()
+    }
+
+    async fn unmount_pod(
+        &self,
+        _: Request<volumes::UnmountPodRequest>,
+    ) -> Result<Response<volumes::UnmountPodResponse>, Status> {
+        never()
+    }
+
+    async fn prepare_container(
+        &self,
+        _: Request<volumes::PrepareContainerRequest>,
+    ) -> Result<Response<volumes::PrepareContainerResponse>, Status> {
+        never()
+    }
+
+    async fn pod_volume_stats(
+        &self,
+        _: Request<volumes::PodVolumeStatsRequest>,
+    ) -> Result<Response<Self::PodVolumeStatsStream>, Status> {
+        never()
+    }
+
+    async fn watch_pod_volumes(
+        &self,
+        _: Request<volumes::WatchPodVolumesRequest>,
+    ) -> Result<Response<Self::WatchPodVolumesStream>, Status> {
+        use volumes::watch_pod_volumes_response::Item;
+        let mut items: Vec<Item> = self.world.volumes.iter().cloned().map(Item::Pod).collect();
+        items.push(Item::Synced(common::Synced {}));
+        let items =
+            items.into_iter().map(|item| volumes::WatchPodVolumesResponse { item: Some(item) }).collect();
+        Ok(self.world.volume_news.after(items))
     }
 }

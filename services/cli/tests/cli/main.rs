@@ -4,9 +4,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod commands;
+mod completion;
+mod exec;
 mod failures;
 mod fake;
+mod running;
 mod up;
+mod watch;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -60,7 +64,7 @@ impl Said {
 
 fn command(run_dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_keelson"));
-    command.env_remove("KEELSON_RUN_DIR").args(args).arg("--run-dir").arg(run_dir).stdin(Stdio::null());
+    command.env_remove("KEELSON_RUN_DIR").arg("--run-dir").arg(run_dir).args(args).stdin(Stdio::null());
     command
 }
 

@@ -85,7 +85,7 @@ fn up_without_root_says_so() {
         command.uid(65_534).gid(65_534);
     }
     let said = run(&mut command);
-    assert_eq!(said.failed(1).1, "`sudo keelson up`", "{said:?}");
+    assert_eq!(said.failed(77).1, "`sudo keelson up`", "{said:?}");
 }
 
 #[test]

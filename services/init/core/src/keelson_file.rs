@@ -13,7 +13,7 @@ pub const KEELSON_KIND: &str = "KeelsonConfiguration";
 
 /// All fields, for messages.
 const FIELDS: &str = "runDir, stateDir, containerLinksDir, binDir, controlPlane, uidBase, operatorGid, \
-                      sandboxImage, startParallelism, relistPeriod, manageHost, logging.format, logging.level, \
+                      sandboxImage, imagePullProgressTimeout, startParallelism, relistPeriod, manageHost, logging.format, logging.level, \
                       tracing.endpoint, tracing.samplingRatePerMillion";
 
 /// The largest user id: 2^32 - 1 means "no user" (chown(2)).
@@ -27,6 +27,7 @@ pub(crate) struct KeelsonFile {
     pub(crate) uid_base: Option<Sourced<u32>>,
     pub(crate) operator_gid: Option<Sourced<u32>>,
     pub(crate) sandbox_image: Option<Sourced<String>>,
+    pub(crate) pull_progress_timeout: Option<Sourced<Duration>>,
     pub(crate) start_parallelism: Option<Sourced<u32>>,
     pub(crate) relist_period: Option<Sourced<Duration>>,
     pub(crate) manage_host: Option<Sourced<bool>>,
@@ -62,6 +63,8 @@ pub(crate) fn read(document: &Document, problems: &mut Vec<ConfigProblem>) -> Ke
     file.uid_base = reader.u32("uidBase", 1..=MAX_ID - 16);
     file.operator_gid = reader.u32("operatorGid", 0..=MAX_ID);
     file.sandbox_image = reader.string("sandboxImage");
+    file.pull_progress_timeout =
+        reader.duration("imagePullProgressTimeout", Duration::from_secs(1)..=Duration::from_secs(24 * 3600));
     file.start_parallelism = reader.u32("startParallelism", 1..=1024);
     file.relist_period = reader.duration("relistPeriod", Duration::from_secs(1)..=Duration::from_secs(3600));
     file.manage_host = reader.boolean("manageHost");

@@ -1,11 +1,13 @@
 //! `KubeletConfiguration` as far as it is acted on (node-and-api.md §2).
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::document::{ConfigProblem, Document, Reader, Sourced};
-use crate::leftovers::{ContainerLogsFile, ImageCollectionFile};
-use crate::reserved::{Capacity, read_reserved};
+use crate::duration::parse_go_duration;
+use crate::leftovers::{ContainerLogsFile, ImageCollectionFile, ImagePullsFile};
+use crate::pressure::PressureFile;
+use crate::reserved::{Capacity, Reservations, read_reserved};
+use crate::running_pods::RunningPodsFile;
 
 /// The API version of the kubelet's configuration.
 pub const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
@@ -169,11 +171,17 @@ pub(crate) struct KubeletFile {
     pub(crate) cpu_cfs_period: Option<Sourced<Duration>>,
     pub(crate) max_parallel_pulls: Option<Sourced<u32>>,
     pub(crate) serialize_pulls: Option<Sourced<bool>>,
-    pub(crate) reserved: Option<Sourced<BTreeMap<String, String>>>,
+    pub(crate) reserved: Option<Reservations>,
+    pub(crate) pressure: PressureFile,
     pub(crate) fail_cgroup_v1: Option<Sourced<bool>>,
     pub(crate) log_format: Option<Sourced<String>>,
     pub(crate) container_logs: ContainerLogsFile,
     pub(crate) image_collection: ImageCollectionFile,
+    pub(crate) image_pulls: ImagePullsFile,
+    pub(crate) running_pods: RunningPodsFile,
+    pub(crate) image_endpoint: Option<Sourced<String>>,
+    /// Zero is off.
+    pub(crate) volume_stats_period: Option<Sourced<Duration>>,
     /// Fields of the kubelet's that are set but not acted on.
     pub(crate) not_acted_on: Vec<String>,
     /// Fields that no kubelet has, with the line.
@@ -215,9 +223,14 @@ pub(crate) fn read(
         max_parallel_pulls: reader.u32("maxParallelImagePulls", 1..=1_000_000),
         serialize_pulls: reader.boolean("serializeImagePulls"),
         reserved: Some(read_reserved(&mut reader, capacity)),
+        pressure: PressureFile::read(&mut reader),
         fail_cgroup_v1: reader.boolean("failCgroupV1"),
         container_logs: ContainerLogsFile::read(&mut reader),
         image_collection: ImageCollectionFile::read(&mut reader),
+        image_pulls: ImagePullsFile::read(&mut reader),
+        running_pods: RunningPodsFile::read(&mut reader),
+        image_endpoint: reader.string("imageServiceEndpoint"),
+        volume_stats_period: volume_stats_period(&mut reader),
         ..KubeletFile::default()
     };
     if reader.object("logging") {
@@ -233,6 +246,22 @@ pub(crate) fn read(
         }
     }
     file
+}
+
+/// The only duration that may be below zero, which turns the measurements off; zero is the default (node-and-api.md
+/// §2.5).
+fn volume_stats_period(reader: &mut Reader<'_>) -> Option<Sourced<Duration>> {
+    const FIELD: &str = "volumeStatsAggPeriod";
+    let text = reader.string(FIELD)?;
+    let (is_off, amount) = match text.value.strip_prefix('-') {
+        Some(amount) => (true, amount),
+        None => (false, text.value.as_str()),
+    };
+    let Some(period) = parse_go_duration(amount).filter(|period| *period <= YEAR) else {
+        reader.refuse(&text, "this is no duration of at most a year; write one such as 1m, or -1s for none");
+        return None;
+    };
+    (!period.is_zero()).then(|| text.map(|_| if is_off { Duration::ZERO } else { period }))
 }
 
 /// Whether a document is of the kind that its flag promises; else it says so and nothing more is read.

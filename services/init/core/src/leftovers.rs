@@ -74,8 +74,52 @@ impl ImageCollectionFile {
     }
 }
 
+/// The names of `imagePullCredentialsVerificationPolicy`.
+const VERIFICATION: &[&str] =
+    &["NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify"];
+
+/// The fields that say how images are pulled, but for the number of pulls at the same time.
+#[derive(Debug, Default)]
+pub(crate) struct ImagePullsFile {
+    qps: Option<Sourced<u32>>,
+    burst: Option<Sourced<u32>>,
+    verification: Option<Sourced<String>>,
+    allowlist: Option<Sourced<Vec<String>>>,
+}
+
+impl ImagePullsFile {
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
+        const MOST: u32 = i32::MAX.unsigned_abs();
+        Self {
+            qps: reader.u32("registryPullQPS", 0..=MOST),
+            burst: reader.u32("registryBurst", 0..=MOST),
+            verification: reader.choice("imagePullCredentialsVerificationPolicy", VERIFICATION),
+            allowlist: reader.strings("preloadedImagesVerificationAllowlist"),
+        }
+    }
+
+    fn resolve(self, resolver: &mut Resolver<'_>) {
+        if let (Some(list), verification) = (&self.allowlist, &self.verification)
+            && !list.value.is_empty()
+            && verification.as_ref().is_none_or(|v| v.value != "NeverVerifyAllowlistedImages")
+        {
+            let way_out = "this needs imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages; set it or leave this out";
+            resolver.refuse(list, way_out);
+        }
+        resolver.set("imagePulls.registryQps", self.qps, |c, v| c.image_pulls.registry_qps = v);
+        resolver.set("imagePulls.registryBurst", self.burst, |c, v| c.image_pulls.registry_burst = v);
+        resolver.set("imagePulls.credentialsVerification", self.verification, |c, v| {
+            c.image_pulls.credentials_verification = v;
+        });
+        resolver.set("imagePulls.preloadedAllowlist", self.allowlist, |c, v| {
+            c.image_pulls.preloaded_allowlist = v;
+        });
+    }
+}
+
 /// Takes the fields into the configuration, and checks those that depend on each other.
 pub(crate) fn resolve(resolver: &mut Resolver<'_>, file: &mut KubeletFile) {
+    std::mem::take(&mut file.image_pulls).resolve(resolver);
     let logs = std::mem::take(&mut file.container_logs);
     resolver.set("containerLogs.maxSizeBytes", logs.max_size, |c, v| c.container_logs.max_size_bytes = v);
     resolver.set("containerLogs.maxFiles", logs.max_files, |c, v| c.container_logs.max_files = v);

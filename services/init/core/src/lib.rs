@@ -18,9 +18,11 @@ mod keelson_file;
 mod kubelet_file;
 mod labels;
 mod leftovers;
+mod pressure;
 pub mod privileges;
 mod reserved;
 mod resolve;
+mod running_pods;
 
 pub use backoff::Restarts;
 pub use document::{ConfigProblem, Document, Sourced};

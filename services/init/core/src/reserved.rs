@@ -8,8 +8,8 @@ use crate::document::{Reader, Sourced};
 
 /// The keys of `kubeReserved` and `systemReserved`.
 const RESERVABLE: &[&str] = &["cpu", "memory", "ephemeral-storage", "pid"];
-/// The signals of `evictionHard`.
-const SIGNALS: &[&str] = &[
+/// The signals of thresholds.
+pub(crate) const SIGNALS: &[&str] = &[
     "memory.available",
     "nodefs.available",
     "nodefs.inodesFree",
@@ -20,8 +20,14 @@ const SIGNALS: &[&str] = &[
     "pid.available",
     "allocatableMemory.available",
 ];
-/// What a KubeletConfiguration that sets no threshold stands for, as far as it is reserved.
-const DEFAULT_THRESHOLDS: &[(&str, &str)] = &[("memory.available", "100Mi"), ("nodefs.available", "10%")];
+/// What a KubeletConfiguration that sets no threshold stands for.
+const DEFAULT_THRESHOLDS: &[(&str, &str)] = &[
+    ("imagefs.available", "15%"),
+    ("imagefs.inodesFree", "5%"),
+    ("memory.available", "100Mi"),
+    ("nodefs.available", "10%"),
+    ("nodefs.inodesFree", "5%"),
+];
 /// The thresholds that are taken from what pods may use, with the resource that they are taken from.
 const TAKEN: &[(&str, &str)] = &[("memory.available", "memory"), ("nodefs.available", "ephemeral-storage")];
 
@@ -32,46 +38,133 @@ pub(crate) struct Capacity {
     pub(crate) nodefs: u64,
 }
 
+/// What is kept from pods, and by what.
+#[derive(Debug)]
+pub(crate) struct Reservations {
+    /// All of it, per resource.
+    pub(crate) all: Sourced<BTreeMap<String, String>>,
+    /// `kubeReserved`.
+    pub(crate) kube: BTreeMap<String, String>,
+    /// `systemReserved`.
+    pub(crate) system: BTreeMap<String, String>,
+    /// The hard thresholds in force, where they come from, and the defaults that they have dropped.
+    pub(crate) hard: Sourced<BTreeMap<String, String>>,
+    pub(crate) dropped: Vec<&'static str>,
+}
+
 /// Reads the three fields and adds them up per resource.
-pub(crate) fn read_reserved(
-    reader: &mut Reader<'_>,
-    capacity: Capacity,
-) -> Sourced<BTreeMap<String, String>> {
-    let mut sums: BTreeMap<String, Quantity> = BTreeMap::new();
+pub(crate) fn read_reserved(reader: &mut Reader<'_>, capacity: Capacity) -> Reservations {
     let mut origins = Vec::new();
-    for field in ["kubeReserved", "systemReserved"] {
-        let Some(map) = reader.map(field) else { continue };
-        origins.push(map.origin.clone());
-        for (key, text) in &map.value {
-            let one = entry(&map, key, text);
-            match Quantity::parse(text) {
-                _ if !RESERVABLE.contains(&key.as_str()) => {
-                    reader.refuse(
-                        &one,
-                        format!("this cannot be reserved; the keys are {}", RESERVABLE.join(", ")),
-                    );
-                }
-                Ok(amount) if !amount.is_negative() => *sums.entry(key.clone()).or_default() += amount,
-                _ => reader.refuse(&one, "this must be a quantity of at least 0, such as 500m or 1Gi"),
-            }
-        }
+    let cpus = reserved_cpus(reader, &mut origins);
+    let mut kube = reservation(reader, "kubeReserved", &mut origins);
+    let mut system = reservation(reader, "systemReserved", &mut origins);
+    if let Some(cpus) = cpus {
+        // The CPUs that are named stand for what both reserve of CPU (node-and-api.md §4.5).
+        kube.remove("cpu");
+        system.insert("cpu".to_owned(), Quantity::from_milli(i64::from(cpus) * 1000));
     }
-    let thresholds = thresholds(reader, &mut origins);
+    let mut sums: BTreeMap<String, Quantity> = BTreeMap::new();
+    for (key, amount) in kube.iter().chain(&system) {
+        *sums.entry(key.clone()).or_default() += *amount;
+    }
+    let (thresholds, dropped) = thresholds(reader, &mut origins);
     for (signal, resource) in TAKEN {
         let Some(one) = thresholds.iter().find(|one| one.field.ends_with(&format!(".{signal}"))) else {
             continue;
         };
         let whole = if *resource == "memory" { capacity.memory } else { capacity.nodefs };
+        // Both turn the threshold off, and nothing is kept for it.
+        if matches!(one.value.as_str(), "0%" | "100%") {
+            continue;
+        }
         if let Some(amount) = threshold(&one.value, whole) {
             *sums.entry((*resource).to_owned()).or_default() += amount;
         }
     }
-    let value = sums.into_iter().map(|(key, amount)| (key, amount.to_string())).collect();
-    Sourced { value, origin: origins.join(", "), field: "evictionHard".to_owned() }
+    let all = Sourced { value: texts(sums), origin: origins.join(", "), field: "evictionHard".to_owned() };
+    check_capacity(reader, &all, capacity);
+    let hard = thresholds.iter().filter_map(|one| {
+        let (_, signal) = one.field.split_once('.')?;
+        Some((signal.to_owned(), one.value.clone()))
+    });
+    let hard =
+        Sourced { value: hard.collect(), origin: all.origin.clone(), field: "evictionHard".to_owned() };
+    Reservations { all, kube: texts(kube), system: texts(system), hard, dropped }
+}
+
+fn texts(amounts: BTreeMap<String, Quantity>) -> BTreeMap<String, String> {
+    amounts.into_iter().map(|(key, amount)| (key, amount.to_string())).collect()
+}
+
+fn reservation(
+    reader: &mut Reader<'_>,
+    field: &str,
+    origins: &mut Vec<String>,
+) -> BTreeMap<String, Quantity> {
+    let mut amounts = BTreeMap::new();
+    let Some(map) = reader.map(field) else { return amounts };
+    origins.push(map.origin.clone());
+    for (key, text) in &map.value {
+        let one = entry(&map, key, text);
+        match Quantity::parse(text) {
+            _ if !RESERVABLE.contains(&key.as_str()) => {
+                let way_out = format!("this cannot be reserved; the keys are {}", RESERVABLE.join(", "));
+                reader.refuse(&one, way_out);
+            }
+            Ok(amount) if !amount.is_negative() => {
+                amounts.insert(key.clone(), amount);
+            }
+            _ => reader.refuse(&one, "this must be a quantity of at least 0, such as 500m or 1Gi"),
+        }
+    }
+    amounts
+}
+
+/// How many CPUs `reservedSystemCPUs` names, such as `0-1,4`.
+fn reserved_cpus(reader: &mut Reader<'_>, origins: &mut Vec<String>) -> Option<u32> {
+    let list = reader.string("reservedSystemCPUs").filter(|list| !list.value.is_empty())?;
+    let mut cpus = std::collections::BTreeSet::new();
+    for range in list.value.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.trim().parse::<u16>(), last.trim().parse::<u16>());
+        match (first, last) {
+            (Ok(first), Ok(last)) if first <= last => cpus.extend(first..=last),
+            _ => {
+                reader.refuse(&list, "this must be a list of CPUs such as 0-1,4");
+                return None;
+            }
+        }
+    }
+    origins.push(list.origin.clone());
+    u32::try_from(cpus.len()).ok()
+}
+
+/// More than there is cannot be kept from pods. What init does not know the size of is checked by resource-manager.
+fn check_capacity(reader: &mut Reader<'_>, all: &Sourced<BTreeMap<String, String>>, capacity: Capacity) {
+    for (resource, whole) in [("memory", capacity.memory), ("ephemeral-storage", capacity.nodefs)] {
+        let Some(amount) = all.value.get(resource).and_then(|text| Quantity::parse(text).ok()) else {
+            continue;
+        };
+        let whole = Quantity::from_bytes(whole);
+        if !whole.is_zero() && amount > whole {
+            let value =
+                Sourced { value: amount.to_string(), origin: all.origin.clone(), field: resource.to_owned() };
+            reader.refuse(
+                &value,
+                format!(
+                    "invalid Node Allocatable configuration. Resource \"{resource}\" has a reservation of {amount} but \
+                     capacity of {whole}. Expected capacity >= reservation."
+                ),
+            );
+        }
+    }
 }
 
 /// The thresholds in force, one per signal, checked.
-fn thresholds(reader: &mut Reader<'_>, origins: &mut Vec<String>) -> Vec<Sourced<String>> {
+fn thresholds(
+    reader: &mut Reader<'_>,
+    origins: &mut Vec<String>,
+) -> (Vec<Sourced<String>>, Vec<&'static str>) {
     let merge = reader.boolean("mergeDefaultEvictionSettings").is_some_and(|m| m.value);
     let set = reader.map("evictionHard");
     let mut list = Vec::new();
@@ -89,23 +182,27 @@ fn thresholds(reader: &mut Reader<'_>, origins: &mut Vec<String>) -> Vec<Sourced
             }
         }
     }
-    if set.is_none() || merge {
-        for (signal, text) in DEFAULT_THRESHOLDS {
-            let field = format!("evictionHard.{signal}");
-            if !list.iter().any(|one| one.field == field) {
-                list.push(Sourced { value: (*text).to_owned(), origin: String::new(), field });
-            }
+    let mut dropped = Vec::new();
+    for (signal, text) in DEFAULT_THRESHOLDS {
+        let field = format!("evictionHard.{signal}");
+        if list.iter().any(|one| one.field == field) {
+            continue;
+        }
+        if set.is_none() || merge {
+            list.push(Sourced { value: (*text).to_owned(), origin: String::new(), field });
+        } else {
+            dropped.push(*signal);
         }
     }
-    list
+    (list, dropped)
 }
 
-fn entry(map: &Sourced<BTreeMap<String, String>>, key: &str, text: &str) -> Sourced<String> {
+pub(crate) fn entry(map: &Sourced<BTreeMap<String, String>>, key: &str, text: &str) -> Sourced<String> {
     Sourced { value: text.to_owned(), origin: map.origin.clone(), field: format!("{}.{key}", map.field) }
 }
 
 /// A threshold as an amount; a percentage is of `whole` bytes.
-fn threshold(text: &str, whole: u64) -> Option<Quantity> {
+pub(crate) fn threshold(text: &str, whole: u64) -> Option<Quantity> {
     if let Some(percent) = text.strip_suffix('%') {
         let percent: f64 = percent.parse().ok().filter(|p| (0.0..=100.0).contains(p))?;
         // Truncated as the kubelet does: the loss of digits above 2^53 bytes does not matter here.
@@ -125,7 +222,7 @@ mod tests {
     fn read(root: serde_json::Value) -> (BTreeMap<String, String>, Vec<String>) {
         let document = Document { root: root.as_object().unwrap().clone(), ..Document::default() };
         let mut problems = Vec::new();
-        let sums = read_reserved(&mut Reader::new(&document, &mut problems), CAPACITY).value;
+        let sums = read_reserved(&mut Reader::new(&document, &mut problems), CAPACITY).all.value;
         (sums, problems.iter().map(ToString::to_string).collect())
     }
 
@@ -157,6 +254,38 @@ mod tests {
         assert_eq!(sums(root), ["memory=1Gi"]);
         let root = json!({"evictionHard": {"memory.available": "1Gi"}, "mergeDefaultEvictionSettings": true});
         assert_eq!(sums(root), ["ephemeral-storage=10Gi", "memory=1Gi"]);
+    }
+
+    #[test]
+    fn what_a_threshold_has_dropped_is_known() {
+        let read = |root: serde_json::Value| {
+            let document = Document { root: root.as_object().unwrap().clone(), ..Document::default() };
+            let reservations = read_reserved(&mut Reader::new(&document, &mut Vec::new()), CAPACITY);
+            (reservations.hard.value.len(), reservations.dropped)
+        };
+        assert_eq!(read(json!({})), (5, vec![]));
+        let (kept, dropped) = read(json!({"evictionHard": {"memory.available": "1Gi"}}));
+        assert_eq!((kept, dropped.len()), (1, 4));
+        assert!(dropped.contains(&"nodefs.inodesFree"), "{dropped:?}");
+    }
+
+    #[test]
+    fn cpus_that_are_named_stand_for_what_is_reserved_of_cpu() {
+        let root = json!({
+            "kubeReserved": {"cpu": "3", "memory": "1Gi"}, "systemReserved": {"cpu": "1"},
+            "reservedSystemCPUs": "0-1,4,1", "evictionHard": {"memory.available": "0%"},
+        });
+        assert_eq!(sums(root), ["cpu=3", "memory=1Gi"]);
+        let (_, problems) = read(json!({"reservedSystemCPUs": "3-1"}));
+        assert!(problems[0].contains("reservedSystemCPUs"), "{problems:?}");
+    }
+
+    #[test]
+    fn more_than_there_is_cannot_be_reserved() {
+        let (_, problems) = read(json!({"systemReserved": {"memory": "9Gi", "cpu": "900"}}));
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        let text = "Resource \"memory\" has a reservation of 9316Mi but capacity of 8Gi. Expected capacity >= reservation.";
+        assert!(problems[0].contains(text), "{problems:?}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use keelson_config::{Config, ServiceName, Tracing};
 use serde_json::{Map, Value};
 
 use crate::document::{ConfigProblem, Document, Sourced};
+use crate::duration::parse_go_duration;
 use crate::effective::effective;
 use crate::keelson_file::{self, KeelsonFile};
 use crate::kubelet_file::{self, KubeletFile, absolute};
@@ -45,6 +46,12 @@ pub struct Flags {
     pub log_level: Option<String>,
     /// `--log-format`.
     pub log_format: Option<String>,
+    /// `--minimum-container-ttl-duration`.
+    pub minimum_container_ttl: Option<String>,
+    /// `--maximum-dead-containers-per-container`.
+    pub max_dead_per_container: Option<i32>,
+    /// `--maximum-dead-containers`.
+    pub max_dead_containers: Option<i32>,
 }
 
 /// What the configuration depends on besides flags and files.
@@ -159,9 +166,11 @@ impl Resolver<'_> {
         self.runtime(&mut kubelet, &mut keelson);
         self.images(&mut kubelet);
         crate::leftovers::resolve(self, &mut kubelet);
+        std::mem::take(&mut kubelet.running_pods).resolve(self);
         self.dns(&mut kubelet);
         self.api(&mut kubelet);
         self.resources(&mut kubelet);
+        crate::pressure::resolve(self, &mut kubelet);
         self.telemetry(&mut kubelet, &mut keelson);
         self.set("manageHost", keelson.manage_host.take(), |c, v| c.manage_host = v);
         self.notes_on(&kubelet);
@@ -186,7 +195,7 @@ impl Resolver<'_> {
         self.problems.push(value.problem(way_out));
     }
 
-    fn note(&mut self, level: Level, text: impl Into<String>) {
+    pub(crate) fn note(&mut self, level: Level, text: impl Into<String>) {
         self.notes.push(Note { level, text: text.into() });
     }
 
@@ -316,6 +325,9 @@ impl Resolver<'_> {
             .or(kubelet.static_pod_path.take())
             .filter(|path| !path.value.is_empty());
         self.set("sources.staticPodPath", manifests, |c, v| c.sources.static_pod_path = Some(v.into()));
+        self.set("volumes.statsPeriodMs", kubelet.volume_stats_period.take(), |c, v| {
+            c.volumes.stats_period_ms = millis(v);
+        });
         self.set("sources.fileCheckMs", kubelet.file_check.take(), |c, v| {
             c.sources.file_check_ms = millis(v)
         });
@@ -348,12 +360,53 @@ impl Resolver<'_> {
         self.set("runtime.sandboxImage", keelson.sandbox_image.take(), |c, v| {
             c.runtime.sandbox_image = Some(v).filter(|image| !image.is_empty());
         });
+        self.set("imagePulls.progressTimeoutMs", keelson.pull_progress_timeout.take(), |c, v| {
+            c.image_pulls.progress_timeout_ms = millis(v);
+        });
+        self.image_endpoint(kubelet);
+        self.container_collection();
         self.set("runtime.relistPeriodMs", keelson.relist_period.take(), |c, v| {
             c.runtime.relist_period_ms = millis(v);
         });
         self.set("runtime.startParallelism", keelson.start_parallelism.take(), |c, v| {
             c.runtime.start_parallelism = v;
         });
+    }
+
+    fn image_endpoint(&mut self, kubelet: &mut KubeletFile) {
+        let endpoint = kubelet.image_endpoint.take().filter(|endpoint| !endpoint.value.is_empty());
+        let socket = |text: &str| text.strip_prefix("unix://").is_some_and(|path| path.starts_with('/'));
+        if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| !socket(&endpoint.value)) {
+            self.refuse(endpoint, "this must be unix:// and the absolute path of a socket");
+        }
+        self.set("runtime.imageEndpoint", endpoint, |c, v| {
+            c.runtime.image_endpoint = Some(v).filter(|endpoint| *endpoint != c.runtime.endpoint);
+        });
+    }
+
+    /// The kubelet's flags for dead containers, which no file has.
+    fn container_collection(&mut self) {
+        let name = "--minimum-container-ttl-duration";
+        let age = flag(name, self.flags.minimum_container_ttl.as_ref());
+        if let Some(age) = age {
+            match parse_go_duration(&age.value) {
+                Some(duration) => {
+                    self.set("containerCollection.minimumAgeMs", Some(age.map(|_| duration)), |c, v| {
+                        c.container_collection.minimum_age_ms = millis(v);
+                    })
+                }
+                None => self.refuse(&age, "this is no duration; write one such as 1m"),
+            }
+        }
+        let number = |name: &str, value: Option<i32>| {
+            value.map(|value| Sourced { value, origin: name.to_owned(), field: name.to_owned() })
+        };
+        let per = number("--maximum-dead-containers-per-container", self.flags.max_dead_per_container);
+        self.set("containerCollection.maxPerContainer", per, |c, v| {
+            c.container_collection.max_per_container = v
+        });
+        let total = number("--maximum-dead-containers", self.flags.max_dead_containers);
+        self.set("containerCollection.maxTotal", total, |c, v| c.container_collection.max_total = v);
     }
 
     fn images(&mut self, kubelet: &mut KubeletFile) {
@@ -430,7 +483,6 @@ impl Resolver<'_> {
         self.set("resources.cpuCfsPeriodUs", kubelet.cpu_cfs_period.take(), |c, v| {
             c.resources.cpu_cfs_period_us = u64::try_from(v.as_micros()).unwrap_or(u64::MAX);
         });
-        self.set("resources.reserved", kubelet.reserved.take(), |c, v| c.resources.reserved = v);
     }
 
     fn telemetry(&mut self, kubelet: &mut KubeletFile, keelson: &mut KeelsonFile) {

@@ -287,13 +287,13 @@ fn a_file_of_another_kind_is_refused() {
 #[test]
 fn what_is_not_acted_on_is_one_line_and_what_no_kubelet_has_is_a_warning_each() {
     let file = kubelet(json!({
-        "syncFrequency": "1m", "authentication": {"anonymous": {"enabled": false}}, "staticPodPth": "/x",
+        "nodeStatusMaxImages": 9, "authentication": {"anonymous": {"enabled": false}}, "staticPodPth": "/x",
         "logging": {"verbosity": 4},
     }));
     let notes = run(&Flags::default(), Some(&file), None, &host()).unwrap().notes;
     let infos: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Info).collect();
     assert_eq!(infos.len(), 1, "{notes:?}");
-    assert!(infos[0].text.contains("syncFrequency, authentication, logging.verbosity"), "{notes:?}");
+    assert!(infos[0].text.contains("nodeStatusMaxImages, authentication, logging.verbosity"), "{notes:?}");
     let warnings: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Warn).collect();
     assert_eq!(warnings.len(), 1, "{notes:?}");
     assert!(
@@ -408,6 +408,32 @@ fn the_bounds_of_logs_and_images_arrive_with_where_they_are_from() {
 }
 
 #[test]
+fn how_pods_are_kept_running_is_taken_from_the_file() {
+    let fields = kubelet(json!({
+        "syncFrequency": "90s",
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "20s"},
+        "allowedUnsafeSysctls": ["net.core.*", "kernel/msgmax"],
+    }));
+    let resolved = run(&Flags::default(), Some(&fields), None, &host()).unwrap();
+    let pods = &resolved.config.pods;
+    assert_eq!((pods.sync_frequency_ms, pods.max_restart_backoff_ms), (90_000, 20_000));
+    assert_eq!(pods.allowed_unsafe_sysctls, ["net.core.*", "kernel/msgmax"]);
+    assert!(resolved.notes.iter().all(|note| !note.text.contains("not acted on")), "{:?}", resolved.notes);
+    let zero = kubelet(json!({"syncFrequency": "0s", "crashLoopBackOff": {}}));
+    let pods = run(&Flags::default(), Some(&zero), None, &host()).unwrap().config.pods;
+    assert_eq!(pods, keelson_config::Pods::default());
+    for (wrong, field) in [
+        (json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "301s"}}), "maxContainerRestartPeriod"),
+        (json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "999ms"}}), "maxContainerRestartPeriod"),
+        (json!({"syncFrequency": "-1s"}), "syncFrequency"),
+        (json!({"allowedUnsafeSysctls": ["net.*", "vm.swappiness"]}), "vm.swappiness"),
+    ] {
+        let problems = run(&Flags::default(), Some(&kubelet(wrong)), None, &host()).unwrap_err();
+        assert!(problems.len() == 1 && problems[0].contains(field), "{problems:?}");
+    }
+}
+
+#[test]
 fn the_bounds_of_logs_and_images_have_the_kubelets_defaults() {
     for fields in [
         json!({}),
@@ -449,4 +475,57 @@ fn bounds_of_logs_and_images_that_a_kubelet_refuses_are_refused() {
         assert_eq!(problems.len(), 1, "{part}: {problems:?}");
         assert!(problems[0].contains(part), "{part}: {problems:?}");
     }
+}
+
+#[test]
+fn the_period_of_volume_statistics_may_be_below_zero_for_none_and_zero_is_the_default() {
+    for (text, millis) in [("10s", 10_000), ("-1s", 0), ("-1m30s", 0), ("0s", 60_000), ("0", 60_000)] {
+        let config = with_kubelet(json!({"volumeStatsAggPeriod": text}));
+        assert_eq!(config.volumes.stats_period_ms, millis, "{text}");
+    }
+    assert_eq!(with_kubelet(json!({})).volumes.stats_period_ms, 60_000);
+    for text in ["soon", "", "--1s", "9000h"] {
+        let problems = problems_of(json!({"volumeStatsAggPeriod": text}));
+        assert!(problems.len() == 1 && problems[0].contains("volumeStatsAggPeriod"), "{text}: {problems:?}");
+    }
+}
+
+#[test]
+fn how_images_are_pulled_and_dead_containers_kept_comes_from_fields_and_flags() {
+    let flags = Flags {
+        minimum_container_ttl: Some("90s".into()),
+        max_dead_per_container: Some(2),
+        max_dead_containers: Some(-1),
+        ..Flags::default()
+    };
+    let fields = kubelet(json!({
+        "registryPullQPS": 0, "registryBurst": 3, "imageServiceEndpoint": "unix:///run/images.sock",
+        "imagePullCredentialsVerificationPolicy": "NeverVerifyAllowlistedImages",
+        "preloadedImagesVerificationAllowlist": ["r.example/*"],
+    }));
+    let own = keelson(json!({"imagePullProgressTimeout": "90s"}));
+    let config = run(&flags, Some(&fields), Some(&own), &host()).unwrap().config;
+    let pulls = &config.image_pulls;
+    assert_eq!((pulls.registry_qps, pulls.registry_burst, pulls.progress_timeout_ms), (0, 3, 90_000));
+    assert_eq!(pulls.credentials_verification, "NeverVerifyAllowlistedImages");
+    assert_eq!(pulls.preloaded_allowlist, ["r.example/*"]);
+    assert_eq!(config.runtime.image_endpoint.as_deref(), Some("unix:///run/images.sock"));
+    let dead = &config.container_collection;
+    assert_eq!((dead.minimum_age_ms, dead.max_per_container, dead.max_total), (90_000, 2, -1));
+    assert_eq!(config.provenance["containerCollection.minimumAgeMs"], "--minimum-container-ttl-duration");
+    // The same endpoint is not one of its own.
+    let same = with_kubelet(json!({"imageServiceEndpoint": "unix:///run/containerd/containerd.sock"}));
+    assert_eq!(same.runtime.image_endpoint, None);
+    for (fields, part) in [
+        (json!({"registryPullQPS": -1}), "registryPullQPS"),
+        (json!({"imageServiceEndpoint": "tcp://1.2.3.4:5"}), "absolute path of a socket"),
+        (json!({"imagePullCredentialsVerificationPolicy": "Sometimes"}), "Sometimes"),
+        (json!({"preloadedImagesVerificationAllowlist": ["a"]}), "NeverVerifyAllowlistedImages"),
+    ] {
+        let problems = problems_of(fields);
+        assert!(problems.len() == 1 && problems[0].contains(part), "{part}: {problems:?}");
+    }
+    let bad = Flags { minimum_container_ttl: Some("soon".into()), ..Flags::default() };
+    let problems = run(&bad, None, None, &host()).unwrap_err();
+    assert!(problems[0].to_string().contains("--minimum-container-ttl-duration"), "{problems:?}");
 }

@@ -238,6 +238,10 @@ impl PodSync for Fake {
         Err(Status::unimplemented("not faked"))
     }
 
+    async fn evict_pod(&self, _: Request<ps::EvictPodRequest>) -> Answer<ps::EvictPodResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
     async fn retry_pod(&self, _: Request<ps::RetryPodRequest>) -> Answer<ps::RetryPodResponse> {
         Err(Status::unimplemented("not faked"))
     }
@@ -249,6 +253,7 @@ impl Runtime for Fake {
     type WatchPodsStream = BoxStream<rt::WatchPodsResponse>;
     type EnsureImageStream = BoxStream<rt::EnsureImageResponse>;
     type ReadLogsStream = BoxStream<rt::ReadLogsResponse>;
+    type ExecStream = BoxStream<rt::ExecResponse>;
 
     async fn read_logs(&self, request: Request<rt::ReadLogsRequest>) -> Answer<Self::ReadLogsStream> {
         let request = request.into_inner();
@@ -299,6 +304,21 @@ impl Runtime for Fake {
         Err(Status::unimplemented("not faked"))
     }
 
+    async fn filesystem_stats(
+        &self,
+        _: Request<rt::FilesystemStatsRequest>,
+    ) -> Answer<rt::FilesystemStatsResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn list_images(&self, _: Request<rt::ListImagesRequest>) -> Answer<rt::ListImagesResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn exec(&self, _: Request<Streaming<rt::ExecRequest>>) -> Answer<Self::ExecStream> {
+        Err(Status::unimplemented("not faked"))
+    }
+
     async fn collect_garbage(
         &self,
         _: Request<rt::CollectGarbageRequest>,
@@ -312,6 +332,7 @@ impl ResourceManager for Fake {
     type SyncStream = BoxStream<keelson_proto::keelson::common::v1::SyncAck>;
     type WatchMachineStream = BoxStream<rm::Machine>;
     type PodStatsStream = BoxStream<rm::PodStatsResponse>;
+    type WatchEvictionsStream = BoxStream<rm::WatchEvictionsResponse>;
 
     async fn node_stats(&self, request: Request<rm::NodeStatsRequest>) -> Answer<rm::NodeStatsResponse> {
         self.0.asked_for_little.lock().unwrap().push(request.into_inner().cpu_and_memory_only);
@@ -339,6 +360,13 @@ impl ResourceManager for Fake {
     }
 
     async fn release_pod(&self, _: Request<rm::ReleasePodRequest>) -> Answer<rm::ReleasePodResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn watch_evictions(
+        &self,
+        _: Request<rm::WatchEvictionsRequest>,
+    ) -> Answer<Self::WatchEvictionsStream> {
         Err(Status::unimplemented("not faked"))
     }
 

@@ -67,6 +67,7 @@ fn fill(world: &World) {
         root: filesystem(),
         images: filesystem(),
         processes: Some(rm::ProcessCount { taken_unix_nanos: TAKEN, max: 100, current: 50 }),
+        containers: filesystem(),
     });
     world.shared.pod_stats.lock().unwrap().push(rm::PodStatsResponse {
         pod: Some(PodRef { uid: "u1".into(), namespace: "default".into(), name: "web".into() }),
@@ -76,9 +77,17 @@ fn fill(world: &World) {
             name: "c".into(),
             started_unix_nanos: TAKEN,
             usage: usage(4_000_000_000),
+            root: filesystem(),
+            logs: filesystem(),
         }],
         network: network(),
         processes: Some(3),
+        volumes: vec![rm::VolumeUsage {
+            name: "scratch".into(),
+            filesystem: filesystem(),
+            local_ephemeral: true,
+        }],
+        ephemeral_storage: filesystem(),
     });
 }
 
@@ -129,6 +138,12 @@ fn expected_paths() -> BTreeSet<String> {
     all.extend(below("node.rlimit", ["time", "maxpid", "curproc"]));
     all.extend(below("node.fs", filesystem));
     all.extend(below("node.runtime.imageFs", filesystem));
+    all.extend(below("node.runtime.containerFs", filesystem));
+    all.extend(below("pods[].volume[]", filesystem));
+    all.extend(below("pods[].volume[]", ["name"]));
+    all.extend(below("pods[].ephemeral-storage", filesystem));
+    all.extend(below("pods[].containers[].rootfs", filesystem));
+    all.extend(below("pods[].containers[].logs", filesystem));
     all.extend(below("pods[].podRef", ["name", "namespace", "uid"]));
     all.extend(below("pods[]", ["startTime", "process_stats.process_count"]));
     all.extend(below("pods[].containers[]", ["name", "startTime"]));
@@ -165,6 +180,7 @@ async fn the_summary_has_the_kubelets_fields_and_no_others() {
     assert_eq!(pod["podRef"], json!({"name": "web", "namespace": "default", "uid": "u1"}));
     assert_eq!(pod["containers"][0]["cpu"]["usageCoreNanoSeconds"], 4_000_000_000_u64);
     assert_eq!(pod["cpu"]["usageNanoCores"], 250_000_000);
+    assert_eq!((&pod["volume"][0]["name"], &pod["volume"][0]["inodesUsed"]), (&json!("scratch"), &json!(10)));
     assert_eq!(
         (&pod["network"]["txErrors"], &pod["network"]["interfaces"][0]["rxBytes"]),
         (&json!(4), &json!(1))

@@ -210,6 +210,33 @@ async fn unknown_paths_are_404_and_wrong_methods_405() {
 }
 
 #[tokio::test]
+async fn nobody_is_let_into_a_container_whatever_is_asked_and_however() {
+    let world = World::start();
+    world.running_pod("web");
+    let api = world.api().await;
+    for path in [
+        "/exec/default/web/c?command=id&output=1",
+        "/exec/default/web/uid-of-web/c?command=id&output=1",
+        "/exec/default/none/c",
+        "/attach/default/web/c?output=1",
+        "/attach/default/web/uid-of-web/c?output=1",
+        "/portForward/default/web?port=80",
+        "/portForward/default/web/uid-of-web",
+        "/run/default/web/c?cmd=id",
+        "/run/default/web/uid-of-web/c?cmd=id",
+    ] {
+        for method in ["GET", "POST", "PUT", "DELETE", "OPTIONS"] {
+            let reply = request(api, method, path).await;
+            assert_eq!(reply.status, 401, "{method} {path}");
+            assert_eq!(reply.text().await.unwrap(), "Unauthorized", "{method} {path}");
+        }
+    }
+    for path in ["/exec", "/exec/", "/exec/default/web", "/portForward/default", "/run/a/b/c/d/e"] {
+        assert_eq!(get(api, path).await.status, 404, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn metrics_of_all_services_parse_as_one_text() {
     let world = World::start();
     *world.shared.metrics.lock().unwrap() = "# HELP kubelet_running_pods Pods.\n\

@@ -233,6 +233,10 @@ impl PodSync for Fake<String, ps::PodDocument> {
         Err(Status::unimplemented("not faked"))
     }
 
+    async fn evict_pod(&self, _: Request<ps::EvictPodRequest>) -> Answer<ps::EvictPodResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
     async fn retry_pod(&self, _: Request<ps::RetryPodRequest>) -> Answer<ps::RetryPodResponse> {
         Err(Status::unimplemented("not faked"))
     }
@@ -243,12 +247,20 @@ impl ResourceManager for Fake<(), rm::Machine> {
     type SyncStream = BoxStream<keelson_proto::keelson::common::v1::SyncAck>;
     type WatchMachineStream = BoxStream<rm::Machine>;
     type PodStatsStream = BoxStream<rm::PodStatsResponse>;
+    type WatchEvictionsStream = BoxStream<rm::WatchEvictionsResponse>;
 
     async fn node_stats(&self, _: Request<rm::NodeStatsRequest>) -> Answer<rm::NodeStatsResponse> {
         Err(Status::unimplemented("not faked"))
     }
 
     async fn pod_stats(&self, _: Request<rm::PodStatsRequest>) -> Answer<Self::PodStatsStream> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn watch_evictions(
+        &self,
+        _: Request<rm::WatchEvictionsRequest>,
+    ) -> Answer<Self::WatchEvictionsStream> {
         Err(Status::unimplemented("not faked"))
     }
 
@@ -283,6 +295,7 @@ impl Runtime for Fake<(), rt::RuntimeState> {
     type WatchPodsStream = BoxStream<rt::WatchPodsResponse>;
     type EnsureImageStream = BoxStream<rt::EnsureImageResponse>;
     type ReadLogsStream = BoxStream<rt::ReadLogsResponse>;
+    type ExecStream = BoxStream<rt::ExecResponse>;
 
     async fn watch_pods(&self, _: Request<rt::WatchPodsRequest>) -> Answer<Self::WatchPodsStream> {
         use rt::watch_pods_response::Item;
@@ -317,6 +330,21 @@ impl Runtime for Fake<(), rt::RuntimeState> {
     }
 
     async fn read_logs(&self, _: Request<rt::ReadLogsRequest>) -> Answer<Self::ReadLogsStream> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn filesystem_stats(
+        &self,
+        _: Request<rt::FilesystemStatsRequest>,
+    ) -> Answer<rt::FilesystemStatsResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn list_images(&self, _: Request<rt::ListImagesRequest>) -> Answer<rt::ListImagesResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn exec(&self, _: Request<Streaming<rt::ExecRequest>>) -> Answer<Self::ExecStream> {
         Err(Status::unimplemented("not faked"))
     }
 

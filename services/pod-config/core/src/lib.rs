@@ -13,6 +13,7 @@
 //!
 //! [`parse_file`] is the way through the first three.
 
+mod bounds;
 pub mod error;
 pub mod files;
 mod locate;

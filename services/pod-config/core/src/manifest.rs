@@ -9,6 +9,7 @@ use std::sync::Arc;
 use keelson_kube_model::PodFullName;
 use serde_json::Value;
 
+use crate::bounds::{Budget, Size};
 use crate::error::{ManifestError, Why};
 use crate::yaml::{self, YamlDocument, YamlError};
 
@@ -181,26 +182,37 @@ fn json_documents(text: &str) -> Option<Result<Vec<YamlDocument>, ManifestError>
         return None;
     }
     let mut documents = Vec::new();
+    let mut budget = Budget::default();
     let mut stream = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    // The line that is reached, and where it begins: a text of a million documents is walked through once.
+    let (mut seen, mut line, mut begin) = (0, 1, 0);
     loop {
         let from = text.len() - text[stream.byte_offset()..].trim_start().len();
-        match stream.next() {
+        let (line, column, message) = match stream.next() {
             None => return Some(Ok(documents)),
             Some(Ok(value)) => {
-                let before = &text[..from];
-                let line = narrow(before.matches('\n').count() + 1);
-                let column = narrow(from - before.rfind('\n').map_or(0, |i| i + 1) + 1);
-                documents.push(YamlDocument { value, line, column });
+                let between = &text[seen..from];
+                line += between.matches('\n').count();
+                begin = between.rfind('\n').map_or(begin, |at| seen + at + 1);
+                seen = from;
+                let column = from - begin + 1;
+                match budget.take(Size::of(&value), 0) {
+                    Ok(()) => {
+                        let (line, column) = (narrow(line), narrow(column));
+                        documents.push(YamlDocument { value, line, column });
+                        continue;
+                    }
+                    Err(message) => (line, column, message),
+                }
             }
             Some(Err(error)) => {
-                return Some(Err(ManifestError {
-                    line: narrow(error.line()),
-                    column: narrow(error.column()),
-                    document: narrow(documents.len() + 1),
-                    ..ManifestError::file(Why::Syntax, format!("not valid JSON: {}", without_place(&error)))
-                }));
+                let message = format!("not valid JSON: {}", without_place(&error));
+                (error.line(), error.column(), message)
             }
-        }
+        };
+        let document = narrow(documents.len() + 1);
+        let error = ManifestError::file(Why::Syntax, message);
+        return Some(Err(ManifestError { line: narrow(line), column: narrow(column), document, ..error }));
     }
 }
 

@@ -15,11 +15,12 @@ pub fn standalone_node(name: &str, labels: &BTreeMap<String, String>, arch: &str
         "powerpc64" => "ppc64le",
         other => other,
     };
-    let mut all = BTreeMap::from([
-        ("kubernetes.io/hostname".to_owned(), name.to_owned()),
-        ("kubernetes.io/os".to_owned(), "linux".to_owned()),
-        ("kubernetes.io/arch".to_owned(), arch.to_owned()),
-    ]);
+    let mut all = BTreeMap::from([("kubernetes.io/hostname".to_owned(), name.to_owned())]);
+    // Under their old names, too: pods still select by them.
+    for prefix in ["kubernetes.io", "beta.kubernetes.io"] {
+        all.insert(format!("{prefix}/os"), "linux".to_owned());
+        all.insert(format!("{prefix}/arch"), arch.to_owned());
+    }
     all.extend(labels.iter().map(|(key, value)| (key.clone(), value.clone())));
     json!({
         "apiVersion": "v1",
@@ -42,6 +43,8 @@ mod tests {
         assert_eq!(
             node["metadata"]["labels"],
             json!({
+                "beta.kubernetes.io/arch": "arm64",
+                "beta.kubernetes.io/os": "linux",
                 "disk": "ssd",
                 "kubernetes.io/arch": "arm64",
                 "kubernetes.io/hostname": "edge-1",

@@ -6,12 +6,8 @@ use std::collections::HashMap;
 use serde_json::{Map, Number, Value};
 use serde_saphyr::granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 
+use crate::bounds::{Budget, Size, check_depth};
 use crate::locate::Locator;
-
-/// Deepest nesting of a manifest; the same as for JSON.
-const MAX_DEPTH: usize = 128;
-/// Values in one file, with aliases written out: what stops a small file from becoming a large object.
-const MAX_VALUES: usize = 250_000;
 
 /// A document of a YAML stream.
 #[derive(Debug)]
@@ -48,8 +44,8 @@ pub(crate) fn locate(text: &str, fields: &[(usize, &str)]) -> Vec<Option<(u32, u
 
 struct Composer<'a> {
     parser: Parser<'a, StrInput<'a>>,
-    anchors: HashMap<usize, (Value, usize)>,
-    values: usize,
+    anchors: HashMap<usize, (Value, Size)>,
+    budget: Budget,
     document: usize,
     locators: Vec<Locator>,
     path: Vec<String>,
@@ -62,7 +58,7 @@ impl<'a> Composer<'a> {
         Self {
             parser: Parser::new_from_str(text),
             anchors: HashMap::new(),
-            values: 0,
+            budget: Budget::default(),
             document: 0,
             locators,
             path: Vec::new(),
@@ -102,34 +98,45 @@ impl<'a> Composer<'a> {
         }
     }
 
+    /// A value that stands in `depth` lists and mappings.
     fn node(&mut self, (event, span): Node<'a>, depth: usize) -> Result<Value, YamlError> {
-        self.count(1, &span)?;
-        if depth > MAX_DEPTH {
-            return Err(self.error(&span, format!("nested more than {MAX_DEPTH} deep")));
-        }
         if self.path.is_empty() {
             self.see(&span);
         }
-        let before = self.values;
         let (value, anchor) = match event {
             Event::Scalar(text, style, anchor, tag) => {
+                self.count(Size::scalar(text.len()), depth, &span)?;
                 (self.scalar(&text, style, tag.as_deref(), &span)?, anchor)
             }
-            Event::SequenceStart(_, anchor, _) => (self.sequence(depth)?, anchor),
-            Event::MappingStart(_, anchor, _) => (self.mapping(depth)?, anchor),
+            Event::SequenceStart(_, anchor, _) => {
+                self.enter_container(depth, &span)?;
+                (self.sequence(depth)?, anchor)
+            }
+            Event::MappingStart(_, anchor, _) => {
+                self.enter_container(depth, &span)?;
+                (self.mapping(depth)?, anchor)
+            }
             Event::Alias(anchor) => {
-                let Some((value, size)) = self.anchors.get(&anchor).cloned() else {
+                let Some(size) = self.anchors.get(&anchor).map(|(_, size)| *size) else {
                     return Err(self.error(&span, "the alias refers to a value that it is part of"));
                 };
-                self.count(size, &span)?;
-                (value, 0)
+                self.count(size, depth, &span)?;
+                (self.anchors[&anchor].0.clone(), 0)
             }
             _ => return Err(self.error(&span, "a value is missing here")),
         };
         if anchor > 0 {
-            self.anchors.insert(anchor, (value.clone(), self.values - before + 1));
+            // What is kept for aliases is one more of it, whether or not an alias comes.
+            let size = Size::of(&value);
+            self.count(size, depth, &span)?;
+            self.anchors.insert(anchor, (value.clone(), size));
         }
         Ok(value)
+    }
+
+    fn enter_container(&mut self, depth: usize, span: &Span) -> Result<(), YamlError> {
+        check_depth(depth + 1).map_err(|message| self.error(span, message))?;
+        self.count(Size::scalar(0), depth, span)
     }
 
     fn sequence(&mut self, depth: usize) -> Result<Value, YamlError> {
@@ -159,6 +166,7 @@ impl<'a> Composer<'a> {
                 },
                 _ => return Err(self.error(&span, "a key must be text")),
             };
+            self.count(Size::key(key.len()), 0, &span)?;
             self.enter(|| key.clone(), &span);
             let node = self.next()?;
             let place_of_value = node.1;
@@ -208,12 +216,8 @@ impl<'a> Composer<'a> {
         resolve_plain(text).map_err(|message| self.error(span, message))
     }
 
-    fn count(&mut self, values: usize, span: &Span) -> Result<(), YamlError> {
-        self.values += values;
-        if self.values > MAX_VALUES {
-            return Err(self.error(span, format!("more than {MAX_VALUES} values in one file")));
-        }
-        Ok(())
+    fn count(&mut self, size: Size, depth: usize, span: &Span) -> Result<(), YamlError> {
+        self.budget.take(size, depth).map_err(|message| self.error(span, message))
     }
 
     fn enter(&mut self, segment: impl FnOnce() -> String, span: &Span) {
@@ -411,6 +415,30 @@ mod tests {
         assert!(documents(&text).unwrap_err().message.contains("more than"));
         let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
         assert!(documents(&deep).unwrap_err().message.contains("deep"));
+    }
+
+    #[test]
+    fn aliases_of_one_long_text_cannot_become_a_long_object() {
+        let text = format!("a: &a {}\nb: [{}]\n", "x".repeat(1 << 20), "*a,".repeat(1000));
+        assert!(documents(&text).unwrap_err().message.contains("MiB of text"));
+        let keys = format!("a: &a {{{}: 1}}\nb: [{}]\n", "x".repeat(1 << 10), "*a,".repeat(100_000));
+        assert!(documents(&keys).unwrap_err().message.contains("MiB of text"));
+    }
+
+    #[test]
+    fn aliases_in_aliases_cannot_become_a_deep_object() {
+        let mut text = String::from("- &a0 []\n");
+        for i in 1..50 {
+            text.push_str(&format!("- &a{i} {}*a{}{}\n", "[".repeat(90), i - 1, "]".repeat(90)));
+        }
+        assert!(documents(&text).unwrap_err().message.contains("deep"));
+    }
+
+    #[test]
+    fn anchors_around_anchors_do_not_multiply_what_is_in_them() {
+        let anchors: String = (0..90).map(|i| format!("&a{i} [")).collect();
+        let text = format!("{anchors}{}{}", "x,".repeat(100_000), "]".repeat(90));
+        assert!(documents(&text).unwrap_err().message.contains("values"));
     }
 
     #[test]

@@ -317,3 +317,42 @@ fn the_checkpoint_holds_no_secret_and_gives_the_same_pods_again() {
     assert_eq!(again.pods[0].fingerprint, content.pods[0].fingerprint);
     assert!(good(secret).checkpoint.is_empty());
 }
+
+#[test]
+fn a_text_of_many_small_documents_is_refused_in_no_time() {
+    // Each of them was once counted through from the first byte on, which took hours.
+    let text = "{}".repeat(MAX_BYTES / 2 - 1);
+    let error = read_manifest(text.as_bytes()).unwrap_err();
+    assert!(error.message.contains("values in one file"), "{error:?}");
+}
+
+#[test]
+fn json_is_no_deeper_and_no_larger_than_yaml() {
+    let nested = |depth: usize| format!("{{\"a\": {}{}}}", "[".repeat(depth), "]".repeat(depth));
+    let deep = read_manifest(nested(100).as_bytes()).unwrap_err();
+    assert!(deep.message.contains("deep"), "{deep:?}");
+    // As deep as it may be: it says what it is not.
+    assert_eq!(read_manifest(nested(99).as_bytes()).unwrap_err().field, "apiVersion");
+    assert_eq!(read_manifest(format!("---\n{}", nested(99)).as_bytes()).unwrap_err().field, "apiVersion");
+    let many = format!("{{\"a\": [{}0]}}", "0,".repeat(250_000));
+    assert!(read_manifest(many.as_bytes()).unwrap_err().message.contains("values in one file"));
+}
+
+#[test]
+fn documents_on_one_line_and_over_lines_have_their_places() {
+    let pod = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}"#;
+    let text = format!("{pod} {pod}\n\n  {pod}");
+    let places: Vec<_> =
+        read_manifest(text.as_bytes()).unwrap().iter().map(|d| (d.number, d.line, d.column)).collect();
+    assert_eq!(places, [(1, 1, 1), (2, 1, 2 + u32::try_from(pod.len()).unwrap()), (3, 3, 3)]);
+}
+
+#[test]
+fn a_pod_with_a_float_has_the_same_uid_when_it_is_read_from_the_checkpoint() {
+    let limits = "    resources: {limits: {cpu: 0.12345890123456789}}\n";
+    let secret = "---\napiVersion: v1\nkind: Secret\nmetadata: {name: s}\n";
+    let content = good(&format!("{POD}{limits}{secret}"));
+    let again = parse_file(&content.checkpoint, PATH, &StaticRules::standalone("node1")).unwrap();
+    assert_eq!(content.pods[0].uid, again.pods[0].uid);
+    assert_eq!(json_of(&content, 0), json_of(&again, 0));
+}

@@ -4,6 +4,7 @@ use keelson_kube_model::{
     Container, ContainerKind, ContainerState, ContainerStatus, Pod, PodCondition, PodStatus, RestartPolicy,
 };
 
+use crate::actions::has_restart_all;
 use crate::conditions::{DISRUPTION_TARGET, OWNED};
 use crate::moment::{Moment, status_time};
 use crate::restart::exit_allows_restart;
@@ -75,9 +76,7 @@ pub fn accept_status(
 
 /// The first container that would go from terminated to something else although it may not start again.
 fn resurrected(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Option<String> {
-    if pod.restart_policy() == RestartPolicy::Always
-        || pod.containers().any(|(_, container)| has_restart_all(container))
-    {
+    if pod.restart_policy() == RestartPolicy::Always || has_restart_all(pod) {
         return None;
     }
     let forbidden = |kind: ContainerKind, container: &Container| {
@@ -89,10 +88,6 @@ fn resurrected(pod: &Pod, old: &PodStatus, new: &PodStatus) -> Option<String> {
     pod.containers()
         .filter(|(kind, _)| *kind != ContainerKind::Ephemeral)
         .find_map(|(kind, c)| forbidden(kind, c))
-}
-
-fn has_restart_all(container: &Container) -> bool {
-    container.restart_policy_rules.iter().any(|rule| rule.action == "RestartAllContainers")
 }
 
 fn list(status: &PodStatus, kind: ContainerKind) -> &[ContainerStatus] {

@@ -1,7 +1,6 @@
 //! What must change so that the containers of a pod match its spec.
 //!
 //! Parity: kubelet 1.36 decides the same (pod-lifecycle §9.2 to §9.6, §9.8), except that
-//! - a rule with the action `RestartAllContainers` restarts the container that ended and leaves the others alone;
 //! - the back-off is part of the decision: a container that waits is in `waiting`, not in `start`;
 //! - a record without a hash is kept, not replaced;
 //! - a container that may not start again does not start in a new sandbox either, whichever policy says so;
@@ -10,6 +9,7 @@
 //! - no sandbox is made for a pod that is being deleted.
 
 mod init;
+mod restart_all;
 mod sandbox;
 
 use std::collections::BTreeMap;
@@ -24,6 +24,7 @@ use crate::reason::Reason;
 use crate::restart::{ContainerKind, effective_policy, should_restart};
 use crate::termination::container_grace_seconds;
 
+pub use restart_all::{RESTART_ALL, ResetContainer, has_restart_all, is_restarting};
 pub use sandbox::{SandboxDecision, sandbox_decision};
 
 /// What a probe last decided about one container.
@@ -122,7 +123,7 @@ pub struct ContainerWait {
     pub until_unix_nanos: i64,
 }
 
-/// What must change. Order of execution: `kill_pod` or `kill`, `create_sandbox`, `start` in order.
+/// What must change. Order of execution: `reset` alone, or `kill_pod` or `kill`, `create_sandbox`, `start` in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodActions {
     /// Stop every container and every sandbox.
@@ -136,6 +137,10 @@ pub struct PodActions {
     pub start: Vec<StartContainer>,
     /// Entries of the spec that wait.
     pub waiting: Vec<ContainerWait>,
+    /// Records that are removed because all containers begin anew; nothing else is done meanwhile.
+    pub reset: Vec<ResetContainer>,
+    /// To be handed to [`BackoffBook::advance`] when all of `reset` are gone.
+    pub reset_backoff: Vec<(BackoffKey, i64)>,
     /// Nothing of the pod will ever start again.
     pub terminal: bool,
 }
@@ -147,6 +152,7 @@ impl PodActions {
             && self.create_sandbox.is_none()
             && self.kill.is_empty()
             && self.start.is_empty()
+            && self.reset.is_empty()
     }
 
     /// The earliest moment at which a waiting container may start.
@@ -184,7 +190,10 @@ pub fn compute_pod_actions(
     let inputs = Inputs { pod, observed, hints };
     let decision = sandbox_decision(pod, observed);
     let (mut actions, picks) = match decision {
-        SandboxDecision::Keep => keep_sandbox(&inputs),
+        SandboxDecision::Keep => match restart_all::reset(&inputs, backoff, at) {
+            Some(actions) => return actions,
+            None => keep_sandbox(&inputs),
+        },
         SandboxDecision::Create { attempt, replaces, reason } => {
             sandbox::create(&inputs, SandboxPlan { attempt, replaces, reason })
         }

@@ -2,6 +2,7 @@
 
 use keelson_kube_model::{ContainerStatus, Pod, PodCondition, PodPhase, PodStatus};
 
+use crate::actions::has_restart_all;
 use crate::worker::StatusPatch;
 
 /// The sandbox is there: containers may be started.
@@ -17,6 +18,9 @@ pub const SCHEDULED: &str = "PodScheduled";
 /// The pod was made to end by the node.
 pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 
+/// All containers of the pod begin anew.
+pub const RESTARTING_ALL: &str = "AllContainersRestarting";
+
 /// Conditions that the node agent alone writes.
 pub const OWNED: [&str; 8] = [
     SCHEDULED,
@@ -26,7 +30,7 @@ pub const OWNED: [&str; 8] = [
     READY_TO_START,
     "PodResizePending",
     "PodResizeInProgress",
-    "AllContainersRestarting",
+    RESTARTING_ALL,
 ];
 
 /// What the conditions depend on.
@@ -39,6 +43,8 @@ pub struct ConditionInputs<'a> {
     pub old: &'a PodStatus,
     /// No new sandbox is needed.
     pub ready_to_start: bool,
+    /// A container has asked for all to begin anew, and not everything is removed for that yet.
+    pub restarting: bool,
     /// An order that makes the pod a `DisruptionTarget`.
     pub disruption: Option<&'a StatusPatch>,
     /// The moment as a timestamp.
@@ -76,12 +82,16 @@ pub fn generate(inputs: &ConditionInputs<'_>) -> Vec<PodCondition> {
     ];
     let mut conditions: Vec<PodCondition> =
         verdicts.into_iter().map(|(type_, verdict)| condition(inputs, type_, verdict)).collect();
+    if has_restart_all(inputs.pod) {
+        // It is about what happens and not about what is wanted.
+        let restarting = condition(inputs, RESTARTING_ALL, restarting(inputs));
+        conditions.push(PodCondition { observed_generation: None, ..restarting });
+    }
     if let Some(patch) = inputs.disruption {
-        let verdict = Verdict {
-            is_true: true,
-            reason: "TerminationByKubelet".to_owned(),
-            message: patch.message.clone(),
-        };
+        let own = Some(&patch.condition_message).filter(|message| !message.is_empty());
+        let message = own.unwrap_or(&patch.message);
+        let verdict =
+            Verdict { is_true: true, reason: "TerminationByKubelet".to_owned(), message: message.clone() };
         conditions.push(condition(inputs, DISRUPTION_TARGET, verdict));
     } else if let Some(carried) = inputs.old.condition(DISRUPTION_TARGET) {
         conditions.push(carried.clone());
@@ -130,6 +140,18 @@ fn clauses(unknown: &[&str], kind: &str, others: &[&str]) -> String {
     parts.join(", ")
 }
 
+fn restarting(inputs: &ConditionInputs<'_>) -> Verdict {
+    if inputs.restarting {
+        return Verdict::yes("RestartAllContainersStarted");
+    }
+    let reason = match phase(inputs) {
+        PodPhase::Succeeded => "PodCompleted",
+        PodPhase::Failed => "PodFailed",
+        _ => "",
+    };
+    Verdict::no(reason, String::new())
+}
+
 fn initialised(inputs: &ConditionInputs<'_>) -> Verdict {
     let list = &inputs.status.init_container_statuses;
     let (mut unknown, mut incomplete) = (Vec::new(), Vec::new());
@@ -152,7 +174,10 @@ fn initialised(inputs: &ConditionInputs<'_>) -> Verdict {
         .any(|entry| entry.state.running.is_some() || entry.state.terminated.is_some());
     if phase(inputs) == PodPhase::Succeeded && unknown.is_empty() {
         Verdict::yes("PodCompleted")
-    } else if regular_began || (unknown.is_empty() && incomplete.is_empty()) {
+    } else if regular_began
+        || (unknown.is_empty() && incomplete.is_empty())
+        || (has_restart_all(inputs.pod) && inputs.old.condition(INITIALIZED).is_some_and(|c| c.is_true()))
+    {
         Verdict::yes("")
     } else if list.is_empty() {
         Verdict::no("UnknownContainerStatuses", String::new())

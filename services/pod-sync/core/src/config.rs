@@ -22,7 +22,7 @@ use thiserror::Error;
 pub use container::{ContainerInputs, Given, container_plan};
 pub use dns::{DnsInputs, DnsSpec, ResolvConf, dns_for};
 pub use downward::{Downward, downward_value};
-pub use env::{FileLookup, NoObjects, ObjectLookup, environment, needs_objects};
+pub use env::{FileLookup, NoObjects, ObjectLookup, environment, needs_files, needs_objects};
 pub use expand::expand;
 pub use hostname::{HostNames, host_names};
 pub use mounts::{FileMount, SubPath, VolumePath, subpaths};
@@ -187,7 +187,7 @@ pub enum ConfigError {
         /// The path or expression.
         path: String,
         /// What is wrong.
-        problem: &'static str,
+        problem: String,
     },
     /// The subpath has not been made ready.
     #[error("failed to prepare subPath for volumeMount {mount:?} of container {container:?}")]

@@ -6,6 +6,7 @@
 //! | module | what it answers |
 //! |---|---|
 //! | [`observation`] | what the runtime was seen to hold of a pod |
+//! | [`admission`] | may the pod run on this node, as far as spec and Node say? |
 //! | [`actions`] | what must change so that the containers match the spec |
 //! | [`backoff`] | which container waits, and until when, before it is started again |
 //! | [`restart`] | may a container that ended start again? |
@@ -18,6 +19,7 @@
 
 pub mod accept;
 pub mod actions;
+pub mod admission;
 pub mod backoff;
 pub mod conditions;
 pub mod config;

@@ -1,8 +1,9 @@
 //! The phase of a pod (§14.3).
 
-use keelson_kube_model::{Container, ContainerStatus, Pod, PodPhase, PodStatus};
+use keelson_kube_model::{Container, ContainerStateTerminated, ContainerStatus, Pod, PodPhase, PodStatus};
 
 use crate::restart::exit_allows_restart;
+use crate::status::RESTARTING_REASON;
 
 /// What the phase depends on beside the container statuses.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,6 +50,11 @@ fn find<'a>(list: &'a [ContainerStatus], container: &Container) -> Option<&'a Co
     list.iter().find(|entry| entry.name == container.name)
 }
 
+/// By its rules and policies, or because all containers of the pod begin anew.
+fn starts_again(pod: &Pod, container: &Container, ended: &ContainerStateTerminated) -> bool {
+    ended.reason == RESTARTING_REASON || exit_allows_restart(pod, container, ended.exit_code)
+}
+
 fn count_init(counts: &mut Counts, pod: &Pod, container: &Container, entry: Option<&ContainerStatus>) {
     let ended = entry.and_then(|entry| {
         let before = || entry.state.waiting.as_ref().and(entry.last_state.terminated.as_ref());
@@ -58,7 +64,7 @@ fn count_init(counts: &mut Counts, pod: &Pod, container: &Container, entry: Opti
         None => counts.pending_init += 1,
         Some(ended) => {
             let bad = ended.exit_code != 0 || ended.reason == "OOMKilled";
-            if bad && !exit_allows_restart(pod, container, ended.exit_code) {
+            if bad && !starts_again(pod, container, ended) {
                 counts.init_failed += 1;
             }
         }
@@ -97,7 +103,7 @@ fn count_regular(counts: &mut Counts, pod: &Pod, container: &Container, entry: O
         return;
     };
     counts.stopped += 1;
-    if !exit_allows_restart(pod, container, ended.exit_code) {
+    if !starts_again(pod, container, ended) {
         counts.finals += 1;
     }
     if entry.state.terminated.as_ref().is_some_and(|ended| ended.exit_code == 0) {

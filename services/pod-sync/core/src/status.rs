@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use keelson_kube_model::{IpAddress, Pod, PodPhase, PodStatus, compute_qos};
 
-use crate::actions::{ContainerWait, SandboxDecision, sandbox_decision};
+use crate::actions::{ContainerWait, SandboxDecision, is_restarting, sandbox_decision};
 use crate::conditions::{self, ConditionInputs};
 use crate::moment::{Moment, SECOND, status_time};
 use crate::observation::PodObservation;
@@ -17,7 +17,7 @@ use crate::phase::{PhaseInputs, compute_phase};
 use crate::reason::Reason;
 use crate::worker::StatusPatch;
 
-pub use containers::{STATUS_UNKNOWN_REASON, finalise_containers};
+pub use containers::{RESTARTING_REASON, STATUS_UNKNOWN_REASON, finalise_containers};
 
 /// What probes say of a container that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +94,7 @@ pub fn generate_status(
         status: &status,
         old,
         ready_to_start: inputs.pod_ready_to_start.unwrap_or_else(keeps_sandbox),
+        restarting: is_restarting(pod, observed),
         disruption: inputs.patch.filter(|patch| patch.disruption_target),
         now: status_time(at.now_unix_nanos),
     });

@@ -13,12 +13,13 @@ pub const ORPHAN_GRACE_SECONDS: i64 = 1;
 /// Shortest timeout that upstream hands to StopContainer, in seconds; kept for every grace but zero.
 pub const MIN_STOP_TIMEOUT_SECONDS: i64 = 2;
 
-/// The timeout, in seconds, handed to StopContainer for a grace that is left.
+/// The timeout, in seconds, handed to StopContainer: what is left of the grace that was granted, at least 2 s, also
+/// when a preStop hook or the wait for other containers has used it up (§9.11, step 6).
 ///
 /// Parity: upstream never hands on less than 2 s. Here a grace of zero is taken at its word: the process is killed
-/// at once. Anything above zero is at least 2 s, as upstream.
-pub fn stop_timeout_seconds(grace_seconds: i64) -> i64 {
-    if grace_seconds <= 0 { 0 } else { grace_seconds.max(MIN_STOP_TIMEOUT_SECONDS) }
+/// at once.
+pub fn stop_timeout_seconds(granted_seconds: i64, left_seconds: i64) -> i64 {
+    if granted_seconds <= 0 { 0 } else { left_seconds.max(MIN_STOP_TIMEOUT_SECONDS) }
 }
 
 /// Grace in seconds for one container that is stopped while its pod goes on: that of the deletion, else that of the
@@ -103,7 +104,15 @@ mod tests {
     #[test]
     fn a_grace_of_zero_kills_at_once_and_any_other_is_at_least_two_seconds() {
         for (grace, timeout) in [(-1, 0), (0, 0), (1, 2), (2, 2), (30, 30)] {
-            assert_eq!(stop_timeout_seconds(grace), timeout);
+            assert_eq!(stop_timeout_seconds(grace, grace), timeout);
+        }
+        assert_eq!(stop_timeout_seconds(0, 5), 0, "nothing was granted, whatever a clock says");
+    }
+
+    #[test]
+    fn a_grace_that_is_used_up_leaves_two_seconds() {
+        for (left, timeout) in [(-3, 2), (0, 2), (1, 2), (7, 7)] {
+            assert_eq!(stop_timeout_seconds(30, left), timeout);
         }
     }
 

@@ -52,6 +52,9 @@ pub struct StatusPatch {
     pub message: String,
     /// Set the condition `DisruptionTarget`.
     pub disruption_target: bool,
+    /// Message of that condition; empty: that of the status.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub condition_message: String,
 }
 
 /// One UID's worker. Everything that must outlive the service while the pod terminates.

@@ -1,5 +1,8 @@
 //! pod-config, volume-manager and resource-manager: they always say yes.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
 use futures_util::{StreamExt as _, stream};
 use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::pod_config::v1 as pc;
@@ -46,8 +49,35 @@ pub fn volume_manager() -> Routes {
     Routes::new(VolumeManagerServer::new(Yes))
 }
 
-pub fn resource_manager() -> Routes {
-    Routes::new(ResourceManagerServer::new(Yes))
+pub fn resource_manager(machine: &Arc<MachineRoom>) -> Routes {
+    Routes::new(ResourceManagerServer::new(Resources(Arc::clone(machine))))
+}
+
+/// What a test sees and orders at resource-manager.
+pub struct MachineRoom {
+    /// Orders to end pods, by UID.
+    pub evictions: WatchHub<String, rm::Eviction>,
+    wants: Mutex<BTreeMap<String, common::Want>>,
+    verdict: Mutex<Option<rm::Rejected>>,
+}
+
+impl Default for MachineRoom {
+    fn default() -> Self {
+        Self { evictions: WatchHub::new(), wants: Mutex::default(), verdict: Mutex::default() }
+    }
+}
+
+impl MachineRoom {
+    /// What pod-sync wants of a pod now.
+    pub fn want(&self, uid: &str) -> Option<common::Want> {
+        self.wants.lock().unwrap().get(uid).copied()
+    }
+
+    /// From now on every pod is turned away so.
+    pub fn turn_away(&self, reason: &str, message: &str) {
+        let rejected = rm::Rejected { reason: reason.into(), message: message.into() };
+        *self.verdict.lock().unwrap() = Some(rejected);
+    }
 }
 
 struct Source(WatchHub<String, pc::DesiredPod>);
@@ -71,7 +101,9 @@ impl PodConfig for Source {
     }
 
     async fn watch_node(&self, _: Request<pc::WatchNodeRequest>) -> Answer<Self::WatchNodeStream> {
-        absent()
+        let node = serde_json::json!({"metadata": {"name": "n1", "labels": {"disk": "ssd"}}});
+        let told = pc::WatchNodeResponse { node_json: node.to_string().into_bytes(), registered: false };
+        Ok(Response::new(Box::pin(one(told).chain(stream::pending()))))
     }
 
     async fn watch_objects(
@@ -106,18 +138,55 @@ impl PodConfig for Source {
 
 struct Yes;
 
+struct Resources(Arc<MachineRoom>);
+
 #[tonic::async_trait]
 impl VolumeManager for Yes {
     type SyncStream = Answers<common::SyncAck>;
     type MountPodStream = Answers<vm::MountPodResponse>;
     type WatchPodVolumesStream = Answers<vm::WatchPodVolumesResponse>;
+    type PodVolumeStatsStream = Answers<vm::PodVolumeStatsResponse>;
+
+    async fn prepare_container(
+        &self,
+        request: Request<vm::PrepareContainerRequest>,
+    ) -> Answer<vm::PrepareContainerResponse> {
+        use vm::file_key_value::Found;
+        let request = request.into_inner();
+        if let Some(part) = request.subpaths.iter().find(|part| part.path == "out") {
+            return Err(Status::failed_precondition(format!("subPath of {}: it leads out", part.volume)));
+        }
+        let part = |part: &vm::SubPath| vm::PreparedSubPath {
+            index: part.index,
+            host_path: format!("/prepared/{}/{}/{}", request.container, part.volume, part.path),
+        };
+        let value = |key: &vm::FileKey| {
+            let value = format!("{} of {} in {}", key.key, key.path, key.volume);
+            let found = if key.path == "none" { Found::Missing(true) } else { Found::Value(value) };
+            vm::FileKeyValue { found: Some(found) }
+        };
+        Ok(Response::new(vm::PrepareContainerResponse {
+            subpaths: request.subpaths.iter().map(part).collect(),
+            values: request.keys.iter().map(value).collect(),
+        }))
+    }
+
+    async fn pod_volume_stats(
+        &self,
+        _: Request<vm::PodVolumeStatsRequest>,
+    ) -> Answer<Self::PodVolumeStatsStream> {
+        absent()
+    }
 
     async fn sync(&self, request: Request<Streaming<vm::SyncRequest>>) -> Answer<Self::SyncStream> {
         acks!(vm, request)
     }
 
     async fn mount_pod(&self, _: Request<vm::MountPodRequest>) -> Answer<Self::MountPodStream> {
-        let ready = vm::mount_pod_response::Item::Ready(vm::MountsReady::default());
+        let host_path = "/volumes/data".to_owned();
+        let data = vm::VolumeMount { name: "data".into(), host_path, read_only: false };
+        let ready = vm::MountsReady { volumes: vec![data], ..vm::MountsReady::default() };
+        let ready = vm::mount_pod_response::Item::Ready(ready);
         Ok(Response::new(one(vm::MountPodResponse { item: Some(ready) })))
     }
 
@@ -134,10 +203,11 @@ impl VolumeManager for Yes {
 }
 
 #[tonic::async_trait]
-impl ResourceManager for Yes {
+impl ResourceManager for Resources {
     type SyncStream = Answers<common::SyncAck>;
     type WatchMachineStream = Answers<rm::Machine>;
     type PodStatsStream = Answers<rm::PodStatsResponse>;
+    type WatchEvictionsStream = Answers<rm::WatchEvictionsResponse>;
 
     async fn node_stats(&self, _: Request<rm::NodeStatsRequest>) -> Answer<rm::NodeStatsResponse> {
         absent()
@@ -148,11 +218,31 @@ impl ResourceManager for Yes {
     }
 
     async fn sync(&self, request: Request<Streaming<rm::SyncRequest>>) -> Answer<Self::SyncStream> {
-        acks!(rm, request)
+        use rm::sync_request::Item;
+        let room = Arc::clone(&self.0);
+        Ok(Response::new(Box::pin(request.into_inner().filter_map(move |message| {
+            let mut wants = room.wants.lock().unwrap();
+            let ack = match message.ok().and_then(|m| m.item) {
+                Some(Item::Pod(desire)) => {
+                    let want = desire.want();
+                    wants.insert(desire.pod.unwrap().uid, want);
+                    None
+                }
+                Some(Item::DroppedUid(uid)) => {
+                    wants.remove(&uid);
+                    None
+                }
+                Some(Item::Complete(end)) => Some(Ok(common::SyncAck { epoch: end.epoch })),
+                None => None,
+            };
+            std::future::ready(ack)
+        }))))
     }
 
     async fn admit_pod(&self, _: Request<rm::AdmitPodRequest>) -> Answer<rm::AdmitPodResponse> {
-        let verdict = Some(rm::admit_pod_response::Verdict::Admitted(rm::Admitted {}));
+        use rm::admit_pod_response::Verdict;
+        let rejected = self.0.verdict.lock().unwrap().clone();
+        let verdict = Some(rejected.map_or(Verdict::Admitted(rm::Admitted {}), Verdict::Rejected));
         Ok(Response::new(rm::AdmitPodResponse { verdict }))
     }
 
@@ -162,6 +252,22 @@ impl ResourceManager for Yes {
 
     async fn release_pod(&self, _: Request<rm::ReleasePodRequest>) -> Answer<rm::ReleasePodResponse> {
         Ok(Response::new(rm::ReleasePodResponse {}))
+    }
+
+    async fn watch_evictions(
+        &self,
+        _: Request<rm::WatchEvictionsRequest>,
+    ) -> Answer<Self::WatchEvictionsStream> {
+        use rm::watch_evictions_response::Item;
+        let orders = self.0.evictions.subscribe().into_stream(|item| {
+            let item = match item {
+                WatchItem::Set(_, eviction) => Item::Eviction(eviction),
+                WatchItem::Gone(uid) => Item::GoneUid(uid),
+                WatchItem::Synced => Item::Synced(common::Synced {}),
+            };
+            Ok(rm::WatchEvictionsResponse { item: Some(item) })
+        });
+        Ok(Response::new(Box::pin(orders)))
     }
 
     async fn watch_machine(&self, _: Request<rm::WatchMachineRequest>) -> Answer<Self::WatchMachineStream> {

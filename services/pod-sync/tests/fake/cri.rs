@@ -100,7 +100,14 @@ fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
         }
         "CreateContainer" => {
             let request = cri::CreateContainerRequest::decode(body).unwrap();
-            let wanted = request.config.unwrap().metadata.unwrap();
+            let config = request.config.unwrap();
+            let wanted = config.metadata.unwrap();
+            for mount in &config.mounts {
+                shim.called(&format!("mount {} at {}", mount.host_path, mount.container_path));
+            }
+            for env in &config.envs {
+                shim.called(&format!("env {}={}", env.key, env.value));
+            }
             let uid = owner(shim, |pod| pod.sandboxes.iter().any(|s| s.id == request.pod_sandbox_id))?;
             let container = rt::Container {
                 id: format!("c{}", shim.next()),
@@ -125,12 +132,22 @@ fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
             Ok(Vec::new())
         }
         "StopContainer" => {
-            let id = cri::StopContainerRequest::decode(body).unwrap().container_id;
+            let request = cri::StopContainerRequest::decode(body).unwrap();
+            if !shim.stopping(request.timeout) {
+                return Err(Status::deadline_exceeded("the runtime hangs"));
+            }
+            let id = request.container_id;
             of_container(shim, &id, |container| {
                 container.set_state(rt::ContainerState::Exited);
                 container.exit_code = 143;
                 container.finished_unix_nanos = now_unix_nanos();
             })?;
+            Ok(Vec::new())
+        }
+        "RemoveContainer" => {
+            let id = cri::RemoveContainerRequest::decode(body).unwrap().container_id;
+            let uid = owner(shim, |pod| pod.containers.iter().any(|c| c.id == id))?;
+            shim.change(&uid, |pod| pod.containers.retain(|c| c.id != id));
             Ok(Vec::new())
         }
         "ExecSync" => {

@@ -22,6 +22,7 @@ use keelson_service_kit::{CancellationToken, Context, Peer, PeerChannel, WatchHu
 use serde_json::{Value, json};
 use tonic::service::Routes;
 
+pub use callees::MachineRoom;
 pub use shim::Shim;
 
 /// Asks again until there is an answer; a test that never gets one fails.
@@ -52,17 +53,18 @@ pub struct World {
     dir: tempfile::TempDir,
     pub pods: WatchHub<String, pc::DesiredPod>,
     pub shim: Arc<Shim>,
+    pub machine: Arc<MachineRoom>,
 }
 
 impl World {
     pub fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let world = Self { dir, pods: WatchHub::new(), shim: Arc::default() };
+        let world = Self { dir, pods: WatchHub::new(), shim: Arc::default(), machine: Arc::default() };
         let (config, never) = (world.config(), CancellationToken::new());
         serve(&config, ServiceName::PodConfig, callees::pod_config(world.pods.clone()), &never);
         serve(&config, ServiceName::RuntimeShim, shim::routes(&world.shim), &never);
         serve(&config, ServiceName::VolumeManager, callees::volume_manager(), &never);
-        serve(&config, ServiceName::ResourceManager, callees::resource_manager(), &never);
+        serve(&config, ServiceName::ResourceManager, callees::resource_manager(&world.machine), &never);
         world
     }
 

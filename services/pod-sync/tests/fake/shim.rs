@@ -34,6 +34,9 @@ struct State {
     ids: i64,
     held: Option<(Arc<Semaphore>, Arc<Semaphore>)>,
     commands: BTreeMap<String, (i32, String)>,
+    stops: Vec<i64>,
+    stops_held: bool,
+    reads_refused: bool,
 }
 
 pub fn routes(shim: &Arc<Shim>) -> Routes {
@@ -103,6 +106,27 @@ impl Shim {
         self.pods.remove(&uid.to_owned());
     }
 
+    /// The timeouts of all `StopContainer` so far, in seconds.
+    pub fn stop_timeouts(&self) -> Vec<i64> {
+        self.state.lock().unwrap().stops.clone()
+    }
+
+    pub(super) fn stopping(&self, timeout: i64) -> bool {
+        let mut state = self.state.lock().unwrap();
+        state.stops.push(timeout);
+        !state.stops_held
+    }
+
+    /// From now on no container can be stopped.
+    pub fn hold_stops(&self) {
+        self.state.lock().unwrap().stops_held = true;
+    }
+
+    /// The next stops are done at once.
+    pub fn stop_freely(&self) {
+        self.state.lock().unwrap().stops_held = false;
+    }
+
     /// From now on a command with this first word ends with this code and output; else with 0.
     pub fn command(&self, word: &str, code: i32, output: &str) {
         self.state.lock().unwrap().commands.insert(word.to_owned(), (code, output.to_owned()));
@@ -120,6 +144,11 @@ impl Shim {
         held
     }
 
+    /// Whether each `GetPod` is answered with an error from now on.
+    pub fn refuse_reads(&self, refuse: bool) {
+        self.state.lock().unwrap().reads_refused = refuse;
+    }
+
     /// The next reads are answered at once.
     pub fn read_freely(&self) {
         self.state.lock().unwrap().held = None;
@@ -134,6 +163,7 @@ impl Runtime for Handle {
     type WatchPodsStream = Answers<rt::WatchPodsResponse>;
     type EnsureImageStream = Answers<rt::EnsureImageResponse>;
     type ReadLogsStream = Answers<rt::ReadLogsResponse>;
+    type ExecStream = Answers<rt::ExecResponse>;
 
     async fn sync(
         &self,
@@ -187,6 +217,9 @@ impl Runtime for Handle {
     ) -> Result<Response<rt::GetPodResponse>, Status> {
         let uid = request.into_inner().uid;
         self.0.called(&format!("GetPod {uid}"));
+        if self.0.state.lock().unwrap().reads_refused {
+            return Err(Status::internal("the record is broken"));
+        }
         let at = self.0.next();
         let found = self.0.pod(&uid).unwrap_or_else(|| rt::RuntimePod { uid, ..Default::default() });
         let held = self.0.state.lock().unwrap().held.clone();
@@ -219,6 +252,27 @@ impl Runtime for Handle {
         &self,
         _: Request<rt::ReadLogsRequest>,
     ) -> Result<Response<Self::ReadLogsStream>, Status> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn filesystem_stats(
+        &self,
+        _: Request<rt::FilesystemStatsRequest>,
+    ) -> Result<Response<rt::FilesystemStatsResponse>, Status> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn list_images(
+        &self,
+        _: Request<rt::ListImagesRequest>,
+    ) -> Result<Response<rt::ListImagesResponse>, Status> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn exec(
+        &self,
+        _: Request<Streaming<rt::ExecRequest>>,
+    ) -> Result<Response<Self::ExecStream>, Status> {
         Err(Status::unimplemented("not faked"))
     }
 

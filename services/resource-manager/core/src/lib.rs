@@ -5,17 +5,25 @@
 //! | [`desire`] | what pod-sync wants of a pod, without wire types |
 //! | [`plan`] | what to do next for one pod |
 //! | [`admit`] | whether a pod fits beside those that are admitted |
+//! | [`pressure`] | whether a pod may begin while the node is short of something, and whose turn it is |
+//! | [`eviction`] | who must go when the machine is short of something |
+//! | [`kernel`] | which kernel tunables are not as they should be, which processes were killed for memory |
+//! | [`enforce`] | what the root of all pods and the reserved cgroups are bound to |
 //! | [`layout`] | how the cgroups of pods are named, for both drivers |
 //! | [`hierarchy`] | which cgroup hierarchies a mountinfo text shows |
 //! | [`values`] | what is written into which file of a cgroup |
-//! | [`machine`] | sizes of the machine, what pods may use of it, pressure |
+//! | [`machine`] | sizes of the machine and what pods may use of it |
 //! | [`statistics`] | what is used, from the kernel's texts |
 
 pub mod admit;
 pub mod desire;
+pub mod enforce;
+pub mod eviction;
 pub mod hierarchy;
+pub mod kernel;
 pub mod layout;
 pub mod machine;
 pub mod plan;
+pub mod pressure;
 pub mod statistics;
 pub mod values;

@@ -1,19 +1,11 @@
-//! The machine: sizes, what pods may use of it, pressure (runtime-and-resources.md §9, §12.1).
+//! The machine: sizes and what pods may use of it (runtime-and-resources.md §9).
 
 use std::collections::BTreeMap;
 
 use keelson_kube_model::Quantity;
 
 use crate::desire::Amounts;
-
-/// `memory.available` below which memory is under pressure: 100Mi.
-const MEMORY_AVAILABLE: u64 = 100 << 20;
-/// `nodefs.available` below which the disk is under pressure, in percent.
-const NODEFS_AVAILABLE_PERCENT: u64 = 10;
-/// `nodefs.inodesFree` below which the disk is under pressure, in percent.
-const NODEFS_INODES_PERCENT: u64 = 5;
-/// How long a pressure is still told after it was last seen (`evictionPressureTransitionPeriod`).
-pub const PRESSURE_TRANSITION_MS: u64 = 300_000;
+use crate::eviction::signal::{Observation, Observations, Signal};
 
 /// What a look at the machine has found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,6 +18,17 @@ pub struct Reading {
     pub nodefs: Filesystem,
     /// Huge pages: size of a page in KiB and how many are allocated.
     pub huge_pages: BTreeMap<u64, u64>,
+    /// Processes and threads.
+    pub processes: Processes,
+}
+
+/// Processes and threads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Processes {
+    /// How many there may be; 0 where the kernel does not say.
+    pub most: u64,
+    /// How many there are.
+    pub running: u64,
 }
 
 /// Bytes of memory.
@@ -117,6 +120,14 @@ fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
+/// How many pods there may be: `maxPods`, and no more than `podsPerCore` for each CPU when that is set.
+pub fn most_pods(reading: &Reading, max_pods: u32, per_core: u32) -> u32 {
+    match per_core {
+        0 => max_pods,
+        per_core => max_pods.min(reading.cpus.saturating_mul(per_core)),
+    }
+}
+
 /// Everything that there is of each resource.
 pub fn capacity(reading: &Reading, max_pods: u32) -> Amounts {
     let mut all = Amounts::from([
@@ -181,44 +192,25 @@ pub fn allocatable(capacity: &Amounts, reserved: &Amounts) -> Amounts {
         .collect()
 }
 
-/// Which signals a reading meets.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Signals {
-    /// `memory.available` is below its threshold.
-    pub memory: bool,
-    /// `nodefs.available` or `nodefs.inodesFree` is below its threshold.
-    pub disk: bool,
-}
-
-/// Compares a reading with the default thresholds. Available memory is the total less the working set, which is
-/// what is used less inactive file pages.
-pub fn signals(reading: &Reading) -> Signals {
-    let available = reading.memory.free.saturating_add(reading.memory.inactive_file);
-    let below = |part: u64, whole: u64, percent: u64| {
-        u128::from(part) * 100 < u128::from(whole) * u128::from(percent)
-    };
-    let fs = &reading.nodefs;
-    Signals {
-        memory: available < MEMORY_AVAILABLE,
-        disk: below(fs.available, fs.total, NODEFS_AVAILABLE_PERCENT)
-            || below(fs.inodes_free, fs.inodes, NODEFS_INODES_PERCENT),
+/// What is left of each of the node's own resources, as the eviction signals that speak of them have it. Available
+/// memory is the total less the working set, which is what is used less inactive file pages.
+pub fn observations(reading: &Reading, taken: i64) -> Observations {
+    let Reading { memory, nodefs, processes, .. } = reading;
+    let memory_left = memory.free.saturating_add(memory.inactive_file).min(memory.total);
+    let seen = |capacity, available| Observation { capacity, available, taken };
+    let mut all = Observations::from([
+        (Signal::MemoryAvailable, seen(memory.total, memory_left)),
+        (Signal::NodefsAvailable, seen(nodefs.total, nodefs.available)),
+    ]);
+    // A filesystem without a fixed number of inodes is never short of them.
+    if nodefs.inodes > 0 {
+        all.insert(Signal::NodefsInodesFree, seen(nodefs.inodes, nodefs.inodes_free));
     }
-}
-
-/// A condition that is told for a while after its signal was last met.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Pressure {
-    last_met_ms: Option<u64>,
-}
-
-impl Pressure {
-    /// Takes a signal of the moment `now_ms`; whether the condition holds.
-    pub fn observe(&mut self, met: bool, now_ms: u64) -> bool {
-        if met {
-            self.last_met_ms = Some(now_ms);
-        }
-        self.last_met_ms.is_some_and(|last| now_ms.saturating_sub(last) < PRESSURE_TRANSITION_MS)
+    if processes.most > 0 {
+        let left = processes.most.saturating_sub(processes.running);
+        all.insert(Signal::PidAvailable, seen(processes.most, left));
     }
+    all
 }
 
 #[cfg(test)]
@@ -289,6 +281,7 @@ mod tests {
             memory: Memory { total: 1000 << 20, ..Memory::default() },
             nodefs: Filesystem { total: 1000, ..Filesystem::default() },
             huge_pages: [(2048, 100)].into(),
+            ..Reading::default()
         };
         let capacity = capacity(&reading, 110);
         assert_eq!(
@@ -327,31 +320,34 @@ mod tests {
     }
 
     #[test]
-    fn signals_are_met_below_their_thresholds_only() {
-        let calm = Reading {
+    fn what_is_left_is_told_as_the_signals_have_it() {
+        let reading = Reading {
             memory: Memory { total: 4 << 30, free: 60 << 20, inactive_file: 40 << 20 },
             nodefs: Filesystem { total: 1000, available: 100, inodes: 100, inodes_free: 5 },
+            processes: Processes { most: 1000, running: 990 },
             ..Reading::default()
         };
-        assert_eq!(signals(&calm), Signals::default());
-        let mut tight = calm.clone();
-        tight.memory.free -= 1;
-        tight.nodefs.available = 99;
-        assert_eq!(signals(&tight), Signals { memory: true, disk: true });
-        let mut no_inodes = calm.clone();
-        no_inodes.nodefs.inodes_free = 4;
-        assert!(signals(&no_inodes).disk);
-        no_inodes.nodefs.inodes = 0;
-        no_inodes.nodefs.inodes_free = 0;
-        assert!(!signals(&no_inodes).disk, "a filesystem without inode counts");
+        let seen = observations(&reading, 7);
+        let found: Vec<_> = seen.iter().map(|(s, o)| (s.name(), o.capacity, o.available, o.taken)).collect();
+        assert_eq!(
+            found,
+            [
+                ("memory.available", 4 << 30, 100 << 20, 7),
+                ("nodefs.available", 1000, 100, 7),
+                ("nodefs.inodesFree", 100, 5, 7),
+                ("pid.available", 1000, 10, 7)
+            ]
+        );
+        let without = Reading { nodefs: Filesystem { inodes: 0, ..reading.nodefs }, ..Reading::default() };
+        let names: Vec<&str> = observations(&without, 7).keys().map(|signal| signal.name()).collect();
+        assert_eq!(names, ["memory.available", "nodefs.available"], "nothing is said of what has no number");
     }
 
     #[test]
-    fn a_pressure_is_told_until_it_was_away_for_the_transition_period() {
-        let mut pressure = Pressure::default();
-        assert!(!pressure.observe(false, 0));
-        assert!(pressure.observe(true, 1000));
-        assert!(pressure.observe(false, 1000 + PRESSURE_TRANSITION_MS - 1));
-        assert!(!pressure.observe(false, 1000 + PRESSURE_TRANSITION_MS));
+    fn pods_are_as_many_as_both_settings_allow() {
+        let reading = Reading { cpus: 4, ..Reading::default() };
+        for (max, per_core, most) in [(110, 0, 110), (110, 10, 40), (20, 10, 20), (0, 10, 0)] {
+            assert_eq!(most_pods(&reading, max, per_core), most, "{max} {per_core}");
+        }
     }
 }

@@ -16,15 +16,15 @@ pub struct Write {
     /// The controller that must be in the cgroup.
     pub controller: &'static str,
     /// The file.
-    pub file: &'static str,
+    pub file: String,
     /// The text.
     pub value: String,
     /// A new cgroup has this value anyway: it is written only to undo another, and its absence is no error.
     pub initial: bool,
 }
 
-fn write(controller: &'static str, file: &'static str, value: impl ToString, initial: bool) -> Write {
-    Write { controller, file, value: value.to_string(), initial }
+fn write(controller: &'static str, file: impl Into<String>, value: impl ToString, initial: bool) -> Write {
+    Write { controller, file: file.into(), value: value.to_string(), initial }
 }
 
 /// `cpu.shares` for a CPU request in millicores.
@@ -56,8 +56,33 @@ pub fn memory_limit(version: Version, limit: Option<u64>) -> Write {
     write("memory", file, text, limit.is_none())
 }
 
-/// The writes of a pod's cgroup, in their order. `pids` is `podPidsLimit` when there is one.
-pub fn pod(version: Version, values: &PodCgroup, pids: Option<u64>) -> Vec<Write> {
+/// So many processes and threads and no more.
+pub fn pids_limit(count: u64) -> Write {
+    write("pids", "pids.max", count, false)
+}
+
+/// So many bytes of huge pages of this size (`2Mi`, as in the name of the resource) and no more.
+pub fn huge_page_limit(version: Version, size: &str, bytes: u64) -> Write {
+    // The kernel writes 2MB where Kubernetes writes 2Mi.
+    let size = size.replace('i', "B");
+    let file = match version {
+        Version::V1 => format!("hugetlb.{size}.limit_in_bytes"),
+        Version::V2 => format!("hugetlb.{size}.max"),
+    };
+    write("hugetlb", file, bytes, false)
+}
+
+/// What a pod's cgroup is bound by besides its own values.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeBounds {
+    /// `podPidsLimit` when there is one.
+    pub pids: Option<u64>,
+    /// The sizes of huge pages that this kernel has, as in the names of the resources.
+    pub page_sizes: Vec<String>,
+}
+
+/// The writes of a pod's cgroup, in their order.
+pub fn pod(version: Version, values: &PodCgroup, node: &NodeBounds) -> Vec<Write> {
     let mut writes = vec![cpu_weight(version, values.cpu_shares)];
     let period = values.cpu_period_us.unwrap_or(KERNEL_PERIOD_US);
     match version {
@@ -76,8 +101,12 @@ pub fn pod(version: Version, values: &PodCgroup, pids: Option<u64>) -> Vec<Write
         }),
     }
     writes.push(memory_limit(version, values.memory_limit));
-    let text = pids.map_or_else(|| "max".to_owned(), |n| n.to_string());
-    writes.push(write("pids", "pids.max", text, pids.is_none()));
+    let text = node.pids.map_or_else(|| "max".to_owned(), |n| n.to_string());
+    writes.push(write("pids", "pids.max", text, node.pids.is_none()));
+    for size in &node.page_sizes {
+        let bytes = values.huge_pages.get(size).copied().unwrap_or(0);
+        writes.push(huge_page_limit(version, size, bytes));
+    }
     writes
 }
 
@@ -89,6 +118,29 @@ mod tests {
 
     fn texts(writes: &[Write], all: bool) -> Vec<String> {
         writes.iter().filter(|w| all || !w.initial).map(|w| format!("{}={}", w.file, w.value)).collect()
+    }
+
+    fn pids(limit: Option<u64>) -> NodeBounds {
+        NodeBounds { pids: limit, ..NodeBounds::default() }
+    }
+
+    #[test]
+    fn each_size_of_huge_pages_is_bound_and_one_that_is_not_named_to_nothing() {
+        let node = NodeBounds { pids: None, page_sizes: vec!["1Gi".into(), "2Mi".into(), "64Ki".into()] };
+        let huge_pages = [("2Mi".to_owned(), 4 << 20)].into();
+        let values = PodCgroup { cpu_shares: 2, huge_pages, ..PodCgroup::default() };
+        assert_eq!(
+            texts(&pod(Version::V1, &values, &node), false)[1..],
+            [
+                "hugetlb.1GB.limit_in_bytes=0",
+                "hugetlb.2MB.limit_in_bytes=4194304",
+                "hugetlb.64KB.limit_in_bytes=0"
+            ]
+        );
+        assert_eq!(
+            texts(&pod(Version::V2, &values, &node), false)[1..],
+            ["hugetlb.1GB.max=0", "hugetlb.2MB.max=4194304", "hugetlb.64KB.max=0"]
+        );
     }
 
     #[test]
@@ -110,8 +162,8 @@ mod tests {
     #[test]
     fn a_new_best_effort_cgroup_needs_one_write() {
         let values = PodCgroup { cpu_shares: 2, ..PodCgroup::default() };
-        assert_eq!(texts(&pod(Version::V1, &values, None), false), ["cpu.shares=2"]);
-        assert_eq!(texts(&pod(Version::V2, &values, None), false), ["cpu.weight=1"]);
+        assert_eq!(texts(&pod(Version::V1, &values, &pids(None)), false), ["cpu.shares=2"]);
+        assert_eq!(texts(&pod(Version::V2, &values, &pids(None)), false), ["cpu.weight=1"]);
     }
 
     #[test]
@@ -121,9 +173,10 @@ mod tests {
             cpu_quota_us: Some(25_000),
             cpu_period_us: Some(50_000),
             memory_limit: Some(1 << 20),
+            ..PodCgroup::default()
         };
         assert_eq!(
-            texts(&pod(Version::V1, &values, Some(64)), false),
+            texts(&pod(Version::V1, &values, &pids(Some(64))), false),
             [
                 "cpu.shares=1024",
                 "cpu.cfs_period_us=50000",
@@ -133,7 +186,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            texts(&pod(Version::V2, &values, Some(64)), false),
+            texts(&pod(Version::V2, &values, &pids(Some(64))), false),
             ["cpu.weight=39", "cpu.max=25000 50000", "memory.max=1048576", "pids.max=64"]
         );
     }
@@ -142,7 +195,7 @@ mod tests {
     fn a_limit_that_is_no_longer_wanted_is_undone() {
         let values = PodCgroup { cpu_shares: 2, ..PodCgroup::default() };
         assert_eq!(
-            texts(&pod(Version::V1, &values, None), true),
+            texts(&pod(Version::V1, &values, &pids(None)), true),
             [
                 "cpu.shares=2",
                 "cpu.cfs_quota_us=-1",
@@ -152,7 +205,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            texts(&pod(Version::V2, &values, None), true),
+            texts(&pod(Version::V2, &values, &pids(None)), true),
             ["cpu.weight=1", "cpu.max=max 100000", "memory.max=max", "pids.max=max"]
         );
     }
@@ -170,7 +223,7 @@ mod tests {
             (Some(5_000), Some(100_000), vec!["cpu.shares=2", "cpu.cfs_quota_us=5000"]),
             (None, Some(50_000), vec!["cpu.shares=2"]),
         ] {
-            let writes = pod(Version::V1, &values(quota, period), None);
+            let writes = pod(Version::V1, &values(quota, period), &pids(None));
             assert_eq!(texts(&writes, false), written, "{quota:?} {period:?}");
         }
     }

@@ -14,6 +14,7 @@ const V1_FILES: &[&str] = &[
     "cpu.cfs_period_us",
     "memory.limit_in_bytes",
     "pids.max",
+    "hugetlb.2MB.limit_in_bytes",
     "cpuset.cpus",
     "cpuset.mems",
 ];
@@ -36,7 +37,7 @@ impl FakeCgroups {
     /// A machine with the v1 hierarchies of the tests, all below `/cg`.
     pub(crate) fn v1() -> Self {
         let fake = Self { dirs: Arc::default(), v2: false };
-        for name in ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd", "unified"] {
+        for name in ["cpu", "cpuacct", "cpuset", "hugetlb", "memory", "pids", "systemd", "unified"] {
             let mut dir = Dir::default();
             for (file, value) in [("cpuset.cpus", "0-1\n"), ("cpuset.mems", "0\n")] {
                 dir.files.insert(file.to_owned(), value.to_owned());

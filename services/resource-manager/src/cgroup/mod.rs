@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub(crate) use kernel::KernelCgroups;
-pub(crate) use tree::{RootValues, Tree, TreeError};
+pub(crate) use tree::{Tree, TreeError};
 
 /// The few things that are done to cgroups; every call blocks.
 pub(crate) trait CgroupFs: Debug + Send + Sync {

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use keelson_resource_manager_core::desire::PodCgroup;
+use keelson_resource_manager_core::enforce::{self, Limits};
 use keelson_resource_manager_core::hierarchy::{
     self, Hierarchies, Hierarchy, HierarchyError, REQUIRED_V2, Version,
 };
 use keelson_resource_manager_core::layout::{CgroupPath, Layout, Qos, pod_uid};
-use keelson_resource_manager_core::values::{self, Write};
+use keelson_resource_manager_core::values::{self, NodeBounds, Write};
 
 use super::CgroupFs;
 
@@ -37,22 +38,13 @@ fn failed(act: impl Into<String>, path: &Path, source: io::Error) -> TreeError {
     TreeError::Io { act: act.into(), path: path.to_owned(), source }
 }
 
-/// Values of the root of all pods.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RootValues {
-    /// Weight of all pods together.
-    pub(crate) cpu_shares: u64,
-    /// What all pods together may use, when the node reserves something.
-    pub(crate) memory_limit: Option<u64>,
-}
-
 /// The cgroups of pods in every hierarchy.
 #[derive(Debug)]
 pub(crate) struct Tree {
     fs: Arc<dyn CgroupFs>,
     hierarchies: Hierarchies,
     layout: Layout,
-    pids: Option<u64>,
+    node: NodeBounds,
 }
 
 impl Tree {
@@ -62,7 +54,7 @@ impl Tree {
         mountinfo: &str,
         root: &Path,
         layout: Layout,
-        pids: Option<u64>,
+        node: NodeBounds,
     ) -> Result<Self, TreeError> {
         let mut hierarchies = hierarchy::detect(mountinfo, root)?;
         if hierarchies.version == Version::V2 {
@@ -73,8 +65,8 @@ impl Tree {
                 unified.controllers = text.split_whitespace().map(ToOwned::to_owned).collect();
             }
         }
-        hierarchy::check(&hierarchies, pids.is_some())?;
-        Ok(Self { fs, hierarchies, layout, pids })
+        hierarchy::check(&hierarchies, node.pids.is_some())?;
+        Ok(Self { fs, hierarchies, layout, node })
     }
 
     /// Which interface governs.
@@ -87,8 +79,8 @@ impl Tree {
         &self.layout
     }
 
-    /// Makes the cgroups above the pods, and gives the root of all pods its values.
-    pub(crate) fn set_up(&self, root: RootValues) -> Result<(), TreeError> {
+    /// Makes the cgroups above the pods.
+    pub(crate) fn set_up(&self) -> Result<(), TreeError> {
         for hierarchy in &self.hierarchies.governing {
             self.enable(hierarchy, &hierarchy.mount)?;
             for qos in Qos::ALL {
@@ -97,11 +89,25 @@ impl Tree {
                 }
             }
         }
-        let version = self.version();
-        let writes =
-            [values::cpu_weight(version, root.cpu_shares), values::memory_limit(version, root.memory_limit)];
-        self.write(self.layout.pods(), &writes, &BTreeSet::new())?;
         self.set_class_shares(Qos::BestEffort, values::MIN_SHARES)
+    }
+
+    /// Binds all pods together (§9). What they use already may be above a limit; then it is to be tried again.
+    pub(crate) fn bind_pods(&self, limits: &Limits) -> Result<(), TreeError> {
+        let writes = enforce::writes(self.version(), limits);
+        self.write(self.layout.pods(), &writes, &BTreeSet::new())
+    }
+
+    /// Binds a cgroup that is somebody else's, by its path from the top of the tree. It must exist in every hierarchy
+    /// that it is bound in.
+    pub(crate) fn bind_reserved(&self, path: &str, limits: &Limits) -> Result<(), TreeError> {
+        for write in enforce::writes(self.version(), limits) {
+            let Some(mount) = self.mount_of(write.controller) else { continue };
+            let dir = mount.join(path.trim_start_matches('/'));
+            let act = || format!("write {} into {} of the reserved cgroup", write.value, write.file);
+            self.fs.write(&dir, &write.file, &write.value).map_err(|e| failed(act(), &dir, e))?;
+        }
+        Ok(())
     }
 
     /// The weight of a class against the others.
@@ -143,7 +149,7 @@ impl Tree {
                 fresh.insert(hierarchy.mount.clone());
             }
         }
-        self.write(path, &values::pod(self.version(), values, self.pids), &fresh)
+        self.write(path, &values::pod(self.version(), values, &self.node), &fresh)
     }
 
     /// Ends what is left in a cgroup and removes it from every hierarchy. Missing is fine.
@@ -277,7 +283,7 @@ impl Tree {
                 continue;
             }
             let dir = dir_in(&hierarchy.mount, path);
-            match self.fs.write(&dir, write.file, &write.value) {
+            match self.fs.write(&dir, &write.file, &write.value) {
                 Ok(()) => {}
                 Err(error) if write.initial && error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
@@ -310,11 +316,45 @@ mod tests {
 40 31 0:37 / /cg/systemd rw - cgroup cgroup rw,name=systemd\n\
 41 31 0:38 / /cg/unified rw - cgroup2 cgroup2 rw\n";
     const V2: &str = "31 23 0:28 / /cg rw - cgroup2 cgroup2 rw\n";
-    const ROOT: RootValues = RootValues { cpu_shares: 2048, memory_limit: None };
 
     fn open(fake: &FakeCgroups, mountinfo: &str) -> Result<Tree, TreeError> {
         let layout = Layout::new("/own").unwrap();
-        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), layout, Some(64))
+        let node = NodeBounds { pids: Some(64), page_sizes: vec!["2Mi".to_owned()] };
+        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), layout, node)
+    }
+
+    fn limits() -> Limits {
+        Limits { cpu_milli: Some(2000), memory: Some(1 << 20), pids: Some(1000), ..Limits::default() }
+    }
+
+    #[test]
+    fn huge_pages_are_bound_where_there_is_a_hierarchy_for_them() {
+        let fake = FakeCgroups::v1();
+        let mounts = format!("{V1}42 31 0:39 / /cg/hugetlb rw - cgroup cgroup rw,hugetlb\n");
+        let tree = open(&fake, &mounts).unwrap();
+        tree.set_up().unwrap();
+        let huge_pages = [("2Mi".to_owned(), 8 << 20)].into();
+        tree.bind_pods(&Limits { huge_pages, ..limits() }).unwrap();
+        let path = tree.layout().pod(Qos::Guaranteed, "u");
+        tree.make_pod(&path, &values()).unwrap();
+        let value = |dir: &str| fake.value(&format!("/cg/hugetlb/own/{dir}/hugetlb.2MB.limit_in_bytes"));
+        assert_eq!((value("kubepods"), value("kubepods/podu")), ("8388608".into(), "2097152".into()));
+        tree.make_pod(&path, &PodCgroup { cpu_shares: 2, ..PodCgroup::default() }).unwrap();
+        assert_eq!(value("kubepods/podu"), "0");
+    }
+
+    #[test]
+    fn a_reserved_cgroup_is_bound_where_it_is_and_named_where_it_is_not() {
+        let fake = FakeCgroups::v1();
+        let tree = open(&fake, V1).unwrap();
+        for controller in ["cpu", "memory", "pids"] {
+            fake.make(Path::new(&format!("/cg/{controller}/kube.slice"))).unwrap();
+        }
+        tree.bind_reserved("/kube.slice", &limits()).unwrap();
+        assert_eq!(fake.value("/cg/cpu/kube.slice/cpu.shares"), "2048");
+        assert_eq!(fake.value("/cg/memory/kube.slice/memory.limit_in_bytes"), "1048576");
+        let error = tree.bind_reserved("/absent.slice", &limits()).unwrap_err().to_string();
+        assert!(error.contains("/absent.slice"), "{error}");
     }
 
     fn values() -> PodCgroup {
@@ -323,6 +363,7 @@ mod tests {
             cpu_quota_us: Some(50_000),
             cpu_period_us: None,
             memory_limit: Some(4096),
+            huge_pages: [("2Mi".to_owned(), 2 << 20)].into(),
         }
     }
 
@@ -330,7 +371,8 @@ mod tests {
     fn on_v1_a_pod_gets_a_cgroup_in_every_hierarchy_but_the_unified_one() {
         let fake = FakeCgroups::v1();
         let tree = open(&fake, V1).unwrap();
-        tree.set_up(ROOT).unwrap();
+        tree.set_up().unwrap();
+        tree.bind_pods(&limits()).unwrap();
         let path = tree.layout().pod(Qos::Burstable, "u");
         tree.make_pod(&path, &values()).unwrap();
         for controller in ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd"] {
@@ -340,6 +382,8 @@ mod tests {
         assert!(!fake.has("/cg/unified/own"));
         let value = |file: &str| fake.value(&format!("/cg/{file}"));
         assert_eq!(value("cpu/own/kubepods/cpu.shares"), "2048");
+        assert_eq!(value("memory/own/kubepods/memory.limit_in_bytes"), "1048576");
+        assert_eq!(value("pids/own/kubepods/pids.max"), "1000");
         assert_eq!(value("cpu/own/kubepods/besteffort/cpu.shares"), "2");
         assert_eq!(value("cpu/own/kubepods/burstable/podu/cpu.shares"), "512");
         assert_eq!(value("cpu/own/kubepods/burstable/podu/cpu.cfs_quota_us"), "50000");
@@ -353,7 +397,7 @@ mod tests {
     fn on_v2_controllers_are_enabled_from_the_top_down() {
         let fake = FakeCgroups::v2(&["cpu", "io", "memory", "pids"]);
         let tree = open(&fake, V2).unwrap();
-        tree.set_up(ROOT).unwrap();
+        tree.set_up().unwrap();
         let path = tree.layout().pod(Qos::Guaranteed, "u");
         tree.make_pod(&path, &values()).unwrap();
         for dir in ["/cg", "/cg/own", "/cg/own/kubepods", "/cg/own/kubepods/podu"] {
@@ -374,7 +418,7 @@ mod tests {
     fn values_that_are_no_longer_wanted_are_undone() {
         let fake = FakeCgroups::v1();
         let tree = open(&fake, V1).unwrap();
-        tree.set_up(ROOT).unwrap();
+        tree.set_up().unwrap();
         let path = tree.layout().pod(Qos::Burstable, "u");
         tree.make_pod(&path, &values()).unwrap();
         tree.make_pod(&path, &PodCgroup { cpu_shares: 2, ..PodCgroup::default() }).unwrap();
@@ -386,7 +430,7 @@ mod tests {
     fn a_class_that_was_removed_by_somebody_is_made_again_for_the_next_pod() {
         let fake = FakeCgroups::v1();
         let tree = open(&fake, V1).unwrap();
-        tree.set_up(ROOT).unwrap();
+        tree.set_up().unwrap();
         fake.remove(Path::new("/cg/memory/own/kubepods/burstable")).unwrap();
         let path = tree.layout().pod(Qos::Burstable, "u");
         tree.make_pod(&path, &values()).unwrap();
@@ -397,7 +441,7 @@ mod tests {
     fn pods_are_found_in_whichever_hierarchy_they_are_left() {
         let fake = FakeCgroups::v1();
         let tree = open(&fake, V1).unwrap();
-        tree.set_up(ROOT).unwrap();
+        tree.set_up().unwrap();
         for dir in ["/cg/memory/own/kubepods/poda", "/cg/cpu/own/kubepods/besteffort/podb"] {
             fake.make(Path::new(dir)).unwrap();
         }
@@ -411,7 +455,7 @@ mod tests {
     fn removal_kills_what_is_left_and_takes_children_first() {
         let fake = FakeCgroups::v1();
         let tree = open(&fake, V1).unwrap();
-        tree.set_up(ROOT).unwrap();
+        tree.set_up().unwrap();
         let path = tree.layout().pod(Qos::Burstable, "u");
         tree.make_pod(&path, &values()).unwrap();
         // What a runtime leaves: a child in hierarchies of its own choice, with a process that needs two kills.
@@ -431,7 +475,7 @@ mod tests {
     fn a_process_that_does_not_die_is_reported_with_its_cgroup() {
         let fake = FakeCgroups::v1();
         let tree = open(&fake, V1).unwrap();
-        tree.set_up(ROOT).unwrap();
+        tree.set_up().unwrap();
         let path = tree.layout().pod(Qos::Burstable, "u");
         tree.make_pod(&path, &values()).unwrap();
         fake.occupy("/cg/memory/own/kubepods/burstable/podu", 99);

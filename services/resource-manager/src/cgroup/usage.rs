@@ -83,6 +83,7 @@ mod tests {
     use std::sync::Arc;
 
     use keelson_resource_manager_core::layout::{Layout, Qos};
+    use keelson_resource_manager_core::values::NodeBounds;
 
     use super::super::fake::FakeCgroups;
     use super::*;
@@ -96,7 +97,8 @@ mod tests {
 
     fn tree(fake: &FakeCgroups, mountinfo: &str) -> Tree {
         let layout = Layout::new("/own").unwrap();
-        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), layout, None).unwrap()
+        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), layout, NodeBounds::default())
+            .unwrap()
     }
 
     #[test]

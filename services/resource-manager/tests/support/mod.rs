@@ -30,9 +30,12 @@ impl World {
         let mut config = Config { node_name: "node".into(), ..Config::default() };
         config.paths.run_dir = dir.path().join("run");
         config.paths.root_dir = dir.path().to_owned();
+        config.paths.state_dir = dir.path().join("state");
+        // Tunables and the kernel's log are the machine's own.
+        config.manage_host = false;
         let unique = format!("/keelson-rm-{}-{:08x}", std::process::id(), fastrand::u32(..));
         config.runtime.cgroup_root = unique;
-        for service in [ServiceName::ResourceManager, ServiceName::RuntimeShim] {
+        for service in [ServiceName::ResourceManager, ServiceName::RuntimeShim, ServiceName::VolumeManager] {
             fs::create_dir_all(config.paths.socket_dir(service)).unwrap();
         }
         Self { _dir: dir, config }
@@ -43,6 +46,14 @@ impl World {
         let ctx = Context::detached(ServiceName::ResourceManager, self.config.clone());
         let routes = keelson_resource_manager::build(ctx.clone()).await.unwrap();
         Service::start(ctx, routes, ResourceManagerClient::new).await
+    }
+
+    /// Why the service does not start.
+    #[allow(dead_code, reason = "only some tests look at it")]
+    pub async fn start_error(&self) -> String {
+        let ctx = Context::detached(ServiceName::ResourceManager, self.config.clone());
+        let error = keelson_resource_manager::build(ctx).await.expect_err("the service starts");
+        format!("{error:#}")
     }
 
     /// Starts the neighbour.

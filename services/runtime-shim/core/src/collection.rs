@@ -7,6 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub enum Wanted {
     /// The pod is desired or still ending: the newest dead container of each name is kept.
     Keep,
+    /// The pod has ended for good, its last status is known, and the pod itself is still there: as [`Self::Keep`],
+    /// except that nothing of it is kept from an order.
+    Ended,
     /// Nothing of the pod is to remain.
     Forget,
 }
@@ -52,6 +55,38 @@ pub struct ListedPod {
     pub sandboxes: Vec<ListedSandbox>,
 }
 
+/// How many dead containers are kept (`--minimum-container-ttl-duration`, `--maximum-dead-containers-per-container`,
+/// `--maximum-dead-containers`). They are for containers of pods that are wanted; of other pods nothing is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Nanoseconds for which a container stays after it was made.
+    pub minimum_age: i64,
+    /// Of each name in a pod; `None`: all.
+    pub per_container: Option<usize>,
+    /// In all; `None`: any number.
+    pub total: Option<usize>,
+    /// Under an order to make room: the newest of each name whatever stands above, and nothing of pods that have ended.
+    pub order: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { minimum_age: 0, per_container: Some(1), total: None, order: false }
+    }
+}
+
+impl Limits {
+    /// Whether a container is too young to go.
+    const fn spares(&self, container: &ListedContainer, now: i64) -> bool {
+        !self.order && now.saturating_sub(container.created_unix_nanos) < self.minimum_age
+    }
+
+    /// How many of each name are kept: at least the newest, which restarts are decided by.
+    fn of_each_name(&self) -> usize {
+        if self.order { 1 } else { self.per_container.map_or(usize::MAX, |kept| kept.max(1)) }
+    }
+}
+
 /// What to remove, in this order: containers, then sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Collection {
@@ -74,42 +109,101 @@ impl Collection {
 ///
 /// `wanted` is the set that pod-sync has sent; `complete` says that it is a whole set with every source of
 /// pods ready, and only then a pod that it does not name counts as [`Wanted::Forget`]. Nothing alive is ever
-/// removed: to end processes is pod-sync's decision.
-pub fn plan_collection(pods: &[ListedPod], wanted: &BTreeMap<String, Wanted>, complete: bool) -> Collection {
+/// removed: to end processes is pod-sync's decision. `now` is in unix nanoseconds.
+///
+/// Parity: the kubelet's maximum numbers may take the last dead container of a name, too, so that it does not know any
+/// more whether to restart it; here the newest one stays as long as its pod is wanted. See `docs/parity.md`, L9.12.
+pub fn plan_collection(
+    pods: &[ListedPod],
+    wanted: &BTreeMap<String, Wanted>,
+    complete: bool,
+    limits: &Limits,
+    now: i64,
+) -> Collection {
+    let want_of = |pod: &ListedPod| match wanted.get(&pod.uid) {
+        Some(want) => *want,
+        None if complete => Wanted::Forget,
+        None => Wanted::Keep,
+    };
+    let mut gone: BTreeSet<&str> = BTreeSet::new();
+    for pod in pods {
+        gone.extend(dead_beyond(pod, want_of(pod), limits, now));
+    }
+    gone.extend(beyond_total(pods, &gone, limits, now));
     let mut plan = Collection::default();
     for pod in pods {
-        let want = match wanted.get(&pod.uid) {
-            Some(want) => *want,
-            None if complete => Wanted::Forget,
-            None => Wanted::Keep,
-        };
-        collect_pod(pod, want, &mut plan);
+        collect_pod(pod, want_of(pod), &gone, limits, &mut plan);
     }
     plan
 }
 
-fn collect_pod(pod: &ListedPod, want: Wanted, plan: &mut Collection) {
+/// A pod's containers, newest first.
+fn newest_first(pod: &ListedPod) -> Vec<&ListedContainer> {
     let mut by_age: Vec<&ListedContainer> = pod.containers.iter().collect();
     by_age.sort_by(|a, b| b.created_unix_nanos.cmp(&a.created_unix_nanos).then_with(|| b.id.cmp(&a.id)));
-    let mut kept_dead = BTreeSet::new();
-    let mut occupied = BTreeSet::new();
-    for container in by_age {
-        let wanted = want == Wanted::Keep;
-        let keep =
-            container.alive || (wanted && (container.pending || kept_dead.insert(container.name.as_str())));
-        if keep {
-            occupied.insert(container.sandbox_id.as_str());
-        } else {
-            plan.containers.push(container.id.clone());
+    by_age
+}
+
+/// The containers of one pod that go for the pod's own sake, newest first.
+fn dead_beyond<'a>(pod: &'a ListedPod, want: Wanted, limits: &Limits, now: i64) -> Vec<&'a str> {
+    let nothing_kept = want == Wanted::Forget || (want == Wanted::Ended && limits.order);
+    let mut kept: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut keeps = |container: &ListedContainer, name: &'a str| {
+        if container.alive || nothing_kept || container.pending {
+            return container.alive || !nothing_kept;
+        }
+        let count = kept.entry(name).or_default();
+        *count += 1;
+        *count <= limits.of_each_name() || limits.spares(container, now)
+    };
+    let going = newest_first(pod).into_iter().filter(|container| !keeps(container, &container.name));
+    going.map(|container| container.id.as_str()).collect()
+}
+
+/// What goes besides because there are too many in all: an equal share of each name is kept, then the oldest go; the
+/// newest of a name never.
+fn beyond_total<'a>(pods: &'a [ListedPod], gone: &BTreeSet<&str>, limits: &Limits, now: i64) -> Vec<&'a str> {
+    let Some(total) = limits.total.filter(|_| !limits.order) else { return Vec::new() };
+    let mut groups: BTreeMap<(&str, &str), Vec<&ListedContainer>> = BTreeMap::new();
+    for pod in pods {
+        let dead = |c: &&ListedContainer| !c.alive && !c.pending && !gone.contains(c.id.as_str());
+        for container in newest_first(pod).into_iter().filter(dead) {
+            groups.entry((&pod.uid, &container.name)).or_default().push(container);
         }
     }
+    let count: usize = groups.values().map(Vec::len).sum();
+    let share = (total / groups.len().max(1)).max(1);
+    // Of each name what is beyond its share, then of what is left the oldest: both without the newest.
+    let (mut beyond, mut within) = (Vec::new(), Vec::new());
+    for group in groups.values() {
+        let spare = group.iter().skip(1).filter(|c| !limits.spares(c, now));
+        within.extend(spare.clone().take(share - 1).copied());
+        beyond.extend(spare.skip(share - 1).copied());
+    }
+    for list in [&mut beyond, &mut within] {
+        list.sort_by(|a, b| a.created_unix_nanos.cmp(&b.created_unix_nanos).then_with(|| a.id.cmp(&b.id)));
+    }
+    let surplus = count.saturating_sub(total);
+    beyond.into_iter().chain(within).take(surplus).map(|container| container.id.as_str()).collect()
+}
+
+fn collect_pod(pod: &ListedPod, want: Wanted, gone: &BTreeSet<&str>, limits: &Limits, plan: &mut Collection) {
+    let mut occupied = BTreeSet::new();
+    for container in newest_first(pod) {
+        if gone.contains(container.id.as_str()) {
+            plan.containers.push(container.id.clone());
+        } else {
+            occupied.insert(container.sandbox_id.as_str());
+        }
+    }
+    let keeps_newest = want == Wanted::Keep || (want == Wanted::Ended && !limits.order);
     let newest =
         pod.sandboxes.iter().max_by_key(|s| (s.attempt, s.created_unix_nanos)).map(|s| s.id.as_str());
     let mut left = !occupied.is_empty();
     for sandbox in &pod.sandboxes {
         let keep = sandbox.ready
             || occupied.contains(sandbox.id.as_str())
-            || (want == Wanted::Keep && newest == Some(sandbox.id.as_str()));
+            || (keeps_newest && newest == Some(sandbox.id.as_str()));
         if keep {
             left = true;
         } else {
@@ -122,110 +216,4 @@ fn collect_pod(pod: &ListedPod, want: Wanted, plan: &mut Collection) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn container(id: &str, name: &str, alive: bool, created: i64) -> ListedContainer {
-        ListedContainer {
-            id: id.into(),
-            name: name.into(),
-            sandbox_id: "s".into(),
-            alive,
-            pending: false,
-            created_unix_nanos: created,
-        }
-    }
-
-    fn pod(containers: Vec<ListedContainer>, ready: bool) -> ListedPod {
-        ListedPod {
-            uid: "u".into(),
-            containers,
-            sandboxes: vec![ListedSandbox { id: "s".into(), ready, attempt: 0, created_unix_nanos: 0 }],
-        }
-    }
-
-    fn wants(want: Wanted) -> BTreeMap<String, Wanted> {
-        BTreeMap::from([("u".to_owned(), want)])
-    }
-
-    #[test]
-    fn keeps_the_newest_dead_container_of_each_name_while_the_pod_is_wanted() {
-        let pod = pod(
-            vec![
-                container("a1", "a", false, 1),
-                container("a2", "a", false, 2),
-                container("a3", "a", true, 3),
-                container("b1", "b", false, 1),
-            ],
-            true,
-        );
-        let plan = plan_collection(&[pod], &wants(Wanted::Keep), true);
-        assert_eq!(plan.containers, ["a1"]);
-        assert!(plan.sandboxes.is_empty());
-    }
-
-    #[test]
-    fn removes_everything_dead_of_a_forgotten_pod() {
-        let pod = pod(vec![container("a1", "a", false, 1)], false);
-        let plan = plan_collection(&[pod], &wants(Wanted::Forget), false);
-        assert_eq!((plan.containers.len(), plan.sandboxes.len()), (1, 1));
-        assert_eq!(plan.forgotten, ["u"]);
-    }
-
-    #[test]
-    fn never_removes_what_is_alive_even_of_a_forgotten_pod() {
-        let pod = pod(vec![container("a1", "a", true, 1)], true);
-        assert!(plan_collection(&[pod], &wants(Wanted::Forget), true).is_empty());
-    }
-
-    #[test]
-    fn a_container_that_is_about_to_start_stays_unless_the_pod_is_forgotten() {
-        let pending = ListedContainer { pending: true, ..container("a1", "a", false, 1) };
-        let pod = pod(vec![pending], false);
-        let plan = plan_collection(std::slice::from_ref(&pod), &wants(Wanted::Keep), true);
-        assert!(plan.containers.is_empty());
-        assert_eq!(plan_collection(&[pod], &wants(Wanted::Forget), true).containers, ["a1"]);
-    }
-
-    #[test]
-    fn an_unknown_pod_is_swept_only_once_the_set_is_complete() {
-        let pod = pod(vec![container("a1", "a", false, 1)], false);
-        assert!(plan_collection(std::slice::from_ref(&pod), &BTreeMap::new(), false).is_empty());
-        assert_eq!(plan_collection(&[pod], &BTreeMap::new(), true).forgotten, ["u"]);
-    }
-
-    #[test]
-    fn an_older_sandbox_without_containers_goes_while_the_newest_stays() {
-        let mut pod = pod(vec![], false);
-        pod.sandboxes.push(ListedSandbox {
-            id: "s1".into(),
-            ready: false,
-            attempt: 1,
-            created_unix_nanos: 5,
-        });
-        let plan = plan_collection(&[pod], &wants(Wanted::Keep), true);
-        assert_eq!(plan.sandboxes, ["s"]);
-    }
-
-    #[test]
-    fn a_sandbox_goes_after_its_containers_and_not_before() {
-        // A live container in a sandbox that is not ready: a pod whose pause process has died.
-        let orphaned = pod(vec![container("a1", "a", true, 1)], false);
-        assert!(plan_collection(&[orphaned], &wants(Wanted::Forget), true).is_empty());
-        let ready = pod(vec![], true);
-        assert!(plan_collection(&[ready], &wants(Wanted::Forget), true).is_empty());
-    }
-
-    #[test]
-    fn nothing_to_do_means_none_of_the_three() {
-        assert!(Collection::default().is_empty());
-        let one = || vec!["x".to_owned()];
-        for some in [
-            Collection { containers: one(), ..Collection::default() },
-            Collection { sandboxes: one(), ..Collection::default() },
-            Collection { forgotten: one(), ..Collection::default() },
-        ] {
-            assert!(!some.is_empty(), "{some:?}");
-        }
-    }
-}
+mod tests;

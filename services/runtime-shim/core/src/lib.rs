@@ -1,13 +1,29 @@
 //! The pure decisions of runtime-shim: no clock, no I/O, no runtime.
 //!
 //! - [`collection`]: which dead containers and sandboxes to remove.
+//! - [`exec`]: which container a command is run in, and how it ended.
 //! - [`image`]: references, pull policies and pull back-off.
+//! - [`keyring`]: docker configurations, and which credentials are for an image.
 //! - [`log`]: the CRI log line format and what a reader is shown of it.
+//! - [`pull_progress`]: whether a pull goes on or stands still.
+//! - [`pull_rate`]: how many pulls may begin.
+//! - [`pull_record`]: who may use an image that is already there.
 //! - [`rotation`]: which files of a log to move, compress and remove.
+//! - [`size_text`]: numbers of bytes for people.
+//! - [`spdy`]: the frames in which the runtime carries the streams of a command.
 //! - [`unused_images`]: which images to remove.
+//! - [`upgrade`]: the answer with which a connection changes to them.
 
 pub mod collection;
+pub mod exec;
 pub mod image;
+pub mod keyring;
 pub mod log;
+pub mod pull_progress;
+pub mod pull_rate;
+pub mod pull_record;
 pub mod rotation;
+pub mod size_text;
+pub mod spdy;
 pub mod unused_images;
+pub mod upgrade;

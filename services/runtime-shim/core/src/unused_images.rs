@@ -76,6 +76,8 @@ pub enum Demand {
     Thresholds(Space),
     /// Only what is too old: the thresholds are off.
     Age,
+    /// Images of so many bytes, as they are listed.
+    Bytes(u64),
     /// Every image that may go.
     Everything,
 }
@@ -166,6 +168,7 @@ pub fn plan_images(
     let needed = match demand {
         Demand::Thresholds(space) => space.needed(policy).unwrap_or(0),
         Demand::Age => 0,
+        Demand::Bytes(bytes) => bytes,
         Demand::Everything => u64::MAX,
     };
     let candidate = |k: &Known| Candidate { id: k.listed.id.clone(), bytes: k.listed.bytes };

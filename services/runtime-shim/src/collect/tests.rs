@@ -80,6 +80,9 @@ async fn collector(fake: &FakeRuntime) -> Collector {
         images,
         desires,
         failures: Failures::default(),
+        limits: Limits::default(),
+        events: EventRing::default(),
+        node: ObjectRef::node("edge"),
         remove_within: REMOVE_WITHIN,
     }
 }
@@ -196,4 +199,58 @@ fn the_images_of_wanted_pods_are_known_until_the_pods_are_forgotten_or_dropped()
     assert_eq!(images(&desires), ["a:1", "b:1", "e:1"], "a set that is not complete takes nothing away");
     desires.take(second, complete(true)).unwrap();
     assert_eq!(images(&desires), ["e:1"]);
+}
+
+#[tokio::test]
+async fn an_order_for_room_takes_the_dead_containers_of_pods_that_have_ended_for_good() {
+    let fake = FakeRuntime::start().await;
+    for uid in ["ended", "kept"] {
+        fake.container(&format!("c-{uid}"), uid, EXITED);
+    }
+    let folder = log_folder(&fake, "ended");
+    let collector = collector(&fake).await;
+    let stream = collector.desires.begin();
+    collector.desires.take(stream, pod("ended", Want::Unmount)).unwrap();
+    collector.desires.take(stream, pod("kept", Want::Stop)).unwrap();
+    collector.desires.take(stream, complete(true)).unwrap();
+    assert_eq!(collector.collect().await.unwrap(), (0, 0));
+    assert_eq!(collector.collect_for_room().await.unwrap(), (1, 0));
+    assert_eq!(removed(&fake), ["c-ended"]);
+    assert!(folder.exists(), "the pod is still there");
+    assert!(collector.desires.wants("ended"));
+}
+
+#[test]
+fn the_limits_of_the_configuration_are_the_kubelets() {
+    let default = limits_of(&ContainerCollection::default());
+    assert_eq!(default, Limits::default());
+    let all = ContainerCollection { minimum_age_ms: 2, max_per_container: -1, max_total: 7 };
+    let expected = Limits { minimum_age: 2_000_000, per_container: None, total: Some(7), order: false };
+    assert_eq!(limits_of(&all), expected);
+}
+
+#[tokio::test]
+async fn a_whole_collection_that_fails_is_told_of_the_node() {
+    use keelson_proto::keelson::events::v1::events_server::Events as _;
+    let fake = FakeRuntime::start().await;
+    fake.container("c", "a", EXITED);
+    let collector = collector(&fake).await;
+    let stream = collector.desires.begin();
+    collector.desires.take(stream, complete(true)).unwrap();
+    fake.answer("RemoveContainer", Answer::Fail(1, Code::Internal));
+    let context = Context::detached(keelson_config::ServiceName::RuntimeShim, Default::default());
+    let run = tokio::spawn(collector.clone().run(context.clone()));
+    let told = async || {
+        let request = tonic::Request::new(Default::default());
+        collector.events.list_events(request).await.unwrap().into_inner().events
+    };
+    keelson_testkit::eventually(Duration::from_secs(20), "it is told", async || !told().await.is_empty())
+        .await
+        .unwrap();
+    let event = told().await.remove(0);
+    let found = (event.reason.as_str(), event.kind.as_str(), event.name.as_str(), event.r#type.as_str());
+    assert_eq!(found, ("ContainerGCFailed", "Node", "edge", "Warning"));
+    assert_eq!(event.message, "as the test wants it");
+    context.shutdown.cancel();
+    run.await.unwrap();
 }

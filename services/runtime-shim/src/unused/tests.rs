@@ -252,16 +252,15 @@ async fn what_is_unused_for_longer_than_the_maximum_age_goes() {
     assert_eq!(unused.removed.get_or_create(&aged).get(), 1);
 }
 
-#[test]
-fn sizes_have_one_digit_behind_the_point() {
-    for (bytes, text) in [
-        (0, "0.0 B"),
-        (1_023, "1023.0 B"),
-        (1_024, "1.0 KiB"),
-        (1_536, "1.5 KiB"),
-        (107_374_182_400, "100.0 GiB"),
-        (u64::MAX, "16383.9 PiB"),
-    ] {
-        assert_eq!(size(bytes), text);
+#[tokio::test]
+async fn an_order_for_some_bytes_ends_when_so_many_are_freed() {
+    let fake = FakeRuntime::start().await;
+    for id in ["sha256:a", "sha256:b", "sha256:c"] {
+        fake.image_of(image(id, id, 200));
     }
+    let unused = unused(&fake, Space { capacity: 1_000, available: 1_000 }).await;
+    assert_eq!(unused.free(0).await.unwrap(), Freed::default());
+    assert_eq!(unused.free(300).await.unwrap(), Freed { images: 2, bytes: 400 });
+    assert_eq!(unused.free(300).await.unwrap(), Freed { images: 1, bytes: 200 });
+    assert!(told(&unused).await.is_empty());
 }

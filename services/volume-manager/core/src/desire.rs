@@ -1,5 +1,7 @@
 //! What pod-sync wants of a pod.
 
+use std::collections::BTreeSet;
+
 pub use keelson_desired_set::{Desire, PodRef, Want};
 
 use crate::names::VolumeKey;
@@ -21,6 +23,8 @@ pub struct PodDesire {
     pub fs_group: Option<u32>,
     /// Memory limit of the pod in bytes, when it has one.
     pub memory_limit: Option<u64>,
+    /// The sizes in bytes of the huge pages that the pod requests.
+    pub huge_pages: BTreeSet<u64>,
 }
 
 impl Desire for PodDesire {
@@ -37,7 +41,15 @@ impl Desire for PodDesire {
     }
 
     fn forget(pod: PodRef) -> Self {
-        Self { pod, revision: 0, want: Want::Forget, volumes: Vec::new(), fs_group: None, memory_limit: None }
+        Self {
+            pod,
+            revision: 0,
+            want: Want::Forget,
+            volumes: Vec::new(),
+            fs_group: None,
+            memory_limit: None,
+            huge_pages: BTreeSet::new(),
+        }
     }
 }
 

@@ -7,11 +7,17 @@
 //! | [`payload`] | which files a configMap, secret, downwardAPI or projected volume has |
 //! | [`names`] | how plugins and volumes are named on disk, and which names are safe there |
 //! | [`tmpfs`] | how large a memory-backed volume may grow and with which options it is mounted |
+//! | [`hugepages`] | which pages a volume of huge pages has |
+//! | [`figures`] | which volumes have figures, and when they are measured |
+//! | [`envfile`] | which value a key has in a file of variables |
 //! | [`hostpath`] | whether what is at a hostPath is what the volume asks for |
 //! | [`mountinfo`] | what a mountinfo text says about a path |
 
 pub mod desire;
+pub mod envfile;
+pub mod figures;
 pub mod hostpath;
+pub mod hugepages;
 pub mod mountinfo;
 pub mod names;
 pub mod payload;

@@ -31,6 +31,16 @@ pub fn is_one_component(name: &str) -> bool {
         && !name.bytes().any(|b| b == b'/' || b == 0)
 }
 
+/// The components of a path in a volume, none for its root; nothing for a path that is absolute, leads upwards or
+/// is no path at all (volumes.md §8.3).
+pub fn inside(path: &str) -> Option<Vec<&str>> {
+    if path.starts_with('/') || path.contains('\0') {
+        return None;
+    }
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    (!parts.contains(&"..")).then_some(parts)
+}
+
 /// Where a volume lies below `volumes/` of its pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeKey {
@@ -78,6 +88,22 @@ mod tests {
         }
         assert!(is_one_component("..data"));
         assert!(!is_one_component(&"x".repeat(256)));
+    }
+
+    #[test]
+    fn a_path_in_a_volume_stays_in_it() {
+        for (path, parts) in [
+            ("", Some(vec![])),
+            (".", Some(vec![])),
+            ("a/./b//c/", Some(vec!["a", "b", "c"])),
+            ("a..b/...", Some(vec!["a..b", "..."])),
+            ("..", None),
+            ("a/../b", None),
+            ("/a", None),
+            ("a\0b", None),
+        ] {
+            assert_eq!(inside(path), parts, "{path:?}");
+        }
     }
 
     #[test]

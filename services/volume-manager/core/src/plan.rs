@@ -18,6 +18,8 @@ pub struct Actual {
     pub ready: BTreeSet<String>,
     /// Names of ready volumes whose files may have changed.
     pub stale: BTreeSet<String>,
+    /// Parts of volumes may be mounted for containers, below `volume-subpaths/`.
+    pub subpaths: bool,
 }
 
 /// One thing to do. Steps of one plan are done in order; one volume's failure does not stop another's.
@@ -29,6 +31,9 @@ pub enum Step {
     SetUp(usize),
     /// Bring the files of the ready volume of this index up to date.
     Refresh(usize),
+    /// Unmount the parts of volumes that containers mount; comes before any volume goes, which does not go when
+    /// this fails.
+    RemoveSubpaths,
     /// Unmount and remove a volume.
     TearDown(VolumeKey),
     /// Remove what is left of the pod's folder; comes only when no volume is held.
@@ -83,9 +88,11 @@ pub fn plan(desire: &PodDesire, actual: &Actual, quiet: bool) -> Plan {
             if steps.is_empty() { Plan::Settled(Settled::Mounted) } else { Plan::Do(steps) }
         }
         Want::Stop => Plan::Settled(Settled::Stopping),
-        Want::Unmount | Want::Forget if !actual.held.is_empty() => {
+        Want::Unmount | Want::Forget if !actual.held.is_empty() || actual.subpaths => {
             if quiet {
-                Plan::Do(actual.held.iter().cloned().map(Step::TearDown).collect())
+                let parts = actual.subpaths.then_some(Step::RemoveSubpaths);
+                let volumes = actual.held.iter().cloned().map(Step::TearDown);
+                Plan::Do(parts.into_iter().chain(volumes).collect())
             } else {
                 Plan::AskRuntime
             }
@@ -123,6 +130,7 @@ impl Actual {
                     self.stale.remove(&volume.name);
                 }
             }
+            Step::RemoveSubpaths => self.subpaths = false,
             Step::TearDown(key) => {
                 self.held.remove(key);
                 self.ready.remove(&key.name);
@@ -137,7 +145,7 @@ impl Actual {
             Step::MakeFolders => self.folder = true,
             Step::SetUp(_) => self.held.extend(made),
             // It stays as it was, ready and stale.
-            Step::Refresh(_) => {}
+            Step::Refresh(_) | Step::RemoveSubpaths => {}
             Step::TearDown(key) => {
                 self.ready.remove(&key.name);
             }
@@ -176,6 +184,7 @@ mod tests {
             held: names.iter().map(|n| VolumeKey::empty_dir(n)).collect(),
             ready: names.iter().map(|n| (*n).to_owned()).collect(),
             stale: BTreeSet::new(),
+            subpaths: false,
         }
     }
 
@@ -250,6 +259,23 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_volumes_go_before_the_volumes_and_hold_the_pod_until_they_are_gone() {
+        for want in [Want::Unmount, Want::Forget] {
+            let parts = Actual { subpaths: true, ..holding(&["a"]) };
+            assert_eq!(plan(&desire(want, &["a"]), &parts, false), Plan::AskRuntime);
+            let steps = vec![Step::RemoveSubpaths, Step::TearDown(VolumeKey::empty_dir("a"))];
+            assert_eq!(plan(&desire(want, &["a"]), &parts, true), Plan::Do(steps));
+            // Those of a hostPath, which holds nothing itself.
+            let mut parts = Actual { subpaths: true, ..holding(&[]) };
+            assert_eq!(plan(&desire(want, &[]), &parts, true), Plan::Do(vec![Step::RemoveSubpaths]));
+            parts.failed(&Step::RemoveSubpaths, None);
+            assert_eq!(plan(&desire(want, &[]), &parts, true), Plan::Do(vec![Step::RemoveSubpaths]));
+            parts.done(&Step::RemoveSubpaths, &desire(want, &[]), None);
+            assert_ne!(plan(&desire(want, &[]), &parts, true), Plan::Do(vec![Step::RemoveSubpaths]));
+        }
+    }
+
+    #[test]
     fn a_pod_without_volumes_is_unmounted_at_once_and_its_folder_goes_only_when_it_is_forgotten() {
         assert_eq!(
             plan(&desire(Want::Unmount, &[]), &holding(&[]), false),
@@ -290,12 +316,14 @@ mod tests {
             names in prop::collection::btree_set("[a-d]", 0..4),
             found in prop::collection::btree_set("[a-f]", 0..4),
             folder in any::<bool>(),
+            subpaths in any::<bool>(),
             fails in prop::collection::vec(any::<bool>(), 0..12),
         ) {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let desire = desire(want, &names);
             let held: BTreeSet<_> = found.iter().map(|n| VolumeKey::empty_dir(n)).collect();
-            let mut actual = Actual { folder: folder || !held.is_empty(), held, ..Actual::default() };
+            let folder = folder || subpaths || !held.is_empty();
+            let mut actual = Actual { folder, held, subpaths, ..Actual::default() };
             let mut fails = fails.into_iter();
             let mut quiet = false;
             for _ in 0..64 {
@@ -304,7 +332,7 @@ mod tests {
                         let right = match want {
                             Want::Run => end == Settled::Mounted && names.iter().all(|n| actual.ready.contains(*n)),
                             Want::Stop => end == Settled::Stopping,
-                            Want::Unmount => end == Settled::Unmounted && actual.held.is_empty(),
+                            Want::Unmount => end == Settled::Unmounted && actual.held.is_empty() && !actual.subpaths,
                             Want::Forget => end == Settled::Gone && actual == Actual::default(),
                         };
                         prop_assert!(right, "{:?} ended as {:?} with {:?}", want, end, actual);
@@ -313,14 +341,18 @@ mod tests {
                     Plan::AskRuntime => quiet = true,
                     Plan::Do(steps) => {
                         for step in steps {
-                            let destroys = matches!(step, Step::TearDown(_) | Step::RemoveFolder);
+                            let destroys = matches!(step, Step::RemoveSubpaths | Step::TearDown(_) | Step::RemoveFolder);
                             prop_assert!(!destroys || quiet);
+                            let stops = step == Step::RemoveSubpaths;
                             let made = match &step {
                                 Step::SetUp(i) => Some(VolumeKey::empty_dir(&desire.volumes[*i].name)),
                                 _ => None,
                             };
                             if fails.next().unwrap_or(false) {
                                 actual.failed(&step, made);
+                                if stops {
+                                    break;
+                                }
                             } else {
                                 actual.done(&step, &desire, made);
                             }

@@ -120,6 +120,7 @@ pub fn desire(uid: &str, revision: u64, want: common::Want, volumes: Vec<pb::Vol
         volumes,
         fs_group: None,
         memory_limit_bytes: 0,
+        huge_page_sizes: Vec::new(),
     }
 }
 

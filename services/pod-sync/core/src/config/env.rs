@@ -11,7 +11,7 @@ use super::fields::{FieldInputs, field_value, resource_value};
 use super::{ConfigError, expand};
 
 /// Finds ConfigMaps and Secrets in the pod's namespace. `Ok(None)` is an object that does not exist.
-pub trait ObjectLookup {
+pub trait ObjectLookup: Sync {
     /// `data` of a ConfigMap.
     fn config_map(&self, name: &str) -> Result<Option<BTreeMap<String, String>>, String>;
     /// `data` of a Secret, decoded, bytes that are no UTF-8 replaced.
@@ -19,7 +19,7 @@ pub trait ObjectLookup {
 }
 
 /// Finds a key in a file of a volume (`fileKeyRef`). `Ok(None)` is a file or key that does not exist.
-pub trait FileLookup {
+pub trait FileLookup: Sync {
     /// The value of the key.
     fn key(&self, volume: &str, path: &str, key: &str) -> Result<Option<String>, String>;
 }
@@ -221,6 +221,20 @@ fn one_key(
             key: key.key.clone(),
         }),
     }
+}
+
+/// Volume, path and key of each value of a file that the container's environment refers to, without duplicates: to be
+/// read before [`environment`] is asked.
+pub fn needs_files(container: &Container) -> Vec<(String, String, String)> {
+    let mut found: Vec<(String, String, String)> = Vec::new();
+    let sources = container.env.iter().filter_map(|env| env.value_from.as_ref());
+    for file in sources.filter_map(|source| source.file_key_ref.as_ref()) {
+        let wanted = (file.volume_name.clone(), file.path.clone(), file.key.clone());
+        if !found.contains(&wanted) {
+            found.push(wanted);
+        }
+    }
+    found
 }
 
 /// The environment of a container as [`super::container_plan`] will send it.

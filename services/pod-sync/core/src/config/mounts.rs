@@ -1,6 +1,6 @@
 //! Mounts and block devices of a container (§3.5).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use keelson_kube_model::{Container, Pod, VolumeMount};
 
@@ -40,6 +40,8 @@ pub struct SubPath {
     pub mount_path: String,
     /// Path in the volume, expanded and checked: relative, without `..`.
     pub path: String,
+    /// The mount allows no writes.
+    pub read_only: bool,
 }
 
 /// What mounts are made from.
@@ -53,17 +55,25 @@ pub(super) struct MountInputs<'a> {
     pub(super) users: Option<UserNamespace>,
 }
 
-/// The subpaths of a container, with its own environment for `subPathExpr`.
-pub fn subpaths(container: &Container, env: &[(String, String)]) -> Result<Vec<SubPath>, ConfigError> {
+/// The subpaths of a container, with its own environment for `subPathExpr`. Those of image volumes are the runtime's
+/// matter.
+pub fn subpaths(
+    pod: &Pod,
+    container: &Container,
+    env: &[(String, String)],
+) -> Result<Vec<SubPath>, ConfigError> {
     let mut found = Vec::new();
+    let is_image =
+        |name: &str| pod.spec.volumes.iter().any(|volume| volume.name == name && volume.image.is_some());
     for (index, mount) in container.volume_mounts.iter().enumerate() {
         let path = subpath_of(container, mount, env)?;
-        if !path.is_empty() {
+        if !path.is_empty() && !is_image(&mount.name) {
             found.push(SubPath {
                 index,
                 volume: mount.name.clone(),
                 mount_path: mount.mount_path.clone(),
                 path,
+                read_only: mount.read_only == Some(true),
             });
         }
     }
@@ -75,19 +85,24 @@ fn subpath_of(
     mount: &VolumeMount,
     env: &[(String, String)],
 ) -> Result<String, ConfigError> {
-    let fault = |path: &str, problem| ConfigError::SubPath {
+    let fault = |path: &str, problem: &str| ConfigError::SubPath {
         container: container.name.clone(),
         mount: mount.name.clone(),
         path: path.to_owned(),
-        problem,
+        problem: problem.to_owned(),
     };
     let mut path = mount.sub_path.clone();
     if !mount.sub_path_expr.is_empty() {
-        let mut missing = false;
-        let lookup = |name: &str| env.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
-        path = expand_noting(&mount.sub_path_expr, lookup, |_| missing = true);
-        if missing {
-            return Err(fault(&mount.sub_path_expr, "it names a variable that the container does not have"));
+        let mut missing = BTreeSet::new();
+        let value = |name: &str| env.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone());
+        // An empty one would lead to another folder than the one that is meant (volumes.md §8.3).
+        let lookup = |name: &str| value(name).filter(|value| !value.is_empty());
+        path = expand_noting(&mount.sub_path_expr, lookup, |name| {
+            missing.insert(name.to_owned());
+        });
+        if !missing.is_empty() {
+            let names: Vec<String> = missing.into_iter().collect();
+            return Err(fault(&mount.sub_path_expr, &format!("missing value for {}", names.join(", "))));
         }
     }
     if path.starts_with('/') {

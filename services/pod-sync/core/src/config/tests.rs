@@ -293,16 +293,16 @@ mod containers {
     fn a_subpath_is_checked_and_then_taken_from_what_was_prepared() {
         let pod = mount(json!({"name": "data", "subPathExpr": "$(WHO)/logs"}));
         let env = [("WHO".to_owned(), "me".to_owned())];
-        let asked = subpaths(&pod.spec.containers[0], &env).unwrap();
+        let asked = subpaths(&pod, &pod.spec.containers[0], &env).unwrap();
         assert_eq!(
             (asked[0].path.as_str(), asked[0].volume.as_str(), asked[0].index),
             ("me/logs", "data", 0)
         );
-        assert!(matches!(subpaths(&pod.spec.containers[0], &[]), Err(ConfigError::SubPath { .. })));
+        assert!(matches!(subpaths(&pod, &pod.spec.containers[0], &[]), Err(ConfigError::SubPath { .. })));
         for bad in ["/abs", "a/../b", ".."] {
             let pod = mount(json!({"name": "data", "subPath": bad}));
             assert!(
-                matches!(subpaths(&pod.spec.containers[0], &[]), Err(ConfigError::SubPath { .. })),
+                matches!(subpaths(&pod, &pod.spec.containers[0], &[]), Err(ConfigError::SubPath { .. })),
                 "{bad}"
             );
         }
@@ -311,6 +311,26 @@ mod containers {
         assert!(matches!(world.plan(&pod), Err(ConfigError::SubPathNotPrepared { .. })));
         world.subpaths.insert(0, "/pods/u-1/volume-subpaths/data/c/0".into());
         assert_eq!(world.plan(&pod).unwrap().mounts[0].host_path, "/pods/u-1/volume-subpaths/data/c/0");
+    }
+
+    #[test]
+    fn a_subpath_with_variables_that_are_missing_or_empty_names_them_in_order() {
+        let pod = mount(json!({"name": "data", "readOnly": true, "subPathExpr": "$(B)/$(HERE)/$(A)/$$(C)"}));
+        let env = [("HERE", "x"), ("A", "")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let error = subpaths(&pod, &pod.spec.containers[0], &env).unwrap_err().to_string();
+        assert!(error.contains("subPath") && error.ends_with(": missing value for A, B"), "{error}");
+        let env = [("HERE", "x"), ("A", "a"), ("B", "b")];
+        let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let asked = subpaths(&pod, &pod.spec.containers[0], &env).unwrap();
+        assert_eq!((asked[0].path.as_str(), asked[0].read_only), ("b/x/a/$(C)", true));
+    }
+
+    #[test]
+    fn the_subpath_of_an_image_is_left_to_the_runtime() {
+        let mut pod = mount(json!({"name": "data", "subPath": "a"}));
+        let image = json!({"name": "data", "image": {"reference": "busybox"}});
+        pod.spec.volumes = vec![serde_json::from_value(image).unwrap()];
+        assert_eq!(subpaths(&pod, &pod.spec.containers[0], &[]), Ok(Vec::new()));
     }
 
     #[test]

@@ -4,16 +4,20 @@ use std::collections::BTreeMap;
 
 use keelson_kube_model::{
     Container, ContainerKind, ContainerState, ContainerStateRunning, ContainerStateTerminated,
-    ContainerStateWaiting, ContainerStatus, Pod, PodStatus, VolumeMountStatus,
+    ContainerStateWaiting, ContainerStatus, Pod, PodCondition, PodStatus, VolumeMountStatus,
 };
 
 use super::{StatusInputs, shown_wait};
+use crate::actions::{has_restart_all, is_restarting};
+use crate::conditions::RESTARTING_ALL;
 use crate::moment::status_time;
 use crate::observation::{ContainerObservation, ContainerRecordState, PodObservation};
 use crate::restart::should_restart;
 
 /// Reason of a container whose end nobody saw.
 pub const STATUS_UNKNOWN_REASON: &str = "ContainerStatusUnknown";
+/// Reason of a container whose record was removed because all containers of its pod begin anew.
+pub const RESTARTING_REASON: &str = "RestartingAllContainers";
 /// Exit code of a container whose end nobody saw.
 const LOST_EXIT_CODE: i32 = 137;
 
@@ -22,6 +26,10 @@ struct Merge<'a> {
     observed: &'a PodObservation,
     inputs: &'a StatusInputs<'a>,
     old: BTreeMap<&'a str, &'a ContainerStatus>,
+    /// All containers begin anew, or have just been removed for that.
+    restarting: bool,
+    /// Some container can ask for that.
+    restarts_all: bool,
 }
 
 /// Fills the three lists of container statuses, without `ready` and `started`.
@@ -32,9 +40,11 @@ pub(super) fn fill(
     old: &PodStatus,
     inputs: &StatusInputs<'_>,
 ) {
+    let restarting =
+        is_restarting(pod, observed) || old.condition(RESTARTING_ALL).is_some_and(PodCondition::is_true);
     let lists = [&old.init_container_statuses, &old.container_statuses, &old.ephemeral_container_statuses];
     let old = lists.into_iter().flatten().map(|status| (status.name.as_str(), status)).collect();
-    let merge = Merge { pod, observed, inputs, old };
+    let merge = Merge { pod, observed, inputs, old, restarting, restarts_all: has_restart_all(pod) };
     status.init_container_statuses = merge.list(&pod.spec.init_containers, ContainerKind::of_init);
     status.container_statuses = merge.list(&pod.spec.containers, |_| ContainerKind::Regular);
     status.ephemeral_container_statuses =
@@ -96,6 +106,10 @@ impl Merge<'_> {
         old: Option<&ContainerStatus>,
         status: &mut ContainerStatus,
     ) {
+        if let Some(old) = old.filter(|old| self.restarting && old.state.waiting.is_none()) {
+            self.show_removed(old, status);
+            return;
+        }
         let still_default = status.state == self.default_waiting();
         let was_running = old.is_some_and(|old| old.state.running.is_some());
         if was_running && still_default && status.last_state.terminated.is_none() {
@@ -121,6 +135,15 @@ impl Merge<'_> {
                 ..ContainerState::default()
             };
         }
+    }
+
+    /// Its record was removed so that it begins anew with all others.
+    fn show_removed(&self, old: &ContainerStatus, status: &mut ContainerStatus) {
+        let message = "All containers of the pod are started anew".to_owned();
+        let ended = ContainerStateTerminated { reason: RESTARTING_REASON.to_owned(), ..lost(&message) };
+        status.state = waiting(RESTARTING_REASON, "");
+        status.last_state = ContainerState { terminated: Some(ended), ..ContainerState::default() };
+        status.restart_count = old.restart_count + 1;
     }
 
     fn converted(&self, record: &ContainerObservation, old: Option<&ContainerStatus>) -> ContainerStatus {
@@ -152,6 +175,10 @@ impl Merge<'_> {
                 }
                 None => state = waiting("", ""),
             },
+        }
+        if let Some(old) = old.filter(|_| self.restarts_all) {
+            // The logs that the count is taken from may have been rotated away.
+            restart_count = restart_count.max(old.restart_count);
         }
         ContainerStatus {
             name: record.name.clone(),

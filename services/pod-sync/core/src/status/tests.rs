@@ -204,6 +204,7 @@ mod phases {
             reason: "Evicted".into(),
             message: "low on memory".into(),
             disruption_target: true,
+            condition_message: String::new(),
         };
         let pod = plain("Always", &["a"]);
         let run = |seen: Seen, terminal| {
@@ -218,6 +219,11 @@ mod phases {
         assert!(clean.condition("DisruptionTarget").is_some());
         let later = then(&pod, &in_sandbox().exited("a", 137), &killed);
         assert!(later.condition("DisruptionTarget").is_some(), "carried over");
+        let worded = StatusPatch { condition_message: "made room".into(), ..patch.clone() };
+        let inputs = StatusInputs { patch: Some(&worded), ..inputs() };
+        let told = generate_status(&pod, &in_sandbox().running("a").0, None, &inputs, &at(60));
+        assert_eq!(told.message, "low on memory");
+        assert_eq!(condition(&told, "DisruptionTarget"), ("True", "TerminationByKubelet", "made room"));
     }
 }
 
@@ -278,6 +284,7 @@ mod pod_conditions {
             old: &PodStatus::default(),
             ready_to_start: true,
             disruption: None,
+            restarting: false,
             now: None,
         };
         let list = conditions::generate(&inputs);
@@ -333,6 +340,7 @@ mod pod_conditions {
             old: &PodStatus::default(),
             ready_to_start: true,
             disruption: None,
+            restarting: false,
             now: None,
         });
         let ready = list.iter().find(|condition| condition.type_ == "ContainersReady").unwrap();

@@ -194,7 +194,12 @@ fn a_shorter_grace_cancels_what_is_running_and_a_longer_one_changes_nothing() {
 #[test]
 fn an_eviction_leaves_its_mark_until_the_pod_has_terminated() {
     let pod = with_grace(30);
-    let patch = StatusPatch { reason: "Evicted".into(), message: "m".into(), disruption_target: true };
+    let patch = StatusPatch {
+        reason: "Evicted".into(),
+        message: "m".into(),
+        disruption_target: true,
+        condition_message: String::new(),
+    };
     let kill = Input::Killed { pod: &pod, grace_seconds: Some(0), patch: Some(patch.clone()) };
     let got = step(Some(&running(&pod)), &kill, &at(10));
     assert!(got.state.evicted && got.state.status_patch == Some(patch));

@@ -136,3 +136,11 @@ proptest! {
         prop_assert!(maximum_age > 0 || plan.old.is_empty());
     }
 }
+
+#[test]
+fn an_order_for_some_bytes_asks_for_so_many_of_what_may_go() {
+    let plan = |bytes| plan_images(&book(), &references(&["a:1"]), &POLICY, Demand::Bytes(bytes), 1_000);
+    assert_eq!((ids(&plan(100).spare), plan(100).needed), (vec!["b", "c"], 100));
+    assert!(plan(0).is_empty() && plan(0).spare.is_empty());
+    assert!(spare(&book(), &[], Demand::Bytes(100), 119).is_empty(), "too young");
+}

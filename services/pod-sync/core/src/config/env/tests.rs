@@ -172,3 +172,13 @@ fn the_objects_needed_are_named_once() {
     assert_eq!(NoObjects.secret("x"), Ok(None));
     assert_eq!(NoObjects.key("v", "p", "k"), Ok(None));
 }
+
+#[test]
+fn keys_of_files_are_asked_for_once_each() {
+    let file = |key: &str| json!({"name": key, "valueFrom": {"fileKeyRef": {"volumeName": "v", "path": "p", "key": key}}});
+    let pod = pod(
+        json!({ "containers": [{"name": "a", "env": [file("A"), file("B"), file("A"), {"name": "X"}]}] }),
+    );
+    let wanted = |key: &str| ("v".to_owned(), "p".to_owned(), key.to_owned());
+    assert_eq!(needs_files(&pod.spec.containers[0]), [wanted("A"), wanted("B")]);
+}

@@ -183,3 +183,31 @@ fn readiness_is_what_probes_say_and_false_for_what_does_not_run() {
     assert_eq!(run(&running, Readiness { ready: true, started: false }), (false, Some(false)));
     assert_eq!(run(&exited, Readiness::default()), (false, Some(false)));
 }
+
+#[test]
+fn what_was_removed_so_that_all_begin_anew_waits_for_that_and_counts_one_more() {
+    let rule = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+    let pod =
+        pod(json!({"restartPolicy": "Never", "initContainers": [{"name": "i", "restartPolicy": "Never"}],
+        "containers": [{"name": "a", "restartPolicy": "Never", "restartPolicyRules": rule}, {"name": "b"}]}));
+    let runs = generate(&pod, &in_sandbox().exited("i", 0).running("a").running("b"));
+    assert_eq!(condition(&runs, "AllContainersRestarting"), ("False", "", ""));
+    // The one that asked is removed last.
+    let half = then(&pod, &in_sandbox().exited("a", 42), &runs);
+    assert_eq!(condition(&half, "AllContainersRestarting"), ("True", "RestartAllContainersStarted", ""));
+    assert_eq!(ended(&only(&half).state), Some((42, "Error")));
+    for entry in [&half.container_statuses[1], &half.init_container_statuses[0]] {
+        assert_eq!(waiting(entry), Some(("RestartingAllContainers", "")), "{}", entry.name);
+        assert_eq!(ended(&entry.last_state), Some((137, "RestartingAllContainers")));
+        assert_eq!(entry.restart_count, 1);
+    }
+    let none = then(&pod, &in_sandbox(), &half);
+    assert_eq!(condition(&none, "AllContainersRestarting").0, "False");
+    assert_eq!(waiting(only(&none)), Some(("RestartingAllContainers", "")));
+    assert_eq!(none.container_statuses[1].restart_count, 1, "once");
+    // Neither the init container nor the others count as failed for good, and the pod stays initialised.
+    assert_eq!((half.phase.as_str(), none.phase.as_str()), ("Running", "Running"));
+    assert_eq!(condition(&none, "Initialized").0, "True");
+    let again = then(&pod, &in_sandbox().running("i"), &none);
+    assert_eq!(again.init_container_statuses[0].restart_count, 1, "never less than before");
+}

@@ -1,0 +1,93 @@
+//! What a shell is told when it completes a line, and the manual pages.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use keelson_config::ServiceName;
+
+use crate::fake::Fake;
+use crate::{Said, command, keelson, world};
+
+/// What bash is told of a line whose last word is to be completed.
+fn completed(run_dir: &Path, line: &[&str]) -> Vec<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_keelson"));
+    command.env("KEELSON_COMPLETE", "bash").env("KEELSON_RUN_DIR", run_dir).env("_CLAP_IFS", "\n");
+    command.env("_CLAP_COMPLETE_INDEX", (line.len() - 1).to_string()).env("_CLAP_COMPLETE_COMP_TYPE", "9");
+    let output = command.arg("--").args(line).stdin(Stdio::null()).output().unwrap();
+    Said::of(output).ok().lines().map(|word| word.trim_end().to_owned()).collect()
+}
+
+#[test]
+fn the_names_of_pods_and_services_are_completed() {
+    let fake = Fake::start(world());
+    let pods = |line: &[&str]| {
+        let mut pods = completed(&fake.run_dir, line);
+        pods.retain(|word| !word.starts_with('-'));
+        pods
+    };
+    assert_eq!(pods(&["keelson", "logs", ""]), ["db-edge", "web-edge"]);
+    assert_eq!(pods(&["keelson", "logs", "w"]), ["web-edge"]);
+    assert_eq!(pods(&["keelson", "get", "pods", "-n", "system", ""]), ["dns-edge"]);
+    assert_eq!(pods(&["keelson", "describe", "pod", "-A", "d"]), ["db-edge", "dns-edge"]);
+    assert_eq!(pods(&["keelson", "exec", "-it", "w"]), ["web-edge"]);
+    assert_eq!(pods(&["keelson", "services", "restart", "pod"]), ["pod-config", "pod-sync"]);
+    assert_eq!(pods(&["keelson", "services", "restart", "in"]), Vec::<String>::new());
+    assert_eq!(pods(&["keelson", "desc"]), ["describe"]);
+    assert!(completed(&fake.run_dir, &["keelson", "get", "pods", "--wat"]).contains(&"--watch".to_owned()));
+}
+
+#[test]
+fn without_an_agent_or_with_one_that_hangs_there_is_nothing_to_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = ["keelson", "logs", "w"];
+    assert_eq!(completed(folder.path(), &line), Vec::<String>::new());
+    let socket = keelson_config::Paths::socket_below(folder.path(), ServiceName::PodSync);
+    std::fs::create_dir(socket.parent().unwrap()).unwrap();
+    let _nobody = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let begun = std::time::Instant::now();
+    assert_eq!(completed(folder.path(), &line), Vec::<String>::new());
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10));
+}
+
+#[test]
+fn the_script_of_bash_completes_a_line() {
+    let fake = Fake::start(world());
+    let binary = Path::new(env!("CARGO_BIN_EXE_keelson"));
+    let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let script = "source <(keelson completion bash)\n\
+                  COMP_WORDS=(keelson logs we) COMP_CWORD=2 COMP_TYPE=9\n\
+                  _clap_complete_keelson keelson we logs\n\
+                  printf '%s\\n' \"${COMPREPLY[@]}\"";
+    let mut bash = Command::new("bash");
+    bash.args(["--norc", "-c", script]).env("PATH", path).env("KEELSON_RUN_DIR", &fake.run_dir);
+    let said = Said::of(bash.stdin(Stdio::null()).output().unwrap());
+    assert_eq!(said.ok().split_whitespace().collect::<Vec<_>>(), ["web-edge"]);
+}
+
+#[test]
+fn completion_scripts_need_no_agent_and_the_old_name_goes_on() {
+    let nowhere = Path::new("/nonexistent");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = keelson(nowhere, &["completion", shell]).ok();
+        assert!(script.contains("keelson") && script.contains("KEELSON_COMPLETE"), "{shell}: {script}");
+        assert_eq!(keelson(nowhere, &["completions", shell]).ok(), script);
+    }
+    assert_eq!(keelson(nowhere, &["completion", "cmd"]).code, Some(64));
+}
+
+#[test]
+fn there_is_a_manual_page_for_each_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("man/man1");
+    let said = keelson(Path::new("/nonexistent"), &["man", "--dir", dir.to_str().unwrap()]);
+    assert_eq!((said.code, said.out.as_str()), (Some(0), ""));
+    for page in ["keelson", "keelson-get", "keelson-get-pods", "keelson-exec", "keelson-services-restart"] {
+        let text = std::fs::read_to_string(dir.join(format!("{page}.1"))).unwrap();
+        assert!(text.contains(".TH") && text.contains(".SH SYNOPSIS"), "{page}: {text}");
+    }
+    let first = std::fs::read_to_string(dir.join("keelson.1")).unwrap();
+    assert!(first.contains("Exit codes") && first.contains("77"), "{first}");
+    let said = keelson(Path::new("/nonexistent"), &["man", "--dir", "/proc/nowhere"]);
+    assert!(said.failed(1).0.contains("/proc/nowhere"), "{said:?}");
+    assert_eq!(Said::of(command(Path::new("/"), &["man"]).output().unwrap()).code, Some(64));
+}

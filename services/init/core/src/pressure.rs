@@ -1,0 +1,199 @@
+//! What of the machine is enforced and when pods are ended for its sake, as the KubeletConfiguration says it
+//! (node-and-api.md §2.5).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::document::{Reader, Sourced};
+use crate::duration::parse_go_duration;
+use crate::kubelet_file::KubeletFile;
+use crate::reserved::{SIGNALS, entry, threshold};
+use crate::resolve::{Level, Resolver, millis};
+
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The words of `enforceNodeAllocatable`.
+const ENFORCED: &[&str] = &[
+    "pods",
+    "kube-reserved",
+    "system-reserved",
+    "kube-reserved-compressible",
+    "system-reserved-compressible",
+    "none",
+];
+
+/// The fields.
+#[derive(Debug, Default)]
+pub(crate) struct PressureFile {
+    soft: Option<Sourced<BTreeMap<String, String>>>,
+    soft_grace: Option<Sourced<BTreeMap<String, u64>>>,
+    minimum_reclaim: Option<Sourced<BTreeMap<String, String>>>,
+    transition: Option<Sourced<Duration>>,
+    max_pod_grace: Option<Sourced<i64>>,
+    local_storage: Option<Sourced<bool>>,
+    enforce: Option<Sourced<Vec<String>>>,
+    kube_cgroup: Option<Sourced<String>>,
+    system_cgroup: Option<Sourced<String>>,
+    protect_kernel: Option<Sourced<bool>>,
+    pods_per_core: Option<Sourced<u32>>,
+}
+
+impl PressureFile {
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
+        let soft_grace = graces(reader);
+        let soft = amounts(reader, "evictionSoft");
+        if let Some(soft) = &soft {
+            for (signal, text) in &soft.value {
+                if soft_grace.as_ref().is_none_or(|graces| !graces.value.contains_key(signal)) {
+                    let one = entry(soft, signal, text);
+                    reader
+                        .refuse(&one, format!("this needs evictionSoftGracePeriod.{signal}, such as 1m30s"));
+                }
+            }
+        }
+        Self {
+            soft,
+            soft_grace,
+            minimum_reclaim: amounts(reader, "evictionMinimumReclaim"),
+            // Zero is the default, as for every duration of a KubeletConfiguration.
+            transition: reader
+                .duration("evictionPressureTransitionPeriod", Duration::ZERO..=YEAR)
+                .filter(|period| !period.value.is_zero()),
+            max_pod_grace: reader.integer("evictionMaxPodGracePeriod", 0..=i64::from(u32::MAX)),
+            local_storage: reader.boolean("localStorageCapacityIsolation"),
+            enforce: reader.strings("enforceNodeAllocatable"),
+            kube_cgroup: reader.string("kubeReservedCgroup"),
+            system_cgroup: reader.string("systemReservedCgroup"),
+            protect_kernel: reader.boolean("protectKernelDefaults"),
+            pods_per_core: reader.u32("podsPerCore", 0..=1_000_000),
+        }
+    }
+}
+
+/// Amounts by signal.
+fn amounts(reader: &mut Reader<'_>, field: &str) -> Option<Sourced<BTreeMap<String, String>>> {
+    let mut map = reader.map(field)?;
+    let given = map.clone();
+    map.value.retain(|signal, text| {
+        let one = entry(&given, signal, text);
+        if !SIGNALS.contains(&signal.as_str()) {
+            reader.refuse(&one, format!("there is no such signal; the signals are {}", SIGNALS.join(", ")));
+            return false;
+        }
+        let good = threshold(text, 0).is_some();
+        if !good {
+            reader.refuse(&one, "this must be a quantity such as 100Mi or a percentage from 0% to 100%");
+        }
+        good
+    });
+    Some(map)
+}
+
+fn graces(reader: &mut Reader<'_>) -> Option<Sourced<BTreeMap<String, u64>>> {
+    let given = reader.map("evictionSoftGracePeriod")?;
+    let mut graces = BTreeMap::new();
+    for (signal, text) in &given.value {
+        match parse_go_duration(text) {
+            Some(grace) => {
+                graces.insert(signal.clone(), millis(grace));
+            }
+            None => {
+                let one = entry(&given, signal, text);
+                reader.refuse(&one, "this must be a duration of at least 0, such as 1m30s");
+            }
+        }
+    }
+    Some(given.map(|_| graces))
+}
+
+/// Takes the fields into the configuration, and checks those that depend on each other.
+pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
+    let file = std::mem::take(&mut kubelet.pressure);
+    if let Some(reserved) = kubelet.reserved.take() {
+        if !reserved.dropped.is_empty() {
+            resolver.note(
+                Level::Warn,
+                format!(
+                    "evictionHard ({}) names some thresholds and so drops the defaults of {}; name them too, or set \
+                     mergeDefaultEvictionSettings",
+                    reserved.hard.origin,
+                    reserved.dropped.join(", ")
+                ),
+            );
+        }
+        let (kube, system) = (reserved.kube, reserved.system);
+        resolver.set("resources.reserved", Some(reserved.all), |c, v| {
+            c.resources.reserved = v;
+            c.resources.node_allocatable.kube_reserved = kube;
+            c.resources.node_allocatable.system_reserved = system;
+        });
+        resolver.set("resources.eviction.hard", Some(reserved.hard), |c, v| c.resources.eviction.hard = v);
+    }
+    resolver.set("resources.eviction.soft", file.soft, |c, v| c.resources.eviction.soft = v);
+    resolver.set("resources.eviction.softGraceMs", file.soft_grace, |c, v| {
+        c.resources.eviction.soft_grace_ms = v;
+    });
+    resolver.set("resources.eviction.minimumReclaim", file.minimum_reclaim, |c, v| {
+        c.resources.eviction.minimum_reclaim = v;
+    });
+    resolver.set("resources.eviction.pressureTransitionMs", file.transition, |c, v| {
+        c.resources.eviction.pressure_transition_ms = millis(v);
+    });
+    resolver.set("resources.eviction.maxPodGraceSeconds", file.max_pod_grace, |c, v| {
+        c.resources.eviction.max_pod_grace_seconds = v;
+    });
+    resolver.set("resources.eviction.localStorageLimits", file.local_storage, |c, v| {
+        c.resources.eviction.local_storage_limits = v;
+    });
+    resolver.set("resources.podsPerCore", file.pods_per_core, |c, v| c.resources.pods_per_core = v);
+    resolver.set("resources.nodeAllocatable.protectKernelDefaults", file.protect_kernel, |c, v| {
+        c.resources.node_allocatable.protect_kernel_defaults = v;
+    });
+    enforcement(resolver, file.enforce, file.kube_cgroup, file.system_cgroup);
+}
+
+fn enforcement(
+    resolver: &mut Resolver<'_>,
+    enforce: Option<Sourced<Vec<String>>>,
+    kube: Option<Sourced<String>>,
+    system: Option<Sourced<String>>,
+) {
+    if let Some(enforce) = &enforce {
+        let words = &enforce.value;
+        let has = |word: &str| words.iter().any(|w| w == word);
+        let named = |cgroup: &Option<Sourced<String>>| cgroup.as_ref().is_some_and(|c| !c.value.is_empty());
+        let mut sorted = words.clone();
+        sorted.sort();
+        sorted.dedup();
+        if words.iter().any(|word| !word.is_empty() && !ENFORCED.contains(&word.as_str())) {
+            resolver.refuse(enforce, format!("the words are {}", ENFORCED.join(", ")));
+        } else if sorted.len() != words.len() {
+            resolver.refuse(enforce, "each word may stand here once");
+        } else if has("none") && words.len() > 1 {
+            resolver.refuse(enforce, "none stands alone");
+        }
+        for (part, field, cgroup) in [
+            ("kube-reserved", "kubeReservedCgroup", &kube),
+            ("system-reserved", "systemReservedCgroup", &system),
+        ] {
+            let compressible = format!("{part}-compressible");
+            if has(part) && has(&compressible) {
+                resolver.refuse(enforce, format!("{part} and {compressible} exclude each other"));
+            }
+            if (has(part) || has(&compressible)) && !named(cgroup) {
+                resolver.refuse(enforce, format!("{part} needs {field}, the cgroup that is bound"));
+            }
+        }
+    }
+    resolver
+        .set("resources.nodeAllocatable.enforce", enforce, |c, v| c.resources.node_allocatable.enforce = v);
+    resolver.set("resources.nodeAllocatable.kubeReservedCgroup", kube, |c, v| {
+        c.resources.node_allocatable.kube_reserved_cgroup = v;
+    });
+    resolver.set("resources.nodeAllocatable.systemReservedCgroup", system, |c, v| {
+        c.resources.node_allocatable.system_reserved_cgroup = v;
+    });
+}
+
+#[cfg(test)]
+#[path = "pressure_tests.rs"]
+mod tests;

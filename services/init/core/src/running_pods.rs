@@ -1,0 +1,55 @@
+//! How pods are kept running, and what they may set, as the KubeletConfiguration says it (node-and-api.md §2.5).
+
+use std::time::Duration;
+
+use keelson_kube_model::sysctl::is_namespaced;
+
+use crate::document::{Reader, Sourced};
+use crate::resolve::{Resolver, millis};
+
+/// A long time: what a duration field may be at most.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The fields; `None` where the file does not set them.
+#[derive(Debug, Default)]
+pub(crate) struct RunningPodsFile {
+    sync_frequency: Option<Sourced<Duration>>,
+    max_restart_period: Option<Sourced<Duration>>,
+    unsafe_sysctls: Option<Sourced<Vec<String>>>,
+}
+
+impl RunningPodsFile {
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
+        // Zero is the default, as for every duration of a KubeletConfiguration.
+        let sync_frequency =
+            reader.duration("syncFrequency", Duration::ZERO..=YEAR).filter(|period| !period.value.is_zero());
+        let max_restart_period = reader
+            .object("crashLoopBackOff")
+            .then(|| {
+                let range = Duration::from_secs(1)..=Duration::from_secs(300);
+                reader.duration("crashLoopBackOff.maxContainerRestartPeriod", range)
+            })
+            .flatten();
+        let unsafe_sysctls = reader.strings("allowedUnsafeSysctls");
+        if let Some(list) = &unsafe_sysctls {
+            for pattern in list.value.iter().filter(|pattern| !is_namespaced(pattern)) {
+                let one = Sourced { value: pattern, origin: list.origin.clone(), field: list.field.clone() };
+                let way_out = "this is the machine's own and no pod's; only names below net., fs.mqueue., kernel.shm, \
+                               kernel.msg and kernel.sem can be allowed";
+                reader.refuse(&one, way_out);
+            }
+        }
+        Self { sync_frequency, max_restart_period, unsafe_sysctls }
+    }
+
+    /// Takes the fields into the configuration.
+    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
+        resolver
+            .set("pods.syncFrequencyMs", self.sync_frequency, |c, v| c.pods.sync_frequency_ms = millis(v));
+        resolver.set("pods.maxRestartBackoffMs", self.max_restart_period, |c, v| {
+            c.pods.max_restart_backoff_ms = millis(v);
+        });
+        resolver
+            .set("pods.allowedUnsafeSysctls", self.unsafe_sysctls, |c, v| c.pods.allowed_unsafe_sysctls = v);
+    }
+}

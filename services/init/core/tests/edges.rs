@@ -1,0 +1,165 @@
+//! Limits at their exact value.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::time::Duration;
+
+use keelson_init_core::{
+    Document, Flags, Health, Host, Inputs, KEELSON_API_VERSION, KEELSON_KIND, KUBELET_API_VERSION,
+    KUBELET_KIND, LoopReport, Poll, Report, Resolved, ServiceState, format_go_duration, parse_go_duration,
+    resolve,
+};
+use serde_json::{Value, json};
+
+/// The highest id that setuid(2) takes.
+const MAX_ID: u32 = u32::MAX - 1;
+
+fn host() -> Host {
+    Host {
+        hostname: "edge-1".into(),
+        exe_dir: "/opt/keelson/bin".into(),
+        cwd: "/srv".into(),
+        memory_bytes: 8 << 30,
+        nodefs_bytes: 100 << 30,
+        ..Host::default()
+    }
+}
+
+fn document(version: &str, kind: &str, fields: &Value) -> Document {
+    let mut root = fields.as_object().unwrap().clone();
+    root.insert("apiVersion".into(), version.into());
+    root.insert("kind".into(), kind.into());
+    Document { file: "f.yaml".into(), folder: "/etc/k".into(), root, ..Document::default() }
+}
+
+fn resolved(flags: &Flags, kubelet: &Value, keelson: &Value) -> Result<Resolved, String> {
+    let kubelet = document(KUBELET_API_VERSION, KUBELET_KIND, kubelet);
+    let keelson = document(KEELSON_API_VERSION, KEELSON_KIND, keelson);
+    let host = host();
+    resolve(Inputs { flags, kubelet: Some(&kubelet), keelson: Some(&keelson), host: &host })
+        .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+}
+
+fn with_kubelet(fields: &Value) -> Result<Resolved, String> {
+    resolved(&Flags::default(), fields, &json!({}))
+}
+
+fn with_keelson(fields: &Value) -> Result<Resolved, String> {
+    resolved(&Flags::default(), &json!({}), fields)
+}
+
+#[test]
+fn the_longest_duration_of_go_is_read_and_a_nanosecond_more_is_refused() {
+    assert_eq!(
+        parse_go_duration("9223372036854775807ns"),
+        Some(Duration::from_nanos(i64::MAX.unsigned_abs()))
+    );
+    assert_eq!(parse_go_duration("9223372036854775808ns"), None);
+    assert_eq!(parse_go_duration("9223372036854775809ns"), None);
+}
+
+#[test]
+fn a_number_of_twenty_digits_is_read_and_a_longer_one_refused() {
+    assert_eq!(parse_go_duration(&format!("{}1s", "0".repeat(19))), Some(Duration::from_secs(1)));
+    assert_eq!(parse_go_duration(&format!("{}1s", "0".repeat(20))), None);
+    assert_eq!(parse_go_duration(&format!("{}1s", "0".repeat(21))), None);
+}
+
+#[test]
+fn a_whole_unit_is_written_in_that_unit() {
+    for (nanos, text) in [
+        (999, "999ns"),
+        (1_000, "1\u{b5}s"),
+        (999_999, "999.999\u{b5}s"),
+        (1_000_000, "1ms"),
+        (1_000_000_000, "1s"),
+        (60_000_000_000, "1m0s"),
+        (3_600_000_000_000, "1h0m0s"),
+    ] {
+        assert_eq!(format_go_duration(Duration::from_nanos(nanos)), text);
+    }
+}
+
+#[test]
+fn a_state_is_shown_by_its_word() {
+    for (state, word) in [
+        (ServiceState::Starting, "starting"),
+        (ServiceState::Running, "running"),
+        (ServiceState::Degraded, "degraded"),
+        (ServiceState::Stuck, "stuck"),
+        (ServiceState::BackingOff, "backing-off"),
+        (ServiceState::Failed, "failed"),
+        (ServiceState::Stopped, "stopped"),
+    ] {
+        assert_eq!((state.as_str(), state.to_string().as_str()), (word, word));
+    }
+}
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+#[test]
+fn a_loop_is_stuck_once_it_is_silent_for_longer_than_it_may_be() {
+    let state = |silent: Duration| {
+        let one = LoopReport { name: "relist".into(), silent, stuck_after: seconds(30) };
+        let mut health = Health::new(seconds(0));
+        health.observe(seconds(100), Poll::Answer(Report { loops: vec![one], conditions: Vec::new() }));
+        health.state()
+    };
+    assert_eq!(state(seconds(30)), ServiceState::Running);
+    assert_eq!(state(seconds(30) + Duration::from_nanos(1)), ServiceState::Stuck);
+}
+
+#[test]
+fn a_service_that_was_well_in_between_is_asked_as_often_as_one_that_never_was_unwell() {
+    let refused = || Poll::Refused("not now".into());
+    let mut health = Health::new(seconds(0));
+    health.observe(seconds(1), refused());
+    let first = health.next_poll(seconds(1));
+    health.observe(seconds(2), refused());
+    health.observe(seconds(3), refused());
+    assert!(health.next_poll(seconds(3)) > first);
+    health.observe(seconds(4), Poll::Answer(Report::default()));
+    health.observe(seconds(5), refused());
+    assert_eq!(health.next_poll(seconds(5)), first);
+}
+
+#[test]
+fn a_starting_service_is_asked_eagerly_for_five_seconds() {
+    let health = Health::new(seconds(10));
+    assert_eq!(health.next_poll(seconds(15) - Duration::from_nanos(1)), Duration::from_millis(50));
+    assert_eq!(health.next_poll(seconds(15)), seconds(1));
+}
+
+#[test]
+fn the_base_of_uids_leaves_room_for_every_service_below_the_highest_id() {
+    assert!(with_keelson(&json!({"uidBase": MAX_ID - 16})).is_ok());
+    assert!(with_keelson(&json!({"uidBase": MAX_ID - 15})).unwrap_err().contains("uidBase"));
+    assert!(with_keelson(&json!({"uidBase": 0})).unwrap_err().contains("uidBase"));
+}
+
+#[test]
+fn a_run_dir_may_be_as_long_as_its_sockets_allow() {
+    let run = |length: usize| {
+        let dir = format!("/r/{}", "x".repeat(length - 3));
+        resolved(&Flags { run_dir: Some(dir), ..Flags::default() }, &json!({}), &json!({}))
+    };
+    assert!(run(65).is_ok());
+    assert!(run(66).unwrap_err().contains("66 bytes long"));
+}
+
+#[test]
+fn one_pull_at_a_time_agrees_with_serialized_pulls() {
+    let pulls = |max: u32| with_kubelet(&json!({"maxParallelImagePulls": max, "serializeImagePulls": true}));
+    assert_eq!(pulls(1).unwrap().config.runtime.max_parallel_pulls, 1);
+    assert!(pulls(2).unwrap_err().contains("serializeImagePulls"));
+}
+
+#[test]
+fn no_limit_of_processes_is_minus_one_however_it_is_written() {
+    for (written, limit) in [(-1, -1), (0, -1), (1, 1), (4096, 4096)] {
+        let config = with_kubelet(&json!({"podPidsLimit": written})).unwrap().config;
+        assert_eq!(config.resources.pod_pids_limit, limit, "{written}");
+    }
+}

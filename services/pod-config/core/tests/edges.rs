@@ -1,0 +1,295 @@
+//! Limits at their exact value, places to the column, and what an error says besides its text.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::collections::BTreeMap;
+
+use keelson_kube_model::validate::AllowedReferences;
+use keelson_pod_config_core::files::SourceFiles;
+use keelson_pod_config_core::manifest::read_manifest;
+use keelson_pod_config_core::merge::{Merge, Op, SourcePod};
+use keelson_pod_config_core::scan::{FolderView, Listing, QUIET_NANOS, Stamp};
+use keelson_pod_config_core::static_pod::{Fingerprint, StaticRules};
+use keelson_pod_config_core::{FileContent, ManifestError, Why, parse_file};
+use serde_json::{Value, json};
+
+const PATH: &str = "/m/web.yaml";
+const SECOND: i64 = 1_000_000_000;
+/// The limit of one object.
+const MAX_OBJECT: usize = 3 * 1024 * 1024;
+/// The limit of values in one file.
+const MAX_VALUES: usize = 250_000;
+
+fn parse(text: &str) -> Result<FileContent, Vec<ManifestError>> {
+    parse_file(text.as_bytes(), PATH, &StaticRules::standalone("node1"))
+}
+
+fn only(text: &str) -> ManifestError {
+    let mut errors = parse(text).map(|content| panic!("{content:?}")).unwrap_err();
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    errors.remove(0)
+}
+
+fn config_map(name: &str, namespace: &str) -> String {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}})
+        .to_string()
+}
+
+fn pod_with(spec: &Value) -> String {
+    let mut spec = spec.clone();
+    spec["containers"] = json!([{"name": "c", "image": "i"}]);
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": spec}).to_string()
+}
+
+#[test]
+fn the_first_document_is_not_counted_in_the_text_and_the_second_is() {
+    let of = |document| ManifestError { document, ..ManifestError::file(Why::Invalid, "wrong") }.to_string();
+    assert_eq!([of(0), of(1), of(2)], ["wrong", "wrong", "document 2: wrong"]);
+}
+
+#[test]
+fn what_was_written_to_the_disk_is_not_kept_in_memory() {
+    let content = parse(&pod_with(&json!({}))).unwrap();
+    assert!(!content.checkpoint.is_empty());
+    let mut files = SourceFiles::default();
+    files.remember("/m/old.yaml", content.clone());
+    files.read(PATH, Ok(content.clone()));
+    for path in ["/m/old.yaml", PATH] {
+        let kept = files.content(path).unwrap();
+        assert!(kept.checkpoint.is_empty(), "{path}");
+        assert_eq!(kept.pods, content.pods);
+    }
+    assert!(files.content("/m/other.yaml").is_none());
+}
+
+#[test]
+fn a_duplicate_names_the_pod_that_is_not_used() {
+    let mut files = SourceFiles::default();
+    for path in ["/m/a.yaml", "/m/b.yaml"] {
+        files.read(path, parse(&pod_with(&json!({}))));
+    }
+    let problems = files.assemble().problems;
+    let pod = problems[0].error.pod.clone().unwrap();
+    assert_eq!((pod.namespace.as_str(), pod.name.as_str()), ("default", "web-node1"));
+}
+
+#[test]
+fn only_the_error_of_a_pod_that_has_a_name_names_a_pod() {
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": {"k": "!"}});
+    assert_eq!(only(&secret.to_string()).pod, None);
+    assert_eq!(only("apiVersion: v1\nkind: Pod\nmetadata: {}\n").pod, None);
+}
+
+#[test]
+fn an_object_may_be_as_long_as_the_limit_and_not_a_byte_longer() {
+    let of = |length: usize| {
+        let object = |fill: usize| {
+            json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {"name": "m", "namespace": "default"}, "data": {"k": "x".repeat(fill)},
+            })
+            .to_string()
+        };
+        object(length - object(0).len())
+    };
+    assert_eq!(parse(&of(MAX_OBJECT)).unwrap().objects[0].json.len(), MAX_OBJECT);
+    assert!(only(&of(MAX_OBJECT + 1)).message.contains("longer than 3 MiB"));
+}
+
+#[test]
+fn the_place_of_each_json_document_and_of_what_breaks_one_is_told_to_the_column() {
+    let (first, second) = (config_map("a", "x"), config_map("b", "x"));
+    let places = |text: &str| -> Vec<_> {
+        let documents = read_manifest(text.as_bytes()).unwrap();
+        documents.iter().map(|d| (d.number, d.line, d.column)).collect()
+    };
+    assert_eq!(places(&format!("{first}\n\n   {second}")), [(1, 1, 1), (2, 3, 4)]);
+    assert_eq!(
+        places(&format!("  {first}{second}")),
+        [(1, 1, 3), (2, 1, 3 + u32::try_from(first.len()).unwrap())]
+    );
+    let error = only(&format!("{first}\n{{\"a\": ]"));
+    assert_eq!((error.document, error.line, error.column), (2, 2, 7), "{error:?}");
+    let error = only("a: 1\nb: [1\nc: }\n");
+    assert_eq!((error.document, error.line, error.column), (1, 3, 2), "{error:?}");
+}
+
+#[test]
+fn the_removal_of_a_pod_is_a_revision_of_its_own() {
+    let value = json!({"metadata": {"uid": "u", "name": "p"}, "spec": {}});
+    let pod = SourcePod {
+        uid: "u".into(),
+        namespace: "default".into(),
+        name: "p".into(),
+        origin: PATH.into(),
+        fingerprint: Fingerprint::of(&value),
+        json: value.to_string().into_bytes().into(),
+    };
+    let mut merge = Merge::default();
+    let added = merge.set("file", vec![pod], 1).changes[0].pod.revision;
+    let removed = merge.set("file", vec![], 2).changes.remove(0);
+    assert_eq!((removed.op, removed.pod.revision), (Op::Remove, added + 1));
+}
+
+#[test]
+fn names_of_objects_are_dns_names_and_their_namespaces_dns_labels() {
+    let label = "a".repeat(63);
+    for (name, namespace) in
+        [("a", "b"), ("a.b-c.d0", "x-1"), ("0", "0"), (&[label.as_str(); 3].join("."), "n")]
+    {
+        assert!(parse(&config_map(name, namespace)).is_ok(), "{name} in {namespace}");
+    }
+    for name in ["A", "a_b", "-a", "a-", ".a", "a.", "a..b", "a.-b", &"a".repeat(254)] {
+        assert_eq!(only(&config_map(name, "n")).field, "metadata.name", "{name}");
+    }
+    for namespace in ["A", "a.b", "-a", "a-", "a_b"] {
+        assert_eq!(only(&config_map("n", namespace)).field, "metadata.namespace", "{namespace}");
+    }
+    assert!(parse(&config_map(&"a".repeat(253), "n")).is_ok());
+}
+
+#[test]
+fn a_file_that_was_refused_and_is_gone_is_new_when_it_comes_back() {
+    let mut view = FolderView::default();
+    let stamp = Stamp { modified: 100 * SECOND, ..Stamp::default() };
+    view.was_refused("a");
+    assert_eq!(view.readable_in("a", &stamp, 100 * SECOND), 0);
+    view.forget("a");
+    assert_eq!(view.readable_in("a", &stamp, 100 * SECOND), QUIET_NANOS);
+    view.was_read("a", stamp);
+    view.forget("a");
+    let listing = Listing::Files(BTreeMap::from([("a".to_owned(), stamp)]));
+    assert_eq!(view.decide("/m", listing, &[], 200 * SECOND).read, ["a"]);
+}
+
+#[test]
+fn a_source_that_has_settled_stays_so_while_a_new_file_does_not_rest() {
+    let mut view = FolderView::default();
+    let now = 100 * SECOND;
+    assert!(view.decide("/m", Listing::Files(BTreeMap::new()), &[], now).settled);
+    let young = Stamp { modified: now, ..Stamp::default() };
+    let listing = Listing::Files(BTreeMap::from([("a".to_owned(), young)]));
+    let plan = view.decide("/m", listing, &[], now + SECOND);
+    assert_eq!((plan.settled, plan.unrested.as_slice()), (true, ["a".to_owned()].as_slice()));
+}
+
+#[test]
+fn a_change_within_a_tick_before_the_first_look_may_still_be_going_on() {
+    let tick = 20_000_000;
+    let now = 100 * SECOND;
+    let waits = |modified: i64| {
+        let stamp = Stamp { modified, ..Stamp::default() };
+        let listing = Listing::Files(BTreeMap::from([("a".to_owned(), stamp)]));
+        FolderView::default().decide("/m", listing, &[], now).again
+    };
+    assert_eq!(waits(now - tick), Some(QUIET_NANOS - tick));
+    assert_eq!(waits(now - tick - 1), Some(SECOND - tick - 1));
+}
+
+#[test]
+fn a_pod_of_a_list_says_itself_what_it_is() {
+    let list = json!({"apiVersion": "v1", "kind": "PodList", "items": [
+        {"metadata": {"name": "x"}, "spec": {"containers": [{"name": "c", "image": "i"}]}},
+    ]});
+    let content = parse(&list.to_string()).unwrap();
+    let value: Value = serde_json::from_slice(&content.pods[0].json).unwrap();
+    assert_eq!((&value["apiVersion"], &value["kind"]), (&json!("v1"), &json!("Pod")));
+    let error = only("apiVersion: v1\nkind: Pod\nmetadata: ~\nspec: ~\n");
+    assert_eq!(error.field, "metadata.name");
+}
+
+#[test]
+fn a_reference_that_needs_an_api_server_is_told_at_its_field() {
+    let secret = json!({"volumes": [{"name": "v", "secret": {"secretName": "s"}}]});
+    let claim = json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "p"}}]});
+    let resource = json!({"resourceClaims": [{"name": "r", "resourceClaimName": "r"}]});
+    let nothing = StaticRules { allowed: AllowedReferences::default(), ..StaticRules::standalone("node1") };
+    for (spec, field) in [
+        (json!({"serviceAccountName": "a"}), "spec.serviceAccountName"),
+        (resource, "spec.resourceClaims"),
+        (secret, "spec"),
+        (claim, "spec.volumes"),
+    ] {
+        let errors = parse_file(pod_with(&spec).as_bytes(), PATH, &nothing).unwrap_err();
+        assert!(
+            errors.iter().any(|e| e.field == field && e.message.contains("Forbidden")),
+            "{field}: {errors:?}"
+        );
+    }
+}
+
+/// What a value of YAML reads as, told by a field that we do not know and so keep.
+fn value_of(text: &str) -> Value {
+    let manifest = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers: [{{name: c, image: i}}]\n  invented: {text}\n"
+    );
+    let content = parse(&manifest).unwrap_or_else(|errors| panic!("{text}: {errors:?}"));
+    let value: Value = serde_json::from_slice(&content.pods[0].json).unwrap();
+    value["spec"]["invented"].clone()
+}
+
+#[test]
+fn numbers_with_a_sign_a_base_or_a_leading_point_are_numbers() {
+    for (text, value) in [
+        ("-0x1F", json!(-31)),
+        ("+0x1F", json!(31)),
+        ("-0o17", json!(-15)),
+        ("+017", json!(15)),
+        (".5", json!(0.5)),
+        ("-.5", json!(-0.5)),
+        ("+inf", json!("+inf")),
+        ("9007199254740991.0", json!(9_007_199_254_740_991_i64)),
+        ("9007199254740992.0", json!(9_007_199_254_740_992.0_f64)),
+    ] {
+        assert_eq!(value_of(text), value, "{text}");
+    }
+}
+
+#[test]
+fn a_pod_with_a_float_that_takes_every_digit_is_the_same_pod_when_it_is_read_from_the_checkpoint() {
+    let float = 0.123_458_901_234_567_89;
+    let pod = pod_with(&json!({"invented": [float, 1e-300, 5e-324, f64::MAX]}));
+    let first = parse(&pod).unwrap();
+    let again = parse_file(&first.checkpoint, PATH, &StaticRules::standalone("node1")).unwrap();
+    assert_eq!(again.pods, first.pods);
+    let value: Value = serde_json::from_slice(&again.pods[0].json).unwrap();
+    assert_eq!(value["spec"]["invented"][0].as_f64().unwrap().to_bits(), f64::to_bits(float));
+}
+
+#[test]
+fn an_alias_may_be_a_key_if_it_stands_for_text() {
+    assert_eq!(value_of("{a: &k foo, b: {*k : 1}}"), json!({"a": "foo", "b": {"foo": 1}}));
+    let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\na: &k [1]\nb: {*k : 1}\n";
+    assert!(only(manifest).message.contains("a key must be text"));
+}
+
+#[test]
+fn nesting_ends_at_its_limit_in_lists_and_in_mappings() {
+    // Inside of the document itself and of `spec`.
+    let (lists, maps) = (
+        |n: usize| format!("{}1{}", "[".repeat(n), "]".repeat(n)),
+        |n: usize| format!("{}1{}", "{a: ".repeat(n), "}".repeat(n)),
+    );
+    value_of(&lists(98));
+    value_of(&maps(98));
+    for text in [lists(99), maps(99)] {
+        let manifest = format!("apiVersion: v1\nkind: Pod\nspec:\n  invented: {text}\n");
+        let error = only(&manifest);
+        assert!(error.message.contains("nested more than 100 deep"), "{error:?}");
+    }
+}
+
+#[test]
+fn values_are_counted_with_aliases_written_out_up_to_the_limit_itself() {
+    // The document, its three fields and the name: 5. `a`: 1 + 993, and as much again for what is kept of it. `b`: 1, and
+    // for each alias the 994 values that it stands for.
+    let manifest = |more: usize| {
+        let a = vec!["1"; 993].join(",");
+        let b = [vec!["*a"; 249], vec!["1"; more]].concat().join(",");
+        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: m}}\na: &a [{a}]\nb: [{b}]\n")
+    };
+    let used = 5 + 994 + 994 + 1 + 249 * 994;
+    assert!(parse(&manifest(MAX_VALUES - used)).is_ok());
+    let error = only(&manifest(MAX_VALUES - used + 1));
+    assert!(error.message.contains("more than 250000 values"), "{error:?}");
+}

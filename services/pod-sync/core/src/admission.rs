@@ -1,0 +1,196 @@
+//! May a pod run on this node, as far as its spec and the Node object say (§15)? What it may use of the machine is
+//! judged by resource-manager.
+//!
+//! [`before_fit`] holds the handlers that stand before the fit in the kubelet's order, [`after_fit`] those behind it;
+//! the first denial wins.
+//!
+//! Parity: as the kubelet, except that a pod that the node's pressure or shutdown would refuse too is refused for
+//! what stands here, and that features which a node declares are not asked for.
+
+mod affinity;
+mod ports;
+mod sysctls;
+
+use keelson_kube_model::{Container, ContainerKind, Node, Pod, PodPhase, Taint};
+
+pub use sysctls::KernelVersion;
+
+/// What the handlers look at beside the pod.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeFacts<'a> {
+    /// The Node object.
+    pub node: &'a Node,
+    /// The name of this node.
+    pub node_name: &'a str,
+    /// `allowedUnsafeSysctls`: names, or beginnings of names with a trailing `*`.
+    pub unsafe_sysctls: &'a [String],
+    /// The running kernel.
+    pub kernel: KernelVersion,
+    /// The runtime can leave out the groups that an image adds.
+    pub strict_groups: bool,
+    /// AppArmor can be enforced.
+    pub apparmor: bool,
+}
+
+/// Why a pod is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denial {
+    /// `status.reason` and the reason of the event.
+    pub reason: &'static str,
+    /// The message of the event.
+    pub message: String,
+}
+
+impl Denial {
+    fn new(reason: &'static str, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+
+    fn predicate(reason: &'static str, why: &str) -> Self {
+        Self::new(reason, format!("Predicate {reason} failed: {why}"))
+    }
+}
+
+/// Reasons that `admission_rejections_total` keeps; see [`counted_reason`].
+const COUNTED: [&str; 20] = [
+    "AppArmor",
+    "Evicted",
+    "InitContainerRestartPolicyForbidden",
+    "InvalidNodeInfo",
+    "NodeShutdown",
+    "OutOfcpu",
+    "OutOfephemeral-storage",
+    "OutOfmemory",
+    "OutOfpods",
+    "PodFeatureUnsupported",
+    "PodLevelResourcesNotSupported",
+    "PodOSNotSupported",
+    "PodOSSelectorNodeLabelDoesNotMatch",
+    "SupplementalGroupsPolicyNotSupported",
+    "SysctlForbidden",
+    "TopologyAffinityError",
+    "UnexpectedAdmissionError",
+    "UnexpectedPredicateFailureType",
+    "UnknownReason",
+    "VolumeAttachmentLimitExceeded",
+];
+
+/// The label of a rejection in `admission_rejections_total` (§15.3): whatever a plugin calls its resources, the label
+/// has few values.
+pub fn counted_reason(reason: &str) -> &'static str {
+    match COUNTED.iter().find(|counted| **counted == reason) {
+        Some(counted) => counted,
+        None if reason.starts_with("OutOf") => "OutOfExtendedResources",
+        None => "Other",
+    }
+}
+
+/// Handlers 3 and 6 to 8: sysctls, operating system, groups.
+pub fn before_fit(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
+    sysctls::judge(pod, facts).or_else(|| operating_system(pod)).or_else(|| groups(pod, facts))
+}
+
+/// Handlers 11 to 15: affinity, node name, host ports, taints, AppArmor. `others` are the pods that have been admitted
+/// and have not ended.
+pub fn after_fit<'a>(
+    pod: &Pod,
+    facts: &NodeFacts<'_>,
+    others: impl Iterator<Item = &'a Pod>,
+) -> Option<Denial> {
+    if !affinity::matches(pod, facts.node) {
+        let why = "node(s) didn't match Pod's node affinity/selector";
+        return Some(Denial::predicate("NodeAffinity", why));
+    }
+    if !pod.spec.node_name.is_empty() && pod.spec.node_name != facts.node_name {
+        return Some(Denial::predicate("NodeName", "node(s) didn't match the requested node name"));
+    }
+    if ports::conflict(pod, others) {
+        let why = "node(s) didn't have free ports for the requested pod ports";
+        return Some(Denial::predicate("NodePorts", why));
+    }
+    if !pod.is_static() && !tolerates_no_execute(pod, &facts.node.spec.taints) {
+        let why = "node(s) had taints that the pod didn't tolerate";
+        return Some(Denial::predicate("TaintToleration", why));
+    }
+    apparmor(pod, facts)
+}
+
+fn operating_system(pod: &Pod) -> Option<Denial> {
+    if pod.metadata.labels.get("kubernetes.io/os").is_some_and(|os| os != "linux") {
+        let text = "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label";
+        return Some(Denial::new("PodOSSelectorNodeLabelDoesNotMatch", text));
+    }
+    let other = pod.spec.os.as_ref().is_some_and(|os| os.name != "linux");
+    other.then(|| {
+        Denial::new("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
+    })
+}
+
+fn groups(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
+    let context = pod.spec.security_context.as_ref();
+    let strict = context.and_then(|c| c.supplemental_groups_policy.as_deref()) == Some("Strict");
+    (strict && !facts.strict_groups).then(|| {
+        let text = "SupplementalGroupsPolicy=Strict is not supported in this node";
+        Denial::new("SupplementalGroupsPolicyNotSupported", text)
+    })
+}
+
+fn tolerates_no_execute(pod: &Pod, taints: &[Taint]) -> bool {
+    taints.iter().filter(|taint| taint.effect == "NoExecute").all(|taint| {
+        pod.spec.tolerations.iter().any(|toleration| {
+            let effect = toleration.effect.is_empty() || toleration.effect == taint.effect;
+            let key = toleration.key.is_empty() || toleration.key == taint.key;
+            let value = match toleration.operator.as_str() {
+                "Exists" => true,
+                "" | "Equal" => !toleration.key.is_empty() && toleration.value == taint.value,
+                _ => false,
+            };
+            effect && key && value
+        })
+    })
+}
+
+/// Annotation prefix of AppArmor profiles, from before there was a field.
+const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+/// Only while the pod is Pending: one that has begun runs as it was begun.
+fn apparmor(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
+    let begun = !matches!(pod.status.phase(), PodPhase::Pending) && !pod.status.phase.is_empty();
+    if facts.apparmor || begun {
+        return None;
+    }
+    let wants = |kind: &str| kind == "RuntimeDefault" || kind == "Localhost";
+    let context = pod.spec.security_context.as_ref();
+    let of_pod = context.and_then(|c| c.app_armor_profile.as_ref()).map(|p| p.type_.as_str());
+    let required =
+        pod.containers().filter(|(kind, _)| *kind != ContainerKind::Ephemeral).any(|(_, container)| {
+            let own = container.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
+            let annotated = pod.annotation(&format!("{APPARMOR_ANNOTATION}{}", container.name));
+            match (own.map(|profile| profile.type_.as_str()).or(of_pod), annotated) {
+                (Some(kind), _) => wants(kind),
+                (None, Some(text)) => text != "unconfined" && !text.is_empty(),
+                (None, None) => false,
+            }
+        });
+    required.then(|| Denial::new("AppArmor", "Cannot enforce AppArmor: AppArmor is not enabled on the host"))
+}
+
+/// Whether a runtime of this name and version keeps to `supplementalGroupsPolicy: Strict`, for as long as nobody asks
+/// the runtime itself.
+pub fn supports_strict_groups(name: &str, version: &str) -> bool {
+    let mut numbers = version.trim_start_matches('v').split('.').map(|n| n.parse::<u32>().ok());
+    let version = (numbers.next().flatten().unwrap_or(0), numbers.next().flatten().unwrap_or(0));
+    match name {
+        "containerd" => version >= (2, 0),
+        "cri-o" => version >= (1, 31),
+        _ => false,
+    }
+}
+
+/// Containers whose ports are held while the pod runs: regular ones and sidecars.
+fn long_running(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.containers().filter(|(kind, _)| kind.is_long_running()).map(|(_, container)| container)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,283 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::testing::{from_file, pod};
+
+fn node(labels: Value) -> Node {
+    serde_json::from_value(json!({"metadata": {"name": "n1", "labels": labels}})).unwrap()
+}
+
+fn facts<'a>(node: &'a Node, allowed: &'a [String]) -> NodeFacts<'a> {
+    NodeFacts {
+        node,
+        node_name: "n1",
+        unsafe_sysctls: allowed,
+        kernel: KernelVersion(6, 1),
+        strict_groups: false,
+        apparmor: false,
+    }
+}
+
+fn reason(denial: Option<Denial>) -> &'static str {
+    denial.map_or("", |denial| denial.reason)
+}
+
+fn with_containers(spec: Value) -> Pod {
+    let mut all = json!({"containers": [{"name": "a"}]});
+    all.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    pod(all)
+}
+
+fn sysctl(name: &str, more: Value) -> Pod {
+    let mut spec = json!({"securityContext": {"sysctls": [{"name": name, "value": "1"}]}});
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    with_containers(spec)
+}
+
+#[test]
+fn safe_sysctls_pass_from_their_kernel_on_and_others_only_when_they_are_allowed() {
+    let node = node(json!({}));
+    let allowed = ["net.core.*".to_owned(), "kernel/msgmax".to_owned()];
+    for (name, passes) in [
+        ("kernel.shm_rmid_forced", true),
+        ("net/ipv4/tcp_syncookies", true),
+        ("net.ipv4.tcp_rmem", true),
+        ("net.core.somaxconn", true),
+        ("kernel.msgmax", true),
+        ("kernel.msgmnb", false),
+        ("vm.swappiness", false),
+    ] {
+        let denial = before_fit(&sysctl(name, json!({})), &facts(&node, &allowed));
+        assert_eq!(denial.is_none(), passes, "{name}: {denial:?}");
+    }
+    let old = NodeFacts { kernel: KernelVersion(4, 14), ..facts(&node, &[]) };
+    let denial = before_fit(&sysctl("net.ipv4.tcp_rmem", json!({})), &old).unwrap();
+    assert_eq!(denial.reason, "SysctlForbidden");
+    assert_eq!(denial.message, "forbidden sysctl: \"net.ipv4.tcp_rmem\" not allowlisted");
+}
+
+#[test]
+fn a_sysctl_of_the_nodes_own_namespace_is_forbidden_even_when_it_is_safe() {
+    let node = node(json!({}));
+    for (name, host, namespace) in
+        [("net.ipv4.tcp_syncookies", "hostNetwork", "net"), ("kernel.shm_rmid_forced", "hostIPC", "ipc")]
+    {
+        let denial = before_fit(&sysctl(name, json!({host: true})), &facts(&node, &[])).unwrap();
+        let text = format!("forbidden sysctl: \"{name}\" not allowed with host {namespace} enabled");
+        assert_eq!(denial.message, text);
+    }
+}
+
+#[test]
+fn a_kernels_release_is_read_as_far_as_it_is_a_number() {
+    assert_eq!(KernelVersion::parse("6.1.0-18-amd64"), KernelVersion(6, 1));
+    assert_eq!(KernelVersion::parse("4.19+"), KernelVersion(4, 19));
+    assert_eq!(KernelVersion::parse("strange"), KernelVersion(0, 0));
+}
+
+#[test]
+fn another_operating_system_is_refused_by_label_and_by_field() {
+    let node = node(json!({}));
+    let judge = |pod: &Pod| reason(before_fit(pod, &facts(&node, &[])));
+    let mut labelled = with_containers(json!({}));
+    assert_eq!(judge(&labelled), "");
+    labelled.metadata.labels.insert("kubernetes.io/os".into(), "windows".into());
+    assert_eq!(judge(&labelled), "PodOSSelectorNodeLabelDoesNotMatch");
+    assert_eq!(judge(&with_containers(json!({"os": {"name": "windows"}}))), "PodOSNotSupported");
+    assert_eq!(judge(&with_containers(json!({"os": {"name": "linux"}}))), "");
+}
+
+#[test]
+fn strict_groups_need_a_runtime_that_keeps_to_them() {
+    let node = node(json!({}));
+    let strict = with_containers(json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}}));
+    let denial = before_fit(&strict, &facts(&node, &[])).unwrap();
+    assert_eq!(denial.reason, "SupplementalGroupsPolicyNotSupported");
+    assert_eq!(denial.message, "SupplementalGroupsPolicy=Strict is not supported in this node");
+    let able = NodeFacts { strict_groups: true, ..facts(&node, &[]) };
+    assert_eq!(before_fit(&strict, &able), None);
+    for (name, version, able) in [
+        ("containerd", "1.6.20~ds1", false),
+        ("containerd", "v2.1.4", true),
+        ("cri-o", "1.30.0", false),
+        ("cri-o", "1.31.2", true),
+        ("other", "9.9", false),
+    ] {
+        assert_eq!(supports_strict_groups(name, version), able, "{name} {version}");
+    }
+}
+
+fn placed(spec: Value, labels: Value) -> &'static str {
+    let node = node(labels);
+    reason(after_fit(&with_containers(spec), &facts(&node, &[]), std::iter::empty()))
+}
+
+#[test]
+fn a_node_selector_needs_each_of_its_labels() {
+    let spec = json!({"nodeSelector": {"disk": "ssd", "zone": "a"}});
+    assert_eq!(placed(spec.clone(), json!({"disk": "ssd", "zone": "a", "x": "y"})), "");
+    assert_eq!(placed(spec.clone(), json!({"disk": "ssd"})), "NodeAffinity");
+    let node = node(json!({}));
+    let denial = after_fit(&with_containers(spec), &facts(&node, &[]), std::iter::empty()).unwrap();
+    let text = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
+    assert_eq!(denial.message, text);
+}
+
+#[test]
+fn each_operator_of_the_node_affinity_means_what_it_says() {
+    let labels = json!({"disk": "ssd", "cores": "8"});
+    let case = |expression: Value| {
+        let terms = json!([{"matchExpressions": [expression]}]);
+        let required =
+            json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+        placed(json!({"affinity": {"nodeAffinity": required}}), labels.clone()).is_empty()
+    };
+    for (key, operator, values, matches) in [
+        ("disk", "In", json!(["hdd", "ssd"]), true),
+        ("disk", "In", json!(["hdd"]), false),
+        ("gone", "In", json!(["hdd"]), false),
+        ("disk", "NotIn", json!(["hdd"]), true),
+        ("gone", "NotIn", json!(["hdd"]), true),
+        ("disk", "NotIn", json!(["ssd"]), false),
+        ("disk", "Exists", json!([]), true),
+        ("gone", "Exists", json!([]), false),
+        ("gone", "DoesNotExist", json!([]), true),
+        ("disk", "DoesNotExist", json!([]), false),
+        ("cores", "Gt", json!(["7"]), true),
+        ("cores", "Gt", json!(["8"]), false),
+        ("cores", "Lt", json!(["9"]), true),
+        ("disk", "Lt", json!(["9"]), false),
+        ("disk", "Like", json!(["ssd"]), false),
+    ] {
+        assert_eq!(
+            case(json!({"key": key, "operator": operator, "values": values})),
+            matches,
+            "{key} {operator}"
+        );
+    }
+}
+
+#[test]
+fn one_term_of_the_affinity_is_enough_and_an_empty_one_matches_nothing() {
+    let of = |terms: Value| {
+        let required =
+            json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+        placed(json!({"affinity": {"nodeAffinity": required}}), json!({"disk": "ssd"})).is_empty()
+    };
+    let disk =
+        |value: &str| json!({"matchExpressions": [{"key": "disk", "operator": "In", "values": [value]}]});
+    let name =
+        |value: &str| json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [value]}]});
+    assert!(of(json!([disk("hdd"), disk("ssd")])));
+    assert!(!of(json!([disk("hdd")])));
+    assert!(!of(json!([{}])) && !of(json!([])));
+    assert!(of(json!([name("n1")])) && !of(json!([name("n2")])));
+    // Preferences and affinity to other pods are no matter of the node.
+    assert_eq!(placed(json!({"affinity": {"podAffinity": {"x": 1}}}), json!({})), "");
+}
+
+#[test]
+fn the_node_must_be_the_one_that_is_asked_for() {
+    assert_eq!(placed(json!({"nodeName": "n1"}), json!({})), "");
+    assert_eq!(placed(json!({"nodeName": "n2"}), json!({})), "NodeName");
+}
+
+fn with_ports(ports: Value, more: Value) -> Pod {
+    let mut spec = json!({"containers": [{"name": "a", "ports": ports}]});
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    pod(spec)
+}
+
+#[test]
+fn a_port_of_the_node_is_held_by_one_pod_per_address_and_protocol() {
+    let node = node(json!({}));
+    let port = |port: i32, address: &str, protocol: &str| json!([{"containerPort": 80, "hostPort": port, "hostIP": address, "protocol": protocol}]);
+    let held = with_ports(port(8080, "", "TCP"), json!({}));
+    let at_one = with_ports(port(8081, "10.0.0.1", "TCP"), json!({}));
+    let inner = with_ports(json!([{"containerPort": 8080}]), json!({}));
+    for (ports, more, free) in [
+        (port(8080, "", ""), json!({}), false),
+        (port(8080, "10.0.0.1", "TCP"), json!({}), false),
+        (port(8080, "", "UDP"), json!({}), true),
+        (port(8082, "", "TCP"), json!({}), true),
+        (port(8081, "10.0.0.2", "TCP"), json!({}), true),
+        (port(8081, "0.0.0.0", "TCP"), json!({}), false),
+        // A port of the pod's own network is nobody else's.
+        (json!([{"containerPort": 8080}]), json!({}), true),
+        // On the node's network each port is the node's.
+        (json!([{"containerPort": 8080}]), json!({"hostNetwork": true}), false),
+    ] {
+        let pod = with_ports(ports.clone(), more);
+        let denial = after_fit(&pod, &facts(&node, &[]), [&held, &at_one, &inner].into_iter());
+        assert_eq!(denial.is_none(), free, "{ports} {denial:?}");
+    }
+}
+
+#[test]
+fn a_no_execute_taint_keeps_out_who_does_not_tolerate_it_but_no_static_pod() {
+    let mut node = node(json!({}));
+    node.spec.taints = serde_json::from_value(json!([
+        {"key": "down", "value": "yes", "effect": "NoExecute"},
+        {"key": "full", "effect": "NoSchedule"},
+    ]))
+    .unwrap();
+    let judge = |tolerations: Value| {
+        let pod = with_containers(json!({"tolerations": tolerations}));
+        reason(after_fit(&pod, &facts(&node, &[]), std::iter::empty()))
+    };
+    assert_eq!(judge(json!([])), "TaintToleration");
+    assert_eq!(judge(json!([{"operator": "Exists"}])), "");
+    assert_eq!(judge(json!([{"key": "down", "value": "yes", "effect": "NoExecute"}])), "");
+    assert_eq!(judge(json!([{"key": "down", "value": "no"}])), "TaintToleration");
+    assert_eq!(
+        judge(json!([{"key": "down", "operator": "Exists", "effect": "NoSchedule"}])),
+        "TaintToleration"
+    );
+    let fixed = from_file(with_containers(json!({})));
+    assert_eq!(after_fit(&fixed, &facts(&node, &[]), std::iter::empty()), None);
+}
+
+#[test]
+fn a_profile_of_apparmor_needs_apparmor() {
+    let node = node(json!({}));
+    let judge = |pod: &Pod, apparmor| {
+        after_fit(pod, &NodeFacts { apparmor, ..facts(&node, &[]) }, std::iter::empty())
+    };
+    let profile =
+        |kind: &str| with_containers(json!({"securityContext": {"appArmorProfile": {"type": kind}}}));
+    assert_eq!(judge(&profile("Unconfined"), false), None);
+    assert_eq!(judge(&profile("Localhost"), true), None);
+    let denial = judge(&profile("RuntimeDefault"), false).unwrap();
+    let text = "Cannot enforce AppArmor: AppArmor is not enabled on the host";
+    assert_eq!((denial.reason, denial.message.as_str()), ("AppArmor", text));
+    let mut old = with_containers(json!({}));
+    old.metadata.annotations.insert(format!("{APPARMOR_ANNOTATION}a"), "localhost/x".into());
+    assert_eq!(reason(judge(&old, false)), "AppArmor");
+    let mut begun = profile("RuntimeDefault");
+    begun.status.phase = "Running".into();
+    assert_eq!(judge(&begun, false), None);
+}
+
+#[test]
+fn the_first_failure_in_the_kubelets_order_is_told() {
+    let node = node(json!({}));
+    let many =
+        with_containers(json!({"nodeSelector": {"x": "y"}, "nodeName": "n2", "os": {"name": "windows"},
+        "securityContext": {"sysctls": [{"name": "vm.x", "value": "1"}]}}));
+    assert_eq!(reason(before_fit(&many, &facts(&node, &[]))), "SysctlForbidden");
+    assert_eq!(reason(after_fit(&many, &facts(&node, &[]), std::iter::empty())), "NodeAffinity");
+}
+
+#[test]
+fn rejections_are_counted_by_few_reasons() {
+    assert!(COUNTED.is_sorted());
+    for (reason, counted) in [
+        ("OutOfcpu", "OutOfcpu"),
+        ("OutOfnvidia.com/gpu", "OutOfExtendedResources"),
+        ("NodePorts", "Other"),
+        ("NodeAffinity", "Other"),
+        ("SysctlForbidden", "SysctlForbidden"),
+    ] {
+        assert_eq!(counted_reason(reason), counted);
+    }
+}

@@ -1,0 +1,131 @@
+//! May a pod run here (pod-lifecycle.md §15)? The core judges by spec and Node, resource-manager by what there is of
+//! the machine. A pod that is found running is not judged: its room and its ports are in use anyway.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use keelson_kube_model::Node;
+use keelson_pod_sync_core::admission::{
+    Denial, KernelVersion, NodeFacts, after_fit, before_fit, supports_strict_groups,
+};
+use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
+use keelson_pod_sync_core::status::rejected_status;
+use keelson_pod_sync_core::worker::SyncOutcome;
+use keelson_proto::keelson::resource_manager::v1 as resource;
+use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
+
+use crate::agent::{Agent, RuntimeView, Wanted, object_of};
+use crate::clients::bounded;
+use crate::worker::{Job, Trouble, Turn, name_of, note_wait, publish_as_is};
+
+/// How long one call asks whether something is done before it is made again.
+const ASK: Duration = Duration::from_secs(60);
+/// How long the Node is awaited before the turn is tried again; right after a start it may still be on its way.
+const NODE_WITHIN: Duration = Duration::from_secs(10);
+
+/// What of the machine does not change while this process lives.
+#[derive(Debug, Clone, Copy)]
+pub struct Host {
+    /// The running kernel.
+    pub kernel: KernelVersion,
+    /// AppArmor is enabled.
+    pub apparmor: bool,
+}
+
+impl Host {
+    /// Reads it from /proc and /sys; what cannot be read is old or absent.
+    pub fn read() -> Self {
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        Self {
+            kernel: KernelVersion::parse(text("/proc/sys/kernel/osrelease").trim()),
+            apparmor: text("/sys/module/apparmor/parameters/enabled").starts_with('Y'),
+        }
+    }
+}
+
+fn facts<'a>(agent: &'a Agent, node: &'a Node) -> NodeFacts<'a> {
+    let runtime: RuntimeView = agent.runtime.borrow().clone();
+    let told = node.status.features.as_ref().and_then(|features| features.supplemental_groups_policy);
+    NodeFacts {
+        node,
+        node_name: &agent.context.config.node_name,
+        unsafe_sysctls: &agent.context.config.pods.allowed_unsafe_sysctls,
+        kernel: agent.host.kernel,
+        strict_groups: told.unwrap_or_else(|| supports_strict_groups(&runtime.name, &runtime.version)),
+        apparmor: agent.host.apparmor,
+    }
+}
+
+async fn node_is_known(agent: &Agent, uid: &str) -> Result<Arc<Node>, Trouble> {
+    let mut node = agent.node.subscribe();
+    let known = tokio::time::timeout(NODE_WITHIN, node.wait_for(Option::is_some)).await;
+    if let Ok(Ok(node)) = known
+        && let Some(node) = &*node
+    {
+        return Ok(Arc::clone(node));
+    }
+    let text = "pod-config has not told the Node";
+    note_wait(agent, uid, StepName::Admission, "", Cause::waiting("NoNode", text, "pod-config"));
+    Err(Trouble { neighbour: true, ..Trouble::fault(text) })
+}
+
+/// Asks whether the pod may run. A turn is returned when it must not go on.
+pub async fn admit(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Option<Turn>, Trouble> {
+    let known = agent.with(&job.uid, |e| (e.admitted, e.observed.any_sandbox_ready()));
+    let adopted = match known {
+        Some((true, _)) => return Ok(None),
+        Some((false, adopted)) => adopted,
+        None => false,
+    };
+    let node = if adopted { None } else { Some(node_is_known(agent, &job.uid).await?) };
+    if let Some(denial) = node.as_ref().and_then(|node| before_fit(&wanted.pod, &facts(agent, node))) {
+        return Ok(Some(reject(agent, job, wanted, denial.reason, &denial.message)));
+    }
+    match verdict(agent, job, wanted).await? {
+        Verdict::Admitted(_) => {
+            let denial = agent.take_place(&job.uid, |others| -> Option<Denial> {
+                node.as_ref().and_then(|node| after_fit(&wanted.pod, &facts(agent, node), others))
+            });
+            if let Some(denial) = denial {
+                return Ok(Some(reject(agent, job, wanted, denial.reason, &denial.message)));
+            }
+            note_wait(agent, &job.uid, StepName::Admission, "", Cause::done("resource-manager"));
+            Ok(None)
+        }
+        Verdict::Rejected(rejected) => {
+            Ok(Some(reject(agent, job, wanted, &rejected.reason, &rejected.message)))
+        }
+        Verdict::NotYet(wait) => {
+            let cause = Cause::waiting(&wait.reason, &wait.message, "resource-manager");
+            note_wait(agent, &job.uid, StepName::Admission, "", cause);
+            Err(Trouble { neighbour: true, ..Trouble::fault(wait.message) })
+        }
+    }
+}
+
+async fn verdict(agent: &Agent, job: &Job, wanted: &Wanted) -> Result<Verdict, Trouble> {
+    let request = resource::AdmitPodRequest { uid: job.uid.clone(), revision: wanted.revision };
+    match agent.clients.resources().admit_pod(bounded(request, ASK)).await {
+        Ok(response) => {
+            let verdict = response.into_inner().verdict;
+            verdict.ok_or_else(|| Trouble::fault("resource-manager answered neither yes nor no"))
+        }
+        Err(status) => {
+            let trouble = Trouble::call("cannot ask for admission", &status);
+            let cause = Cause::waiting("NoAnswer", &trouble.message, "resource-manager");
+            note_wait(agent, &job.uid, StepName::Admission, "", cause);
+            Err(trouble)
+        }
+    }
+}
+
+fn reject(agent: &Arc<Agent>, job: &Job, wanted: &Wanted, reason: &str, message: &str) -> Turn {
+    let pod = &wanted.pod;
+    tracing::warn!(pod = name_of(pod), reason, "rejected: {message}");
+    agent.metrics.rejected(reason);
+    agent.context.events.warning(object_of(pod), reason, message.to_owned());
+    note_wait(agent, &job.uid, StepName::Admission, "", Cause::failed(reason, message, YOU));
+    publish_as_is(agent, &job.uid, rejected_status(pod, reason, message, &agent.moment()));
+    Turn::of(SyncOutcome::Terminal)
+}

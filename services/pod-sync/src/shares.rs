@@ -1,0 +1,104 @@
+//! What resource-manager is told of a pod so that it can judge who must go when the machine is short of something.
+
+use std::collections::HashMap;
+
+use keelson_kube_model::annotations::CONFIG_SEEN;
+use keelson_kube_model::time::parse_nanos;
+use keelson_kube_model::{ContainerKind, Pod, ResourceList};
+use keelson_proto::keelson::resource_manager::v1 as resource;
+
+/// The taint of a node whose memory is short.
+const MEMORY_PRESSURE: &str = "node.kubernetes.io/memory-pressure";
+
+/// Whether a pod may begin on a node whose memory is short although it asks for none.
+pub fn tolerates_memory_pressure(pod: &Pod) -> bool {
+    pod.spec.tolerations.iter().any(|toleration| {
+        let exists = toleration.operator == "Exists";
+        let key = toleration.key == MEMORY_PRESSURE || (toleration.key.is_empty() && exists);
+        // The taint has no value.
+        let value = exists || toleration.value.is_empty();
+        key && value && matches!(toleration.effect.as_str(), "" | "NoSchedule")
+    })
+}
+
+/// When the pod was created, else when its source has first shown it; 0 when neither is known.
+pub fn created_unix_nanos(pod: &Pod) -> i64 {
+    let created = pod.metadata.creation_timestamp.as_deref();
+    let known = created.or_else(|| pod.annotation(CONFIG_SEEN)).and_then(|text| parse_nanos(text).ok());
+    known.and_then(|nanos| i64::try_from(nanos).ok()).unwrap_or(0)
+}
+
+/// What the containers ask for and may take, ephemeral ones left out: they ask for nothing.
+pub fn containers(pod: &Pod) -> Vec<resource::ContainerShare> {
+    let counts = |kind: ContainerKind| kind != ContainerKind::Ephemeral;
+    pod.containers()
+        .filter(|(kind, _)| counts(*kind))
+        .map(|(kind, container)| resource::ContainerShare {
+            name: container.name.clone(),
+            init: kind == ContainerKind::Init,
+            sidecar: kind == ContainerKind::Sidecar,
+            requests: texts(&container.resources.requests),
+            limits: texts(&container.resources.limits),
+        })
+        .collect()
+}
+
+/// The pod's emptyDir volumes.
+pub fn empty_dirs(pod: &Pod) -> Vec<resource::EmptyDirShare> {
+    let empty = pod.spec.volumes.iter().filter_map(|volume| Some((volume, volume.empty_dir.as_ref()?)));
+    empty
+        .map(|(volume, empty)| resource::EmptyDirShare {
+            name: volume.name.clone(),
+            medium: empty.medium.clone(),
+            size_limit: empty.size_limit.as_ref().map(ToString::to_string).unwrap_or_default(),
+        })
+        .collect()
+}
+
+/// A list of amounts as Kubernetes writes them.
+pub fn texts(list: &ResourceList) -> HashMap<String, String> {
+    list.iter().map(|(name, amount)| (name.clone(), amount.to_string())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({"spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn a_toleration_of_memory_pressure_is_one_without_a_value_or_for_everything() {
+        for (toleration, tolerates) in [
+            (json!({"key": MEMORY_PRESSURE, "operator": "Exists"}), true),
+            (json!({"key": MEMORY_PRESSURE, "effect": "NoSchedule"}), true),
+            (json!({"operator": "Exists"}), true),
+            (json!({"key": MEMORY_PRESSURE, "operator": "Exists", "effect": "NoExecute"}), false),
+            (json!({"key": MEMORY_PRESSURE, "value": "x"}), false),
+            (json!({"key": "other", "operator": "Exists"}), false),
+            (json!({"key": ""}), false),
+        ] {
+            let pod = pod(json!({"tolerations": [toleration]}));
+            assert_eq!(tolerates_memory_pressure(&pod), tolerates, "{toleration}");
+        }
+    }
+
+    #[test]
+    fn shares_are_told_as_kubernetes_writes_them_and_ephemeral_containers_have_none() {
+        let pod = pod(json!({
+            "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+            "containers": [{"name": "m", "resources": {"limits": {"ephemeral-storage": "1024Mi"}}}],
+            "ephemeralContainers": [{"name": "e"}],
+            "volumes": [{"name": "v", "emptyDir": {"sizeLimit": "10Mi"}}, {"name": "h", "hostPath": {"path": "/"}}],
+        }));
+        let shares = containers(&pod);
+        let names: Vec<_> = shares.iter().map(|c| (c.name.as_str(), c.init, c.sidecar)).collect();
+        assert_eq!(names, [("i", true, false), ("s", false, true), ("m", false, false)]);
+        assert_eq!(shares[2].limits["ephemeral-storage"], "1Gi");
+        let volumes = empty_dirs(&pod);
+        assert_eq!((volumes.len(), volumes[0].size_limit.as_str()), (1, "10Mi"));
+    }
+}

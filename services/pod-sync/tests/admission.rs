@@ -1,0 +1,152 @@
+//! Pods that the node refuses, and what it costs the others.
+
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use serde_json::{Value, json};
+
+use fake::{PodSync, World, eventually};
+
+fn spec(more: Value) -> Value {
+    let main = json!({"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent"});
+    let mut spec = json!({"restartPolicy": "Always", "containers": [main]});
+    for (key, value) in more.as_object().unwrap() {
+        spec[key] = value.clone();
+    }
+    spec
+}
+
+fn with_port(port: i32) -> Value {
+    let mut spec = spec(json!({}));
+    spec["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": port, "protocol": "TCP"}]);
+    spec
+}
+
+/// Waits until the pod is refused; its message.
+async fn refused(service: &PodSync, uid: &str, reason: &str) -> String {
+    let status = eventually(&format!("the refusal of {uid}"), async || {
+        service
+            .pod(uid)
+            .await
+            .map(|mut pod| pod["status"].take())
+            .filter(|status| status["phase"] == "Failed")
+    })
+    .await;
+    assert_eq!(status["reason"], reason, "{status:#}");
+    assert!(status["conditions"].is_null() && status["containerStatuses"].is_null(), "{status:#}");
+    let message = status["message"].as_str().unwrap().to_owned();
+    service
+        .event(&format!("Warning {reason}: {}", message.strip_prefix("Pod was rejected: ").unwrap()))
+        .await;
+    message
+}
+
+fn counted(service: &PodSync, reason: &str) -> bool {
+    let line = format!("kubelet_admission_rejections_total{{reason=\"{reason}\"}} 1");
+    service.ctx.metrics.text().lines().any(|l| l == line)
+}
+
+#[tokio::test]
+async fn what_spec_and_node_do_not_allow_is_refused_in_the_kubelets_words_and_counted() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    for (uid, more, reason, counted_as, message) in [
+        (
+            "sysctl",
+            json!({"securityContext": {"sysctls": [{"name": "vm.swappiness", "value": "1"}]}}),
+            "SysctlForbidden",
+            "SysctlForbidden",
+            "Pod was rejected: forbidden sysctl: \"vm.swappiness\" not allowlisted",
+        ),
+        (
+            "selector",
+            json!({"nodeSelector": {"disk": "hdd"}}),
+            "NodeAffinity",
+            "Other",
+            "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
+        ),
+        (
+            "groups",
+            json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}}),
+            "SupplementalGroupsPolicyNotSupported",
+            "SupplementalGroupsPolicyNotSupported",
+            "Pod was rejected: SupplementalGroupsPolicy=Strict is not supported in this node",
+        ),
+    ] {
+        world.name_with(uid, spec(more), 1);
+        assert_eq!(refused(&service, uid, reason).await, message);
+        assert!(counted(&service, counted_as), "{}", service.ctx.metrics.text());
+    }
+    world.name_with("good", spec(json!({"nodeSelector": {"disk": "ssd"}})), 1);
+    service.phase("good", "Running").await;
+    assert_eq!(world.shim.calls("RunPodSandbox"), 1);
+    service.kill();
+}
+
+#[tokio::test]
+async fn of_two_pods_with_one_port_of_the_node_one_runs_and_its_end_frees_the_port() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    for uid in ["one", "two"] {
+        world.name_with(uid, with_port(8080), 1);
+    }
+    let ran = eventually("one of them runs and the other is refused", async || {
+        let phases = [service.pod("one").await?, service.pod("two").await?]
+            .map(|pod| pod["status"]["phase"].as_str().unwrap_or_default().to_owned());
+        match (phases[0].as_str(), phases[1].as_str()) {
+            ("Running", "Failed") => Some(("one", "two")),
+            ("Failed", "Running") => Some(("two", "one")),
+            _ => None,
+        }
+    })
+    .await;
+    let text = "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
+    assert_eq!(refused(&service, ran.1, "NodePorts").await, text);
+    world.name_with("other", with_port(8081), 1);
+    service.phase("other", "Running").await;
+
+    world.pods.remove(&ran.0.to_owned());
+    eventually("the end of the first", async || service.pod(ran.0).await.is_none().then_some(())).await;
+    world.name_with("three", with_port(8080), 1);
+    service.phase("three", "Running").await;
+    assert_eq!(
+        service.pod(ran.1).await.unwrap()["status"]["phase"],
+        "Failed",
+        "a refused pod is not tried again"
+    );
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_pod_that_is_found_running_is_not_judged_anew_and_holds_its_port() {
+    let world = World::start();
+    let first = world.pod_sync().await;
+    world.name_with("web", with_port(8080), 1);
+    first.phase("web", "Running").await;
+    first.kill();
+    // Meanwhile the manifest asks for another node; what runs goes on.
+    let mut moved = with_port(8080);
+    moved["nodeSelector"] = json!({"disk": "hdd"});
+    world.name_with("web", moved, 2);
+
+    let second = world.pod_sync().await;
+    second.phase("web", "Running").await;
+    world.name_with("late", with_port(8080), 1);
+    refused(&second, "late", "NodePorts").await;
+    assert_eq!(second.pod("web").await.unwrap()["status"]["phase"], "Running");
+    assert_eq!(world.shim.calls("StopContainer"), 0);
+    second.kill();
+}
+
+#[tokio::test]
+async fn a_refusal_of_resource_manager_is_told_and_counted_as_it_is() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    world.machine.turn_away("OutOfnvidia.com/gpu", "Node didn't have enough resource: nvidia.com/gpu");
+    world.name("web", "Always", 1);
+    let text = refused(&service, "web", "OutOfnvidia.com/gpu").await;
+    assert_eq!(text, "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu");
+    assert!(counted(&service, "OutOfExtendedResources"), "{}", service.ctx.metrics.text());
+    service.kill();
+}

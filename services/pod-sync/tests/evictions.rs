@@ -1,0 +1,156 @@
+//! Pods that are ordered to end, by resource-manager or by a person.
+
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use keelson_proto::keelson::common::v1::{PodRef, Want};
+use keelson_proto::keelson::pod_sync::v1::EvictPodRequest;
+use keelson_proto::keelson::resource_manager::v1::Eviction;
+use serde_json::{Value, json};
+use tonic::Code;
+
+use fake::{PodSync, World, eventually};
+
+fn order(uid: &str, reason: &str, grace_period_seconds: Option<i64>) -> Eviction {
+    Eviction {
+        pod: Some(PodRef { uid: uid.into(), namespace: "default".into(), name: uid.into() }),
+        reason: reason.into(),
+        message: "The node was low on resource: memory. ".into(),
+        grace_period_seconds,
+        condition_type: "DisruptionTarget".into(),
+        condition_reason: "TerminationByKubelet".into(),
+        condition_message: "it takes more than it asked for".into(),
+        ..Eviction::default()
+    }
+}
+
+/// The pod is Failed for this reason, is a `DisruptionTarget`, and everything of it is released.
+async fn assert_gone(world: &World, service: &PodSync, uid: &str, reason: &str, text: &str) -> Value {
+    let status = eventually(&format!("the end of {uid}"), async || {
+        let status = service.pod(uid).await?["status"].take();
+        let released = world.machine.want(uid) == Some(Want::Forget);
+        (status["phase"] == "Failed" && released && world.shim.want(uid) == Some(Want::Forget))
+            .then_some(status)
+    })
+    .await;
+    assert_eq!((&status["reason"], &status["message"]), (&json!(reason), &json!(text)), "{status:#}");
+    let conditions = status["conditions"].as_array().unwrap();
+    let target = conditions.iter().find(|c| c["type"] == "DisruptionTarget").expect("the condition").clone();
+    assert_eq!((&target["status"], &target["reason"]), (&json!("True"), &json!("TerminationByKubelet")));
+    target
+}
+
+#[tokio::test]
+async fn an_order_ends_its_pod_for_good_and_the_set_says_when_it_is_finished() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    world.name("web", "Always", 1);
+    world.name("other", "Always", 1);
+    service.phase("web", "Running").await;
+    service.phase("other", "Running").await;
+
+    world.machine.evictions.set("web".into(), order("web", "Evicted", Some(0)));
+    let text = "The node was low on resource: memory. ";
+    let target = assert_gone(&world, &service, "web", "Evicted", text).await;
+    assert_eq!(target["message"], "it takes more than it asked for");
+    assert_eq!(world.shim.stop_timeouts(), [0], "the order's grace, not the pod's");
+    world.machine.evictions.remove(&"web".to_owned());
+
+    // Neither a change of its manifest nor a person's impatience begins it again.
+    world.name("web", "Always", 2);
+    eventually("the change", async || {
+        let pod = service.pod("web").await?;
+        (pod["metadata"]["annotations"]["revision"] == "2")
+            .then(|| assert_eq!(pod["status"]["phase"], "Failed"))
+    })
+    .await;
+    assert_eq!(world.shim.calls("RunPodSandbox"), 2);
+    service.phase("other", "Running").await;
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_preemption_has_its_own_reason_and_the_pods_own_grace() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    world.name("web", "Always", 1);
+    service.phase("web", "Running").await;
+    world.machine.evictions.set("web".into(), order("web", "Preempting", None));
+    assert_gone(&world, &service, "web", "Preempting", "The node was low on resource: memory. ").await;
+    // One second of grace is at least two for the runtime.
+    assert_eq!(world.shim.stop_timeouts(), [2]);
+    service.kill();
+}
+
+#[tokio::test]
+async fn an_order_that_is_being_carried_out_when_pod_sync_is_killed_is_carried_out_by_the_next() {
+    let world = World::start();
+    let first = world.pod_sync().await;
+    world.name("web", "Always", 1);
+    first.phase("web", "Running").await;
+    // The runtime does not get to the end of the stop.
+    world.shim.hold_stops();
+    world.machine.evictions.set("web".into(), order("web", "Evicted", None));
+    eventually("the stop", async || (world.shim.calls("StopContainer") > 0).then_some(())).await;
+    first.kill();
+    // By the next process the order is gone: what it says is in the pod's record.
+    world.machine.evictions.remove(&"web".to_owned());
+    world.shim.stop_freely();
+
+    let second = world.pod_sync().await;
+    let text = "The node was low on resource: memory. ";
+    assert_gone(&world, &second, "web", "Evicted", text).await;
+    second.kill();
+    let third = world.pod_sync().await;
+    let status = eventually("the pod", async || third.pod("web").await).await["status"].take();
+    assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("Evicted")));
+    assert_eq!(world.shim.calls("RunPodSandbox"), 1);
+    third.kill();
+}
+
+#[tokio::test]
+async fn an_order_about_a_pod_that_is_not_known_yet_waits_for_it() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    world.machine.evictions.set("web".into(), order("web", "Evicted", None));
+    world.name("marker", "Always", 1);
+    service.phase("marker", "Running").await;
+    world.name("web", "Always", 1);
+    eventually("its end", async || {
+        let status = service.pod("web").await?["status"].take();
+        (status["phase"] == "Failed").then(|| assert_eq!(status["reason"], "Evicted"))
+    })
+    .await;
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_person_evicts_a_pod_with_an_event_and_hears_when_there_is_nothing_to_evict() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    world.name("web", "Always", 1);
+    service.phase("web", "Running").await;
+    let ask = |name: &str, grace| EvictPodRequest {
+        namespace: "default".into(),
+        name: name.into(),
+        grace_period_seconds: grace,
+        ..EvictPodRequest::default()
+    };
+    let refused = service.client().evict_pod(ask("web", Some(-1))).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let unknown = service.client().evict_pod(ask("nobody", None)).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+    service.client().evict_pod(ask("web", None)).await.unwrap();
+    let text = "The pod was evicted by an operator of the node.";
+    assert_gone(&world, &service, "web", "Evicted", text).await;
+    service.event(&format!("Warning Evicted: {text}")).await;
+    eventually("that it has ended", async || {
+        let again = service.client().evict_pod(ask("web", None)).await;
+        again.is_err_and(|status| status.code() == Code::FailedPrecondition).then_some(())
+    })
+    .await;
+    let told = service.events().await.into_iter().filter(|event| event.contains("Evicted")).count();
+    assert_eq!(told, 1);
+    service.kill();
+}

@@ -1,0 +1,48 @@
+//! How containers are stopped, and what is counted of them.
+
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use keelson_proto::keelson::common::v1::Want;
+use serde_json::json;
+
+use fake::{World, eventually};
+
+#[tokio::test]
+async fn a_pre_stop_that_uses_up_the_grace_leaves_two_seconds_between_sigterm_and_sigkill() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    // One second of grace.
+    let container = json!({"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent",
+        "lifecycle": {"preStop": {"sleep": {"seconds": 60}}}});
+    world.name_with("web", json!({"restartPolicy": "Always", "containers": [container]}), 1);
+    service.phase("web", "Running").await;
+    world.pods.remove(&"web".to_owned());
+    eventually("the end", async || service.pod("web").await.is_none().then_some(())).await;
+    assert_eq!(world.shim.stop_timeouts(), [2]);
+    service.kill();
+}
+
+#[tokio::test]
+async fn starts_and_ends_are_counted_once() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    world.name("job", "Never", 1);
+    service.phase("job", "Running").await;
+    world.shim.exit("job", 3);
+    service.phase("job", "Failed").await;
+    eventually("its release", async || {
+        world.shim.want("job").is_some_and(|w| w == Want::Unmount).then_some(())
+    })
+    .await;
+    let text = service.ctx.metrics.text();
+    for line in [
+        "kubelet_started_pods_total 1",
+        "kubelet_started_containers_total{container_type=\"container\"} 1",
+        "kubelet_terminated_containers_total{container_type=\"container\",exit_code=\"3\",reason=\"\"} 1",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+    service.kill();
+}

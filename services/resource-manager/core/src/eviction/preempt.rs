@@ -1,0 +1,150 @@
+//! Who makes room for a critical pod (runtime-and-resources.md §12.7).
+
+use crate::admit::admit;
+use crate::desire::{Amounts, PodDesire};
+use crate::layout::Qos;
+
+/// Chooses who goes so that a critical pod fits: as few guaranteed pods as will do, then burstable, then best-effort
+/// ones. None when nobody may go or all of them together do not make enough room.
+///
+/// A pod may go when it is not critical, or when its priority is below that of the critical pod and both have one.
+/// `ending` says which of the others end already: their room comes without an order.
+pub fn victims<'a>(
+    allocatable: &Amounts,
+    admitted: &[&'a PodDesire],
+    pod: &PodDesire,
+    ending: impl Fn(&PodDesire) -> bool,
+) -> Option<Vec<&'a PodDesire>> {
+    if !pod.critical {
+        return None;
+    }
+    let fits = |stay: &[&PodDesire]| {
+        admit(allocatable, stay.iter().map(|other| &other.requests), &pod.requests, false).is_ok()
+    };
+    let stay: Vec<&PodDesire> = admitted.iter().copied().filter(|other| !ending(other)).collect();
+    let may_go = |other: &PodDesire| {
+        !other.critical || (other.priority != 0 && pod.priority != 0 && other.priority < pod.priority)
+    };
+    // Who is spared first stands first: guaranteed, higher priority, older.
+    let mut chosen: Vec<&'a PodDesire> =
+        admitted.iter().copied().filter(|other| !ending(other) && may_go(other)).collect();
+    chosen.sort_by_key(|other| (rank(other.qos), -i64::from(other.priority), other.created));
+    let without = |chosen: &[&PodDesire]| -> Vec<&PodDesire> {
+        let goes = |other: &&PodDesire| chosen.iter().any(|one| one.pod.uid == other.pod.uid);
+        stay.iter().copied().filter(|other| !goes(other)).collect()
+    };
+    if !fits(&without(&chosen)) {
+        return None;
+    }
+    let mut index = 0;
+    while index < chosen.len() {
+        let mut fewer = chosen.clone();
+        let spared = fewer.remove(index);
+        if fits(&without(&fewer)) {
+            chosen.retain(|one| one.pod.uid != spared.pod.uid);
+        } else {
+            index += 1;
+        }
+    }
+    Some(chosen)
+}
+
+const fn rank(qos: Qos) -> u8 {
+    match qos {
+        Qos::Guaranteed => 0,
+        Qos::Burstable => 1,
+        Qos::BestEffort => 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::desire::{Desire as _, PodRef};
+
+    fn amounts(cpu: i64) -> Amounts {
+        [("cpu".to_owned(), cpu)].into()
+    }
+
+    fn pod(uid: &str, qos: Qos, cpu: i64) -> PodDesire {
+        let pod = PodRef { uid: uid.to_owned(), ..PodRef::default() };
+        PodDesire { qos, requests: amounts(cpu), ..PodDesire::forget(pod) }
+    }
+
+    fn critical(cpu: i64) -> PodDesire {
+        PodDesire { critical: true, ..pod("critical", Qos::Burstable, cpu) }
+    }
+
+    fn chosen(limit: i64, others: &[PodDesire], pod: &PodDesire) -> Option<Vec<String>> {
+        let others: Vec<&PodDesire> = others.iter().collect();
+        let chosen = victims(&amounts(limit), &others, pod, |other| other.pod.uid == "ending")?;
+        Some(chosen.iter().map(|one| one.pod.uid.clone()).collect())
+    }
+
+    #[test]
+    fn as_few_guaranteed_pods_go_as_will_do_then_burstable_ones() {
+        let others = [
+            pod("g", Qos::Guaranteed, 300),
+            pod("b1", Qos::Burstable, 300),
+            pod("b2", Qos::Burstable, 200),
+            pod("e", Qos::BestEffort, 0),
+        ];
+        let names = |list: &[&str]| Some(list.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        for (cpu, expected) in [
+            (200, names(&[])),
+            (400, names(&["b2"])),
+            (500, names(&["b1"])),
+            (700, names(&["b1", "b2"])),
+            (1000, names(&["g", "b1", "b2"])),
+            (1001, None),
+        ] {
+            assert_eq!(chosen(1000, &others, &critical(cpu)), expected, "{cpu}");
+        }
+    }
+
+    #[test]
+    fn nobody_goes_for_a_pod_that_is_not_critical_and_no_critical_pod_of_the_same_rank_goes() {
+        let others = [PodDesire { critical: true, ..pod("c", Qos::Burstable, 900) }];
+        assert_eq!(chosen(1000, &others, &pod("p", Qos::Guaranteed, 500)), None);
+        assert_eq!(chosen(1000, &others, &critical(500)), None);
+        let lower = [PodDesire { priority: 5, ..others[0].clone() }];
+        let higher = PodDesire { priority: 6, ..critical(500) };
+        assert_eq!(chosen(1000, &lower, &higher), Some(vec!["c".to_owned()]));
+        assert_eq!(chosen(1000, &lower, &PodDesire { priority: 5, ..critical(500) }), None);
+    }
+
+    #[test]
+    fn the_room_of_pods_that_end_already_is_counted_first() {
+        let others = [pod("ending", Qos::Burstable, 500), pod("b", Qos::Burstable, 500)];
+        assert_eq!(chosen(1000, &others, &critical(500)), Some(Vec::new()));
+        assert_eq!(chosen(1000, &others, &critical(501)), Some(vec!["b".to_owned()]));
+    }
+
+    proptest! {
+        /// Who is chosen makes enough room, and none of them could have been spared.
+        #[test]
+        fn what_is_chosen_is_enough_and_nobody_goes_in_vain(
+            sizes in prop::collection::vec(1i64..400, 0..8), asked in 1i64..1000,
+        ) {
+            let others: Vec<PodDesire> = sizes
+                .iter()
+                .enumerate()
+                .map(|(i, cpu)| pod(&format!("p{i}"), Qos::ALL[i % 3], *cpu))
+                .collect();
+            let limit = sizes.iter().sum::<i64>().max(asked);
+            let goes = chosen(limit, &others, &critical(asked)).unwrap();
+            let left = |goes: &[String]| {
+                let stay = others.iter().filter(|o| !goes.contains(&o.pod.uid));
+                limit - stay.map(|o| o.requests["cpu"]).sum::<i64>()
+            };
+            prop_assert!(left(&goes) >= asked);
+            for spared in 0..goes.len() {
+                let mut fewer = goes.clone();
+                fewer.remove(spared);
+                prop_assert!(left(&fewer) < asked, "{goes:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Which pod goes first (runtime-and-resources.md §12.4).
+
+use std::cmp::Reverse;
+
+use super::signal::{Layout, Resource, Signal};
+use super::usage::Candidate;
+
+/// The places of the candidates in the order in which they go; critical pods are left out.
+///
+/// Who takes more than it asks for goes before who does not, then the lower priority, then who takes more above what
+/// it asks for; of processes the lower priority, then who has more. What was not measured takes nothing. Of equals the
+/// younger goes first.
+pub fn rank(signal: Signal, layout: Layout, candidates: &[Candidate<'_>]) -> Vec<usize> {
+    let resource = signal.resource();
+    let mut order: Vec<usize> = (0..candidates.len()).filter(|i| !candidates[*i].desire.critical).collect();
+    order.sort_by_key(|index| {
+        let candidate = &candidates[*index];
+        let taken = candidate.usage.of(resource, signal.place(), layout);
+        let asked = candidate.request(resource);
+        let exceeds = resource != Resource::Pids && taken > asked;
+        let above = i128::from(taken) - i128::from(asked);
+        let desire = candidate.desire;
+        (!exceeds, desire.priority, Reverse(above), Reverse(desire.created), desire.pod.uid.clone())
+    });
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::usage::{ContainerUsage, PodUsage, Space};
+    use super::*;
+    use crate::desire::{Desire as _, PodDesire, PodRef};
+
+    fn pod(name: &str, priority: i32, asked: i64) -> PodDesire {
+        let pod = PodRef { uid: name.to_owned(), ..PodRef::default() };
+        let requests = ["memory", "ephemeral-storage"].map(|resource| (resource.to_owned(), asked)).into();
+        PodDesire { priority, requests, ..PodDesire::forget(pod) }
+    }
+
+    fn taking(amount: u64) -> PodUsage {
+        let space = Some(Space { bytes: amount, inodes: amount });
+        PodUsage {
+            memory: Some(amount),
+            processes: Some(amount),
+            containers: [("c".to_owned(), ContainerUsage { layer: space, ..ContainerUsage::default() })]
+                .into(),
+            volumes: Vec::new(),
+        }
+    }
+
+    fn ranked(signal: Signal, pods: &[(PodDesire, PodUsage)]) -> Vec<String> {
+        let candidates: Vec<_> = pods.iter().map(|(desire, usage)| Candidate { desire, usage }).collect();
+        let order = rank(signal, Layout::One, &candidates);
+        order.into_iter().map(|i| pods[i].0.pod.uid.clone()).collect()
+    }
+
+    #[test]
+    fn who_takes_more_than_it_asks_for_goes_before_lower_priorities_and_larger_takers() {
+        let pods = [
+            (pod("modest-large", 0, 1000), taking(900)),
+            (pod("greedy-important", 10, 100), taking(200)),
+            (pod("greedy", 0, 100), taking(150)),
+            (pod("greedier", 0, 50), taking(140)),
+            (pod("modest-unimportant", -1, 1000), taking(10)),
+        ];
+        let expected = ["greedier", "greedy", "greedy-important", "modest-unimportant", "modest-large"];
+        for signal in [Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable, Signal::NodefsAvailable] {
+            assert_eq!(ranked(signal, &pods), expected, "{signal:?}");
+        }
+    }
+
+    #[test]
+    fn of_processes_only_priority_and_number_count() {
+        let pods = [
+            (pod("few", 0, 1), taking(3)),
+            (pod("important", 1, 0), taking(100)),
+            (pod("many", 0, 1000), taking(9)),
+        ];
+        assert_eq!(ranked(Signal::PidAvailable, &pods), ["many", "few", "important"]);
+    }
+
+    #[test]
+    fn inodes_are_asked_for_by_nobody() {
+        let pods = [(pod("a", 0, 1000), taking(3)), (pod("b", 0, 0), taking(4))];
+        assert_eq!(ranked(Signal::NodefsInodesFree, &pods), ["b", "a"]);
+    }
+
+    #[test]
+    fn critical_pods_are_not_in_the_list() {
+        let critical = PodDesire { critical: true, ..pod("critical", 0, 0) };
+        let pods = [(critical, taking(1000)), (pod("other", 100, 1000), taking(1))];
+        assert_eq!(ranked(Signal::MemoryAvailable, &pods), ["other"]);
+    }
+
+    #[test]
+    fn of_equals_the_younger_goes_first() {
+        let older = PodDesire { created: 1, ..pod("a-older", 0, 0) };
+        let younger = PodDesire { created: 2, ..pod("b-younger", 0, 0) };
+        let pods = [(older, taking(5)), (younger, taking(5))];
+        assert_eq!(ranked(Signal::MemoryAvailable, &pods), ["b-younger", "a-older"]);
+    }
+
+    proptest! {
+        /// No pod that keeps to what it asks for goes before one that does not.
+        #[test]
+        fn the_modest_never_go_before_the_greedy(list in prop::collection::vec((0i64..100, 0u64..100, -5i32..5), 1..12)) {
+            let pods: Vec<_> = list
+                .iter()
+                .enumerate()
+                .map(|(i, (asked, taken, priority))| (pod(&format!("p{i:02}"), *priority, *asked), taking(*taken)))
+                .collect();
+            let candidates: Vec<_> = pods.iter().map(|(desire, usage)| Candidate { desire, usage }).collect();
+            let order = rank(Signal::MemoryAvailable, Layout::One, &candidates);
+            prop_assert_eq!(order.len(), pods.len());
+            let greedy: Vec<bool> = order.iter().map(|i| list[*i].1 as i64 > list[*i].0).collect();
+            prop_assert!(greedy.is_sorted_by(|a, b| a >= b), "{greedy:?}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Orders to end pods, over the socket: who gets one, what it says, and how long it stands.
+
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, unused_imports, reason = "it is shared with tests that need more of it")]
+mod support;
+#[path = "support/volumes.rs"]
+mod volumes;
+
+use std::time::Duration;
+
+use keelson_proto::keelson::common::v1::Want;
+use keelson_proto::keelson::resource_manager::v1 as pb;
+use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
+use keelson_proto::keelson::resource_manager::v1::watch_evictions_response::Item;
+use support::{Service, Sync, World, admit, desire};
+use tonic::Streaming;
+use volumes::FakeVolumes;
+
+/// Signals are looked at every 10 s.
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(300);
+
+async fn synced(service: &Service) -> Sync {
+    let mut sync = Sync::open(&mut service.client()).await;
+    sync.complete(1, true).await;
+    sync
+}
+
+struct Orders(Streaming<pb::WatchEvictionsResponse>);
+
+impl Orders {
+    async fn of(service: &Service) -> Self {
+        Self(service.client().watch_evictions(pb::WatchEvictionsRequest {}).await.unwrap().into_inner())
+    }
+
+    async fn next(&mut self) -> Item {
+        let message =
+            tokio::time::timeout(LONG, self.0.message()).await.expect("nothing was ordered in time");
+        message.unwrap().unwrap().item.unwrap()
+    }
+
+    /// The orders up to `synced`.
+    async fn replay(&mut self) -> Vec<pb::Eviction> {
+        let mut orders = Vec::new();
+        loop {
+            match self.next().await {
+                Item::Eviction(order) => orders.push(order),
+                Item::Synced(_) => return orders,
+                Item::GoneUid(uid) => panic!("{uid} is gone in the replay"),
+            }
+        }
+    }
+
+    async fn order(&mut self) -> pb::Eviction {
+        match self.next().await {
+            Item::Eviction(order) => order,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+async fn machine(service: &Service, wanted: impl Fn(&pb::Machine) -> bool) -> pb::Machine {
+    let mut stream = service.client().watch_machine(pb::WatchMachineRequest {}).await.unwrap().into_inner();
+    let look = async {
+        loop {
+            let machine = stream.message().await.unwrap().unwrap();
+            if wanted(&machine) {
+                return machine;
+            }
+        }
+    };
+    tokio::time::timeout(LONG, look).await.expect("the machine has not become so")
+}
+
+fn requesting(uid: &str, milli: i64) -> pb::PodDesire {
+    let mut wanted = desire(uid, 1, Want::Run, "Burstable");
+    wanted.requests.insert("cpu".into(), milli);
+    wanted
+}
+
+#[tokio::test]
+async fn a_pod_that_exceeds_the_limit_of_its_volume_is_ordered_to_end_until_it_is_finished_whoever_is_killed()
+{
+    let world = World::new();
+    let _runtime = world.start_runtime().await;
+    let volumes = FakeVolumes::start(&world.config).await;
+    let service = world.start().await;
+    let sync = synced(&service).await;
+    let limited = |uid: &str| {
+        let volume =
+            pb::EmptyDirShare { name: "scratch".into(), size_limit: "1Mi".into(), ..Default::default() };
+        pb::PodDesire { empty_dirs: vec![volume], ..desire(uid, 1, Want::Run, "BestEffort") }
+    };
+    for uid in ["modest", "greedy"] {
+        sync.pod(limited(uid)).await;
+    }
+    sync.pod(pb::PodDesire { critical: true, ..limited("critical") }).await;
+    for uid in ["modest", "greedy", "critical"] {
+        admit(&mut service.client(), uid, LONG).await;
+    }
+    volumes.holds("modest", "scratch", 1 << 20);
+    volumes.holds("greedy", "scratch", (1 << 20) + 1);
+    volumes.holds("critical", "scratch", 9 << 20);
+    let mut orders = Orders::of(&service).await;
+    assert_eq!(orders.replay().await, Vec::new());
+    let order = orders.order().await;
+    assert_eq!(order.pod.as_ref().unwrap().uid, "greedy");
+    assert_eq!(order.message, "Usage of EmptyDir volume \"scratch\" exceeds the limit \"1Mi\". ");
+    assert_eq!((order.reason.as_str(), order.grace_period_seconds), ("Evicted", Some(1)));
+    assert_eq!(
+        (order.condition_type.as_str(), order.condition_reason.as_str()),
+        ("DisruptionTarget", "TerminationByKubelet")
+    );
+
+    // Nobody has said that the pod is finished: the order is there again after a kill, word by word.
+    volumes.holds("greedy", "scratch", 0);
+    service.stop().await;
+    let service = world.start().await;
+    let mut orders = Orders::of(&service).await;
+    assert_eq!(orders.replay().await, [order]);
+    let sync = synced_with(&service, [limited("modest"), limited("greedy"), limited("critical")]).await;
+    let mut forgotten = limited("greedy");
+    (forgotten.want, forgotten.revision) = (Want::Forget.into(), 2);
+    sync.pod(forgotten).await;
+    assert_eq!(orders.next().await, Item::GoneUid("greedy".into()));
+    service.stop().await;
+    let service = world.start().await;
+    assert_eq!(Orders::of(&service).await.replay().await, Vec::new());
+}
+
+/// A service that is told of these pods before its set is complete.
+async fn synced_with<const N: usize>(service: &Service, pods: [pb::PodDesire; N]) -> Sync {
+    let mut sync = Sync::open(&mut service.client()).await;
+    for pod in pods {
+        sync.pod(pod).await;
+    }
+    sync.complete(1, true).await;
+    sync
+}
+
+#[tokio::test]
+async fn an_order_whose_pod_nobody_wants_any_more_is_fulfilled_by_the_first_whole_set() {
+    let world = World::new();
+    let _runtime = world.start_runtime().await;
+    let volumes = FakeVolumes::start(&world.config).await;
+    let service = world.start().await;
+    let sync = synced(&service).await;
+    let volume = pb::EmptyDirShare { name: "v".into(), size_limit: "1".into(), ..Default::default() };
+    sync.pod(pb::PodDesire { empty_dirs: vec![volume], ..desire("u", 1, Want::Run, "BestEffort") }).await;
+    admit(&mut service.client(), "u", LONG).await;
+    volumes.holds("u", "v", 2);
+    let mut orders = Orders::of(&service).await;
+    orders.replay().await;
+    orders.order().await;
+    service.stop().await;
+    let service = world.start().await;
+    let mut orders = Orders::of(&service).await;
+    assert_eq!(orders.replay().await.len(), 1);
+    synced(&service).await;
+    assert_eq!(orders.next().await, Item::GoneUid("u".into()));
+}
+
+#[tokio::test]
+async fn while_memory_is_short_best_effort_pods_are_turned_away_and_the_least_important_pod_goes() {
+    let mut world = World::new();
+    let _runtime = world.start_runtime().await;
+    // More than any machine has: what is left is always below it.
+    world.config.resources.eviction.hard = [("memory.available".to_owned(), "1000Ti".to_owned())].into();
+    let service = world.start().await;
+    machine(&service, |machine| machine.memory_pressure).await;
+    let sync = synced(&service).await;
+    let best_effort = desire("best-effort", 1, Want::Run, "BestEffort");
+    sync.pod(best_effort.clone()).await;
+    let verdict = admit(&mut service.client(), "best-effort", LONG).await;
+    let rejected = pb::Rejected {
+        reason: "Evicted".into(),
+        message: "The node had condition: [MemoryPressure]. ".into(),
+    };
+    assert_eq!(verdict, Verdict::Rejected(rejected));
+    let tolerant = pb::PodDesire { tolerates_memory_pressure: true, ..best_effort };
+    let mut tolerant = pb::PodDesire { priority: 1, ..tolerant };
+    tolerant.pod.as_mut().unwrap().uid = "tolerant".into();
+    sync.pod(tolerant).await;
+    sync.pod(pb::PodDesire { critical: true, priority: -9, ..requesting("critical", 1) }).await;
+    sync.pod(requesting("unimportant", 1)).await;
+    for uid in ["tolerant", "critical", "unimportant"] {
+        let verdict = admit(&mut service.client(), uid, LONG).await;
+        assert_eq!(verdict, Verdict::Admitted(pb::Admitted {}), "{uid}");
+    }
+    let mut orders = Orders::of(&service).await;
+    orders.replay().await;
+    let order = orders.order().await;
+    assert_eq!(order.pod.unwrap().uid, "unimportant");
+    let low = "The node was low on resource: memory. Threshold quantity: 1000Ti, available: ";
+    assert!(order.message.starts_with(low), "{}", order.message);
+    assert_eq!((order.signal.as_str(), order.grace_period_seconds), ("memory.available", Some(1)));
+    let metrics = service.ctx.metrics.text();
+    assert!(metrics.contains("kubelet_evictions{eviction_signal=\"memory.available\"} 1\n"), "{metrics}");
+
+    // What was short is remembered over a kill for as long as the transition period says.
+    service.stop().await;
+    world.config.resources.eviction.hard.clear();
+    let service = world.start().await;
+    let first = service
+        .client()
+        .watch_machine(pb::WatchMachineRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .message()
+        .await;
+    assert!(first.unwrap().unwrap().memory_pressure);
+}
+
+#[tokio::test]
+async fn a_critical_pod_that_does_not_fit_waits_until_others_have_made_room_for_it() {
+    let world = World::new();
+    let _runtime = world.start_runtime().await;
+    let service = world.start().await;
+    let all = machine(&service, |_| true).await.allocatable["cpu"];
+    let sync = synced(&service).await;
+    sync.pod(requesting("large", all)).await;
+    assert_eq!(admit(&mut service.client(), "large", LONG).await, Verdict::Admitted(pb::Admitted {}));
+    sync.pod(pb::PodDesire { critical: true, ..requesting("critical", all / 2) }).await;
+    let verdict = admit(&mut service.client(), "critical", SHORT).await;
+    let Verdict::NotYet(wait) = verdict else { panic!("{verdict:?}") };
+    assert_eq!(wait.reason, "Preempting");
+    let mut orders = Orders::of(&service).await;
+    let order = orders.replay().await.pop();
+    let order = match order {
+        Some(order) => order,
+        None => orders.order().await,
+    };
+    assert_eq!(order.pod.unwrap().uid, "large");
+    assert_eq!((order.reason.as_str(), order.grace_period_seconds), ("Preempting", None));
+    assert_eq!(order.message, "Preempted in order to admit critical pod");
+    // The room that is being made is nobody else's.
+    sync.pod(requesting("other", all)).await;
+    let mut gone = requesting("large", all);
+    (gone.want, gone.revision) = (Want::Forget.into(), 2);
+    sync.pod(gone).await;
+    let verdict = admit(&mut service.client(), "other", LONG).await;
+    assert!(matches!(&verdict, Verdict::Rejected(rejected) if rejected.reason == "OutOfcpu"), "{verdict:?}");
+    assert_eq!(admit(&mut service.client(), "critical", LONG).await, Verdict::Admitted(pb::Admitted {}));
+}
+
+#[tokio::test]
+async fn a_younger_pod_does_not_take_the_room_of_an_older_one_that_has_not_asked_yet() {
+    let world = World::new();
+    let service = world.start().await;
+    let all = machine(&service, |_| true).await.allocatable["cpu"];
+    let most = all * 6 / 10;
+    let sync = synced(&service).await;
+    sync.pod(pb::PodDesire { created_unix_nanos: 1, ..requesting("older", most) }).await;
+    sync.pod(pb::PodDesire { created_unix_nanos: 2, ..requesting("younger", most) }).await;
+    let verdict = admit(&mut service.client(), "younger", SHORT).await;
+    let Verdict::NotYet(wait) = verdict else { panic!("{verdict:?}") };
+    assert_eq!(wait.reason, "OlderPodsFirst");
+    let mut client = service.client();
+    let younger = tokio::spawn(async move { admit(&mut client, "younger", LONG).await });
+    assert_eq!(admit(&mut service.client(), "older", LONG).await, Verdict::Admitted(pb::Admitted {}));
+    let verdict = younger.await.unwrap();
+    assert!(matches!(&verdict, Verdict::Rejected(rejected) if rejected.reason == "OutOfcpu"), "{verdict:?}");
+}
+
+#[tokio::test]
+async fn a_reservation_above_the_capacity_and_a_threshold_that_is_none_are_errors_at_the_start() {
+    let mut world = World::new();
+    world.config.resources.reserved = [("cpu".to_owned(), "100k".to_owned())].into();
+    let text = world.start_error().await;
+    assert!(text.contains("Resource \"cpu\" has a reservation of 100k but capacity of"), "{text}");
+    world.config.resources.reserved.clear();
+    world.config.resources.eviction.hard = [("memory.free".to_owned(), "1Gi".to_owned())].into();
+    let text = world.start_error().await;
+    assert!(text.contains("memory.free"), "{text}");
+}

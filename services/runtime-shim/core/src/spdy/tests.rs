@@ -1,0 +1,166 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Everything that these bytes say, in pieces of `step`, with the data of a stream in one piece each time.
+fn events(bytes: &[u8], step: usize) -> Result<Vec<Event>, SpdyError> {
+    let (mut decoder, mut input, mut found) = (Decoder::default(), BytesMut::new(), Vec::new());
+    for piece in bytes.chunks(step) {
+        input.extend_from_slice(piece);
+        while let Some(event) = decoder.next(&mut input)? {
+            match (found.last_mut(), event) {
+                (Some(Event::Data { stream, bytes }), Event::Data { stream: next, bytes: more })
+                    if *stream == next =>
+                {
+                    *bytes = [bytes.as_ref(), more.as_ref()].concat().into();
+                }
+                (_, event) => found.push(event),
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn data(stream: u32, bytes: &[u8], last: bool) -> Vec<u8> {
+    [&data_head(stream, bytes.len(), last), bytes].concat()
+}
+
+fn of_kind(kind: u16, flags: u8, payload: &[u8]) -> Vec<u8> {
+    let mut frame = control(kind, payload);
+    frame[4] = flags;
+    frame
+}
+
+/// The headers in a frame that opens a stream, read as a zlib stream of stored blocks (RFC 1950, 1951).
+fn headers(frame: &[u8], first: bool) -> Vec<u8> {
+    let mut block = &frame[HEAD + 10..];
+    if first {
+        let (begin, rest) = block.split_at(6);
+        assert_eq!(u16::from_be_bytes([begin[0], begin[1]]) % 31, 0, "the check bits of the zlib header");
+        assert_eq!((begin[0] & 0x0f, begin[1] & 0x20), (8, 0x20), "deflate, with a dictionary");
+        block = rest;
+    }
+    let mut text = Vec::new();
+    while !block.is_empty() {
+        assert_eq!(block.get_u8(), 0, "a stored block that is not the last");
+        let length = block.get_u16_le();
+        assert_eq!(block.get_u16_le(), !length);
+        text.extend(&block[..usize::from(length)]);
+        block.advance(usize::from(length));
+    }
+    text
+}
+
+#[test]
+fn a_stream_is_opened_with_its_header_and_the_zlib_stream_begins_once() {
+    let mut opener = Opener::default();
+    let wanted = b"\0\0\0\x01\0\0\0\x0astreamtype\0\0\0\x05stdin";
+    for (stream, first) in [(1, true), (3, false)] {
+        let frame = opener.open(stream, "streamtype", "stdin");
+        assert_eq!(frame[..4], [0x80, 3, 0, 1], "SYN_STREAM of version 3");
+        assert_eq!(frame[4], 0, "no end yet");
+        let length = u32::from_be_bytes([0, frame[5], frame[6], frame[7]]);
+        assert_eq!(length as usize, frame.len() - HEAD);
+        assert_eq!(frame[8..12], stream.to_be_bytes());
+        assert_eq!(headers(&frame, first), wanted);
+        assert_eq!(frame[frame.len() - 5..], ZLIB_FLUSH, "a reader has all of it");
+    }
+}
+
+#[test]
+fn frames_are_read_in_whatever_pieces_they_come() {
+    let bytes = [
+        of_kind(SYN_REPLY, 0, &[0, 0, 0, 1, 9, 9, 9]),
+        data(1, b"hello", false),
+        data(3, b"", false),
+        data(1, b" world", true),
+        pong(2),
+        // A server's own stream, settings and a window: nothing to a client of this kind.
+        of_kind(SYN_STREAM, 0, &[0; 10]),
+        of_kind(4, 0, &[0; 4]),
+        of_kind(9, 0, &[0; 8]),
+        of_kind(SYN_REPLY, FIN, &[0, 0, 0, 5]),
+        of_kind(HEADERS, FIN, &[0, 0, 0, 7]),
+        of_kind(RST_STREAM, 0, &[0, 0, 0, 3, 0, 0, 0, 5]),
+        of_kind(GOAWAY, 0, &[0; 8]),
+    ]
+    .concat();
+    let wanted = [
+        Event::Taken { stream: 1 },
+        Event::Data { stream: 1, bytes: Bytes::from_static(b"hello world") },
+        Event::Ended { stream: 1 },
+        Event::Ping { id: 2 },
+        Event::Taken { stream: 5 },
+        Event::Ended { stream: 5 },
+        Event::Ended { stream: 7 },
+        Event::Reset { stream: 3, status: 5 },
+        Event::GoAway,
+    ];
+    for step in 1..=bytes.len() {
+        assert_eq!(events(&bytes, step).unwrap(), wanted, "in pieces of {step}");
+    }
+}
+
+#[test]
+fn what_is_no_spdy_is_an_error_that_says_so() {
+    let http = b"HTTP/1.1 400 Bad Request\r\n";
+    let other_version = [0x80, 2, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2];
+    let long = head(CONTROL | (3 << 16) | u32::from(PING), 0, LONGEST_CONTROL + 1);
+    for (bytes, error) in [
+        (&other_version[..], SpdyError::Version(2)),
+        (&long[..], SpdyError::TooLong(LONGEST_CONTROL + 1)),
+        (&of_kind(RST_STREAM, 0, &[0, 0, 0, 1])[..], SpdyError::TooShort { kind: RST_STREAM, length: 4 }),
+        (&data(0, b"x", false)[..], SpdyError::NoStream),
+    ] {
+        assert_eq!(events(bytes, 7), Err(error));
+    }
+    // Text looks like the data of a stream with a great number: whoever reads knows that it has opened none such.
+    let Event::Data { stream, .. } = events(http, 99).unwrap().remove(0) else { panic!("data") };
+    assert!(stream > 0x4000_0000, "{stream}");
+}
+
+#[test]
+fn data_is_handed_on_before_its_frame_is_whole() {
+    let (mut decoder, mut input) = (Decoder::default(), BytesMut::from(&data_head(1, 1 << 20, false)[..]));
+    input.extend_from_slice(&[7; 100]);
+    let event = decoder.next(&mut input).unwrap();
+    assert_eq!(event, Some(Event::Data { stream: 1, bytes: Bytes::from(vec![7; 100]) }));
+    assert_eq!((decoder.next(&mut input), input.len()), (Ok(None), 0));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_the_decoder_panic_or_keep_much(
+        bytes in prop::collection::vec(prop_oneof![Just(0_u8), Just(3), Just(0x80), any::<u8>()], 0..200),
+        step in 1_usize..50,
+    ) {
+        let (mut decoder, mut input) = (Decoder::default(), BytesMut::new());
+        'pieces: for piece in bytes.chunks(step) {
+            input.extend_from_slice(piece);
+            loop {
+                match decoder.next(&mut input) {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break,
+                    Err(_) => break 'pieces,
+                }
+            }
+            prop_assert!(input.len() < HEAD + LONGEST_CONTROL);
+        }
+    }
+
+    #[test]
+    fn data_comes_out_as_it_went_in(
+        chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
+        step in 1_usize..400,
+    ) {
+        let bytes: Vec<u8> = chunks.iter().flat_map(|chunk| data(5, chunk, false)).collect();
+        let mut found = Vec::new();
+        for event in events(&bytes, step).unwrap() {
+            match event {
+                Event::Data { stream: 5, bytes } => found.extend(bytes),
+                other => prop_assert!(false, "{other:?}"),
+            }
+        }
+        prop_assert_eq!(found, chunks.concat());
+    }
+}

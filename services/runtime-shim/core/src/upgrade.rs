@@ -1,0 +1,91 @@
+//! The head of an HTTP/1.1 answer, as the answer to an upgrade begins with one.
+
+/// A head that is longer is none.
+pub const LONGEST_HEAD: usize = 16 << 10;
+
+/// Status and headers of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// 101, 404…
+    pub status: u16,
+    headers: Vec<(String, String)>,
+}
+
+/// Bytes that are no HTTP answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum HeadError {
+    /// The first line is no status line.
+    #[error("the answer is no HTTP/1.1")]
+    NotHttp,
+    /// No end within [`LONGEST_HEAD`].
+    #[error("the head of the answer is longer than {LONGEST_HEAD} bytes")]
+    TooLong,
+}
+
+impl Head {
+    /// Reads a head and how many bytes it takes; `None` when it is not whole yet.
+    ///
+    /// # Errors
+    /// See [`HeadError`].
+    pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, HeadError> {
+        let Some(length) = input.windows(4).position(|four| four == b"\r\n\r\n") else {
+            return if input.len() > LONGEST_HEAD { Err(HeadError::TooLong) } else { Ok(None) };
+        };
+        if length > LONGEST_HEAD {
+            return Err(HeadError::TooLong);
+        }
+        let text = String::from_utf8_lossy(&input[..length]);
+        let mut lines = text.split("\r\n");
+        let first = lines.next().unwrap_or_default();
+        let status = first.strip_prefix("HTTP/1.").and_then(|rest| rest.split(' ').nth(1));
+        let status =
+            status.filter(|s| s.len() == 3).and_then(|s| s.parse().ok()).ok_or(HeadError::NotHttp)?;
+        let headers = lines.filter_map(|line| line.split_once(':'));
+        let headers =
+            headers.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned())).collect();
+        Ok(Some((Self { status, headers }, length + 4)))
+    }
+
+    /// The first value of a header.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_is_read_once_it_is_whole_and_what_follows_is_left() {
+        let bytes =
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\nodd\r\nx-a:1:2 \r\n\r\n\x80\x03";
+        let whole = bytes.len() - 2;
+        for cut in 0..whole {
+            assert_eq!(Head::parse(&bytes[..cut]), Ok(None), "{cut}");
+        }
+        let (head, length) = Head::parse(bytes).unwrap().unwrap();
+        assert_eq!((head.status, length), (101, whole));
+        assert_eq!((head.header("upgrade"), head.header("X-A")), (Some("SPDY/3.1"), Some("1:2")));
+        assert_eq!(head.header("odd"), None);
+    }
+
+    #[test]
+    fn what_is_no_http_or_never_ends_is_refused() {
+        for text in [
+            "SSH-2.0-x\r\n\r\n",
+            "HTTP/1.1\r\n\r\n",
+            "HTTP/1.1 1 x\r\n\r\n",
+            "HTTP/1.1 abc\r\n\r\n",
+            "\r\n\r\n",
+        ] {
+            assert_eq!(Head::parse(text.as_bytes()), Err(HeadError::NotHttp), "{text:?}");
+        }
+        let mut endless = b"HTTP/1.1 200 OK\r\n".to_vec();
+        endless.resize(LONGEST_HEAD + 1, b'a');
+        assert_eq!(Head::parse(&endless), Err(HeadError::TooLong));
+        endless.extend(b"\r\n\r\n");
+        assert_eq!(Head::parse(&endless), Err(HeadError::TooLong));
+    }
+}

@@ -1,0 +1,168 @@
+//! A runtime's streaming server of which a test plays the other end by hand.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+/// The answer of a server that changes to SPDY.
+pub(super) const UPGRADED: &str = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+     X-Stream-Protocol-Version: v4.channel.k8s.io\r\n\r\n";
+const SYN_STREAM: u16 = 1;
+const SYN_REPLY: u16 = 2;
+const RST_STREAM: u16 = 3;
+pub(super) const PING: u16 = 6;
+
+/// Waits for what has to come soon.
+pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), what).await.expect("it has to come within 20 s")
+}
+
+/// Where it listens.
+#[derive(Debug)]
+pub(super) struct StreamingServer {
+    listener: TcpListener,
+    pub url: String,
+}
+
+impl StreamingServer {
+    pub(super) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/exec/secret", listener.local_addr().unwrap());
+        Self { listener, url }
+    }
+
+    /// Takes a connection and answers the request of it with `answer`.
+    pub(super) async fn accept(&self, answer: &str) -> Other {
+        let (mut socket, _) = soon(self.listener.accept()).await.unwrap();
+        // As the servers of runtimes do, or what is written last would wait for an answer to what was before.
+        socket.set_nodelay(true).unwrap();
+        let mut input = BytesMut::new();
+        while !input.ends_with(b"\r\n\r\n") {
+            assert!(soon(socket.read_buf(&mut input)).await.unwrap() > 0, "{input:?}");
+        }
+        let request = String::from_utf8(input.split().to_vec()).unwrap();
+        assert!(request.starts_with("POST /exec/secret HTTP/1.1\r\n"), "{request}");
+        for header in
+            ["Connection: Upgrade", "Upgrade: SPDY/3.1", "X-Stream-Protocol-Version: v4.channel.k8s.io"]
+        {
+            assert!(request.contains(&format!("\r\n{header}\r\n")), "{request}");
+        }
+        socket.write_all(answer.as_bytes()).await.unwrap();
+        Other { socket, input, streams: BTreeMap::new() }
+    }
+
+    /// Takes a connection and the streams that are opened on it.
+    pub(super) async fn command(&self, streams: usize) -> Other {
+        let mut other = self.accept(UPGRADED).await;
+        for _ in 0..streams {
+            other.take_stream().await;
+        }
+        other
+    }
+}
+
+/// A frame as it comes.
+#[derive(Debug)]
+pub(super) enum Frame {
+    Control { kind: u16, payload: Bytes },
+    Data { stream: u32, last: bool, payload: Bytes },
+}
+
+/// The other end of a command's streams.
+#[derive(Debug)]
+pub(super) struct Other {
+    pub socket: TcpStream,
+    input: BytesMut,
+    /// By the name that they were opened with.
+    pub streams: BTreeMap<String, u32>,
+}
+
+impl Other {
+    /// The next frame; `None` when the connection has ended.
+    pub(super) async fn frame(&mut self) -> Option<Frame> {
+        loop {
+            if let Some(mut head) = self.input.get(..8) {
+                let first = head.get_u32();
+                let flags = head.get_u8();
+                let length = head.get_uint(3) as usize;
+                if self.input.len() >= 8 + length {
+                    self.input.advance(8);
+                    let payload = self.input.split_to(length).freeze();
+                    return Some(if first & 0x8000_0000 == 0 {
+                        Frame::Data { stream: first, last: flags & 1 != 0, payload }
+                    } else {
+                        assert_eq!(first >> 16, 0x8003);
+                        Frame::Control { kind: (first & 0xffff) as u16, payload }
+                    });
+                }
+            }
+            // A connection that is closed with something unread is reset.
+            if soon(self.socket.read_buf(&mut self.input)).await.unwrap_or(0) == 0 {
+                return None;
+            }
+        }
+    }
+
+    async fn take_stream(&mut self) {
+        let Some(Frame::Control { kind: SYN_STREAM, mut payload }) = self.frame().await else {
+            panic!("a stream is to be opened")
+        };
+        let stream = payload.get_u32();
+        payload.advance(6);
+        if self.streams.is_empty() {
+            payload.advance(6);
+        }
+        // The head of a stored block, and in it the number of headers.
+        payload.advance(5);
+        assert_eq!(payload.get_u32(), 1);
+        let mut text = || {
+            let length = payload.get_u32() as usize;
+            String::from_utf8(payload.split_to(length).to_vec()).unwrap()
+        };
+        assert_eq!(text(), "streamtype");
+        self.streams.insert(text(), stream);
+        self.control(SYN_REPLY, &[stream]).await;
+    }
+
+    /// Sends bytes on a stream.
+    pub(super) async fn send(&mut self, name: &str, bytes: &[u8], last: bool) {
+        let mut frame = self.streams[name].to_be_bytes().to_vec();
+        let length = u32::try_from(bytes.len()).unwrap() | if last { 1 << 24 } else { 0 };
+        frame.extend(length.to_be_bytes());
+        frame.extend(bytes);
+        self.socket.write_all(&frame).await.unwrap();
+    }
+
+    /// Sends a control frame.
+    pub(super) async fn control(&mut self, kind: u16, payload: &[u32]) {
+        let mut frame = (0x8003_0000 | u32::from(kind)).to_be_bytes().to_vec();
+        frame.extend(u32::try_from(payload.len() * 4).unwrap().to_be_bytes());
+        frame.extend(payload.iter().flat_map(|number| number.to_be_bytes()));
+        self.socket.write_all(&frame).await.unwrap();
+    }
+
+    /// Gives up a stream.
+    pub(super) async fn reset(&mut self, name: &str) {
+        self.control(RST_STREAM, &[self.streams[name], 5]).await;
+    }
+
+    /// Tells how the command ended, gives up all streams and closes the connection, as container runtimes do.
+    pub(super) async fn end(mut self, status: &str) {
+        self.send("error", status.as_bytes(), false).await;
+        for name in self.streams.clone().into_keys() {
+            self.reset(&name).await;
+        }
+    }
+
+    /// The next bytes on a stream, and whether they are the last.
+    pub(super) async fn data(&mut self) -> (String, Bytes, bool) {
+        let Some(Frame::Data { stream, last, payload }) = self.frame().await else {
+            panic!("data is to come")
+        };
+        let name = self.streams.iter().find(|(_, number)| **number == stream).unwrap().0;
+        (name.clone(), payload, last)
+    }
+}

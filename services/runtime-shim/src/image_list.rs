@@ -1,0 +1,160 @@
+//! ListImages: what the runtime has, and who holds it.
+
+use std::collections::HashMap;
+
+use k8s_cri::v1 as cri;
+use keelson_proto::keelson::common::v1::PodRef;
+use keelson_proto::keelson::runtime::v1 as pb;
+use tonic::Status;
+
+use crate::cri::Cri;
+use crate::labels;
+use crate::observe::state_of;
+
+/// Every image, with the containers that were made from it.
+///
+/// # Errors
+/// What the runtime answers.
+pub async fn list(cri: &Cri) -> Result<Vec<pb::RuntimeImage>, Status> {
+    let request = cri::ListImagesRequest { filter: None };
+    // Containers after the images: the image of a container is there as long as the container is.
+    let images = cri.images().list_images(cri.quick(request)).await?.into_inner().images;
+    let (_, containers) = cri.list(None).await?;
+    Ok(with_users(images, containers))
+}
+
+fn with_users(images: Vec<cri::Image>, containers: Vec<cri::Container>) -> Vec<pb::RuntimeImage> {
+    let mut images: Vec<pb::RuntimeImage> = images.into_iter().map(message).collect();
+    images.sort_by(|a, b| title(a).cmp(title(b)));
+    let names = |image: &pb::RuntimeImage| {
+        let names = image.repo_tags.iter().chain(&image.repo_digests).chain([&image.id]);
+        names.cloned().collect::<Vec<_>>()
+    };
+    let by_name: HashMap<String, usize> = images
+        .iter()
+        .enumerate()
+        .flat_map(|(at, image)| names(image).into_iter().map(move |name| (name, at)))
+        .collect();
+    for container in containers {
+        // The reference says what it was made from; the name in the spec may mean another image by now.
+        let named = container.image.as_ref().map_or("", |image| image.image.as_str());
+        let at = by_name.get(&container.image_ref).or_else(|| by_name.get(named));
+        if let Some(image) = at.and_then(|at| images.get_mut(*at)) {
+            image.used_by.push(user(container));
+        }
+    }
+    for image in &mut images {
+        image.used_by.sort_by(|a, b| order(a).cmp(&order(b)));
+    }
+    images
+}
+
+fn message(image: cri::Image) -> pb::RuntimeImage {
+    pb::RuntimeImage {
+        id: image.id,
+        repo_tags: image.repo_tags,
+        repo_digests: image.repo_digests,
+        size_bytes: image.size,
+        pinned: image.pinned,
+        used_by: Vec::new(),
+    }
+}
+
+fn title(image: &pb::RuntimeImage) -> &str {
+    image.repo_tags.first().or(image.repo_digests.first()).unwrap_or(&image.id)
+}
+
+fn user(container: cri::Container) -> pb::ImageUser {
+    let label = |key: &str| container.labels.get(key).cloned().unwrap_or_default();
+    let pod =
+        PodRef { uid: label(labels::UID), namespace: label(labels::NAMESPACE), name: label(labels::NAME) };
+    pb::ImageUser {
+        pod: (pod != PodRef::default()).then_some(pod),
+        container: label(labels::CONTAINER),
+        state: state_of(container.state) as i32,
+        container_id: container.id,
+    }
+}
+
+/// Running ones first, then by pod and container.
+fn order(user: &pb::ImageUser) -> impl Ord + '_ {
+    let pod = user.pod.as_ref().map(|pod| (&pod.namespace, &pod.name));
+    (user.state != pb::ContainerState::Running as i32, pod, &user.container, &user.container_id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{Answer, FakeRuntime};
+    use tonic::Code;
+
+    fn image(id: &str, tags: &[&str], digests: &[&str]) -> cri::Image {
+        let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        cri::Image {
+            id: id.into(),
+            repo_tags: owned(tags),
+            repo_digests: owned(digests),
+            size: 7,
+            ..Default::default()
+        }
+    }
+
+    fn users(image: &pb::RuntimeImage) -> Vec<String> {
+        let name = |user: &pb::ImageUser| {
+            let pod = user.pod.clone().unwrap_or_default();
+            format!("{}/{}/{} {}", pod.namespace, pod.name, user.container, user.state().as_str_name())
+        };
+        image.used_by.iter().map(name).collect()
+    }
+
+    #[tokio::test]
+    async fn every_image_is_listed_with_the_containers_that_were_made_from_it() {
+        use cri::ContainerState::{ContainerExited, ContainerRunning};
+        let fake = FakeRuntime::start().await;
+        fake.image_of(image("sha256:3", &[], &[]));
+        fake.image_of(image("sha256:2", &["b:1", "b:latest"], &["b@sha256:d2"]));
+        fake.image_of(cri::Image { pinned: true, ..image("sha256:1", &["a:1"], &["a@sha256:d1"]) });
+        for (container, uid, state, made_from) in [
+            ("ended", "u1", ContainerExited, "sha256:2"),
+            ("by-tag", "u2", ContainerRunning, "b:latest"),
+            ("by-digest", "u1", ContainerRunning, "b@sha256:d2"),
+            ("lost", "u1", ContainerRunning, "sha256:unknown"),
+        ] {
+            fake.container(container, uid, state);
+            fake.made_from(container, made_from);
+        }
+        let images = list(&fake.cri).await.unwrap();
+        let titles: Vec<_> = images.iter().map(title).collect();
+        assert_eq!(titles, ["a:1", "b:1", "sha256:3"]);
+        assert_eq!((images[0].pinned, images[0].size_bytes, images[1].pinned), (true, 7, false));
+        assert_eq!(users(&images[0]), [""; 0]);
+        assert_eq!(users(&images[2]), [""; 0]);
+        assert_eq!(
+            users(&images[1]),
+            [
+                "default/u1/by-digest CONTAINER_STATE_RUNNING",
+                "default/u2/by-tag CONTAINER_STATE_RUNNING",
+                "default/u1/ended CONTAINER_STATE_EXITED",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_name_of_the_spec_counts_where_the_reference_means_nothing() {
+        let mut container = cri::Container { id: "c".into(), ..Default::default() };
+        container.image = Some(cri::ImageSpec { image: "a:1".into(), ..Default::default() });
+        container.image_ref = "elsewhere".into();
+        let images = with_users(vec![image("sha256:1", &["a:1"], &[])], vec![container]);
+        assert_eq!(images[0].used_by.len(), 1);
+        assert_eq!((images[0].used_by[0].pod.as_ref(), images[0].used_by[0].container.as_str()), (None, ""));
+    }
+
+    #[tokio::test]
+    async fn a_runtime_that_refuses_is_no_empty_list() {
+        let fake = FakeRuntime::start().await;
+        for method in ["ListImages", "ListContainers"] {
+            fake.answer(method, Answer::Fail(1, Code::Unknown));
+            assert_eq!(list(&fake.cri).await.unwrap_err().code(), Code::Unknown, "{method}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! `PrepareContainer` over the socket: parts of volumes and values of files, and what becomes of them.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::path::Path;
+use std::time::Duration;
+
+use keelson_proto::keelson::common::v1::Want;
+use keelson_proto::keelson::runtime::v1::ContainerState;
+use keelson_proto::keelson::volume_manager::v1 as pb;
+use keelson_service_kit::status::reason;
+use support::objects::{Told, config_map};
+use support::{Client, Sync, World, desire, empty_dir, mount, mounts_below, unmount, volume, within};
+use tonic::{Code, Status};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn part(index: u32, volume: &str, path: &str) -> pb::SubPath {
+    pb::SubPath { index, volume: volume.into(), path: path.into(), read_only: false }
+}
+
+async fn prepare(
+    client: &mut Client,
+    container: &str,
+    subpaths: Vec<pb::SubPath>,
+) -> Result<Vec<String>, Status> {
+    prepare_within(LONG, client, container, subpaths).await
+}
+
+async fn prepare_within(
+    deadline: Duration,
+    client: &mut Client,
+    container: &str,
+    subpaths: Vec<pb::SubPath>,
+) -> Result<Vec<String>, Status> {
+    let request = pb::PrepareContainerRequest {
+        uid: "u1".into(),
+        container: container.into(),
+        subpaths,
+        keys: Vec::new(),
+    };
+    let made = client.prepare_container(within(request, deadline)).await?.into_inner().subpaths;
+    Ok(made.into_iter().map(|made| made.host_path).collect())
+}
+
+fn subpath_mounts(world: &World) -> usize {
+    mounts_below(&world.pod("u1").join("volume-subpaths")).len()
+}
+
+fn ino(path: impl AsRef<Path>) -> u64 {
+    fs::metadata(path).unwrap().ino()
+}
+
+#[tokio::test]
+async fn parts_of_volumes_are_shared_by_containers_and_go_before_the_volumes() {
+    let (world, told) = (World::new(), Told::default());
+    let _runtime = world.start_runtime().await;
+    let _config = told.serve(&world).await;
+    told.config_map("conf", r#"{"app.conf": "x=1"}"#);
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let host = world.config.paths.run_dir.join("host");
+    fs::create_dir_all(host.join("sub")).unwrap();
+    let host_path = pb::HostPath { path: host.to_string_lossy().into_owned(), r#type: String::new() };
+    let volumes = vec![
+        empty_dir("disk", "", 0),
+        empty_dir("shm", "Memory", 1 << 20),
+        config_map("conf"),
+        volume("host", pb::volume::Source::HostPath(host_path)),
+    ];
+    let wanted = desire("u1", 1, Want::Run, volumes);
+    sync.pod(wanted.clone()).await;
+    // Without waiting for the volumes first: the call does.
+    let parts = vec![
+        part(0, "disk", "shared/logs"),
+        part(1, "shm", "a"),
+        part(3, "conf", "app.conf"),
+        part(4, "host", "sub"),
+    ];
+    let one = prepare(&mut client, "one", parts).await.unwrap();
+    let two = prepare(&mut client, "two", vec![part(0, "disk", "shared/logs")]).await.unwrap();
+    let folder = world.pod("u1").join("volume-subpaths");
+    assert_eq!(Path::new(&one[0]), folder.join("disk/one/0"));
+    assert_eq!(Path::new(&one[2]), folder.join("conf/one/3"));
+    fs::write(Path::new(&one[0]).join("x"), "of one").unwrap();
+    assert_eq!(fs::read_to_string(Path::new(&two[0]).join("x")).unwrap(), "of one");
+    assert_eq!(fs::read_to_string(&one[2]).unwrap(), "x=1");
+    assert_eq!(ino(&one[3]), ino(host.join("sub")));
+    assert_eq!(subpath_mounts(&world), 5);
+
+    sync.pod(pb::PodDesire { want: Want::Unmount.into(), revision: 2, ..wanted }).await;
+    unmount(&mut client, "u1", LONG).await.unwrap();
+    assert!(mounts_below(&world.pod("u1")).is_empty() && !folder.exists());
+    assert!(host.join("sub").exists(), "what is the host's stays");
+    let late = prepare_within(Duration::from_secs(1), &mut client, "one", vec![part(0, "disk", "a")]).await;
+    let late = late.unwrap_err();
+    assert_eq!(reason(&late).as_deref(), Some("NOT_MOUNTED"), "nothing is prepared for it: {late:?}");
+    assert!(!folder.exists());
+}
+
+#[tokio::test]
+async fn a_restarted_service_keeps_what_is_prepared_right_and_mends_the_rest() {
+    let world = World::new();
+    let runtime = world.start_runtime().await;
+    runtime.container("u1", ContainerState::Running);
+    let wanted = desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 0)]);
+    let first = world.start().await;
+    let mut client = first.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(wanted.clone()).await;
+    let parts = || vec![part(0, "disk", "a"), part(1, "disk", "b")];
+    let before = prepare(&mut client, "main", parts()).await.unwrap();
+    let inodes: Vec<u64> = before.iter().map(ino).collect();
+    // Killed between the place and its mount.
+    rustix::mount::unmount(before[1].as_str(), rustix::mount::UnmountFlags::NOFOLLOW).unwrap();
+    drop(sync);
+    first.stop().await;
+    assert_eq!(subpath_mounts(&world), 1, "what is mounted stays");
+
+    let second = world.start().await;
+    let mut client = second.client();
+    let mut sync = Sync::open(&mut client).await;
+    sync.pod(wanted.clone()).await;
+    assert_eq!(prepare(&mut client, "main", parts()).await.unwrap(), before);
+    assert_eq!(before.iter().map(ino).collect::<Vec<_>>(), inodes);
+    assert_eq!(subpath_mounts(&world), 2);
+    drop(sync);
+    second.stop().await;
+
+    // The pod went while nobody looked. The third one finds the parts, and waits for the container to end.
+    let third = world.start().await;
+    let mut client = third.client();
+    sync = Sync::open(&mut client).await;
+    sync.complete(1, true).await;
+    runtime.read_at_least(1).await;
+    assert_eq!(subpath_mounts(&world), 2);
+    runtime.container("u1", ContainerState::Exited);
+    unmount(&mut client, "u1", LONG).await.unwrap();
+    support::eventually("its folder to go", || std::future::ready((!world.pod("u1").exists()).then_some(())))
+        .await;
+    assert_eq!(subpath_mounts(&world), 0);
+}
+
+#[tokio::test]
+async fn what_cannot_be_mounted_is_told_without_a_path_of_the_node() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 0)])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let disk = world.empty_dir("u1", "disk");
+    fs::write(disk.join("file"), "").unwrap();
+    symlink("/etc", disk.join("etc")).unwrap();
+    let begins = "failed to prepare subPath for volumeMount \"disk\" of container \"main\": ";
+    for (path, text) in [("etc", "out of the volume"), ("file/x", "no folder"), ("../x", "out of the volume")]
+    {
+        let status = prepare(&mut client, "main", vec![part(0, "disk", path)]).await.unwrap_err();
+        assert_eq!(
+            (status.code(), reason(&status).as_deref()),
+            (Code::FailedPrecondition, Some("SUBPATH_NOT_USABLE"))
+        );
+        let told = status.message();
+        assert!(told.starts_with(begins) && told.contains(text), "{path}: {told}");
+        assert!(!told.contains(&*world.config.paths.root_dir.to_string_lossy()), "{path}: {told}");
+    }
+    let status = prepare(&mut client, "main", vec![part(0, "none", "a")]).await.unwrap_err();
+    assert_eq!(status.message(), "cannot find volume \"none\" to mount into container \"main\"");
+    for (container, volume) in [("..", "disk"), ("a/b", "disk"), ("main", "..")] {
+        let status = prepare(&mut client, container, vec![part(0, volume, "a")]).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{container} {volume}");
+    }
+    assert_eq!(subpath_mounts(&world), 0);
+}
+
+#[tokio::test]
+async fn values_of_files_are_read_beneath_the_volume() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 0)])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let disk = world.empty_dir("u1", "disk");
+    fs::write(disk.join("app.env"), "# made by init\nNAME='keel son'\n").unwrap();
+    symlink("/etc/passwd", disk.join("out")).unwrap();
+    let key =
+        |path: &str, key: &str| pb::FileKey { volume: "disk".into(), path: path.into(), key: key.into() };
+    let request = pb::PrepareContainerRequest {
+        uid: "u1".into(),
+        container: "main".into(),
+        subpaths: Vec::new(),
+        keys: vec![key("app.env", "NAME"), key("app.env", "OTHER"), key("none", "NAME"), key("out", "root")],
+    };
+    let values = client.prepare_container(within(request, LONG)).await.unwrap().into_inner().values;
+    let found: Vec<_> = values.into_iter().map(|value| value.found.unwrap()).collect();
+    use pb::file_key_value::Found;
+    assert_eq!(found[..3], [Found::Value("keel son".into()), Found::Missing(true), Found::Missing(true)]);
+    assert!(matches!(&found[3], Found::Error(why) if why.contains("out of the volume")), "{found:?}");
+    assert!(!world.pod("u1").join("volume-subpaths").exists());
+}

@@ -1,0 +1,123 @@
+//! `PodVolumeStats` over the socket: figures of what pods have stored, measured in the background.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+use std::time::Duration;
+
+use keelson_proto::keelson::common::v1::Want;
+use keelson_proto::keelson::volume_manager::v1 as pb;
+use support::objects::{Told, config_map};
+use support::{Client, Sync, World, desire, empty_dir, eventually, mount, unmount, volume};
+
+const LONG: Duration = Duration::from_secs(20);
+
+async fn stats(client: &mut Client, uid: &str) -> Vec<pb::PodVolumeStatsResponse> {
+    let request = pb::PodVolumeStatsRequest { uid: uid.into() };
+    let mut stream = client.pod_volume_stats(request).await.unwrap().into_inner();
+    let mut pods = Vec::new();
+    while let Some(pod) = stream.message().await.unwrap() {
+        pods.push(pod);
+    }
+    pods
+}
+
+/// Waits until the only pod shows all these volumes; by name.
+async fn until_volumes(client: &Client, names: &[&str]) -> Vec<pb::VolumeStats> {
+    eventually(&format!("figures of {names:?}"), || {
+        let mut client = client.clone();
+        async move {
+            let pod = stats(&mut client, "").await.pop()?;
+            let found: Vec<&str> = pod.volumes.iter().map(|volume| volume.name.as_str()).collect();
+            (found == names).then_some(pod.volumes)
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn each_kind_of_volume_has_its_figures_and_a_host_path_has_none() {
+    let (mut world, told) = (World::new(), Told::default());
+    world.config.volumes.stats_period_ms = 20;
+    let _runtime = world.start_runtime().await;
+    let _config = told.serve(&world).await;
+    told.config_map("conf", r#"{"a": "1"}"#);
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let host_path = pb::HostPath { path: "/".into(), r#type: String::new() };
+    let volumes = vec![
+        empty_dir("disk", "", 7 << 20),
+        empty_dir("shm", "Memory", 4 << 20),
+        config_map("conf"),
+        volume("host", pb::volume::Source::HostPath(host_path)),
+    ];
+    let wanted = desire("u1", 1, Want::Run, volumes);
+    sync.pod(wanted.clone()).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let first = until_volumes(&client, &["conf", "disk", "shm"]).await;
+    let flags: Vec<_> = first.iter().map(|v| (v.local_ephemeral, v.size_limit_bytes)).collect();
+    assert_eq!(flags, [(true, 0), (true, 7 << 20), (false, 4 << 20)]);
+    assert!(first.iter().all(|v| v.measured_unix_nanos > 0 && v.message.is_empty()), "{first:?}");
+    assert_eq!((first[1].inodes_used, first[2].capacity_bytes), (1, 4 << 20));
+
+    fs::write(world.empty_dir("u1", "disk").join("x"), vec![b'x'; 1 << 20]).unwrap();
+    fs::write(world.empty_dir("u1", "shm").join("x"), vec![b'x'; 1 << 20]).unwrap();
+    let filled = eventually("the next round", || {
+        let mut client = client.clone();
+        async move {
+            let volumes = stats(&mut client, "u1").await.pop()?.volumes;
+            let at_least = |v: &pb::VolumeStats| v.used_bytes >= 1 << 20;
+            (at_least(&volumes[1]) && at_least(&volumes[2])).then_some(volumes)
+        }
+    })
+    .await;
+    assert_eq!((filled[1].inodes_used, filled[2].available_bytes), (2, 3 << 20));
+    let pod = stats(&mut client, "u1").await.pop().unwrap().pod.unwrap();
+    assert_eq!((pod.uid.as_str(), pod.namespace.as_str(), pod.name.as_str()), ("u1", "default", "pod-u1"));
+    assert!(stats(&mut client, "u2").await.is_empty());
+
+    sync.pod(pb::PodDesire { want: Want::Unmount.into(), revision: 2, ..wanted }).await;
+    unmount(&mut client, "u1", LONG).await.unwrap();
+    eventually("its figures to go", || {
+        let mut client = client.clone();
+        async move { stats(&mut client, "").await.is_empty().then_some(()) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_restarted_service_measures_what_it_finds_once_it_is_named() {
+    let world = World::new();
+    let first = world.start().await;
+    let mut client = first.client();
+    let sync = Sync::open(&mut client).await;
+    let wanted = desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 0)]);
+    sync.pod(wanted.clone()).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    fs::write(world.empty_dir("u1", "disk").join("x"), vec![b'x'; 1 << 20]).unwrap();
+    drop(sync);
+    first.stop().await;
+    let second = world.start().await;
+    let mut client = second.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(wanted).await;
+    // At once, not after the minute that is the period.
+    let volumes = until_volumes(&client, &["disk"]).await;
+    assert!(volumes[0].used_bytes >= 1 << 20 && volumes[0].inodes_used == 2, "{volumes:?}");
+}
+
+#[tokio::test]
+async fn without_a_period_nothing_is_measured() {
+    let mut world = World::new();
+    world.config.volumes.stats_period_ms = 0;
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 0)])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    assert!(service.ctx.progress.report("").loops.iter().all(|l| l.name != "volume statistics"));
+    assert!(stats(&mut client, "").await.is_empty());
+}

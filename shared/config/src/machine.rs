@@ -1,0 +1,70 @@
+//! What of the machine is kept from pods, and when pods are ended for its sake.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Reservations and how they are enforced (runtime-and-resources.md §9).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeAllocatable {
+    /// `enforceNodeAllocatable`, its words as they stand there.
+    pub enforce: Vec<String>,
+    /// `kubeReserved`, as quantities per resource name.
+    pub kube_reserved: BTreeMap<String, String>,
+    /// `systemReserved`, as quantities per resource name; with `reservedSystemCPUs` it has all CPUs that are reserved.
+    pub system_reserved: BTreeMap<String, String>,
+    /// `kubeReservedCgroup`; empty: none.
+    pub kube_reserved_cgroup: String,
+    /// `systemReservedCgroup`; empty: none.
+    pub system_reserved_cgroup: String,
+    /// `protectKernelDefaults`: kernel tunables that differ are an error instead of being set.
+    pub protect_kernel_defaults: bool,
+}
+
+impl Default for NodeAllocatable {
+    fn default() -> Self {
+        Self {
+            enforce: vec!["pods".to_owned()],
+            kube_reserved: BTreeMap::new(),
+            system_reserved: BTreeMap::new(),
+            kube_reserved_cgroup: String::new(),
+            system_reserved_cgroup: String::new(),
+            protect_kernel_defaults: false,
+        }
+    }
+}
+
+/// When pods are ended for the node's sake (runtime-and-resources.md §12). Without thresholds they never are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Eviction {
+    /// Hard thresholds in force, per signal: quantities or percentages.
+    pub hard: BTreeMap<String, String>,
+    /// `evictionSoft`.
+    pub soft: BTreeMap<String, String>,
+    /// `evictionSoftGracePeriod` in milliseconds, one for each soft threshold.
+    pub soft_grace_ms: BTreeMap<String, u64>,
+    /// `evictionMinimumReclaim`.
+    pub minimum_reclaim: BTreeMap<String, String>,
+    /// `evictionPressureTransitionPeriod` in milliseconds.
+    pub pressure_transition_ms: u64,
+    /// `evictionMaxPodGracePeriod` in seconds: what a soft threshold grants a pod at most.
+    pub max_pod_grace_seconds: i64,
+    /// `localStorageCapacityIsolation`: limits of local storage are enforced.
+    pub local_storage_limits: bool,
+}
+
+impl Default for Eviction {
+    fn default() -> Self {
+        Self {
+            hard: BTreeMap::new(),
+            soft: BTreeMap::new(),
+            soft_grace_ms: BTreeMap::new(),
+            minimum_reclaim: BTreeMap::new(),
+            pressure_transition_ms: 300_000,
+            max_pod_grace_seconds: 0,
+            local_storage_limits: true,
+        }
+    }
+}

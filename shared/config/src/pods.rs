@@ -1,0 +1,29 @@
+//! How pods are kept running, and what they may set.
+
+use serde::{Deserialize, Serialize};
+
+/// How pods are kept running, and what they may set (pod-lifecycle.md §1, §15).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pods {
+    /// Milliseconds after which a pod is looked at again although nothing has come, stretched at random by up to half
+    /// (`syncFrequency`).
+    pub sync_frequency_ms: u64,
+    /// Milliseconds that a container waits at most before it is started again
+    /// (`crashLoopBackOff.maxContainerRestartPeriod`); 1 s to 300 s.
+    pub max_restart_backoff_ms: u64,
+    /// Kernel parameters that pods may set beside the safe ones: names, or beginnings of names with a trailing `*`
+    /// (`allowedUnsafeSysctls`).
+    #[serde(default)]
+    pub allowed_unsafe_sysctls: Vec<String>,
+}
+
+impl Default for Pods {
+    fn default() -> Self {
+        Self {
+            sync_frequency_ms: 60_000,
+            max_restart_backoff_ms: 300_000,
+            allowed_unsafe_sysctls: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What is too much ends, says so, and leaves the others alone.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use keelson_config::ServiceName;
+use keelson_testkit::process::Signal;
+use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Scratch, copy_binaries, eventually};
+use keelson_tests::{LIMIT, is_ready, pods, running, until_event, until_explained};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use serde_json::{Value, json};
+
+/// Serves the manifests as pods of an API server: static pods are critical, and never evicted.
+const STAND_IN: &str = env!("CARGO_BIN_EXE_pods-of-the-api");
+
+/// An agent whose pods are none of its own files.
+fn with_pods_of_the_api(spec: &mut AgentSpec) {
+    let bins = spec.config_dir.with_file_name("api-bin");
+    copy_binaries(&spec.bin_dir, &bins).unwrap();
+    let own = bins.join(ServiceName::PodConfig.binary());
+    fs::remove_file(&own).unwrap();
+    fs::copy(STAND_IN, &own).unwrap();
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).unwrap();
+    spec.bin_dir = bins;
+    spec.kubelet.insert("volumeStatsAggPeriod".into(), "1s".into());
+}
+
+/// A pod with an emptyDir at /scratch that runs a shell script.
+fn pod(name: &str, script: &str, limits: &Value, size_limit: &Value) -> String {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "uid": format!("uid-of-{name}")},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
+                "command": ["/bin/sh", "-c", format!("{script}; exec sleep 1000000")],
+                "resources": {"limits": limits},
+                "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+            }],
+            "volumes": [{"name": "scratch", "emptyDir": size_limit}],
+        },
+    });
+    pod.to_string()
+}
+
+const FILL: &str = "dd if=/dev/zero of=/scratch/file bs=1048576 count=8";
+
+/// Waits until a pod has failed because it was evicted; its status.
+async fn until_evicted(agent: &Agent, name: &str) -> Value {
+    let mut last = Value::Null;
+    let evicted = eventually(LIMIT * 2, format!("{name} is evicted"), async || {
+        last = pods(agent).await.ok().and_then(|mut pods| pods.remove(name)).unwrap_or_default();
+        last["status"]["phase"] == "Failed"
+    });
+    evicted.await.unwrap_or_else(|e| panic!("{e:#}\n{last:#}\n{}", agent.log_tail()));
+    let status = last["status"].clone();
+    assert_eq!(status["reason"], "Evicted", "{status:#}");
+    let conditions = status["conditions"].as_array().unwrap();
+    let target = conditions.iter().find(|condition| condition["type"] == "DisruptionTarget").unwrap();
+    assert_eq!((&target["status"], &target["reason"]), (&json!("True"), &json!("TerminationByKubelet")));
+    assert_eq!(target["message"], status["message"], "{status:#}");
+    status
+}
+
+async fn until_calm_is_ready(agent: &Agent) {
+    let ready = eventually(LIMIT, "calm is Ready", async || {
+        pods(agent).await.is_ok_and(|pods| pods.get("calm").is_some_and(is_ready))
+    });
+    ready.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+}
+
+#[tokio::test]
+async fn pods_that_exceed_limits_of_local_storage_are_evicted_although_resource_manager_is_killed() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).configure(with_pods_of_the_api).start().await.unwrap();
+    let none = json!({});
+    agent.write_manifest("calm.json", &pod("calm", "true", &none, &json!({"sizeLimit": "1Gi"}))).unwrap();
+    until_calm_is_ready(&agent).await;
+    let calm = running(&agent).await.unwrap()["calm/main"].clone();
+
+    agent.write_manifest("full.json", &pod("full", FILL, &none, &json!({"sizeLimit": "4Mi"}))).unwrap();
+    let storage = json!({"ephemeral-storage": "4Mi"});
+    agent.write_manifest("large.json", &pod("large", FILL, &storage, &none)).unwrap();
+    let begun = eventually(LIMIT, "both have begun", async || {
+        running(&agent).await.is_ok_and(|now| now.contains_key("full/main") && now.contains_key("large/main"))
+    });
+    begun.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    agent.service(ServiceName::ResourceManager).unwrap().signal(Signal::KILL);
+
+    let full = until_evicted(&agent, "full").await;
+    assert_eq!(full["message"], "Usage of EmptyDir volume \"scratch\" exceeds the limit \"4Mi\". ");
+    let large = until_evicted(&agent, "large").await;
+    assert_eq!(
+        large["message"],
+        "Pod ephemeral local storage usage exceeds the total limit of containers 4Mi. "
+    );
+    until_event(&agent, "Evicted", "exceeds the limit").await.unwrap();
+    until_explained(&agent, "full", "the eviction is explained", |explained| {
+        explained.to_string().contains("Usage of EmptyDir volume")
+    })
+    .await
+    .unwrap();
+    let alone = eventually(LIMIT, "only calm runs, and goes on as it was", async || {
+        running(&agent).await.is_ok_and(|now| now.len() == 1 && now.get("calm/main") == Some(&calm))
+    });
+    alone.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+
+    agent.service(ServiceName::ResourceManager).unwrap().signal(Signal::KILL);
+    agent.remove_manifest("full.json").unwrap();
+    let gone = eventually(LIMIT, "full has gone", async || {
+        pods(&agent).await.is_ok_and(|pods| !pods.contains_key("full"))
+    });
+    gone.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    assert_eq!(running(&agent).await.unwrap().get("calm/main"), Some(&calm));
+    agent.end().unwrap();
+}
+
+/// A small filesystem, unmounted when dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    const BYTES: u64 = 64 << 20;
+
+    fn at(path: PathBuf) -> Self {
+        fs::create_dir_all(&path).unwrap();
+        let options = std::ffi::CString::new(format!("size={},mode=0755", Self::BYTES)).unwrap();
+        mount("keelson-test", &path, "tmpfs", MountFlags::empty(), options.as_c_str()).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_costs_the_pod_that_fills_it_and_new_pods_are_turned_away_meanwhile() {
+    let scratch = Scratch::new().unwrap();
+    let disk = SmallDisk::at(scratch.path().join("a/kubelet"));
+    let builder = Agent::builder(scratch.path()).configure(with_pods_of_the_api).configure(|spec| {
+        // Nothing but the small disk can be short.
+        spec.kubelet.insert("evictionHard".into(), json!({"nodefs.available": "32Mi"}));
+    });
+    let agent = builder.start().await.unwrap();
+    let none = json!({});
+    agent.write_manifest("calm.json", &pod("calm", "true", &none, &none)).unwrap();
+    until_calm_is_ready(&agent).await;
+    let calm = running(&agent).await.unwrap()["calm/main"].clone();
+    let fill = "dd if=/dev/zero of=/scratch/file bs=1048576 count=40";
+    agent.write_manifest("filler.json", &pod("filler", fill, &none, &none)).unwrap();
+
+    let filler = until_evicted(&agent, "filler").await;
+    let message = filler["message"].as_str().unwrap();
+    let low = "The node was low on resource: ephemeral-storage. Threshold quantity: 32Mi, available: ";
+    assert!(message.starts_with(low), "{message}");
+    until_event(&agent, "EvictionThresholdMet", "Attempting to reclaim ephemeral-storage").await.unwrap();
+    until_event(&agent, "NodeHasDiskPressure", "").await.unwrap();
+    agent.service(ServiceName::ResourceManager).unwrap().signal(Signal::KILL);
+
+    agent.write_manifest("late.json", &pod("late", "true", &none, &none)).unwrap();
+    let mut last = Value::Null;
+    let refused = eventually(LIMIT, "late is turned away", async || {
+        last = pods(&agent).await.ok().and_then(|mut pods| pods.remove("late")).unwrap_or_default();
+        last["status"]["phase"] == "Failed"
+    });
+    refused.await.unwrap_or_else(|e| panic!("{e:#}\n{last:#}\n{}", agent.log_tail()));
+    assert_eq!(last["status"]["reason"], "Evicted", "{last:#}");
+    let message = last["status"]["message"].as_str().unwrap();
+    assert!(message.ends_with("The node had condition: [DiskPressure]. "), "{message}");
+    assert_eq!(running(&agent).await.unwrap().get("calm/main"), Some(&calm));
+    agent.end().unwrap();
+    drop(disk);
+}

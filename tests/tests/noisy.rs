@@ -1,0 +1,345 @@
+//! Pods that are too much of something: many containers, long lines, a flood of lines. Nobody else waits for them.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use keelson_config::ServiceName;
+use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Scratch, eventually};
+use keelson_tests::waits::until_one_ready;
+use keelson_tests::{LIMIT, is_ready, pods, pss_kib, running, sleeper, text, until_ready};
+
+/// Containers of the large pod.
+const MANY: usize = 20;
+
+/// A container of a pod that does not end before its grace is over.
+const STUBBORN: &str = "trap '' TERM; echo ready; while true; do sleep 1; done";
+
+fn full_name(agent: &Agent, name: &str) -> String {
+    format!("{name}-{}", agent.spec().node_name)
+}
+
+/// A pod with one container that runs this script.
+fn script(name: &str, script: &str) -> String {
+    let script = serde_json::Value::from(script);
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  restartPolicy: Never\n  \
+         terminationGracePeriodSeconds: 0\n  containers:\n  - name: main\n    image: {BUSYBOX_IMAGE}\n    \
+         imagePullPolicy: IfNotPresent\n    command: [\"/bin/sh\", \"-c\", {script}]\n"
+    )
+}
+
+fn large(name: &str, grace: u32) -> String {
+    let container = |i| {
+        format!(
+            "  - name: c{i}\n    image: {BUSYBOX_IMAGE}\n    imagePullPolicy: IfNotPresent\n    \
+             command: [\"/bin/sh\", \"-c\", \"echo I am c{i}; {STUBBORN}\"]\n"
+        )
+    };
+    let containers: String = (0..MANY).map(container).collect();
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\nspec:\n  \
+         terminationGracePeriodSeconds: {grace}\n  containers:\n{containers}"
+    )
+}
+
+async fn until_gone(agent: &Agent, name: &str) {
+    let full = full_name(agent, name);
+    let gone = eventually(LIMIT, format!("{name} is gone"), async || {
+        let runs = running(agent).await.map(|all| all.keys().any(|k| k.starts_with(&format!("{full}/"))));
+        pods(agent).await.is_ok_and(|pods| !pods.contains_key(&full)) && matches!(runs, Ok(false))
+    });
+    gone.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+}
+
+/// A pod comes, says something and goes; how long it took to be Ready.
+async fn come_and_go(agent: &Agent, name: &str) -> Duration {
+    let begun = Instant::now();
+    agent.write_manifest(&format!("{name}.yaml"), &sleeper(name)).unwrap();
+    until_one_ready(agent, name).await;
+    let took = begun.elapsed();
+    let log = agent.keelson(&["logs", name]).await.unwrap();
+    assert!(text(&log).contains(&format!("hello from {name}")), "{}", text(&log));
+    agent.remove_manifest(&format!("{name}.yaml")).unwrap();
+    until_gone(agent, name).await;
+    took
+}
+
+#[tokio::test]
+async fn a_pod_of_twenty_containers_starts_and_stops_and_another_one_comes_and_goes_meanwhile() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    agent.write_manifest("large.yaml", &large("large", 25)).unwrap();
+    until_ready(&agent, &["large"]).await.unwrap();
+    let full = full_name(&agent, "large");
+    let before = running(&agent).await.unwrap();
+    assert_eq!(before.len(), MANY, "{before:#?}");
+    let folder = agent.spec().root_dir.join("pods");
+    let uid = pods(&agent).await.unwrap()[&full]["metadata"]["uid"].as_str().unwrap().to_owned();
+    for i in [0, MANY / 2, MANY - 1] {
+        let name = format!("c{i}");
+        let log = agent.keelson(&["logs", "large", "-c", &name]).await.unwrap();
+        assert!(text(&log).contains(&format!("I am c{i}")), "{}", text(&log));
+    }
+    agent.remove_manifest("large.yaml").unwrap();
+    eventually(LIMIT, "the large pod is being ended", async || {
+        let output = agent.keelson(&["get", "pods"]).await.unwrap();
+        String::from_utf8_lossy(&output.stdout).contains("Terminating")
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    let took = come_and_go(&agent, "quiet").await;
+    println!("the quiet pod was Ready after {took:?}");
+    // All of it happened while twenty containers used up their grace.
+    assert_eq!(running(&agent).await.unwrap(), before);
+    until_gone(&agent, "large").await;
+    eventually(LIMIT, "nothing is left of the large pod", async || {
+        let containers = agent.containerd().ctr(&["containers", "list", "-q"]).unwrap_or_default();
+        !folder.join(&uid).exists() && containers.trim().is_empty()
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    agent.end().unwrap();
+}
+
+/// Lines of 64 KiB in which no two places are alike.
+fn long_lines(count: usize) -> String {
+    let numbers: Vec<String> = (10_000..=20_921).map(|n: u32| n.to_string()).collect();
+    (100..100 + count).map(|i| format!("{i} {}\n", numbers.join(" "))).collect()
+}
+
+#[tokio::test]
+async fn lines_of_sixty_four_kibibytes_are_read_whole_and_followed() {
+    const COUNT: usize = 60;
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let commands = format!(
+        "L=$(seq -s ' ' 10000 20921); i=100; while [ $i -lt {} ]; do echo \"$i $L\"; i=$((i+1)); done; \
+         read gate < /gate/open",
+        100 + COUNT
+    );
+    let gate = scratch.path().join("gate");
+    fs::create_dir(&gate).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        gate.join("open"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o666),
+        0,
+    )
+    .unwrap();
+    let manifest = format!(
+        "{}    volumeMounts: [{{name: gate, mountPath: /gate}}]\n  volumes:\n  - name: gate\n    \
+         hostPath: {{path: {}}}\n",
+        script("long", &commands),
+        gate.display()
+    );
+    agent.write_manifest("long.yaml", &manifest).unwrap();
+    let expected = long_lines(COUNT);
+    assert_eq!(expected.lines().next().unwrap().len(), 65_535);
+    let mut last = 0;
+    let whole = eventually(LIMIT, "the log is read whole", async || {
+        let output = agent.keelson(&["logs", "long"]).await.unwrap();
+        last = output.stdout.len();
+        output.stdout == expected.as_bytes()
+    });
+    whole.await.unwrap_or_else(|e| panic!("{e:#}: {last} of {} bytes\n{}", expected.len(), agent.log_tail()));
+    let timed = agent.keelson(&["logs", "long", "--timestamps"]).await.unwrap().stdout;
+    let timed = String::from_utf8(timed).unwrap();
+    assert_eq!(timed.lines().count(), COUNT);
+    assert!(
+        timed.lines().zip(expected.lines()).all(|(timed, line)| timed.split_once(' ').unwrap().1 == line)
+    );
+
+    // One that follows ends with the container, which somebody else ends while it is followed.
+    let open = gate.join("open");
+    let opener = thread::spawn(move || fs::write(open, "go\n"));
+    let followed = agent.keelson(&["logs", "-f", "long"]).await.unwrap();
+    opener.join().unwrap().unwrap();
+    assert!(followed.stdout == expected.as_bytes(), "{} of {} bytes", followed.stdout.len(), expected.len());
+    agent.end().unwrap();
+}
+
+/// How the flood's log is kept.
+const MAX_FILE: u64 = 10 << 20;
+const MAX_FILES: usize = 3;
+const LOOKS: Duration = Duration::from_secs(3);
+/// A look at the size of a log may be late by so much on a busy machine.
+const LATE: Duration = Duration::from_secs(4);
+/// Quiet pods before the flood, and during it.
+const QUIET: usize = 5;
+/// What the flood writes while one quiet pod comes and goes, at the least.
+const LEAST: u64 = 8 << 20;
+
+fn bounded_logs(spec: &mut AgentSpec) {
+    for (field, value) in [("containerLogMaxSize", "10Mi".into()), ("containerLogMaxFiles", MAX_FILES.into())]
+    {
+        spec.kubelet.insert(field.to_owned(), value);
+    }
+    spec.kubelet.insert("containerLogMonitorInterval".to_owned(), format!("{}s", LOOKS.as_secs()).into());
+}
+
+/// Looks at the flood from outside of the agent for as long as it lives.
+struct Watched {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<Samples>,
+}
+
+#[derive(Debug, Default)]
+struct Samples {
+    /// When, and how many bytes the flood had written.
+    written: Vec<(Instant, u64)>,
+    /// The most bytes that its log took.
+    most_bytes: u64,
+    /// The most files that its log had.
+    most_files: usize,
+}
+
+impl Watched {
+    fn new(pid: u32, folder: PathBuf) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&over);
+        let thread = thread::spawn(move || {
+            let mut samples = Samples::default();
+            while !end.load(Ordering::Relaxed) {
+                let sizes = sizes(&folder);
+                samples.most_bytes = samples.most_bytes.max(sizes.iter().sum());
+                samples.most_files = samples.most_files.max(sizes.len());
+                samples.written.push((Instant::now(), written(pid)));
+                thread::sleep(Duration::from_millis(50));
+            }
+            samples
+        });
+        Self { over, thread }
+    }
+
+    fn end(self) -> Samples {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+impl Samples {
+    /// The most that was written in any time of this length.
+    fn most_in(&self, length: Duration) -> u64 {
+        let mut most = 0;
+        let mut from = 0;
+        for (at, bytes) in &self.written {
+            while *at - self.written[from].0 > length {
+                from += 1;
+            }
+            most = most.max(bytes - self.written[from].1);
+        }
+        most
+    }
+
+    fn total(&self) -> u64 {
+        self.written[self.written.len() - 1].1
+    }
+
+    fn megabytes_per_second(&self) -> f64 {
+        let (first, last) = (self.written[0], self.written[self.written.len() - 1]);
+        (last.1 - first.1) as f64 / 1e6 / (last.0 - first.0).as_secs_f64()
+    }
+}
+
+/// Bytes that a process has written to anything (proc(5), `io`).
+fn written(pid: u32) -> u64 {
+    let io = fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
+    let line = io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap_or_default();
+    line.trim().parse().unwrap_or(0)
+}
+
+/// The sizes of the files of a log.
+fn sizes(folder: &Path) -> Vec<u64> {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    files.filter_map(|file| file.metadata().ok()).map(|file| file.len()).collect()
+}
+
+/// The folder of the only log of a pod.
+fn log_folder(agent: &Agent, name: &str) -> PathBuf {
+    let full = full_name(agent, name);
+    let below = fs::read_dir(&agent.spec().pod_logs_dir).unwrap().flatten().map(|e| e.path());
+    let named = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().contains(&full);
+    below.into_iter().find(named).unwrap().join("main")
+}
+
+fn median(mut values: Vec<Duration>) -> Duration {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+fn memory(agent: &Agent) -> u64 {
+    ServiceName::ALL.into_iter().filter_map(|s| agent.service_pid(s)).map(pss_kib).sum()
+}
+
+#[tokio::test]
+#[ignore = "long: as much log as the machine can write"]
+async fn a_container_that_floods_its_log_holds_up_no_other_pod() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).configure(bounded_logs).start().await.unwrap();
+    let mut alone = Vec::new();
+    for i in 0..QUIET {
+        alone.push(come_and_go(&agent, &format!("alone{i}")).await);
+    }
+    let before = memory(&agent);
+    agent.write_manifest("flood.yaml", &script("flood", "exec yes \"$(printf %04000d 0)\"")).unwrap();
+    until_one_ready(&agent, "flood").await;
+    let key = format!("{}/main", full_name(&agent, "flood"));
+    let flood = running(&agent).await.unwrap()[&key].clone();
+    let watched = Watched::new(flood.pid, log_folder(&agent, "flood"));
+
+    let (mut beside, mut most_memory) = (Vec::new(), 0);
+    for i in 0..QUIET {
+        let from = written(flood.pid);
+        beside.push(come_and_go(&agent, &format!("beside{i}")).await);
+        most_memory = most_memory.max(memory(&agent));
+        let wrote = written(flood.pid) - from;
+        assert!(wrote > LEAST, "the flood wrote only {wrote} bytes while the pod came and went");
+    }
+    let ticks = "i=0; while [ $i -lt 30 ]; do echo tick $i; i=$((i+1)); sleep 0.1; done";
+    agent.write_manifest("ticks.yaml", &script("ticks", ticks)).unwrap();
+    eventually(LIMIT, "the log has begun", async || {
+        agent.keelson(&["logs", "ticks"]).await.is_ok_and(|output| output.status.success())
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    let followed = agent.keelson(&["logs", "-f", "ticks"]).await.unwrap();
+    let expected: String = (0..30).map(|i| format!("tick {i}\n")).collect();
+    assert_eq!(String::from_utf8_lossy(&followed.stdout), expected, "{}", text(&followed));
+    let tail = agent.keelson(&["logs", "flood", "--tail", "3"]).await.unwrap();
+    assert!(tail.status.success() && tail.stdout.len() > 3 * 4000, "{}", tail.stdout.len());
+
+    // It was the same flood all the time, and it still flows.
+    assert_eq!(running(&agent).await.unwrap().get(&key), Some(&flood));
+    assert!(pods(&agent).await.unwrap().get(&full_name(&agent, "flood")).is_some_and(is_ready));
+    let from = written(flood.pid);
+    eventually(LIMIT, "the flood goes on", async || written(flood.pid) > from + LEAST).await.unwrap();
+    let samples = watched.end();
+    // The time and the stream before each line are less than a tenth of it.
+    let one = MAX_FILE + samples.most_in(LOOKS + LATE) / 10 * 11;
+    println!(
+        "{:.0} MB/s, {} MB in all; the log took {} MB in {} files at most, one file may take {} MB",
+        samples.megabytes_per_second(),
+        samples.total() / 1_000_000,
+        samples.most_bytes / 1_000_000,
+        samples.most_files,
+        one / 1_000_000,
+    );
+    println!("alone {alone:?}\nbeside {beside:?}");
+    let (alone, beside) = (median(alone), median(beside));
+    println!("medians {alone:?} and {beside:?}, ratio {:.2}", beside.as_secs_f64() / alone.as_secs_f64());
+    println!("memory {before} KiB, then {most_memory} KiB");
+    // One more while a file is compressed.
+    assert!(samples.most_files <= MAX_FILES + 1, "{} files", samples.most_files);
+    assert!(samples.most_bytes <= one * (MAX_FILES as u64 + 1), "{} bytes", samples.most_bytes);
+    assert!(most_memory < before + (32 << 10), "grown from {before} to {most_memory} KiB");
+    agent.remove_manifest("flood.yaml").unwrap();
+    until_gone(&agent, "flood").await;
+    agent.end().unwrap();
+}
