@@ -250,9 +250,10 @@ pub async fn until_no_cause(agent: &Agent, pod: &str) -> anyhow::Result<Value> {
     .await
 }
 
-/// The proportional memory of a process in KiB (proc(5), smaps_rollup); 0 when it is gone.
-pub fn pss_kib(pid: u32) -> u64 {
+/// What a process has of memory that is in no file, in KiB (`Anonymous` of smaps_rollup, proc(5)); 0 when it is gone.
+/// Its share of the binaries depends on how many other agents run on the machine; this does not.
+pub fn own_kib(pid: u32) -> u64 {
     let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-    let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap_or_default();
+    let line = rollup.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap_or_default();
     line.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0)
 }

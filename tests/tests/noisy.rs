@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use keelson_config::ServiceName;
 use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Scratch, eventually};
 use keelson_tests::waits::until_one_ready;
-use keelson_tests::{LIMIT, is_ready, pods, pss_kib, running, sleeper, text, until_ready};
+use keelson_tests::{LIMIT, is_ready, own_kib, pods, running, sleeper, text, until_ready};
 
 /// Containers of the large pod.
 const MANY: usize = 20;
@@ -275,7 +275,7 @@ fn median(mut values: Vec<Duration>) -> Duration {
 }
 
 fn memory(agent: &Agent) -> u64 {
-    ServiceName::ALL.into_iter().filter_map(|s| agent.service_pid(s)).map(pss_kib).sum()
+    ServiceName::ALL.into_iter().filter_map(|s| agent.service_pid(s)).map(own_kib).sum()
 }
 
 #[tokio::test]

@@ -70,7 +70,7 @@ async fn an_edit_of_a_config_map_or_secret_reaches_the_file_in_the_running_conta
     assert!(line.split(' ').nth(2) == Some("tmpfs") && line.contains(" ro"), "{line}");
 
     let before = running(&agent).await.unwrap();
-    let mut slowest = Duration::ZERO;
+    let mut took = Vec::new();
     for n in 0..20 {
         agent.write_manifest("conf.yaml", &config_map("conf", &format!("  colour: blue{n}\n"))).unwrap();
         let begun = Instant::now();
@@ -79,10 +79,12 @@ async fn an_edit_of_a_config_map_or_secret_reaches_the_file_in_the_running_conta
         })
         .await
         .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-        slowest = slowest.max(begun.elapsed());
+        took.push(begun.elapsed());
     }
-    println!("the slowest of 20 edits took {slowest:?}");
-    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    took.sort_unstable();
+    println!("edits took {took:?}");
+    // A busy machine may hold up some of them; a look every now and then in place of the news would hold up all.
+    assert!(took[took.len() / 2] < Duration::from_secs(1), "{took:?}");
     assert!(!root.join("conf/old").exists(), "the file of a removed key goes");
     agent.write_manifest("key.yaml", &secret("key", "  token: hunter3\n")).unwrap();
     eventually(LIMIT, "the Secret's edit is in the container", async || {

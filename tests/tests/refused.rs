@@ -207,7 +207,7 @@ impl SmallDisk {
 
     /// Takes every byte.
     fn fill(&self) {
-        let mut file = fs::File::create(self.0.join("fill")).unwrap();
+        let mut file = fs::File::options().create(true).append(true).open(self.0.join("fill")).unwrap();
         let block = vec![1; 4096];
         while std::io::Write::write_all(&mut file, &block).is_ok() {}
     }
@@ -316,7 +316,8 @@ async fn a_state_folder_that_fills_up_while_pods_run_ends_none_and_starts_more()
     }
     let many = restarts(&agent).await.unwrap();
     assert!(many.values().all(|count| *count == 1), "each was started again once, by us: {many:?}");
-    // What cannot be stored is refused to the person, with the reason.
+    // What cannot be stored is refused to the person, with the reason. A service may have made room in between.
+    disk.fill();
     let file = scratch.path().join("job.yaml");
     let job = format!("{}# {}\n", sleeper("job"), "x".repeat(1 << 16));
     fs::write(&file, &job).unwrap();

@@ -235,7 +235,7 @@ async fn a_second_signal_does_not_wait() {
     let begun = std::time::Instant::now();
     init.signal(Signal::INT);
     assert_eq!(init.ended().await, Some(0));
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(9), "{:?}", begun.elapsed());
 }
 
 async fn scene_is_ending(scene: &Scene, services: &[pb::Service]) {

@@ -90,12 +90,12 @@ async fn a_pod_that_exceeds_the_limit_of_its_volume_is_ordered_to_end_until_it_i
     let limited = |uid: &str| {
         let volume =
             pb::EmptyDirShare { name: "scratch".into(), size_limit: "1Mi".into(), ..Default::default() };
-        pb::PodDesire { empty_dirs: vec![volume], ..desire(uid, 1, Want::Run, "BestEffort") }
+        let critical = uid == "critical";
+        pb::PodDesire { empty_dirs: vec![volume], critical, ..desire(uid, 1, Want::Run, "BestEffort") }
     };
-    for uid in ["modest", "greedy"] {
+    for uid in ["modest", "greedy", "critical"] {
         sync.pod(limited(uid)).await;
     }
-    sync.pod(pb::PodDesire { critical: true, ..limited("critical") }).await;
     for uid in ["modest", "greedy", "critical"] {
         admit(&mut service.client(), uid, LONG).await;
     }
@@ -181,10 +181,11 @@ async fn while_memory_is_short_best_effort_pods_are_turned_away_and_the_least_im
     let tolerant = pb::PodDesire { tolerates_memory_pressure: true, ..best_effort };
     let mut tolerant = pb::PodDesire { priority: 1, ..tolerant };
     tolerant.pod.as_mut().unwrap().uid = "tolerant".into();
-    sync.pod(tolerant).await;
-    sync.pod(pb::PodDesire { critical: true, priority: -9, ..requesting("critical", 1) }).await;
+    // The one that is to go begins first: the machine may be looked at before all of them have begun.
     sync.pod(requesting("unimportant", 1)).await;
-    for uid in ["tolerant", "critical", "unimportant"] {
+    sync.pod(pb::PodDesire { critical: true, priority: -9, ..requesting("critical", 1) }).await;
+    sync.pod(tolerant).await;
+    for uid in ["unimportant", "critical", "tolerant"] {
         let verdict = admit(&mut service.client(), uid, LONG).await;
         assert_eq!(verdict, Verdict::Admitted(pb::Admitted {}), "{uid}");
     }

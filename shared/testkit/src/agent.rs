@@ -88,7 +88,8 @@ impl AgentBuilder {
         let binaries = reachable_binaries(&built, &self.dir.join("bin"))?;
         let node_name = self.node_name.unwrap_or_else(|| format!("test-{:08x}", fastrand::u32(..)));
         let containerd = PrivateContainerd::start(&self.dir.join("c"), self.containerd).await?;
-        let mut spec = AgentSpec::below(&self.dir.join("a"), binaries, &node_name, containerd.endpoint());
+        let spec = AgentSpec::below(&self.dir.join("a"), binaries, &node_name, containerd.endpoint());
+        let mut spec = spec.whatever_the_disk_holds();
         (spec.port, spec.healthz_port) = free_ports()?;
         spec.trace_endpoint = self.trace_endpoint;
         for change in self.configure {

@@ -92,6 +92,16 @@ impl AgentSpec {
         }
     }
 
+    /// An agent that minds no fullness of the machine's disk: neither evictions nor the collection of images depend on
+    /// what lies beside it. The threshold of memory stays the kubelet's.
+    #[must_use]
+    pub fn whatever_the_disk_holds(mut self) -> Self {
+        self.kubelet.insert("evictionHard".to_owned(), json!({"memory.available": "100Mi"}));
+        // Never above 100 %.
+        self.kubelet.insert("imageGCHighThresholdPercent".to_owned(), json!(100));
+        self
+    }
+
     /// The KubeletConfiguration file.
     pub fn kubelet_file(&self) -> PathBuf {
         self.config_dir.join("kubelet.yaml")
