@@ -2,6 +2,7 @@
 //! the machine. A pod that is found running is not judged: its room and its ports are in use anyway.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,12 +26,25 @@ const ASK: Duration = Duration::from_secs(60);
 const NODE_WITHIN: Duration = Duration::from_secs(10);
 
 /// What of the machine does not change while this process lives.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Host {
     /// The running kernel.
     pub kernel: KernelVersion,
     /// AppArmor is enabled.
     pub apparmor: bool,
+    /// Paths beside the usual ones that containers do not see: `thermal_throttle` of each CPU that has one
+    /// (runtime-and-resources.md §5).
+    pub masked_paths: Vec<String>,
+}
+
+/// `thermal_throttle` of each CPU in this folder, in the order of their numbers.
+fn throttles(cpus: &Path) -> Vec<String> {
+    let entries = fs::read_dir(cpus).into_iter().flatten().flatten();
+    let mut numbers: Vec<u32> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("cpu")?.parse().ok()).collect();
+    numbers.sort_unstable();
+    let paths = numbers.into_iter().map(|number| cpus.join(format!("cpu{number}/thermal_throttle")));
+    paths.filter(|path| path.exists()).map(|path| path.to_string_lossy().into_owned()).collect()
 }
 
 impl Host {
@@ -40,6 +54,7 @@ impl Host {
         Self {
             kernel: KernelVersion::parse(text("/proc/sys/kernel/osrelease").trim()),
             apparmor: text("/sys/module/apparmor/parameters/enabled").starts_with('Y'),
+            masked_paths: throttles(Path::new("/sys/devices/system/cpu")),
         }
     }
 }
@@ -128,4 +143,24 @@ fn reject(agent: &Arc<Agent>, job: &Job, wanted: &Wanted, reason: &str, message:
     note_wait(agent, &job.uid, StepName::Admission, "", Cause::failed(reason, message, YOU));
     publish_as_is(agent, &job.uid, rejected_status(pod, reason, message, &agent.moment()));
     Turn::of(SyncOutcome::Terminal)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+    use super::*;
+
+    #[test]
+    fn the_throttles_of_all_cpus_that_have_one_are_hidden_in_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for folder in ["cpu10/thermal_throttle", "cpu2/thermal_throttle", "cpu3", "cpufreq/thermal_throttle"]
+        {
+            fs::create_dir_all(at(folder)).unwrap();
+        }
+        let paths = [at("cpu2/thermal_throttle"), at("cpu10/thermal_throttle")];
+        assert_eq!(throttles(dir.path()), paths.map(|path| path.to_string_lossy().into_owned()));
+        assert_eq!(throttles(&at("nowhere")), Vec::<String>::new());
+    }
 }

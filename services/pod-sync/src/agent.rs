@@ -53,8 +53,6 @@ pub struct Agent {
     pub orders: crate::evictions::Orders,
     /// When this process began.
     pub started_unix_nanos: i64,
-    /// DNS of the node, read once per start of this process.
-    pub node_dns: keelson_pod_sync_core::config::ResolvConf,
     store: Option<Store>,
     /// No lock is held over an await, and never two of these at once but `entries` before another.
     entries: Mutex<BTreeMap<String, Entry>>,
@@ -73,7 +71,6 @@ impl Agent {
         let max_backoff =
             i64::try_from(context.config.pods.max_restart_backoff_ms / 1000).unwrap_or(i64::MAX);
         let gate = Semaphore::new(context.config.runtime.start_parallelism.max(1) as usize);
-        let node_dns = crate::convert::read_resolv_conf(&context.config.runtime.resolv_conf);
         Arc::new(Self {
             clients: Clients::new(&context),
             desired: Desired::default(),
@@ -87,7 +84,6 @@ impl Agent {
             metrics: Metrics::register(&context.metrics),
             orders: crate::evictions::Orders::default(),
             started_unix_nanos: now_unix_nanos(),
-            node_dns,
             store,
             entries: Mutex::default(),
             order: Mutex::default(),

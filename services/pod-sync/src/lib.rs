@@ -48,8 +48,8 @@ use std::sync::Arc;
 use keelson_config::ServiceName;
 use keelson_pod_sync_core::worker::WorkerPhase;
 use keelson_proto::keelson::pod_sync::v1::pod_sync_server;
-use keelson_service_kit::Context;
 use keelson_service_kit::status::chain;
+use keelson_service_kit::{Context, ObjectRef};
 use tonic::Request;
 use tonic::service::Routes;
 
@@ -93,7 +93,17 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
     Ok(Routes::new(pod_sync_server::PodSyncServer::new(server::PodSyncServer { agent })))
 }
 
+/// Says once on the node when pods will not get all that its resolv.conf has.
+fn check_resolv_conf(context: &Context) {
+    let runtime = &context.config.runtime;
+    if let Some(excess) = convert::read_resolv_conf(&runtime.resolv_conf).excess(&runtime.cluster_domain) {
+        let text = format!("resolv.conf file {} is cut for pods: {excess}", runtime.resolv_conf);
+        context.events.warning(ObjectRef::node(&context.config.node_name), "CheckLimitsForResolvConf", text);
+    }
+}
+
 fn spawn_loops(context: &Context, agent: &Arc<Agent>) {
+    check_resolv_conf(context);
     let sources = Arc::new(Sources::default());
     context.spawn("desired pods", manager::follow_desired(Arc::clone(agent), Arc::clone(&sources)));
     context.spawn("machine", manager::follow_machine(Arc::clone(agent)));

@@ -9,7 +9,7 @@ use keelson_kube_model::{Container, ContainerKind, Quantity};
 use keelson_pod_sync_core::actions::{PodActions, SandboxPlan, StartContainer};
 use keelson_pod_sync_core::config::{
     CgroupVersion, ConfigError, ContainerInputs, DnsInputs, FileMount, Given, ImageUser, MachineInputs,
-    SandboxInputs, VolumePath, container_plan, environment, host_names, sandbox_plan,
+    ResolvConf, SandboxInputs, VolumePath, container_plan, environment, host_names, sandbox_plan,
 };
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
 use keelson_pod_sync_core::observation::{PodObservation, SandboxObservation};
@@ -20,7 +20,7 @@ use tonic::Status;
 
 use crate::agent::{Agent, Wanted, object_of};
 use crate::clients::bounded;
-use crate::convert::{container_config, sandbox_config};
+use crate::convert::{container_config, read_resolv_conf, sandbox_config};
 use crate::desires::pod_ref;
 use crate::hooks::{self, Subject};
 use crate::images::{ImageTask, ImageTrouble};
@@ -76,6 +76,8 @@ struct StartTrouble {
     trouble: Trouble,
     /// Who has to act when it is no fault of the pod.
     neighbour: &'static str,
+    /// The container, if there is one already.
+    id: Option<String>,
 }
 
 /// Makes the sandbox if one is due, and starts the containers of the decision.
@@ -126,7 +128,12 @@ pub async fn start_containers(
             started = match post_start(start, container, kind, id).await {
                 Err(Unfinished::Trouble(trouble)) => {
                     let neighbour = "runtime-shim";
-                    Err(StartTrouble { reason: "PostStartHookError", trouble, neighbour })
+                    Err(StartTrouble {
+                        reason: "PostStartHookError",
+                        trouble,
+                        neighbour,
+                        id: Some(id.clone()),
+                    })
                 }
                 Err(superseded) => return Err(superseded),
                 Ok(()) => started,
@@ -190,7 +197,8 @@ async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbo
     }
     let attempt =
         plan.map_or_else(|| start.observed.newest_sandbox().map_or(0, |s| s.attempt), |p| p.attempt);
-    let config = match sandbox_request(start, attempt) {
+    let node_dns = node_dns(start).await;
+    let config = match sandbox_request(start, attempt, &node_dns) {
         Ok(config) => config,
         Err(text) => return Err(sandbox_trouble(start, Trouble::fault(text))),
     };
@@ -273,7 +281,21 @@ fn sandbox_trouble(start: &Start<'_>, trouble: Trouble) -> Trouble {
     trouble
 }
 
-fn machine_inputs<'a>(start: &'a Start<'_>, machine: &'a Machine) -> MachineInputs<'a> {
+/// The sizes of huge pages that the machine knows, such as `2Mi`.
+fn hugepage_sizes(machine: &Machine) -> Vec<String> {
+    machine
+        .capacity
+        .keys()
+        .filter_map(|name| name.strip_prefix("hugepages-"))
+        .map(ToOwned::to_owned)
+        .collect()
+}
+
+fn machine_inputs<'a>(
+    start: &'a Start<'_>,
+    machine: &'a Machine,
+    hugepage_sizes: &'a [String],
+) -> MachineInputs<'a> {
     let config = &start.agent.context.config.resources;
     let v1 = machine.cgroup_version == "v1";
     MachineInputs {
@@ -282,14 +304,25 @@ fn machine_inputs<'a>(start: &'a Start<'_>, machine: &'a Machine) -> MachineInpu
         memory_bytes: machine.capacity.get("memory").copied().unwrap_or(0),
         cgroup: if v1 { CgroupVersion::V1 } else { CgroupVersion::V2 },
         swap_accounting: false,
-        single_process_oom_kill: v1,
-        hugepage_sizes: &[],
+        single_process_oom_kill: start.agent.context.config.pods.single_process_oom_kill.unwrap_or(v1),
+        hugepage_sizes,
     }
 }
 
-fn sandbox_request(start: &Start<'_>, attempt: u32) -> Result<cri::PodSandboxConfig, String> {
+/// The node's file as it is now: who renews an address lease writes it anew.
+async fn node_dns(start: &Start<'_>) -> ResolvConf {
+    let path = start.agent.context.config.runtime.resolv_conf.clone();
+    tokio::task::spawn_blocking(move || read_resolv_conf(&path)).await.unwrap_or_default()
+}
+
+fn sandbox_request(
+    start: &Start<'_>,
+    attempt: u32,
+    node_dns: &ResolvConf,
+) -> Result<cri::PodSandboxConfig, String> {
     let config = &start.agent.context.config;
     let machine = start.agent.machine.borrow().clone();
+    let sizes = hugepage_sizes(&machine);
     let plan = sandbox_plan(
         &start.wanted.pod,
         &SandboxInputs {
@@ -299,11 +332,11 @@ fn sandbox_request(start: &Start<'_>, attempt: u32) -> Result<cri::PodSandboxCon
             dns: DnsInputs {
                 cluster_dns: &config.runtime.cluster_dns,
                 cluster_domain: &config.runtime.cluster_domain,
-                resolv_conf: (!config.runtime.resolv_conf.is_empty()).then_some(&start.agent.node_dns),
+                resolv_conf: (!config.runtime.resolv_conf.is_empty()).then_some(node_dns),
                 node_ips: &[],
             },
             runtime_handler: "",
-            machine: machine_inputs(start, &machine),
+            machine: machine_inputs(start, &machine, &sizes),
             exclusive_cpus: false,
             volume_groups: &[],
             users: None,
@@ -325,7 +358,7 @@ async fn start_one(
     kind: ContainerKind,
     image: &runtime::ImageDone,
 ) -> Result<String, StartTrouble> {
-    let fail = |reason| move |trouble| StartTrouble { reason, trouble, neighbour: "runtime-shim" };
+    let fail = |reason| move |trouble| StartTrouble { reason, trouble, neighbour: "runtime-shim", id: None };
     note(
         start,
         StepName::Container,
@@ -362,10 +395,10 @@ async fn start_one(
     let object = container_object(&start.wanted.pod, kind, &action.name);
     events.normal(object.clone(), "Created", "Container created");
     let request = cri::StartContainerRequest { container_id: id.clone() };
-    cri.clone()
-        .start_container(bounded(request, timeout))
-        .await
-        .map_err(|s| fail("RunContainerError")(Trouble::call("cannot start the container", &s)))?;
+    cri.clone().start_container(bounded(request, timeout)).await.map_err(|s| {
+        let trouble = Trouble::call("cannot start the container", &s);
+        StartTrouble { id: Some(id.clone()), ..fail("RunContainerError")(trouble) }
+    })?;
     events.normal(object.clone(), "Started", "Container started");
     tracing::info!(pod = name_of(&start.wanted.pod), container = action.name, id, attempt, reason = %action.reason, "started");
     note(start, StepName::Container, &action.name, Cause::done("runtime-shim"));
@@ -450,6 +483,7 @@ async fn container_request(
     let allocatable =
         machine.allocatable.iter().map(|(name, amount)| (name.clone(), quantity(name, *amount)));
     let (allocatable, given) = (allocatable.collect(), Given::default());
+    let sizes = hugepage_sizes(&machine);
     let seccomp_dir = config.paths.root_dir.join("seccomp").to_string_lossy().into_owned();
     let inputs = ContainerInputs {
         attempt,
@@ -465,11 +499,11 @@ async fn container_request(
         objects: &objects,
         env_files: &env_files,
         services: &BTreeMap::new(),
-        machine: machine_inputs(start, &machine),
+        machine: machine_inputs(start, &machine, &sizes),
         given: &given,
-        seccomp_default: false,
+        seccomp_default: config.pods.seccomp_default,
         seccomp_dir: &seccomp_dir,
-        masked_paths: &[],
+        masked_paths: &start.agent.host.masked_paths,
         volume_groups: &[],
         target_id: None,
         recursive_read_only: false,
@@ -518,7 +552,7 @@ async fn post_start(
     start.agent.context.events.warning(
         object,
         "FailedPostStartHook",
-        format!("PostStartHook failed: {text}"),
+        format!("PostStartHook failed: {}", named(&text, Some(id), &container.name)),
     );
     let (name, grace) = (container.name.as_str(), pod.termination_grace());
     crate::stop::stop_container_with_hooks(
@@ -563,15 +597,21 @@ fn container_trouble(
     kind: ContainerKind,
     failed: StartTrouble,
 ) -> Trouble {
-    let StartTrouble { reason, trouble, neighbour } = failed;
+    let StartTrouble { reason, trouble, neighbour, id } = failed;
     start.agent.metrics.container_failed(kind, reason);
     remember(start, container, reason, &trouble.message);
     let object = container_object(&start.wanted.pod, kind, &container.name);
-    start.agent.context.events.warning(object, "Failed", format!("Error: {}", trouble.message));
+    let text = named(&trouble.message, id.as_deref(), &container.name);
+    start.agent.context.events.warning(object, "Failed", format!("Error: {text}"));
     let owner = if trouble.neighbour { neighbour } else { YOU };
     let cause = Cause::failed(reason, &trouble.message, owner);
     note(start, StepName::Container, &container.name, cause);
     trouble
+}
+
+/// A text for an event, with the container's name in place of its id: events of the same kind then have the same text.
+pub(crate) fn named(text: &str, id: Option<&str>, name: &str) -> String {
+    id.filter(|id| !id.is_empty()).map_or_else(|| text.to_owned(), |id| text.replace(id, name))
 }
 
 /// The reason stands in the container's status until a start succeeds.

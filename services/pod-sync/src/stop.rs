@@ -193,7 +193,11 @@ async fn pre_stop(agent: &Agent, pod: &Pod, (id, name): (&str, &str), object: Ob
     let outcome = tokio::time::timeout(bound, hooks::run(agent, &subject, hook, bound)).await;
     if let Ok(Err(text)) = outcome {
         tracing::warn!(pod = name_of(pod), container = name, "preStop failed: {text}");
-        agent.context.events.warning(object, "FailedPreStopHook", format!("PreStopHook failed: {text}"));
+        agent.context.events.warning(
+            object,
+            "FailedPreStopHook",
+            format!("PreStopHook failed: {}", crate::start::named(&text, Some(id), name)),
+        );
     }
 }
 

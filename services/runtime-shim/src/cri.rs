@@ -10,6 +10,8 @@ use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use keelson_service_kit::{PeerChannel, connect_foreign};
 use tonic::{Code, Request, Status};
 
+use crate::whole;
+
 /// Lists of a node with thousands of dead containers pass the 16 MiB at which the kubelet fails.
 const MAX_MESSAGE: usize = 256 << 20;
 
@@ -129,20 +131,32 @@ impl Cri {
     }
 
     /// A container's status; `None` when the runtime does not know it.
+    ///
+    /// # Errors
+    /// What the runtime answers, and `INTERNAL` for an answer without mandatory fields.
     pub async fn container_status(&self, id: &str) -> Result<Option<cri::ContainerStatus>, Status> {
         let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
         match self.runtime().container_status(self.quick(request)).await {
-            Ok(response) => Ok(response.into_inner().status),
+            Ok(response) => {
+                let status = response.into_inner().status.unwrap_or_default();
+                whole::container(id, &status).map(|()| Some(status))
+            }
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
         }
     }
 
     /// A sandbox's status; `None` when the runtime does not know it.
+    ///
+    /// # Errors
+    /// As [`Self::container_status`].
     pub async fn sandbox_status(&self, id: &str) -> Result<Option<cri::PodSandboxStatus>, Status> {
         let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
         match self.runtime().pod_sandbox_status(self.quick(request)).await {
-            Ok(response) => Ok(response.into_inner().status),
+            Ok(response) => {
+                let status = response.into_inner().status.unwrap_or_default();
+                whole::sandbox(id, &status).map(|()| Some(status))
+            }
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
         }

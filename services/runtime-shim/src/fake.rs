@@ -161,6 +161,7 @@ impl FakeRuntime {
         self.image_of(cri::Image {
             id: "sha256:1".into(),
             repo_tags: vec![reference.into()],
+            size: 1,
             ..Default::default()
         });
     }
@@ -375,7 +376,13 @@ impl State {
     fn act(&mut self, method: &str, id: &str, body: &Bytes) -> Result<Vec<u8>, Status> {
         Ok(match method {
             "Version" => {
-                cri::VersionResponse { runtime_name: "fake".into(), ..Default::default() }.encode_to_vec()
+                let version = cri::VersionResponse {
+                    version: "0.1.0".into(),
+                    runtime_name: "fake".into(),
+                    runtime_version: "1".into(),
+                    runtime_api_version: "v1".into(),
+                };
+                version.encode_to_vec()
             }
             "Status" => self.status().encode_to_vec(),
             "ListPodSandbox" => {
@@ -397,8 +404,20 @@ impl State {
             "PodSandboxStatus" => {
                 let found =
                     self.sandboxes.iter().find(|s| s.id == id).ok_or_else(|| Status::not_found(id))?;
-                let status =
-                    cri::PodSandboxStatus { id: id.into(), state: found.state, ..Default::default() };
+                let labels = crate::labels::UID;
+                let metadata = cri::PodSandboxMetadata {
+                    name: "pod".into(),
+                    uid: found.labels.get(labels).cloned().unwrap_or_default(),
+                    namespace: "default".into(),
+                    ..Default::default()
+                };
+                let status = cri::PodSandboxStatus {
+                    id: id.into(),
+                    metadata: Some(metadata),
+                    state: found.state,
+                    created_at: 1,
+                    ..Default::default()
+                };
                 cri::PodSandboxStatusResponse { status: Some(status), ..Default::default() }.encode_to_vec()
             }
             "ContainerStatus" => {
@@ -409,8 +428,15 @@ impl State {
                     state: found.state,
                     labels: found.labels.clone(),
                     log_path: self.logs.get(id).map(|p| p.display().to_string()).unwrap_or_default(),
+                    metadata: Some(cri::ContainerMetadata { name: "main".into(), attempt: 0 }),
+                    created_at: 1,
+                    image: Some(cri::ImageSpec { image: "i".into(), ..Default::default() }),
+                    image_ref: "i".into(),
                     ..Default::default()
                 };
+                // A runtime that forgets most of it.
+                let hollow = cri::ContainerStatus { id: id.into(), ..Default::default() };
+                let status = if id.starts_with("hollow") { hollow } else { status };
                 cri::ContainerStatusResponse { status: Some(status), ..Default::default() }.encode_to_vec()
             }
             "RemoveContainer" => {

@@ -32,6 +32,7 @@ use crate::cri::Cri;
 use crate::pull::{Pull, PullMetrics};
 use crate::pull_records::{RecordError, Records};
 use crate::pull_watch::{Watching, tell};
+use crate::whole;
 
 /// Makes images present.
 #[derive(Debug, Clone)]
@@ -304,7 +305,10 @@ impl Images {
             verbose: false,
         };
         match self.cri.images().image_status(self.cri.quick(request)).await {
-            Ok(response) => Ok(response.into_inner().image),
+            Ok(response) => {
+                let image = response.into_inner().image;
+                image.as_ref().map_or(Ok(()), |image| whole::image(reference, image)).map(|()| image)
+            }
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
         }

@@ -25,6 +25,7 @@ pub mod log_dir;
 mod log_parts;
 pub mod logs;
 pub mod observe;
+mod observe_metrics;
 pub mod proxy;
 mod pull;
 pub mod pull_records;
@@ -34,6 +35,7 @@ pub mod runtime_state;
 pub mod server;
 mod ticking;
 pub mod unused;
+mod whole;
 
 use std::time::Duration;
 
@@ -53,6 +55,7 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
         .with_images_at(config.runtime.image_endpoint.as_deref())?;
     let files = files::Files::new(config.paths.clone());
     let observer = observe::Observer::new(cri.clone(), files.clone());
+    observe_metrics::register(&observer, &context.metrics);
     let pod_config = context.peer(ServiceName::PodConfig).channel();
     let credentials = credentials::Credentials::new(pod_config, config.paths.root_dir.clone());
     let images = images::Images::new(cri.clone(), context.events.clone(), config.runtime.max_parallel_pulls)

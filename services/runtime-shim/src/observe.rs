@@ -20,6 +20,7 @@ use crate::clock::{Clock, Reading};
 use crate::cri::Cri;
 use crate::files::Files;
 use crate::labels;
+use crate::observe_metrics::ReadMetrics;
 
 /// Pods whose statuses are read at the same time.
 const READS_AT_ONCE: usize = 8;
@@ -62,6 +63,7 @@ struct Inner {
     index: Mutex<Index>,
     /// Held while links are made and removed.
     links: Mutex<()>,
+    reads: ReadMetrics,
 }
 
 #[derive(Debug, Default)]
@@ -105,7 +107,8 @@ impl Observer {
     /// As [`Self::new`], by clocks of the caller's.
     pub fn with_clock(cri: Cri, files: Files, clock: Clock) -> Self {
         let hub = WatchHub::incomplete();
-        Self(Arc::new(Inner { cri, files, clock, hub, index: Mutex::default(), links: Mutex::default() }))
+        let (index, links, reads) = (Mutex::default(), Mutex::default(), ReadMetrics::new());
+        Self(Arc::new(Inner { cri, files, clock, hub, index, links, reads }))
     }
 
     /// Where pods and the runtime's state are published.
@@ -115,6 +118,10 @@ impl Observer {
 
     fn index(&self) -> std::sync::MutexGuard<'_, Index> {
         self.0.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn reads(&self) -> &ReadMetrics {
+        &self.0.reads
     }
 
     /// The pod as it was published last.
@@ -155,9 +162,10 @@ impl Observer {
     /// # Errors
     /// What the runtime answers.
     pub async fn read(&self, uid: &str) -> Result<Arc<pb::RuntimePod>, Status> {
-        let began = self.0.clock.read();
+        let (began, begun) = (self.0.clock.read(), Instant::now());
         let (sandboxes, containers) = self.0.cri.list(Some(uid)).await?;
         let pod = self.assemble(uid, began, sandboxes, containers).await?;
+        self.0.reads.read_one(begun.elapsed());
         self.note_readable(uid, None);
         Ok(self.publish(pod))
     }
@@ -244,6 +252,13 @@ impl Observer {
     /// # Errors
     /// What the runtime answers when it is asked for the lists; nothing is taken out then.
     pub async fn relist(&self) -> Result<usize, Status> {
+        let begun = self.0.reads.begins();
+        let listed = self.relist_all().await;
+        self.0.reads.ended(begun.elapsed(), listed.is_ok());
+        listed
+    }
+
+    async fn relist_all(&self) -> Result<usize, Status> {
         let began = self.0.clock.read();
         let (sandboxes, containers) = self.0.cri.list(None).await?;
         let mut pods: BTreeMap<String, (Vec<cri::PodSandbox>, Vec<cri::Container>)> = BTreeMap::new();
@@ -525,6 +540,17 @@ mod tests {
         assert_eq!(state(&fake.observer, "a"), Some(pb::ContainerState::Running));
         assert_eq!(state(&fake.observer, "b"), Some(pb::ContainerState::Exited));
         assert_eq!(state(&fake.observer, "c"), Some(pb::ContainerState::Running));
+    }
+
+    #[tokio::test]
+    async fn a_pod_whose_answers_are_not_whole_keeps_its_last_picture() {
+        let fake = FakeRuntime::start().await;
+        fake.container("c-a", "a", RUNNING);
+        fake.observer.relist().await.unwrap();
+        fake.container("hollow", "a", RUNNING);
+        let told = fake.observer.read("a").await.unwrap_err();
+        assert!(told.message().contains("container hollow lacks metadata.name, created_at"), "{told:?}");
+        assert_eq!(fake.observer.cached("a").unwrap().containers.len(), 1);
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@ use tonic::{Code, Status, Streaming};
 use crate::cri::Cri;
 use crate::observe::{Observer, WatchKey, WatchValue};
 use crate::ticking::ticking;
+use crate::whole;
 
 /// Between two looks at the runtime's own conditions (pod-lifecycle.md §1).
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
@@ -120,6 +121,7 @@ impl EventSource {
 async fn connect(cri: &Cri, observer: &Observer) -> Result<EventSource, Status> {
     let version =
         cri.runtime().version(cri.quick(cri::VersionRequest { version: "0.1.0".into() })).await?.into_inner();
+    whole::version(&version)?;
     let ready = read_status(cri).await?;
     let source = event_source(cri, Kind::Cri).await;
     observer.relist().await?;

@@ -8,7 +8,7 @@ use keelson_volume_manager_core::desire::{PodDesire, PodRef};
 use keelson_volume_manager_core::plan::Actual;
 use tokio::sync::{Mutex, mpsc};
 
-use crate::metrics::Orphans;
+use crate::metrics::{Operations, Orphans};
 use crate::objects::Objects;
 use crate::store::Store;
 use crate::view::{Folder, Phase, Report, View};
@@ -26,6 +26,7 @@ pub(crate) struct Env {
     pub(crate) hub: WatchHub<String, Report>,
     pub(crate) events: EventRing,
     pub(crate) orphans: Orphans,
+    pub(crate) operations: Operations,
     pub(crate) commands: mpsc::Sender<Command>,
 }
 

@@ -1,10 +1,64 @@
-//! The gauges of pods that nobody wants any more (volumes.md §3.17).
+//! The gauges of pods that nobody wants any more (volumes.md §3.17), and how long operations take (§13).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use keelson_service_kit::Metrics;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+
+/// Upper bounds of the buckets of operations in seconds.
+const OPERATION_SECONDS: [f64; 13] =
+    [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperationLabels {
+    volume_plugin: String,
+    operation_name: &'static str,
+    status: &'static str,
+    migrated: &'static str,
+}
+
+/// What is done with a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// It is set up, or brought up to date.
+    Mount,
+    /// It is taken down.
+    Unmount,
+}
+
+/// How long operations take, by plugin and outcome. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Operations(Family<OperationLabels, Histogram, fn() -> Histogram>);
+
+impl Operations {
+    /// Registers the histogram.
+    pub(crate) fn register(metrics: &Metrics) -> Self {
+        let own: fn() -> Histogram = || Histogram::new(OPERATION_SECONDS);
+        let seconds = Family::new_with_constructor(own);
+        let help = "Seconds that operations on volumes took, by plugin, operation and outcome";
+        metrics.register("storage_operation_duration_seconds", help, seconds.clone());
+        Self(seconds)
+    }
+
+    /// One has ended; `plugin` as Kubernetes names it, such as `kubernetes.io/empty-dir`.
+    pub(crate) fn ended(&self, plugin: String, operation: Operation, good: bool, took: Duration) {
+        let labels = OperationLabels {
+            volume_plugin: plugin,
+            operation_name: match operation {
+                Operation::Mount => "volume_mount",
+                Operation::Unmount => "volume_unmount",
+            },
+            status: if good { "success" } else { "fail-unknown" },
+            migrated: "false",
+        };
+        self.0.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+}
 
 /// Counts pods whose folders go. A round begins with each complete set of wanted pods. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -67,6 +121,31 @@ impl Orphans {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn operations_are_told_by_plugin_and_outcome() {
+        let metrics = Metrics::new();
+        let operations = Operations::register(&metrics);
+        let ended = |operation, good| {
+            operations.ended("kubernetes.io/empty-dir".into(), operation, good, Duration::from_millis(300));
+        };
+        ended(Operation::Mount, true);
+        ended(Operation::Mount, true);
+        ended(Operation::Mount, false);
+        ended(Operation::Unmount, true);
+        let text = metrics.text();
+        for (operation, status, count) in [
+            ("volume_mount", "success", 2),
+            ("volume_mount", "fail-unknown", 1),
+            ("volume_unmount", "success", 1),
+        ] {
+            let line = format!(
+                "storage_operation_duration_seconds_count{{volume_plugin=\"kubernetes.io/empty-dir\",\
+                 operation_name=\"{operation}\",status=\"{status}\",migrated=\"false\"}} {count}"
+            );
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+    }
 
     #[test]
     fn a_round_counts_what_went_and_what_could_not_go() {

@@ -23,7 +23,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
 use crate::manager::{Env, Manager};
-use crate::metrics::Orphans;
+use crate::metrics::{Operations, Orphans};
 use crate::objects::Objects;
 use crate::prepare::{PrepareError, Prepared, Wishes, prepare};
 use crate::stats::Stats;
@@ -60,6 +60,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         hub: hub.clone(),
         events: ctx.events.clone(),
         orphans: Orphans::register(&ctx.metrics),
+        operations: Operations::register(&ctx.metrics),
         commands: commands.clone(),
     });
     let stats = Stats::default();

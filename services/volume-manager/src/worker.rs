@@ -2,22 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Backoff, ObjectRef, now_unix_nanos};
 use keelson_sync_callee::{Assignment, Next, Orders, Turn, still_runs};
 use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
 use keelson_volume_manager_core::figures::measure;
-use keelson_volume_manager_core::names::VolumeKey;
+use keelson_volume_manager_core::names::{VolumeKey, unescape};
 use keelson_volume_manager_core::payload::{Lookup, ObjectName, references};
 use keelson_volume_manager_core::plan::{Actual, Plan, Settled, Step, plan};
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinError;
 
 use crate::manager::{Command, Env};
-use crate::objects::{Claim, Objects};
-use crate::store::{SetUp, Store, StoreError};
+use crate::metrics::Operation;
+use crate::objects::Claim;
+use crate::store::{SetUp, StoreError};
 use crate::view::{Folder, Mounted, Phase, Report, View};
 
 /// Retry of a failed volume (volumes.md §3.1).
@@ -259,11 +260,11 @@ impl Worker {
         steps: Vec<Step>,
         mut folder: Option<OwnedMutexGuard<Folder>>,
     ) -> Result<Vec<Outcome>, JoinError> {
-        let (store, objects) = (Arc::clone(&self.env.store), self.env.objects.clone());
+        let env = Arc::clone(&self.env);
         let work = Arc::clone(desire);
         let (at, now_at) = watch::channel(None);
         let mut outcomes = tokio::task::spawn_blocking(move || {
-            let outcomes = carry_out(&store, &objects, &work, steps, &at);
+            let outcomes = carry_out(&env, &work, steps, &at);
             let is_removed = |o: &Outcome| o.step == Step::RemoveSubpaths && o.result.is_ok();
             if let Some(folder) = folder.as_mut().filter(|_| outcomes.iter().any(is_removed)) {
                 folder.has_subpaths = false;
@@ -394,17 +395,17 @@ fn needed(desire: &PodDesire) -> BTreeSet<ObjectName> {
 /// turn; a volume that fails does not.
 /// `at` tells the present one.
 fn carry_out(
-    store: &Store,
-    objects: &Objects,
+    env: &Env,
     desire: &PodDesire,
     steps: Vec<Step>,
     at: &watch::Sender<Option<Step>>,
 ) -> Vec<Outcome> {
-    let uid = &desire.pod.uid;
+    let (store, objects, uid) = (&env.store, &env.objects, &desire.pod.uid);
     let mut outcomes = Vec::with_capacity(steps.len());
     for step in steps {
         at.send_replace(Some(step.clone()));
         let mut holds = None;
+        let begun = Instant::now();
         let result = match &step {
             Step::MakeFolders => store.make_pod_folders(uid).map(|()| None),
             Step::SetUp(i) | Step::Refresh(i) => match desire.volumes.get(*i) {
@@ -418,6 +419,9 @@ fn carry_out(
             Step::TearDown(key) => store.tear_down(uid, key).map(|()| None),
             Step::RemoveFolder => store.remove_pod_folder(uid).map(|()| None),
         };
+        if let Some((plugin, operation)) = operation_of(desire, &step) {
+            env.operations.ended(plugin, operation, result.is_ok(), begun.elapsed());
+        }
         let stop = result.is_err() && matches!(step, Step::MakeFolders | Step::RemoveSubpaths);
         outcomes.push(Outcome { step, holds, result });
         if stop {
@@ -425,6 +429,21 @@ fn carry_out(
         }
     }
     outcomes
+}
+
+/// What a step does with a volume, with the name of the volume's plugin.
+fn operation_of(desire: &PodDesire, step: &Step) -> Option<(String, Operation)> {
+    match step {
+        Step::SetUp(i) | Step::Refresh(i) => {
+            let plugin = match desire.volumes.get(*i)? {
+                Volume { source: Source::HostPath { .. }, .. } => "kubernetes.io/host-path".to_owned(),
+                volume => unescape(&volume.key()?.plugin),
+            };
+            Some((plugin, Operation::Mount))
+        }
+        Step::TearDown(key) => Some((unescape(&key.plugin), Operation::Unmount)),
+        Step::MakeFolders | Step::RemoveSubpaths | Step::RemoveFolder => None,
+    }
 }
 
 /// What is said of a step while it takes longer than [`SLOW`].

@@ -16,6 +16,13 @@ pub struct Pods {
     /// (`allowedUnsafeSysctls`).
     #[serde(default)]
     pub allowed_unsafe_sysctls: Vec<String>,
+    /// Containers that name no seccomp profile have the runtime's own instead of none (`seccompDefault`).
+    #[serde(default)]
+    pub seccomp_default: bool,
+    /// Of a container that is out of memory only the process that is too large dies (`singleProcessOOMKill`); `None`:
+    /// on cgroup v1 only.
+    #[serde(default)]
+    pub single_process_oom_kill: Option<bool>,
 }
 
 impl Default for Pods {
@@ -24,6 +31,8 @@ impl Default for Pods {
             sync_frequency_ms: 60_000,
             max_restart_backoff_ms: 300_000,
             allowed_unsafe_sysctls: Vec::new(),
+            seccomp_default: false,
+            single_process_oom_kill: None,
         }
     }
 }

@@ -152,6 +152,7 @@ mod tests {
     #[test]
     fn go_json_escapes_what_html_would_read() {
         assert_eq!(go_json_string("a<b>&\"\\\n\u{1}é"), "\"a\\u003cb\\u003e\\u0026\\\"\\\\\\n\\u0001é\"");
+        assert_eq!(go_json_string("\r\t\u{8}\u{c}"), "\"\\r\\t\\b\\f\"");
     }
 
     #[test]

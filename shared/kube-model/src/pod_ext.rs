@@ -199,6 +199,45 @@ mod tests {
     }
 
     #[test]
+    fn only_a_critical_pod_of_the_class_is_critical_to_the_node() {
+        for (priority, class, critical) in [
+            (SYSTEM_CRITICAL_PRIORITY, NODE_CRITICAL_CLASS, true),
+            (SYSTEM_CRITICAL_PRIORITY, "system-cluster-critical", false),
+            (0, NODE_CRITICAL_CLASS, false),
+        ] {
+            let pod = pod(json!({"spec": {"priority": priority, "priorityClassName": class}}));
+            assert_eq!(pod.is_node_critical(), critical, "{priority} {class}");
+        }
+    }
+
+    #[test]
+    fn a_pod_says_who_it_is_and_what_becomes_of_it() {
+        let plain = pod(json!({"metadata": {"name": "web", "namespace": "shop", "uid": "u"}}));
+        assert_eq!(plain.full_name(), PodFullName::new("web", "shop"));
+        assert_eq!(plain.uid(), PodUid::from("u"));
+        assert!(!plain.is_deleting() && !plain.is_host_network());
+        let other = pod(json!({
+            "metadata": {"deletionTimestamp": "2026-01-02T03:04:05Z"},
+            "spec": {"hostNetwork": true, "restartPolicy": "OnFailure"},
+        }));
+        assert!(other.is_deleting() && other.is_host_network());
+        assert_eq!(other.restart_policy(), RestartPolicy::OnFailure);
+        assert_eq!(plain.restart_policy(), RestartPolicy::Always);
+    }
+
+    #[test]
+    fn only_regular_containers_and_sidecars_run_as_long_as_the_pod() {
+        for (kind, long) in [
+            (ContainerKind::Init, false),
+            (ContainerKind::Sidecar, true),
+            (ContainerKind::Regular, true),
+            (ContainerKind::Ephemeral, false),
+        ] {
+            assert_eq!(kind.is_long_running(), long, "{kind}");
+        }
+    }
+
+    #[test]
     fn the_grace_of_a_deletion_goes_before_that_of_the_spec() {
         let asked = json!({"metadata": {"deletionGracePeriodSeconds": 0}, "spec": {"terminationGracePeriodSeconds": 9}});
         assert_eq!(pod(asked).termination_grace(), 0);

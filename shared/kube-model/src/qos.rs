@@ -162,12 +162,29 @@ mod tests {
         assert_eq!(class(spec), QosClass::Guaranteed);
         let half = json!({"resources": {"requests": {"cpu": "1"}}, "containers": [both("1", "1Gi")]});
         assert_eq!(class(half), QosClass::Burstable);
+        for nothing in [json!({}), json!({"requests": {"ephemeral-storage": "1Gi", "example.com/gpu": "1"}})]
+        {
+            let spec = json!({"resources": nothing, "containers": [both("1", "1Gi")]});
+            assert_eq!(class(spec), QosClass::Guaranteed, "{nothing}");
+        }
     }
 
     #[test]
     fn the_class_in_the_status_stands() {
-        let pod: Pod = serde_json::from_value(json!({"status": {"qosClass": "Burstable"}})).unwrap();
-        assert_eq!(qos_class(&pod), QosClass::Burstable);
+        for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
+            let pod = json!({
+                "spec": {"containers": [{}, {"resources": {"requests": {"cpu": "1"}}}]},
+                "status": {"qosClass": class.as_str()},
+            });
+            assert_eq!(qos_class(&serde_json::from_value(pod).unwrap()), class);
+        }
+        for (class, word) in [
+            (QosClass::Guaranteed, "Guaranteed"),
+            (QosClass::Burstable, "Burstable"),
+            (QosClass::BestEffort, "BestEffort"),
+        ] {
+            assert_eq!(class.to_string(), word);
+        }
         assert_eq!(qos_class(&Pod::default()), QosClass::BestEffort);
     }
 

@@ -196,9 +196,6 @@ fn magnitude(whole: &str, fraction: &str, scale: &Scale) -> i128 {
     // Where the point stands, counted in digits from the first one that matters.
     let digits = &digits[first..];
     let point = whole.len() as i64 - first as i64 + i64::from(scale.exponent);
-    if point > 40 {
-        return MAX_NANOS;
-    }
     if point < -40 {
         return 1; // far below a billionth, but not nothing
     }

@@ -49,6 +49,10 @@ fn canonical_text_keeps_the_family_of_suffixes() {
         ("100000Ei", "9223372036854775807"),
         ("1e100", "9223372036854775807"),
         ("1e-100", "1e-9"),
+        ("1e-2000000000", "1e-9"),
+        ("1e2000000000", "9223372036854775807"),
+        ("9223372036854775806", "9223372036854775806"),
+        ("9223372036854775808", "9223372036854775807"),
         ("1.0000000001", "1000000001n"),
         ("0.00000000000000000000000000000000000000000000000000000000001", "1n"),
     ];
@@ -94,6 +98,52 @@ fn sums_take_the_format_of_the_first_amount_that_is_not_zero() {
 }
 
 #[test]
+fn binary_suffixes_are_forgotten_below_one_and_not_printed_below_1024() {
+    use QuantityFormat::{BinarySi, DecimalExponent, DecimalSi};
+    for (text, format) in [
+        ("1Ki", BinarySi),
+        // Exactly one.
+        ("0.0009765625Ki", BinarySi),
+        ("0.0009765624Ki", DecimalSi),
+        ("-0.0001Ki", DecimalSi),
+        ("0Ki", BinarySi),
+        ("1", DecimalSi),
+        ("1e3", DecimalExponent),
+    ] {
+        assert_eq!(q(text).format(), format, "{text}");
+    }
+    for (bytes, text) in [(1000, "1k"), (1023, "1023"), (1024, "1Ki"), (2000, "2000")] {
+        assert_eq!(Quantity::from_bytes(bytes).to_string(), text);
+    }
+}
+
+#[test]
+fn only_less_than_nothing_is_negative() {
+    for (text, negative) in [("-1n", true), ("0", false), ("-0", false), ("1n", false)] {
+        assert_eq!(q(text).is_negative(), negative, "{text}");
+    }
+}
+
+#[test]
+fn an_amount_is_taken_away_in_place() {
+    let mut left = q("3Gi");
+    left -= q("1Gi");
+    assert_eq!(left, q("2Gi"));
+}
+
+#[test]
+fn equal_amounts_have_the_same_hash_and_others_another() {
+    let hash = |text| {
+        use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+        let mut hasher = DefaultHasher::new();
+        q(text).hash(&mut hasher);
+        hasher.finish()
+    };
+    assert_eq!(hash("1Ki"), hash("1024"));
+    assert_ne!(hash("1Ki"), hash("1k"));
+}
+
+#[test]
 fn equal_amounts_are_equal_however_they_are_written() {
     assert_eq!(q("1Ki"), q("1024"));
     assert_eq!(q("0.1"), q("100m"));
@@ -109,7 +159,9 @@ fn json_numbers_are_read_and_text_is_written() {
     assert_eq!(read("\"1Gi\""), q("1Gi"));
     assert_eq!(serde_json::to_string(&q("1Gi")).unwrap(), "\"1Gi\"");
     assert!(serde_json::from_str::<Quantity>("\"x\"").is_err());
-    assert!(serde_json::from_str::<Quantity>("true").is_err());
+    let error = serde_json::from_str::<Quantity>("true").unwrap_err().to_string();
+    assert!(error.contains("expected a quantity as string or number"), "{error}");
+    assert_eq!("1Gi".parse(), Ok(q("1Gi")));
 }
 
 #[test]
@@ -118,6 +170,8 @@ fn constructors_print_as_their_resource_does() {
     assert_eq!(Quantity::from_milli(250).to_string(), "250m");
     assert_eq!(Quantity::from_units(3, QuantityFormat::DecimalSi).to_string(), "3");
     assert_eq!(Quantity::from_bytes(u64::MAX).value(), i64::MAX);
+    assert_eq!(Quantity::from_nanos(250).to_string(), "250n");
+    assert_eq!((q("1").nanos(), q("-250n").nanos()), (1_000_000_000, -250));
 }
 
 proptest! {

@@ -92,6 +92,38 @@ fn pod_level_resources_replace_what_containers_ask() {
 }
 
 #[test]
+fn of_two_equal_amounts_the_one_of_the_running_phase_keeps_its_text() {
+    let memory = |amount: &str| json!({"resources": {"requests": {"memory": amount}}});
+    let spec = json!({"containers": [memory("1Ki")], "initContainers": [memory("1024")]});
+    assert_eq!(text(&pod_requests(&pod(spec))), "memory=1Ki");
+}
+
+#[test]
+fn a_containers_own_limit_goes_before_that_of_the_pod_and_zero_is_none() {
+    let limits = |list: Value| json!({"resources": {"limits": list}});
+    let pod = pod(json!({
+        "containers": [
+            limits(json!({"cpu": "1", "example.com/gpu": "2"})),
+            limits(json!({"cpu": "0", "example.com/gpu": "0"})),
+        ],
+        "resources": {"limits": {"cpu": "3", "example.com/gpu": "4"}},
+    }));
+    let of = |index: usize, name| effective_limit(&pod, &pod.spec.containers[index], name);
+    assert_eq!((of(0, "cpu"), of(1, "cpu")), (Quantity::parse("1").ok(), Quantity::parse("3").ok()));
+    // Only CPU and memory are limited by the pod.
+    assert_eq!((of(0, "example.com/gpu"), of(1, "example.com/gpu")), (Quantity::parse("2").ok(), None));
+}
+
+#[test]
+fn only_cpu_memory_and_huge_pages_are_those_of_the_pod_level() {
+    let spec = json!({
+        "containers": [{"resources": {"requests": {"example.com/gpu": "1", "hugepages-2Mi": "2Mi"}}}],
+        "resources": {"requests": {"example.com/gpu": "5", "hugepages-2Mi": "4Mi"}},
+    });
+    assert_eq!(text(&pod_requests(&pod(spec))), "example.com/gpu=1 hugepages-2Mi=4Mi");
+}
+
+#[test]
 fn guaranteed_pods_get_all_limits() {
     let values = pod_cgroup_values(&pod(json!({"containers": [limited("a", "2", "1Gi")]})), 100_000, true);
     assert_eq!((values.shares, values.quota_us, values.memory_limit), (2048, Some(200_000), Some(1 << 30)));
@@ -113,6 +145,21 @@ fn burstable_pods_are_limited_only_where_every_container_is() {
 fn best_effort_pods_get_the_least_shares_and_no_limits() {
     let values = pod_cgroup_values(&pod(json!({"containers": [{}]})), 100_000, true);
     assert_eq!((values.shares, values.quota_us, values.memory_limit), (2, None, None));
+}
+
+#[test]
+fn the_overhead_of_a_best_effort_pod_gives_it_no_share() {
+    let overhead = json!({"containers": [{}], "overhead": {"cpu": "500m", "memory": "1Gi"}});
+    let values = pod_cgroup_values(&pod(overhead), 100_000, true);
+    assert_eq!((values.shares, values.quota_us, values.memory_limit), (2, None, None));
+}
+
+#[test]
+fn a_limit_of_nothing_is_none_even_for_a_pod_that_is_said_to_be_guaranteed() {
+    let mut open = pod(json!({"containers": [{}]}));
+    open.status.qos_class = "Guaranteed".into();
+    let values = pod_cgroup_values(&open, 100_000, true);
+    assert_eq!((values.quota_us, values.memory_limit), (None, None));
 }
 
 #[test]
@@ -155,6 +202,15 @@ fn a_sidecar_outlives_the_smallest_regular_container() {
         "containers": [asks("a", "1", "2G"), asks("b", "1", "1G")],
     }));
     assert_eq!(oom_score_adj(&pod, &pod.spec.init_containers[0], 4_000_000_000), 750);
+}
+
+#[test]
+fn an_init_container_that_ends_has_the_score_of_its_own_request() {
+    let pod = pod(json!({
+        "initContainers": [asks("i", "1m", "40M")],
+        "containers": [asks("a", "1", "2G"), asks("b", "1", "1G")],
+    }));
+    assert_eq!(oom_score_adj(&pod, &pod.spec.init_containers[0], 4_000_000_000), 990);
 }
 
 #[test]

@@ -64,7 +64,14 @@ fn ports_are_numbers_or_names() {
     let read = |text| serde_json::from_str::<IntOrString>(text);
     assert_eq!(read("80").unwrap(), IntOrString::Int(80));
     assert_eq!(read("\"web\"").unwrap(), IntOrString::Str("web".into()));
-    assert!(read("99999999999").is_err());
+    assert_eq!(read("-1").unwrap(), IntOrString::Int(-1));
+    assert!(read("99999999999").is_err() && read("-99999999999").is_err());
+    let error = read("true").unwrap_err().to_string();
+    assert!(error.contains("expected a 32-bit number or a string"), "{error}");
+    assert_eq!(
+        (IntOrString::Int(80).to_string(), IntOrString::Str("web".into()).to_string()),
+        ("80".into(), "web".into())
+    );
     assert_eq!(serde_json::to_string(&IntOrString::Int(80)).unwrap(), "80");
 }
 
@@ -100,9 +107,47 @@ fn a_bad_quantity_is_named_in_the_error() {
 
 #[test]
 fn phases_and_policies_know_their_words() {
+    for policy in [RestartPolicy::Always, RestartPolicy::OnFailure, RestartPolicy::Never] {
+        assert_eq!(policy.as_str(), format!("{policy:?}"));
+        assert_eq!(RestartPolicy::parse(policy.as_str()), Some(policy));
+    }
     assert_eq!(RestartPolicy::parse(""), Some(RestartPolicy::Always));
     assert_eq!(RestartPolicy::parse("Sometimes"), None);
-    assert!(PodPhase::parse("Failed").is_terminal());
+    for (phase, terminal) in [
+        (PodPhase::Pending, false),
+        (PodPhase::Running, false),
+        (PodPhase::Succeeded, true),
+        (PodPhase::Failed, true),
+        (PodPhase::Unknown, false),
+    ] {
+        assert_eq!(phase.as_str(), format!("{phase:?}"));
+        assert_eq!(PodPhase::parse(phase.as_str()), phase);
+        assert_eq!(phase.is_terminal(), terminal, "{phase:?}");
+    }
     assert_eq!(PodPhase::parse(""), PodPhase::Pending);
     assert_eq!(PullPolicy::parse("Never"), Some(PullPolicy::Never));
+}
+
+#[test]
+fn a_status_is_asked_for_its_phase_and_its_conditions() {
+    let status: PodStatus = serde_json::from_value(json!({
+        "phase": "Running",
+        "conditions": [
+            {"type": "Ready", "status": "False"},
+            {"type": "Initialized", "status": "True"},
+            {"type": "Odd", "status": "Unknown"},
+        ],
+    }))
+    .unwrap();
+    assert_eq!(status.phase(), PodPhase::Running);
+    let is_true = |type_| status.condition(type_).map(PodCondition::is_true);
+    assert_eq!((is_true("Ready"), is_true("Initialized")), (Some(false), Some(true)));
+    assert_eq!((is_true("Odd"), is_true("PodScheduled")), (Some(false), None));
+}
+
+#[test]
+fn labels_and_annotations_are_written() {
+    let json = json!({"metadata": {"labels": {"app": "web"}, "annotations": {"a": "b"}}});
+    let pod: Pod = serde_json::from_value(json.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&pod).unwrap()["metadata"], json["metadata"]);
 }

@@ -400,6 +400,168 @@ fn volumes_have_a_unique_name_and_one_source() {
     assert_eq!(errors[0].to_string(), "spec.volumes[0]: Required value: must specify a volume type");
 }
 
+#[test]
+fn what_is_exactly_at_a_limit_of_the_spec_is_good() {
+    let addresses = |count: usize| json!({"dnsConfig": {"nameservers": vec!["10.0.0.1"; count]}});
+    let alias =
+        json!({"hostAliases": [{"ip": "::1", "hostnames": ["a"]}, {"ip": "here", "hostnames": ["b"]}]});
+    for (fields, beginnings) in [
+        (json!({"terminationGracePeriodSeconds": 0}), &[][..]),
+        (json!({"activeDeadlineSeconds": 1}), &[]),
+        (json!({"activeDeadlineSeconds": i32::MAX}), &[]),
+        (
+            json!({"activeDeadlineSeconds": i64::from(i32::MAX) + 1}),
+            &["spec.activeDeadlineSeconds: Invalid value: 2147483648"],
+        ),
+        (json!({"hostPID": true}), &[]),
+        (json!({"shareProcessNamespace": true}), &[]),
+        (addresses(3), &[]),
+        (addresses(4), &["spec.dnsConfig.nameservers: Invalid value: "]),
+        (addresses(5), &["spec.dnsConfig.nameservers: Invalid value: "]),
+        (alias, &["spec.hostAliases[1].ip: Invalid value: \"here\""]),
+        (
+            json!({"hostname": "a".repeat(63), "subdomain": "a".repeat(64)}),
+            &["spec.subdomain: Invalid value"],
+        ),
+        (json!({"hostname": "a-"}), &["spec.hostname: Invalid value: \"a-\""]),
+        (json!({"hostname": "-a"}), &["spec.hostname: Invalid value: \"-a\""]),
+        (json!({"nodeName": format!("a{}", ".a".repeat(126))}), &[]),
+        (json!({"nodeName": format!("ab{}", ".a".repeat(126))}), &["spec.nodeName: Invalid value"]),
+    ] {
+        expect(errors_of(pod_with(fields)), beginnings);
+    }
+    let annotated = |bytes: usize| {
+        let mut pod = pod_with(json!({}));
+        pod["metadata"]["annotations"] = json!({"k": "x".repeat(bytes - 1)});
+        errors_of(pod)
+    };
+    expect(annotated(256 * 1024), &[]);
+    expect(annotated(256 * 1024 + 1), &["metadata.annotations: Too long"]);
+}
+
+#[test]
+fn what_is_exactly_at_a_limit_of_a_container_is_good() {
+    let port = |length: usize| json!({"ports": [{"containerPort": 1, "name": "a".repeat(length)}]});
+    let grace = |seconds: i64| json!({"livenessProbe": {"tcpSocket": {"port": 1}, "terminationGracePeriodSeconds": seconds}});
+    let at = "spec.containers[0].";
+    for (fields, beginning) in [
+        (port(15), ""),
+        (port(16), "ports[0].name: Invalid value"),
+        (port(17), "ports[0].name: Invalid value"),
+        (grace(1), ""),
+        (grace(0), "livenessProbe.terminationGracePeriodSeconds: Invalid value: 0: must be greater than 0"),
+        (grace(-1), "livenessProbe.terminationGracePeriodSeconds: Invalid value: -1: must be greater than 0"),
+        (
+            json!({"env": [{"name": "a", "value": "1", "valueFrom": {}}]}),
+            "env[0].valueFrom: Invalid value: \"\": must have exactly one source",
+        ),
+        (json!({"envFrom": [{"configMapRef": {"name": "a"}, "prefix": "A_"}]}), ""),
+        (
+            json!({"envFrom": [{"configMapRef": {"name": "a"}, "prefix": "A="}]}),
+            "envFrom[0].prefix: Invalid value",
+        ),
+        (
+            json!({"envFrom": [{"configMapRef": {"name": "a"}, "secretRef": {"name": "b"}}]}),
+            "envFrom[0]: Invalid value: \"\": must have exactly one of",
+        ),
+    ] {
+        let beginning = format!("{at}{beginning}");
+        let beginnings = if beginning == at { vec![] } else { vec![beginning.as_str()] };
+        expect(container_errors(fields), &beginnings);
+    }
+}
+
+#[test]
+fn sub_paths_and_recursive_read_only_mounts_are_checked() {
+    let at = "spec.containers[0].volumeMounts[0].";
+    for (fields, beginning) in [
+        (json!({"subPathExpr": "$(A)"}), ""),
+        (
+            json!({"subPath": "a", "subPathExpr": "b"}),
+            "subPathExpr: Invalid value: \"b\": cannot be combined",
+        ),
+        (json!({"recursiveReadOnly": "Enabled", "readOnly": true}), ""),
+        (json!({"recursiveReadOnly": "Disabled"}), ""),
+        (json!({"recursiveReadOnly": "Disabled", "readOnly": true}), ""),
+        (json!({"recursiveReadOnly": "IfPossible", "readOnly": false}), "recursiveReadOnly: Forbidden: "),
+        (json!({"name": ""}), "name: Required value"),
+    ] {
+        let mut mount = json!({"name": "v", "mountPath": "/a"});
+        for (key, value) in fields.as_object().unwrap() {
+            mount[key] = value.clone();
+        }
+        let beginning = format!("{at}{beginning}");
+        let beginnings = if beginning == at { vec![] } else { vec![beginning.as_str()] };
+        expect(container_errors(json!({"volumeMounts": [mount]})), &beginnings);
+    }
+}
+
+#[test]
+fn devices_are_checked() {
+    let device = |name: &str, path: &str| json!({"name": name, "devicePath": path});
+    let at = "spec.containers[0].volumeDevices";
+    for (devices, beginning) in [
+        (vec![device("v", "/dev/a")], String::new()),
+        (vec![device("w", "/dev/a")], format!("{at}[0].name: Not found: \"w\"")),
+        (vec![device("v", "")], format!("{at}[0].devicePath: Required value")),
+        (
+            vec![device("v", "/dev/a"), device("v", "/dev/a")],
+            format!("{at}[1].devicePath: Invalid value: \"/dev/a\": must be unique"),
+        ),
+    ] {
+        let beginnings = if beginning.is_empty() { vec![] } else { vec![beginning.as_str()] };
+        expect(container_errors(json!({"volumeDevices": devices})), &beginnings);
+    }
+}
+
+#[test]
+fn files_of_the_downward_api_have_a_path_and_one_source_each() {
+    let field = json!({"fieldPath": "metadata.name"});
+    let resource = json!({"resource": "limits.cpu", "containerName": "c"});
+    let both = json!({"path": "p", "fieldRef": field, "resourceFieldRef": resource});
+    for (item, beginning) in [
+        (json!({"path": "p", "fieldRef": field}), ""),
+        (json!({"path": "p", "resourceFieldRef": resource}), ""),
+        (both, ": Invalid value: \"\": fieldRef and resourceFieldRef"),
+        (json!({"path": "p"}), ": Required value: one of"),
+        (json!({"fieldRef": field}), ".path: Required value"),
+        (json!({"path": "../p", "fieldRef": field}), ".path: Invalid value: \"../p\""),
+        (json!({"path": "p", "fieldRef": field, "mode": 0o1000}), ".mode: Invalid value: 512"),
+    ] {
+        let alone = json!({"name": "v", "downwardAPI": {"items": [item]}});
+        let projected = json!({"name": "v", "projected": {"sources": [{"downwardAPI": {"items": [item]}}]}});
+        for (volume, at) in [
+            (alone, "spec.volumes[0].downwardAPI.items[0]"),
+            (projected, "spec.volumes[0].projected.sources[0].downwardAPI.items[0]"),
+        ] {
+            let beginning = format!("{at}{beginning}");
+            let beginnings = if beginning == at { vec![] } else { vec![beginning.as_str()] };
+            expect(errors_of(pod_with(json!({"volumes": [volume]}))), &beginnings);
+        }
+    }
+}
+
+#[test]
+fn a_projected_source_is_of_at_most_one_type() {
+    let token = |seconds: i64| json!({"serviceAccountToken": {"path": "t", "expirationSeconds": seconds}});
+    let object = json!({"name": "o"});
+    let at = "spec.volumes[0].projected.sources[0]";
+    for (source, beginning) in [
+        (token(600), ""),
+        (token(599), ".serviceAccountToken.expirationSeconds: Invalid value: 599"),
+        (json!({"secret": object}), ""),
+        (
+            json!({"secret": object, "configMap": object}),
+            ": Forbidden: may not specify more than 1 volume type",
+        ),
+    ] {
+        let beginning = format!("{at}{beginning}");
+        let beginnings = if beginning == at { vec![] } else { vec![beginning.as_str()] };
+        let volume = json!({"name": "v", "projected": {"sources": [source]}});
+        expect(errors_of(pod_with(json!({"volumes": [volume]}))), &beginnings);
+    }
+}
+
 fn reference(spec: Value, allowed: AllowedReferences) -> Option<String> {
     let pod: Pod = serde_json::from_value(json!({ "spec": spec })).unwrap();
     static_pod_api_references(&pod, allowed)
@@ -481,5 +643,12 @@ fn secrets_and_config_maps_may_be_allowed_one_by_one() {
     assert_eq!(allowed(true, false).as_deref(), Some("configmaps"));
     assert_eq!(allowed(true, true), None);
     let all = AllowedReferences { config_maps: true, secrets: true };
+    for source in [json!({"secret": {"name": "a"}}), json!({"configMap": {"name": "a"}})] {
+        assert_eq!(reference(in_volume(json!({"projected": {"sources": [source]}})), all), None);
+    }
+    assert_eq!(
+        reference(in_container(json!({"env": [{"name": "a", "value": "1"}]})), AllowedReferences::default()),
+        None
+    );
     assert_eq!(reference(json!({"serviceAccountName": "a"}), all).as_deref(), Some("serviceaccounts"));
 }

@@ -102,6 +102,26 @@ mod tests {
     }
 
     #[test]
+    fn each_signal_that_ends_processes_in_practice_has_its_name() {
+        for (number, name) in [
+            (1, "SIGHUP"),
+            (2, "SIGINT"),
+            (3, "SIGQUIT"),
+            (4, "SIGILL"),
+            (6, "SIGABRT"),
+            (7, "SIGBUS"),
+            (8, "SIGFPE"),
+            (9, "SIGKILL"),
+            (11, "SIGSEGV"),
+            (13, "SIGPIPE"),
+            (15, "SIGTERM"),
+            (31, "SIGSYS"),
+        ] {
+            assert_eq!(Exit::Signal(number).to_string(), name);
+        }
+    }
+
+    #[test]
     fn last_words_take_the_place_of_a_hint_to_the_log() {
         let fail = judge_exit(Exit::Code(EX_CONFIG), Some("no such user: keelson"));
         assert_eq!(fail, Verdict::Fail("exit code 78: no such user: keelson".to_owned()));

@@ -153,7 +153,7 @@ pub(crate) struct Resolver<'a> {
     problems: Vec<ConfigProblem>,
     notes: Vec<Note>,
     flags: &'a Flags,
-    host: &'a Host,
+    pub(crate) host: &'a Host,
     with_file: bool,
 }
 

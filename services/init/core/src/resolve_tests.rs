@@ -315,6 +315,16 @@ fn a_cgroup_v1_host_is_only_warned_about_for_now() {
 }
 
 #[test]
+fn ending_a_container_as_a_whole_needs_cgroup_v2() {
+    let fields = kubelet(json!({"failCgroupV1": false, "singleProcessOOMKill": false}));
+    let v1 = Host { cgroup_v1: true, ..host() };
+    let problems = run(&Flags::default(), Some(&fields), None, &v1).unwrap_err();
+    assert!(problems.len() == 1 && problems[0].contains("singleProcessOOMKill"), "{problems:?}");
+    let v2 = run(&Flags::default(), Some(&fields), None, &host()).unwrap();
+    assert_eq!(v2.config.pods.single_process_oom_kill, Some(false));
+}
+
+#[test]
 fn broken_dns_servers_are_left_out_with_a_warning() {
     let file = kubelet(json!({"clusterDNS": ["10.0.0.10", "dns", "fd00::a"]}));
     let resolved = run(&Flags::default(), Some(&file), None, &host()).unwrap();
@@ -413,11 +423,13 @@ fn how_pods_are_kept_running_is_taken_from_the_file() {
         "syncFrequency": "90s",
         "crashLoopBackOff": {"maxContainerRestartPeriod": "20s"},
         "allowedUnsafeSysctls": ["net.core.*", "kernel/msgmax"],
+        "seccompDefault": true, "singleProcessOOMKill": true,
     }));
     let resolved = run(&Flags::default(), Some(&fields), None, &host()).unwrap();
     let pods = &resolved.config.pods;
     assert_eq!((pods.sync_frequency_ms, pods.max_restart_backoff_ms), (90_000, 20_000));
     assert_eq!(pods.allowed_unsafe_sysctls, ["net.core.*", "kernel/msgmax"]);
+    assert_eq!((pods.seccomp_default, pods.single_process_oom_kill), (true, Some(true)));
     assert!(resolved.notes.iter().all(|note| !note.text.contains("not acted on")), "{:?}", resolved.notes);
     let zero = kubelet(json!({"syncFrequency": "0s", "crashLoopBackOff": {}}));
     let pods = run(&Flags::default(), Some(&zero), None, &host()).unwrap().config.pods;
@@ -427,6 +439,7 @@ fn how_pods_are_kept_running_is_taken_from_the_file() {
         (json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "999ms"}}), "maxContainerRestartPeriod"),
         (json!({"syncFrequency": "-1s"}), "syncFrequency"),
         (json!({"allowedUnsafeSysctls": ["net.*", "vm.swappiness"]}), "vm.swappiness"),
+        (json!({"seccompDefault": "yes"}), "seccompDefault"),
     ] {
         let problems = run(&Flags::default(), Some(&kubelet(wrong)), None, &host()).unwrap_err();
         assert!(problems.len() == 1 && problems[0].contains(field), "{problems:?}");

@@ -16,6 +16,8 @@ pub(crate) struct RunningPodsFile {
     sync_frequency: Option<Sourced<Duration>>,
     max_restart_period: Option<Sourced<Duration>>,
     unsafe_sysctls: Option<Sourced<Vec<String>>>,
+    seccomp_default: Option<Sourced<bool>>,
+    single_process_oom_kill: Option<Sourced<bool>>,
 }
 
 impl RunningPodsFile {
@@ -39,7 +41,13 @@ impl RunningPodsFile {
                 reader.refuse(&one, way_out);
             }
         }
-        Self { sync_frequency, max_restart_period, unsafe_sysctls }
+        Self {
+            sync_frequency,
+            max_restart_period,
+            unsafe_sysctls,
+            seccomp_default: reader.boolean("seccompDefault"),
+            single_process_oom_kill: reader.boolean("singleProcessOOMKill"),
+        }
     }
 
     /// Takes the fields into the configuration.
@@ -51,5 +59,15 @@ impl RunningPodsFile {
         });
         resolver
             .set("pods.allowedUnsafeSysctls", self.unsafe_sysctls, |c, v| c.pods.allowed_unsafe_sysctls = v);
+        resolver.set("pods.seccompDefault", self.seccomp_default, |c, v| c.pods.seccomp_default = v);
+        if let Some(single) = self.single_process_oom_kill.as_ref().filter(|single| !single.value)
+            && resolver.host.cgroup_v1
+        {
+            let way_out = "cgroup v1 cannot end a container as a whole; leave this out or use cgroup v2";
+            resolver.refuse(single, way_out);
+        }
+        resolver.set("pods.singleProcessOomKill", self.single_process_oom_kill, |c, v| {
+            c.pods.single_process_oom_kill = Some(v);
+        });
     }
 }

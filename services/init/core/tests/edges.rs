@@ -163,3 +163,33 @@ fn no_limit_of_processes_is_minus_one_however_it_is_written() {
         assert_eq!(config.resources.pod_pids_limit, limit, "{written}");
     }
 }
+
+#[test]
+fn a_pull_may_stand_still_for_a_second_to_a_day() {
+    for (written, good) in [("999ms", false), ("1s", true), ("24h", true), ("24h0m1s", false)] {
+        let result = with_keelson(&json!({"imagePullProgressTimeout": written}));
+        assert_eq!(result.is_ok(), good, "{written}: {:?}", result.err());
+    }
+}
+
+#[test]
+fn to_enforce_nothing_is_said_by_none_alone() {
+    let enforce = |words: &[&str]| with_kubelet(&json!({"enforceNodeAllocatable": words}));
+    let config = enforce(&["none"]).unwrap().config;
+    assert_eq!(config.resources.node_allocatable.enforce, ["none"]);
+    assert!(enforce(&["none", "pods"]).unwrap_err().contains("none stands alone"));
+}
+
+#[test]
+fn all_of_the_memory_may_be_reserved_and_not_a_byte_more() {
+    // What eviction keeps free counts as well.
+    let reserved = |bytes: u64| {
+        with_kubelet(&json!({
+            "systemReserved": {"memory": bytes.to_string()},
+            "evictionHard": {"memory.available": "100Mi"},
+        }))
+    };
+    let most = (8 << 30) - (100 << 20);
+    assert!(reserved(most).is_ok(), "{:?}", reserved(most).err());
+    assert!(reserved(most + 1).unwrap_err().contains("Expected capacity >= reservation"));
+}

@@ -106,6 +106,11 @@ mod tests {
     }
 
     #[test]
+    fn a_key_is_text_that_holds_no_value() {
+        assert_eq!(Size::key(3), Size { values: 0, text: 3, depth: 0 });
+    }
+
+    #[test]
     fn each_bound_is_met_before_it_is_passed() {
         let cases = [
             (Size { values: MAX_VALUES, ..Size::default() }, 0, 1, "values"),

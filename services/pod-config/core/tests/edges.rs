@@ -293,3 +293,16 @@ fn values_are_counted_with_aliases_written_out_up_to_the_limit_itself() {
     let error = only(&manifest(MAX_VALUES - used + 1));
     assert!(error.message.contains("more than 250000 values"), "{error:?}");
 }
+
+#[test]
+fn a_file_is_known_from_its_first_reading_on_whether_good_or_bad_until_it_is_gone() {
+    let mut files = SourceFiles::default();
+    assert!(files.is_empty());
+    for reading in [parse(&config_map("a", "b")), parse("{")] {
+        files.read(PATH, reading);
+        assert!(!files.is_empty());
+        assert_eq!(files.paths().collect::<Vec<_>>(), [PATH]);
+    }
+    assert!(files.remove(PATH) && files.is_empty());
+    assert_eq!((files.paths().count(), files.remove(PATH)), (0, false));
+}

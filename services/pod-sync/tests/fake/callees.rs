@@ -59,11 +59,18 @@ pub struct MachineRoom {
     pub evictions: WatchHub<String, rm::Eviction>,
     wants: Mutex<BTreeMap<String, common::Want>>,
     verdict: Mutex<Option<rm::Rejected>>,
+    /// The machine has cgroup v2.
+    pub cgroup_v2: std::sync::atomic::AtomicBool,
 }
 
 impl Default for MachineRoom {
     fn default() -> Self {
-        Self { evictions: WatchHub::new(), wants: Mutex::default(), verdict: Mutex::default() }
+        Self {
+            evictions: WatchHub::new(),
+            wants: Mutex::default(),
+            verdict: Mutex::default(),
+            cgroup_v2: Default::default(),
+        }
     }
 }
 
@@ -271,8 +278,13 @@ impl ResourceManager for Resources {
     }
 
     async fn watch_machine(&self, _: Request<rm::WatchMachineRequest>) -> Answer<Self::WatchMachineStream> {
-        let capacity = [("cpu".to_owned(), 2000), ("memory".to_owned(), 1 << 30)].into();
-        let machine = rm::Machine { capacity, cgroup_version: "v1".into(), ..rm::Machine::default() };
+        let capacity = [("cpu", 2000), ("memory", 1 << 30), ("hugepages-2Mi", 64 << 20)];
+        let v2 = self.0.cgroup_v2.load(std::sync::atomic::Ordering::Relaxed);
+        let machine = rm::Machine {
+            capacity: capacity.map(|(name, amount)| (name.to_owned(), amount)).into(),
+            cgroup_version: if v2 { "v2" } else { "v1" }.into(),
+            ..rm::Machine::default()
+        };
         Ok(Response::new(Box::pin(one(machine).chain(stream::pending()))))
     }
 }

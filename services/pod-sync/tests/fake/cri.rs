@@ -72,7 +72,9 @@ fn of_container(shim: &Shim, id: &str, change: impl FnOnce(&mut rt::Container)) 
 fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
     match method {
         "RunPodSandbox" => {
-            let wanted = cri::RunPodSandboxRequest::decode(body).unwrap().config.unwrap().metadata.unwrap();
+            let config = cri::RunPodSandboxRequest::decode(body).unwrap().config.unwrap();
+            shim.called(&format!("dns {}", config.dns_config.unwrap_or_default().servers.join(" ")));
+            let wanted = config.metadata.unwrap();
             let id = format!("s{}", shim.next());
             let sandbox = rt::Sandbox {
                 id: id.clone(),
@@ -108,6 +110,16 @@ fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
             for env in &config.envs {
                 shim.called(&format!("env {}={}", env.key, env.value));
             }
+            let linux = config.linux.unwrap_or_default();
+            let resources = linux.resources.unwrap_or_default();
+            for limit in &resources.hugepage_limits {
+                shim.called(&format!("huge pages of {}: {}", limit.page_size, limit.limit));
+            }
+            for (file, value) in &resources.unified {
+                shim.called(&format!("{file}={value}"));
+            }
+            let seccomp = linux.security_context.and_then(|context| context.seccomp).unwrap_or_default();
+            shim.called(&format!("seccomp {}", seccomp.profile_type().as_str_name()));
             let uid = owner(shim, |pod| pod.sandboxes.iter().any(|s| s.id == request.pod_sandbox_id))?;
             let container = rt::Container {
                 id: format!("c{}", shim.next()),
@@ -125,6 +137,12 @@ fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
         }
         "StartContainer" => {
             let id = cri::StartContainerRequest::decode(body).unwrap().container_id;
+            let named = |pod: &rt::RuntimePod, name: &str| {
+                pod.containers.iter().any(|c| c.id == id && c.name == name)
+            };
+            if shim.all().iter().any(|pod| named(pod, "broken")) {
+                return Err(Status::unknown(format!("the runtime cannot start {id} for a reason")));
+            }
             of_container(shim, &id, |container| {
                 container.set_state(rt::ContainerState::Running);
                 container.started_unix_nanos = now_unix_nanos();

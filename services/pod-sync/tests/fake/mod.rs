@@ -54,12 +54,24 @@ pub struct World {
     pub pods: WatchHub<String, pc::DesiredPod>,
     pub shim: Arc<Shim>,
     pub machine: Arc<MachineRoom>,
+    /// What the configuration of a pod-sync that starts says of pods.
+    pub settings: keelson_config::Pods,
+    /// Its `resolvConf`.
+    pub resolv_conf: String,
 }
 
 impl World {
     pub fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let world = Self { dir, pods: WatchHub::new(), shim: Arc::default(), machine: Arc::default() };
+        let settings = keelson_config::Pods::default();
+        let world = Self {
+            dir,
+            pods: WatchHub::new(),
+            shim: Arc::default(),
+            machine: Arc::default(),
+            settings,
+            resolv_conf: String::new(),
+        };
         let (config, never) = (world.config(), CancellationToken::new());
         serve(&config, ServiceName::PodConfig, callees::pod_config(world.pods.clone()), &never);
         serve(&config, ServiceName::RuntimeShim, shim::routes(&world.shim), &never);
@@ -72,7 +84,8 @@ impl World {
         let mut config = Config { node_name: "n1".into(), ..Config::default() };
         config.paths.run_dir = self.dir.path().join("run");
         config.paths.state_dir = self.dir.path().join("state");
-        config.runtime.resolv_conf = String::new();
+        config.runtime.resolv_conf = self.resolv_conf.clone();
+        config.pods = self.settings.clone();
         config
     }
 

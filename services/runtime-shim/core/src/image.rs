@@ -35,7 +35,7 @@ pub fn with_default_tag(reference: &str) -> Result<String, InvalidReference> {
     if digest.is_some_and(|d| !d.contains(':') || d.ends_with(':')) {
         return Err(fail("couldn't parse image name: the digest is not algorithm:hex"));
     }
-    let last_slash = name.rfind('/').map_or(0, |i| i + 1);
+    let last_slash = name.rfind('/').unwrap_or(0);
     let (path, tag) = match name[last_slash..].rfind(':') {
         Some(i) => (&name[..last_slash + i], Some(&name[last_slash + i + 1..])),
         None => (name, None),

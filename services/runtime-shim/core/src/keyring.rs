@@ -144,7 +144,7 @@ impl Keyring {
 /// `host/path` of an image reference, without tag and digest: `docker.io/library/busybox` for `busybox:1`.
 pub fn repository_of(reference: &str) -> String {
     let name = reference.split_once('@').map_or(reference, |(name, _)| name);
-    let last = name.rfind('/').map_or(0, |at| at + 1);
+    let last = name.rfind('/').unwrap_or(0);
     let name = name[last..].rfind(':').map_or(name, |at| &name[..last + at]);
     match name.split_once('/') {
         Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => name.to_owned(),

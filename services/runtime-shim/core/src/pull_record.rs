@@ -328,6 +328,8 @@ mod tests {
         );
         assert_eq!(text, expected);
         assert_eq!(Record::parse(text.as_bytes()), Some(record));
+        assert_eq!(Record::parse(text.replace("v1beta1", "v9").as_bytes()), None);
+        assert_eq!(Record::parse(text.replace("ImagePulledRecord", "Other").as_bytes()), None);
         let intent = serde_json::to_string(&Intent::of("a:1")).unwrap();
         let expected =
             r#"{"kind":"ImagePullIntent","apiVersion":"kubelet.config.k8s.io/v1beta1","image":"a:1"}"#;

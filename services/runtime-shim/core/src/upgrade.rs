@@ -82,6 +82,11 @@ mod tests {
         ] {
             assert_eq!(Head::parse(text.as_bytes()), Err(HeadError::NotHttp), "{text:?}");
         }
+        let mut longest = b"HTTP/1.1 200 OK\r\n".to_vec();
+        longest.resize(LONGEST_HEAD, b'a');
+        assert_eq!(Head::parse(&longest), Ok(None));
+        longest.extend(b"\r\n\r\n");
+        assert_eq!(Head::parse(&longest).unwrap().unwrap().1, LONGEST_HEAD + 4);
         let mut endless = b"HTTP/1.1 200 OK\r\n".to_vec();
         endless.resize(LONGEST_HEAD + 1, b'a');
         assert_eq!(Head::parse(&endless), Err(HeadError::TooLong));

@@ -97,6 +97,8 @@ mod tests {
     fn what_is_no_such_line_is_an_error_with_its_number_and_without_its_content() {
         for (text, line, part) in [
             ("A", 1, "no '='"),
+            ("# a comment\nsecret", 2, "no '='"),
+            ("E=\nF= 'x'\nsecret", 3, "no '='"),
             ("X='a\nb'\nsecret", 3, "no '='"),
             ("A =1", 1, "name"),
             ("='1'", 1, "name"),

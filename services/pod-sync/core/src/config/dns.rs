@@ -8,6 +8,8 @@ use super::ConfigWarning;
 const MAX_NAMESERVERS: usize = 3;
 /// Most search paths.
 const MAX_SEARCHES: usize = 32;
+/// Search paths that a cluster domain adds.
+const CLUSTER_SEARCHES: usize = 3;
 /// Longest search path.
 const MAX_SEARCH_LENGTH: usize = 253;
 /// Longest line of search paths.
@@ -68,6 +70,21 @@ impl ResolvConf {
             }
         }
         Ok(conf)
+    }
+
+    /// Why pods will not get all of the node's search paths (runtime-and-resources.md §2.3); three of a pod's paths
+    /// are the cluster's when there is a cluster domain.
+    pub fn excess(&self, cluster_domain: &str) -> Option<String> {
+        let most = if cluster_domain.is_empty() { MAX_SEARCHES } else { MAX_SEARCHES - CLUSTER_SEARCHES };
+        if self.searches.len() > most {
+            return Some(format!(
+                "it has {} search paths, and pods can have {most} of them",
+                self.searches.len()
+            ));
+        }
+        let length = self.searches.join(" ").len();
+        (length > MAX_SEARCH_LINE)
+            .then(|| format!("its search paths are {length} characters, and pods can have {MAX_SEARCH_LINE}"))
     }
 }
 
@@ -211,6 +228,20 @@ mod tests {
             node_ips: &[],
         };
         dns_for(&pod, &inputs)
+    }
+
+    #[test]
+    fn more_search_paths_than_pods_can_have_are_told() {
+        let of = |count: usize, length: usize| ResolvConf {
+            searches: vec!["a".repeat(length); count],
+            ..ResolvConf::default()
+        };
+        assert_eq!((of(32, 1).excess(""), of(29, 1).excess("cluster.local")), (None, None));
+        assert!(of(33, 1).excess("").unwrap().contains("33 search paths, and pods can have 32"));
+        assert!(of(30, 1).excess("cluster.local").unwrap().contains("can have 29"));
+        // Eight paths with seven blanks between them.
+        assert_eq!(of(8, 255).excess(""), None);
+        assert!(of(8, 256).excess("").unwrap().contains("2055 characters"));
     }
 
     #[test]

@@ -154,6 +154,23 @@ fn too_many_in_all_go_by_an_equal_share_first_and_then_by_age_but_never_the_newe
 }
 
 #[test]
+fn of_two_names_the_one_with_more_than_its_share_goes_first_however_young() {
+    let mut pod = pod(vec![container("b1", "b", false, 1), container("b2", "b", false, 2)], true);
+    pod.containers.extend((3..=7).map(|n| container(&format!("a{n}"), "a", false, n)));
+    let limits = Limits { per_container: None, total: Some(4), ..Limits::default() };
+    assert_eq!(limited(&[pod], &limits, 99), ["a5", "a4", "a3"]);
+}
+
+#[test]
+fn what_is_too_young_is_made_up_for_by_what_is_within_the_share() {
+    let mut pod = pod((1..=7).map(|n| container(&format!("a{n}"), "a", false, n)).collect(), true);
+    pod.containers.push(container("b8", "b", false, 8));
+    // `a4` to `a6` are too young. The share is 2 of each: beyond it are `a1` and `a2`, and one more has to go.
+    let limits = Limits { per_container: None, total: Some(5), minimum_age: 7, ..Limits::default() };
+    assert_eq!(limited(&[pod], &limits, 10), ["a3", "a2", "a1"]);
+}
+
+#[test]
 fn an_order_takes_all_that_is_dead_of_a_pod_that_has_ended_and_the_pod_stays_known() {
     let ended = wants(Wanted::Ended);
     let dead = || {

@@ -105,6 +105,8 @@ fn only_names_that_rotation_makes_are_rotated_files() {
         ("0.log.20260102-030405.gz", Some(("20260102-030405", Form::Compressed))),
         ("0.log.20260102-030405.tmp", Some(("20260102-030405", Form::Unfinished))),
         ("0.log.20240229-235959", Some(("20240229-235959", Form::Plain))),
+        // The last day of the calendar's 400 years.
+        ("0.log.20000229-120000", Some(("20000229-120000", Form::Plain))),
         ("0.log", None),
         ("0.log.", None),
         ("10.log.20260102-030405", None),
@@ -116,6 +118,10 @@ fn only_names_that_rotation_makes_are_rotated_files() {
         ("0.log.20261301-000000", None),
         ("0.log.99991231-235959", None),
         ("0.log.2026010-2030405", None),
+        ("0.log.202601023-30405", None),
+        ("0.log.+0260102-030405", None),
+        ("0.log.2026-0102030405", None),
+        ("0.log.202é010-2030405", None),
     ] {
         assert_eq!(rotated("0.log", name), expected, "{name}");
     }

@@ -75,8 +75,9 @@ fn frames_are_read_in_whatever_pieces_they_come() {
         data(3, b"", false),
         data(1, b" world", true),
         pong(2),
-        // A server's own stream, settings and a window: nothing to a client of this kind.
+        // A server's own stream, more headers, settings and a window: nothing to a client of this kind.
         of_kind(SYN_STREAM, 0, &[0; 10]),
+        of_kind(HEADERS, 0, &[0, 0, 0, 9]),
         of_kind(4, 0, &[0; 4]),
         of_kind(9, 0, &[0; 8]),
         of_kind(SYN_REPLY, FIN, &[0, 0, 0, 5]),
@@ -117,6 +118,12 @@ fn what_is_no_spdy_is_an_error_that_says_so() {
     // Text looks like the data of a stream with a great number: whoever reads knows that it has opened none such.
     let Event::Data { stream, .. } = events(http, 99).unwrap().remove(0) else { panic!("data") };
     assert!(stream > 0x4000_0000, "{stream}");
+}
+
+#[test]
+fn a_control_frame_may_be_as_long_as_the_longest() {
+    let frame = control(PING, &[7; LONGEST_CONTROL]);
+    assert_eq!(events(&frame, frame.len()), Ok(vec![Event::Ping { id: 0x0707_0707 }]));
 }
 
 #[test]

@@ -96,6 +96,7 @@ fn what_is_unused_for_too_long_goes_whatever_the_usage() {
     let old = |now| plan_images(&book, &references(&["c"]), &policy, Demand::Age, now);
     assert!(old(600).is_empty(), "nobody knows what was used before the first look");
     assert_eq!(ids(&old(601).old), ["b"]);
+    assert_eq!(ids(&old(1_100).old), ["b"]);
     assert_eq!(ids(&old(1_101).old), ["b", "a"]);
     assert!(old(1_101).spare.is_empty());
     assert!(plan_images(&book, &references(&[]), &POLICY, Demand::Age, 1_101).is_empty());

@@ -1,0 +1,174 @@
+//! The kubelet's metrics of what runs and of the reads that found it out (node-and-api.md §15.4, pod-lifecycle.md §12).
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use keelson_proto::keelson::runtime::v1 as pb;
+use keelson_service_kit::Metrics;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use tokio::time::Instant;
+
+use crate::observe::Observer;
+
+/// Upper bounds of the buckets in seconds: Prometheus' usual ones.
+const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// How long reads take, and when the last one of everything was.
+#[derive(Debug, Clone)]
+pub(crate) struct ReadMetrics {
+    all: Histogram,
+    interval: Histogram,
+    one: Histogram,
+    last_seen: Gauge,
+    begun: Arc<Mutex<Option<Instant>>>,
+}
+
+impl ReadMetrics {
+    pub(crate) fn new() -> Self {
+        Self {
+            all: Histogram::new(SECONDS),
+            interval: Histogram::new(SECONDS),
+            one: Histogram::new(SECONDS),
+            last_seen: Gauge::default(),
+            begun: Arc::default(),
+        }
+    }
+
+    fn register(&self, metrics: &Metrics) {
+        let help = "Seconds that a read of all pods from the runtime took";
+        metrics.register("kubelet_pleg_relist_duration_seconds", help, self.all.clone());
+        let help = "Seconds between the beginnings of two reads of all pods";
+        metrics.register("kubelet_pleg_relist_interval_seconds", help, self.interval.clone());
+        let help = "Seconds that a read of one pod from the runtime took";
+        metrics.register("kubelet_pleg_pod_relist_duration_seconds", help, self.one.clone());
+        let help = "When all pods were last read, in seconds since 1970";
+        metrics.register("kubelet_pleg_last_seen_seconds", help, self.last_seen.clone());
+    }
+
+    /// A read of all pods begins.
+    pub(crate) fn begins(&self) -> Instant {
+        let now = Instant::now();
+        let before = self.begun.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
+        if let Some(before) = before {
+            self.interval.observe((now - before).as_secs_f64());
+        }
+        now
+    }
+
+    /// It has ended, well or not.
+    pub(crate) fn ended(&self, took: Duration, complete: bool) {
+        self.all.observe(took.as_secs_f64());
+        if complete {
+            self.last_seen.set(keelson_service_kit::now_unix_nanos() / 1_000_000_000);
+        }
+    }
+
+    /// One pod has been read.
+    pub(crate) fn read_one(&self, took: Duration) {
+        self.one.observe(took.as_secs_f64());
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ContainerState {
+    container_state: &'static str,
+}
+
+/// Counted when somebody asks, from what was published last.
+#[derive(Debug)]
+struct Pods(Observer);
+
+#[derive(Debug)]
+struct Containers(Observer);
+
+impl EncodeMetric for Pods {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        let running = self.0.all().iter().filter(|pod| pod.sandboxes.iter().any(|s| s.ready)).count();
+        ConstGauge::new(i64::try_from(running).unwrap_or(i64::MAX)).encode(encoder)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+}
+
+impl EncodeMetric for Containers {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        let counts: Family<ContainerState, Gauge> = Family::default();
+        for container in self.0.all().iter().flat_map(|pod| &pod.containers) {
+            let container_state = match container.state() {
+                pb::ContainerState::Created => "created",
+                pb::ContainerState::Running => "running",
+                pb::ContainerState::Exited => "exited",
+                pb::ContainerState::Unknown | pb::ContainerState::Unspecified => "unknown",
+            };
+            counts.get_or_create(&ContainerState { container_state }).inc();
+        }
+        counts.encode(encoder)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+}
+
+/// Shows what an observer knows, and how long it takes it to find out.
+pub(crate) fn register(observer: &Observer, metrics: &Metrics) {
+    observer.reads().register(metrics);
+    let help = "Pods with a sandbox that is ready";
+    metrics.register("kubelet_running_pods", help, Pods(observer.clone()));
+    let help = "Containers that the runtime has, by state";
+    metrics.register("kubelet_running_containers", help, Containers(observer.clone()));
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_cri::v1 as cri;
+
+    use super::*;
+    use crate::fake::{Answer, FakeRuntime};
+
+    #[tokio::test]
+    async fn what_runs_and_how_long_reads_take_is_told() {
+        let fake = FakeRuntime::start().await;
+        let metrics = Metrics::new();
+        register(&fake.observer, &metrics);
+        fake.sandbox("s-a", "a", true);
+        fake.sandbox("s-b", "b", false);
+        fake.container("c-a", "a", cri::ContainerState::ContainerRunning);
+        fake.container("c-b", "b", cri::ContainerState::ContainerExited);
+        fake.observer.relist().await.unwrap();
+        fake.container("c-c", "a", cri::ContainerState::ContainerRunning);
+        fake.observer.read("a").await.unwrap();
+        let text = metrics.text();
+        for line in [
+            "kubelet_running_pods 1",
+            "kubelet_running_containers{container_state=\"running\"} 2",
+            "kubelet_running_containers{container_state=\"exited\"} 1",
+            "kubelet_pleg_relist_duration_seconds_count 1",
+            "kubelet_pleg_relist_interval_seconds_count 0",
+            "kubelet_pleg_pod_relist_duration_seconds_count 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+        let seen = |text: &str| -> i64 {
+            let line = text.lines().find_map(|l| l.strip_prefix("kubelet_pleg_last_seen_seconds ")).unwrap();
+            line.parse().unwrap()
+        };
+        let before = seen(&text);
+        assert!(before > 1_700_000_000, "{text}");
+        // A read in vain takes its time, too, and shows nothing.
+        fake.observer.reads().last_seen.set(7);
+        fake.answer("ListContainers", Answer::Fail(1, tonic::Code::Unavailable));
+        fake.observer.relist().await.unwrap_err();
+        let text = metrics.text();
+        assert_eq!(seen(&text), 7);
+        assert!(text.contains("kubelet_pleg_relist_duration_seconds_count 2"), "{text}");
+        assert!(text.contains("kubelet_pleg_relist_interval_seconds_count 1"), "{text}");
+    }
+}
