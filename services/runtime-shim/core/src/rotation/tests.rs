@@ -243,3 +243,15 @@ proptest! {
         prop_assert_eq!(next_stamp(a, Some(&stamp(b))), stamp(a.max(b + 1)));
     }
 }
+
+#[test]
+fn each_day_of_five_centuries_is_read_back() {
+    for day in 0..200_000 {
+        let at = day * DAY + 45_296;
+        let text = stamp(at);
+        assert_eq!(seconds(&text), Some(at), "{text}");
+        assert!(text.ends_with("-123456"), "{text}");
+    }
+    // No leap year, but every 400 years.
+    assert!(stamp(4_107_542_399).starts_with("21000228-") && stamp(4_107_542_400).starts_with("21000301-"));
+}
