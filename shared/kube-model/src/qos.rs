@@ -120,6 +120,14 @@ mod tests {
     }
 
     #[test]
+    fn every_class_is_read_back_and_no_other_word() {
+        for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
+            assert_eq!(QosClass::parse(class.as_str()), Some(class));
+        }
+        assert_eq!(QosClass::parse("burstable"), None);
+    }
+
+    #[test]
     fn nothing_asked_is_best_effort() {
         assert_eq!(class(json!({"containers": [{}]})), QosClass::BestEffort);
         let zero = json!({"resources": {"requests": {"cpu": "0"}}});

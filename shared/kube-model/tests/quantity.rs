@@ -9,6 +9,31 @@ fn q(text: &str) -> Quantity {
 }
 
 #[test]
+fn every_suffix_has_its_value() {
+    let decimal = |exponent: u32| 10_i128.pow(exponent);
+    for (text, nanos) in [
+        ("1n", decimal(0)),
+        ("1u", decimal(3)),
+        ("1m", decimal(6)),
+        ("1", decimal(9)),
+        ("1k", decimal(12)),
+        ("1M", decimal(15)),
+        ("1G", decimal(18)),
+        ("1T", decimal(21)),
+        ("1P", decimal(24)),
+        ("1E", decimal(27)),
+        ("1Ki", decimal(9) << 10),
+        ("1Mi", decimal(9) << 20),
+        ("1Gi", decimal(9) << 30),
+        ("1Ti", decimal(9) << 40),
+        ("1Pi", decimal(9) << 50),
+        ("1Ei", decimal(9) << 60),
+    ] {
+        assert_eq!(q(text).nanos(), nanos, "{text}");
+    }
+}
+
+#[test]
 fn canonical_text_keeps_the_family_of_suffixes() {
     let table = [
         ("0", "0"),
