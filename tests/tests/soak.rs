@@ -19,10 +19,9 @@ const WAVES: &str = "KEELSON_SOAK_WAVES";
 /// Where libcni keeps what plugins have answered.
 const CNI_RESULTS: &str = "/var/lib/cni/results";
 
-/// By how much all services together may be larger in the second half of the waves than in the first. What the
-/// allocator keeps changes from wave to wave; a kibibyte kept of each pod would be a thousand between the halves of
-/// the long test.
-const GROWTH_KIB: u64 = 768;
+/// By how much the least that all services together have in the last third of the waves may be more than in the third
+/// before. A kibibyte kept of each pod would be more than this in the long test.
+const GROWTH_KIB: u64 = 512;
 
 /// Services that are not kept as small as they were after the first wave.
 const SLACK_KIB: u64 = 16 << 10;
@@ -197,11 +196,6 @@ fn memory(agent: &Agent) -> BTreeMap<ServiceName, u64> {
     ServiceName::ALL.into_iter().filter_map(|s| Some((s, own_kib(agent.service_pid(s)?)))).collect()
 }
 
-fn median(mut values: Vec<u64>) -> u64 {
-    values.sort_unstable();
-    values[values.len() / 2]
-}
-
 /// One wave: pods come, are looked at, and go.
 async fn wave(agent: &Agent, number: usize, count: usize) {
     // Every name comes twice, and with it the same UID.
@@ -264,15 +258,21 @@ async fn soak(waves: usize, count: usize, growth_kib: u64) {
     assert_eq!(mounts_below(scratch.path()), mounts);
     assert_eq!(services(), processes, "a service has been started again");
 
+    // Rings and pools fill in the first third. What the allocator keeps for a while comes and goes; what is kept of
+    // each pod never goes, and so it is in the least of the values, too.
+    let (_, samples) = samples.split_at(samples.len() / 3);
     let (one, other) = samples.split_at(samples.len() / 2);
-    let of =
-        |half: &[BTreeMap<ServiceName, u64>], service| median(half.iter().map(|s| s[&service]).collect());
+    let least = |part: &[BTreeMap<ServiceName, u64>], of: &dyn Fn(&BTreeMap<ServiceName, u64>) -> u64| {
+        part.iter().map(of).min().unwrap()
+    };
     for service in ServiceName::ALL {
-        println!("{service}: {} KiB, then {} KiB", of(one, service), of(other, service));
+        let of = |sample: &BTreeMap<ServiceName, u64>| sample[&service];
+        println!("{service}: at least {} KiB, then {} KiB", least(one, &of), least(other, &of));
     }
-    let sum = |half: &[BTreeMap<ServiceName, u64>]| median(half.iter().map(|s| s.values().sum()).collect());
-    println!("all: {} KiB, then {} KiB", sum(one), sum(other));
-    assert!(sum(other) <= sum(one) + growth_kib, "grown from {} to {} KiB", sum(one), sum(other));
+    let all = |sample: &BTreeMap<ServiceName, u64>| sample.values().sum();
+    let (before, after) = (least(one, &all), least(other, &all));
+    println!("all: at least {before} KiB, then {after} KiB");
+    assert!(after <= before + growth_kib, "grown from {before} to {after} KiB");
     let last: u64 = memory(&agent).values().sum();
     assert!(last <= first.values().sum::<u64>() + SLACK_KIB, "grown from {first:?} to {last} KiB");
     agent.end().unwrap();
