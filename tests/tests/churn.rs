@@ -190,7 +190,10 @@ async fn a_container_that_is_started_again_is_seen() {
         let has = |text: &str| seen.wrong().iter().any(|w| w.contains("bad") && w.contains(text));
         has("container attempt 1") && has("restartCount 1")
     });
-    told.await.unwrap_or_else(|e| panic!("{e:#}: {seen:?}\n{}", agent.log_tail()));
+    if let Err(error) = told.await {
+        // Whether the runtime has seen the end of the first one.
+        panic!("{error:#}: {seen:?}; the runtime runs {:?}\n{}", running(&agent).await, agent.log_tail());
+    }
     assert!(!seen.wrong().iter().any(|w| w.contains("good")), "{seen:?}");
     agent.end().unwrap();
 }

@@ -3,13 +3,19 @@
 #![allow(clippy::unwrap_used)] // A test fails where it stands.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually};
 use keelson_tests::waits::until_one_ready;
 use keelson_tests::{LIMIT, is_ready, pods, running, until_cause, until_event, until_no_cause, until_ready};
+use rustls::pki_types::PrivatePkcs8KeyDer;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 
 /// Runs until it is told to end.
 const RUNS: &str = "trap 'exit 0' TERM; while true; do sleep 1; done";
@@ -95,6 +101,65 @@ async fn readiness_by_http_and_by_command_makes_a_pod_ready_and_unready() {
         until_unready(&agent, name).await;
     }
     assert_eq!(running(&agent).await.unwrap(), before, "readiness restarts nothing");
+    agent.end().unwrap();
+}
+
+/// Answers `/ready` and everything else over TLS, with a certificate that nobody vouches for; its task ends with the
+/// test's runtime.
+async fn https(ready: Arc<AtomicU16>, others: Arc<AtomicU16>) -> u16 {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["elsewhere.example".to_owned()]).unwrap();
+    let certificate = params.self_signed(&key).unwrap().der().clone();
+    let config =
+        rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], PrivatePkcs8KeyDer::from(key.serialize_der()).into())
+            .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            // Who gives up in between asks again.
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            let mut buffer = [0; 4096];
+            let Ok(read) = stream.read(&mut buffer).await else { continue };
+            let status = if buffer[..read].starts_with(b"GET /ready ") { &ready } else { &others };
+            let status = status.load(Ordering::SeqCst);
+            let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n");
+            let _ = stream.write_all(answer.as_bytes()).await;
+            let _ = stream.shutdown().await;
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn over_tls_readiness_and_liveness_decide_as_they_do_without() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let (ready, live) = (Arc::new(AtomicU16::new(503)), Arc::new(AtomicU16::new(200)));
+    let port = https(Arc::clone(&ready), Arc::clone(&live)).await;
+    let get = |path: &str| {
+        probe(json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": path, "scheme": "HTTPS"}}), 1)
+    };
+    let fields = json!({"readinessProbe": get("/ready"), "livenessProbe": get("/live")});
+    write_pod(&agent, scratch.path(), "web", RUNS, &fields);
+    until_cause(&agent, "web", "container", "you", "HTTP probe failed with statuscode: 503").await.unwrap();
+    ready.store(200, Ordering::SeqCst);
+    until_one_ready(&agent, "web").await;
+    assert_eq!(restart_count(&agent, "web").await, 0);
+    live.store(500, Ordering::SeqCst);
+    until_event(&agent, "Unhealthy", "Liveness probe failed: HTTP probe failed with statuscode: 500")
+        .await
+        .unwrap();
+    let restarted = eventually(LIMIT, "it was restarted", async || restart_count(&agent, "web").await >= 1);
+    restarted.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    live.store(200, Ordering::SeqCst);
+    until_ready(&agent, &["web"]).await.unwrap();
     agent.end().unwrap();
 }
 

@@ -27,6 +27,19 @@ fn keelson(args: &[&str]) -> Output {
     output
 }
 
+/// The id of each container that runs, by its pod.
+fn containers() -> Vec<(String, String)> {
+    let pods: Value = serde_json::from_slice(&keelson(&["get", "pods", "-o", "json"]).stdout).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let of = |pod: &Value| -> Vec<(String, String)> {
+        let statuses = pod["status"]["containerStatuses"].as_array().unwrap();
+        statuses.iter().map(|c| (text(&pod["metadata"]["name"]), text(&c["containerID"]))).collect()
+    };
+    let mut all: Vec<_> = pods["items"].as_array().unwrap().iter().flat_map(of).collect();
+    all.sort();
+    all
+}
+
 /// Takes the quickstart down when the test fails before it has done so.
 struct Down;
 
@@ -70,6 +83,16 @@ fn a_quickstart_shows_pods_and_goes_without_a_trace() {
     assert!(text(&keelson(&["explain", "pod", "web"])).contains("waits for nothing"));
 
     assert!(text(&xtask("quickstart")).contains("All is up already"));
+
+    // All of the agent is killed: a second quickstart starts it again, and no container notices.
+    let started = containers();
+    let init = services.iter().find(|service| service["name"] == "init").unwrap();
+    let killed = Command::new("kill").args(["-9", &init["pid"].to_string()]).status().unwrap();
+    assert!(killed.success());
+    let again = text(&xtask("quickstart"));
+    assert!(again.contains("pods are Ready") && again.contains("its pods are not"), "{again}");
+    assert_eq!(containers(), started);
+
     let shown = text(&xtask("down"));
     assert!(shown.contains("nothing is left"), "{shown}");
     drop(down);

@@ -89,6 +89,8 @@ async fn a_pod_that_burns_cpu_and_holds_memory_shows_up_with_plausible_figures()
     assert_eq!(item["spec"]["containers"][0]["name"], "main", "{list}");
     assert!(item["spec"]["containers"][0]["image"].as_str().is_some_and(|i| !i.is_empty()), "{list}");
 
+    containers(&agent, &name).await;
+
     agent.remove_manifest("burner.yaml").unwrap();
     let gone = eventually(LIMIT, "nothing is told of a pod that has gone", async || {
         let told = good_json(&summary).await;
@@ -117,6 +119,32 @@ fn pod_figures(pod: &Value) {
         assert!(number(&memory["rssBytes"]) <= MEMORY && number(&memory["pageFaults"]) > 0, "{pod:#}");
     }
     assert!(number(&pod["process_stats"]["process_count"]) >= 2, "{pod:#}");
+}
+
+/// What dashboards look for, with the values that the container and its pod are bound to.
+async fn containers(agent: &Agent, pod: &str) {
+    let text = good(&format!("{}/metrics/cadvisor", agent.api_url())).await;
+    let of_main = format!("namespace=\"default\",pod=\"{pod}\"");
+    let value = |name: &str, container: &str, own: &str| -> f64 {
+        let begin = format!("{name}{{container=\"{container}\",");
+        let fits = |line: &&str| line.starts_with(&begin) && line.contains(&of_main) && line.contains(own);
+        let line = text.lines().find(fits).unwrap_or_else(|| panic!("no {begin} {own}: {text}"));
+        line.split("} ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
+    };
+    assert!(value("container_cpu_usage_seconds_total", "main", "cpu=\"total\"") > 0.05);
+    assert!(value("container_memory_working_set_bytes", "main", "") >= 8_388_608.0);
+    assert_eq!(value("container_spec_memory_limit_bytes", "main", "") as u64, MEMORY);
+    let (quota, period) =
+        (value("container_spec_cpu_quota", "main", ""), value("container_spec_cpu_period", "main", ""));
+    assert_eq!((quota / period * 1000.0).round() as u64, CPU_MILLI);
+    // It burns more than it may.
+    assert!(value("container_cpu_cfs_throttled_periods_total", "main", "") > 0.0);
+    assert!(value("container_network_receive_bytes_total", "", "interface=\"eth0\"") >= 0.0);
+    assert!(value("container_threads", "main", "") >= 1.0);
+    assert!(
+        text.contains("\nmachine_cpu_cores{") && text.ends_with("\ncontainer_scrape_error 0\n"),
+        "{text}"
+    );
 }
 
 /// The interface of the pod, compared with what its process sees.

@@ -14,9 +14,9 @@ use keelson_testkit::{Agent, eventually};
 use serde::Deserialize;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::pods::{NAMESPACE, Pod, Staged, markers};
+use crate::pods::{NAMESPACE, Pod, Staged, flood, markers};
 use crate::runtime::{self, Cri};
-use crate::usage::Named;
+use crate::usage::{Flow, Named};
 use crate::watch::{Seen, Watch};
 use crate::{cgroups, usage};
 
@@ -144,6 +144,12 @@ impl Subject {
             );
         }
         Ok(Up { begun, seen })
+    }
+
+    /// Starts a pod that writes its log as fast as it can, and waits until it flows.
+    pub async fn flood(&self) -> anyhow::Result<Flow> {
+        let up = self.up(&[flood()]).await?;
+        Flow::of(&up.seen).await
     }
 
     /// Waits until pod-sync shows each of `pods` as Ready.

@@ -47,6 +47,10 @@ pub struct Report {
     pub pss_kib: BTreeMap<String, u64>,
     /// `None` when it was left out.
     pub idle: Option<Idle>,
+    /// MB/s that a flood wrote while the floor's pods came up; one for each round beside a flood.
+    pub flood_floor: Vec<f64>,
+    /// The same while the agent's pods came up.
+    pub flood_agent: Vec<f64>,
 }
 
 impl Times {
@@ -115,7 +119,13 @@ impl Report {
             adoption: Vec::new(),
             pss_kib: BTreeMap::new(),
             idle: None,
+            flood_floor: Vec::new(),
+            flood_agent: Vec::new(),
         }
+    }
+
+    fn is_beside_flood(&self) -> bool {
+        !self.flood_agent.is_empty()
     }
 
     fn up(&self) -> f64 {
@@ -140,6 +150,8 @@ impl Report {
             rounded(median(times.iter().map(|times| times.percentile(percent))) * 1000.0)
         };
         let middle = |values: &[f64]| rounded(median(values.iter().copied()));
+        // Beside a flood nothing is measured at rest.
+        let at_rest = |value: f64| (!self.is_beside_flood()).then_some(value);
         let each = |times: &[Times]| times.iter().map(|times| rounded(times.last())).collect::<Vec<_>>();
         let pss = self.pss_kib.iter().map(|(name, kib)| (name.clone(), json!(rounded(mib(*kib)))));
         let cpu = self.idle.as_ref().map(|idle| {
@@ -159,10 +171,12 @@ impl Report {
             "ready_p99_ms": ms(&self.agent, 99),
             "floor_p50_ms": ms(&self.floor, 50),
             "gone_s": middle(&self.gone),
-            "recovery_s": middle(&self.recovery),
-            "adopted_s": middle(&self.adoption),
-            "pss_mib_total": rounded(self.pss_total()),
+            "recovery_s": at_rest(middle(&self.recovery)),
+            "adopted_s": at_rest(middle(&self.adoption)),
+            "pss_mib_total": at_rest(rounded(self.pss_total())),
             "pss_mib": pss.collect::<Value>(),
+            "flood_mb_s": self.is_beside_flood().then(|| middle(&self.flood_agent)),
+            "floor_flood_mb_s": self.is_beside_flood().then(|| middle(&self.flood_floor)),
             "idle_seconds": self.idle.as_ref().map(|idle| idle.window.as_secs()),
             "idle_cpu_pct_total": idle(Idle::total),
             "idle_cpu_pct": cpu,
@@ -188,10 +202,18 @@ impl Report {
             row("  half of the pods", ms(&self.floor, 50), ""),
             row("up / floor", format!("{:.3}", self.ratio()), target.ratio),
             row("gone: one manifest removed to its process gone", seconds(&self.gone), target.gone),
+        ];
+        if self.is_beside_flood() {
+            let flow = |values: &[f64]| format!("{:.0} MB/s", median(values.iter().copied()));
+            rows.push(row("a container wrote its log meanwhile", flow(&self.flood_agent), ""));
+            rows.push(row("  while the floor was measured", flow(&self.flood_floor), ""));
+            return render(&rows);
+        }
+        rows.extend([
             row("whole agent killed to all Ready again", seconds(&self.recovery), target.recovery),
             row("  every container seen again", seconds(&self.adoption), ""),
             row("memory of all services (PSS)", format!("{:.1} MiB", self.pss_total()), target.memory),
-        ];
+        ]);
         for (name, kib) in &self.pss_kib {
             rows.push(row(&format!("  {name}"), format!("{:.1} MiB", mib(*kib)), ""));
         }
@@ -329,6 +351,8 @@ mod tests {
             "adopted_s": 0.6,
             "pss_mib_total": 7.0,
             "pss_mib": {"init": 2.0, "pod-sync": 5.0},
+            "flood_mb_s": null,
+            "floor_flood_mb_s": null,
             "idle_seconds": 120,
             "idle_cpu_pct_total": 0.335,
             "idle_cpu_pct": {"init": 0.1, "pod-sync": 0.235},
@@ -349,6 +373,22 @@ mod tests {
             assert_eq!(value.get(name), Some(&Value::Null), "{name}");
         }
         assert!(!Report { idle: None, ..report() }.table().contains("idle CPU"));
+    }
+
+    #[test]
+    fn beside_a_flood_the_table_says_how_much_it_wrote_and_nothing_of_a_rest() {
+        let flooded = Report { flood_floor: vec![30.0, 50.0], flood_agent: vec![35.0], ..report() };
+        let table = flooded.table();
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        for row in ["a container wrote its log meanwhile 35 MB/s", "while the floor was measured 40 MB/s"] {
+            assert!(table.lines().any(|line| words(line) == row), "{row}: {table}");
+        }
+        assert!(!table.contains("memory") && !table.contains("killed"), "{table}");
+        let value: Value = serde_json::from_str(&flooded.json()).unwrap();
+        assert_eq!((&value["flood_mb_s"], &value["floor_flood_mb_s"]), (&json!(35.0), &json!(40.0)));
+        for name in ["recovery_s", "adopted_s", "pss_mib_total"] {
+            assert_eq!(value[name], Value::Null, "{name}");
+        }
     }
 
     #[test]

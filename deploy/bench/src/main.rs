@@ -7,6 +7,8 @@
 //!   agent is stopped while the floor runs, because it would end pods that it does not know.
 //! - **Seen from outside.** A pod is up when its process is in /proc and gone when it is not; the agent's
 //!   own status counts only where it is the question (recovery). Memory is PSS, CPU is utime + stime.
+//! - **Beside a flood**, when asked for: a container writes its log as fast as it can, in the floor's runs straight at
+//!   containerd, in the agent's as one more pod, whose log the agent rotates.
 //! - **Nothing left.** Between runs, processes, sandboxes and pod cgroups are gone; in the end also the
 //!   private containerd, its network and every folder, whatever has gone wrong.
 //!
@@ -53,6 +55,9 @@ struct Arguments {
     /// Leave the idle windows out
     #[arg(long)]
     no_idle: bool,
+    /// Measure beside a container that writes its log as fast as the machine lets it; only how pods come up and go
+    #[arg(long)]
+    flood: bool,
     /// Runs of the agent and of the floor, in turns
     #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
@@ -73,6 +78,7 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
         pods: usize::try_from(arguments.n)?,
         rounds: usize::try_from(arguments.rounds)?,
         idle: (!arguments.no_idle).then(|| Duration::from_secs(arguments.idle_seconds)),
+        flood: arguments.flood,
     };
     let progress = Progress::start();
     // Outlives the runtime: what a cancelled start still makes in the folder ends before the folder does.

@@ -19,6 +19,14 @@ pub struct Pod {
     pub name: String,
     /// The number of seconds that its process sleeps; no other process has it as an argument.
     pub marker: String,
+    /// It writes its log instead of sleeping, and ends that only when it is killed.
+    pub floods: bool,
+}
+
+/// A pod that writes its log as fast as it can.
+pub fn flood() -> Pod {
+    let mut pods = fresh(1);
+    Pod { floods: true, ..pods.remove(0) }
 }
 
 /// Pods with fresh names: one name never stands for two pods in a run.
@@ -30,7 +38,7 @@ pub fn fresh(count: usize) -> Vec<Pod> {
 fn numbered(first: u64, count: usize) -> Vec<Pod> {
     (first..)
         .take(count)
-        .map(|number| Pod { name: format!("bench-{number}"), marker: number.to_string() })
+        .map(|number| Pod { name: format!("bench-{number}"), marker: number.to_string(), floods: false })
         .collect()
 }
 
@@ -47,7 +55,13 @@ impl Pod {
 
     /// The manifest. With zero grace its end does not wait for a process that, as PID 1, ignores SIGTERM.
     pub fn manifest(&self) -> String {
-        let Self { name, marker } = self;
+        let Self { name, marker, floods } = self;
+        let command = if *floods {
+            // Lines of 4000 bytes, each with the marker behind it.
+            format!(r#"["/bin/sh", "-c", "exec yes \"$(printf %04000d 0)\" \"$0\"", "{marker}"]"#)
+        } else {
+            format!(r#"["/bin/sleep", "{marker}"]"#)
+        };
         format!(
             r#"apiVersion: v1
 kind: Pod
@@ -60,7 +74,7 @@ spec:
   - name: main
     image: {BUSYBOX_IMAGE}
     imagePullPolicy: IfNotPresent
-    command: ["/bin/sleep", "{marker}"]
+    command: {command}
     volumeMounts:
     - name: data
       mountPath: /data
@@ -119,6 +133,13 @@ mod tests {
     fn a_manifest_names_pod_and_marker() {
         let text = numbered(7, 1)[0].manifest();
         assert!(text.contains("  name: bench-7\n") && text.contains(r#"["/bin/sleep", "7"]"#), "{text}");
+    }
+
+    #[test]
+    fn a_flood_has_its_marker_as_the_last_argument() {
+        let flood = flood();
+        let wanted = format!(r#"\"$0\"", "{}"]"#, flood.marker);
+        assert!(flood.manifest().contains(&wanted), "{}", flood.manifest());
     }
 
     #[test]

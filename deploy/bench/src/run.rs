@@ -14,7 +14,7 @@ use crate::floor::Floor;
 use crate::pods::{self, Pod};
 use crate::progress::Progress;
 use crate::proxy::Proxy;
-use crate::usage::{self, Named};
+use crate::usage::{self, Flow, Named};
 use crate::watch::{Seen, Watch};
 
 /// Pods that have just started still cost; memory is looked at after this.
@@ -32,28 +32,40 @@ pub struct Plan {
     pub rounds: usize,
     /// The length of an idle window; `None`: no idle windows.
     pub idle: Option<Duration>,
+    /// Whether a container writes its log meanwhile, as fast as it can. Then nothing is measured at rest.
+    pub flood: bool,
+}
+
+/// What stands straight at containerd.
+struct Floors {
+    pods: Floor,
+    flood: Option<Floor>,
 }
 
 /// Measures, with everything in `folder`.
 pub async fn run(folder: &Path, plan: &Plan, progress: &Progress) -> anyhow::Result<Report> {
     progress.say("starting a private containerd and the agent");
     let mut subject = Subject::start(folder, plan.pods).await?;
-    let floor = capture(&mut subject, folder, plan, progress).await?;
+    let floors = capture(&mut subject, folder, plan, progress).await?;
     let mut report = Report::new(plan.pods, plan.rounds);
     for round in 1..=plan.rounds {
         let name = format!("round {round} of {}", plan.rounds);
-        let times = floor_round(&subject, &floor, plan).await.with_context(|| format!("{name}, floor"))?;
+        let (times, flood) =
+            floor_round(&subject, &floors, plan).await.with_context(|| format!("{name}, floor"))?;
         progress.say(format!("{name}: floor: the last of {} up after {:.3} s", plan.pods, times.last()));
         report.floor.push(times);
+        report.flood_floor.extend(flood);
 
         subject.resume().await?;
+        let flood = if plan.flood { Some(subject.flood().await?) } else { None };
         let pods = pods::fresh(plan.pods);
         let up = subject.up(&pods).await?;
+        report.flood_agent.extend(flood.map(Flow::megabytes_per_second).transpose()?);
         let times = times_of(&up.seen, up.begun);
         progress.say(format!("{name}: agent: the last of {} up after {:.3} s", plan.pods, times.last()));
         report.agent.push(times);
         subject.wait_ready(&pods).await?;
-        if round == plan.rounds {
+        if round == plan.rounds && !plan.flood {
             at_rest(&mut subject, plan, &pods, &up, &mut report, progress).await?;
         }
         let gone = take_down(&mut subject, &pods, &up).await?;
@@ -71,37 +83,61 @@ async fn capture(
     folder: &Path,
     plan: &Plan,
     progress: &Progress,
-) -> anyhow::Result<Floor> {
+) -> anyhow::Result<Floors> {
     progress.say(format!("capturing the requests for {}", counted(plan.pods, "pod")));
     let recorder = Recorder::default();
     let upstream = subject.agent().containerd().socket().to_owned();
     let proxy = Proxy::start(folder.join("proxy.sock"), &upstream, recorder.clone())?;
     subject.configure(proxy.endpoint(), plan.pods)?;
     subject.resume().await?;
+    let spec = subject.agent().spec().clone();
+    let flood = if plan.flood {
+        subject.flood().await.context("the flood through the recording proxy")?;
+        Some(Floor::of(recorder.take(1)?, &spec, &folder.join("flood"))?)
+    } else {
+        None
+    };
     let pods = pods::fresh(plan.pods);
     let up = subject.up(&pods).await.context("the run through the recording proxy")?;
     progress.say("all are up");
     subject.wait_ready(&pods).await?;
     progress.say("all are Ready; removing them");
-    let floor = Floor::of(recorder.take(plan.pods)?, subject.agent().spec(), &folder.join("floor"))?;
+    let floor = Floor::of(recorder.take(plan.pods)?, &spec, &folder.join("floor"))?;
     ensure!(floor.markers().len() == plan.pods, "the captured requests do not start what the manifests say");
     take_down(subject, &pods, &up).await?;
     drop(proxy);
     subject.configure(subject.agent().containerd().endpoint(), plan.pods)?;
-    Ok(floor)
+    Ok(Floors { pods: floor, flood })
 }
 
-/// The captured requests straight at containerd, then all of it removed.
-async fn floor_round(subject: &Subject, floor: &Floor, plan: &Plan) -> anyhow::Result<Times> {
+/// The captured requests straight at containerd, then all of it removed. Beside a flood also what that wrote meanwhile, in
+/// MB/s.
+async fn floor_round(
+    subject: &Subject,
+    floors: &Floors,
+    plan: &Plan,
+) -> anyhow::Result<(Times, Option<f64>)> {
+    let flood = match &floors.flood {
+        Some(flood) => Some(Flow::of(&replayed(subject, flood, 1).await?.seen).await?),
+        None => None,
+    };
+    let up = replayed(subject, &floors.pods, plan.pods).await?;
+    let wrote = flood.map(Flow::megabytes_per_second).transpose()?;
+    subject.purge().await?;
+    ensure_ended(&up.seen)?;
+    floors.pods.clean_up()?;
+    floors.flood.iter().try_for_each(Floor::clean_up)?;
+    Ok((times_of(&up.seen, up.begun), wrote))
+}
+
+/// The requests of one floor, until all their processes are there.
+async fn replayed(subject: &Subject, floor: &Floor, pods: usize) -> anyhow::Result<Up> {
     floor.prepare()?;
     let watch = Watch::start(floor.markers())?;
     let begun = floor.replay(&subject.cri()).await?;
-    let seen = watch.until(begun + limit_for(plan.pods)).await;
-    ensure!(seen.len() == plan.pods, "only {} of {} processes were seen", seen.len(), plan.pods);
-    subject.purge().await?;
-    ensure_ended(&seen)?;
-    floor.clean_up()?;
-    Ok(times_of(&seen, begun))
+    let seen = watch.until(begun + limit_for(pods)).await;
+    ensure!(seen.len() == pods, "only {} of {pods} processes were seen", seen.len());
+    Ok(Up { begun, seen })
 }
 
 /// Measures how long one pod takes to end, then removes the others and stops the agent.

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use keelson_testkit::process::ProcessId;
+
+use crate::watch::Seen;
 
 /// Clock ticks per second in /proc; Linux tells programs 100 on every architecture that we build for
 /// (`sysconf(_SC_CLK_TCK)`).
@@ -23,6 +26,46 @@ pub fn pss_kib(process: ProcessId) -> anyhow::Result<u64> {
 fn parse_pss(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     line.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
+/// A flood is given this long to reach its full flow.
+const SWELL: Duration = Duration::from_secs(2);
+
+/// What a process writes from a moment on.
+#[derive(Debug)]
+pub struct Flow {
+    process: ProcessId,
+    begun: Instant,
+    before: u64,
+}
+
+impl Flow {
+    /// Of the one process that was seen, once it has begun for good.
+    pub async fn of(seen: &[Seen]) -> anyhow::Result<Self> {
+        let process = seen.first().context("the flood was not seen")?.process;
+        tokio::time::sleep(SWELL).await;
+        Ok(Self { process, begun: Instant::now(), before: written(process)? })
+    }
+
+    /// Millions of bytes per second since then.
+    pub fn megabytes_per_second(self) -> anyhow::Result<f64> {
+        let wrote = written(self.process)?.saturating_sub(self.before);
+        ensure!(wrote > 0, "the flood has written nothing");
+        // A float counts what can be written in a run.
+        Ok(wrote as f64 / 1e6 / self.begun.elapsed().as_secs_f64())
+    }
+}
+
+/// The bytes that a process has written so far (`wchar` of proc_pid_io(5)).
+fn written(process: ProcessId) -> anyhow::Result<u64> {
+    ensure!(process.is_alive(), "the flood has ended");
+    let path = format!("/proc/{}/io", process.pid);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    parse_written(&text).with_context(|| format!("{path} has no wchar"))
+}
+
+fn parse_written(io: &str) -> Option<u64> {
+    io.lines().find_map(|line| line.strip_prefix("wchar:"))?.trim().parse().ok()
 }
 
 /// CPU seconds that each process has used so far, in user and kernel mode.
@@ -62,6 +105,13 @@ mod tests {
         let text = "55 ---p 00:00 0 [rollup]\nRss:  900 kB\nPss:      512 kB\nPss_Dirty: 7 kB\n";
         assert_eq!(parse_pss(text), Some(512));
         assert_eq!(parse_pss("Pss_Dirty: 7 kB\n"), None);
+    }
+
+    #[test]
+    fn what_was_written_is_not_what_reached_the_disk() {
+        let io = "rchar: 5\nwchar: 4242\nwrite_bytes: 4096\n";
+        assert_eq!(parse_written(io), Some(4242));
+        assert_eq!(parse_written("write_bytes: 4096\n"), None);
     }
 
     #[test]

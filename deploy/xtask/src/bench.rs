@@ -28,6 +28,9 @@ pub struct BenchArguments {
     /// Leave the idle windows out
     #[arg(long)]
     no_idle: bool,
+    /// Measure beside a container that writes its log as fast as the machine lets it; only how pods come up and go
+    #[arg(long)]
+    flood: bool,
     /// Runs of the agent and of the floor, in turns [default: 3]
     #[arg(long, value_name = "COUNT")]
     rounds: Option<u32>,
@@ -52,6 +55,9 @@ impl BenchArguments {
         if self.no_idle {
             add("--no-idle", None);
         }
+        if self.flood {
+            add("--flood", None);
+        }
         if let Some(rounds) = self.rounds {
             add("--rounds", Some(rounds.to_string()));
         }
@@ -62,7 +68,7 @@ impl BenchArguments {
 /// Builds the agent and the program, and becomes the program, which so gets Ctrl-C itself.
 pub fn run(arguments: &BenchArguments) -> anyhow::Result<Infallible> {
     require_root("bench")?;
-    packages::install_missing()?;
+    packages::install_to_run()?;
     let folder = quickstart::build()?;
     // Built apart: in one build its features would be switched on in the agent, too.
     run_command(cargo().args(["build", "--release", "--locked", "--package", PROGRAM]))?;
@@ -78,11 +84,24 @@ mod tests {
 
     #[test]
     fn only_what_was_said_is_passed_on() {
-        let none = BenchArguments { n: None, json: false, idle_seconds: None, no_idle: false, rounds: None };
+        let none = BenchArguments {
+            n: None,
+            json: false,
+            idle_seconds: None,
+            no_idle: false,
+            flood: false,
+            rounds: None,
+        };
         assert_eq!(none.pass_on(), Vec::<OsString>::new());
-        let all =
-            BenchArguments { n: Some(1), json: true, idle_seconds: Some(9), no_idle: true, rounds: Some(5) };
-        let expected = ["-n", "1", "--json", "--idle-seconds", "9", "--no-idle", "--rounds", "5"];
+        let all = BenchArguments {
+            n: Some(1),
+            json: true,
+            idle_seconds: Some(9),
+            no_idle: true,
+            flood: true,
+            rounds: Some(5),
+        };
+        let expected = ["-n", "1", "--json", "--idle-seconds", "9", "--no-idle", "--flood", "--rounds", "5"];
         assert_eq!(all.pass_on(), expected);
     }
 }

@@ -29,7 +29,7 @@ enum Task {
     Quickstart,
     /// Stop what quickstart has started and remove everything it has made (needs root)
     Down,
-    /// Install the Debian packages that a build and a run need, without starting any daemon
+    /// Install the Debian packages that a build, a run and the tests need, without starting any daemon
     Packages,
     /// Run the tests
     Test(test::TestArguments),
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Task::Quickstart => quickstart::run(),
         Task::Down => down::run(),
-        Task::Packages => packages::install_missing(),
+        Task::Packages => packages::install_to_test(),
         Task::Test(arguments) => test::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments).map(|never| match never {}),

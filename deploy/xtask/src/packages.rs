@@ -16,11 +16,21 @@ const POLICY: &str = "/usr/sbin/policy-rc.d";
 /// The line by which a policy that an interrupted run has left is known as ours.
 const POLICY_MARK: &str = "# Left by `cargo xtask`, which was interrupted; it may be removed.";
 
-/// Installs the packages of every missing component; does nothing when all are there.
-pub fn install_missing() -> anyhow::Result<()> {
+/// Installs what is missing to build and to run; does nothing when all is there.
+pub fn install_to_run() -> anyhow::Result<()> {
+    install_missing(&Component::TO_RUN)
+}
+
+/// Installs what is missing to build, to run and to test.
+pub fn install_to_test() -> anyhow::Result<()> {
+    install_missing(&[&Component::TO_RUN[..], &Component::TO_TEST].concat())
+}
+
+fn install_missing(components: &[Component]) -> anyhow::Result<()> {
     let policy = Policy { path: PathBuf::from(POLICY) };
     policy.forget_interrupted();
-    let missing = missing_packages();
+    let absent = components.iter().filter(|component| component.find().is_err());
+    let missing: Vec<&str> = absent.map(|component| component.package()).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -38,15 +48,11 @@ pub fn install_missing() -> anyhow::Result<()> {
     let _policy = policy.forbid_daemons()?;
     step.run(apt().args(["update", "--quiet"]))?;
     step.run(apt().args(["install", "--quiet", "--yes", "--no-install-recommends"]).args(&missing))?;
-    for component in Component::ALL {
+    for component in components {
         component.find().context("installing the packages did not help")?;
     }
     step.done("installed");
     Ok(())
-}
-
-fn missing_packages() -> Vec<&'static str> {
-    Component::ALL.into_iter().filter(|part| part.find().is_err()).map(Component::package).collect()
 }
 
 fn apt() -> Command {

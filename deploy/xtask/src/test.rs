@@ -20,9 +20,10 @@ pub struct TestArguments {
 
 /// Runs every test, or with `--long` also the ignored ones.
 pub fn run(arguments: &TestArguments) -> anyhow::Result<()> {
-    packages::install_missing()?;
+    packages::install_to_test()?;
     // The whole-agent tests start the services' binaries.
-    run_command(cargo().args(["build", "--workspace", "--bins"]))?;
+    // With the tests, so that both are built with the same features of their dependencies, once.
+    run_command(cargo().args(["build", "--workspace", "--bins", "--tests"]))?;
     let nextest = find_file("cargo-nextest").is_ok() || cargo_bin_has_nextest();
     if nextest {
         let mut command = cargo();

@@ -10,7 +10,7 @@
 //! | | `/pods` | [`pods`]: a PodList, streamed from pod-sync |
 //! | | `/containerLogs/{namespace}/{pod}/{container}` | [`logs`]: streamed from runtime-shim |
 //! | | `/metrics` | [`metrics`]: those of every service, merged |
-//! | | `/metrics/resource`, `/stats/summary` | CPU, memory and the rest, as resource-manager reads them |
+//! | | `/metrics/resource`, `/metrics/cadvisor`, `/stats/summary` | CPU, memory and the rest, as resource-manager reads them |
 //! | | `/runningpods/` | a PodList of what the runtime runs, from runtime-shim |
 //! | | `/configz` | the KubeletConfiguration in force, from the file that init has written |
 //! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`debugging`]: 401, until requests are authenticated |
@@ -18,6 +18,7 @@
 //!
 //! On its socket it has the RPCs of every service and none of its own.
 
+mod cadvisor;
 mod configz;
 mod debugging;
 mod failure;
@@ -151,6 +152,8 @@ pub fn api_router(ctx: &Context) -> Router {
         .route("/pods", get(pods::list))
         .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::read))
         .route("/metrics", get(metrics::all))
+        .route("/metrics/probes", get(metrics::probes))
+        .route("/metrics/cadvisor", get(cadvisor::get))
         .route("/metrics/resource", get(resource_metrics::get))
         .route("/stats/summary", get(summary::get).post(summary::get))
         .route("/runningpods", get(running_pods::list))

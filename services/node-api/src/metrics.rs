@@ -1,4 +1,4 @@
-//! `/metrics`: those of every service in one text.
+//! `/metrics` and `/metrics/probes`: those of every service in one text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,6 +11,7 @@ use futures_util::future::join_all;
 use keelson_config::ServiceName;
 use keelson_proto::keelson::admin::v1::GetMetricsRequest;
 use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
+use keelson_service_kit::Peer;
 use tonic::Request;
 
 use crate::App;
@@ -24,19 +25,36 @@ pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8"
 /// The label that tells one service's series from another's.
 const LABEL: &str = "keelson_service";
 
+/// What the families of `/metrics/probes` begin with; a kubelet's `/metrics` has none of them (node-and-api.md §15.5).
+const PROBES: &str = "prober_";
+
+/// Families with labels that dashboards and alerts match on.
+const FROZEN: [&str; 2] = ["kubelet_", PROBES];
+
 /// `GET /metrics`. A service that does not answer within a second is missing from the text, and
 /// `keelson_service_up` says so.
 pub(crate) async fn all(State(app): State<App>) -> Response {
-    let fetched = join_all(app.peers.iter().map(async |(name, peer)| {
-        let mut request = Request::new(GetMetricsRequest {});
-        request.set_timeout(DEADLINE);
-        let text = AdminClient::new(peer.channel()).get_metrics(request).await;
-        (name.as_str(), text.ok().map(|response| response.into_inner().text))
-    }))
-    .await;
+    let fetched = join_all(app.peers.iter().map(fetch)).await;
     let own = (ServiceName::NodeApi.as_str(), Some(app.ctx.metrics.text()));
     let texts: Vec<(&str, Option<String>)> = fetched.into_iter().chain([own]).collect();
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], merge(&texts)).into_response()
+    answer(&texts, |family| !family.starts_with(PROBES))
+}
+
+/// `GET /metrics/probes`: those of pod-sync, which makes them.
+pub(crate) async fn probes(State(app): State<App>) -> Response {
+    let peers = app.peers.iter().filter(|(name, _)| *name == ServiceName::PodSync);
+    answer(&join_all(peers.map(fetch)).await, |family| family.starts_with(PROBES))
+}
+
+async fn fetch((name, peer): &(ServiceName, Peer)) -> (&'static str, Option<String>) {
+    let mut request = Request::new(GetMetricsRequest {});
+    request.set_timeout(DEADLINE);
+    let text = AdminClient::new(peer.channel()).get_metrics(request).await;
+    (name.as_str(), text.ok().map(|response| response.into_inner().text))
+}
+
+fn answer(texts: &[(&str, Option<String>)], shown: impl Fn(&str) -> bool) -> Response {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], merge(texts, shown)).into_response()
 }
 
 #[derive(Default)]
@@ -47,18 +65,18 @@ struct Family<'a> {
     samples: Vec<(&'a str, &'a str)>,
 }
 
-/// One text in format 0.0.4 of each service's OpenMetrics text; `None` for a service that did not answer.
+/// One text in format 0.0.4 of the families to be shown of each service's OpenMetrics text; `None` for a service that did
+/// not answer.
 ///
 /// HELP and TYPE of a family appear once. Each sample gets the label `keelson_service`, but not that of a
-/// family of the kubelet's own (`kubelet_…`) which only one service has: their labels are frozen, dashboards
-/// and alerts match on them.
-pub fn merge(texts: &[(&str, Option<String>)]) -> String {
+/// family of the kubelet's own (`kubelet_…`, `prober_…`) which only one service has: their labels are frozen.
+pub fn merge(texts: &[(&str, Option<String>)], shown: impl Fn(&str) -> bool) -> String {
     let mut families: BTreeMap<String, Family<'_>> = BTreeMap::new();
     for (service, text) in texts {
         read(service, text.as_deref().unwrap_or_default(), &mut families);
     }
     let mut merged = String::new();
-    for (name, family) in &families {
+    for (name, family) in families.iter().filter(|(name, _)| shown(name)) {
         write_family(&mut merged, name, family);
     }
     let _ = writeln!(merged, "# HELP keelson_service_up Whether the service has answered for its metrics");
@@ -80,7 +98,7 @@ fn write_family(merged: &mut String, name: &str, family: &Family<'_>) {
     let _ = writeln!(merged, "# TYPE {name} {}", family.kind);
     let shared = family.samples.iter().any(|(service, _)| *service != family.samples[0].0);
     for (service, line) in &family.samples {
-        if name.starts_with("kubelet_") && !shared {
+        if FROZEN.iter().any(|own| name.starts_with(own)) && !shared {
             let _ = writeln!(merged, "{line}");
         } else {
             write_labelled(merged, line, service);
@@ -178,7 +196,8 @@ mod tests {
 
     #[test]
     fn families_are_merged_and_series_told_apart() {
-        let merged = merge(&[("a", Some(ONE.to_owned())), ("b", Some(TWO.to_owned())), ("c", None)]);
+        let merged =
+            merge(&[("a", Some(ONE.to_owned())), ("b", Some(TWO.to_owned())), ("c", None)], |_| true);
         let expected = "# HELP keelson_grpc_server_handled_total RPCs, by \"method\".\n\
             # TYPE keelson_grpc_server_handled_total counter\n\
             keelson_grpc_server_handled_total{keelson_service=\"a\",method=\"a } b\",code=\"Ok\"} 3\n\
@@ -199,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_sample_without_a_family_is_kept_untyped() {
-        let merged = merge(&[("a", Some("stray 1\n".to_owned()))]);
+        let merged = merge(&[("a", Some("stray 1\n".to_owned()))], |_| true);
         assert!(merged.starts_with("# TYPE stray untyped\nstray{keelson_service=\"a\"} 1\n"), "{merged}");
     }
 }

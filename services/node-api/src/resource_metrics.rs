@@ -1,6 +1,6 @@
 //! `/metrics/resource`: CPU and memory for autoscaling (node-and-api.md §15.4).
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
 use axum::extract::State;
 use axum::http::header;
@@ -22,7 +22,7 @@ pub(crate) async fn get(State(app): State<App>) -> Response {
 }
 
 /// A family: name, kind, what it is.
-type Family = (&'static str, &'static str, &'static str);
+pub(crate) type Family = (&'static str, &'static str, &'static str);
 
 /// What a family tells of a cgroup.
 type Figure = fn(&rm::Usage) -> Option<f64>;
@@ -105,7 +105,7 @@ fn containers(pod: &rm::PodStatsResponse) -> impl Iterator<Item = (String, &rm::
 }
 
 /// Names of the API need no escape; what a runtime tells may.
-fn escaped(value: &str) -> String {
+pub(crate) fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
@@ -123,10 +123,10 @@ fn write_figures<'a>(
 }
 
 /// A family without samples is left out. The time of a sample is in milliseconds since 1970.
-fn write_family<'a>(
+pub(crate) fn write_family<L: Display>(
     text: &mut String,
     (name, kind, help): &Family,
-    samples: impl IntoIterator<Item = (&'a str, f64, Option<i64>)>,
+    samples: impl IntoIterator<Item = (L, f64, Option<i64>)>,
 ) {
     let mut is_first = true;
     for (labels, value, time) in samples {

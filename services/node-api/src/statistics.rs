@@ -7,7 +7,8 @@ use futures_util::future::try_join;
 use keelson_config::ServiceName;
 use keelson_proto::keelson::resource_manager::v1::resource_manager_client::ResourceManagerClient;
 use keelson_proto::keelson::resource_manager::v1::{
-    NodeStatsRequest, NodeStatsResponse, PodStatsRequest, PodStatsResponse,
+    CgroupStatsRequest, CgroupStatsResponse, Machine, NodeStatsRequest, NodeStatsResponse, PodStatsRequest,
+    PodStatsResponse, WatchMachineRequest,
 };
 use tonic::{Request, Status};
 
@@ -34,9 +35,33 @@ pub(crate) async fn all(
         let stream = ResourceManagerClient::new(peer.channel()).pod_stats(request).await?.into_inner();
         stream.try_collect().await
     };
+    both(node, pods).await
+}
+
+/// The machine, and the cgroups of the node and of every pod that runs. Both or neither.
+pub(crate) async fn cgroups(app: &App) -> Result<(Machine, Vec<CgroupStatsResponse>), Status> {
+    let peer = app.peer(ServiceName::ResourceManager);
+    let machine = async {
+        let mut client = ResourceManagerClient::new(peer.channel());
+        let first = client.watch_machine(WatchMachineRequest {}).await?.into_inner().message().await?;
+        first.ok_or_else(|| Status::unavailable("resource-manager has told nothing of the machine"))
+    };
+    let cgroups = async {
+        let mut request = Request::new(CgroupStatsRequest {});
+        request.set_timeout(WITHIN);
+        let stream = ResourceManagerClient::new(peer.channel()).cgroup_stats(request).await?.into_inner();
+        stream.try_collect().await
+    };
+    both(machine, cgroups).await
+}
+
+async fn both<A, B>(
+    first: impl Future<Output = Result<A, Status>>,
+    second: impl Future<Output = Result<B, Status>>,
+) -> Result<(A, B), Status> {
     let late = |_| {
         let text = format!("resource-manager has not told the statistics within {} s", WITHIN.as_secs());
         Err(Status::deadline_exceeded(text))
     };
-    tokio::time::timeout(WITHIN, try_join(node, pods)).await.unwrap_or_else(late)
+    tokio::time::timeout(WITHIN, try_join(first, second)).await.unwrap_or_else(late)
 }

@@ -5,7 +5,7 @@ use std::future::ready;
 use std::sync::Arc;
 
 use keelson_config::ServiceName;
-use keelson_node_status_core::{Machine, RuntimeState};
+use keelson_node_status_core::{Machine, RuntimeHandler, RuntimeState};
 use keelson_proto::keelson::resource_manager::v1 as rm;
 use keelson_proto::keelson::resource_manager::v1::resource_manager_client::ResourceManagerClient;
 use keelson_proto::keelson::runtime::v1 as rt;
@@ -126,6 +126,16 @@ fn runtime_of(message: rt::RuntimeState) -> RuntimeState {
         network_ready: message.network_ready,
         message: message.message,
         unreachable: message.unreachable,
+        handlers: message.handlers.into_iter().map(handler_of).collect(),
+        supplemental_groups_policy: message.supplemental_groups_policy,
+    }
+}
+
+fn handler_of(message: rt::RuntimeHandler) -> RuntimeHandler {
+    RuntimeHandler {
+        name: message.name,
+        recursive_read_only_mounts: message.recursive_read_only_mounts,
+        user_namespaces: message.user_namespaces,
     }
 }
 

@@ -15,7 +15,6 @@
 //! Nothing that it holds is needed to run pods. Its state file holds event cursors, the last conditions and the
 //! boot id; without it some events are read twice and transition times begin anew.
 
-mod address;
 mod inputs;
 mod neighbours;
 mod node;
@@ -48,7 +47,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
 /// # Errors
 /// The state file was written by a newer release.
 pub async fn build_with(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) -> anyhow::Result<Routes> {
-    let file = saved::StateFile::new(&ctx.config);
+    let file = saved::state_file(&ctx.config);
     let saved = Arc::new(watch::Sender::new(file.load().await?));
     let (world, world_seen) = watch::channel(inputs::World::default());
     let clock = neighbours::Clock::start();

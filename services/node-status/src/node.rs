@@ -9,13 +9,12 @@ use keelson_node_status_core::{
     NodeEvent, NodeInputs, RuntimeState, Watchdog, build_node, condition_events, rebooted_event,
     worth_reporting,
 };
-use keelson_service_kit::{Context, LoopHandle, NewEvent, ObjectRef, now_unix_nanos};
+use keelson_service_kit::{Context, LoopHandle, NewEvent, ObjectRef, default_route_address, now_unix_nanos};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use crate::address;
 use crate::inputs::World;
 use crate::neighbours::Clock;
 use crate::saved::Saved;
@@ -110,7 +109,7 @@ impl NodeLoop {
         let config = Arc::clone(&self.ctx.config);
         let down = world.runtime_unknown_since_ms.filter(|since| now_ms.saturating_sub(*since) >= SILENCE_MS);
         let lost = RuntimeState { unreachable: true, ..world.runtime.clone().unwrap_or_default() };
-        let default_address = address::of_default_route();
+        let default_address = default_route_address();
         let service_errors = watchdog.errors(now_ms);
         let node = build_node(
             &NodeInputs {
@@ -286,7 +285,7 @@ mod tests {
             ready,
             network_ready: ready,
             message: if ready { String::new() } else { "container runtime not ready: X".into() },
-            unreachable: false,
+            ..RuntimeState::default()
         }
     }
 

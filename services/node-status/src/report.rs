@@ -10,12 +10,12 @@ use keelson_proto::keelson::events::v1 as pb;
 use keelson_proto::keelson::events::v1::events_client::EventsClient;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Context, LoopHandle, Peer};
+use keelson_service_kit::{Context, LoopHandle, Peer, StateFile};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 use tonic::{Request, Status};
 
-use crate::saved::{Saved, StateFile};
+use crate::saved::Saved;
 use crate::writer::ControlPlaneWriter;
 
 /// Bound of one read of a ring.
@@ -41,7 +41,7 @@ pub(crate) async fn run(
     ctx: Context,
     writer: Arc<dyn ControlPlaneWriter>,
     saved: Arc<watch::Sender<Saved>>,
-    file: StateFile,
+    file: StateFile<Saved>,
 ) {
     let handle = ctx.progress.register("report");
     let drain = Drain::new(&ctx, writer, saved);

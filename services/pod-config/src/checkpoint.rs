@@ -1,5 +1,5 @@
-//! The last good content of each manifest file, and when each pod was first seen, for the time after a restart
-//! (redb).
+//! The last good content of each manifest file, which file's definition of each name counts, and when each pod was
+//! first seen, for the time after a restart (redb).
 //!
 //! Nothing waits for it: contents are handed over in memory and written by a loop of its own. When the disk is
 //! full or the folder cannot be written, the service says so and goes on without. Secrets are never in it.
@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use keelson_pod_config_core::files::Holders;
 use keelson_pod_config_core::sight::Sight;
 use keelson_service_kit::{Context, LoopHandle};
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
@@ -20,6 +21,7 @@ use tokio::sync::Notify;
 type Table = TableDefinition<'static, &'static str, &'static [u8]>;
 const MANIFESTS: Table = TableDefinition::new("manifests");
 const PODS: Table = TableDefinition::new("pods");
+const HOLDERS: Table = TableDefinition::new("holders");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const SCHEMA: u64 = 1;
 const FILE_NAME: &str = "checkpoint.redb";
@@ -67,6 +69,8 @@ enum Row {
     Manifest(String),
     /// A pod, by its UID.
     Pod(String),
+    /// The file whose definition counts, by the name that it defines.
+    Holder(String),
 }
 
 type RowOf = fn(String) -> Row;
@@ -81,6 +85,8 @@ pub struct Remembered {
     pub manifests: BTreeMap<String, Vec<u8>>,
     /// When each pod was first seen, by UID; what cannot be read is left out.
     pub pods: BTreeMap<String, Sight>,
+    /// The file whose definition of a name counts.
+    pub holders: Holders,
 }
 
 /// The handing-over side.
@@ -136,6 +142,17 @@ impl Checkpoint {
         self.put_row(Row::Pod(uid.to_owned()), sight.encode());
     }
 
+    /// Remembers which file's definition of each name counts. Returns at once.
+    pub fn keep_holders(&self, holders: &Holders) {
+        let name = |row: &Row| if let Row::Holder(name) = row { Some(name.clone()) } else { None };
+        let gone: Vec<String> =
+            self.state().stored.keys().filter_map(name).filter(|name| !holders.contains_key(name)).collect();
+        gone.into_iter().for_each(|name| self.remove_row(Row::Holder(name)));
+        for (name, origin) in holders {
+            self.put_row(Row::Holder(name.clone()), origin.clone().into_bytes());
+        }
+    }
+
     fn put_row(&self, row: Row, bytes: Vec<u8>) {
         let mut state = self.state();
         let hash = hash(&bytes);
@@ -182,6 +199,9 @@ impl Remembered {
         for (row, bytes) in rows {
             match row {
                 Row::Manifest(path) => drop(own.manifests.insert(path, bytes)),
+                Row::Holder(name) => {
+                    drop(own.holders.insert(name, String::from_utf8_lossy(&bytes).into_owned()));
+                }
                 Row::Pod(uid) => match Sight::decode(&bytes) {
                     Some(sight) => drop(own.pods.insert(uid, sight)),
                     None => tracing::warn!(
@@ -328,7 +348,8 @@ fn load(folder: &Path, store: &Database) -> Result<BTreeMap<Row, Vec<u8>>, Check
             return Ok((version, BTreeMap::new()));
         }
         let mut content = BTreeMap::new();
-        let tables: [(Table, RowOf); 2] = [(MANIFESTS, Row::Manifest), (PODS, Row::Pod)];
+        let tables: [(Table, RowOf); 3] =
+            [(MANIFESTS, Row::Manifest), (PODS, Row::Pod), (HOLDERS, Row::Holder)];
         for (table, row_of) in tables {
             let table = match transaction.open_table(table) {
                 Ok(table) => table,
@@ -368,17 +389,19 @@ fn write(
         transaction.open_table(META)?.insert("schema", SCHEMA)?;
         let mut manifests = transaction.open_table(MANIFESTS)?;
         let mut pods = transaction.open_table(PODS)?;
+        let mut holders = transaction.open_table(HOLDERS)?;
         for (row, content) in pending {
             let (table, key) = match row {
                 Row::Manifest(path) => (&mut manifests, path),
                 Row::Pod(uid) => (&mut pods, uid),
+                Row::Holder(name) => (&mut holders, name),
             };
             match content {
                 Some(bytes) => drop(table.insert(key.as_str(), bytes.as_slice())?),
                 None => drop(table.remove(key.as_str())?),
             }
         }
-        drop((manifests, pods));
+        drop((manifests, pods, holders));
         transaction.commit()?;
         Ok(())
     };

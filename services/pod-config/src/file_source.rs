@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use keelson_pod_config_core::files::SourceFiles;
+use keelson_pod_config_core::files::{Holders, SourceFiles};
 use keelson_pod_config_core::scan::{FolderView, Listing, Plan, is_ignored};
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{ManifestError, Why, parse_file};
@@ -49,13 +49,14 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// A source at `path`; `remembered` is the checkpoint of an earlier run.
+    /// A source at `path`; `remembered` and `holders` are of the checkpoint of an earlier run.
     pub fn new(
         ctx: &Context,
         path: &Path,
         desired: Desired,
         checkpoint: Checkpoint,
         remembered: BTreeMap<String, Vec<u8>>,
+        holders: Holders,
     ) -> Self {
         let own = |known: &String| Path::new(known) == path || Path::new(known).parent() == Some(path);
         Self {
@@ -67,7 +68,7 @@ impl FileSource {
             desired,
             checkpoint,
             remembered: remembered.into_iter().filter(|(known, _)| own(known)).collect(),
-            files: SourceFiles::default(),
+            files: SourceFiles::resuming(holders),
             view: FolderView::default(),
             watcher: None,
             only: None,
@@ -144,6 +145,7 @@ impl FileSource {
         if first {
             self.remembered.clear();
             self.prune_checkpoint();
+            self.files.all_are_known();
         }
         if dirty || first {
             self.publish();
@@ -344,8 +346,10 @@ impl FileSource {
         }
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
         self.desired.publish(FILE, self.files.assemble(), self.settled);
+        // Behind the pods' way, as all of the checkpoint.
+        self.checkpoint.keep_holders(self.files.holders());
     }
 }
 

@@ -57,14 +57,14 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         tokio::task::spawn_blocking(move || Checkpoint::open(&state)).await?;
     ctx.progress.condition("checkpoint", trouble.map_or(Ok(()), |e| Err(checkpoint::complaint(&e))));
     ctx.spawn("checkpoint", writer.run(ctx.clone()));
-    let Remembered { manifests: contents, pods } = remembered;
+    let Remembered { manifests: contents, pods, holders } = remembered;
     let desired = Desired::new(&ctx, &sources, checkpoint.clone(), pods);
 
     let (store, store_loop) = StoreLoop::new(&ctx, &manifests, desired.clone());
     ctx.spawn("manifest-store", store_loop.run());
 
     if let Some(path) = static_path {
-        let source = FileSource::new(&ctx, &path, desired.clone(), checkpoint, contents);
+        let source = FileSource::new(&ctx, &path, desired.clone(), checkpoint, contents, holders);
         ctx.spawn("file-source", source.run());
     }
 

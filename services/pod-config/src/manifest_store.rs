@@ -207,7 +207,7 @@ impl StoreLoop {
         self.publish();
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
         self.desired.publish(MANIFEST, self.files.assemble(), true);
     }
 

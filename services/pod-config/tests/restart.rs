@@ -19,8 +19,8 @@ async fn three_pods(node: &Node) -> Vec<DesiredPod> {
     let mut service = node.start();
     service.apply(&pod("c", "i")).await.unwrap();
     let pods = replayed(&service).await;
-    // A row for each pod and each of the two files.
-    service.wait_for_rows(5);
+    // A row for each pod, and two for each of the two files.
+    service.wait_for_rows(7);
     service.kill();
     pods
 }
@@ -79,7 +79,7 @@ async fn a_pod_that_left_while_the_service_was_away_is_a_new_one_when_it_comes_b
     fs::remove_file(node.manifest("a.yaml")).unwrap();
     let mut service = node.start();
     assert_eq!(replayed(&service).await.len(), 2);
-    service.wait_for_rows(2);
+    service.wait_for_rows(3);
     let mut watch = service.watch().await;
     watch.replay().await;
     node.write("a.yaml", &pod("a", "i"));
@@ -113,7 +113,7 @@ async fn after_sigkill_the_last_good_version_of_a_broken_file_goes_on() {
     let mut service = node.start();
     let (before, _) = service.watch().await.replay().await;
     assert_eq!(before.len(), 2);
-    service.wait_for_rows(4);
+    service.wait_for_rows(6);
     service.kill();
 
     node.write_rested("web.yaml", "apiVersion: v1\nkind: Pod\nmetadata:\n  name: [web\n");
@@ -139,7 +139,7 @@ async fn after_sigkill_an_unreadable_folder_takes_nothing_away_and_is_not_counte
     rest(&node.path("outer/inner/web.yaml"));
     let mut service = node.start();
     let (before, _) = service.watch().await.replay().await;
-    service.wait_for_rows(2);
+    service.wait_for_rows(3);
     service.kill();
     fs::rename(node.path("outer"), node.path("away")).unwrap();
     fs::write(node.path("outer"), "").unwrap();
@@ -154,4 +154,23 @@ async fn after_sigkill_an_unreadable_folder_takes_nothing_away_and_is_not_counte
     fs::rename(node.path("away"), node.path("outer")).unwrap();
     assert!(matches!(watch.next().await, Item::SourceReady(ready) if ready.source == "file"));
     assert!(matches!(watch.next().await, Item::Synced(_)), "and no pod went or came");
+}
+
+#[tokio::test]
+async fn a_copy_of_a_manifest_displaces_no_pod_not_even_over_a_restart() {
+    let node = Node::new();
+    let before = three_pods(&node).await;
+    // Its path comes before that of the file that the running pod is of.
+    node.write_rested("0-copy.yaml", &pod("a", "other"));
+    for _ in 0..2 {
+        let service = node.start();
+        assert_eq!(replayed(&service).await, before);
+        let problems = service.problems().await;
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].origin.ends_with("0-copy.yaml"), "{problems:?}");
+        service.kill();
+    }
+    fs::remove_file(node.manifest("a.yaml")).unwrap();
+    let pods = replayed(&node.start()).await;
+    assert!(image(pods.iter().find(|pod| pod.name == "a-n1").unwrap()).contains("other"), "{pods:?}");
 }

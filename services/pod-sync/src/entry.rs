@@ -118,6 +118,8 @@ pub struct RuntimeView {
     pub network_ready: bool,
     /// Why not.
     pub message: String,
+    /// Its default handler has recursive read-only mounts.
+    pub recursive_read_only: bool,
 }
 
 impl Entry {

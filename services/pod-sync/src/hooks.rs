@@ -10,7 +10,8 @@ use crate::agent::Agent;
 use crate::clients::bounded;
 use crate::http::{Get, get};
 use crate::probes::address;
-use crate::probes::handlers::{no_tls, place};
+use crate::probes::handlers::{is_https, place};
+use crate::sync::named_container_object;
 
 /// What HTTP hooks call themselves.
 const USER_AGENT: &str = "kube-lifecycle/1.36";
@@ -32,10 +33,9 @@ pub struct Subject<'a> {
 /// hook is not begun, because without its hook it would have to be killed again.
 pub fn impossible(hook: &LifecycleHandler) -> Option<String> {
     match hook {
-        LifecycleHandler { exec: Some(_), .. } | LifecycleHandler { sleep: Some(_), .. } => None,
-        LifecycleHandler { http_get: Some(http), .. } => {
-            http.scheme.eq_ignore_ascii_case("https").then(|| format!("httpGet: {}", no_tls("hooks")))
-        }
+        LifecycleHandler { exec: Some(_), .. }
+        | LifecycleHandler { sleep: Some(_), .. }
+        | LifecycleHandler { http_get: Some(_), .. } => None,
         LifecycleHandler { tcp_socket: Some(_), .. } => {
             Some("tcpSocket: no hook can be one, use exec, httpGet or sleep".to_owned())
         }
@@ -78,7 +78,8 @@ pub async fn run(
     Ok(())
 }
 
-/// Any answer is a success, whatever its status.
+/// Any answer is a success, whatever its status. A server that was asked over TLS and speaks plain HTTP is asked once
+/// more without, and without credentials.
 async fn http_hook(
     agent: &Agent,
     subject: &Subject<'_>,
@@ -88,6 +89,21 @@ async fn http_hook(
     let uid = subject.pod.metadata.uid.as_str();
     let own = agent.with(uid, |e| address(e, subject.pod, &Arc::clone(&e.observed))).unwrap_or_default();
     let (host, port) = place(&http.host, &own, &http.port, subject.container)?;
-    let request = Get { host, port, path: &http.path, headers: &http.http_headers, user_agent: USER_AGENT };
-    get(&request, bound).await.map(|_| ())
+    let (path, tls) = (&http.path, is_https(http));
+    let request = Get { tls, host, port, path, headers: &http.http_headers, user_agent: USER_AGENT };
+    let failed = match get(&request, bound).await {
+        Ok(_) => return Ok(()),
+        Err(failed) if failed.plain => failed,
+        Err(failed) => return Err(failed.text),
+    };
+    let mut headers = http.http_headers.clone();
+    headers.retain(|header| !header.name.eq_ignore_ascii_case("authorization"));
+    get(&Get { tls: false, headers: &headers, ..request }, bound).await.map_err(|again| again.text)?;
+    agent.metrics.http_fallback();
+    agent.context.events.warning(
+        named_container_object(subject.pod, &subject.container.name),
+        "LifecycleHTTPFallback",
+        format!("{}; asked again without TLS, it has answered: use scheme HTTP", failed.text),
+    );
+    Ok(())
 }

@@ -1,4 +1,7 @@
-//! GET over plain HTTP/1.1 on a connection of its own, for probes and hooks (pod-lifecycle.md §10, §13.3).
+//! GET over HTTP/1.1, with or without TLS, on a connection of its own, for probes and hooks (pod-lifecycle.md §10,
+//! §13.3).
+
+mod tls;
 
 use std::time::Duration;
 
@@ -10,6 +13,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use keelson_kube_model::HttpHeader;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 /// Bytes of a body that are read.
@@ -22,6 +26,8 @@ const REDIRECTS: usize = 10;
 /// What is asked for.
 #[derive(Debug, Clone)]
 pub struct Get<'a> {
+    /// Over TLS, with whoever answers.
+    pub tls: bool,
     /// Name or address.
     pub host: &'a str,
     /// TCP port.
@@ -44,9 +50,25 @@ pub struct Answer {
     location: Option<String>,
 }
 
+/// Why no answer came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failed {
+    /// For people.
+    pub text: String,
+    /// TLS was wanted, and the server answered in plain HTTP.
+    pub plain: bool,
+}
+
+impl From<String> for Failed {
+    fn from(text: String) -> Self {
+        Self { text, plain: false }
+    }
+}
+
 /// Where one request of a chain goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {
+    tls: bool,
     host: String,
     port: u16,
     target: String,
@@ -55,6 +77,10 @@ struct Place {
 }
 
 impl Place {
+    fn scheme(&self) -> &'static str {
+        if self.tls { "https" } else { "http" }
+    }
+
     fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -67,19 +93,20 @@ impl Place {
 /// Asks, and follows redirects on the same host; an answer that leads to another host is the answer.
 ///
 /// # Errors
-/// What kept an answer from coming within `bound`, for people.
-pub async fn get(request: &Get<'_>, bound: Duration) -> Result<Answer, String> {
+/// What kept an answer from coming within `bound`.
+pub async fn get(request: &Get<'_>, bound: Duration) -> Result<Answer, Failed> {
     let host = request.host.trim_start_matches('[').trim_end_matches(']').to_owned();
-    let place = Place { host, port: request.port, target: target_of(request.path), own_host: true };
-    let url = format!("http://{}{}", place.authority(), place.target);
+    let (tls, port) = (request.tls, request.port);
+    let place = Place { tls, host, port, target: target_of(request.path), own_host: true };
+    let url = format!("{}://{}{}", place.scheme(), place.authority(), place.target);
     let answer = match tokio::time::timeout(bound, Box::pin(follow(request, place))).await {
         Ok(answer) => answer,
-        Err(_) => Err(format!("no answer within {} s", bound.as_secs())),
+        Err(_) => Err(format!("no answer within {} s", bound.as_secs()).into()),
     };
-    answer.map_err(|text| format!("Get {url:?}: {text}"))
+    answer.map_err(|failed| Failed { text: format!("Get {url:?}: {}", failed.text), ..failed })
 }
 
-async fn follow(request: &Get<'_>, mut place: Place) -> Result<Answer, String> {
+async fn follow(request: &Get<'_>, mut place: Place) -> Result<Answer, Failed> {
     for _ in 0..=REDIRECTS {
         let answer = once(request, &place).await?;
         match moved(&answer, &place)? {
@@ -87,14 +114,26 @@ async fn follow(request: &Get<'_>, mut place: Place) -> Result<Answer, String> {
             Some(next) => place = next,
         }
     }
-    Err(format!("stopped after {REDIRECTS} redirects"))
+    Err(format!("stopped after {REDIRECTS} redirects").into())
 }
 
-async fn once(request: &Get<'_>, place: &Place) -> Result<Answer, String> {
+async fn once(request: &Get<'_>, place: &Place) -> Result<Answer, Failed> {
     let message = message(request, place)?;
     let stream = TcpStream::connect((place.host.as_str(), place.port))
         .await
         .map_err(|e| format!("cannot connect to {}: {e}", place.authority()))?;
+    if place.tls {
+        let stream = Box::pin(tls::begin(stream, &place.host)).await?;
+        return Ok(Box::pin(exchange(stream, message)).await?);
+    }
+    Ok(exchange(stream, message).await?)
+}
+
+/// One request and its answer on a connection.
+async fn exchange<S>(stream: S, message: Request<Empty<Bytes>>) -> Result<Answer, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let mut client = http1::Builder::new();
     client.title_case_headers(true).max_buf_size(HEAD_LIMIT);
     let (mut sender, connection) =
@@ -179,7 +218,7 @@ fn moved(answer: &Answer, from: &Place) -> Result<Option<Place>, String> {
         return Ok(None);
     };
     let whole = match location.strip_prefix("//") {
-        Some(rest) => format!("http://{rest}"),
+        Some(rest) => format!("{}://{rest}", from.scheme()),
         None => location.to_owned(),
     };
     let absolute = whole.split(['/', '?', '#']).next().is_some_and(|scheme| scheme.ends_with(':'));
@@ -192,11 +231,14 @@ fn moved(answer: &Answer, from: &Place) -> Result<Option<Place>, String> {
     if !host.eq_ignore_ascii_case(&from.host) {
         return Ok(None);
     }
-    if uri.scheme_str() != Some("http") {
-        return Err(format!("the redirect to {location:?} needs TLS, which probes and hooks do not speak"));
-    }
+    let (tls, usual_port) = match uri.scheme_str() {
+        Some("http") => (false, 80),
+        Some("https") => (true, 443),
+        _ => return Err(format!("the redirect to {location:?} is neither http nor https")),
+    };
     let target = target_of(uri.path_and_query().map_or("/", |p| p.as_str()));
-    Ok(Some(Place { host: host.to_owned(), port: uri.port_u16().unwrap_or(80), target, own_host: false }))
+    let port = uri.port_u16().unwrap_or(usual_port);
+    Ok(Some(Place { tls, host: host.to_owned(), port, target, own_host: false }))
 }
 
 /// A relative reference on a path (RFC 3986, 5.2).

@@ -274,6 +274,11 @@ fn seen(agent: &Arc<Agent>, sources: &Sources, item: Seen) {
                 ready: state.ready,
                 network_ready: state.network_ready,
                 message: state.message,
+                // Every pod runs with the default handler: there are no runtime classes yet.
+                recursive_read_only: state
+                    .handlers
+                    .iter()
+                    .any(|handler| handler.name.is_empty() && handler.recursive_read_only_mounts),
             };
             publish_runtime(agent, sources);
         }

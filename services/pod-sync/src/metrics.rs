@@ -61,6 +61,7 @@ struct ProbeTook {
 #[derive(Debug, Clone)]
 pub struct Metrics {
     rejections: Family<Reason, Counter>,
+    http_fallbacks: Counter,
     started_pods: Counter,
     unstarted_pods: Counter,
     started: Family<Started, Counter>,
@@ -98,6 +99,7 @@ impl Metrics {
     pub fn register(registry: &Registry) -> Self {
         let metrics = Self {
             rejections: Family::default(),
+            http_fallbacks: Counter::default(),
             started_pods: Counter::default(),
             unstarted_pods: Counter::default(),
             started: Family::default(),
@@ -107,6 +109,11 @@ impl Metrics {
             probe_seconds: Family::new_with_constructor(|| Histogram::new(PROBE_SECONDS)),
         };
         let counters = [
+            (
+                "kubelet_lifecycle_handler_http_fallbacks",
+                "HTTPS hooks whose server spoke HTTP, and that succeeded without TLS",
+                metrics.http_fallbacks.clone(),
+            ),
             ("kubelet_started_pods", "Sandboxes whose making was begun", metrics.started_pods.clone()),
             (
                 "kubelet_started_pods_errors",
@@ -142,6 +149,11 @@ impl Metrics {
     /// A pod was turned away.
     pub fn rejected(&self, reason: &str) {
         self.rejections.get_or_create(&Reason { reason: counted_reason(reason) }).inc();
+    }
+
+    /// A hook was asked over TLS in vain, and answered without.
+    pub fn http_fallback(&self) {
+        self.http_fallbacks.inc();
     }
 
     /// The making of a sandbox begins.

@@ -9,12 +9,13 @@ use keelson_kube_model::{Container, ContainerKind, Quantity};
 use keelson_pod_sync_core::actions::{PodActions, SandboxPlan, StartContainer};
 use keelson_pod_sync_core::config::{
     CgroupVersion, ConfigError, ContainerInputs, DnsInputs, FileMount, Given, ImageUser, MachineInputs,
-    ResolvConf, SandboxInputs, VolumePath, container_plan, environment, host_names, sandbox_plan,
+    ResolvConf, SandboxInputs, VolumePath, container_plan, environment, host_names, sandbox_plan, way_out,
 };
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
 use keelson_pod_sync_core::observation::{PodObservation, SandboxObservation};
 use keelson_proto::keelson::resource_manager::v1::Machine;
 use keelson_proto::keelson::runtime::v1 as runtime;
+use keelson_service_kit::default_route_address;
 use tokio::sync::SemaphorePermit;
 use tonic::Status;
 
@@ -219,7 +220,10 @@ async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbo
     let id = match made {
         Ok(response) => response.into_inner().pod_sandbox_id,
         Err(status) => {
-            let trouble = Trouble::call("Failed to create pod sandbox", &status);
+            let mut trouble = Trouble::call("Failed to create pod sandbox", &status);
+            if let Some(way_out) = way_out(&trouble.message) {
+                trouble.message = format!("{}: {way_out}", trouble.message);
+            }
             start.agent.metrics.pod_failed();
             return Err(sandbox_trouble(start, trouble));
         }
@@ -333,7 +337,7 @@ fn sandbox_request(
                 cluster_dns: &config.runtime.cluster_dns,
                 cluster_domain: &config.runtime.cluster_domain,
                 resolv_conf: (!config.runtime.resolv_conf.is_empty()).then_some(node_dns),
-                node_ips: &[],
+                node_ips: &node_ips(start.agent),
             },
             runtime_handler: "",
             machine: machine_inputs(start, &machine, &sizes),
@@ -493,7 +497,7 @@ async fn container_request(
         subpaths: &BTreeMap::new(),
         files: &files,
         pod_ips: &sandbox.ips,
-        node_ips: &[],
+        node_ips: &node_ips(agent),
         node_name: &config.node_name,
         allocatable: &allocatable,
         objects: &objects,
@@ -506,7 +510,7 @@ async fn container_request(
         masked_paths: &start.agent.host.masked_paths,
         volume_groups: &[],
         target_id: None,
-        recursive_read_only: false,
+        recursive_read_only: start.agent.runtime.borrow().recursive_read_only,
         image_volumes: false,
         users: None,
     };
@@ -515,6 +519,19 @@ async fn container_request(
     let parts = prepare::parts(agent, pod, container, &env).await?;
     let inputs = ContainerInputs { subpaths: &parts, ..inputs };
     container_plan(pod, container, &inputs).map(container_config).map_err(fault)
+}
+
+/// The node's addresses as its pods see them: those of its object, else the one that its default route leaves by.
+fn node_ips(agent: &Agent) -> Vec<String> {
+    let node = agent.node.borrow();
+    let addresses = node.as_ref().map(|node| node.status.addresses.as_slice()).unwrap_or_default();
+    let internal = addresses.iter().filter(|address| address.type_ == "InternalIP");
+    let told: Vec<String> = internal.map(|internal| internal.address.clone()).collect();
+    if !told.is_empty() {
+        return told;
+    }
+    let name = agent.context.config.node_name.parse().ok();
+    name.or_else(default_route_address).map(|address| address.to_string()).into_iter().collect()
 }
 
 /// An amount as resource-manager counts it: cores in thousandths, everything else in whole units.

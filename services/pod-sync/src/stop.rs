@@ -28,7 +28,7 @@ use crate::clients::bounded;
 use crate::desires;
 use crate::hooks::{self, Subject};
 use crate::observed::Observed;
-use crate::sync::read;
+use crate::sync::{named_container_object, read};
 use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish, republish};
 
 /// How long one call asks whether something is released before it is made again.
@@ -211,8 +211,7 @@ pub async fn stop_container_with_hooks(
     grace_seconds: i64,
     message: &str,
 ) -> Result<(), Trouble> {
-    let list = pod.container(name).map_or("containers", |(kind, _)| kind.spec_field());
-    let object = object_of(pod).container(list, name);
+    let object = named_container_object(pod, name);
     agent.context.events.normal(object.clone(), "Killing", message.to_owned());
     let deadline = now_unix_nanos().saturating_add(grace_seconds.saturating_mul(SECOND));
     pre_stop(agent, pod, (id, name), object, deadline).await;
@@ -236,8 +235,7 @@ pub async fn reset_containers(agent: &Arc<Agent>, pod: &Pod, actions: &PodAction
 
 async fn remove_container(agent: &Arc<Agent>, pod: &Pod, one: &ResetContainer) -> Result<(), Trouble> {
     if one.kill {
-        let list = pod.container(&one.name).map_or("containers", |(kind, _)| kind.spec_field());
-        let object = object_of(pod).container(list, &one.name);
+        let object = named_container_object(pod, &one.name);
         agent.context.events.normal(object, "Killing", format!("Stopping container {}", one.name));
         stop_container(agent, one.id.as_str(), MIN_STOP_TIMEOUT_SECONDS).await?;
     }

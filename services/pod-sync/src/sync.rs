@@ -366,6 +366,11 @@ pub fn container_object(pod: &Pod, kind: ContainerKind, name: &str) -> keelson_s
     object_of(pod).container(kind.spec_field(), name)
 }
 
+/// The same of a container whose kind the pod tells; one that is not in the spec counts as a regular one.
+pub fn named_container_object(pod: &Pod, name: &str) -> keelson_service_kit::ObjectRef {
+    container_object(pod, pod.container(name).map_or(ContainerKind::Regular, |(kind, _)| kind), name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -240,7 +240,10 @@ pub struct Facts<'a> {
 /// Makes the status of a pod and publishes it if it says something new. Its phase is terminal: true.
 pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
     let at = agent.moment();
-    let runtime = agent.runtime.borrow().name.clone();
+    let (runtime, recursive_read_only) = {
+        let runtime = agent.runtime.borrow();
+        (runtime.name.clone(), runtime.recursive_read_only)
+    };
     let made = agent.with(uid, |entry| {
         let wanted = entry.wanted.clone()?;
         if entry.rejected {
@@ -259,6 +262,7 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
             pod_ready_to_start: facts.sandbox_made,
             runtime_name: if runtime.is_empty() { "containerd" } else { &runtime },
             patch: entry.state.status_patch.as_ref(),
+            recursive_read_only,
             ..StatusInputs::default()
         };
         let mut status = generate_status(&wanted.pod, &entry.observed, old.as_deref(), &inputs, &at);

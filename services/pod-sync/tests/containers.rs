@@ -87,3 +87,51 @@ async fn an_events_text_has_the_containers_name_in_place_of_its_id() {
     assert!(said.contains("the runtime cannot start broken for a reason"), "{said}");
     service.kill();
 }
+
+#[tokio::test]
+async fn a_container_is_told_the_nodes_address() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    let field =
+        |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let container = json!({
+        "name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent",
+        "env": [field("HOST", "status.hostIP"), field("POD", "status.podIP"), field("ALL", "status.hostIPs")],
+    });
+    let spec = json!({"restartPolicy": "Never", "hostNetwork": true, "containers": [container]});
+    world.name_with("web", spec, 1);
+    service.phase("web", "Running").await;
+    // A machine without a default route has none.
+    let address = keelson_service_kit::default_route_address().map(|ip| ip.to_string()).unwrap_or_default();
+    for name in ["HOST", "POD", "ALL"] {
+        assert_eq!(world.shim.calls(&format!("env {name}={address}")), 1, "{name} {:?}", world.shim.order());
+    }
+    assert_eq!(world.shim.calls("RunPodSandbox"), 1);
+    service.kill();
+}
+
+#[tokio::test]
+async fn recursive_read_only_mounts_are_those_that_the_runtime_has() {
+    let mount = |path: &str, recursive: &str| json!({"name": "data", "mountPath": path, "readOnly": true, "recursiveReadOnly": recursive});
+    let pod = |mounts: serde_json::Value| {
+        let container = json!({"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent", "volumeMounts": mounts});
+        json!({"restartPolicy": "Never", "containers": [container], "volumes": [{"name": "data", "emptyDir": {}}]})
+    };
+    for default in [true, false] {
+        let world = World::start();
+        world.shim.mounts_recursively(default);
+        let service = world.pod_sync().await;
+        world.name_with("may", pod(json!([mount("/m", "IfPossible")])), 1);
+        service.phase("may", "Running").await;
+        assert_eq!(world.shim.calls("all of /m read-only"), usize::from(default));
+        world.name_with("must", pod(json!([mount("/n", "Enabled")])), 1);
+        if default {
+            service.phase("must", "Running").await;
+            assert_eq!(world.shim.calls("all of /n read-only"), 1);
+        } else {
+            let said = service.event("Warning Failed: Error: ").await;
+            assert!(said.contains("recursive"), "{said}");
+        }
+        service.kill();
+    }
+}

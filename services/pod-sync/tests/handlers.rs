@@ -83,6 +83,11 @@ async fn an_http_probe_takes_200_to_399_and_finds_ports_by_name_and_number() {
     assert_eq!(outcome_at("", 1, own_host).await, Outcome::Success);
     let failed = outcome(http("404 Not Found").await, get()).await;
     assert_eq!(failed, Outcome::Failure("HTTP probe failed with statuscode: 404".into()));
+    let https = outcome(http("200 OK").await, json!({"httpGet": {"port": "web", "scheme": "HTTPS"}})).await;
+    assert!(
+        matches!(&https, Outcome::Failure(text) if text.ends_with("speaks HTTP without TLS")),
+        "{https:?}"
+    );
     let away = outcome(http("302 Found\r\nLocation: http://elsewhere.example/").await, get()).await;
     assert_eq!(away, Outcome::Warning("Probe terminated redirects, Response body: hi".into()));
 }
@@ -93,8 +98,6 @@ async fn what_cannot_be_asked_is_an_error_that_says_why() {
         Outcome::Error(text) => text,
         other => panic!("{other:?}"),
     };
-    let https = error(outcome(1, json!({"httpGet": {"port": 1, "scheme": "HTTPS"}})).await);
-    assert!(https.contains("do not speak TLS"), "{https}");
     let unnamed = error(outcome(1, json!({"httpGet": {"port": "none"}})).await);
     assert!(unnamed.contains("has no port \"none\""), "{unnamed}");
     for probe in [json!({"tcpSocket": {"port": 1}}), json!({"grpc": {"port": 1}})] {
@@ -168,7 +171,34 @@ async fn an_http_hook_takes_any_answer_and_the_kinds_that_cannot_be_say_so() {
     assert!(text.contains("refused"), "{text}");
     let text = run(json!({"httpGet": {"port": closed}})).await.unwrap_err();
     assert_eq!(text, "the pod has no address yet");
-    let text = run(json!({"httpGet": {"port": 1, "scheme": "HTTPS"}})).await.unwrap_err();
-    assert!(text.contains("do not speak TLS"), "{text}");
     assert!(run(json!({"tcpSocket": {"port": 1}})).await.unwrap_err().starts_with("tcpSocket"));
+}
+
+#[tokio::test]
+async fn an_https_hook_is_tried_without_tls_where_the_server_has_none_and_keeps_its_credentials() {
+    let (listener, port) = listen().await;
+    let (heard, mut requests) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut buffer = [0; 4096];
+            let read = stream.read(&mut buffer).await.unwrap();
+            heard.send(String::from_utf8_lossy(&buffer[..read]).into_owned()).unwrap();
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").await;
+        }
+    });
+    let agent = agent();
+    let pod = pod(&json!({}));
+    let subject = Subject { pod: &pod, container: &pod.spec.containers[0], id: "c1" };
+    let headers = json!([{"name": "authorization", "value": "Bearer x"}, {"name": "X-Other", "value": "y"}]);
+    let hook = json!({"httpGet": {"host": "127.0.0.1", "port": port, "path": "/bye", "scheme": "HTTPS",
+        "httpHeaders": headers}});
+    let hook = serde_json::from_value(hook).unwrap();
+    hooks::run(&agent, &subject, &hook, std::time::Duration::from_secs(20)).await.unwrap();
+    assert!(!requests.recv().await.unwrap().contains("Bearer"), "encrypted, or not there at all");
+    let second = requests.recv().await.unwrap();
+    assert!(second.starts_with("GET /bye HTTP/1.1\r\n") && second.contains("X-Other: y"), "{second}");
+    assert!(!second.to_lowercase().contains("authorization"), "{second}");
+    let metrics = agent.context.metrics.text();
+    assert!(metrics.contains("kubelet_lifecycle_handler_http_fallbacks_total 1"), "{metrics}");
 }

@@ -13,7 +13,7 @@ use keelson_resource_manager_core::desire::{PodDesire, Want};
 use keelson_resource_manager_core::eviction::monitor::Monitor;
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_service_kit::status::error;
-use keelson_service_kit::{Context, answer_by, now_unix_nanos};
+use keelson_service_kit::{Context, StateFile, answer_by, now_unix_nanos};
 use keelson_sync_callee::{Acks, Front, NAMED_WITHIN, QUEUE, Runtime, View as _, becomes, not_named};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
@@ -22,7 +22,7 @@ use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
-use crate::eviction::{self, EvictionLoop, Look, Orders, Settings, StateFile};
+use crate::eviction::{self, EvictionLoop, Look, Orders, Saved, Settings};
 use crate::host;
 use crate::machine_loop::MachineLoop;
 use crate::manager::{
@@ -30,6 +30,7 @@ use crate::manager::{
 };
 use crate::metrics::{CgroupMetrics, EvictionMetrics};
 use crate::oom;
+use crate::placement::PlacementLoop;
 use crate::statistics::Statistics;
 use crate::storage::Storage;
 use crate::tree_loop::{TreeLoop, attempt};
@@ -50,7 +51,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let settings = Settings::new(&ctx.config)?;
     host::check_reservations(&ctx.config).await?;
     tunables::apply(&ctx).await?;
-    let file = StateFile::new(&ctx.config);
+    let file = eviction::state_file(&ctx.config);
     let saved = file.load().await?;
     let orders = Orders::new();
     let (tree, mut found) = attempt(&ctx.config).await;
@@ -69,7 +70,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
 /// What was found at the start.
 struct Start {
     settings: Settings,
-    file: StateFile,
+    file: StateFile<Saved>,
     monitor: Monitor,
     orders: Orders,
     tree: watch::Sender<TreeState>,
@@ -121,6 +122,14 @@ async fn begin(ctx: Context, start: Start) -> Routes {
         metrics: EvictionMetrics::new(&ctx.metrics),
     };
     let manager = Manager::new(env, machine.state(), told, orders, found);
+    let placement = PlacementLoop {
+        ctx: ctx.clone(),
+        tree: tree.subscribe(),
+        statistics: Arc::clone(&service.statistics),
+        commands: commands.clone(),
+    };
+    let handle = ctx.progress.register("placement");
+    ctx.spawn("placement", placement.run(ctx.shutdown.clone(), handle));
     let handle = ctx.progress.register("pods");
     ctx.spawn("pods", manager.run(receiver, ctx.shutdown.clone(), handle));
     let handle = ctx.progress.register("machine");
@@ -250,6 +259,7 @@ impl ResourceManager for Service {
     type SyncStream = Acks;
     type WatchMachineStream = Answers<pb::Machine>;
     type PodStatsStream = Answers<pb::PodStatsResponse>;
+    type CgroupStatsStream = Answers<pb::CgroupStatsResponse>;
     type WatchEvictionsStream = Answers<pb::WatchEvictionsResponse>;
 
     async fn watch_evictions(
@@ -266,6 +276,14 @@ impl ResourceManager for Service {
     ) -> Result<Response<pb::NodeStatsResponse>, Status> {
         let brief = request.into_inner().cpu_and_memory_only;
         Ok(Response::new(self.statistics.node(brief).await?))
+    }
+
+    async fn cgroup_stats(
+        &self,
+        _: Request<pb::CgroupStatsRequest>,
+    ) -> Result<Response<Self::CgroupStatsStream>, Status> {
+        let cgroups = self.statistics.cgroups().await?;
+        Ok(Response::new(Box::pin(stream::iter(cgroups.into_iter().map(Ok)))))
     }
 
     async fn pod_stats(

@@ -16,7 +16,7 @@ use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
-use keelson_resource_manager_core::layout::{Qos, is_usable_uid};
+use keelson_resource_manager_core::layout::is_usable_uid;
 use keelson_resource_manager_core::statistics::{Rate, Sample, Usage, boot_seconds, interfaces};
 use keelson_service_kit::status::{chain, error};
 use keelson_service_kit::{Peer, now_unix_nanos};
@@ -25,10 +25,10 @@ use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
 use crate::cgroup::Tree;
-use crate::host;
 use crate::storage::{self, Figures, Storage};
 use crate::view::TreeState;
 use crate::wire_stats as wire;
+use crate::{details, host};
 
 /// Bound of the question about images; the other figures do not wait longer for it.
 const IMAGES_WITHIN: Duration = Duration::from_secs(2);
@@ -119,6 +119,16 @@ impl Statistics {
         .await
     }
 
+    /// The cgroups of the node and of every pod that runs, in detail.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION: there is no cgroup tree. That of runtime-shim when it does not list what runs.
+    pub(crate) async fn cgroups(&self) -> Result<Vec<pb::CgroupStatsResponse>, Status> {
+        let tree = self.tree()?;
+        let running = self.running().await?;
+        self.read(move |_, _| details::all(&tree, &running)).await
+    }
+
     fn tree(&self) -> Result<Arc<Tree>, Status> {
         match &*self.tree.borrow() {
             TreeState::Ready(tree) => Ok(Arc::clone(tree)),
@@ -143,7 +153,7 @@ impl Statistics {
     }
 
     /// The pods that runtime-shim shows now: its replay up to `synced`, after which nobody listens.
-    async fn running(&self) -> Result<Vec<rt::RuntimePod>, Status> {
+    pub(crate) async fn running(&self) -> Result<Vec<rt::RuntimePod>, Status> {
         use rt::watch_pods_response::Item;
         let list = async {
             let mut client = RuntimeClient::new(self.runtime.channel());
@@ -268,18 +278,18 @@ impl Reader<'_> {
         if (sandbox.is_none() && running.is_empty()) || !is_usable_uid(&pod.uid) {
             return None;
         }
-        let place = self.place(&pod.uid)?;
+        let place = self.tree.place_of(&pod.uid)?;
         let mut processes = 0;
         let mut containers = Vec::with_capacity(running.len());
         for container in running {
-            // The layout of containerd below the cgroup that it was told.
-            let path = format!("{place}/{}", container.id);
+            let mut places = self.tree.layout().containers(&place, &container.id).into_iter();
+            let found = places.find_map(|path| {
+                let usage = self.usage(path.clone());
+                (usage.cpu_nanos.is_some() || usage.memory.is_some()).then_some((path, usage))
+            });
+            let Some((path, usage)) = found else { continue };
             if !self.brief {
                 processes += self.tree.processes(&path).1;
-            }
-            let usage = self.usage(path);
-            if usage.cpu_nanos.is_none() && usage.memory.is_none() {
-                continue;
             }
             containers.push(pb::ContainerStats {
                 name: container.name.clone(),
@@ -294,8 +304,9 @@ impl Reader<'_> {
             ..Default::default()
         };
         if !self.brief {
-            let sandbox_place = sandbox.map(|sandbox| format!("{place}/{}", sandbox.id));
-            let (pid, of_sandbox) = sandbox_place.map_or((None, 0), |place| self.tree.processes(&place));
+            let places = sandbox.map(|sandbox| self.tree.layout().containers(&place, &sandbox.id));
+            let mut sandboxes = places.into_iter().flatten().map(|place| self.tree.processes(&place));
+            let (pid, of_sandbox) = sandboxes.find(|(_, count)| *count > 0).unwrap_or((None, 0));
             stats.processes = Some(processes + of_sandbox);
             let own_network = sandbox.is_some_and(|sandbox| !sandbox.host_network);
             let pid = pid.filter(|_| own_network);
@@ -304,12 +315,6 @@ impl Reader<'_> {
         stats.usage = Some(self.usage(place));
         stats.pod = Some(PodRef { uid: pod.uid, namespace: pod.namespace, name: pod.name });
         Some(stats)
-    }
-
-    /// The cgroup of a pod: that of the class which has one.
-    fn place(&self, uid: &str) -> Option<String> {
-        let mut places = Qos::ALL.into_iter().map(|qos| self.tree.layout().pod(qos, uid).to_string());
-        places.find(|place| self.tree.has(place))
     }
 
     fn usage(&mut self, path: String) -> pb::Usage {
@@ -324,7 +329,7 @@ impl Reader<'_> {
 }
 
 /// The containers that run, of each name the newest; `containers` has the newest first.
-fn newest_running(containers: &[rt::Container]) -> Vec<&rt::Container> {
+pub(crate) fn newest_running(containers: &[rt::Container]) -> Vec<&rt::Container> {
     let mut found: Vec<&rt::Container> = Vec::new();
     for container in containers.iter().filter(|c| c.state() == rt::ContainerState::Running) {
         if found.iter().all(|known| known.name != container.name) {
@@ -334,7 +339,8 @@ fn newest_running(containers: &[rt::Container]) -> Vec<&rt::Container> {
     found
 }
 
-fn network(file: &str) -> Option<pb::Network> {
+/// The interfaces of a `/proc/<pid>/net/dev`; none when it is not there.
+pub(crate) fn network(file: &str) -> Option<pb::Network> {
     let interfaces = interfaces(&fs::read_to_string(file).ok()?);
     Some(pb::Network {
         taken_unix_nanos: now_unix_nanos(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use keelson_config::Config;
 use keelson_resource_manager_core::enforce::{Part, parts, pods_limits, reserved_limits};
-use keelson_resource_manager_core::layout::{Layout, Qos};
+use keelson_resource_manager_core::layout::{Driver, Layout, Qos};
 use keelson_resource_manager_core::machine;
 use keelson_resource_manager_core::values::{NodeBounds, shares_of_milli};
 use keelson_service_kit::status::chain;
@@ -14,7 +14,7 @@ use keelson_service_kit::{Backoff, Context, LoopHandle, ObjectRef};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::cgroup::{KernelCgroups, Tree};
+use crate::cgroup::{Driving, KernelCgroups, Slices, Systemd, Tree};
 use crate::host;
 use crate::manager::{Ask, Command, Found};
 use crate::metrics::CgroupMetrics;
@@ -31,35 +31,31 @@ const BIND_AGAIN: Duration = Duration::from_secs(60);
 
 /// Tries once to set the tree up; what is in it, when that went well.
 pub(crate) async fn attempt(config: &Arc<Config>) -> (TreeState, Found) {
-    if config.runtime.cgroup_driver != "cgroupfs" {
-        return (TreeState::Never(driver_text(&config.runtime.cgroup_driver)), Found::new());
-    }
+    let Some(driver) = Driver::parse(&config.runtime.cgroup_driver) else {
+        let text = format!(
+            "the cgroup driver {:?} is unknown; it is cgroupfs or systemd",
+            config.runtime.cgroup_driver
+        );
+        return (TreeState::Never(text), Found::new());
+    };
     let config = Arc::clone(config);
-    let work = tokio::task::spawn_blocking(move || set_up(&config)).await;
+    let work = tokio::task::spawn_blocking(move || set_up(&config, driver)).await;
     match work.map_err(anyhow::Error::from).and_then(|result| result) {
         Ok((tree, found)) => (TreeState::Ready(Arc::new(tree)), found),
         Err(error) => (TreeState::NotYet(format!("pods get no cgroups: {error:#}")), Found::new()),
     }
 }
 
-fn driver_text(driver: &str) -> String {
-    match driver {
-        "systemd" => {
-            "the systemd cgroup driver needs systemd's D-Bus interface, which this version does not \
-                      speak yet; set cgroupDriver to cgroupfs here and in the container runtime"
-                .to_owned()
-        }
-        other => format!("the cgroup driver {other:?} is unknown; it is cgroupfs or systemd"),
-    }
-}
-
-fn set_up(config: &Config) -> anyhow::Result<(Tree, Found)> {
-    let layout = Layout::new(&config.runtime.cgroup_root)?;
+fn set_up(config: &Config, driver: Driver) -> anyhow::Result<(Tree, Found)> {
+    let driving = Driving {
+        layout: Layout::new(driver, &config.runtime.cgroup_root)?,
+        slices: (driver == Driver::Systemd).then(|| Arc::new(Systemd::of_this_machine()) as Arc<dyn Slices>),
+    };
     let mountinfo = std::fs::read("/proc/self/mountinfo")?;
     let pids = u64::try_from(config.resources.pod_pids_limit).ok().filter(|limit| *limit > 0);
     let node = NodeBounds { pids, page_sizes: host::page_sizes() };
     let text = String::from_utf8_lossy(&mountinfo);
-    let tree = Tree::open(Arc::new(KernelCgroups), &text, Path::new(CGROUP_ROOT), layout, node)?;
+    let tree = Tree::open(Arc::new(KernelCgroups), &text, Path::new(CGROUP_ROOT), driving, node)?;
     tree.set_up()?;
     let found = tree.scan()?;
     Ok((tree, found))
@@ -126,6 +122,7 @@ impl TreeLoop {
         let mut retry = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
         self.tell();
         let mut bind_at = self.bind().await;
+        let mut weighs = true;
         loop {
             handle.tick();
             if bind_at.is_some_and(|at| at <= Instant::now()) {
@@ -145,11 +142,13 @@ impl TreeLoop {
                         self.try_again().await;
                         bind_at = self.bind().await;
                     }
-                    continue;
+                    if weighs {
+                        continue;
+                    }
                 }
             }
             if let TreeState::Ready(tree) = state {
-                self.weigh(tree).await;
+                weighs = self.weigh(tree).await;
             }
         }
     }
@@ -216,12 +215,13 @@ impl TreeLoop {
         None
     }
 
-    /// Gives the burstable class the weight of its pods (§8.3).
-    async fn weigh(&mut self, tree: Arc<Tree>) {
+    /// Gives the burstable class the weight of its pods (§8.3). False: it is to be tried again.
+    async fn weigh(&mut self, tree: Arc<Tree>) -> bool {
         let shares = shares_of_milli(*self.burstable.borrow_and_update());
         let work = tokio::task::spawn_blocking(move || tree.set_class_shares(Qos::Burstable, shares)).await;
-        if let Ok(result) = work {
-            self.ctx.progress.condition("qos-cgroups", result.map_err(|e| chain(&e)));
-        }
+        let result = work.map_err(|e| e.to_string()).and_then(|result| result.map_err(|e| chain(&e)));
+        let weighs = result.is_ok();
+        self.ctx.progress.condition("qos-cgroups", result);
+        weighs
     }
 }

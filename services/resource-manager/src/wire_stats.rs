@@ -1,6 +1,7 @@
 //! Statistics as neighbours see them.
 
 use keelson_proto::keelson::resource_manager::v1 as pb;
+use keelson_resource_manager_core::detail::{Detail, DeviceNumber, Transfers};
 use keelson_resource_manager_core::statistics::{Interface, Memory, Pressure, PressureShare, Usage};
 
 /// What a cgroup used at `taken` (nanoseconds since 1970); `rate` tells the rate that goes with its CPU time.
@@ -40,6 +41,52 @@ const fn share(share: PressureShare) -> pb::PressureShare {
 
 /// An interface.
 pub(crate) fn interface(interface: Interface) -> pb::Interface {
-    let Interface { name, rx_bytes, rx_errors, tx_bytes, tx_errors } = interface;
-    pb::Interface { name, rx_bytes, rx_errors, tx_bytes, tx_errors }
+    pb::Interface {
+        name: interface.name,
+        rx_bytes: interface.rx_bytes,
+        rx_packets: interface.rx_packets,
+        rx_errors: interface.rx_errors,
+        rx_dropped: interface.rx_dropped,
+        tx_bytes: interface.tx_bytes,
+        tx_packets: interface.tx_packets,
+        tx_errors: interface.tx_errors,
+        tx_dropped: interface.tx_dropped,
+    }
+}
+
+/// What a cgroup uses in detail; `names` tells how a device is called.
+pub(crate) fn detail(detail: Detail, names: impl Fn(DeviceNumber) -> String) -> pb::CgroupDetail {
+    let device = |(number, transfers): (DeviceNumber, Transfers)| pb::BlockDevice {
+        name: names(number),
+        major: number.major,
+        minor: number.minor,
+        reads: transfers.reads,
+        writes: transfers.writes,
+        read_bytes: transfers.read_bytes,
+        write_bytes: transfers.write_bytes,
+    };
+    pb::CgroupDetail {
+        cpu_user_nanos: detail.cpu_user_nanos,
+        cpu_system_nanos: detail.cpu_system_nanos,
+        cpu_periods: detail.cpu_periods,
+        cpu_throttled_periods: detail.cpu_throttled_periods,
+        cpu_throttled_nanos: detail.cpu_throttled_nanos,
+        cpu_shares: detail.cpu_shares,
+        cpu_quota_us: detail.cpu_quota_us,
+        cpu_period_us: detail.cpu_period_us,
+        memory_cache: detail.memory_cache,
+        memory_mapped_file: detail.memory_mapped_file,
+        memory_kernel: detail.memory_kernel,
+        memory_max_usage: detail.memory_max_usage,
+        memory_failures: detail.memory_failures,
+        memory_active_file: detail.memory_active_file,
+        memory_inactive_file: detail.memory_inactive_file,
+        memory_limit: detail.memory_limit,
+        memory_reservation: detail.memory_reservation,
+        memory_swap_limit: detail.memory_swap_limit,
+        oom_kills: detail.oom_kills,
+        threads: detail.threads,
+        threads_limit: detail.threads_limit,
+        devices: detail.devices.into_iter().map(device).collect(),
+    }
 }

@@ -386,13 +386,13 @@ async fn the_machine_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn the_systemd_driver_is_refused_with_the_way_out() {
+async fn a_driver_that_nobody_knows_is_refused_with_the_way_out() {
     let mut world = World::new();
-    world.config.runtime.cgroup_driver = "systemd".into();
+    world.config.runtime.cgroup_driver = "slices".into();
     let service = world.start().await;
     let mut client = service.client();
     let text = service.condition("cgroups", false).await;
-    assert!(text.contains("D-Bus") && text.contains("cgroupfs"), "{text}");
+    assert!(text.contains("\"slices\"") && text.contains("cgroupfs or systemd"), "{text}");
     let sync = synced(&service).await;
     sync.pod(desire("u1", 1, Want::Run, "BestEffort")).await;
     let Verdict::NotYet(not_yet) = admit(&mut client, "u1", LONG).await else { panic!("it was judged") };

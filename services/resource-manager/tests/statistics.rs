@@ -8,6 +8,8 @@ mod support;
 use std::time::Duration;
 
 use keelson_proto::keelson::common::v1::Want;
+use keelson_proto::keelson::events::v1::ListEventsRequest;
+use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_sync_callee::testing::FakeRuntime;
@@ -139,6 +141,49 @@ async fn the_network_of_a_pod_is_that_of_its_sandbox() {
 }
 
 #[tokio::test]
+async fn cgroups_are_told_in_the_kernels_detail_from_the_top_down() {
+    let world = World::new();
+    let runtime = world.start_runtime().await;
+    let (service, _sync) = with_pod(&world).await;
+    let mut client = service.client();
+    let _process = Process::begin(&world.existing(POD));
+    show(&runtime, |pod| {
+        pod.sandboxes[0].id = "container".into();
+        pod.containers[0].image = "i:1".into();
+    });
+    let mut stream = client.cgroup_stats(pb::CgroupStatsRequest {}).await.unwrap().into_inner();
+    let mut found = Vec::new();
+    while let Some(cgroup) = stream.message().await.unwrap() {
+        found.push(cgroup);
+    }
+    let root = &world.config.runtime.cgroup_root;
+    let below = |path: &str| format!("{root}/kubepods{path}");
+    let pod = "/besteffort/podu1";
+    let inner = below(&format!("{pod}/container"));
+    let expected = [
+        "/".to_owned(),
+        below(""),
+        below("/burstable"),
+        below("/besteffort"),
+        below(pod),
+        inner.clone(),
+        inner,
+    ];
+    assert_eq!(found.iter().map(|cgroup| cgroup.path.clone()).collect::<Vec<_>>(), expected);
+    let named = |cgroup: &pb::CgroupStatsResponse| {
+        let pod = cgroup.pod.clone().map(|pod| pod.name).unwrap_or_default();
+        [pod, cgroup.id.clone(), cgroup.container.clone(), cgroup.image.clone()].join(" ")
+    };
+    let names: Vec<String> = found.iter().map(named).collect();
+    assert_eq!(names[3..], ["   ", "web   ", "web container  ", "web container main i:1"]);
+    let main = found.last().unwrap();
+    let (detail, usage) = (main.detail.clone().unwrap(), main.usage.unwrap());
+    assert_eq!((detail.threads, detail.memory_limit, main.started_unix_nanos), (Some(1), None, 8));
+    assert!(detail.cpu_shares > Some(1) && usage.cpu_nanos.is_some() && usage.memory.is_some(), "{main:?}");
+    assert!(found[0].network.is_some() && found[5].network.is_some() && main.network.is_none());
+}
+
+#[tokio::test]
 async fn pods_of_which_nothing_runs_or_that_have_no_cgroup_are_left_out() {
     let world = World::new();
     let runtime = world.start_runtime().await;
@@ -179,6 +224,27 @@ async fn the_node_is_measured_with_its_pods_together() {
 }
 
 #[tokio::test]
+async fn a_pod_whose_containers_are_not_in_its_cgroup_is_named_until_they_are() {
+    let world = World::new();
+    let runtime = world.start_runtime().await;
+    runtime.pod(running());
+    let (service, _sync) = with_pod(&world).await;
+    let text = service.condition("pods-in-cgroups", false).await;
+    assert!(text.contains("default/web") && text.contains("another cgroup driver than cgroupfs"), "{text}");
+    let request = tonic::Request::new(ListEventsRequest::default());
+    let events = service.ctx.events.list_events(request).await.unwrap().into_inner().events;
+    assert_eq!(events.iter().filter(|event| event.reason == "PodsOutsideCgroups").count(), 1);
+
+    let world = World::new();
+    let runtime = world.start_runtime().await;
+    let (service, _sync) = with_pod(&world).await;
+    let _process = Process::begin(&world.existing(POD));
+    runtime.pod(running());
+    let text = service.condition("pods-in-cgroups", true).await;
+    assert_eq!(text, "");
+}
+
+#[tokio::test]
 async fn without_a_runtime_shim_or_a_tree_nothing_is_told_and_the_reason_is() {
     let world = World::new();
     let service = world.start().await;
@@ -187,10 +253,10 @@ async fn without_a_runtime_shim_or_a_tree_nothing_is_told_and_the_reason_is() {
     assert!(status.message().contains("runtime-shim is not reachable"), "{status:?}");
 
     let mut world = World::new();
-    world.config.runtime.cgroup_driver = "systemd".into();
+    world.config.runtime.cgroup_driver = "slices".into();
     let service = world.start().await;
     let request = pb::NodeStatsRequest::default();
     let status = service.client().node_stats(request).await.map(drop).unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
-    assert!(status.message().contains("no statistics") && status.message().contains("systemd"), "{status:?}");
+    assert!(status.message().contains("no statistics") && status.message().contains("slices"), "{status:?}");
 }

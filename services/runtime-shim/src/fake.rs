@@ -81,6 +81,8 @@ struct State {
     /// What was to be run.
     execs: Vec<cri::ExecRequest>,
     not_ready: bool,
+    handlers: Vec<cri::RuntimeHandler>,
+    features: Option<cri::RuntimeFeatures>,
 }
 
 /// The runtime and what a test needs beside it.
@@ -242,6 +244,20 @@ impl FakeRuntime {
     }
 
     /// The runtime says that neither it nor its network is ready.
+    /// The handlers, each with whether it has recursive read-only mounts, and whether strict groups are kept to.
+    pub(crate) fn can(&self, handlers: &[(&str, bool)], strict_groups: bool) {
+        let handler = |(name, recursive_read_only_mounts): &(&str, bool)| cri::RuntimeHandler {
+            name: (*name).to_owned(),
+            features: Some(cri::RuntimeHandlerFeatures {
+                recursive_read_only_mounts: *recursive_read_only_mounts,
+                user_namespaces: true,
+            }),
+        };
+        let mut state = self.state();
+        state.handlers = handlers.iter().map(handler).collect();
+        state.features = Some(cri::RuntimeFeatures { supplemental_groups_policy: strict_groups });
+    }
+
     pub(crate) fn not_ready(&self) {
         self.state().not_ready = true;
     }
@@ -515,7 +531,8 @@ impl State {
         cri::StatusResponse {
             status: Some(cri::RuntimeStatus { conditions }),
             info: self.sandbox_image.iter().map(config).collect(),
-            ..Default::default()
+            runtime_handlers: self.handlers.clone(),
+            features: self.features,
         }
     }
 }

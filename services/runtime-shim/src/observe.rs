@@ -440,9 +440,13 @@ fn settled_sandbox(sandbox: &pb::Sandbox) -> bool {
     !sandbox.ready || sandbox.host_network || !sandbox.ips.is_empty()
 }
 
+/// Whether what has exited still stands there as if it had not. One that ends at once may have exited before the
+/// runtime shows that it was started: it is shown running after that, and then as what it is.
 fn shows_alive(pod: &pb::RuntimePod, id: &str) -> bool {
+    let alive =
+        |c: &pb::Container| matches!(c.state(), pb::ContainerState::Created | pb::ContainerState::Running);
     pod.sandboxes.iter().any(|s| s.id == id && s.ready)
-        || pod.containers.iter().any(|c| c.id == id && c.state == pb::ContainerState::Running as i32)
+        || pod.containers.iter().any(|c| c.id == id && alive(c))
 }
 
 /// Equal but for the moment of the read.
@@ -621,6 +625,22 @@ mod tests {
         fake.observer.exited("c1".into());
         until("the pod has settled", || fake.observer.index().settling.is_empty()).await;
         assert_eq!(fake.calls("ListContainers").len(), lists + 2);
+    }
+
+    #[tokio::test]
+    async fn an_exit_that_comes_before_the_runtime_shows_the_start_is_not_forgotten() {
+        let fake = FakeRuntime::start().await;
+        fake.container("c1", "a", cri::ContainerState::ContainerCreated);
+        fake.observer.relist().await.unwrap();
+        let lists = fake.calls("ListContainers").len();
+        fake.observer.exited("c1".into());
+        fake.called("ListContainers", lists + 3).await;
+        fake.container("c1", "a", RUNNING);
+        fake.called("ListContainers", lists + 5).await;
+        assert_eq!(state(&fake.observer, "a"), Some(pb::ContainerState::Running));
+        fake.container("c1", "a", EXITED);
+        until("the pod has settled", || fake.observer.index().settling.is_empty()).await;
+        assert_eq!(state(&fake.observer, "a"), Some(pb::ContainerState::Exited));
     }
 
     #[tokio::test]

@@ -137,11 +137,13 @@ async fn connect(cri: &Cri, observer: &Observer) -> Result<EventSource, Status> 
     Ok(source)
 }
 
-/// The runtime's two conditions.
+/// The runtime's two conditions, and what it says that it can do.
 struct Conditions {
     ready: bool,
     network_ready: bool,
     message: String,
+    handlers: Vec<pb::RuntimeHandler>,
+    supplemental_groups_policy: Option<bool>,
 }
 
 impl Conditions {
@@ -150,6 +152,17 @@ impl Conditions {
         state.ready = self.ready;
         state.network_ready = self.network_ready;
         state.message = self.message;
+        state.handlers = self.handlers;
+        state.supplemental_groups_policy = self.supplemental_groups_policy;
+    }
+}
+
+fn handler(told: cri::RuntimeHandler) -> pb::RuntimeHandler {
+    let features = told.features.unwrap_or_default();
+    pb::RuntimeHandler {
+        name: told.name,
+        recursive_read_only_mounts: features.recursive_read_only_mounts,
+        user_namespaces: features.user_namespaces,
     }
 }
 
@@ -164,10 +177,14 @@ async fn read_status(cri: &Cri) -> Result<Conditions, Status> {
     };
     let runtime = text("container runtime not ready", "RuntimeReady");
     let network = text("container runtime network not ready", "NetworkReady");
+    let mut handlers: Vec<pb::RuntimeHandler> = response.runtime_handlers.into_iter().map(handler).collect();
+    handlers.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(Conditions {
         ready: runtime.is_none(),
         network_ready: network.is_none(),
         message: joined(runtime, network),
+        handlers,
+        supplemental_groups_policy: response.features.map(|features| features.supplemental_groups_policy),
     })
 }
 
@@ -402,6 +419,29 @@ mod tests {
         assert_eq!((second.unreachable, second.observed_by.as_str()), (false, "relist"));
         shutdown.cancel();
         runs.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_the_runtime_can_do_is_told_by_name_and_nothing_where_it_does_not_say() {
+        let fake = FakeRuntime::start().await;
+        let state = async || {
+            connect(&fake.cri, &fake.observer).await.map(|source| source.kind).unwrap();
+            match fake.observer.hub().get(&WatchKey::State) {
+                Some(WatchValue::State(state)) => *state,
+                other => panic!("{other:?}"),
+            }
+        };
+        let silent = state().await;
+        assert_eq!((silent.handlers, silent.supplemental_groups_policy), (Vec::new(), None));
+        fake.can(&[("runc", true), ("", false)], true);
+        let told = state().await;
+        let handlers: Vec<_> = told
+            .handlers
+            .iter()
+            .map(|h| (h.name.as_str(), h.recursive_read_only_mounts, h.user_namespaces))
+            .collect();
+        assert_eq!(handlers, [("", false, true), ("runc", true, true)]);
+        assert_eq!(told.supplemental_groups_policy, Some(true));
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ use tonic::service::Routes;
 use crate::admin::AdminService;
 use crate::context::{Context, ServiceArgs};
 use crate::server::{CallerPolicy, StackLayer, serve};
-use crate::{events::EventRing, last_words, lifeline, metrics::Metrics, progress::Progress};
+use crate::{events::EventRing, last_words, lifeline, memory, metrics::Metrics, progress::Progress};
 
 const EX_USAGE: u8 = 64;
 const EX_SOFTWARE: u8 = 70;
@@ -166,16 +166,6 @@ where
     code
 }
 
-/// Gives the pages back that a burst of work has left in the allocator's free lists. It costs some ten
-/// microseconds, and a service that has started fifty pods at once keeps none of what that took.
-fn give_back_memory() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: malloc_trim(3) takes no pointer and may be called at any time from any thread.
-    unsafe {
-        libc::malloc_trim(0);
-    }
-}
-
 /// Health, reflection, events and admin: the same on every socket.
 async fn with_common(
     routes: Routes,
@@ -194,7 +184,7 @@ async fn with_common(
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(Duration::from_secs(10)) => {}
             }
-            give_back_memory();
+            memory::give_back();
             let good = progress.stuck().is_none();
             if good {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);

@@ -8,6 +8,7 @@
 //!   subscriber. [`follow`] is the reading side: reconnect with jitter for ever.
 //! - [`status`] builds gRPC errors with an `ErrorInfo`.
 
+mod address;
 mod admin;
 mod backoff;
 mod bootstrap;
@@ -17,14 +18,17 @@ mod events;
 mod follow;
 pub mod last_words;
 mod lifeline;
+mod memory;
 mod metrics;
 mod peer;
 mod progress;
 pub mod server;
+mod state_file;
 pub mod status;
 mod uds;
 mod watch;
 
+pub use address::default_route_address;
 pub use backoff::Backoff;
 pub use bootstrap::{Built, ServiceSpec, run, run_with_config};
 pub use context::{Context, ServiceArgs};
@@ -34,6 +38,7 @@ pub use follow::{Signal, follow};
 pub use metrics::Metrics;
 pub use peer::{Peer, PeerChannel, connect_foreign, connect_tcp, connect_unix};
 pub use progress::{LoopHandle, Progress};
+pub use state_file::{Kept, StateFile, StateFileError};
 pub use tokio_util::sync::CancellationToken;
 pub use uds::{BindError, PeerIdentity, bind};
 pub use watch::{Subscription, WatchHub, WatchItem};

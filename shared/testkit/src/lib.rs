@@ -24,6 +24,7 @@ mod registry;
 mod scratch;
 mod spec;
 mod system;
+mod systemd;
 
 #[cfg(feature = "grpc")]
 mod agent;
@@ -45,6 +46,7 @@ pub use registry::Registry;
 pub use scratch::Scratch;
 pub use spec::{AgentSpec, binary_names, built_binaries, copy_binaries, reachable_binaries};
 pub use system::{cgroup_hierarchies, has_cap_sys_resource, mounts_below};
+pub use systemd::Systemd;
 
 #[cfg(feature = "grpc")]
 pub use agent::{Agent, AgentBuilder};

@@ -37,11 +37,15 @@ pub enum Component {
     ProtobufTypes,
     /// A registry for images.
     DockerRegistry,
+    /// systemd.
+    Systemd,
+    /// `dbus-daemon`.
+    Dbus,
 }
 
 impl Component {
     /// What a build and a run on a clean Debian 12 need.
-    pub const ALL: [Self; 9] = [
+    pub const TO_RUN: [Self; 8] = [
         Self::Containerd,
         Self::Runc,
         Self::CniPlugins,
@@ -50,8 +54,10 @@ impl Component {
         Self::Iptables,
         Self::Protoc,
         Self::ProtobufTypes,
-        Self::DockerRegistry,
     ];
+
+    /// What only tests need besides.
+    pub const TO_TEST: [Self; 3] = [Self::DockerRegistry, Self::Systemd, Self::Dbus];
 
     /// The Debian package that has it.
     pub const fn package(self) -> &'static str {
@@ -65,6 +71,8 @@ impl Component {
             Self::Protoc => "protobuf-compiler",
             Self::ProtobufTypes => "libprotobuf-dev",
             Self::DockerRegistry => "docker-registry",
+            Self::Systemd => "systemd",
+            Self::Dbus => "dbus",
         }
     }
 
@@ -92,6 +100,11 @@ impl Component {
             Self::Iptables => find_file("iptables"),
             Self::Protoc => find_file("protoc"),
             Self::DockerRegistry => find_file("docker-registry"),
+            Self::Systemd => {
+                let path = PathBuf::from("/lib/systemd/systemd");
+                if path.is_file() { Ok(path) } else { bail!("{} does not exist", path.display()) }
+            }
+            Self::Dbus => find_file("dbus-daemon"),
             Self::ProtobufTypes => {
                 let path = PathBuf::from("/usr/include/google/protobuf/timestamp.proto");
                 if path.is_file() { Ok(path) } else { bail!("{} does not exist", path.display()) }
@@ -110,6 +123,8 @@ impl Component {
             Self::Protoc => "the protobuf compiler protoc",
             Self::ProtobufTypes => "the set of protobuf's well-known types",
             Self::DockerRegistry => "the registry docker-registry",
+            Self::Systemd => "systemd",
+            Self::Dbus => "the message bus dbus-daemon",
         }
     }
 }

@@ -12,9 +12,9 @@ use super::source::{Source, sources};
 const CONTROL_PLANE_CRATES: [&str; 5] = ["kube", "kube-client", "kube-runtime", "k8s-openapi", "etcd-client"];
 const CONTROL_PLANE_SERVICES: [&str; 2] = ["pod-config", "node-status"];
 
-/// TLS, and who may link it.
+/// TLS, and who may link it (docs/adr/0006-pod-sync-speaks-tls.md).
 const TLS_CRATES: [&str; 2] = ["rustls", "tokio-rustls"];
-const TLS_SERVICES: [&str; 3] = ["pod-config", "node-status", "node-api"];
+const TLS_SERVICES: [&str; 4] = ["pod-config", "pod-sync", "node-status", "node-api"];
 
 /// Crates that need protoc when they are built, which xtask must do without.
 const PROTOC_CRATES: [&str; 3] = ["k8s-cri", "keelson-proto", "etcd-client"];
@@ -56,7 +56,7 @@ fn linked(root: &Path, graph: &Graph) -> Vec<Finding> {
             } else if CONTROL_PLANE_CRATES.contains(&name) && !CONTROL_PLANE_SERVICES.contains(&service) {
                 "only pod-config and node-status link clients of control planes"
             } else if TLS_CRATES.contains(&name) && !TLS_SERVICES.contains(&service) {
-                "only pod-config, node-status and node-api link TLS"
+                "only pod-config, pod-sync, node-status and node-api link TLS"
             } else {
                 continue;
             };
@@ -127,8 +127,8 @@ mod tests {
     #[test]
     fn a_service_that_links_another_or_a_control_plane_is_found() {
         let graph = graph(&[
-            ("a", "/w/services/pod-sync", &["a-core", "b-core", "helper"], &["c"]),
-            ("a-core", "/w/services/pod-sync/core", &[], &[]),
+            ("a", "/w/services/runtime-shim", &["a-core", "b-core", "helper"], &["c"]),
+            ("a-core", "/w/services/runtime-shim/core", &[], &[]),
             ("b-core", "/w/services/node-api/core", &[], &[]),
             ("c", "/w/services/pod-config", &["kube", "rustls"], &[]),
             ("helper", "/w/shared/helper", &["kube", "rustls"], &[]),
@@ -141,7 +141,7 @@ mod tests {
             [
                 "a → b-core (a service links no other service)",
                 "a → helper → kube (only pod-config and node-status link clients of control planes)",
-                "a → helper → rustls (only pod-config, node-status and node-api link TLS)",
+                "a → helper → rustls (only pod-config, pod-sync, node-status and node-api link TLS)",
             ]
         );
     }

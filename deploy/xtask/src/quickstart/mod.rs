@@ -24,16 +24,23 @@ use record::Record;
 pub fn run() -> anyhow::Result<()> {
     require_root("quickstart")?;
     if let Some(record) = Record::load(&places::record_file()) {
-        if let Some(problem) = not_up(&record) {
-            eprintln!("An earlier quickstart is not whole ({problem}); removing what is left of it.");
-        } else {
-            println!("All is up already.\n");
-            return tell(&spec_of(&record));
+        match state_of(&record) {
+            State::Up => {
+                println!("All is up already.\n");
+                return tell(&spec_of(&record));
+            }
+            State::AgentGone => {
+                eprintln!("The agent of an earlier quickstart is gone, its pods are not; starting it again.");
+                return tell(&start_agent(record)?);
+            }
+            State::NotWhole(problem) => {
+                eprintln!("An earlier quickstart is not whole ({problem}); removing what is left of it.");
+            }
         }
     }
     crate::down::remove_all()?;
     refuse_other_agents()?;
-    packages::install_missing()?;
+    packages::install_to_run()?;
     let built = build()?;
     let started = start(&built);
     if started.is_err() {
@@ -42,16 +49,29 @@ pub fn run() -> anyhow::Result<()> {
     tell(&started?)
 }
 
-/// Why the recorded quickstart is not running whole; `None` when it is.
-fn not_up(record: &Record) -> Option<String> {
+/// What there is of a recorded quickstart.
+enum State {
+    Up,
+    /// The runtime and what the agent is started from are there.
+    AgentGone,
+    NotWhole(String),
+}
+
+fn state_of(record: &Record) -> State {
     let alive = |process: Option<ProcessId>| process.is_some_and(ProcessId::is_alive);
     if !alive(record.containerd) {
-        return Some("its containerd is gone".to_owned());
+        return State::NotWhole("its containerd is gone".to_owned());
     }
+    let spec = spec_of(record);
     if !alive(record.init) {
-        return Some("its agent is gone".to_owned());
+        // Without an entry for init, the start never came to the agent.
+        let begun = record.init.is_some() && spec.bin_dir.is_dir() && spec.manifest_dir.is_dir();
+        return if begun { State::AgentGone } else { State::NotWhole("its agent never ran".to_owned()) };
     }
-    pods::list(&spec_of(record)).err().map(|error| format!("its agent does not answer: {error:#}"))
+    match pods::list(&spec) {
+        Ok(_) => State::Up,
+        Err(error) => State::NotWhole(format!("its agent does not answer: {error:#}")),
+    }
 }
 
 fn spec_of(record: &Record) -> AgentSpec {
@@ -117,7 +137,13 @@ fn start(built: &Path) -> anyhow::Result<AgentSpec> {
     let spec = spec_of(&record);
     spec.write()?;
     pods::copy_examples(&spec)?;
-    let mut child = start_agent(&spec)?;
+    start_agent(record)
+}
+
+/// Starts the agent on a runtime that is up, and waits for the example pods.
+fn start_agent(mut record: Record) -> anyhow::Result<AgentSpec> {
+    let spec = spec_of(&record);
+    let mut child = spawn_agent(&spec)?;
     let init = ProcessId::of(child.id());
     record.init = init;
     record.store(&places::record_file())?;
@@ -139,9 +165,13 @@ fn make_home() -> anyhow::Result<()> {
         .with_context(|| format!("cannot make {}", home.display()))
 }
 
-fn start_agent(spec: &AgentSpec) -> anyhow::Result<Child> {
+fn spawn_agent(spec: &AgentSpec) -> anyhow::Result<Child> {
     let path = places::agent_log();
-    let log = fs::File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    let log = fs::File::options()
+        .append(true)
+        .create(true)
+        .open(&path)
+        .with_context(|| format!("cannot make {}", path.display()))?;
     let mut command = spec.command();
     command.current_dir("/").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     detach(&mut command);

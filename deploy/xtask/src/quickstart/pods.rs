@@ -39,13 +39,14 @@ pub fn examples() -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The names that the examples' pods have on the node.
-fn expected_names() -> anyhow::Result<Vec<String>> {
+/// The names that the examples' pods have on the node, of those that nobody has removed from its manifests.
+fn expected_names(spec: &AgentSpec) -> anyhow::Result<Vec<String>> {
     let name = |path: &PathBuf| {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         format!("{stem}-{NODE_NAME}")
     };
-    Ok(examples()?.iter().map(name).collect())
+    let there = |path: &&PathBuf| spec.manifest_dir.join(path.file_name().unwrap_or_default()).exists();
+    Ok(examples()?.iter().filter(there).map(name).collect())
 }
 
 /// Puts the examples into the manifest folder.
@@ -79,7 +80,7 @@ fn pods_of(list: &Value) -> Vec<PodState> {
 
 /// Waits until every example pod is Ready; an error explains those that are not.
 pub fn wait_ready(spec: &AgentSpec, init: ProcessId) -> anyhow::Result<()> {
-    let expected = expected_names()?;
+    let expected = expected_names(spec)?;
     let mut step = Step::start("Waiting for the example pods");
     let deadline = Instant::now() + READY_LIMIT;
     loop {

@@ -60,6 +60,8 @@ pub struct Shared {
     pub pod_stats: Mutex<Vec<rm::PodStatsResponse>>,
     /// After the pods, their statistics break with this.
     pub pod_stats_error: Mutex<Option<Status>>,
+    /// Cgroups in detail; there is no tree without.
+    pub cgroups: Mutex<Option<Vec<rm::CgroupStatsResponse>>>,
     /// Whether CPU and memory were enough, per question.
     pub asked_for_little: Mutex<Vec<bool>>,
     /// What the runtime runs.
@@ -332,12 +334,19 @@ impl ResourceManager for Fake {
     type SyncStream = BoxStream<keelson_proto::keelson::common::v1::SyncAck>;
     type WatchMachineStream = BoxStream<rm::Machine>;
     type PodStatsStream = BoxStream<rm::PodStatsResponse>;
+    type CgroupStatsStream = BoxStream<rm::CgroupStatsResponse>;
     type WatchEvictionsStream = BoxStream<rm::WatchEvictionsResponse>;
 
     async fn node_stats(&self, request: Request<rm::NodeStatsRequest>) -> Answer<rm::NodeStatsResponse> {
         self.0.asked_for_little.lock().unwrap().push(request.into_inner().cpu_and_memory_only);
         let stats = self.0.node_stats.lock().unwrap().clone();
         stats.map(Response::new).ok_or_else(|| refusal(Code::FailedPrecondition, "no cgroups"))
+    }
+
+    async fn cgroup_stats(&self, _: Request<rm::CgroupStatsRequest>) -> Answer<Self::CgroupStatsStream> {
+        let found = self.0.cgroups.lock().unwrap().clone();
+        let found = found.ok_or_else(|| refusal(Code::FailedPrecondition, "no cgroups"))?;
+        Ok(Response::new(Box::pin(stream::iter(found.into_iter().map(Ok)))))
     }
 
     async fn pod_stats(&self, request: Request<rm::PodStatsRequest>) -> Answer<Self::PodStatsStream> {
@@ -371,7 +380,9 @@ impl ResourceManager for Fake {
     }
 
     async fn watch_machine(&self, _: Request<rm::WatchMachineRequest>) -> Answer<Self::WatchMachineStream> {
-        Err(Status::unimplemented("not faked"))
+        let capacity = [("cpu".to_owned(), 2000)].into();
+        let machine = rm::Machine { capacity, boot_id: "b1".into(), ..Default::default() };
+        Ok(Response::new(Box::pin(stream::iter([Ok(machine)]))))
     }
 }
 

@@ -52,8 +52,14 @@ fn filesystem() -> Option<rm::FilesystemUsage> {
 }
 
 fn network() -> Option<rm::Network> {
-    let interface =
-        rm::Interface { name: "eth0".into(), rx_bytes: 1, rx_errors: 2, tx_bytes: 3, tx_errors: 4 };
+    let interface = rm::Interface {
+        name: "eth0".into(),
+        rx_bytes: 1,
+        rx_errors: 2,
+        tx_bytes: 3,
+        tx_errors: 4,
+        ..Default::default()
+    };
     Some(rm::Network { taken_unix_nanos: TAKEN, interfaces: vec![interface] })
 }
 
@@ -215,6 +221,33 @@ async fn a_summary_is_whole_or_an_internal_error_that_says_what_failed() {
     assert_eq!(reply.status, 500);
     let text = reply.text().await.unwrap();
     assert!(text.starts_with("Internal Error: resource-manager is not reachable"), "{text}");
+}
+
+#[tokio::test]
+async fn metrics_of_containers_are_text_and_a_failure_is_a_metric_of_its_own() {
+    let world = World::start();
+    let api = world.api().await;
+    let text = get(api, "/metrics/cadvisor").await.text().await.unwrap();
+    let failed = ["container_scrape_error 1", "machine_scrape_error 1"];
+    assert!(text.lines().filter(|line| !line.starts_with('#')).eq(failed), "{text}");
+    let usage = rm::Usage { taken_unix_nanos: TAKEN, cpu_nanos: Some(4_000_000_000), ..Default::default() };
+    let cgroup =
+        rm::CgroupStatsResponse { path: "/kubepods".into(), usage: Some(usage), ..Default::default() };
+    *world.shared.cgroups.lock().unwrap() = Some(vec![cgroup]);
+    let reply = get(api, "/metrics/cadvisor").await;
+    assert_eq!(
+        (reply.status.as_u16(), reply.headers["content-type"].to_str().unwrap()),
+        (200, "text/plain; version=0.0.4; charset=utf-8")
+    );
+    let text = reply.text().await.unwrap();
+    let labels = "container=\"\",id=\"/kubepods\",image=\"\",name=\"\",namespace=\"\",pod=\"\",cpu=\"total\"";
+    for line in [
+        format!("container_cpu_usage_seconds_total{{{labels}}} 4 1700000000000"),
+        "machine_cpu_cores{boot_id=\"b1\",machine_id=\"\",system_uuid=\"\"} 2".to_owned(),
+        "container_scrape_error 0".to_owned(),
+    ] {
+        assert!(text.lines().any(|found| found == line), "no {line} in {text}");
+    }
 }
 
 #[tokio::test]

@@ -199,6 +199,7 @@ async fn unknown_paths_are_404_and_wrong_methods_405() {
         "/healthz",
         "/containerLogs/default/web/c",
         "/stats/summary",
+        "/metrics/probes",
         "/metrics/resource",
         "/runningpods/",
         "/configz",
@@ -234,6 +235,27 @@ async fn nobody_is_let_into_a_container_whatever_is_asked_and_however() {
     for path in ["/exec", "/exec/", "/exec/default/web", "/portForward/default", "/run/a/b/c/d/e"] {
         assert_eq!(get(api, path).await.status, 404, "{path}");
     }
+}
+
+#[tokio::test]
+async fn metrics_of_probes_stand_apart_with_the_kubelets_labels() {
+    let world = World::start();
+    *world.shared.metrics.lock().unwrap() = "# HELP kubelet_running_pods Pods.\n\
+        # TYPE kubelet_running_pods gauge\nkubelet_running_pods 5\n\
+        # HELP prober_probe Probes.\n# TYPE prober_probe counter\nprober_probe_total{result=\"failed\"} 1\n# EOF\n"
+        .to_owned();
+    let api = world.api().await;
+    let reply = get(api, "/metrics/probes").await;
+    assert_eq!(reply.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    assert_eq!(
+        reply.text().await.unwrap(),
+        "# HELP prober_probe_total Probes.\n# TYPE prober_probe_total counter\n\
+        prober_probe_total{result=\"failed\"} 1\n\
+        # HELP keelson_service_up Whether the service has answered for its metrics\n\
+        # TYPE keelson_service_up gauge\nkeelson_service_up{keelson_service=\"pod-sync\"} 1\n"
+    );
+    let all = get(api, "/metrics").await.text().await.unwrap();
+    assert!(all.contains("kubelet_running_pods") && !all.contains("prober_"), "{all}");
 }
 
 #[tokio::test]

@@ -17,5 +17,5 @@ pub mod pods;
 pub use conditions::{NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event};
 pub use events::{Cursor, Page, Taken};
 pub use health::{Answer, Watchdog};
-pub use node::{Machine, NodeInputs, RuntimeState, build_node, worth_reporting};
+pub use node::{Machine, NodeInputs, RuntimeHandler, RuntimeState, build_node, worth_reporting};
 pub use pods::{News, PodLedger, PodView};

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use keelson_kube_model::quantity::QuantityFormat;
 use keelson_kube_model::time::format_seconds;
 use keelson_kube_model::{
-    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeStatus, NodeSystemInfo,
-    ObjectMeta, Quantity, ResourceList,
+    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeFeatures, NodeRuntimeHandler,
+    NodeRuntimeHandlerFeatures, NodeStatus, NodeSystemInfo, ObjectMeta, Quantity, ResourceList,
 };
 
 use crate::conditions::{ReadyInputs, node_conditions};
@@ -54,6 +54,21 @@ pub struct RuntimeState {
     pub message: String,
     /// It does not answer: nobody knows whether it is ready.
     pub unreachable: bool,
+    /// What it can be asked to run pods with, by name; empty where it does not tell.
+    pub handlers: Vec<RuntimeHandler>,
+    /// Whether it keeps to `supplementalGroupsPolicy: Strict`; `None` where it does not tell.
+    pub supplemental_groups_policy: Option<bool>,
+}
+
+/// One handler of the runtime, and what pods can have with it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RuntimeHandler {
+    /// Empty for the default one.
+    pub name: String,
+    /// `recursiveReadOnly` of a mount.
+    pub recursive_read_only_mounts: bool,
+    /// `hostUsers: false`.
+    pub user_namespaces: bool,
 }
 
 /// Everything that a Node is made of.
@@ -90,7 +105,7 @@ const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-det
 /// Level-triggered: depends only on the arguments. `previous` are the conditions of the last Node, for their
 /// transition times.
 ///
-/// Parity: node-and-api.md §9.1 to §9.5. Images, volumes in use, runtime handlers and swap are not there yet.
+/// Parity: node-and-api.md §9.1 to §9.5. Images, volumes in use and swap are not there yet.
 pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
     let (capacity, allocatable) = resources(inputs);
     let now = format_seconds(inputs.now_unix_seconds).unwrap_or_default();
@@ -118,10 +133,26 @@ pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
                 kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(inputs.api_port) }),
             },
             node_info: node_info(inputs),
+            runtime_handlers: inputs.runtime.map(handlers).unwrap_or_default(),
+            features: inputs
+                .runtime
+                .and_then(|runtime| runtime.supplemental_groups_policy)
+                .map(|strict| NodeFeatures { supplemental_groups_policy: Some(strict) }),
             ..NodeStatus::default()
         },
         ..Node::default()
     }
+}
+
+fn handlers(runtime: &RuntimeState) -> Vec<NodeRuntimeHandler> {
+    let one = |handler: &RuntimeHandler| NodeRuntimeHandler {
+        name: handler.name.clone(),
+        features: Some(NodeRuntimeHandlerFeatures {
+            recursive_read_only_mounts: Some(handler.recursive_read_only_mounts),
+            user_namespaces: Some(handler.user_namespaces),
+        }),
+    };
+    runtime.handlers.iter().map(one).collect()
 }
 
 fn labels(inputs: &NodeInputs<'_>) -> BTreeMap<String, String> {

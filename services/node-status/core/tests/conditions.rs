@@ -17,7 +17,7 @@ fn good_runtime() -> RuntimeState {
         ready: true,
         network_ready: true,
         message: String::new(),
-        unreachable: false,
+        ..RuntimeState::default()
     }
 }
 

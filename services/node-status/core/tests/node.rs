@@ -5,7 +5,9 @@
 use std::collections::BTreeMap;
 
 use keelson_kube_model::Node;
-use keelson_node_status_core::{Machine, NodeInputs, RuntimeState, build_node, worth_reporting};
+use keelson_node_status_core::{
+    Machine, NodeInputs, RuntimeHandler, RuntimeState, build_node, worth_reporting,
+};
 use serde_json::{Value, json};
 
 fn machine() -> Machine {
@@ -44,7 +46,7 @@ fn runtime() -> RuntimeState {
         ready: true,
         network_ready: true,
         message: String::new(),
-        unreachable: false,
+        ..RuntimeState::default()
     }
 }
 
@@ -129,6 +131,31 @@ fn the_machine_and_the_runtime_are_named() {
     );
     assert_eq!(node["status"]["daemonEndpoints"], json!({"kubeletEndpoint": {"Port": 10250}}));
     assert_eq!(node["status"]["conditions"][3]["status"], "True");
+}
+
+#[test]
+fn what_the_runtime_can_do_is_in_the_node() {
+    let silent = World::good().json();
+    assert_eq!(
+        (&silent["status"]["runtimeHandlers"], &silent["status"]["features"]),
+        (&Value::Null, &Value::Null)
+    );
+    let handler = |name: &str, recursive_read_only_mounts, user_namespaces| RuntimeHandler {
+        name: name.into(),
+        recursive_read_only_mounts,
+        user_namespaces,
+    };
+    let handlers = vec![handler("", true, false), handler("runsc", false, true)];
+    let runtime = RuntimeState { handlers, supplemental_groups_policy: Some(false), ..runtime() };
+    let node = World { runtime: Some(runtime), ..World::good() }.json();
+    assert_eq!(
+        node["status"]["runtimeHandlers"],
+        json!([
+            {"features": {"recursiveReadOnlyMounts": true, "userNamespaces": false}},
+            {"name": "runsc", "features": {"recursiveReadOnlyMounts": false, "userNamespaces": true}}
+        ])
+    );
+    assert_eq!(node["status"]["features"], json!({"supplementalGroupsPolicy": false}));
 }
 
 #[test]

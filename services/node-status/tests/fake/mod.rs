@@ -247,9 +247,14 @@ impl ResourceManager for Fake<(), rm::Machine> {
     type SyncStream = BoxStream<keelson_proto::keelson::common::v1::SyncAck>;
     type WatchMachineStream = BoxStream<rm::Machine>;
     type PodStatsStream = BoxStream<rm::PodStatsResponse>;
+    type CgroupStatsStream = BoxStream<rm::CgroupStatsResponse>;
     type WatchEvictionsStream = BoxStream<rm::WatchEvictionsResponse>;
 
     async fn node_stats(&self, _: Request<rm::NodeStatsRequest>) -> Answer<rm::NodeStatsResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn cgroup_stats(&self, _: Request<rm::CgroupStatsRequest>) -> Answer<Self::CgroupStatsStream> {
         Err(Status::unimplemented("not faked"))
     }
 

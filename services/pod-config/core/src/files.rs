@@ -2,7 +2,8 @@
 //!
 //! Parity: the kubelet drops a pod whose manifest no longer parses at its next rescan, and lets the later of two
 //! files with one pod's name win without a word. Here the last good version of a file goes on until the file is
-//! good again or gone, and the first file in the order of names wins, with a problem that names both.
+//! good again or gone, and of several files with one name the one that has it keeps it, so that no running pod gives
+//! way to a copy; where none has it yet, the first in the order of paths. The problem names both.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +20,11 @@ use crate::static_pod::StaticPod;
 #[derive(Debug, Default)]
 pub struct SourceFiles {
     files: BTreeMap<String, FileState>,
+    holders: Holders,
 }
+
+/// The file whose definition counts, for each name of a pod or an object.
+pub type Holders = BTreeMap<String, String>;
 
 #[derive(Debug, Default)]
 struct FileState {
@@ -41,7 +46,7 @@ pub struct Problem {
 /// Everything that a source says at one moment.
 #[derive(Debug, Default)]
 pub struct SourceSet {
-    /// Its pods, in the order of their files.
+    /// Its pods, in the order of their paths.
     pub pods: Vec<SourcePod>,
     /// Its Secrets and ConfigMaps.
     pub objects: BTreeMap<ObjectKey, SourceObject>,
@@ -60,6 +65,11 @@ pub struct SourceObject {
 }
 
 impl SourceFiles {
+    /// No files yet; `holders` is what an earlier run of the service had, see [`SourceFiles::holders`].
+    pub fn resuming(holders: Holders) -> Self {
+        Self { files: BTreeMap::new(), holders }
+    }
+
     /// Takes a new reading of a file. After an error its last good content stays.
     pub fn read(&mut self, path: &str, reading: Result<FileContent, Vec<ManifestError>>) {
         let file = self.files.entry(path.to_owned()).or_default();
@@ -84,7 +94,19 @@ impl SourceFiles {
 
     /// The file is gone, and with it what it said. Whether it was known.
     pub fn remove(&mut self, path: &str) -> bool {
+        self.holders.retain(|_, origin| origin != path);
         self.files.remove(path).is_some()
+    }
+
+    /// Every file has been read: what an earlier run knew of others does not count any more.
+    pub fn all_are_known(&mut self) {
+        self.holders.retain(|_, origin| self.files.contains_key(origin));
+    }
+
+    /// By name, the file whose definition counts since the last [`SourceFiles::assemble`]; of files that have not been
+    /// read yet, what an earlier run said.
+    pub fn holders(&self) -> &Holders {
+        &self.holders
     }
 
     /// The paths that are known.
@@ -103,10 +125,8 @@ impl SourceFiles {
     }
 
     /// The set of the source now.
-    pub fn assemble(&self) -> SourceSet {
+    pub fn assemble(&mut self) -> SourceSet {
         let mut set = SourceSet::default();
-        let mut names: BTreeMap<PodFullName, String> = BTreeMap::new();
-        let mut uids: BTreeMap<&str, String> = BTreeMap::new();
         for (path, file) in &self.files {
             let kept: Vec<_> = file.good.pods.iter().map(StaticPod::full_name).collect();
             set.problems.extend(file.errors.iter().map(|error| Problem {
@@ -114,49 +134,94 @@ impl SourceFiles {
                 error: error.clone(),
                 kept: kept.clone(),
             }));
-            for pod in &file.good.pods {
-                let here = format!("{path}:{}", pod.line);
-                let first = names
-                    .get(&pod.full_name())
-                    .map(|first| (format!("the pod {}/{}", pod.namespace, pod.name), first));
-                let first = first.or_else(|| {
-                    uids.get(pod.uid.as_str()).map(|first| (format!("the UID {}", pod.uid), first))
-                });
-                if let Some((what, first)) = first {
-                    set.problems.push(duplicate(
-                        path,
-                        (pod.document, pod.line),
-                        &what,
-                        first,
-                        Some(pod.full_name()),
-                    ));
-                    continue;
-                }
-                names.insert(pod.full_name(), here.clone());
-                uids.insert(&pod.uid, here);
-                set.pods.push(SourcePod::of(pod, path));
-            }
-            set.take_objects(path, &file.good);
         }
+        let mut holders = Holders::new();
+        self.take_pods(&mut set, &mut holders);
+        self.take_objects(&mut set, &mut holders);
+        let unread = |(_, origin): &(&String, &String)| !self.files.contains_key(origin.as_str());
+        for (name, origin) in self.holders.iter().filter(unread) {
+            holders.entry(name.clone()).or_insert_with(|| origin.clone());
+        }
+        self.holders = holders;
         set
+    }
+
+    /// What all files say of one kind, those that hold their name first.
+    fn claims<'a, T>(
+        &'a self,
+        of: impl Fn(&'a FileContent) -> &'a [T],
+        name: impl Fn(&T) -> String,
+    ) -> Vec<Claim<'a, T>> {
+        let all =
+            self.files.iter().flat_map(|(path, file)| of(&file.good).iter().map(move |what| (path, what)));
+        let mut claims: Vec<_> = all
+            .enumerate()
+            .map(|(place, (path, what))| Claim { place, path, name: name(what), what })
+            .collect();
+        // Stable: among equals the order of paths stays.
+        claims.sort_by_key(|claim| self.holders.get(&claim.name) != Some(claim.path));
+        claims
+    }
+
+    fn take_pods(&self, set: &mut SourceSet, holders: &mut Holders) {
+        let mut names: BTreeMap<String, String> = BTreeMap::new();
+        let mut uids: BTreeMap<&str, String> = BTreeMap::new();
+        let mut taken = BTreeMap::new();
+        for Claim { place, path, name, what: pod } in
+            self.claims(|good| &good.pods, |pod| pod_key(&pod.namespace, &pod.name))
+        {
+            let first =
+                names.get(&name).map(|first| (format!("the pod {}/{}", pod.namespace, pod.name), first));
+            let first = first
+                .or_else(|| uids.get(pod.uid.as_str()).map(|first| (format!("the UID {}", pod.uid), first)));
+            if let Some((what, first)) = first {
+                let at = (pod.document, pod.line);
+                set.problems.push(duplicate(path, at, &what, first, Some(pod.full_name())));
+                continue;
+            }
+            let here = format!("{path}:{}", pod.line);
+            uids.insert(&pod.uid, here.clone());
+            names.insert(name.clone(), here);
+            holders.insert(name, path.clone());
+            taken.insert(place, SourcePod::of(pod, path));
+        }
+        set.pods = taken.into_values().collect();
+    }
+
+    fn take_objects(&self, set: &mut SourceSet, holders: &mut Holders) {
+        for Claim { path, name, what: object, .. } in
+            self.claims(|good| &good.objects, |object| object_key(&object.key))
+        {
+            let key = &object.key;
+            if let Some(first) = set.objects.get(key) {
+                let what = format!("the {} {}/{}", key.kind.as_str(), key.namespace, key.name);
+                let first = format!("{}:{}", first.origin, first.line);
+                set.problems.push(duplicate(path, (object.document, object.line), &what, &first, None));
+                continue;
+            }
+            holders.insert(name, path.clone());
+            let entry =
+                SourceObject { json: Arc::clone(&object.json), origin: path.clone(), line: object.line };
+            set.objects.insert(key.clone(), entry);
+        }
     }
 }
 
-impl SourceSet {
-    fn take_objects(&mut self, path: &str, content: &FileContent) {
-        for object in &content.objects {
-            let key = &object.key;
-            if let Some(first) = self.objects.get(key) {
-                let what = format!("the {} {}/{}", key.kind.as_str(), key.namespace, key.name);
-                let first = format!("{}:{}", first.origin, first.line);
-                self.problems.push(duplicate(path, (object.document, object.line), &what, &first, None));
-                continue;
-            }
-            let entry =
-                SourceObject { json: Arc::clone(&object.json), origin: path.to_owned(), line: object.line };
-            self.objects.insert(key.clone(), entry);
-        }
-    }
+/// One file's definition of a pod or an object.
+struct Claim<'a, T> {
+    /// Its place in the order of paths.
+    place: usize,
+    path: &'a String,
+    name: String,
+    what: &'a T,
+}
+
+fn pod_key(namespace: &str, name: &str) -> String {
+    format!("Pod {namespace}/{name}")
+}
+
+fn object_key(key: &ObjectKey) -> String {
+    format!("{} {}/{}", key.kind.as_str(), key.namespace, key.name)
 }
 
 fn duplicate(path: &str, at: (u32, u32), what: &str, first: &str, pod: Option<PodFullName>) -> Problem {

@@ -95,6 +95,51 @@ fn of_two_files_with_one_pod_the_first_by_name_wins_and_the_problem_names_both()
 }
 
 #[test]
+fn the_file_that_has_a_pod_keeps_it_whatever_comes_before_it() {
+    let mut files = SourceFiles::default();
+    read(&mut files, "/m/b.yaml", &pod("same", "b"));
+    let before = files.assemble().pods;
+    read(&mut files, "/m/a.yaml", &pod("same", "a"));
+    let set = files.assemble();
+    assert_eq!(set.pods, before);
+    let problem = &set.problems[0];
+    assert_eq!((problem.origin.as_str(), problem.error.why), ("/m/a.yaml", Why::Duplicate));
+    assert!(problem.error.message.contains("/m/b.yaml:1"), "{problem:?}");
+    // Its own edits are its own, although the UID changes.
+    read(&mut files, "/m/b.yaml", &pod("same", "b2"));
+    let edited = files.assemble().pods;
+    assert_eq!((edited[0].origin.as_str(), edited[0].uid != before[0].uid), ("/m/b.yaml", true));
+    // It breaks: the last good version holds. It names another pod: the other file's turn.
+    read(&mut files, "/m/b.yaml", "nonsense");
+    assert_eq!(files.assemble().pods, edited);
+    read(&mut files, "/m/b.yaml", &pod("other", "b"));
+    assert_eq!(names(&files.assemble()), [("same-n1", "/m/a.yaml"), ("other-n1", "/m/b.yaml")]);
+    read(&mut files, "/m/b.yaml", &pod("same", "b"));
+    assert_eq!(names(&files.assemble()), [("same-n1", "/m/a.yaml")]);
+}
+
+#[test]
+fn what_an_earlier_run_had_is_held_for_files_that_are_not_read_yet() {
+    let mut first = SourceFiles::default();
+    read(&mut first, "/m/b.yaml", &pod("same", "b"));
+    first.assemble();
+    let mut files = SourceFiles::resuming(first.holders().clone());
+    files.assemble();
+    assert_eq!(files.holders(), first.holders());
+    read(&mut files, "/m/a.yaml", &pod("same", "a"));
+    read(&mut files, "/m/b.yaml", &pod("same", "b"));
+    assert_eq!(names(&files.assemble()), [("same-n1", "/m/b.yaml")]);
+
+    let mut files = SourceFiles::resuming(first.holders().clone());
+    read(&mut files, "/m/a.yaml", &pod("other", "a"));
+    files.all_are_known();
+    files.assemble();
+    assert_eq!(files.holders().keys().collect::<Vec<_>>(), ["Pod default/other-n1"]);
+    files.remove("/m/a.yaml");
+    assert!(files.holders().is_empty());
+}
+
+#[test]
 fn of_two_documents_with_one_pod_the_first_wins() {
     let mut files = SourceFiles::default();
     read(&mut files, "/m/a.yaml", &format!("{}---\n{}", pod("same", "a"), pod("same", "b")));
@@ -128,4 +173,10 @@ fn objects_follow_the_same_rules() {
     assert_eq!(set.problems.len(), 1);
     read(&mut files, "/m/a.yaml", "nonsense");
     assert_eq!(files.assemble().objects[&key].origin, "/m/a.yaml");
+    files.remove("/m/a.yaml");
+    assert_eq!(files.assemble().objects[&key].origin, "/m/b.yaml");
+    read(&mut files, "/m/a.yaml", &map("a"));
+    let set = files.assemble();
+    assert_eq!((set.objects[&key].origin.as_str(), set.problems.len()), ("/m/b.yaml", 1));
+    assert_eq!(files.holders()["ConfigMap default/c"], "/m/b.yaml");
 }

@@ -27,7 +27,7 @@ pub use expand::expand;
 pub use hostname::{HostNames, host_names};
 pub use mounts::{FileMount, SubPath, VolumePath, subpaths};
 pub use resources::{CgroupVersion, MachineInputs};
-pub use sandbox::{SandboxInputs, UserNamespace, sandbox_plan};
+pub use sandbox::{SandboxInputs, UserNamespace, sandbox_plan, way_out};
 pub use security::{ImageUser, MASKED_PATHS, READONLY_PATHS};
 pub use spec::*;
 

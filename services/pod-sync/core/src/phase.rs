@@ -81,10 +81,7 @@ fn count_sidecar(counts: &mut Counts, entry: Option<&ContainerStatus>) {
             }
         }
         Some(entry) if entry.state.terminated.is_some() || entry.last_state.terminated.is_some() => {}
-        Some(_) => {
-            counts.pending_sidecar += 1;
-            counts.waiting += 1;
-        }
+        Some(_) => counts.waiting += 1,
     }
 }
 

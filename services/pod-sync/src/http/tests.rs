@@ -2,8 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
+use rustls::SupportedProtocolVersion;
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use rustls::version::{TLS12, TLS13};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 
 use super::*;
 
@@ -23,8 +27,48 @@ impl Drop for Server {
     }
 }
 
+/// With a certificate that ended long ago and is of another host.
+fn acceptor(version: &'static SupportedProtocolVersion) -> TlsAcceptor {
+    let mut params = rcgen::CertificateParams::new(vec!["elsewhere.example".to_owned()]).unwrap();
+    params.not_after = rcgen::date_time_ymd(1990, 1, 1);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = params.self_signed(&key).unwrap().der().clone();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], PrivatePkcs8KeyDer::from(key.serialize_der()).into())
+        .unwrap();
+    TlsAcceptor::from(Arc::new(config))
+}
+
+/// Reads a request, answers it and hangs up without a word.
+async fn serve(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), answer: &str) -> String {
+    let (mut text, mut buffer) = (String::new(), [0; 4096]);
+    while !text.ends_with("\r\n\r\n") {
+        match stream.read(&mut buffer).await.unwrap() {
+            0 => break,
+            n => text.push_str(std::str::from_utf8(&buffer[..n]).unwrap()),
+        }
+    }
+    // Who has heard enough hangs up.
+    let _ = stream.write_all(answer.as_bytes()).await;
+    let _ = stream.flush().await;
+    text
+}
+
 impl Server {
     async fn new(answers: &[&str]) -> Self {
+        Self::with(answers, None).await
+    }
+
+    /// Each request is kept with the name that the server was told.
+    async fn over_tls(answers: &[&str], version: &'static SupportedProtocolVersion) -> Self {
+        Self::with(answers, Some(acceptor(version))).await
+    }
+
+    async fn with(answers: &[&str], tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let answers: Vec<String> = answers.iter().map(|a| a.replace("PORT", &port.to_string())).collect();
@@ -33,33 +77,38 @@ impl Server {
         let task = tokio::spawn(async move {
             for answer in answers.iter().cycle() {
                 let (mut stream, _) = listener.accept().await.unwrap();
-                let (mut text, mut buffer) = (String::new(), [0; 4096]);
-                while !text.ends_with("\r\n\r\n") {
-                    match stream.read(&mut buffer).await.unwrap() {
-                        0 => break,
-                        n => text.push_str(std::str::from_utf8(&buffer[..n]).unwrap()),
+                let text = match &tls {
+                    None => serve(&mut stream, answer).await,
+                    Some(tls) => {
+                        let mut stream = tls.accept(stream).await.unwrap();
+                        let name = stream.get_ref().1.server_name().map(ToOwned::to_owned);
+                        let text = serve(&mut stream, answer).await;
+                        format!("{} {text}", name.unwrap_or_default())
                     }
-                }
+                };
                 heard.lock().unwrap().push(text);
-                // Who has heard enough hangs up.
-                let _ = stream.write_all(answer.as_bytes()).await;
             }
         });
         Self { port, asked, task }
     }
 
     async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Result<Answer, String> {
+        self.get_as("127.0.0.1", false, path, headers).await.map_err(|failed| failed.text)
+    }
+
+    async fn get_as(
+        &self,
+        host: &str,
+        tls: bool,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> Result<Answer, Failed> {
         let headers: Vec<HttpHeader> = headers
             .iter()
             .map(|(name, value)| HttpHeader { name: (*name).into(), value: (*value).into() })
             .collect();
-        let request = Get {
-            host: "127.0.0.1",
-            port: self.port,
-            path,
-            headers: &headers,
-            user_agent: "kube-probe/1.36",
-        };
+        let request =
+            Get { tls, host, port: self.port, path, headers: &headers, user_agent: "kube-probe/1.36" };
         get(&request, LONG).await
     }
 
@@ -133,10 +182,72 @@ async fn a_redirect_to_another_host_is_the_answer_and_a_circle_ends() {
     assert_eq!(server.asked().len(), 11);
 
     let server =
-        Server::new(&["HTTP/1.1 301 Moved\r\nLocation: https://127.0.0.1/\r\nContent-Length: 0\r\n\r\n"])
-            .await;
+        Server::new(&["HTTP/1.1 301 Moved\r\nLocation: ftp://127.0.0.1/\r\nContent-Length: 0\r\n\r\n"]).await;
     let text = server.get("/", &[]).await.unwrap_err();
-    assert!(text.contains("needs TLS"), "{text}");
+    assert!(text.contains("neither http nor https"), "{text}");
+}
+
+#[tokio::test]
+async fn over_tls_no_certificate_is_refused_and_no_farewell_is_missed() {
+    for version in [&TLS12, &TLS13] {
+        for answer in [OK, "HTTP/1.1 200 OK\r\n\r\nfine"] {
+            let server = Server::over_tls(&[answer], version).await;
+            for (host, told) in [("localhost", "localhost"), ("127.0.0.1", "")] {
+                let answer = server.get_as(host, true, "/x", &[]).await.unwrap();
+                assert_eq!((answer.status, answer.body.as_str()), (200, "fine"));
+                let asked = server.asked().pop().unwrap();
+                assert!(asked.starts_with(&format!("{told} GET /x HTTP/1.1\r\n")), "{asked}");
+                assert!(asked.contains(&format!("\r\nHost: {host}:{}\r\n", server.port)), "{asked}");
+            }
+        }
+    }
+    // But an answer that is shorter than it says is none.
+    let short = Server::over_tls(&["HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nfine"], &TLS13).await;
+    short.get_as("127.0.0.1", true, "/", &[]).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn redirects_lead_to_tls_and_back() {
+    let last = Server::new(&[OK]).await;
+    let moved = |scheme: &str, port: u16, path: &str| {
+        format!(
+            "HTTP/1.1 302 Found\r\nLocation: {scheme}//127.0.0.1:{port}{path}\r\nContent-Length: 0\r\n\r\n"
+        )
+    };
+    let second = moved("http:", last.port, "/last");
+    let tls =
+        Server::over_tls(&[&moved("", 0, "").replace("//127.0.0.1:0", "/again"), &second], &TLS13).await;
+    let first = Server::new(&[&moved("https:", tls.port, "/tls")]).await;
+    assert_eq!(first.get("/", &[]).await.unwrap().status, 200);
+    assert_eq!(tls.lines(), [" GET /tls HTTP/1.1", " GET /again HTTP/1.1"]);
+    assert_eq!(last.lines(), ["GET /last HTTP/1.1"]);
+}
+
+#[tokio::test]
+async fn a_server_without_tls_is_told_from_one_that_says_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let request = Get { tls: true, host: "127.0.0.1", port, path: "/x", headers: &[], user_agent: "t" };
+    let silent = get(&request, SECOND).await.unwrap_err();
+    assert_eq!(silent.text, format!("Get \"https://127.0.0.1:{port}/x\": no answer within 1 s"));
+    for (answer, plain, said) in [
+        ("HTTP/1.0 400 Bad Request\r\n\r\n", true, "the server speaks HTTP without TLS"),
+        ("SSH-2.0-none\r\n", false, "no TLS with the server: "),
+        ("", false, "no TLS with the server: "),
+    ] {
+        // One of its own: the connection that nobody answered still waits at the other.
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let request = Get { port: listener.local_addr().unwrap().port(), ..request.clone() };
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 4096]).await;
+            let _ = stream.write_all(answer.as_bytes()).await;
+        };
+        let (failed, ()) = tokio::join!(get(&request, LONG), server);
+        let failed = failed.unwrap_err();
+        assert_eq!(failed.plain, plain, "{failed:?}");
+        assert!(failed.text.contains(said), "{failed:?}");
+    }
 }
 
 #[tokio::test]
@@ -150,12 +261,12 @@ async fn at_most_ten_kibibytes_of_a_body_are_read() {
 async fn a_server_that_is_away_or_says_nothing_is_named_with_the_url() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let request = Get { host: "127.0.0.1", port, path: "/x", headers: &[], user_agent: "t" };
+    let request = Get { tls: false, host: "127.0.0.1", port, path: "/x", headers: &[], user_agent: "t" };
     // It accepts through its backlog and never answers.
-    let text = get(&request, SECOND).await.unwrap_err();
+    let text = get(&request, SECOND).await.unwrap_err().text;
     assert_eq!(text, format!("Get \"http://127.0.0.1:{port}/x\": no answer within 1 s"));
     drop(listener);
-    let text = get(&request, LONG).await.unwrap_err();
+    let text = get(&request, LONG).await.unwrap_err().text;
     assert!(text.contains("cannot connect") && text.contains("refused"), "{text}");
     let server = Server::new(&["SSH-2.0-none\r\n"]).await;
     server.get("/", &[]).await.unwrap_err();

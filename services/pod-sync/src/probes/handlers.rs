@@ -135,15 +135,18 @@ fn said(answer: &cri::ExecSyncResponse) -> Outcome {
 }
 
 async fn http(container: &Container, address: &str, action: &HttpGetAction, bound: Duration) -> Outcome {
-    if action.scheme.eq_ignore_ascii_case("https") {
-        return Outcome::Error(no_tls("probes"));
-    }
     let (host, port) = match place(&action.host, address, &action.port, container) {
         Ok(place) => place,
         Err(text) => return Outcome::Error(text),
     };
-    let request =
-        Get { host, port, path: &action.path, headers: &action.http_headers, user_agent: USER_AGENT };
+    let request = Get {
+        tls: is_https(action),
+        host,
+        port,
+        path: &action.path,
+        headers: &action.http_headers,
+        user_agent: USER_AGENT,
+    };
     match get(&request, bound).await {
         Ok(answer) => match answer.status {
             200..300 => Outcome::Success,
@@ -152,13 +155,13 @@ async fn http(container: &Container, address: &str, action: &HttpGetAction, boun
             }
             status => Outcome::Failure(format!("HTTP probe failed with statuscode: {status}")),
         },
-        Err(text) => Outcome::Failure(text),
+        Err(failed) => Outcome::Failure(failed.text),
     }
 }
 
-/// Why nothing is asked over TLS.
-pub fn no_tls(who: &str) -> String {
-    format!("scheme HTTPS: the {who} of this version do not speak TLS, use scheme HTTP or exec")
+/// Whether the handler asks for TLS.
+pub fn is_https(action: &HttpGetAction) -> bool {
+    action.scheme.eq_ignore_ascii_case("https")
 }
 
 async fn tcp(container: &Container, address: &str, action: &TcpSocketAction, bound: Duration) -> Outcome {

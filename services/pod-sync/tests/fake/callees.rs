@@ -214,9 +214,14 @@ impl ResourceManager for Resources {
     type SyncStream = Answers<common::SyncAck>;
     type WatchMachineStream = Answers<rm::Machine>;
     type PodStatsStream = Answers<rm::PodStatsResponse>;
+    type CgroupStatsStream = Answers<rm::CgroupStatsResponse>;
     type WatchEvictionsStream = Answers<rm::WatchEvictionsResponse>;
 
     async fn node_stats(&self, _: Request<rm::NodeStatsRequest>) -> Answer<rm::NodeStatsResponse> {
+        absent()
+    }
+
+    async fn cgroup_stats(&self, _: Request<rm::CgroupStatsRequest>) -> Answer<Self::CgroupStatsStream> {
         absent()
     }
 

@@ -76,11 +76,15 @@ fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
             shim.called(&format!("dns {}", config.dns_config.unwrap_or_default().servers.join(" ")));
             let wanted = config.metadata.unwrap();
             let id = format!("s{}", shim.next());
+            let namespaces = config.linux.unwrap_or_default().security_context.unwrap_or_default();
+            let network = namespaces.namespace_options.unwrap_or_default().network();
+            let host_network = network == cri::NamespaceMode::Node;
             let sandbox = rt::Sandbox {
                 id: id.clone(),
                 attempt: wanted.attempt,
                 ready: true,
-                ips: vec!["10.0.0.2".into()],
+                host_network,
+                ips: if host_network { Vec::new() } else { vec!["10.0.0.2".into()] },
                 ..Default::default()
             };
             shim.change(&wanted.uid, |pod| {
@@ -106,6 +110,9 @@ fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
             let wanted = config.metadata.unwrap();
             for mount in &config.mounts {
                 shim.called(&format!("mount {} at {}", mount.host_path, mount.container_path));
+                if mount.recursive_read_only {
+                    shim.called(&format!("all of {} read-only", mount.container_path));
+                }
             }
             for env in &config.envs {
                 shim.called(&format!("env {}={}", env.key, env.value));

@@ -37,6 +37,7 @@ struct State {
     stops: Vec<i64>,
     stops_held: bool,
     reads_refused: bool,
+    handlers: Vec<rt::RuntimeHandler>,
 }
 
 pub fn routes(shim: &Arc<Shim>) -> Routes {
@@ -44,6 +45,16 @@ pub fn routes(shim: &Arc<Shim>) -> Routes {
 }
 
 impl Shim {
+    /// The runtime has recursive read-only mounts in its default handler, or in another one alone.
+    pub fn mounts_recursively(&self, default: bool) {
+        let handler = |name: &str, recursive_read_only_mounts| rt::RuntimeHandler {
+            name: name.into(),
+            recursive_read_only_mounts,
+            user_namespaces: false,
+        };
+        self.state.lock().unwrap().handlers = vec![handler("", default), handler("other", true)];
+    }
+
     /// The methods that were called, from old to new.
     pub fn order(&self) -> Vec<String> {
         self.state.lock().unwrap().order.clone()
@@ -201,6 +212,7 @@ impl Runtime for Handle {
             name: "fake".into(),
             ready: true,
             network_ready: true,
+            handlers: self.0.state.lock().unwrap().handlers.clone(),
             ..rt::RuntimeState::default()
         };
         let pods = self.0.pods.subscribe().into_stream(move |item| match item {

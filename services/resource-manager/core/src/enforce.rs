@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::desire::Amounts;
-use crate::hierarchy::Version;
-use crate::values::{self, Write, shares_of_milli};
+use crate::values::{Bound, shares_of_milli};
 
 /// What is bound, by the words of `enforceNodeAllocatable`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,15 +89,15 @@ pub fn reserved_limits(reserved: &Amounts, extent: Extent) -> Limits {
     }
 }
 
-/// What is written for these limits. A limit that is none is left as it is.
-pub fn writes(version: Version, limits: &Limits) -> Vec<Write> {
-    let mut writes = Vec::new();
-    writes.extend(limits.cpu_milli.map(|milli| values::cpu_weight(version, shares_of_milli(milli))));
-    writes.extend(limits.memory.map(|bytes| values::memory_limit(version, Some(bytes))));
-    writes.extend(limits.pids.map(values::pids_limit));
-    writes
-        .extend(limits.huge_pages.iter().map(|(size, bytes)| values::huge_page_limit(version, size, *bytes)));
-    writes
+/// What a cgroup with these limits is bound by. A limit that is none is left as it is.
+pub fn bounds(limits: &Limits) -> Vec<Bound> {
+    let mut bounds = Vec::new();
+    bounds.extend(limits.cpu_milli.map(|milli| Bound::CpuShares(shares_of_milli(milli))));
+    bounds.extend(limits.memory.map(|bytes| Bound::Memory(Some(bytes))));
+    bounds.extend(limits.pids.map(|count| Bound::Pids(Some(count))));
+    let pages = limits.huge_pages.iter();
+    bounds.extend(pages.map(|(size, bytes)| Bound::HugePages { size: size.clone(), bytes: *bytes }));
+    bounds
 }
 
 /// A reservation that there is not enough for, in the kubelet's words.
@@ -133,13 +132,16 @@ fn quantity(name: &str, amount: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hierarchy::Version;
 
     fn amounts(list: &[(&str, i64)]) -> Amounts {
         list.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect()
     }
 
-    fn texts(writes: &[Write]) -> Vec<String> {
-        writes.iter().map(|w| format!("{}={}", w.file, w.value)).collect()
+    fn texts(version: Version, limits: &Limits) -> Vec<String> {
+        let bounds = bounds(limits);
+        let writes = bounds.iter().flat_map(|bound| bound.writes(version));
+        writes.map(|w| format!("{}={}", w.file, w.value)).collect()
     }
 
     #[test]
@@ -165,11 +167,11 @@ mod tests {
         let (kube, system) = (amounts(&[("cpu", 500), ("pid", 1000)]), amounts(&[("memory", 1 << 30)]));
         let limits = pods_limits(&capacity, &[&kube, &system]);
         assert_eq!(
-            texts(&writes(Version::V2, &limits)),
+            texts(Version::V2, &limits),
             ["cpu.weight=137", "memory.max=7516192768", "pids.max=29000", "hugetlb.2MB.max=4194304"]
         );
         assert_eq!(
-            texts(&writes(Version::V1, &limits)),
+            texts(Version::V1, &limits),
             [
                 "cpu.shares=3584",
                 "memory.limit_in_bytes=7516192768",
@@ -188,11 +190,11 @@ mod tests {
         let reserved = amounts(&[("cpu", 500), ("memory", 1 << 20), ("pid", 100), ("ephemeral-storage", 5)]);
         let all = reserved_limits(&reserved, Extent::All);
         assert_eq!(
-            texts(&writes(Version::V1, &all)),
+            texts(Version::V1, &all),
             ["cpu.shares=512", "memory.limit_in_bytes=1048576", "pids.max=100"]
         );
         let little = reserved_limits(&reserved, Extent::Compressible);
-        assert_eq!(texts(&writes(Version::V1, &little)), ["cpu.shares=512"]);
+        assert_eq!(texts(Version::V1, &little), ["cpu.shares=512"]);
         assert_eq!(reserved_limits(&Amounts::new(), Extent::All), Limits::default());
     }
 

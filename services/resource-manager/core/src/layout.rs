@@ -37,14 +37,41 @@ impl Qos {
     }
 }
 
-/// A `cgroupRoot` that names no cgroup.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cgroup root {text:?} must be a path without empty parts, \".\" and \"..\"; \"/\" is none")]
-pub struct LayoutError {
-    text: String,
+/// Who makes the cgroups, and so how they are named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Driver {
+    /// The agent itself, by folders.
+    Cgroupfs,
+    /// systemd, as slices.
+    Systemd,
 }
 
-/// A cgroup by its components from the top of the tree.
+impl Driver {
+    /// The driver that `cgroupDriver` names.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "cgroupfs" => Some(Self::Cgroupfs),
+            "systemd" => Some(Self::Systemd),
+            _ => None,
+        }
+    }
+}
+
+/// A `cgroupRoot` that names no cgroup.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// No path.
+    #[error("cgroup root {0:?} must be a path without empty parts, \".\" and \"..\"; \"/\" is none")]
+    Path(String),
+    /// A slice of this name would be read back as another one.
+    #[error(
+        "cgroup root {0:?} must be of letters, digits, \"-\", \":\" and \".\" with the systemd driver, which writes \
+         \"_\" for \"-\"; choose another name or the driver cgroupfs"
+    )]
+    Slice(String),
+}
+
+/// A cgroup by its components from the top of the tree, as its driver names them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CgroupPath(Vec<String>);
 
@@ -54,10 +81,9 @@ impl CgroupPath {
         &self.0
     }
 
-    fn child(&self, name: impl Into<String>) -> Self {
-        let mut components = self.0.clone();
-        components.push(name.into());
-        Self(components)
+    /// The last component; with the systemd driver a slice. Empty for the top.
+    pub fn name(&self) -> &str {
+        self.0.last().map_or("", String::as_str)
     }
 
     /// Every cgroup on the way from the top, which is left out, to this one.
@@ -65,19 +91,25 @@ impl CgroupPath {
         (1..=self.0.len()).map(|n| Self(self.0[..n].to_vec()))
     }
 
-    /// The slice of the systemd driver: components with `_` for `-`, joined by `-`.
-    pub fn systemd_slice(&self) -> String {
-        if self.0.is_empty() {
-            return "-.slice".to_owned();
-        }
-        let parts: Vec<String> = self.0.iter().map(|part| part.replace('-', "_")).collect();
-        format!("{}.slice", parts.join("-"))
+    fn child(&self, driver: Driver, name: &str) -> Self {
+        let name = match driver {
+            Driver::Cgroupfs => name.to_owned(),
+            Driver::Systemd => format!("{}{}{SLICE}", self.prefix(), escaped(name)),
+        };
+        Self(self.0.iter().cloned().chain([name]).collect())
     }
 
-    /// The expanded path of the systemd driver: each slice lies in the slices that its name begins with.
-    pub fn systemd_path(&self) -> String {
-        let slices: Vec<String> = self.lineage().map(|path| path.systemd_slice()).collect();
-        format!("/{}", slices.join("/"))
+    /// The slice of this name, with those above it that are not in this path.
+    fn unit(&self, slice: &str) -> Self {
+        let above = slice.match_indices('-').map(|(at, _)| format!("{}{SLICE}", &slice[..at]));
+        let missing = above.filter(|name| !self.0.contains(name)).chain([slice.to_owned()]);
+        Self(self.0.iter().cloned().chain(missing).collect())
+    }
+
+    /// What the names of the slices in this one begin with: each lies in the slices that its name begins with.
+    fn prefix(&self) -> String {
+        let stem = self.name().strip_suffix(SLICE).unwrap_or_default();
+        if stem.is_empty() { String::new() } else { format!("{stem}-") }
     }
 }
 
@@ -87,23 +119,74 @@ impl fmt::Display for CgroupPath {
     }
 }
 
+const SLICE: &str = ".slice";
+
+/// A name as one part of that of a slice: `_` for `-`, and what no unit's name may have as `\xNN` (systemd.unit(5)),
+/// `_` among it, so that each name is read back.
+fn escaped(name: &str) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        match byte {
+            b'-' => text.push('_'),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b':' | b'.' => text.push(char::from(byte)),
+            other => {
+                let _ = write!(text, "\\x{other:02x}");
+            }
+        }
+    }
+    text
+}
+
+/// The name that was [`escaped`]; none when it never was.
+fn unescaped(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        match first {
+            b'_' => bytes.push(b'-'),
+            b'-' => return None,
+            b'\\' => {
+                let digits = std::str::from_utf8(rest.get(1..3).filter(|_| rest[0] == b'x')?).ok()?;
+                bytes.push(u8::from_str_radix(digits, 16).ok()?);
+                rest = &rest[3..];
+            }
+            other => bytes.push(*other),
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
 /// Where the cgroups of all pods lie.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
+    driver: Driver,
     pods: CgroupPath,
 }
 
 impl Layout {
     /// The layout below `cgroup_root` (`cgroupRoot` of the configuration).
-    pub fn new(cgroup_root: &str) -> Result<Self, LayoutError> {
+    ///
+    /// # Errors
+    /// [`LayoutError`] names what is wrong with the root.
+    pub fn new(driver: Driver, cgroup_root: &str) -> Result<Self, LayoutError> {
         let inner = cgroup_root.strip_prefix('/').unwrap_or(cgroup_root);
         let inner = inner.strip_suffix('/').unwrap_or(inner);
-        let parts: Vec<String> =
-            if inner.is_empty() { Vec::new() } else { inner.split('/').map(ToOwned::to_owned).collect() };
-        if parts.iter().any(|part| part.is_empty() || part == "." || part == ".." || part.contains('\0')) {
-            return Err(LayoutError { text: cgroup_root.to_owned() });
+        let mut path = CgroupPath(Vec::new());
+        for part in inner.split('/').filter(|_| !inner.is_empty()) {
+            if part.is_empty() || part == "." || part == ".." || part.contains('\0') {
+                return Err(LayoutError::Path(cgroup_root.to_owned()));
+            }
+            // `/my.slice` is what systemd itself would call it.
+            let part =
+                if driver == Driver::Systemd { part.strip_suffix(SLICE).unwrap_or(part) } else { part };
+            if driver == Driver::Systemd && (part.is_empty() || escaped(part).contains('\\')) {
+                return Err(LayoutError::Slice(cgroup_root.to_owned()));
+            }
+            path = path.child(driver, part);
         }
-        Ok(Self { pods: CgroupPath(parts).child("kubepods") })
+        Ok(Self { driver, pods: path.child(driver, "kubepods") })
     }
 
     /// The root of all pods.
@@ -113,18 +196,48 @@ impl Layout {
 
     /// The cgroup of a class; for guaranteed pods the root of all pods.
     pub fn class(&self, qos: Qos) -> CgroupPath {
-        qos.component().map_or_else(|| self.pods.clone(), |name| self.pods.child(name))
+        qos.component().map_or_else(|| self.pods.clone(), |name| self.pods.child(self.driver, name))
     }
 
     /// The cgroup of a pod.
     pub fn pod(&self, qos: Qos, uid: &str) -> CgroupPath {
-        self.class(qos).child(format!("pod{uid}"))
+        self.class(qos).child(self.driver, &format!("pod{uid}"))
     }
-}
 
-/// The UID of the pod whose cgroup has this name.
-pub fn pod_uid(name: &str) -> Option<&str> {
-    name.strip_prefix("pod").filter(|uid| !uid.is_empty())
+    /// The UID of the pod whose cgroup in that of this class has this name.
+    pub fn pod_uid(&self, qos: Qos, name: &str) -> Option<String> {
+        let name = match self.driver {
+            Driver::Cgroupfs => name.to_owned(),
+            Driver::Systemd => {
+                let prefix = self.class(qos).prefix();
+                unescaped(name.strip_prefix(prefix.as_str())?.strip_suffix(SLICE)?)?
+            }
+        };
+        name.strip_prefix("pod").filter(|uid| !uid.is_empty()).map(ToOwned::to_owned)
+    }
+
+    /// Where the runtimes put a container, or a sandbox, of the pod whose cgroup has this path: containerd, then CRI-O.
+    pub fn containers(&self, pod: &str, id: &str) -> [String; 2] {
+        match self.driver {
+            Driver::Cgroupfs => [format!("{pod}/{id}"), format!("{pod}/crio-{id}")],
+            Driver::Systemd => [format!("{pod}/cri-containerd-{id}.scope"), format!("{pod}/crio-{id}.scope")],
+        }
+    }
+
+    /// A cgroup of somebody else by its name in the configuration (`kubeReservedCgroup`), from the top of the tree.
+    /// With the systemd driver a part that ends with `.slice`, `.scope` or `.service` stands as it is, and a slice lies in
+    /// those that its name begins with. None for the top itself.
+    pub fn reserved(&self, name: &str) -> Option<CgroupPath> {
+        let parts = name.split('/').filter(|part| !part.is_empty());
+        let path = parts.fold(CgroupPath(Vec::new()), |path, part| match self.driver {
+            Driver::Systemd if part.ends_with(SLICE) => path.unit(part),
+            Driver::Systemd if part.ends_with(".scope") || part.ends_with(".service") => {
+                path.child(Driver::Cgroupfs, part)
+            }
+            driver => path.child(driver, part),
+        });
+        (!path.0.is_empty()).then_some(path)
+    }
 }
 
 /// Whether a UID can be part of a cgroup's name.
@@ -140,7 +253,7 @@ mod tests {
 
     #[test]
     fn pods_lie_where_their_class_says() {
-        let layout = Layout::new("/").unwrap();
+        let layout = Layout::new(Driver::Cgroupfs, "/").unwrap();
         assert_eq!(layout.pod(Qos::Guaranteed, "u").to_string(), "/kubepods/podu");
         assert_eq!(layout.pod(Qos::Burstable, "u").to_string(), "/kubepods/burstable/podu");
         assert_eq!(layout.pod(Qos::BestEffort, "u").to_string(), "/kubepods/besteffort/podu");
@@ -149,35 +262,101 @@ mod tests {
     #[test]
     fn a_cgroup_root_is_a_prefix() {
         for root in ["/keelson/test", "keelson/test", "/keelson/test/"] {
-            let layout = Layout::new(root).unwrap();
+            let layout = Layout::new(Driver::Cgroupfs, root).unwrap();
             assert_eq!(layout.class(Qos::Burstable).to_string(), "/keelson/test/kubepods/burstable");
         }
         for root in ["/a//b", "/../b", "/a/./b"] {
-            assert!(Layout::new(root).is_err(), "{root}");
+            assert!(Layout::new(Driver::Cgroupfs, root).is_err(), "{root}");
         }
+    }
+
+    fn slices(root: &str) -> Layout {
+        Layout::new(Driver::Systemd, root).unwrap()
     }
 
     #[test]
     fn the_systemd_driver_names_slices() {
-        let layout = Layout::new("/").unwrap();
-        let pod = layout.pod(Qos::Burstable, "12-34");
-        assert_eq!(pod.systemd_slice(), "kubepods-burstable-pod12_34.slice");
-        assert_eq!(
-            pod.systemd_path(),
-            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12_34.slice"
-        );
-        let layout = Layout::new("/my-root").unwrap();
-        assert_eq!(
-            layout.pod(Qos::Guaranteed, "u").systemd_path(),
-            "/my_root.slice/my_root-kubepods.slice/my_root-kubepods-podu.slice"
-        );
+        for (root, qos, path) in [
+            ("/", Qos::Guaranteed, "/kubepods.slice/kubepods-pod12_34.slice"),
+            (
+                "/",
+                Qos::Burstable,
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12_34.slice",
+            ),
+            (
+                "/my-root",
+                Qos::Guaranteed,
+                "/my_root.slice/my_root-kubepods.slice/my_root-kubepods-pod12_34.slice",
+            ),
+            (
+                "/a.slice/b",
+                Qos::Guaranteed,
+                "/a.slice/a-b.slice/a-b-kubepods.slice/a-b-kubepods-pod12_34.slice",
+            ),
+        ] {
+            assert_eq!(slices(root).pod(qos, "12-34").to_string(), path, "{root}");
+        }
+        for root in ["/a_b", "/.slice", "/a b"] {
+            assert_eq!(Layout::new(Driver::Systemd, root), Err(LayoutError::Slice(root.into())));
+        }
+        assert_eq!(Layout::new(Driver::Systemd, "/a/../b"), Err(LayoutError::Path("/a/../b".into())));
     }
 
     #[test]
     fn only_a_pods_cgroup_has_a_uid() {
-        assert_eq!(pod_uid("podabc"), Some("abc"));
+        let folders = Layout::new(Driver::Cgroupfs, "/").unwrap();
+        assert_eq!(folders.pod_uid(Qos::Guaranteed, "podabc").as_deref(), Some("abc"));
         for name in ["pod", "burstable", "cpu.shares"] {
-            assert_eq!(pod_uid(name), None, "{name}");
+            assert_eq!(folders.pod_uid(Qos::Guaranteed, name), None, "{name}");
+        }
+        for (qos, name, uid) in [
+            (Qos::Guaranteed, "kubepods-pod1_2.slice", Some("1-2")),
+            (Qos::Guaranteed, "kubepods-poda\\x5fb.slice", Some("a_b")),
+            (Qos::Guaranteed, "kubepods-burstable.slice", None),
+            (Qos::Guaranteed, "kubepods-pod.slice", None),
+            (Qos::Guaranteed, "kubepods-poda-b.slice", None),
+            (Qos::Guaranteed, "kubepods-poda\\x5.slice", None),
+            (Qos::Guaranteed, "kubepods-poda\\y5f.slice", None),
+            (Qos::Guaranteed, "kubepods-poda", None),
+            (Qos::Burstable, "kubepods-poda.slice", None),
+            (Qos::Burstable, "kubepods-burstable-poda.slice", Some("a")),
+        ] {
+            assert_eq!(slices("/").pod_uid(qos, name).as_deref(), uid, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_reserved_cgroup_is_named_as_the_driver_names_it_or_by_its_unit() {
+        let folders = Layout::new(Driver::Cgroupfs, "/").unwrap();
+        let text = |layout: &Layout, name: &str| layout.reserved(name).map(|path| path.to_string());
+        assert_eq!(text(&folders, "/kube-reserved/x.slice").as_deref(), Some("/kube-reserved/x.slice"));
+        assert_eq!((text(&folders, "/"), text(&slices("/"), "//")), (None, None));
+        for (name, path) in [
+            ("/kube-reserved", "/kube_reserved.slice"),
+            ("/a/b", "/a.slice/a-b.slice"),
+            ("/system.slice", "/system.slice"),
+            ("/kube-reserved.slice", "/kube.slice/kube-reserved.slice"),
+            ("/kube.slice/kube-a-b.slice", "/kube.slice/kube-a.slice/kube-a-b.slice"),
+            ("/system.slice/containerd.service", "/system.slice/containerd.service"),
+        ] {
+            assert_eq!(text(&slices("/"), name).as_deref(), Some(path), "{name}");
+        }
+    }
+
+    #[test]
+    fn containers_lie_where_their_runtime_puts_them() {
+        let folders = Layout::new(Driver::Cgroupfs, "/").unwrap();
+        assert_eq!(folders.containers("/p", "12"), ["/p/12", "/p/crio-12"]);
+        let expected = ["/p.slice/cri-containerd-12.scope", "/p.slice/crio-12.scope"];
+        assert_eq!(slices("/").containers("/p.slice", "12"), expected);
+    }
+
+    #[test]
+    fn drivers_are_read_by_their_names() {
+        for (text, driver) in
+            [("cgroupfs", Some(Driver::Cgroupfs)), ("systemd", Some(Driver::Systemd)), ("", None)]
+        {
+            assert_eq!(Driver::parse(text), driver, "{text:?}");
         }
     }
 
@@ -211,11 +390,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_uid_of_a_pods_cgroup_is_read_back(uid in "[a-z0-9-]{1,40}", qos in prop::sample::select(Qos::ALL.to_vec())) {
-            let path = Layout::new("/x").unwrap().pod(qos, &uid);
-            let name = path.components().last().unwrap();
-            prop_assert_eq!(pod_uid(name), Some(uid.as_str()));
-            prop_assert_eq!(path.systemd_slice().matches('-').count() + 1, path.components().len());
+        fn the_uid_of_a_pods_cgroup_is_read_back(
+            uid in "[a-z0-9_.é ^-]{1,40}",
+            qos in prop::sample::select(Qos::ALL.to_vec()),
+            driver in prop::sample::select(vec![Driver::Cgroupfs, Driver::Systemd]),
+        ) {
+            let layout = Layout::new(driver, "/x").unwrap();
+            let path = layout.pod(qos, &uid);
+            prop_assert_eq!(layout.pod_uid(qos, path.name()), Some(uid.clone()));
+            if driver == Driver::Systemd {
+                prop_assert_eq!(path.name().matches('-').count() + 1, path.components().len());
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 //! | module | what it answers |
 //! |---|---|
 //! | [`desire`] | what pod-sync wants of a pod, without wire types |
+//! | [`placement`] | whether pods run in their cgroups |
 //! | [`plan`] | what to do next for one pod |
 //! | [`admit`] | whether a pod fits beside those that are admitted |
 //! | [`pressure`] | whether a pod may begin while the node is short of something, and whose turn it is |
@@ -11,19 +12,24 @@
 //! | [`enforce`] | what the root of all pods and the reserved cgroups are bound to |
 //! | [`layout`] | how the cgroups of pods are named, for both drivers |
 //! | [`hierarchy`] | which cgroup hierarchies a mountinfo text shows |
-//! | [`values`] | what is written into which file of a cgroup |
+//! | [`values`] | what a cgroup is bound by, and what is written into which of its files |
+//! | [`slices`] | what systemd is told of a slice |
 //! | [`machine`] | sizes of the machine and what pods may use of it |
+//! | [`detail`] | what a cgroup uses in the kernel's detail |
 //! | [`statistics`] | what is used, from the kernel's texts |
 
 pub mod admit;
 pub mod desire;
+pub mod detail;
 pub mod enforce;
 pub mod eviction;
 pub mod hierarchy;
 pub mod kernel;
 pub mod layout;
 pub mod machine;
+pub mod placement;
 pub mod plan;
 pub mod pressure;
+pub mod slices;
 pub mod statistics;
 pub mod values;

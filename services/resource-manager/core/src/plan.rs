@@ -68,10 +68,10 @@ pub fn reserves(want: Want, admitted: bool) -> bool {
 mod tests {
     use super::*;
     use crate::desire::{Desire as _, PodRef};
-    use crate::layout::{Layout, Qos};
+    use crate::layout::{Driver, Layout, Qos};
 
     fn path() -> CgroupPath {
-        Layout::new("/").unwrap().pod(Qos::Burstable, "u")
+        Layout::new(Driver::Cgroupfs, "/").unwrap().pod(Qos::Burstable, "u")
     }
 
     fn desire(want: Want) -> PodDesire {

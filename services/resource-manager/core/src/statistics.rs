@@ -78,12 +78,20 @@ pub struct Interface {
     pub name: String,
     /// Bytes received.
     pub rx_bytes: u64,
+    /// Packets received.
+    pub rx_packets: u64,
     /// Errors while receiving.
     pub rx_errors: u64,
+    /// Packets that were to be received and were dropped.
+    pub rx_dropped: u64,
     /// Bytes sent.
     pub tx_bytes: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
     /// Errors while sending.
     pub tx_errors: u64,
+    /// Packets that were to be sent and were dropped.
+    pub tx_dropped: u64,
 }
 
 /// The files of a cgroup that tell its memory. `stat` is `memory.stat`; a file that is not there is empty.
@@ -203,9 +211,13 @@ pub fn interfaces(text: &str) -> Vec<Interface> {
         Some(Interface {
             name: name.to_owned(),
             rx_bytes: *counters.first()?,
+            rx_packets: *counters.get(1)?,
             rx_errors: *counters.get(2)?,
+            rx_dropped: *counters.get(3)?,
             tx_bytes: *counters.get(8)?,
+            tx_packets: *counters.get(9)?,
             tx_errors: *counters.get(10)?,
+            tx_dropped: *counters.get(11)?,
         })
     };
     let mut found: Vec<Interface> = text.lines().filter_map(read).collect();
@@ -225,17 +237,17 @@ pub fn boot_seconds(stat: &str) -> Option<u64> {
     seconds
 }
 
-fn number(text: &str) -> Option<u64> {
+pub(crate) fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
 /// A limit; `max` and what is beyond any machine are none.
-fn limit(text: &str) -> Option<u64> {
+pub(crate) fn limit(text: &str) -> Option<u64> {
     number(text).filter(|limit| *limit < UNLIMITED)
 }
 
 /// The values of lines such as `name 12`, in the order of `names`.
-fn fields<const N: usize>(text: &str, names: [&str; N]) -> [Option<u64>; N] {
+pub(crate) fn fields<const N: usize>(text: &str, names: [&str; N]) -> [Option<u64>; N] {
     let mut values = [None; N];
     for (name, value) in text.lines().filter_map(|line| line.split_once(' ')) {
         if let Some(at) = names.iter().position(|wanted| *wanted == name) {

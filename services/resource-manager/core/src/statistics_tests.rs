@@ -119,6 +119,8 @@ fn interfaces_are_those_that_lead_out_with_the_default_one_first() {
     let eth0 = &found[0];
     assert_eq!((eth0.rx_bytes, eth0.rx_errors, eth0.tx_bytes, eth0.tx_errors), (1000, 1, 2000, 2));
     let net1 = &found[1];
+    let packets = (net1.rx_packets, net1.rx_dropped, net1.tx_packets, net1.tx_dropped);
+    assert_eq!(packets, (2, 4, 10, 12));
     assert_eq!((net1.rx_bytes, net1.rx_errors, net1.tx_bytes, net1.tx_errors), (1, 3, 9, 11));
     assert_eq!(interfaces("eth0: 1 2 3\n"), []);
 }

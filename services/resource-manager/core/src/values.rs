@@ -1,4 +1,4 @@
-//! What is written into which file of a cgroup (runtime-and-resources.md §4.1, §8.3, §8.4).
+//! What a cgroup is bound by, and what is written into which of its files (runtime-and-resources.md §4.1, §8.3, §8.4).
 
 use crate::desire::PodCgroup;
 use crate::hierarchy::Version;
@@ -38,16 +38,72 @@ pub fn weight_of_shares(shares: u64) -> u64 {
     1 + ((shares - 2) * 9999) / 262_142
 }
 
-/// The weight of a cgroup against its siblings.
-pub fn cpu_weight(version: Version, shares: u64) -> Write {
+/// One thing that a cgroup is bound by, whoever writes it: the agent into files, or systemd as a property of a unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Bound {
+    /// The weight against its siblings, as `cpu.shares` of v1.
+    CpuShares(u64),
+    /// Microseconds of CPU time per period of so many microseconds; none is no quota.
+    CpuQuota {
+        /// `cpu.cfs_quota_us`.
+        quota_us: Option<u64>,
+        /// `cpu.cfs_period_us`.
+        period_us: u64,
+    },
+    /// Bytes; none is no limit.
+    Memory(Option<u64>),
+    /// Processes and threads; none is no limit.
+    Pids(Option<u64>),
+    /// Bytes of huge pages of a size as in the name of the resource (`2Mi`).
+    HugePages {
+        /// The size.
+        size: String,
+        /// The limit.
+        bytes: u64,
+    },
+}
+
+impl Bound {
+    /// What is written into files, in this order.
+    pub fn writes(&self, version: Version) -> Vec<Write> {
+        match self {
+            Self::CpuShares(shares) => vec![cpu_weight(version, *shares)],
+            Self::CpuQuota { quota_us, period_us } => cpu_quota(version, *quota_us, *period_us),
+            Self::Memory(limit) => vec![memory_limit(version, *limit)],
+            Self::Pids(limit) => {
+                let text = limit.map_or_else(|| "max".to_owned(), |count| count.to_string());
+                vec![write("pids", "pids.max", text, limit.is_none())]
+            }
+            Self::HugePages { size, bytes } => vec![huge_page_limit(version, size, *bytes)],
+        }
+    }
+}
+
+fn cpu_weight(version: Version, shares: u64) -> Write {
     match version {
         Version::V1 => write("cpu", "cpu.shares", shares.clamp(MIN_SHARES, MAX_SHARES), false),
         Version::V2 => write("cpu", "cpu.weight", weight_of_shares(shares), false),
     }
 }
 
-/// A memory limit in bytes, or none.
-pub fn memory_limit(version: Version, limit: Option<u64>) -> Write {
+fn cpu_quota(version: Version, quota: Option<u64>, period: u64) -> Vec<Write> {
+    match version {
+        Version::V1 => {
+            // A period is refused while an older quota does not fit it.
+            let mut writes = vec![write("cpu", "cpu.cfs_quota_us", -1, true)];
+            let is_initial = period == KERNEL_PERIOD_US || quota.is_none();
+            writes.push(write("cpu", "cpu.cfs_period_us", period, is_initial));
+            writes.extend(quota.map(|quota| write("cpu", "cpu.cfs_quota_us", quota, false)));
+            writes
+        }
+        Version::V2 => vec![match quota {
+            Some(quota) => write("cpu", "cpu.max", format!("{quota} {period}"), false),
+            None => write("cpu", "cpu.max", format!("max {period}"), true),
+        }],
+    }
+}
+
+fn memory_limit(version: Version, limit: Option<u64>) -> Write {
     let (file, unlimited) = match version {
         Version::V1 => ("memory.limit_in_bytes", "-1"),
         Version::V2 => ("memory.max", "max"),
@@ -56,13 +112,7 @@ pub fn memory_limit(version: Version, limit: Option<u64>) -> Write {
     write("memory", file, text, limit.is_none())
 }
 
-/// So many processes and threads and no more.
-pub fn pids_limit(count: u64) -> Write {
-    write("pids", "pids.max", count, false)
-}
-
-/// So many bytes of huge pages of this size (`2Mi`, as in the name of the resource) and no more.
-pub fn huge_page_limit(version: Version, size: &str, bytes: u64) -> Write {
+fn huge_page_limit(version: Version, size: &str, bytes: u64) -> Write {
     // The kernel writes 2MB where Kubernetes writes 2Mi.
     let size = size.replace('i', "B");
     let file = match version {
@@ -81,33 +131,22 @@ pub struct NodeBounds {
     pub page_sizes: Vec<String>,
 }
 
-/// The writes of a pod's cgroup, in their order.
-pub fn pod(version: Version, values: &PodCgroup, node: &NodeBounds) -> Vec<Write> {
-    let mut writes = vec![cpu_weight(version, values.cpu_shares)];
-    let period = values.cpu_period_us.unwrap_or(KERNEL_PERIOD_US);
-    match version {
-        Version::V1 => {
-            // A period is refused while an older quota does not fit it.
-            writes.push(write("cpu", "cpu.cfs_quota_us", -1, true));
-            let is_initial = period == KERNEL_PERIOD_US || values.cpu_quota_us.is_none();
-            writes.push(write("cpu", "cpu.cfs_period_us", period, is_initial));
-            if let Some(quota) = values.cpu_quota_us {
-                writes.push(write("cpu", "cpu.cfs_quota_us", quota, false));
-            }
-        }
-        Version::V2 => writes.push(match values.cpu_quota_us {
-            Some(quota) => write("cpu", "cpu.max", format!("{quota} {period}"), false),
-            None => write("cpu", "cpu.max", format!("max {period}"), true),
-        }),
-    }
-    writes.push(memory_limit(version, values.memory_limit));
-    let text = node.pids.map_or_else(|| "max".to_owned(), |n| n.to_string());
-    writes.push(write("pids", "pids.max", text, node.pids.is_none()));
-    for size in &node.page_sizes {
-        let bytes = values.huge_pages.get(size).copied().unwrap_or(0);
-        writes.push(huge_page_limit(version, size, bytes));
-    }
-    writes
+/// What a pod's cgroup is bound by.
+pub fn pod(values: &PodCgroup, node: &NodeBounds) -> Vec<Bound> {
+    let mut bounds = vec![
+        Bound::CpuShares(values.cpu_shares),
+        Bound::CpuQuota {
+            quota_us: values.cpu_quota_us,
+            period_us: values.cpu_period_us.unwrap_or(KERNEL_PERIOD_US),
+        },
+        Bound::Memory(values.memory_limit),
+        Bound::Pids(node.pids),
+    ];
+    bounds.extend(node.page_sizes.iter().map(|size| Bound::HugePages {
+        size: size.clone(),
+        bytes: values.huge_pages.get(size).copied().unwrap_or(0),
+    }));
+    bounds
 }
 
 #[cfg(test)]
@@ -116,8 +155,9 @@ mod tests {
 
     use super::*;
 
-    fn texts(writes: &[Write], all: bool) -> Vec<String> {
-        writes.iter().filter(|w| all || !w.initial).map(|w| format!("{}={}", w.file, w.value)).collect()
+    fn texts(version: Version, bounds: &[Bound], all: bool) -> Vec<String> {
+        let writes = bounds.iter().flat_map(|bound| bound.writes(version));
+        writes.filter(|w| all || !w.initial).map(|w| format!("{}={}", w.file, w.value)).collect()
     }
 
     fn pids(limit: Option<u64>) -> NodeBounds {
@@ -130,7 +170,7 @@ mod tests {
         let huge_pages = [("2Mi".to_owned(), 4 << 20)].into();
         let values = PodCgroup { cpu_shares: 2, huge_pages, ..PodCgroup::default() };
         assert_eq!(
-            texts(&pod(Version::V1, &values, &node), false)[1..],
+            texts(Version::V1, &pod(&values, &node), false)[1..],
             [
                 "hugetlb.1GB.limit_in_bytes=0",
                 "hugetlb.2MB.limit_in_bytes=4194304",
@@ -138,7 +178,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            texts(&pod(Version::V2, &values, &node), false)[1..],
+            texts(Version::V2, &pod(&values, &node), false)[1..],
             ["hugetlb.1GB.max=0", "hugetlb.2MB.max=4194304", "hugetlb.64KB.max=0"]
         );
     }
@@ -162,8 +202,8 @@ mod tests {
     #[test]
     fn a_new_best_effort_cgroup_needs_one_write() {
         let values = PodCgroup { cpu_shares: 2, ..PodCgroup::default() };
-        assert_eq!(texts(&pod(Version::V1, &values, &pids(None)), false), ["cpu.shares=2"]);
-        assert_eq!(texts(&pod(Version::V2, &values, &pids(None)), false), ["cpu.weight=1"]);
+        assert_eq!(texts(Version::V1, &pod(&values, &pids(None)), false), ["cpu.shares=2"]);
+        assert_eq!(texts(Version::V2, &pod(&values, &pids(None)), false), ["cpu.weight=1"]);
     }
 
     #[test]
@@ -176,7 +216,7 @@ mod tests {
             ..PodCgroup::default()
         };
         assert_eq!(
-            texts(&pod(Version::V1, &values, &pids(Some(64))), false),
+            texts(Version::V1, &pod(&values, &pids(Some(64))), false),
             [
                 "cpu.shares=1024",
                 "cpu.cfs_period_us=50000",
@@ -186,7 +226,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            texts(&pod(Version::V2, &values, &pids(Some(64))), false),
+            texts(Version::V2, &pod(&values, &pids(Some(64))), false),
             ["cpu.weight=39", "cpu.max=25000 50000", "memory.max=1048576", "pids.max=64"]
         );
     }
@@ -195,7 +235,7 @@ mod tests {
     fn a_limit_that_is_no_longer_wanted_is_undone() {
         let values = PodCgroup { cpu_shares: 2, ..PodCgroup::default() };
         assert_eq!(
-            texts(&pod(Version::V1, &values, &pids(None)), true),
+            texts(Version::V1, &pod(&values, &pids(None)), true),
             [
                 "cpu.shares=2",
                 "cpu.cfs_quota_us=-1",
@@ -205,7 +245,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            texts(&pod(Version::V2, &values, &pids(None)), true),
+            texts(Version::V2, &pod(&values, &pids(None)), true),
             ["cpu.weight=1", "cpu.max=max 100000", "memory.max=max", "pids.max=max"]
         );
     }
@@ -223,8 +263,8 @@ mod tests {
             (Some(5_000), Some(100_000), vec!["cpu.shares=2", "cpu.cfs_quota_us=5000"]),
             (None, Some(50_000), vec!["cpu.shares=2"]),
         ] {
-            let writes = pod(Version::V1, &values(quota, period), &pids(None));
-            assert_eq!(texts(&writes, false), written, "{quota:?} {period:?}");
+            let bounds = pod(&values(quota, period), &pids(None));
+            assert_eq!(texts(Version::V1, &bounds, false), written, "{quota:?} {period:?}");
         }
     }
 

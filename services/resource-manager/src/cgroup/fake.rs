@@ -5,7 +5,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::CgroupFs;
+use keelson_resource_manager_core::slices::Property;
+
+use super::{CgroupFs, SliceError, Slices};
 
 /// Files that a v1 cgroup has, whichever its hierarchy.
 const V1_FILES: &[&str] = &[
@@ -82,6 +84,27 @@ impl FakeCgroups {
     }
 }
 
+/// The files that a controller of v2 puts into the children of a cgroup.
+fn files_of(controller: &str) -> &'static [&'static str] {
+    match controller {
+        "cpu" => &["cpu.weight", "cpu.max"],
+        "memory" => &["memory.max"],
+        "pids" => &["pids.max"],
+        "hugetlb" => &["hugetlb.2MB.max"],
+        _ => &[],
+    }
+}
+
+impl Dir {
+    /// Its parent gives it these controllers.
+    fn give(&mut self, controllers: &str) {
+        for file in controllers.split_whitespace().flat_map(files_of) {
+            self.files.entry((*file).to_owned()).or_default();
+        }
+        self.files.insert("cgroup.controllers".to_owned(), controllers.to_owned());
+    }
+}
+
 fn missing() -> io::Error {
     io::ErrorKind::NotFound.into()
 }
@@ -95,17 +118,7 @@ impl CgroupFs for FakeCgroups {
         let parent = dirs.get(dir.parent().unwrap()).ok_or_else(missing)?;
         let mut new = Dir::default();
         if self.v2 {
-            let given = parent.files["cgroup.subtree_control"].clone();
-            for controller in given.split_whitespace() {
-                let files: &[&str] = match controller {
-                    "cpu" => &["cpu.weight", "cpu.max"],
-                    "memory" => &["memory.max"],
-                    "pids" => &["pids.max"],
-                    _ => &[],
-                };
-                new.files.extend(files.iter().map(|file| ((*file).to_owned(), String::new())));
-            }
-            new.files.insert("cgroup.controllers".to_owned(), given);
+            new.give(&parent.files["cgroup.subtree_control"]);
             new.files.insert("cgroup.subtree_control".to_owned(), String::new());
         } else {
             new.files = V1_FILES.iter().map(|file| ((*file).to_owned(), String::new())).collect();
@@ -137,9 +150,9 @@ impl CgroupFs for FakeCgroups {
 
     fn write(&self, dir: &Path, file: &str, value: &str) -> io::Result<()> {
         let mut dirs = self.dirs.lock().unwrap();
-        let dir = dirs.get_mut(dir).ok_or_else(missing)?;
-        let available = dir.files.get("cgroup.controllers").cloned().unwrap_or_default();
-        let slot = dir.files.get_mut(file).ok_or_else(missing)?;
+        let there = dirs.get_mut(dir).ok_or_else(missing)?;
+        let available = there.files.get("cgroup.controllers").cloned().unwrap_or_default();
+        let slot = there.files.get_mut(file).ok_or_else(missing)?;
         if file == "cgroup.subtree_control" {
             for name in value.split_whitespace().filter_map(|part| part.strip_prefix('+')) {
                 if !available.split_whitespace().any(|a| a == name) {
@@ -147,6 +160,10 @@ impl CgroupFs for FakeCgroups {
                 }
                 slot.push_str(if slot.is_empty() { "" } else { " " });
                 slot.push_str(name);
+            }
+            let given = slot.clone();
+            for (_, child) in dirs.iter_mut().filter(|(d, _)| d.parent() == Some(dir)) {
+                child.give(&given);
             }
         } else {
             value.clone_into(slot);
@@ -164,5 +181,88 @@ impl CgroupFs for FakeCgroups {
             }
         }
         Ok(found)
+    }
+}
+
+/// A systemd that makes the cgroups of its slices in a tree: on v1 in the hierarchies that it manages.
+#[derive(Debug, Clone)]
+pub(crate) struct FakeSlices {
+    tree: FakeCgroups,
+    units: Arc<Mutex<BTreeMap<String, BTreeMap<&'static str, String>>>>,
+}
+
+impl FakeSlices {
+    pub(crate) fn of(tree: &FakeCgroups) -> Self {
+        Self { tree: tree.clone(), units: Arc::default() }
+    }
+
+    /// The value of a property that a unit was told last.
+    pub(crate) fn property(&self, unit: &str, name: &str) -> String {
+        self.units.lock().unwrap()[unit].get(name).cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn runs(&self, unit: &str) -> bool {
+        self.units.lock().unwrap().contains_key(unit)
+    }
+
+    /// A unit of somebody else.
+    pub(crate) fn have(&self, unit: &str) {
+        self.units.lock().unwrap().entry(unit.to_owned()).or_default();
+        self.place(unit);
+    }
+
+    /// Makes the cgroups of a slice, with those of the slices that its name begins with.
+    fn place(&self, slice: &str) {
+        let mounts: &[&str] =
+            if self.tree.v2 { &[""] } else { &["cpu", "cpuacct", "memory", "pids", "systemd"] };
+        let stem = slice.strip_suffix(".slice").unwrap();
+        for mount in mounts {
+            let mut dir = Path::new("/cg").join(mount);
+            for (at, _) in stem.match_indices('-').chain([(stem.len(), "")]) {
+                if self.tree.v2 {
+                    let controllers = self.tree.read(&dir, "cgroup.controllers").unwrap();
+                    let enabled: Vec<String> = controllers
+                        .split_whitespace()
+                        .filter(|name| ["cpu", "memory", "pids"].contains(name))
+                        .filter(|name| {
+                            !self.tree.read(&dir, "cgroup.subtree_control").unwrap().contains(name)
+                        })
+                        .map(|name| format!("+{name}"))
+                        .collect();
+                    self.tree.write(&dir, "cgroup.subtree_control", &enabled.join(" ")).unwrap();
+                }
+                dir.push(format!("{}.slice", &stem[..at]));
+                self.tree.make(&dir).unwrap();
+            }
+        }
+    }
+}
+
+impl Slices for FakeSlices {
+    fn start(&self, slice: &str, properties: &[Property]) -> Result<bool, SliceError> {
+        if self.runs(slice) {
+            return Ok(false);
+        }
+        self.have(slice);
+        self.set(slice, properties)?;
+        Ok(true)
+    }
+
+    fn set(&self, unit: &str, properties: &[Property]) -> Result<(), SliceError> {
+        // A slice that does not run is loaded, and has its properties when it is started.
+        let mut units = self.units.lock().unwrap();
+        let known = units.entry(unit.to_owned()).or_default();
+        known.extend(properties.iter().map(|p| (p.name, format!("{:?}", p.value))));
+        Ok(())
+    }
+
+    fn stop(&self, slice: &str) -> Result<(), SliceError> {
+        let full = self.tree.dirs.lock().unwrap().iter().any(|(dir, d)| d.lives > 0 && dir.ends_with(slice));
+        if full {
+            let why = "the job has not ended".to_owned();
+            return Err(SliceError::Refused { act: "stop", unit: slice.to_owned(), why });
+        }
+        self.units.lock().unwrap().remove(slice);
+        Ok(())
     }
 }

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod fake;
 mod kernel;
+mod systemd;
 mod tree;
 mod usage;
 
@@ -10,8 +11,11 @@ use std::fmt::Debug;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use keelson_resource_manager_core::slices::Property;
+
 pub(crate) use kernel::KernelCgroups;
-pub(crate) use tree::{Tree, TreeError};
+pub(crate) use systemd::Systemd;
+pub(crate) use tree::{Driving, Tree, TreeError};
 
 /// The few things that are done to cgroups; every call blocks.
 pub(crate) trait CgroupFs: Debug + Send + Sync {
@@ -27,4 +31,31 @@ pub(crate) trait CgroupFs: Debug + Send + Sync {
     fn write(&self, dir: &Path, file: &str, value: &str) -> io::Result<()>;
     /// Kills every process of these cgroups and waits a little for their end. How many there were.
     fn kill(&self, dirs: &[PathBuf]) -> io::Result<usize>;
+}
+
+/// systemd did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SliceError {
+    /// It has no unit of this name.
+    #[error("systemd has no unit {unit}")]
+    Missing { unit: String },
+    /// It has answered with an error, or its job has ended without success.
+    #[error("systemd cannot {act} {unit}: {why}")]
+    Refused { act: &'static str, unit: String, why: String },
+    /// It does not answer.
+    #[error(
+        "systemd is not reachable through {socket}: {why}; where cgroupDriver is systemd it must run as the first \
+         process, and the system's message bus (dbus) beside it"
+    )]
+    Unreachable { why: String, socket: String },
+}
+
+/// What is asked of systemd, the owner of the tree with the systemd driver; every call blocks.
+pub(crate) trait Slices: Debug + Send + Sync {
+    /// Starts a slice with these properties. False when it was there: then it has the ones that it had.
+    fn start(&self, slice: &str, properties: &[Property]) -> Result<bool, SliceError>;
+    /// Sets properties of a unit until the next boot.
+    fn set(&self, unit: &str, properties: &[Property]) -> Result<(), SliceError>;
+    /// Ends a slice and what is left in it; missing is fine.
+    fn stop(&self, slice: &str) -> Result<(), SliceError>;
 }

@@ -10,10 +10,11 @@ use keelson_resource_manager_core::enforce::{self, Limits};
 use keelson_resource_manager_core::hierarchy::{
     self, Hierarchies, Hierarchy, HierarchyError, REQUIRED_V2, Version,
 };
-use keelson_resource_manager_core::layout::{CgroupPath, Layout, Qos, pod_uid};
-use keelson_resource_manager_core::values::{self, NodeBounds, Write};
+use keelson_resource_manager_core::layout::{CgroupPath, Layout, Qos};
+use keelson_resource_manager_core::slices::{self, Property};
+use keelson_resource_manager_core::values::{self, Bound, NodeBounds};
 
-use super::CgroupFs;
+use super::{CgroupFs, SliceError, Slices};
 
 /// Rounds of killing before the removal is given up for now (§8.5).
 const KILL_ROUNDS: u32 = 5;
@@ -26,6 +27,9 @@ pub(crate) enum TreeError {
     /// The machine lacks something.
     #[error(transparent)]
     Hierarchy(#[from] HierarchyError),
+    /// systemd does not do what it is asked for.
+    #[error(transparent)]
+    Slice(#[from] SliceError),
     /// A system call has failed.
     #[error("cannot {act} {}", path.display())]
     Io { act: String, path: PathBuf, source: io::Error },
@@ -38,12 +42,21 @@ fn failed(act: impl Into<String>, path: &Path, source: io::Error) -> TreeError {
     TreeError::Io { act: act.into(), path: path.to_owned(), source }
 }
 
+/// Who makes cgroups and how they are named.
+#[derive(Debug)]
+pub(crate) struct Driving {
+    pub(crate) layout: Layout,
+    /// systemd, when its driver is configured. It makes the cgroups where it manages controllers; the rest is done by
+    /// hand, and values are written into the files as well: systemd rounds some, and says nothing when it cannot.
+    pub(crate) slices: Option<Arc<dyn Slices>>,
+}
+
 /// The cgroups of pods in every hierarchy.
 #[derive(Debug)]
 pub(crate) struct Tree {
     fs: Arc<dyn CgroupFs>,
     hierarchies: Hierarchies,
-    layout: Layout,
+    driving: Driving,
     node: NodeBounds,
 }
 
@@ -53,7 +66,7 @@ impl Tree {
         fs: Arc<dyn CgroupFs>,
         mountinfo: &str,
         root: &Path,
-        layout: Layout,
+        driving: Driving,
         node: NodeBounds,
     ) -> Result<Self, TreeError> {
         let mut hierarchies = hierarchy::detect(mountinfo, root)?;
@@ -66,7 +79,7 @@ impl Tree {
             }
         }
         hierarchy::check(&hierarchies, node.pids.is_some())?;
-        Ok(Self { fs, hierarchies, layout, node })
+        Ok(Self { fs, hierarchies, driving, node })
     }
 
     /// Which interface governs.
@@ -76,15 +89,24 @@ impl Tree {
 
     /// How cgroups are named.
     pub(crate) fn layout(&self) -> &Layout {
-        &self.layout
+        &self.driving.layout
     }
 
     /// Makes the cgroups above the pods.
     pub(crate) fn set_up(&self) -> Result<(), TreeError> {
+        // Parents come before what is in them.
+        let slices: BTreeSet<CgroupPath> =
+            Qos::ALL.iter().flat_map(|qos| self.layout().class(*qos).lineage().collect::<Vec<_>>()).collect();
+        for path in slices {
+            let properties = self.kept_enabled(&path);
+            if !self.start(&path, &properties)? {
+                self.set(&path, &properties)?;
+            }
+        }
         for hierarchy in &self.hierarchies.governing {
             self.enable(hierarchy, &hierarchy.mount)?;
             for qos in Qos::ALL {
-                for path in self.layout.class(qos).lineage() {
+                for path in self.layout().class(qos).lineage() {
                     self.make_one(hierarchy, &path)?;
                 }
             }
@@ -94,16 +116,22 @@ impl Tree {
 
     /// Binds all pods together (§9). What they use already may be above a limit; then it is to be tried again.
     pub(crate) fn bind_pods(&self, limits: &Limits) -> Result<(), TreeError> {
-        let writes = enforce::writes(self.version(), limits);
-        self.write(self.layout.pods(), &writes, &BTreeSet::new())
+        self.bind(self.layout().pods(), &enforce::bounds(limits))
     }
 
-    /// Binds a cgroup that is somebody else's, by its path from the top of the tree. It must exist in every hierarchy
-    /// that it is bound in.
-    pub(crate) fn bind_reserved(&self, path: &str, limits: &Limits) -> Result<(), TreeError> {
-        for write in enforce::writes(self.version(), limits) {
+    /// Binds a cgroup that is somebody else's, by its name in the configuration. It must exist in every hierarchy that
+    /// it is bound in.
+    pub(crate) fn bind_reserved(&self, name: &str, limits: &Limits) -> Result<(), TreeError> {
+        let path = self.layout().reserved(name).ok_or_else(|| {
+            let why =
+                io::Error::new(io::ErrorKind::InvalidInput, "it is the top of the tree, name a cgroup in it");
+            failed("bind the reserved cgroup", Path::new(name), why)
+        })?;
+        let bounds = enforce::bounds(limits);
+        self.tell(&path, &bounds)?;
+        for write in bounds.iter().flat_map(|bound| bound.writes(self.version())) {
             let Some(mount) = self.mount_of(write.controller) else { continue };
-            let dir = mount.join(path.trim_start_matches('/'));
+            let dir = dir_in(mount, &path);
             let act = || format!("write {} into {} of the reserved cgroup", write.value, write.file);
             self.fs.write(&dir, &write.file, &write.value).map_err(|e| failed(act(), &dir, e))?;
         }
@@ -112,8 +140,7 @@ impl Tree {
 
     /// The weight of a class against the others.
     pub(crate) fn set_class_shares(&self, qos: Qos, shares: u64) -> Result<(), TreeError> {
-        let writes = [values::cpu_weight(self.version(), shares)];
-        self.write(&self.layout.class(qos), &writes, &BTreeSet::new())
+        self.bind(&self.layout().class(qos), &[Bound::CpuShares(shares)])
     }
 
     /// Every pod that has a cgroup in some hierarchy, with where.
@@ -121,10 +148,11 @@ impl Tree {
         let mut found: BTreeMap<String, BTreeSet<CgroupPath>> = BTreeMap::new();
         for mount in self.mounts() {
             for qos in Qos::ALL {
-                let dir = dir_in(mount, &self.layout.class(qos));
+                let dir = dir_in(mount, &self.layout().class(qos));
                 let names = self.fs.children(&dir).map_err(|e| failed("list the cgroups of", &dir, e))?;
-                for uid in names.iter().filter_map(|name| pod_uid(name)) {
-                    found.entry(uid.to_owned()).or_default().insert(self.layout.pod(qos, uid));
+                for uid in names.iter().filter_map(|name| self.layout().pod_uid(qos, name)) {
+                    let path = self.layout().pod(qos, &uid);
+                    found.entry(uid).or_default().insert(path);
                 }
             }
         }
@@ -133,6 +161,11 @@ impl Tree {
 
     /// Makes the cgroup of a pod in every hierarchy, with these values.
     pub(crate) fn make_pod(&self, path: &CgroupPath, values: &PodCgroup) -> Result<(), TreeError> {
+        let bounds = values::pod(values, &self.node);
+        let properties = slices::properties(self.version(), &bounds);
+        if !self.start(path, &properties)? {
+            self.set(path, &properties)?;
+        }
         let mut fresh = BTreeSet::new();
         for hierarchy in &self.hierarchies.governing {
             let made = match self.make_one(hierarchy, path) {
@@ -149,31 +182,48 @@ impl Tree {
                 fresh.insert(hierarchy.mount.clone());
             }
         }
-        self.write(path, &values::pod(self.version(), values, &self.node), &fresh)
+        self.write(path, &bounds, &fresh)
     }
 
     /// Ends what is left in a cgroup and removes it from every hierarchy. Missing is fine.
     pub(crate) fn remove(&self, path: &CgroupPath) -> Result<(), TreeError> {
         let mut left: Vec<PathBuf> = self.mounts().map(|mount| dir_in(mount, path)).collect();
+        if let Some(slices) = &self.driving.slices {
+            // systemd would wait for the end of what is left.
+            for _ in 0..KILL_ROUNDS {
+                if self.kill(path, &left)?.1 == 0 {
+                    break;
+                }
+            }
+            slices.stop(path.name())?;
+        }
         for _ in 0..KILL_ROUNDS {
             left = self.try_remove(left)?;
             if left.is_empty() {
                 return Ok(());
             }
-            let mut all = Vec::new();
-            for dir in &left {
-                self.descend(dir, &mut all)?;
-            }
-            let killed = self.fs.kill(&all).map_err(|e| failed("kill the processes of", &left[0], e))?;
-            if killed > 0 {
-                tracing::info!(cgroup = %path, killed, "killed what was left in the pod's cgroup");
-            }
+            let (all, _) = self.kill(path, &left)?;
             self.try_remove(all)?;
         }
         match self.try_remove(left)?.into_iter().next() {
             Some(path) => Err(TreeError::Busy { path }),
             None => Ok(()),
         }
+    }
+
+    /// Kills what is in these folders of a cgroup and below; all of them, children before their parent, and how many
+    /// processes there were.
+    fn kill(&self, path: &CgroupPath, dirs: &[PathBuf]) -> Result<(Vec<PathBuf>, usize), TreeError> {
+        let mut all = Vec::new();
+        for dir in dirs {
+            self.descend(dir, &mut all)?;
+        }
+        let first = || dirs.first().map_or(Path::new(""), PathBuf::as_path);
+        let killed = self.fs.kill(&all).map_err(|e| failed("kill the processes of", first(), e))?;
+        if killed > 0 {
+            tracing::info!(cgroup = %path, killed, "killed what was left in the pod's cgroup");
+        }
+        Ok((all, killed))
     }
 
     /// Removes what can be removed, in this order; the rest.
@@ -196,6 +246,12 @@ impl Tree {
         }
         all.push(dir.to_owned());
         Ok(())
+    }
+
+    /// Whether there is a cgroup in this one, as the runtime makes one for each container.
+    pub(crate) fn is_inhabited(&self, path: &CgroupPath) -> bool {
+        let mut dirs = self.mounts().map(|mount| dir_in(mount, path));
+        dirs.any(|dir| self.fs.children(&dir).is_ok_and(|children| !children.is_empty()))
     }
 
     /// Where the hierarchy of a controller is mounted; on v2 all of them have one.
@@ -274,9 +330,42 @@ impl Tree {
         Ok(())
     }
 
+    /// Has systemd start the slice of a cgroup; true without systemd and when it is new.
+    fn start(&self, path: &CgroupPath, properties: &[Property]) -> Result<bool, TreeError> {
+        let Some(slices) = &self.driving.slices else { return Ok(true) };
+        let mut all = slices::new_slice(self.version(), path.name());
+        all.extend_from_slice(properties);
+        Ok(slices.start(path.name(), &all)?)
+    }
+
+    /// What keeps the controllers of all pods enabled when systemd reloads (§9).
+    fn kept_enabled(&self, path: &CgroupPath) -> Vec<Property> {
+        let is_all_pods = path == self.layout().pods() && self.version() == Version::V2;
+        let mount = self.mount_of("cpuset").filter(|_| is_all_pods);
+        let cpus = mount.and_then(|mount| self.fs.read(mount, "cpuset.cpus.effective").ok());
+        cpus.and_then(|list| slices::allowed_cpus(&list)).into_iter().collect()
+    }
+
+    /// Tells systemd what a unit is bound by.
+    fn tell(&self, path: &CgroupPath, bounds: &[Bound]) -> Result<(), TreeError> {
+        self.set(path, &slices::properties(self.version(), bounds))
+    }
+
+    fn set(&self, path: &CgroupPath, properties: &[Property]) -> Result<(), TreeError> {
+        match &self.driving.slices {
+            Some(slices) if !properties.is_empty() => Ok(slices.set(path.name(), properties)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn bind(&self, path: &CgroupPath, bounds: &[Bound]) -> Result<(), TreeError> {
+        self.tell(path, bounds)?;
+        self.write(path, bounds, &BTreeSet::new())
+    }
+
     /// Writes values where their controllers are; what is initial anyway is left out where the cgroup is fresh.
-    fn write(&self, path: &CgroupPath, writes: &[Write], fresh: &BTreeSet<PathBuf>) -> Result<(), TreeError> {
-        for write in writes {
+    fn write(&self, path: &CgroupPath, bounds: &[Bound], fresh: &BTreeSet<PathBuf>) -> Result<(), TreeError> {
+        for write in bounds.iter().flat_map(|bound| bound.writes(self.version())) {
             let with = |h: &&Hierarchy| h.controllers.contains(write.controller);
             let Some(hierarchy) = self.hierarchies.governing.iter().find(with) else { continue };
             if write.initial && fresh.contains(&hierarchy.mount) {
@@ -304,7 +393,9 @@ fn dir_in(mount: &Path, path: &CgroupPath) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fake::FakeCgroups;
+    use keelson_resource_manager_core::layout::Driver;
+
+    use super::super::fake::{FakeCgroups, FakeSlices};
     use super::*;
 
     const V1: &str = "\
@@ -318,9 +409,102 @@ mod tests {
     const V2: &str = "31 23 0:28 / /cg rw - cgroup2 cgroup2 rw\n";
 
     fn open(fake: &FakeCgroups, mountinfo: &str) -> Result<Tree, TreeError> {
-        let layout = Layout::new("/own").unwrap();
+        let layout = Layout::new(Driver::Cgroupfs, "/own").unwrap();
+        open_with(fake, mountinfo, Driving { layout, slices: None })
+    }
+
+    fn open_with(fake: &FakeCgroups, mountinfo: &str, driving: Driving) -> Result<Tree, TreeError> {
         let node = NodeBounds { pids: Some(64), page_sizes: vec!["2Mi".to_owned()] };
-        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), layout, node)
+        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), driving, node)
+    }
+
+    /// A tree of slices, and systemd.
+    fn slices(fake: &FakeCgroups, mountinfo: &str) -> (Tree, FakeSlices) {
+        let systemd = FakeSlices::of(fake);
+        let layout = Layout::new(Driver::Systemd, "/").unwrap();
+        let driving = Driving { layout, slices: Some(Arc::new(systemd.clone())) };
+        (open_with(fake, mountinfo, driving).unwrap(), systemd)
+    }
+
+    const POD: &str = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-poda_b.slice";
+
+    #[test]
+    fn on_v2_systemd_makes_the_slices_and_is_told_what_they_are_bound_to() {
+        let fake = FakeCgroups::v2(&["cpu", "cpuset", "hugetlb", "memory", "pids"]);
+        fake.show("/cg", "cpuset.cpus.effective", "0-2\n");
+        let (tree, systemd) = slices(&fake, V2);
+        tree.set_up().unwrap();
+        tree.bind_pods(&limits()).unwrap();
+        let path = tree.layout().pod(Qos::Burstable, "a-b");
+        assert_eq!(path.to_string(), format!("/{POD}"));
+        tree.make_pod(&path, &values()).unwrap();
+        // The kernel's files have it all, whoever wrote them.
+        for (file, value) in [
+            ("cpu.max", "50000 100000"),
+            ("memory.max", "4096"),
+            ("pids.max", "64"),
+            ("hugetlb.2MB.max", "2097152"),
+        ] {
+            assert_eq!(fake.value(&format!("/cg/{POD}/{file}")), value);
+        }
+        let pod = "kubepods-burstable-poda_b.slice";
+        for (unit, property, value) in [
+            ("kubepods.slice", "AllowedCPUs", "Bytes([7])"),
+            ("kubepods.slice", "MemoryMax", "U64(1048576)"),
+            ("kubepods.slice", "TasksMax", "U64(1000)"),
+            ("kubepods-besteffort.slice", "CPUWeight", "U64(1)"),
+            ("kubepods-burstable.slice", "Wants", "Texts([\"kubepods.slice\"])"),
+            (pod, "CPUWeight", "U64(20)"),
+            (pod, "CPUQuotaPerSecUSec", "U64(500000)"),
+            (pod, "MemoryMax", "U64(4096)"),
+            (pod, "TasksMax", "U64(64)"),
+        ] {
+            assert_eq!(systemd.property(unit, property), value, "{unit} {property}");
+        }
+        // One that is there already, as after a restart of the agent.
+        tree.make_pod(&path, &PodCgroup { cpu_shares: 2, ..PodCgroup::default() }).unwrap();
+        assert_eq!(systemd.property(pod, "MemoryMax"), format!("U64({})", u64::MAX));
+        assert_eq!(fake.value(&format!("/cg/{POD}/memory.max")), "max");
+        let expected = BTreeMap::from([("a-b".to_owned(), BTreeSet::from([path.clone()]))]);
+        assert_eq!(tree.scan().unwrap(), expected);
+        tree.remove(&path).unwrap();
+        assert!(!systemd.runs(pod) && tree.scan().unwrap().is_empty());
+        tree.remove(&path).unwrap();
+    }
+
+    #[test]
+    fn on_v1_hierarchies_that_systemd_leaves_alone_are_made_by_hand() {
+        let fake = FakeCgroups::v1();
+        let (tree, systemd) = slices(&fake, V1);
+        tree.set_up().unwrap();
+        let path = tree.layout().pod(Qos::Burstable, "a-b");
+        tree.make_pod(&path, &values()).unwrap();
+        for controller in ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd"] {
+            assert!(fake.has(&format!("/cg/{controller}/{POD}")), "{controller}");
+        }
+        assert_eq!(fake.value(&format!("/cg/cpuset/{POD}/cpuset.cpus")), "0-1");
+        assert_eq!(systemd.property("kubepods-burstable-poda_b.slice", "CPUShares"), "U64(512)");
+        assert_eq!(systemd.property("kubepods-burstable-poda_b.slice", "MemoryLimit"), "U64(4096)");
+        // What is left is killed before systemd is asked: it would wait for its end.
+        fake.occupy(&format!("/cg/memory/{POD}"), 2);
+        tree.remove(&path).unwrap();
+        assert!(!fake.has(&format!("/cg/cpuset/{POD}")));
+    }
+
+    #[test]
+    fn a_reserved_unit_is_told_what_it_is_bound_to() {
+        let fake = FakeCgroups::v2(&["cpu", "memory", "pids"]);
+        let (tree, systemd) = slices(&fake, V2);
+        tree.set_up().unwrap();
+        for (name, part) in [("/kube-reserved", "/cg/kube_reserved.slice"), ("/", "top of the tree")] {
+            let error = tree.bind_reserved(name, &limits()).unwrap_err();
+            let text = keelson_service_kit::status::chain(&error);
+            assert!(text.contains(part), "{text}");
+        }
+        systemd.have("kube_reserved.slice");
+        tree.bind_reserved("/kube-reserved", &limits()).unwrap();
+        assert_eq!(systemd.property("kube_reserved.slice", "MemoryMax"), "U64(1048576)");
+        assert_eq!(fake.value("/cg/kube_reserved.slice/memory.max"), "1048576");
     }
 
     fn limits() -> Limits {

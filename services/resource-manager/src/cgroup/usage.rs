@@ -2,7 +2,9 @@
 
 use std::fs;
 
+use keelson_resource_manager_core::detail::{self, Detail, Files};
 use keelson_resource_manager_core::hierarchy::Version;
+use keelson_resource_manager_core::layout::Qos;
 use keelson_resource_manager_core::statistics::{
     self, Memory, MemoryTexts, Usage, cpu_v1, cpu_v2, memory_v1, memory_v2, pressure,
 };
@@ -43,6 +45,15 @@ impl Tree {
         }
     }
 
+    /// The same in the kernel's detail.
+    pub(crate) fn detail(&self, path: &str) -> Detail {
+        let files = Below { tree: self, path };
+        match self.version() {
+            Version::V1 => detail::v1(&files),
+            Version::V2 => detail::v2(&files),
+        }
+    }
+
     /// What the whole machine uses: the top of the tree, with the sizes of `/proc/meminfo`.
     pub(crate) fn node_usage(&self) -> Usage {
         let usage = self.usage("/");
@@ -66,6 +77,17 @@ impl Tree {
         (first, u64::try_from(text.lines().count()).unwrap_or(u64::MAX))
     }
 
+    /// Where the cgroup of a pod is: in the class that has one.
+    pub(crate) fn place_of(&self, uid: &str) -> Option<String> {
+        let mut places = Qos::ALL.into_iter().map(|qos| self.layout().pod(qos, uid).to_string());
+        places.find(|place| self.has(place))
+    }
+
+    /// Where that of a container, or a sandbox, of the pod at `place` is.
+    pub(crate) fn place_of_container(&self, place: &str, id: &str) -> Option<String> {
+        self.layout().containers(place, id).into_iter().find(|path| self.has(path))
+    }
+
     /// Whether there is such a cgroup.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.read_below("memory", path, "cgroup.procs").is_some()
@@ -77,14 +99,27 @@ impl Tree {
     }
 }
 
+/// The files of one cgroup.
+struct Below<'a> {
+    tree: &'a Tree,
+    path: &'a str,
+}
+
+impl Files for Below<'_> {
+    fn read(&self, controller: &str, file: &str) -> String {
+        self.tree.read_below(controller, self.path, file).unwrap_or_default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    use keelson_resource_manager_core::layout::{Layout, Qos};
+    use keelson_resource_manager_core::layout::{Driver, Layout};
     use keelson_resource_manager_core::values::NodeBounds;
 
+    use super::super::Driving;
     use super::super::fake::FakeCgroups;
     use super::*;
 
@@ -96,8 +131,8 @@ mod tests {
     const V2: &str = "31 23 0:28 / /cg rw,nosuid - cgroup2 cgroup2 rw\n";
 
     fn tree(fake: &FakeCgroups, mountinfo: &str) -> Tree {
-        let layout = Layout::new("/own").unwrap();
-        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), layout, NodeBounds::default())
+        let driving = Driving { layout: Layout::new(Driver::Cgroupfs, "/own").unwrap(), slices: None };
+        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), driving, NodeBounds::default())
             .unwrap()
     }
 

@@ -24,12 +24,14 @@ use keelson_resource_manager_core::eviction::threshold::{
     Texts, Threshold, ThresholdError, thresholds, with_derived,
 };
 use keelson_resource_manager_core::eviction::usage::{Candidate, PodUsage};
-use keelson_service_kit::{CancellationToken, Context, LoopHandle, ObjectRef, WatchHub, now_unix_nanos};
+use keelson_service_kit::{
+    CancellationToken, Context, LoopHandle, ObjectRef, StateFile, WatchHub, now_unix_nanos,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 pub(crate) use look::Look;
-pub(crate) use saved::{Saved, StateFile};
+pub(crate) use saved::{Saved, state_file};
 pub(crate) use wire::answer;
 
 use crate::manager::{Ask, Command};
@@ -85,7 +87,7 @@ pub(crate) struct EvictionLoop {
     pub(crate) ctx: Context,
     pub(crate) settings: Settings,
     pub(crate) look: Look,
-    pub(crate) file: StateFile,
+    pub(crate) file: StateFile<Saved>,
     pub(crate) monitor: Monitor,
     pub(crate) orders: Orders,
     pub(crate) conditions: watch::Sender<BTreeSet<Condition>>,

@@ -1,22 +1,16 @@
 //! What must not be forgotten when the service is killed: standing orders, and since when the node is short of what.
 
-use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
-
 use keelson_config::{Config, ServiceName};
 use keelson_resource_manager_core::desire::PodRef;
 use keelson_resource_manager_core::eviction::monitor::Monitor;
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_resource_manager_core::eviction::signal::{Condition, Signal};
+use keelson_service_kit::{Kept, StateFile};
 use serde::{Deserialize, Serialize};
 
-/// A file of a newer version is refused.
-const SCHEMA_VERSION: u32 = 1;
-
 /// What is kept.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Stored", into = "Stored")]
 pub(crate) struct Saved {
     pub(crate) orders: Vec<Order>,
     pub(crate) monitor: Monitor,
@@ -25,7 +19,6 @@ pub(crate) struct Saved {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Stored {
-    schema_version: u32,
     orders: Vec<StoredOrder>,
     /// Signal, whether the threshold is hard, since when in milliseconds since 1970, whether it is acted on.
     met: Vec<(String, bool, u64, bool)>,
@@ -47,70 +40,16 @@ struct StoredOrder {
     since_unix_nanos: i64,
 }
 
-/// Why the file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SavedError {
-    #[error("{} has schema version {found}, this binary knows {SCHEMA_VERSION}; use the newer release again or remove the file (pods that are being evicted then go on)", path.display())]
-    TooNew { path: PathBuf, found: u32 },
-    #[error("cannot write {}; standing evictions would be forgotten with a restart: make room, and make the folder writable", path.display())]
-    Write { path: PathBuf, source: io::Error },
+impl Kept for Saved {
+    const VERSION: u64 = 1;
+    const WITHOUT: &'static str = "pods that are being evicted then go on";
+    const UNWRITTEN: &'static str =
+        "standing evictions would be forgotten with a restart: make room, and make the folder writable";
 }
 
 /// `<state-dir>/resource-manager/evictions.json`.
-#[derive(Debug, Clone)]
-pub(crate) struct StateFile {
-    path: PathBuf,
-}
-
-impl StateFile {
-    pub(crate) fn new(config: &Config) -> Self {
-        Self { path: config.paths.state(ServiceName::ResourceManager).join("evictions.json") }
-    }
-
-    /// What is kept; nothing when there is no file or it is broken.
-    pub(crate) async fn load(&self) -> Result<Saved, SavedError> {
-        let path = self.path.clone();
-        let read = tokio::task::spawn_blocking(move || fs::read(path)).await;
-        let bytes = match read.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Saved::default()),
-            Err(error) => {
-                tracing::warn!(path = %self.path.display(), %error, "cannot read the saved evictions, beginning anew");
-                return Ok(Saved::default());
-            }
-        };
-        match serde_json::from_slice::<Stored>(&bytes) {
-            Ok(stored) if stored.schema_version > SCHEMA_VERSION => {
-                Err(SavedError::TooNew { path: self.path.clone(), found: stored.schema_version })
-            }
-            Ok(stored) => Ok(stored.into()),
-            Err(error) => {
-                tracing::warn!(path = %self.path.display(), %error, "the saved evictions are broken, beginning anew");
-                Ok(Saved::default())
-            }
-        }
-    }
-
-    /// Replaces the file by rename. It is not synced: with the machine the pods end as well.
-    pub(crate) async fn store(&self, saved: Saved) -> Result<(), SavedError> {
-        let path = self.path.clone();
-        let written = tokio::task::spawn_blocking(move || replace(&path, saved)).await;
-        written
-            .unwrap_or_else(|panic| Err(io::Error::other(panic)))
-            .map_err(|source| SavedError::Write { path: self.path.clone(), source })
-    }
-}
-
-fn replace(path: &Path, saved: Saved) -> io::Result<()> {
-    let bytes = serde_json::to_vec(&Stored::from(saved)).map_err(io::Error::other)?;
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    let temporary = path.with_extension("json.new");
-    let mut file =
-        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(&bytes)?;
-    fs::rename(&temporary, path)
+pub(crate) fn state_file(config: &Config) -> StateFile<Saved> {
+    StateFile::at(config.paths.state(ServiceName::ResourceManager).join("evictions.json"))
 }
 
 impl From<Saved> for Stored {
@@ -120,7 +59,6 @@ impl From<Saved> for Stored {
             .into_iter()
             .map(|(key, since)| (key.0.name().to_owned(), key.1, since, acted_on.contains(&key)));
         Self {
-            schema_version: SCHEMA_VERSION,
             orders: saved.orders.into_iter().map(StoredOrder::from).collect(),
             met: met.collect(),
             conditions: last_seen.into_iter().map(|(c, last)| (c.name().to_owned(), last)).collect(),
@@ -180,14 +118,12 @@ impl From<StoredOrder> for Order {
 mod tests {
     use super::*;
 
-    fn file(dir: &Path) -> StateFile {
-        StateFile { path: dir.join("resource-manager/evictions.json") }
-    }
-
     #[tokio::test]
     async fn what_is_stored_is_loaded_again() {
         let dir = tempfile::tempdir().unwrap();
-        let file = file(dir.path());
+        let mut config = Config::default();
+        config.paths.state_dir = dir.path().to_owned();
+        let file = state_file(&config);
         assert_eq!(file.load().await.unwrap(), Saved::default());
         let mut monitor = Monitor::default();
         monitor.met_since.insert((Signal::MemoryAvailable, true), 5);
@@ -206,24 +142,5 @@ mod tests {
         let saved = Saved { orders: vec![order], monitor };
         file.store(saved.clone()).await.unwrap();
         assert_eq!(file.load().await.unwrap(), saved);
-    }
-
-    #[tokio::test]
-    async fn a_broken_file_is_forgotten_and_a_newer_one_is_refused_by_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = file(dir.path());
-        fs::create_dir(dir.path().join("resource-manager")).unwrap();
-        fs::write(&file.path, "{").unwrap();
-        assert_eq!(file.load().await.unwrap(), Saved::default());
-        fs::write(&file.path, r#"{"schemaVersion":2}"#).unwrap();
-        assert!(file.load().await.unwrap_err().to_string().contains("evictions.json"));
-    }
-
-    #[tokio::test]
-    async fn a_folder_that_cannot_be_written_is_named_with_the_way_out() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("resource-manager"), "in the way").unwrap();
-        let error = file(dir.path()).store(Saved::default()).await.unwrap_err().to_string();
-        assert!(error.contains("evictions.json") && error.contains("make room"), "{error}");
     }
 }

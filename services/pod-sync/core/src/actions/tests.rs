@@ -21,6 +21,30 @@ fn plain(policy: &str, names: &[&str]) -> Pod {
     pod(json!({"restartPolicy": policy, "containers": containers}))
 }
 
+#[test]
+fn whatever_there_is_to_do_is_not_nothing() {
+    use restart_all::ResetContainer;
+    let first = decide(&plain("Always", &["a"]), &in_sandbox());
+    let nothing = PodActions::default();
+    assert!(nothing.is_empty());
+    let reset = ResetContainer { id: "a-0".into(), name: "a".into(), kill: false, last: false };
+    let kill = decide(&plain("Always", &["a"]), &in_sandbox().unknown("a")).kill;
+    assert_eq!((first.start.len(), kill.len()), (1, 1));
+    let plan = decide(&plain("Always", &["a"]), &seen()).create_sandbox;
+    assert!(plan.is_some());
+    for one in [
+        PodActions { kill_pod: Some(Reason::PodRemoved), ..nothing.clone() },
+        PodActions { create_sandbox: plan, ..nothing.clone() },
+        PodActions { kill, ..nothing.clone() },
+        PodActions { start: first.start, ..nothing.clone() },
+        PodActions { reset: vec![reset], ..nothing.clone() },
+    ] {
+        assert!(!one.is_empty(), "{one:?}");
+    }
+    // Waiting is no change.
+    assert!(PodActions { terminal: true, ..nothing }.is_empty());
+}
+
 fn hints(kind: &str, id: &str, result: ProbeResult) -> ProbeHints {
     let mut hints = ProbeHints::default();
     let map = if kind == "liveness" { &mut hints.liveness } else { &mut hints.startup };

@@ -211,6 +211,8 @@ fn a_port_of_the_node_is_held_by_one_pod_per_address_and_protocol() {
         let denial = after_fit(&pod, &facts(&node, &[]), [&held, &at_one, &inner].into_iter());
         assert_eq!(denial.is_none(), free, "{ports} {denial:?}");
     }
+    let zero = || with_ports(json!([{"containerPort": 0}]), json!({"hostNetwork": true}));
+    assert_eq!(after_fit(&zero(), &facts(&node, &[]), [&zero()].into_iter()), None, "no port is no port");
 }
 
 #[test]
@@ -253,6 +255,13 @@ fn a_profile_of_apparmor_needs_apparmor() {
     let mut old = with_containers(json!({}));
     old.metadata.annotations.insert(format!("{APPARMOR_ANNOTATION}a"), "localhost/x".into());
     assert_eq!(reason(judge(&old, false)), "AppArmor");
+    for (none, denied) in [("unconfined", false), ("", false), ("runtime/default", true)] {
+        old.metadata.annotations.insert(format!("{APPARMOR_ANNOTATION}a"), none.into());
+        assert_eq!(judge(&old, false).is_some(), denied, "{none}");
+    }
+    let mut pending = profile("RuntimeDefault");
+    pending.status.phase = "Pending".into();
+    assert_eq!(reason(judge(&pending, false)), "AppArmor");
     let mut begun = profile("RuntimeDefault");
     begun.status.phase = "Running".into();
     assert_eq!(judge(&begun, false), None);

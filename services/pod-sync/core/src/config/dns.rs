@@ -240,7 +240,7 @@ mod tests {
         assert!(of(33, 1).excess("").unwrap().contains("33 search paths, and pods can have 32"));
         assert!(of(30, 1).excess("cluster.local").unwrap().contains("can have 29"));
         // Eight paths with seven blanks between them.
-        assert_eq!(of(8, 255).excess(""), None);
+        assert_eq!((of(8, 255).excess(""), of(3, 682).excess("")), (None, None), "2047 and 2048 characters");
         assert!(of(8, 256).excess("").unwrap().contains("2055 characters"));
     }
 
@@ -323,6 +323,13 @@ mod tests {
         let long = vec!["a".repeat(254), "b".repeat(253)];
         let (got, warnings) = run(json!({"dnsPolicy": "None", "dnsConfig": {"searches": long}}), &[]);
         assert_eq!((got.searches.len(), warnings.len()), (1, 1));
+        // Exactly as long as the line may be.
+        for (last, length, kept) in [(16, 2048, 9), (17, 2049, 8)] {
+            let paths: Vec<String> = (0..8).map(|n| format!("{n:0>253}")).chain(["z".repeat(last)]).collect();
+            assert_eq!(paths.join(" ").len(), length);
+            let spec = json!({"dnsPolicy": "None", "dnsConfig": {"searches": paths}});
+            assert_eq!(run(spec, &[]).0.searches.len(), kept);
+        }
         let wide: Vec<String> = (0..20).map(|n| format!("{n:0>200}")).collect();
         let (got, _) = run(json!({"dnsPolicy": "None", "dnsConfig": {"searches": wide}}), &[]);
         assert!(got.searches.join(" ").len() <= 2048 && got.searches.len() == 10);

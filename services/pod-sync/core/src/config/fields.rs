@@ -1,7 +1,6 @@
 //! `fieldRef` and `resourceFieldRef` (§3.4).
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use keelson_kube_model::resources::effective_limit;
 use keelson_kube_model::{Container, Pod, Quantity, ResourceFieldSelector, ResourceList};
@@ -75,15 +74,19 @@ fn quoted(text: &str) -> String {
             '\u{8}' => result.push_str("\\b"),
             '\u{b}' => result.push_str("\\v"),
             '\u{c}' => result.push_str("\\f"),
-            c if u32::from(c) < 0x20 || c == '\u{7f}' => {
-                // Writing into a String cannot fail.
-                let _ = write!(result, "\\x{:02x}", u32::from(c));
-            }
+            c if c.is_ascii_control() => result.push_str(&format!("\\x{:02x}", u32::from(c))),
+            c if !shows(c) => result.push_str(&format!("\\u{:04x}", u32::from(c))),
             c => result.push(c),
         }
     }
     result.push('"');
     result
+}
+
+/// Not a control character, no space but the ordinary one, and nothing that is only seen by what it does to others.
+fn shows(c: char) -> bool {
+    let format = matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    c == ' ' || !(c.is_control() || c.is_whitespace() || format)
 }
 
 /// `ceil(amount / divisor)` of a container's request or limit.
@@ -171,6 +174,43 @@ mod tests {
         }
         assert_eq!(field("status.phase"), None);
         assert_eq!(field("spec.containers['x']"), None);
+    }
+
+    #[test]
+    fn a_pods_own_node_name_and_addresses_go_before_the_nodes() {
+        let (nodes, own) = (["192.0.2.1".to_owned()], ["10.1.0.2".to_owned()]);
+        let allocatable = ResourceList::new();
+        let value = |network: bool, pods: &[String], path: &str| {
+            let inputs = FieldInputs {
+                pod_ips: pods,
+                node_ips: &nodes,
+                node_name: "node-1",
+                allocatable: &allocatable,
+            };
+            let pod = serde_json::from_value(json!({"spec": {"nodeName": "other", "hostNetwork": network}}));
+            field_value(&pod.unwrap(), path, &inputs).unwrap()
+        };
+        assert_eq!(value(false, &own, "spec.nodeName"), "other");
+        for (network, pods, ip) in [
+            (false, &[][..], ""),
+            (false, &own, "10.1.0.2"),
+            (true, &[], "192.0.2.1"),
+            (true, &own, "10.1.0.2"),
+        ] {
+            assert_eq!(value(network, pods, "status.podIP"), ip, "{network} {pods:?}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_show_is_quoted_by_its_number() {
+        for (text, wants) in [
+            ("\u{1f}\u{7f}\u{0}", r#""\x1f\x7f\x00""#),
+            (" ~é\u{301}日", "\" ~é\u{301}日\""),
+            ("\u{7}\u{8}\u{b}\u{c}\r\t\\", r#""\a\b\v\f\r\t\\""#),
+            ("\u{85}\u{a0}\u{200b}\u{feff}\u{2028}", r#""\u0085\u00a0\u200b\ufeff\u2028""#),
+        ] {
+            assert_eq!(quoted(text), wants);
+        }
     }
 
     fn resource(selector: serde_json::Value) -> Result<String, ConfigError> {

@@ -113,15 +113,19 @@ mod tests {
             message.contains("is too long (64 characters is the max, 76 characters requested)"),
             "{message}"
         );
+        let fits = json!({"hostname": "h".repeat(38), "subdomain": "db", "setHostnameAsFQDN": true});
+        assert_eq!(names(fits).unwrap().kernel_name.len(), 64);
     }
 
     #[test]
     fn the_override_wins_and_has_no_domain() {
         let got = names(json!({"hostnameOverride": "x.y", "hostname": "h", "subdomain": "db"})).unwrap();
         assert_eq!((got.hostname.as_str(), got.domain.as_str()), ("x.y", ""));
-        assert!(matches!(
-            names(json!({"hostnameOverride": "Bad_"})),
-            Err(ConfigError::HostnameOverride { .. })
-        ));
+        let long = format!("{0}.{0}.{0}.{1}", "a".repeat(63), "b".repeat(62));
+        for bad in ["Bad_", "-a", "a-", "a..b", "a.-b", "x.", "a.b-", long.as_str()] {
+            let refused = names(json!({"hostnameOverride": bad}));
+            assert!(matches!(refused, Err(ConfigError::HostnameOverride { .. })), "{bad}");
+        }
+        assert!(names(json!({"hostnameOverride": &long[1..]})).is_ok());
     }
 }

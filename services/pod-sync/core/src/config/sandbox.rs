@@ -68,6 +68,15 @@ pub(super) fn identity(pod: &Pod) -> [(String, String); 3] {
     ]
 }
 
+/// What a person can do about the runtime's answer to such a request, where it does not say so itself.
+pub fn way_out(answer: &str) -> Option<&'static str> {
+    // runc's words when it is to ask systemd for a cgroup that is no slice.
+    answer.contains("expected cgroupsPath to be of format").then_some(
+        "the container runtime has the systemd cgroup driver and this node cgroupfs: set cgroupDriver to systemd here, or \
+         SystemdCgroup to false there",
+    )
+}
+
 /// Builds the request.
 pub fn sandbox_plan(pod: &Pod, inputs: &SandboxInputs<'_>) -> Result<SandboxSpec, ConfigError> {
     let users = users_of(pod, inputs.users)?;

@@ -125,7 +125,7 @@ mod containers {
             let volume = |path: &str, read_only| VolumePath {
                 host_path: path.to_owned(),
                 read_only,
-                selinux_relabel: false,
+                selinux_relabel: !read_only,
             };
             let volumes = BTreeMap::from([
                 ("data".to_owned(), volume("/pods/u-1/data", false)),
@@ -265,6 +265,7 @@ mod containers {
         assert!(!got.readonly && got.propagation == Propagation::Private);
         assert!(one(json!({"name": "data", "readOnly": true})).readonly);
         assert!(one(json!({"name": "fixed"})).readonly);
+        assert_eq!((got.selinux_relabel, one(json!({"name": "fixed"})).selinux_relabel), (true, false));
     }
 
     #[test]
@@ -371,6 +372,7 @@ mod containers {
         };
         let mut world = World::new();
         world.files = vec![file("/etc/hosts"), file("/dev/termination-log")];
+        world.files[1].read_only = true;
         world.given.mounts = vec![MountSpec { container_path: "/dev/x".into(), ..MountSpec::default() }];
         let paths = |pod: &Pod| {
             let mounts = world.plan(pod).unwrap().mounts;
@@ -378,6 +380,11 @@ mod containers {
         };
         let plain = paths(&mount(json!({"name": "data"})));
         assert_eq!(plain, ["/pods/u-1/data", "/agent/etc/hosts", "/agent/dev/termination-log", ""]);
+        let of_agent: Vec<_> = world.plan(&mount(json!({"name": "data"}))).unwrap().mounts[1..3]
+            .iter()
+            .map(|mount| (mount.container_path.clone(), mount.readonly))
+            .collect();
+        assert_eq!(of_agent, [("/etc/hosts".to_owned(), false), ("/dev/termination-log".to_owned(), true)]);
         let own = with(json!({"volumeMounts": [{"name": "data", "mountPath": "/etc/hosts"}]}));
         assert_eq!(paths(&own), ["/pods/u-1/data", "/agent/dev/termination-log", ""]);
     }
@@ -420,7 +427,18 @@ mod containers {
         let mut pod = mount(json!({"name": "data"}));
         pod.spec.host_users = Some(false);
         assert_eq!(World::new().plan(&pod).unwrap_err(), ConfigError::UserNamespaces);
-        let got = World { users, ..World::new() }.plan(&pod).unwrap();
-        assert_eq!((got.mounts[0].users, got.security.namespaces.users), (users, users));
+        let files =
+            vec![FileMount { container_path: "/f".into(), host_path: "/agent/f".into(), read_only: false }];
+        let got = World { users, files, ..World::new() }.plan(&pod).unwrap();
+        assert_eq!((got.mounts[0].users, got.mounts[1].users), (users, users));
+        assert_eq!(got.security.namespaces.users, users);
     }
+}
+
+#[test]
+fn a_runtime_with_systemds_driver_is_known_by_runcs_words() {
+    let answer = "OCI runtime create failed: runc create failed: expected cgroupsPath to be of format \
+                  \"slice:prefix:name\" for systemd cgroups, got \"/kubepods/podu/1\" instead: unknown";
+    assert!(way_out(answer).unwrap().contains("cgroupDriver to systemd"));
+    assert_eq!(way_out("failed to setup network for sandbox"), None);
 }

@@ -37,6 +37,17 @@ fn taken(kind: ProbeKind) -> ProbeState {
 }
 
 #[test]
+fn each_kind_has_its_word_and_its_probe() {
+    let probe = |seconds: i32| json!({"periodSeconds": seconds});
+    let all: Container = serde_json::from_value(json!({"name": "a", "startupProbe": probe(1),
+        "livenessProbe": probe(2), "readinessProbe": probe(3)}))
+    .unwrap();
+    let found = ProbeKind::ALL.map(|kind| (kind.as_str(), kind.of(&all).and_then(|p| p.period_seconds)));
+    assert_eq!(found, [("Startup", Some(1)), ("Liveness", Some(2)), ("Readiness", Some(3))]);
+    assert!(ProbeKind::ALL.iter().all(|kind| kind.of(&Container::default()).is_none()));
+}
+
+#[test]
 fn numbers_that_are_missing_or_zero_have_upstreams_defaults() {
     let defaults = ProbeTimes {
         initial_delay_seconds: 0,
@@ -160,10 +171,18 @@ fn what_ran_before_this_process_waits_for_its_place_in_the_first_period() {
         let found = Look { spread, ..look(Some(&old), &now) };
         assert_eq!(state.look(ProbeKind::Liveness, &times(json!({})), &found), wants);
     }
+    // As old as the process is young enough: it was not there before.
+    old.started_unix_nanos = at(-100).now_unix_nanos;
+    let mut state = ProbeState::new(ProbeKind::Liveness);
+    let found = Look { spread: 0.5, ..look(Some(&old), &now) };
+    assert_eq!(state.look(ProbeKind::Liveness, &times(json!({})), &found), Next::Probe);
     old.started_unix_nanos = at(-200).now_unix_nanos;
-    let (mut state, late) = (ProbeState::new(ProbeKind::Liveness), at(-80));
-    let next = state.look(ProbeKind::Liveness, &times(json!({})), &look(Some(&old), &late));
-    assert_eq!(next, Next::Probe, "the process is older than a period");
+    for (late, wants) in [(-91, Next::After(5 * SECOND)), (-90, Next::Probe), (-80, Next::Probe)] {
+        let (mut state, late) = (ProbeState::new(ProbeKind::Liveness), at(late));
+        let found = Look { spread: 0.5, ..look(Some(&old), &late) };
+        let next = state.look(ProbeKind::Liveness, &times(json!({})), &found);
+        assert_eq!(next, wants, "the process is as old as a period or not");
+    }
 }
 
 #[test]
@@ -196,6 +215,9 @@ fn a_long_failure_is_cut_between_characters() {
     let text = "é".repeat(KEPT_TEXT);
     state.judge(ProbeKind::Readiness, &times(json!({})), &id, false, &text);
     assert_eq!(state.failure.len(), KEPT_TEXT);
+    for (bytes, kept) in [(0, ""), (1, ""), (2, "é"), (3, "é"), (4, "éé"), (9, "éé")] {
+        assert_eq!(cut("éé", bytes), kept, "{bytes}");
+    }
     state.errored("another", "no");
     assert_ne!(state.failure, "no");
     state.errored(&id, "no");
@@ -283,6 +305,9 @@ fn what_runs_and_is_not_ready_says_why_and_when_it_is_tried_again() {
     let first = cause(&states).unwrap();
     assert_eq!((first.state, first.owner.as_str()), (StepState::Waiting, "pod-sync"));
     let key = ("a".to_owned(), ProbeKind::Startup);
+    let startup = states.get_mut(&key).unwrap();
+    startup.errored("a-0", "no shell");
+    assert_eq!(cause(&states).unwrap().message, "its startup probe fails: no shell", "and none is counted");
     let startup = states.get_mut(&key).unwrap();
     startup.judge(ProbeKind::Startup, &times(json!({})), "a-0", false, "no answer\n");
     startup.next_unix_nanos = 7;

@@ -129,7 +129,6 @@ impl Merge<'_> {
                     message: "Unable to get init container status from container runtime; it has completed, \
                               because the pod's containers have been started"
                         .to_owned(),
-                    exit_code: 0,
                     ..ContainerStateTerminated::default()
                 }),
                 ..ContainerState::default()

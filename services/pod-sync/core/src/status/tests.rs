@@ -235,12 +235,16 @@ mod pod_conditions {
         let mut pod = plain("Always", &["a"]);
         pod.status = serde_json::from_value(json!({
             "nominatedNodeName": "n2",
-            "resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "gpu-1"}]
+            "resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "gpu-1"}],
+            "extendedResourceClaimStatus": {"resourceClaimName": "gpu-2"},
+            "nodeAllocatableResourceClaimStatuses": [{"resourceClaimName": "gpu-3"}]
         }))
         .unwrap();
         let status = generate(&pod, &in_sandbox().running("a"));
         assert_eq!(status.nominated_node_name, "n2");
         assert!(status.resource_claim_statuses.is_some());
+        assert!(status.extended_resource_claim_status.is_some());
+        assert!(status.node_allocatable_resource_claim_statuses.is_some());
     }
 
     #[test]
@@ -326,6 +330,52 @@ mod pod_conditions {
         assert_eq!(condition(&done, "Initialized"), ("True", "PodCompleted", ""));
         let failed = generate(&plain("Never", &["a"]), &in_sandbox().exited("a", 1));
         assert_eq!(condition(&failed, "ContainersReady"), ("False", "PodFailed", ""));
+    }
+
+    /// A pod whose container has a rule of this kind.
+    fn restarts_all(place: &str) -> Pod {
+        let rules =
+            json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]);
+        let mut spec = json!({"restartPolicy": "Never", "containers": [{"name": "a"}, {"name": "b"}],
+            "initContainers": [{"name": "i"}], "ephemeralContainers": [{"name": "e"}]});
+        spec[place][0]["restartPolicyRules"] = rules;
+        pod(spec)
+    }
+
+    #[test]
+    fn the_restart_of_all_has_a_condition_without_a_generation_and_the_reason_of_a_final_phase() {
+        let pod = restarts_all("containers");
+        for (seen, reason) in [
+            (in_sandbox().exited("i", 0).running("a").running("b"), ""),
+            (in_sandbox().exited("i", 0).exited("a", 0).exited("b", 0), "PodCompleted"),
+            (in_sandbox().exited("i", 0).exited("a", 0).exited("b", 1), "PodFailed"),
+        ] {
+            let status = generate(&pod, &seen);
+            assert_eq!(condition(&status, "AllContainersRestarting"), ("False", reason, ""));
+            let generation = |type_: &str| {
+                status.conditions.iter().find(|c| c.type_ == type_).map(|c| c.observed_generation)
+            };
+            assert_eq!(generation("AllContainersRestarting"), Some(None));
+            assert_eq!(generation("Ready"), Some(Some(3)));
+        }
+        let of_ephemeral = generate(&restarts_all("ephemeralContainers"), &in_sandbox());
+        assert!(of_ephemeral.condition("AllContainersRestarting").is_none());
+    }
+
+    #[test]
+    fn while_all_begin_anew_what_was_initialized_stays_so_and_nothing_else_does() {
+        let anew = in_sandbox().running("i");
+        for (place, was, is) in [
+            ("containers", true, "True"),
+            ("containers", false, "False"),
+            ("ephemeralContainers", true, "False"),
+        ] {
+            let pod = restarts_all(place);
+            let before = if was { in_sandbox().exited("i", 0) } else { in_sandbox().running("i") };
+            let old = generate(&pod, &before);
+            assert_eq!(condition(&old, "Initialized").0, if was { "True" } else { "False" });
+            assert_eq!(condition(&then(&pod, &anew, &old), "Initialized").0, is, "{place} {was}");
+        }
     }
 
     #[test]
@@ -436,6 +486,14 @@ mod addresses {
         );
         let both = run(&["192.0.2.9", "fd00::9"], Some(&first));
         assert_eq!(ips(&run(&["fd00::8"], Some(&both))), ["192.0.2.1", "fd00::9"], "no second of a family");
+    }
+
+    #[test]
+    fn a_sandbox_without_an_address_does_not_have_that_of_the_one_before() {
+        let pod = plain("Always", &["a"]);
+        let old = generate(&pod, &in_sandbox().running("a"));
+        let bare = in_sandbox().edit_sandbox(|sandbox| sandbox.ips.clear());
+        assert!(ips(&then(&pod, &bare, &old)).is_empty());
     }
 
     #[test]

@@ -38,6 +38,33 @@ fn the_first_update_begins_to_sync() {
 }
 
 #[test]
+fn a_uid_that_nobody_knows_is_not_ended_and_not_kept() {
+    let pod = with_grace(30);
+    for input in [Input::Removed { pod: None }, Input::Removed { pod: Some(&pod) }, Input::Started] {
+        let got = step(None, &input, &at(0));
+        assert_eq!((got.forget, got.ended, got.work), (true, false, None), "{input:?}");
+    }
+}
+
+#[test]
+fn a_deletion_is_not_forgotten() {
+    let state = step(None, &update(UpdateKind::Create, &deleting(with_grace(30))), &at(0)).state;
+    assert!(state.deleted);
+    let state = step(Some(&state), &update(UpdateKind::Update, &with_grace(30)), &at(1)).state;
+    assert!(state.deleted);
+    assert!(!running(&with_grace(30)).deleted);
+}
+
+#[test]
+fn phases_have_their_words() {
+    let words: Vec<&str> =
+        [WorkerPhase::Sync, WorkerPhase::Terminating, WorkerPhase::Terminated, WorkerPhase::Finished]
+            .map(WorkerPhase::as_str)
+            .into();
+    assert_eq!(words, ["sync", "terminating", "terminated", "finished"]);
+}
+
+#[test]
 fn a_pod_of_a_final_phase_with_nothing_running_is_only_cleaned() {
     let mut pod = with_grace(30);
     pod.status.phase = "Succeeded".into();

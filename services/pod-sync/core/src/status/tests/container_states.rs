@@ -35,6 +35,7 @@ fn an_exited_record_shows_the_runtimes_words() {
     assert_eq!((got.exit_code, got.reason.as_str()), (3, "Error"));
     assert_eq!(got.message, "boom: last words");
     assert_eq!(got.container_id, "containerd://a-0");
+    assert_eq!(got.started_at.as_deref(), Some("2023-11-14T22:13:20Z"));
     assert_eq!(got.finished_at.as_deref(), Some("2023-11-14T22:13:21Z"));
 }
 
@@ -51,6 +52,8 @@ fn an_unknown_record_of_what_was_running_counts_as_lost() {
     let old = generate(&pod, &in_sandbox().running("a"));
     let status = then(&pod, &in_sandbox().unknown("a"), &old);
     assert_eq!(ended(&only(&status).state), Some((137, STATUS_UNKNOWN_REASON)));
+    let message = &only(&status).state.terminated.as_ref().unwrap().message;
+    assert_eq!(message, "The container was running before, and the runtime cannot tell its state");
     assert_eq!(only(&status).restart_count, 1);
     assert_eq!(waiting(only(&generate(&pod, &in_sandbox().unknown("a")))), Some(("", "")));
 }
@@ -132,6 +135,46 @@ fn a_completed_init_container_is_never_shown_as_waiting() {
 }
 
 #[test]
+fn an_init_container_that_could_not_be_begun_shows_why() {
+    let failures = StartFailures::from([("i".into(), ("ErrImagePull".into(), "no such host".into()))]);
+    let inputs = StatusInputs { failures, ..inputs() };
+    for seen in [in_sandbox(), in_sandbox().created("i"), in_sandbox().exited("i", 1)] {
+        let status = generate_status(&with_init(), &seen.0, None, &inputs, &at(60));
+        assert_eq!(waiting(&status.init_container_statuses[0]), Some(("ErrImagePull", "no such host")));
+    }
+}
+
+#[test]
+fn at_the_end_what_may_have_run_and_has_not_ended_is_lost() {
+    let entry = |state: serde_json::Value, ready: bool| json!({"name": "x", "image": "", "imageID": "", "restartCount": 0, "ready": ready, "state": state});
+    let (waits, runs) = (json!({"waiting": {"reason": "X"}}), json!({"running": {}}));
+    for (inits, regular, initialised, lost) in [
+        // Something ran, although its init container never was ready.
+        (
+            vec![entry(waits.clone(), false)],
+            vec![entry(runs, false), entry(waits.clone(), false)],
+            false,
+            true,
+        ),
+        (vec![entry(waits.clone(), true)], vec![entry(waits.clone(), false)], false, true),
+        (vec![entry(waits.clone(), false)], vec![entry(waits.clone(), false)], true, true),
+        (vec![entry(waits.clone(), false)], vec![entry(waits, false)], false, false),
+    ] {
+        let conditions =
+            json!([{"type": "Initialized", "status": if initialised { "True" } else { "False" }}]);
+        let mut status: PodStatus = serde_json::from_value(
+            json!({"initContainerStatuses": inits, "containerStatuses": regular, "conditions": conditions}),
+        )
+        .unwrap();
+        finalise_containers(&mut status);
+        let all_lost =
+            |list: &[ContainerStatus]| list.iter().map(|one| ended(&one.state).is_some()).collect::<Vec<_>>();
+        assert_eq!(all_lost(&status.init_container_statuses), [true], "the first at least");
+        assert!(all_lost(&status.container_statuses).iter().all(|one| *one == lost), "{status:?}");
+    }
+}
+
+#[test]
 fn an_init_container_without_a_record_has_completed_when_a_regular_one_was_made() {
     let status = generate(&with_init(), &in_sandbox().running("a"));
     let got = status.init_container_statuses[0].state.terminated.clone().unwrap();
@@ -152,22 +195,31 @@ fn regular_ones_are_sorted_by_name_and_init_ones_as_in_the_spec() {
     assert_eq!(names(&generate(&pod, &seen()).init_container_statuses), ["z", "y"]);
 }
 
+fn pod_of(resources: serde_json::Value) -> Pod {
+    pod(json!({"containers": [{"name": "a", "resources": resources}]}))
+}
+
 #[test]
 fn volume_mounts_and_resources_are_told() {
     let pod =
         pod(json!({"containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}, "volumeMounts": [
         {"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": "IfPossible"},
-        {"name": "w", "mountPath": "/w"}]}]}));
+        {"name": "w", "mountPath": "/w"},
+        {"name": "x", "mountPath": "/x", "readOnly": true, "recursiveReadOnly": "Enabled"}]}]}));
     let mounts = |recursive_read_only| {
         let inputs = StatusInputs { recursive_read_only, ..inputs() };
         let status = generate_status(&pod, &seen().0, None, &inputs, &at(60));
         only(&status).volume_mounts.iter().map(|m| m.recursive_read_only.clone()).collect::<Vec<_>>()
     };
-    assert_eq!(mounts(true), [Some("Enabled".to_owned()), None]);
-    assert_eq!(mounts(false), [Some("Disabled".to_owned()), None]);
+    let text = |word: &str| Some(word.to_owned());
+    assert_eq!(mounts(true), [text("Enabled"), None, text("Enabled")]);
+    assert_eq!(mounts(false), [text("Disabled"), None, text("Enabled")]);
     let status = generate(&pod, &seen());
     assert_eq!(only(&status).allocated_resources, pod.spec.containers[0].resources.requests);
     assert!(only(&status).resources.is_some());
+    assert_eq!(only(&generate(&plain("Always", &["a"]), &seen())).resources, None);
+    let limited = pod_of(json!({"limits": {"cpu": "1"}}));
+    assert!(only(&generate(&limited, &seen())).resources.is_some());
 }
 
 #[test]

@@ -11,7 +11,7 @@ const NOWHERE: [(IpAddr, IpAddr); 2] = [
 /// The source address that the kernel picks for the default route, IPv4 first; `None` without such a route.
 ///
 /// A datagram socket is connected and asked for its own name; nothing is sent (connect(2), ip(7)).
-pub(crate) fn of_default_route() -> Option<IpAddr> {
+pub fn default_route_address() -> Option<IpAddr> {
     NOWHERE.into_iter().find_map(|(any, nowhere)| {
         let socket = UdpSocket::bind(SocketAddr::new(any, 0)).ok()?;
         socket.connect(SocketAddr::new(nowhere, 9)).ok()?;

@@ -1,0 +1,583 @@
+//! `/metrics/cadvisor`: what each cgroup of a pod uses, under the names that dashboards know (node-and-api.md §15.3).
+//!
+//! Read when somebody asks, from a few files of each cgroup. The node's own cgroups and those of the classes have a row,
+//! too, with empty names.
+
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use keelson_proto::keelson::resource_manager::v1 as rm;
+
+use crate::resource_metrics::{Family, escaped, write_family};
+use crate::{App, metrics, statistics};
+
+/// `GET /metrics/cadvisor`. It is answered when there is nothing to tell, too: then `container_scrape_error` is 1.
+pub(crate) async fn get(State(app): State<App>) -> Response {
+    let text = match statistics::cgroups(&app).await {
+        Ok((machine, cgroups)) => text(&machine, &cgroups),
+        Err(status) => {
+            tracing::warn!("no metrics of containers: {}", status.message());
+            failed()
+        }
+    };
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
+}
+
+type Stats = rm::CgroupStatsResponse;
+
+/// What a family tells of a cgroup.
+type Figure = fn(&Stats) -> Option<f64>;
+/// What a family tells of a part of a cgroup: labels such as `device="/dev/vda"`, and the value.
+type Figures = fn(&Stats) -> Vec<(String, f64)>;
+
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}
+
+fn detail(stats: &Stats, of: fn(&rm::CgroupDetail) -> Option<u64>) -> Option<f64> {
+    stats.detail.as_ref().and_then(of).map(|value| value as f64)
+}
+
+fn nanos(stats: &Stats, of: fn(&rm::CgroupDetail) -> Option<u64>) -> Option<f64> {
+    stats.detail.as_ref().and_then(of).map(seconds)
+}
+
+fn memory(stats: &Stats, of: fn(&rm::MemoryUsage) -> Option<u64>) -> Option<f64> {
+    stats.usage.as_ref()?.memory.as_ref().and_then(of).map(|value| value as f64)
+}
+
+fn pressure(
+    stats: &Stats,
+    of: fn(&rm::Usage) -> Option<&rm::Pressure>,
+    share: fn(&rm::Pressure) -> Option<&rm::PressureShare>,
+) -> Option<f64> {
+    stats.usage.as_ref().and_then(of).and_then(share).map(|share| seconds(share.total_nanos))
+}
+
+/// A limit that is none is told as 0, as cAdvisor does.
+fn bound(stats: &Stats, of: fn(&rm::CgroupDetail) -> Option<u64>) -> Option<f64> {
+    stats.detail.as_ref().map(|detail| of(detail).unwrap_or(0) as f64)
+}
+
+/// What there is only where a quota is.
+fn with_quota(stats: &Stats, value: Option<f64>) -> Option<f64> {
+    value.filter(|_| stats.detail.as_ref().is_some_and(|detail| detail.cpu_quota_us.is_some()))
+}
+
+/// One value per cgroup.
+const SIMPLE: &[(Family, Figure)] = &[
+    (
+        ("container_cpu_cfs_periods_total", "counter", "Periods of the CPU quota in which something ran"),
+        |s| with_quota(s, detail(s, |d| d.cpu_periods)),
+    ),
+    (
+        (
+            "container_cpu_cfs_throttled_periods_total",
+            "counter",
+            "Periods in which the CPU quota was used up",
+        ),
+        |s| with_quota(s, detail(s, |d| d.cpu_throttled_periods)),
+    ),
+    (
+        ("container_cpu_cfs_throttled_seconds_total", "counter", "Time for which the CPU quota was used up"),
+        |s| with_quota(s, nanos(s, |d| d.cpu_throttled_nanos)),
+    ),
+    (("container_cpu_system_seconds_total", "counter", "CPU time in the kernel"), |s| {
+        nanos(s, |d| d.cpu_system_nanos)
+    }),
+    (("container_cpu_user_seconds_total", "counter", "CPU time in user mode"), |s| {
+        nanos(s, |d| d.cpu_user_nanos)
+    }),
+    (("container_last_seen", "gauge", "When it was read, in seconds since 1970"), |s| {
+        s.usage.as_ref().map(|usage| (usage.taken_unix_nanos / 1_000_000_000) as f64)
+    }),
+    (("container_memory_cache", "gauge", "Memory of the pages of files"), |s| detail(s, |d| d.memory_cache)),
+    (("container_memory_failcnt", "counter", "How often the memory limit was reached"), |s| {
+        detail(s, |d| d.memory_failures)
+    }),
+    (("container_memory_kernel_usage", "gauge", "Memory that the kernel holds for it"), |s| {
+        detail(s, |d| d.memory_kernel)
+    }),
+    (("container_memory_mapped_file", "gauge", "Memory of mapped files"), |s| {
+        detail(s, |d| d.memory_mapped_file)
+    }),
+    (("container_memory_max_usage_bytes", "gauge", "The most memory that it has used so far"), |s| {
+        detail(s, |d| d.memory_max_usage)
+    }),
+    (("container_memory_rss", "gauge", "Anonymous memory"), |s| memory(s, |m| Some(m.rss))),
+    (("container_memory_swap", "gauge", "Swap that it uses"), |s| memory(s, |m| m.swap_usage)),
+    (("container_memory_total_active_file_bytes", "gauge", "Memory of files that were used of late"), |s| {
+        detail(s, |d| d.memory_active_file)
+    }),
+    (("container_memory_total_inactive_file_bytes", "gauge", "Memory of files that were not"), |s| {
+        detail(s, |d| d.memory_inactive_file)
+    }),
+    (("container_memory_usage_bytes", "gauge", "All memory that is charged to it"), |s| {
+        memory(s, |m| Some(m.usage))
+    }),
+    (("container_memory_working_set_bytes", "gauge", "Memory that it works with"), |s| {
+        memory(s, |m| Some(m.working_set))
+    }),
+    (("container_oom_events_total", "counter", "Processes that were killed for its memory limit"), |s| {
+        detail(s, |d| d.oom_kills)
+    }),
+    (
+        (
+            "container_pressure_cpu_stalled_seconds_total",
+            "counter",
+            "Time in which all tasks waited for a CPU",
+        ),
+        |s| pressure(s, |u| u.cpu_pressure.as_ref(), |p| p.full.as_ref()),
+    ),
+    (
+        ("container_pressure_cpu_waiting_seconds_total", "counter", "Time in which tasks waited for a CPU"),
+        |s| pressure(s, |u| u.cpu_pressure.as_ref(), |p| p.some.as_ref()),
+    ),
+    (
+        (
+            "container_pressure_io_stalled_seconds_total",
+            "counter",
+            "Time in which all tasks waited for a disk",
+        ),
+        |s| pressure(s, |u| u.io_pressure.as_ref(), |p| p.full.as_ref()),
+    ),
+    (
+        ("container_pressure_io_waiting_seconds_total", "counter", "Time in which tasks waited for a disk"),
+        |s| pressure(s, |u| u.io_pressure.as_ref(), |p| p.some.as_ref()),
+    ),
+    (
+        (
+            "container_pressure_memory_stalled_seconds_total",
+            "counter",
+            "Time in which all tasks waited for memory",
+        ),
+        |s| pressure(s, |u| u.memory_pressure.as_ref(), |p| p.full.as_ref()),
+    ),
+    (
+        (
+            "container_pressure_memory_waiting_seconds_total",
+            "counter",
+            "Time in which tasks waited for memory",
+        ),
+        |s| pressure(s, |u| u.memory_pressure.as_ref(), |p| p.some.as_ref()),
+    ),
+    (("container_spec_cpu_period", "gauge", "Microseconds of a period of the CPU quota"), |s| {
+        detail(s, |d| d.cpu_period_us)
+    }),
+    (("container_spec_cpu_quota", "gauge", "Microseconds of CPU time that it may use per period"), |s| {
+        detail(s, |d| d.cpu_quota_us)
+    }),
+    (("container_spec_cpu_shares", "gauge", "Its weight against others"), |s| detail(s, |d| d.cpu_shares)),
+    (("container_spec_memory_limit_bytes", "gauge", "Memory that it may use; 0 without a limit"), |s| {
+        bound(s, |d| d.memory_limit)
+    }),
+    (
+        ("container_spec_memory_reservation_limit_bytes", "gauge", "Memory that it is left under pressure"),
+        |s| bound(s, |d| d.memory_reservation),
+    ),
+    (("container_spec_memory_swap_limit_bytes", "gauge", "Swap that it may use; 0 without a limit"), |s| {
+        bound(s, |d| d.memory_swap_limit)
+    }),
+    (("container_start_time_seconds", "gauge", "When it was started, in seconds since 1970"), |s| {
+        (s.started_unix_nanos > 0).then_some((s.started_unix_nanos / 1_000_000_000) as f64)
+    }),
+    (("container_threads", "gauge", "Processes and threads"), |s| detail(s, |d| d.threads)),
+    (("container_threads_max", "gauge", "Processes and threads that there may be; 0 without a limit"), |s| {
+        bound(s, |d| d.threads_limit)
+    }),
+];
+
+fn by_device(stats: &Stats, of: fn(&rm::BlockDevice) -> u64) -> Vec<(String, f64)> {
+    let devices = stats.detail.iter().flat_map(|detail| &detail.devices);
+    devices.map(|device| (format!("device=\"{}\"", escaped(&device.name)), of(device) as f64)).collect()
+}
+
+fn by_interface(stats: &Stats, of: fn(&rm::Interface) -> u64) -> Vec<(String, f64)> {
+    let interfaces = stats.network.iter().flat_map(|network| &network.interfaces);
+    interfaces.map(|found| (format!("interface=\"{}\"", escaped(&found.name)), of(found) as f64)).collect()
+}
+
+fn page_faults(stats: &Stats) -> Vec<(String, f64)> {
+    let Some(memory) = stats.usage.as_ref().and_then(|usage| usage.memory.as_ref()) else {
+        return Vec::new();
+    };
+    // What holds processes itself has nothing below it.
+    let scopes: &[&str] = if stats.id.is_empty() { &["hierarchy"] } else { &["container", "hierarchy"] };
+    let kinds = [("pgfault", memory.page_faults), ("pgmajfault", memory.major_page_faults)];
+    let rows = kinds.iter().flat_map(|(kind, count)| scopes.iter().map(move |scope| (kind, scope, *count)));
+    rows.map(|(kind, scope, count)| (format!("failure_type=\"{kind}\",scope=\"{scope}\""), count as f64))
+        .collect()
+}
+
+fn device_usage(stats: &Stats) -> Vec<(String, f64)> {
+    let devices = stats.detail.iter().flat_map(|detail| &detail.devices);
+    let rows = devices.flat_map(|device| {
+        [("Read", device.read_bytes), ("Write", device.write_bytes)]
+            .map(|(operation, bytes)| (device, operation, bytes))
+    });
+    rows.map(|(device, operation, bytes)| {
+        let labels = format!(
+            "device=\"{}\",major=\"{}\",minor=\"{}\",operation=\"{operation}\"",
+            escaped(&device.name),
+            device.major,
+            device.minor
+        );
+        (labels, bytes as f64)
+    })
+    .collect()
+}
+
+/// Several values per cgroup, each with labels of its own.
+const LABELLED: &[(Family, Figures)] = &[
+    (("container_blkio_device_usage_total", "counter", "Bytes read and written"), device_usage),
+    (("container_cpu_usage_seconds_total", "counter", "CPU time that it has used"), |s| {
+        let used = s.usage.as_ref().and_then(|usage| usage.cpu_nanos);
+        used.map(|nanos| ("cpu=\"total\"".to_owned(), seconds(nanos))).into_iter().collect()
+    }),
+    (("container_fs_reads_bytes_total", "counter", "Bytes read"), |s| by_device(s, |d| d.read_bytes)),
+    (("container_fs_reads_total", "counter", "Reads"), |s| by_device(s, |d| d.reads)),
+    (("container_fs_writes_bytes_total", "counter", "Bytes written"), |s| by_device(s, |d| d.write_bytes)),
+    (("container_fs_writes_total", "counter", "Writes"), |s| by_device(s, |d| d.writes)),
+    (("container_memory_failures_total", "counter", "Page faults"), page_faults),
+    (("container_network_receive_bytes_total", "counter", "Bytes received"), |s| {
+        by_interface(s, |i| i.rx_bytes)
+    }),
+    (("container_network_receive_errors_total", "counter", "Errors while receiving"), |s| {
+        by_interface(s, |i| i.rx_errors)
+    }),
+    (
+        ("container_network_receive_packets_dropped_total", "counter", "Received packets that were dropped"),
+        |s| by_interface(s, |i| i.rx_dropped),
+    ),
+    (("container_network_receive_packets_total", "counter", "Packets received"), |s| {
+        by_interface(s, |i| i.rx_packets)
+    }),
+    (("container_network_transmit_bytes_total", "counter", "Bytes sent"), |s| {
+        by_interface(s, |i| i.tx_bytes)
+    }),
+    (("container_network_transmit_errors_total", "counter", "Errors while sending"), |s| {
+        by_interface(s, |i| i.tx_errors)
+    }),
+    (
+        (
+            "container_network_transmit_packets_dropped_total",
+            "counter",
+            "Packets to be sent that were dropped",
+        ),
+        |s| by_interface(s, |i| i.tx_dropped),
+    ),
+    (("container_network_transmit_packets_total", "counter", "Packets sent"), |s| {
+        by_interface(s, |i| i.tx_packets)
+    }),
+];
+
+const ERROR: Family = ("container_scrape_error", "gauge", "1 when containers could not be read");
+const VERSION: Family = ("cadvisor_version_info", "gauge", "Versions; always 1");
+const CORES: Family = ("machine_cpu_cores", "gauge", "CPUs of the machine");
+const MEMORY: Family = ("machine_memory_bytes", "gauge", "Memory of the machine");
+const MACHINE_ERROR: Family = ("machine_scrape_error", "gauge", "1 when the machine could not be read");
+const SWAP: Family = ("machine_swap_bytes", "gauge", "Swap of the machine");
+
+/// The labels of a cgroup, without brackets.
+fn labels(stats: &Stats) -> String {
+    let pod = stats.pod.clone().unwrap_or_default();
+    let named = [
+        ("container", stats.container.as_str()),
+        ("id", stats.path.as_str()),
+        ("image", stats.image.as_str()),
+        ("name", stats.id.as_str()),
+        ("namespace", pod.namespace.as_str()),
+        ("pod", pod.name.as_str()),
+    ];
+    let all: Vec<String> =
+        named.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+    all.join(",")
+}
+
+/// The text in format 0.0.4. Each sample of a cgroup has its own time.
+fn text(machine: &rm::Machine, cgroups: &[Stats]) -> String {
+    let named: Vec<(String, &Stats, Option<i64>)> = cgroups
+        .iter()
+        .map(|stats| {
+            let taken = stats.usage.as_ref().map(|usage| usage.taken_unix_nanos / 1_000_000);
+            (labels(stats), stats, taken)
+        })
+        .collect();
+    let mut text = String::new();
+    for (family, figure) in SIMPLE {
+        let samples = named.iter().filter_map(|(labels, stats, taken)| {
+            figure(stats).map(|value| (format!("{{{labels}}}"), value, *taken))
+        });
+        write_family(&mut text, family, samples);
+    }
+    for (family, figures) in LABELLED {
+        let samples = named.iter().flat_map(|(labels, stats, taken)| {
+            let rows = figures(stats).into_iter();
+            rows.map(move |(own, value)| (format!("{{{labels},{own}}}"), value, *taken))
+        });
+        write_family(&mut text, family, samples);
+    }
+    write_machine(&mut text, machine, cgroups.first());
+    write_family(&mut text, &ERROR, [(String::new(), 0.0, None)]);
+    text
+}
+
+/// `top` is the top of the tree, which knows the swap.
+fn write_machine(text: &mut String, machine: &rm::Machine, top: Option<&Stats>) {
+    let ids = format!(
+        "{{boot_id=\"{}\",machine_id=\"{}\",system_uuid=\"{}\"}}",
+        escaped(&machine.boot_id),
+        escaped(&machine.machine_id),
+        escaped(&machine.system_uuid)
+    );
+    let versions = format!(
+        "{{cadvisorRevision=\"\",cadvisorVersion=\"\",dockerVersion=\"\",kernelVersion=\"{}\",osVersion=\"{}\"}}",
+        escaped(&machine.kernel_version),
+        escaped(&machine.os_image)
+    );
+    write_family(text, &VERSION, [(versions, 1.0, None)]);
+    let amount = |name: &str| machine.capacity.get(name).map(|amount| *amount as f64);
+    let row = |value: Option<f64>| value.map(|value| (ids.clone(), value, None));
+    write_family(text, &CORES, row(amount("cpu").map(|milli| milli / 1000.0)));
+    write_family(text, &MEMORY, row(amount("memory")));
+    let swap = top.and_then(|top| memory(top, |m| Some(m.swap_usage? + m.swap_available?)));
+    write_family(text, &SWAP, row(swap));
+    write_family(text, &MACHINE_ERROR, [(String::new(), 0.0, None)]);
+}
+
+fn failed() -> String {
+    let mut text = String::new();
+    for family in [&ERROR, &MACHINE_ERROR] {
+        write_family(&mut text, family, [(String::new(), 1.0, None)]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use keelson_proto::keelson::common::v1::PodRef;
+
+    use super::*;
+
+    fn share(total_nanos: u64) -> Option<rm::PressureShare> {
+        Some(rm::PressureShare { total_nanos, ..Default::default() })
+    }
+
+    /// A container, and a sandbox where `container` is empty; each value tells from which field it comes.
+    fn cgroup(container: &str) -> Stats {
+        let pressure = |some, full| Some(rm::Pressure { some: share(some), full: share(full) });
+        let interface = rm::Interface {
+            name: "eth0".into(),
+            rx_bytes: 1,
+            rx_errors: 2,
+            tx_bytes: 3,
+            tx_errors: 4,
+            rx_packets: 5,
+            rx_dropped: 6,
+            tx_packets: 7,
+            tx_dropped: 8,
+        };
+        Stats {
+            path: format!("/kubepods/podu/{container}x"),
+            pod: Some(PodRef { uid: "u".into(), namespace: "default".into(), name: "web".into() }),
+            id: format!("{container}x"),
+            container: container.into(),
+            image: "i:1".into(),
+            started_unix_nanos: 1_600_000_000_900_000_000,
+            usage: Some(rm::Usage {
+                taken_unix_nanos: 1_700_000_000_123_456_789,
+                cpu_nanos: Some(2_500_000_000),
+                memory: Some(rm::MemoryUsage {
+                    usage: 20,
+                    working_set: 21,
+                    rss: 22,
+                    page_faults: 23,
+                    major_page_faults: 24,
+                    swap_usage: Some(25),
+                    swap_available: Some(75),
+                    ..Default::default()
+                }),
+                cpu_pressure: pressure(1_000_000_000, 2_000_000_000),
+                memory_pressure: pressure(3_000_000_000, 4_000_000_000),
+                io_pressure: pressure(5_000_000_000, 6_000_000_000),
+                ..Default::default()
+            }),
+            detail: Some(rm::CgroupDetail {
+                cpu_user_nanos: Some(1_500_000_000),
+                cpu_system_nanos: Some(500_000_000),
+                cpu_periods: Some(30),
+                cpu_throttled_periods: Some(31),
+                cpu_throttled_nanos: Some(250_000_000),
+                cpu_shares: Some(32),
+                cpu_quota_us: Some(33),
+                cpu_period_us: Some(34),
+                memory_cache: Some(35),
+                memory_mapped_file: Some(36),
+                memory_kernel: Some(37),
+                memory_max_usage: Some(38),
+                memory_failures: Some(39),
+                memory_active_file: Some(40),
+                memory_inactive_file: Some(41),
+                memory_limit: Some(42),
+                memory_reservation: None,
+                memory_swap_limit: Some(43),
+                oom_kills: Some(44),
+                threads: Some(45),
+                threads_limit: None,
+                devices: vec![rm::BlockDevice {
+                    name: "/dev/vda".into(),
+                    major: 254,
+                    minor: 1,
+                    reads: 50,
+                    writes: 51,
+                    read_bytes: 52,
+                    write_bytes: 53,
+                }],
+            }),
+            network: container
+                .is_empty()
+                .then(|| rm::Network { taken_unix_nanos: 0, interfaces: vec![interface] }),
+        }
+    }
+
+    fn machine() -> rm::Machine {
+        rm::Machine {
+            capacity: [("cpu".to_owned(), 2000), ("memory".to_owned(), 4096)].into(),
+            boot_id: "b".into(),
+            machine_id: "m".into(),
+            system_uuid: "s".into(),
+            kernel_version: "6.1".into(),
+            os_image: "Debian".into(),
+            ..Default::default()
+        }
+    }
+
+    /// The samples by name, without the labels that all have.
+    fn samples(text: &str, common: &str) -> BTreeSet<String> {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines.map(|line| line.replace(common, "").replace(" 1700000000123", "")).collect()
+    }
+
+    /// node-and-api.md §15.3.
+    #[test]
+    fn a_containers_samples_have_cadvisors_names_and_their_own_values() {
+        let text = text(&machine(), &[cgroup("main")]);
+        let common = "container=\"main\",id=\"/kubepods/podu/mainx\",image=\"i:1\",name=\"mainx\",namespace=\"default\",pod=\"web\"";
+        let mut expected: BTreeSet<String> = [
+            "container_cpu_cfs_periods_total{} 30",
+            "container_cpu_cfs_throttled_periods_total{} 31",
+            "container_cpu_cfs_throttled_seconds_total{} 0.25",
+            "container_cpu_system_seconds_total{} 0.5",
+            "container_cpu_user_seconds_total{} 1.5",
+            "container_cpu_usage_seconds_total{,cpu=\"total\"} 2.5",
+            "container_last_seen{} 1700000000",
+            "container_memory_cache{} 35",
+            "container_memory_failcnt{} 39",
+            "container_memory_kernel_usage{} 37",
+            "container_memory_mapped_file{} 36",
+            "container_memory_max_usage_bytes{} 38",
+            "container_memory_rss{} 22",
+            "container_memory_swap{} 25",
+            "container_memory_total_active_file_bytes{} 40",
+            "container_memory_total_inactive_file_bytes{} 41",
+            "container_memory_usage_bytes{} 20",
+            "container_memory_working_set_bytes{} 21",
+            "container_oom_events_total{} 44",
+            "container_pressure_cpu_waiting_seconds_total{} 1",
+            "container_pressure_cpu_stalled_seconds_total{} 2",
+            "container_pressure_memory_waiting_seconds_total{} 3",
+            "container_pressure_memory_stalled_seconds_total{} 4",
+            "container_pressure_io_waiting_seconds_total{} 5",
+            "container_pressure_io_stalled_seconds_total{} 6",
+            "container_spec_cpu_period{} 34",
+            "container_spec_cpu_quota{} 33",
+            "container_spec_cpu_shares{} 32",
+            "container_spec_memory_limit_bytes{} 42",
+            "container_spec_memory_reservation_limit_bytes{} 0",
+            "container_spec_memory_swap_limit_bytes{} 43",
+            "container_start_time_seconds{} 1600000000",
+            "container_threads{} 45",
+            "container_threads_max{} 0",
+            "container_fs_reads_total{,device=\"/dev/vda\"} 50",
+            "container_fs_writes_total{,device=\"/dev/vda\"} 51",
+            "container_fs_reads_bytes_total{,device=\"/dev/vda\"} 52",
+            "container_fs_writes_bytes_total{,device=\"/dev/vda\"} 53",
+            "container_scrape_error 0",
+            "machine_scrape_error 0",
+        ]
+        .map(ToOwned::to_owned)
+        .into();
+        for (operation, bytes) in [("Read", 52), ("Write", 53)] {
+            let labels = format!(",device=\"/dev/vda\",major=\"254\",minor=\"1\",operation=\"{operation}\"");
+            expected.insert(format!("container_blkio_device_usage_total{{{labels}}} {bytes}"));
+        }
+        for (kind, count) in [("pgfault", 23), ("pgmajfault", 24)] {
+            for scope in ["container", "hierarchy"] {
+                let labels = format!(",failure_type=\"{kind}\",scope=\"{scope}\"");
+                expected.insert(format!("container_memory_failures_total{{{labels}}} {count}"));
+            }
+        }
+        let ids = "{boot_id=\"b\",machine_id=\"m\",system_uuid=\"s\"}";
+        for (name, value) in [("cpu_cores", 2), ("memory_bytes", 4096), ("swap_bytes", 100)] {
+            expected.insert(format!("machine_{name}{ids} {value}"));
+        }
+        expected.insert(
+            "cadvisor_version_info{cadvisorRevision=\"\",cadvisorVersion=\"\",dockerVersion=\"\",\
+             kernelVersion=\"6.1\",osVersion=\"Debian\"} 1"
+                .to_owned(),
+        );
+        assert_eq!(samples(&text, common), expected);
+    }
+
+    #[test]
+    fn the_network_is_that_of_the_sandbox() {
+        let text = text(&machine(), &[cgroup(""), cgroup("main")]);
+        for (name, value) in [
+            ("receive_bytes", 1),
+            ("receive_errors", 2),
+            ("transmit_bytes", 3),
+            ("transmit_errors", 4),
+            ("receive_packets", 5),
+            ("receive_packets_dropped", 6),
+            ("transmit_packets", 7),
+            ("transmit_packets_dropped", 8),
+        ] {
+            let lines: Vec<&str> = text
+                .lines()
+                .filter(|l| l.starts_with(&format!("container_network_{name}_total{{")))
+                .collect();
+            assert_eq!(lines.len(), 1, "{lines:?}");
+            let ends = format!("interface=\"eth0\"}} {value} 1700000000123");
+            assert!(
+                lines[0].contains("{container=\"\",id=\"/kubepods/podu/x\"") && lines[0].ends_with(&ends)
+            );
+        }
+    }
+
+    #[test]
+    fn every_family_is_announced_once_and_what_is_not_known_has_none() {
+        let text = text(&machine(), &[cgroup("a"), cgroup("b")]);
+        let names: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+        let different: BTreeSet<&&str> = names.iter().collect();
+        assert_eq!(names.len(), different.len());
+        for line in names {
+            let (name, kind) = line.split_once(' ').unwrap();
+            let counts = name.ends_with("_total") || name == "container_memory_failcnt";
+            assert_eq!(kind, if counts { "counter" } else { "gauge" }, "{name}");
+        }
+        let text = super::text(&rm::Machine::default(), &[Stats { path: "/".into(), ..Stats::default() }]);
+        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(samples.len(), 3, "{samples:?}");
+    }
+
+    #[test]
+    fn without_a_quota_there_are_no_periods_of_it() {
+        let mut free = cgroup("main");
+        free.detail.as_mut().unwrap().cpu_quota_us = None;
+        let text = text(&machine(), &[free]);
+        assert!(!text.contains("container_cpu_cfs_") && !text.contains("container_spec_cpu_quota"), "{text}");
+        assert!(text.contains("container_spec_cpu_shares"));
+    }
+}

@@ -1,0 +1,191 @@
+//! One small JSON file in which a service keeps what a restart must not lose.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::marker::PhantomData;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+const VERSION_KEY: &str = "schemaVersion";
+
+/// Why a state file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateFileError {
+    /// A newer release wrote it.
+    #[error("{} has schema version {found}, this binary knows {known}; use the newer release again or remove the file ({without})", path.display())]
+    TooNew {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
+        /// The newest one that is understood.
+        known: u64,
+        /// What happens without the file.
+        without: &'static str,
+    },
+    /// It cannot be written.
+    #[error("cannot write {}; {way_out}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What follows from it and what to do.
+        way_out: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// What is kept, as one JSON object with its schema version beside its fields.
+pub trait Kept: Serialize + DeserializeOwned + Default + Send + 'static {
+    /// Grows with each change that an older binary would misread; a file of a newer version is refused.
+    const VERSION: u64;
+    /// What happens without the file, for people.
+    const WITHOUT: &'static str;
+    /// What follows when it cannot be written and what to do, for people.
+    const UNWRITTEN: &'static str;
+}
+
+/// A file of the state folder.
+#[derive(Debug)]
+pub struct StateFile<T> {
+    path: PathBuf,
+    kept: PhantomData<fn() -> T>,
+}
+
+impl<T> StateFile<T> {
+    /// The file at this path, whether it is there or not.
+    pub const fn at(path: PathBuf) -> Self {
+        Self { path, kept: PhantomData }
+    }
+}
+
+impl<T: Kept> StateFile<T> {
+    /// What is kept; the default when there is no file, or it cannot be read or is broken, which is logged.
+    ///
+    /// # Errors
+    /// [`StateFileError::TooNew`].
+    pub async fn load(&self) -> Result<T, StateFileError> {
+        let path = self.path.clone();
+        let read = tokio::task::spawn_blocking(move || fs::read(path)).await;
+        let read = read.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        if matches!(&read, Err(error) if error.kind() == io::ErrorKind::NotFound) {
+            return Ok(T::default());
+        }
+        let parsed = read.and_then(|bytes| Ok(serde_json::from_slice::<Value>(&bytes)?)).and_then(|json| {
+            let found = json[VERSION_KEY].as_u64().unwrap_or(0);
+            if found > T::VERSION { Ok(Err(found)) } else { Ok(Ok(serde_json::from_value::<T>(json)?)) }
+        });
+        match parsed {
+            Ok(Ok(kept)) => Ok(kept),
+            Ok(Err(found)) => {
+                let (path, known) = (self.path.clone(), T::VERSION);
+                Err(StateFileError::TooNew { path, found, known, without: T::WITHOUT })
+            }
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), %error, "cannot use the state file, beginning anew");
+                Ok(T::default())
+            }
+        }
+    }
+
+    /// Replaces the file by rename. It is not synced: with the machine the pods end, too.
+    ///
+    /// # Errors
+    /// [`StateFileError::Write`].
+    pub async fn store(&self, kept: T) -> Result<(), StateFileError> {
+        let path = self.path.clone();
+        let written = tokio::task::spawn_blocking(move || replace(&path, &kept)).await;
+        written.unwrap_or_else(|panic| Err(io::Error::other(panic))).map_err(|source| StateFileError::Write {
+            path: self.path.clone(),
+            way_out: T::UNWRITTEN,
+            source,
+        })
+    }
+}
+
+fn replace<T: Kept>(path: &Path, kept: &T) -> io::Result<()> {
+    let mut json = serde_json::to_value(kept)?;
+    json[VERSION_KEY] = T::VERSION.into();
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let temporary = path.with_extension("json.new");
+    let mut file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(&serde_json::to_vec(&json)?)?;
+    fs::rename(&temporary, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    struct Notes {
+        names: Vec<String>,
+    }
+
+    impl Kept for Notes {
+        const VERSION: u64 = 2;
+        const WITHOUT: &'static str = "the names are forgotten";
+        const UNWRITTEN: &'static str = "make room";
+    }
+
+    fn file(dir: &Path) -> StateFile<Notes> {
+        StateFile::at(dir.join("service/notes.json"))
+    }
+
+    #[tokio::test]
+    async fn what_is_stored_is_loaded_again_and_for_nobody_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(dir.path());
+        assert_eq!(file.load().await.unwrap(), Notes::default());
+        for names in [vec!["a".to_owned(), "b".to_owned()], Vec::new()] {
+            let notes = Notes { names };
+            file.store(notes.clone()).await.unwrap();
+            assert_eq!(file.load().await.unwrap(), notes);
+        }
+        assert_eq!(fs::read_to_string(&file.path).unwrap(), r#"{"names":[],"schemaVersion":2}"#);
+        assert_eq!(fs::metadata(&file.path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[tokio::test]
+    async fn older_ones_are_read_broken_ones_forgotten_and_newer_ones_refused_whatever_their_shape() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(dir.path());
+        fs::create_dir(dir.path().join("service")).unwrap();
+        let old = Notes { names: vec!["a".to_owned()] };
+        for (text, kept) in [
+            (r#"{"names":["a"]}"#, old.clone()),
+            (r#"{"names":["a"],"schemaVersion":1}"#, old),
+            ("{", Notes::default()),
+            ("[]", Notes::default()),
+            (r#"{"names":3,"schemaVersion":2}"#, Notes::default()),
+        ] {
+            fs::write(&file.path, text).unwrap();
+            assert_eq!(file.load().await.unwrap(), kept, "{text}");
+        }
+        fs::write(&file.path, r#"{"names":3,"schemaVersion":3}"#).unwrap();
+        let said = file.load().await.unwrap_err().to_string();
+        for part in ["notes.json", "version 3", "knows 2", "the names are forgotten"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_cannot_be_written_is_named_with_the_way_out() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("service"), "in the way").unwrap();
+        let said = file(dir.path()).store(Notes::default()).await.unwrap_err().to_string();
+        assert!(said.contains("notes.json") && said.contains("make room"), "{said}");
+    }
+}
