@@ -16,7 +16,7 @@
 //! | `prepare` | what one container needs: parts of volumes, values of files |
 //! | `subpath` | parts of volumes, opened beneath their volume and bound for a container |
 //! | `stats`, `measure` | how full volumes are, measured in the background |
-//! | `metrics` | gauges of the pods whose folders go |
+//! | `metrics`, `totals` | gauges of the pods whose folders go, how long operations take, how many volumes there are |
 //! | `remove` | removal that never crosses a mount and never follows a link |
 //! | `mounts` | mount points, tmpfs, and the shared root |
 //!
@@ -36,6 +36,7 @@ mod server;
 mod stats;
 mod store;
 mod subpath;
+mod totals;
 mod view;
 mod wire;
 mod worker;

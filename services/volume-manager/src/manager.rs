@@ -11,6 +11,7 @@ use tokio::sync::{Mutex, mpsc};
 use crate::metrics::{Operations, Orphans};
 use crate::objects::Objects;
 use crate::store::Store;
+use crate::totals::Totals;
 use crate::view::{Folder, Phase, Report, View};
 use crate::worker::Worker;
 
@@ -27,6 +28,7 @@ pub(crate) struct Env {
     pub(crate) events: EventRing,
     pub(crate) orphans: Orphans,
     pub(crate) operations: Operations,
+    pub(crate) totals: Totals,
     pub(crate) commands: mpsc::Sender<Command>,
 }
 

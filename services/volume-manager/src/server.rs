@@ -28,6 +28,7 @@ use crate::objects::Objects;
 use crate::prepare::{PrepareError, Prepared, Wishes, prepare};
 use crate::stats::Stats;
 use crate::store::Store;
+use crate::totals::Totals;
 use crate::view::{Phase, Report, View};
 use crate::wire::{self, plain};
 
@@ -61,6 +62,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         events: ctx.events.clone(),
         orphans: Orphans::register(&ctx.metrics),
         operations: Operations::register(&ctx.metrics),
+        totals: Totals::register(&ctx.metrics),
         commands: commands.clone(),
     });
     let stats = Stats::default();

@@ -19,6 +19,7 @@ use crate::manager::{Command, Env};
 use crate::metrics::Operation;
 use crate::objects::Claim;
 use crate::store::{SetUp, StoreError};
+use crate::totals::{Share, plugin_of};
 use crate::view::{Folder, Mounted, Phase, Report, View};
 
 /// Retry of a failed volume (volumes.md §3.1).
@@ -36,6 +37,7 @@ pub(crate) struct Worker {
     paths: BTreeMap<String, Mounted>,
     /// The objects that the volumes are made of.
     claim: Claim,
+    share: Share,
     retry: Backoff,
     asking: Backoff,
 }
@@ -69,8 +71,9 @@ struct Outcome {
 
 impl Worker {
     pub(crate) fn new(env: Arc<Env>, orders: Orders<PodDesire, View>, actual: Actual) -> Self {
-        let claim = env.objects.claim();
-        Self { env, orders, actual, paths: BTreeMap::new(), claim, retry: RETRY, asking: still_runs() }
+        let (claim, share) = (env.objects.claim(), env.totals.share(&actual));
+        let (paths, retry, asking) = (BTreeMap::new(), RETRY, still_runs());
+        Self { env, orders, actual, paths, claim, share, retry, asking }
     }
 
     /// Works until the manager drops the assignment.
@@ -84,7 +87,9 @@ impl Worker {
             if self.claim.has_changed() | turn.is_new {
                 self.actual.files_may_have_changed(&turn.assignment.desire);
             }
+            self.share.of(&turn.assignment.desire, &self.actual);
             let next = self.step(&turn).await;
+            self.share.of(&turn.assignment.desire, &self.actual);
             if !self.orders.wait(next, self.claim.changed()).await {
                 return;
             }
@@ -434,13 +439,7 @@ fn carry_out(
 /// What a step does with a volume, with the name of the volume's plugin.
 fn operation_of(desire: &PodDesire, step: &Step) -> Option<(String, Operation)> {
     match step {
-        Step::SetUp(i) | Step::Refresh(i) => {
-            let plugin = match desire.volumes.get(*i)? {
-                Volume { source: Source::HostPath { .. }, .. } => "kubernetes.io/host-path".to_owned(),
-                volume => unescape(&volume.key()?.plugin),
-            };
-            Some((plugin, Operation::Mount))
-        }
+        Step::SetUp(i) | Step::Refresh(i) => Some((plugin_of(desire.volumes.get(*i)?)?, Operation::Mount)),
         Step::TearDown(key) => Some((unescape(&key.plugin), Operation::Unmount)),
         Step::MakeFolders | Step::RemoveSubpaths | Step::RemoveFolder => None,
     }
