@@ -19,7 +19,10 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 /// gRPC's code for a caller that may not.
 const PERMISSION_DENIED: &str = "7";
 /// CRI, which runtime-shim serves too: for uid 0 and pod-sync (architecture §3).
-const CRI: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.ImageService/ListImages"];
+const CRI: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.ImageService/ImageStatus"];
+
+/// What of it node-status may call, too: it lists the images in the Node.
+const CRI_OF_NODE_STATUS: &str = "/runtime.v1.ImageService/ListImages";
 
 /// What of it is for uid 0 alone: its answers are addresses that lead into a container.
 const CRI_OF_ROOT: [&str; 3] = [
@@ -136,6 +139,7 @@ fn methods_of(service: ServiceName) -> BTreeMap<String, BTreeSet<String>> {
         .collect();
     if service == ServiceName::RuntimeShim {
         methods.extend(CRI.map(|path| (path.to_owned(), BTreeSet::from(["pod-sync".to_owned()]))));
+        methods.insert(CRI_OF_NODE_STATUS.to_owned(), ["pod-sync", "node-status"].map(str::to_owned).into());
         methods.extend(CRI_OF_ROOT.map(|path| (path.to_owned(), BTreeSet::new())));
     }
     methods

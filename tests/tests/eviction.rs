@@ -4,13 +4,12 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Scratch, copy_binaries, eventually};
+use keelson_tests::disk::SmallDisk;
 use keelson_tests::{LIMIT, is_ready, pods, running, until_event, until_explained};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::{Value, json};
 
 /// Serves the manifests as pods of an API server: static pods are critical, and never evicted.
@@ -118,30 +117,10 @@ async fn pods_that_exceed_limits_of_local_storage_are_evicted_although_resource_
     agent.end().unwrap();
 }
 
-/// A small filesystem, unmounted when dropped.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    const BYTES: u64 = 64 << 20;
-
-    fn at(path: PathBuf) -> Self {
-        fs::create_dir_all(&path).unwrap();
-        let options = std::ffi::CString::new(format!("size={},mode=0755", Self::BYTES)).unwrap();
-        mount("keelson-test", &path, "tmpfs", MountFlags::empty(), options.as_c_str()).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = unmount(&self.0, UnmountFlags::DETACH);
-    }
-}
-
 #[tokio::test]
 async fn a_full_disk_costs_the_pod_that_fills_it_and_new_pods_are_turned_away_meanwhile() {
     let scratch = Scratch::new().unwrap();
-    let disk = SmallDisk::at(scratch.path().join("a/kubelet"));
+    let disk = SmallDisk::at(scratch.path().join("a/kubelet"), 64 << 20).unwrap();
     let builder = Agent::builder(scratch.path()).configure(with_pods_of_the_api).configure(|spec| {
         // Nothing but the small disk can be short.
         spec.kubelet.insert("evictionHard".into(), json!({"nodefs.available": "32Mi"}));

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
@@ -16,6 +17,7 @@ use keelson_tests::{
     LIMIT, pods, running, service_row, sleeper, text, until_cause, until_event, until_explained,
     until_no_cause, until_ready,
 };
+use serde_json::Value;
 
 #[tokio::test]
 async fn a_missing_image_waits_for_you_and_backs_off_until_the_manifest_is_mended() {
@@ -196,26 +198,39 @@ async fn a_service_that_hangs_is_the_owner_of_the_wait() {
     agent.end().unwrap();
 }
 
-#[tokio::test]
-async fn a_service_that_is_killed_again_and_again_is_the_owner_of_the_wait() {
-    let scratch = Scratch::new().unwrap();
+/// An agent with binaries of its own, which a test may replace.
+async fn with_own_binaries(scratch: &Scratch) -> Agent {
     let builder = Agent::builder(scratch.path()).configure(|spec| {
         let bins = spec.config_dir.with_file_name("own-bin");
         copy_binaries(&spec.bin_dir, &bins).unwrap();
         spec.bin_dir = bins;
     });
-    let agent = builder.start().await.unwrap();
-    let process = agent.service(ServiceName::ResourceManager).unwrap();
-    // From now on it is killed before it does anything.
-    let binary = agent.spec().bin_dir.join(ServiceName::ResourceManager.binary());
+    builder.start().await.unwrap()
+}
+
+/// Kills a service, and from now on before it does anything; gives its binary, whose real one is beside it.
+fn kill_for_good(agent: &Agent, service: ServiceName) -> PathBuf {
+    let process = agent.service(service).unwrap();
+    let binary = agent.spec().bin_dir.join(service.binary());
     fs::rename(&binary, binary.with_extension("real")).unwrap();
     fs::write(&binary, "#!/bin/sh\nkill -9 $$\n").unwrap();
     fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
     process.signal(Signal::KILL);
+    binary
+}
+
+#[tokio::test]
+async fn a_service_that_is_killed_again_and_again_is_the_owner_of_the_wait() {
+    let scratch = Scratch::new().unwrap();
+    let agent = with_own_binaries(&scratch).await;
+    let binary = kill_for_good(&agent, ServiceName::ResourceManager);
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
     until_explained(&agent, "web", "resource-manager owns the wait", |e| {
         let steps = e["steps"].as_array();
-        steps.into_iter().flatten().any(|s| s["owner"] == "resource-manager" && s["state"] == "waiting")
+        steps
+            .into_iter()
+            .flatten()
+            .any(|s| s["owner"] == "resource-manager" && s["state"] == "waiting" && s["since"].is_string())
     })
     .await
     .unwrap();
@@ -224,6 +239,26 @@ async fn a_service_that_is_killed_again_and_again_is_the_owner_of_the_wait() {
     fs::rename(binary.with_extension("real"), &binary).unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
     until_no_cause(&agent, "web").await.unwrap();
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn while_nobody_reads_manifests_that_is_told_of_pods_that_run_and_of_those_that_are_not_known() {
+    let scratch = Scratch::new().unwrap();
+    let agent = with_own_binaries(&scratch).await;
+    agent.write_manifest("old.yaml", &sleeper("old")).unwrap();
+    until_ready(&agent, &["old"]).await.unwrap();
+    let binary = kill_for_good(&agent, ServiceName::PodConfig);
+    agent.write_manifest("new.yaml", &sleeper("new")).unwrap();
+    let names_it = |e: &Value| e["steps"][0]["owner"] == "pod-config" && e["steps"][0]["state"] == "waiting";
+    for pod in ["old", "new"] {
+        until_explained(&agent, pod, "pod-config owns the wait", names_it).await.unwrap();
+    }
+    fs::rename(binary.with_extension("real"), &binary).unwrap();
+    until_ready(&agent, &["new"]).await.unwrap();
+    for pod in ["old", "new"] {
+        until_no_cause(&agent, pod).await.unwrap();
+    }
     agent.end().unwrap();
 }
 

@@ -82,19 +82,26 @@ async fn post_start_goes_before_the_next_container_and_pre_stop_before_sigterm()
         ("postStart", "sleep 2; echo postStart >> /data/log"),
         ("preStop", "echo preStop >> /data/log; sleep 2; echo preStop ends >> /data/log"),
     ];
-    let second = "trap 'exit 0' TERM; echo second >> /data/log; while true; do sleep 1; done";
-    let containers = [container("main", OBEDIENT, &hooks), container("second", second, &[])];
+    let says = |name: &str, before: &str| {
+        let script =
+            format!("trap 'exit 0' TERM; {before} echo {name} >> /data/log; while true; do sleep 1; done");
+        container(name, &script, &[])
+    };
+    // What it says late it says while its hook sleeps, and so before the next one begins.
+    let mut second = says("second", "sleep 0.5;");
+    second["lifecycle"] = json!({"postStart": {"sleep": {"seconds": 2}}});
+    let containers = [container("main", OBEDIENT, &hooks), second, says("third", "")];
     write_pod(&agent, scratch.path(), "web", 25, &containers);
     until_ready(&agent, &["web"]).await.unwrap();
-    until_written(&agent, scratch.path(), "web", "second").await;
-    assert_eq!(written(scratch.path(), "web"), ["main", "postStart", "second"]);
+    until_written(&agent, scratch.path(), "web", "third").await;
+    assert_eq!(written(scratch.path(), "web"), ["main", "postStart", "second", "third"]);
 
     let removed = Instant::now();
     agent.remove_manifest("web.yaml").unwrap();
     until_ended(&agent, "web").await;
     let took = removed.elapsed();
     println!("ended within {took:?}");
-    let all = ["main", "postStart", "second", "preStop", "preStop ends", "TERM"];
+    let all = ["main", "postStart", "second", "third", "preStop", "preStop ends", "TERM"];
     assert_eq!(written(scratch.path(), "web"), all);
     assert!(took < Duration::from_secs(15), "who obeys does not use up the grace: {took:?}");
     until_ready(&agent, &[]).await.unwrap();
@@ -143,6 +150,11 @@ async fn a_post_start_that_fails_ends_its_container_with_pre_stop_and_it_is_star
     write_pod(&agent, scratch.path(), "web", 20, &[container("main", OBEDIENT, &hooks)]);
     let wanted = "PostStartHook failed: command exited with 3";
     until_event(&agent, "FailedPostStartHook", wanted).await.unwrap();
+    // Shown from the failure to the next look, each time that it is started.
+    let shown = eventually(LIMIT, "the failure of the hook is its reason", async || {
+        waiting_reason(&agent, "web").await == "PostStartHookError"
+    });
+    shown.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     until_written(&agent, scratch.path(), "web", "TERM").await;
     assert_eq!(written(scratch.path(), "web")[..3], ["main", "preStop", "TERM"]);
     let waits = eventually(LIMIT, "it is started again, later and later", async || {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A test fails where it stands.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use keelson_config::ServiceName;
 use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Scratch, eventually};
+use keelson_tests::beside::Beside;
 use keelson_tests::waits::until_one_ready;
 use keelson_tests::{LIMIT, is_ready, own_kib, pods, running, sleeper, text, until_ready};
 
@@ -70,15 +72,27 @@ async fn come_and_go(agent: &Agent, name: &str) -> Duration {
     took
 }
 
+/// The ids of all containers and sandboxes that the runtime has, ended ones included.
+fn containers(agent: &Agent) -> anyhow::Result<BTreeSet<String>> {
+    let list = agent.containerd().ctr(&["containers", "list", "-q"])?;
+    Ok(list.lines().map(ToOwned::to_owned).collect())
+}
+
 #[tokio::test]
 async fn a_pod_of_twenty_containers_starts_and_stops_and_another_one_comes_and_goes_meanwhile() {
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let calm = Beside::start(&agent, "calm").await;
+    let without = containers(&agent).unwrap();
     agent.write_manifest("large.yaml", &large("large", 25)).unwrap();
-    until_ready(&agent, &["large"]).await.unwrap();
+    agent.write_manifest("second.yaml", &sleeper("second")).unwrap();
+    until_ready(&agent, &["calm", "large", "second"]).await.unwrap();
+    calm.assert_untouched(&agent).await;
+    agent.remove_manifest("second.yaml").unwrap();
+    until_gone(&agent, "second").await;
     let full = full_name(&agent, "large");
     let before = running(&agent).await.unwrap();
-    assert_eq!(before.len(), MANY, "{before:#?}");
+    assert_eq!(before.len(), MANY + 1, "{before:#?}");
     let folder = agent.spec().root_dir.join("pods");
     let uid = pods(&agent).await.unwrap()[&full]["metadata"]["uid"].as_str().unwrap().to_owned();
     for i in [0, MANY / 2, MANY - 1] {
@@ -99,11 +113,11 @@ async fn a_pod_of_twenty_containers_starts_and_stops_and_another_one_comes_and_g
     assert_eq!(running(&agent).await.unwrap(), before);
     until_gone(&agent, "large").await;
     eventually(LIMIT, "nothing is left of the large pod", async || {
-        let containers = agent.containerd().ctr(&["containers", "list", "-q"]).unwrap_or_default();
-        !folder.join(&uid).exists() && containers.trim().is_empty()
+        !folder.join(&uid).exists() && containers(&agent).is_ok_and(|now| now == without)
     })
     .await
     .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    calm.assert_untouched(&agent).await;
     agent.end().unwrap();
 }
 
@@ -118,6 +132,7 @@ async fn lines_of_sixty_four_kibibytes_are_read_whole_and_followed() {
     const COUNT: usize = 60;
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let calm = Beside::start(&agent, "calm").await;
     let commands = format!(
         "L=$(seq -s ' ' 10000 20921); i=100; while [ $i -lt {} ]; do echo \"$i $L\"; i=$((i+1)); done; \
          read gate < /gate/open",
@@ -162,7 +177,25 @@ async fn lines_of_sixty_four_kibibytes_are_read_whole_and_followed() {
     let followed = agent.keelson(&["logs", "-f", "long"]).await.unwrap();
     opener.join().unwrap().unwrap();
     assert!(followed.stdout == expected.as_bytes(), "{} of {} bytes", followed.stdout.len(), expected.len());
+    comes_and_goes_beside_a_writer(&agent).await;
+    calm.assert_untouched(&agent).await;
     agent.end().unwrap();
+}
+
+/// A pod comes and goes while another one writes such lines without an end.
+async fn comes_and_goes_beside_a_writer(agent: &Agent) {
+    let commands =
+        "L=$(seq -s ' ' 10000 20921); i=100; while true; do echo \"$i $L\"; i=$((i+1)); sleep 0.02; done";
+    agent.write_manifest("writer.yaml", &script("writer", commands)).unwrap();
+    until_one_ready(agent, "writer").await;
+    let key = format!("{}/main", full_name(agent, "writer"));
+    let writer = running(agent).await.unwrap()[&key].clone();
+    let from = written(writer.pid);
+    let took = come_and_go(agent, "second").await;
+    let lines = (written(writer.pid) - from) >> 16;
+    println!("the second pod was Ready after {took:?}, beside {lines} lines of 64 KiB");
+    assert!(lines >= 5, "only {lines} lines were written meanwhile");
+    assert_eq!(running(agent).await.unwrap().get(&key), Some(&writer));
 }
 
 /// How the flood's log is kept.

@@ -1,9 +1,10 @@
 //! The command line.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Parser;
-use keelson_init_core::Flags;
+use keelson_init_core::{Flags, shown_flags};
 
 /// Keeps the services of a Keelson node agent running.
 #[derive(Debug, Clone, Parser)]
@@ -51,6 +52,12 @@ pub struct Cli {
     /// Dead containers that are kept in all; below 0: any number [default: -1].
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub maximum_dead_containers: Option<i32>,
+    /// A CredentialProviderConfig (kubelet.config.k8s.io/v1), or a folder with such files.
+    #[arg(long, value_name = "PATH")]
+    pub image_credential_provider_config: Option<String>,
+    /// The folder of the credential provider plugins.
+    #[arg(long, value_name = "DIR")]
+    pub image_credential_provider_bin_dir: Option<String>,
     /// Write the resolved configuration and exit: for units and containers that run the services themselves.
     #[arg(long)]
     pub resolve_only: bool,
@@ -77,6 +84,22 @@ impl Cli {
             max_dead_containers: self.maximum_dead_containers,
         }
     }
+
+    /// Every flag with its value, for `/flagz`.
+    pub fn shown(&self) -> BTreeMap<&'static str, String> {
+        let path =
+            |path: &Option<PathBuf>| path.as_ref().map_or_else(String::new, |p| p.display().to_string());
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let others = [
+            ("image-credential-provider-config", text(&self.image_credential_provider_config)),
+            ("image-credential-provider-bin-dir", text(&self.image_credential_provider_bin_dir)),
+            ("config", path(&self.config)),
+            ("keelson-config", path(&self.keelson_config)),
+            ("resolve-only", self.resolve_only.to_string()),
+            ("prepare-host", self.prepare_host.to_string()),
+        ];
+        shown_flags(&self.flags(), others)
+    }
 }
 
 #[cfg(test)]
@@ -87,6 +110,19 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_is_shown() {
+        let command = Cli::command();
+        let mut flags: Vec<&str> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
+        flags.sort_unstable();
+        let cli = Cli::try_parse_from(["keelson-init", "--config", "/k.yaml", "--resolve-only"]).unwrap();
+        let shown = cli.shown();
+        assert_eq!(shown.keys().copied().collect::<Vec<_>>(), flags);
+        let of = |name| shown[name].as_str();
+        assert_eq!((of("config"), of("keelson-config")), ("/k.yaml", ""));
+        assert_eq!((of("resolve-only"), of("prepare-host")), ("true", "false"));
     }
 
     #[test]

@@ -10,7 +10,9 @@
 //! and starts the services, which adopt what runs.
 
 mod cli;
+mod credential_providers;
 mod dirs;
+mod flags_file;
 mod host;
 mod kubelet;
 pub mod launch;
@@ -42,6 +44,7 @@ use tokio::sync::oneshot;
 use tonic::service::Routes;
 
 use crate::cli::Cli;
+use crate::credential_providers::Handover;
 use crate::launch::Launcher;
 use crate::server::SupervisorService;
 use crate::supervisor::{Supervisor, Timing};
@@ -73,7 +76,7 @@ fn run() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(EX_USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let resolved = match resolved(&cli) {
+    let (resolved, providers) = match resolved(&cli) {
         Ok(resolved) => resolved,
         Err(lines) => {
             for line in lines {
@@ -86,7 +89,11 @@ fn run() -> ExitCode {
         for note in &resolved.notes {
             eprintln!("keelson-init: {}", note.text);
         }
-        let done = if cli.prepare_host { prepare_host(&resolved.config) } else { resolve_only(&resolved) };
+        let done = if cli.prepare_host {
+            prepare_host(&resolved.config)
+        } else {
+            resolve_only(&resolved, providers.as_ref(), &cli)
+        };
         return match done {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
@@ -96,11 +103,11 @@ fn run() -> ExitCode {
         };
     }
     let Resolved { config, notes, kubelet_configuration } = resolved;
-    run_with_config(SPEC, config, |context| build(context, notes, kubelet_configuration))
+    run_with_config(SPEC, config, |context| build(context, notes, kubelet_configuration, providers, cli))
 }
 
 /// Reads the files and resolves; the errors are lines for people.
-fn resolved(cli: &Cli) -> Result<Resolved, Vec<String>> {
+fn resolved(cli: &Cli) -> Result<(Resolved, Option<Handover>), Vec<String>> {
     let mut errors = Vec::new();
     let mut document = |flag, path: &Option<std::path::PathBuf>| {
         let read = path.as_ref().map(|path| yaml::read(flag, path)).transpose();
@@ -117,8 +124,20 @@ fn resolved(cli: &Cli) -> Result<Resolved, Vec<String>> {
     let flags = cli.flags();
     let default_root = Config::default().paths.root_dir;
     let host = host::facts(flags.root_dir.as_deref().map_or(&default_root, Path::new));
-    resolve(Inputs { flags: &flags, kubelet: kubelet.as_ref(), keelson: keelson.as_ref(), host: &host })
-        .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+    let providers = credential_providers::read(
+        cli.image_credential_provider_config.as_deref(),
+        cli.image_credential_provider_bin_dir.as_deref(),
+        &host.cwd,
+    );
+    let resolved =
+        resolve(Inputs { flags: &flags, kubelet: kubelet.as_ref(), keelson: keelson.as_ref(), host: &host })
+            .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>());
+    match (resolved, providers) {
+        (Ok(resolved), Ok(providers)) => Ok((resolved, providers)),
+        (resolved, providers) => {
+            Err([resolved.err(), providers.err()].into_iter().flatten().flatten().collect())
+        }
+    }
 }
 
 fn is_root() -> bool {
@@ -133,14 +152,16 @@ fn prepare_host(config: &Config) -> anyhow::Result<()> {
 }
 
 /// `--resolve-only`.
-fn resolve_only(resolved: &Resolved) -> anyhow::Result<()> {
+fn resolve_only(resolved: &Resolved, providers: Option<&Handover>, cli: &Cli) -> anyhow::Result<()> {
     let config = &resolved.config;
     join_operator_group(config)?;
     let mut below_run = folders(config, is_root());
     below_run.retain(|folder| folder.path.starts_with(&config.paths.run_dir));
     dirs::prepare(&below_run)?;
     let _lock = lock::run_dir(config)?;
-    write_config(config, &resolved.kubelet_configuration)
+    hand_over(config, providers)?;
+    write_config(config, &resolved.kubelet_configuration)?;
+    write_flags(config, cli)
 }
 
 /// Makes what init creates from here on the operator group's: its socket and the resolved configuration.
@@ -161,8 +182,25 @@ fn write_config(config: &Config, kubelet_configuration: &Map<String, Value>) -> 
     config
         .store_with(&path, Some(kubelet_configuration))
         .context("the run dir must be writable and have room; --run-dir names another one")?;
+    give_to_operators(config, &path)
+}
+
+/// Writes the configuration of credential provider plugins, for runtime-shim.
+fn hand_over(config: &Config, providers: Option<&Handover>) -> anyhow::Result<()> {
+    credential_providers::hand_over(&config.paths, providers)
+        .context("cannot write the configuration of credential providers below the run dir; --run-dir names another one")
+}
+
+/// Writes the flags, for node-api.
+fn write_flags(config: &Config, cli: &Cli) -> anyhow::Result<()> {
+    let path = flags_file::path(&config.paths);
+    flags_file::write(&path, &cli.shown()).with_context(|| format!("cannot write {}", path.display()))?;
+    give_to_operators(config, &path)
+}
+
+fn give_to_operators(config: &Config, path: &Path) -> anyhow::Result<()> {
     if is_root() {
-        chown(&path, Some(0), Some(config.users.operator_gid))
+        chown(path, Some(0), Some(config.users.operator_gid))
             .with_context(|| format!("cannot give {} to the operator group", path.display()))?;
     }
     Ok(())
@@ -173,6 +211,8 @@ async fn build(
     context: Context,
     notes: Vec<Note>,
     kubelet_configuration: Map<String, Value>,
+    providers: Option<Handover>,
+    cli: Cli,
 ) -> anyhow::Result<Built<impl Future<Output = ()>>> {
     let hurry = CancellationToken::new();
     let listener = signals::Listener::new().context("cannot listen for signals")?;
@@ -193,7 +233,10 @@ async fn build(
     if !left.is_empty() {
         tracing::warn!("ended what an earlier init left: {}", left.join(", "));
     }
+    hand_over(config, providers.as_ref())?;
     write_config(config, &kubelet_configuration)?;
+    write_flags(config, &cli)?;
+    drop(providers);
     if let Err(error) = host::lower_oom_score() {
         tracing::warn!(%error, "cannot lower the oom score of the agent: on a full machine it may be ended like any process");
     }

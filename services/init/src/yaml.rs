@@ -46,6 +46,11 @@ pub enum ReadError {
 
 /// Reads the file that `flag` names.
 pub fn read(flag: &'static str, path: &Path) -> Result<Document, ReadError> {
+    read_with_text(flag, path).map(|(document, _)| document)
+}
+
+/// As [`read`], with the text of the file.
+pub fn read_with_text(flag: &'static str, path: &Path) -> Result<(Document, String), ReadError> {
     let text =
         fs::read_to_string(path).map_err(|source| ReadError::Read { flag, path: path.to_owned(), source })?;
     if text.trim().is_empty() {
@@ -53,11 +58,10 @@ pub fn read(flag: &'static str, path: &Path) -> Result<Document, ReadError> {
     }
     let full = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let folder = full.parent().unwrap_or(Path::new("/")).to_string_lossy().into_owned();
-    parse(&text, &path.to_string_lossy(), &folder).map_err(|text| ReadError::Syntax {
-        flag,
-        path: path.to_owned(),
-        text,
-    })
+    match parse(&text, &path.to_string_lossy(), &folder) {
+        Ok(document) => Ok((document, text)),
+        Err(text) => Err(ReadError::Syntax { flag, path: path.to_owned(), text }),
+    }
 }
 
 fn parse(text: &str, file: &str, folder: &str) -> Result<Document, String> {

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
@@ -107,8 +108,85 @@ fn resolve_only_writes_the_configuration_with_its_provenance_and_starts_nothing(
     assert_eq!((config.node_name.as_str(), config.runtime.start_parallelism), ("testnode", 3));
     assert_eq!(config.provenance["nodeName"], "--hostname-override");
     assert_eq!(config.provenance["runtime.startParallelism"], format!("{}:5", scene.text("keelson.yaml")));
+    let flags = fs::read(scene.path("run/flags.json")).unwrap();
+    let flags: BTreeMap<String, String> = serde_json::from_slice(&flags).unwrap();
+    assert_eq!((&*flags["hostname-override"], &*flags["run-dir"]), ("testnode", &*scene.text("run")));
+    assert_eq!((&*flags["resolve-only"], &*flags["log-format"]), ("true", "text"));
+    let mode = fs::metadata(scene.path("run/flags.json")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
     assert!(scene.processes().is_empty());
     assert!(!scene.path("state").exists());
+}
+
+#[test]
+fn the_configuration_of_credential_providers_is_handed_to_runtime_shim_and_to_nobody_else() {
+    let scene = Scene::new();
+    let run = |more: &[&str]| {
+        let mut command = scene.command();
+        command.args(more).arg("--resolve-only").env("PLUGIN_REGION", "north").env("NOTIFY_SOCKET", "@x");
+        code_and_text(&command.output().unwrap())
+    };
+    fs::create_dir(scene.path("providers.d")).unwrap();
+    let second =
+        "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n- name: b\n";
+    fs::write(scene.path("providers.d/2.yaml"), second).unwrap();
+    fs::write(scene.path("providers.d/1.json"), r#"{"providers": [{"name": "a"}]}"#).unwrap();
+    fs::write(scene.path("providers.d/README"), ": no yaml").unwrap();
+    let (folder, bin) = (scene.text("providers.d"), scene.text("bin"));
+    let flags = ["--image-credential-provider-config", &folder, "--image-credential-provider-bin-dir", &bin];
+    assert_eq!(run(&flags).0, Some(0));
+    let file = scene.path("run/credentials/runtime-shim/image-credential-providers.json");
+    let found: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(
+        (found["binDir"].as_str(), &found["environment"]["PLUGIN_REGION"]),
+        (Some(&*bin), &"north".into())
+    );
+    assert!(found["environment"].get("NOTIFY_SOCKET").is_none(), "that is for init");
+    let files = found["files"].as_array().unwrap();
+    assert_eq!(files.len(), 2, "{files:?}");
+    assert_eq!(files[0]["path"], scene.text("providers.d/1.json"));
+    assert_eq!(files[1]["text"], second);
+    assert_eq!(files[1]["config"]["providers"][0]["name"], "b");
+    assert_eq!(files[1]["lines"]["providers[0].name"], 4);
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&file), mode(file.parent().unwrap())), (0o600, 0o700));
+    assert!(!fs::read_to_string(scene.path("run/config.json")).unwrap().contains("PLUGIN_REGION"));
+    // Without the flags it is gone.
+    assert_eq!(run(&[]).0, Some(0));
+    assert!(!file.exists());
+}
+
+#[test]
+fn flags_of_credential_providers_that_do_not_do_are_told_with_everything_else() {
+    let scene = Scene::new();
+    fs::create_dir(scene.path("empty")).unwrap();
+    fs::create_dir(scene.path("broken")).unwrap();
+    for name in ["a.yaml", "b.yml"] {
+        fs::write(scene.path("broken").join(name), "providers: [").unwrap();
+    }
+    let (none, empty, broken) = (scene.text("none"), scene.text("empty"), scene.text("broken"));
+    let cases: [(&str, Option<&str>, &[&str]); 4] = [
+        (&none, Some("/bin"), &[&none]),
+        (&empty, Some("/bin"), &["has no file that ends in .json, .yaml or .yml"]),
+        (&broken, Some("/bin"), &["broken/a.yaml", "broken/b.yml"]),
+        (&empty, None, &["name it with --image-credential-provider-bin-dir"]),
+    ];
+    for (config, bin, expected) in cases {
+        let mut command = scene.command();
+        command.args(["--log-level", "loud", "--image-credential-provider-config", config]);
+        if let Some(bin) = bin {
+            command.args(["--image-credential-provider-bin-dir", bin]);
+        }
+        let (code, text) = code_and_text(&command.output().unwrap());
+        assert_eq!(code, Some(78));
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].contains("--log-level = \"loud\""), "{text}");
+        let told: Vec<&&str> = lines[1..].iter().filter(|line| line.starts_with("keelson-init: ")).collect();
+        assert_eq!(told.len(), expected.len(), "{text}");
+        for (line, expected) in told.iter().zip(expected) {
+            assert!(line.contains(expected), "{text}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use keelson_proto::keelson::admin::v1::GetProgressRequest;
 use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
 use tonic::Request;
 
-use crate::App;
+use crate::{App, Slis};
 
 /// Bound of the question to pod-sync.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -24,10 +24,11 @@ type Pairs = Query<Vec<(String, String)>>;
 pub(crate) async fn all(State(app): State<App>, Query(query): Pairs) -> Response {
     let skipped = query.iter().any(|(key, value)| key == "exclude" && value == "syncloop");
     let sync_loop = if skipped { Ok(()) } else { sync_loop(&app).await };
-    answer(&[("ping", Ok(())), ("log", Ok(())), ("syncloop", sync_loop)], &query)
+    answer(&app.slis, &[("ping", Ok(())), ("log", Ok(())), ("syncloop", sync_loop)], &query)
 }
 
-/// `GET /healthz/<check>` of the kubelet API.
+/// `GET /healthz/<check>` of the kubelet API. A check that is asked for alone does not count in `/metrics/slis`, as in a
+/// kubelet (node-and-api.md §15.5).
 pub(crate) async fn one(State(app): State<App>, Path(check): Path<String>) -> Response {
     match check.as_str() {
         "ping" | "log" => single(Ok(())),
@@ -37,8 +38,8 @@ pub(crate) async fn one(State(app): State<App>, Path(check): Path<String>) -> Re
 }
 
 /// `GET /healthz` of the health port.
-pub(crate) async fn ping_all(Query(query): Pairs) -> Response {
-    answer(&[("ping", Ok(()))], &query)
+pub(crate) async fn ping_all(State(slis): State<Slis>, Query(query): Pairs) -> Response {
+    answer(&slis, &[("ping", Ok(()))], &query)
 }
 
 /// `GET /healthz/ping` of the health port.
@@ -63,10 +64,11 @@ async fn sync_loop(app: &App) -> Result<(), String> {
     }
 }
 
-fn answer(checks: &[Check<'_>], query: &[(String, String)]) -> Response {
+fn answer(slis: &Slis, checks: &[Check<'_>], query: &[(String, String)]) -> Response {
     let excluded: Vec<&str> =
         query.iter().filter(|(key, _)| key == "exclude").map(|(_, value)| value.as_str()).collect();
     let verbose = query.iter().any(|(key, _)| key == "verbose");
+    slis.observe(checks, &excluded);
     for (name, result) in checks.iter().filter(|(name, _)| !excluded.contains(name)) {
         if let Err(reason) = result {
             tracing::warn!(check = name, "healthz: {reason}");

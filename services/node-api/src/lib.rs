@@ -11,37 +11,51 @@
 //! | | `/containerLogs/{namespace}/{pod}/{container}` | [`logs`]: streamed from runtime-shim |
 //! | | `/metrics` | [`metrics`]: those of every service, merged |
 //! | | `/metrics/resource`, `/metrics/cadvisor`, `/stats/summary` | CPU, memory and the rest, as resource-manager reads them |
+//! | | `/metrics/slis` | [`slis`]: how the checks of `/healthz` went |
 //! | | `/runningpods/` | a PodList of what the runtime runs, from runtime-shim |
 //! | | `/configz` | the KubeletConfiguration in force, from the file that init has written |
+//! | | `/statusz`, `/flagz` | [`statusz`], [`flagz`]: version and age of this process, the flags that init has left |
 //! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`debugging`]: 401, until requests are authenticated |
 //! | health | `/healthz`, `/healthz/ping` | whether this process answers |
 //!
-//! On its socket it has the RPCs of every service and none of its own.
+//! Requests of the kubelet API are counted ([`requests`]). On its socket it has the RPCs of every service and none of its own.
 
 mod cadvisor;
 mod configz;
 mod debugging;
 mod failure;
+mod flagz;
+mod gzip;
 pub mod health;
 pub mod listen;
 mod log_target;
 pub mod logs;
 pub mod metrics;
 pub mod pods;
+mod requests;
 mod resource_metrics;
 mod running_pods;
+mod slis;
 mod statistics;
+mod statusz;
 mod summary;
+mod zpages;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::routing::get;
+use jiff::Timestamp;
 use keelson_config::{Config, ServiceName};
 use keelson_service_kit::{Context, Peer};
 use tonic::service::Routes;
+
+pub use slis::Slis;
+
+use requests::Requests;
 
 /// A setting that would make the service unsafe or deaf.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -114,12 +128,14 @@ impl Addresses {
 pub(crate) struct App {
     ctx: Context,
     peers: Arc<[(ServiceName, Peer)]>,
+    slis: Slis,
+    started: Timestamp,
 }
 
 impl App {
-    fn new(ctx: &Context) -> Self {
+    fn new(ctx: &Context, slis: &Slis) -> Self {
         let peers = ctx.service.callees().iter().map(|name| (*name, ctx.peer(*name))).collect();
-        Self { ctx: ctx.clone(), peers }
+        Self { ctx: ctx.clone(), peers, slis: slis.clone(), started: Timestamp::now() }
     }
 
     /// A neighbour that this service may call; the channel to it is shared by all requests.
@@ -135,43 +151,50 @@ impl App {
 /// A setting that [`Addresses::of`] refuses.
 pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let addresses = Addresses::of(&ctx.config)?;
+    let slis = Slis::default();
+    statusz::register_build(&ctx.metrics);
     if let Some(address) = addresses.api {
-        ctx.spawn("kubelet API", listen::run(ctx.clone(), "kubelet API", address, api_router(&ctx)));
+        ctx.spawn("kubelet API", listen::run(ctx.clone(), "kubelet API", address, api_router(&ctx, &slis)));
     }
     if let Some(address) = addresses.health {
-        ctx.spawn("health port", listen::run(ctx.clone(), "health port", address, health_router()));
+        ctx.spawn("health port", listen::run(ctx.clone(), "health port", address, health_router(&slis)));
     }
     Ok(Routes::default())
 }
 
-/// Everything that the kubelet API answers.
-pub fn api_router(ctx: &Context) -> Router {
+/// Everything that the kubelet API answers. `slis` are filled here and by [`health_router`].
+pub fn api_router(ctx: &Context, slis: &Slis) -> Router {
     Router::new()
         .route("/healthz", get(health::all))
         .route("/healthz/{check}", get(health::one))
         .route("/pods", get(pods::list))
         .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::read))
-        .route("/metrics", get(metrics::all))
-        .route("/metrics/probes", get(metrics::probes))
-        .route("/metrics/cadvisor", get(cadvisor::get))
-        .route("/metrics/resource", get(resource_metrics::get))
+        .route("/metrics", gzip::on_request(get(metrics::all)))
+        .route("/metrics/probes", gzip::on_request(get(metrics::probes)))
+        .route("/metrics/cadvisor", gzip::on_request(get(cadvisor::get)))
+        .route("/metrics/resource", gzip::on_request(get(resource_metrics::get)))
+        .route("/metrics/slis", gzip::on_request(get(slis::get)).delete(slis::reset))
         .route("/stats/summary", get(summary::get).post(summary::get))
         .route("/runningpods", get(running_pods::list))
         .route("/runningpods/", get(running_pods::list))
         .route("/configz", get(configz::get))
+        .route("/statusz", get(statusz::get))
+        .route("/flagz", get(flagz::get))
         .merge(debugging::router())
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
-        .with_state(App::new(ctx))
+        .with_state(App::new(ctx, slis))
+        .layer(from_fn_with_state(Requests::register(&ctx.metrics), requests::count))
 }
 
 /// What the health port answers: that this process runs. Whether the node works is the kubelet API's to say.
-pub fn health_router() -> Router {
+pub fn health_router(slis: &Slis) -> Router {
     Router::new()
         .route("/healthz", get(health::ping_all))
         .route("/healthz/ping", get(health::ping))
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
+        .with_state(slis.clone())
 }
 
 async fn not_found() -> (StatusCode, &'static str) {

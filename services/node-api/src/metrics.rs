@@ -29,7 +29,14 @@ const LABEL: &str = "keelson_service";
 const PROBES: &str = "prober_";
 
 /// Families with labels that dashboards and alerts match on.
-const FROZEN: [&str; 2] = ["kubelet_", PROBES];
+const FROZEN: [&str; 6] = [
+    "kubelet_",
+    PROBES,
+    "kubernetes_build_info",
+    "reconstruct_volume_",
+    "storage_operation_",
+    "volume_manager_",
+];
 
 /// `GET /metrics`. A service that does not answer within a second is missing from the text, and
 /// `keelson_service_up` says so.
@@ -69,7 +76,7 @@ struct Family<'a> {
 /// not answer.
 ///
 /// HELP and TYPE of a family appear once. Each sample gets the label `keelson_service`, but not that of a
-/// family of the kubelet's own (`kubelet_…`, `prober_…`) which only one service has: their labels are frozen.
+/// family of the kubelet's own (`kubelet_…`, `storage_operation_…`) which only one service has: their labels are frozen.
 pub fn merge(texts: &[(&str, Option<String>)], shown: impl Fn(&str) -> bool) -> String {
     let mut families: BTreeMap<String, Family<'_>> = BTreeMap::new();
     for (service, text) in texts {

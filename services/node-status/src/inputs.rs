@@ -1,10 +1,11 @@
-//! What resource-manager says about the machine and runtime-shim about the runtime.
+//! What resource-manager says about the machine and runtime-shim about the runtime and its images.
 
 use std::collections::BTreeMap;
 use std::future::ready;
 use std::sync::Arc;
 
 use keelson_config::ServiceName;
+use keelson_kube_model::ContainerImage;
 use keelson_node_status_core::{Machine, RuntimeHandler, RuntimeState};
 use keelson_proto::keelson::resource_manager::v1 as rm;
 use keelson_proto::keelson::resource_manager::v1::resource_manager_client::ResourceManagerClient;
@@ -14,6 +15,7 @@ use keelson_proto::keelson::runtime::v1::watch_pods_response::Item;
 use keelson_service_kit::{Context, LoopHandle, Signal, follow};
 use tokio::sync::watch;
 
+use crate::images::{self, Images};
 use crate::neighbours::Clock;
 
 /// The last word of both. It stands while they are away: whether they are is the watchdog's question.
@@ -23,6 +25,9 @@ pub(crate) struct World {
     pub(crate) runtime: Option<RuntimeState>,
     /// Since when runtime-shim has had no answer of the runtime, after it had one before.
     pub(crate) runtime_unknown_since_ms: Option<u64>,
+    /// What the Node lists of the runtime's images; `None` before they were asked for. Only the first list wakes those
+    /// who watch.
+    pub(crate) images: Option<Arc<[ContainerImage]>>,
 }
 
 impl World {
@@ -39,14 +44,15 @@ impl World {
     }
 }
 
-/// Follows both until the shutdown.
+/// Follows both until the shutdown, and asks for the images.
 pub(crate) async fn run(ctx: Context, clock: Clock, world: watch::Sender<World>) {
     let handle = ctx.progress.register("inputs");
     let world = Arc::new(world);
     // Cancel-safe: each arm runs until the shutdown and holds nothing that outlives it.
     tokio::select! {
         () = follow_machine(&ctx, Arc::clone(&world)) => {}
-        () = follow_runtime(&ctx, clock, world) => {}
+        () = follow_runtime(&ctx, clock, Arc::clone(&world)) => {}
+        () = images::run(&ctx, Images::new(&ctx), world) => {}
         () = beat(handle) => {}
     }
 }
@@ -115,6 +121,7 @@ fn machine_of(message: rm::Machine) -> Machine {
         kernel_version: message.kernel_version,
         os_image: message.os_image,
         architecture: message.architecture,
+        swap: message.swap_bytes,
     }
 }
 

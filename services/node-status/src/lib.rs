@@ -6,7 +6,7 @@
 //!
 //! | loop | wakes | does |
 //! |---|---|---|
-//! | `inputs` | on news | follows `ResourceManager.WatchMachine` and `Runtime.WatchPods` (the runtime's own state only) |
+//! | `inputs` | on news, every 30 s | follows `ResourceManager.WatchMachine` and `Runtime.WatchPods` (the runtime's own state only); asks for the images |
 //! | `neighbours` | every 10 s; sooner while one is silent | `GetProgress` of the services that Ready depends on |
 //! | `node` | on news, every 10 s | builds the Node, publishes and writes it |
 //! | `pods` | on news | reports each changed pod status |
@@ -15,6 +15,7 @@
 //! Nothing that it holds is needed to run pods. Its state file holds event cursors, the last conditions and the
 //! boot id; without it some events are read twice and transition times begin anew.
 
+mod images;
 mod inputs;
 mod neighbours;
 mod node;

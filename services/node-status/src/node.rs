@@ -120,6 +120,7 @@ impl NodeLoop {
                 kubelet_version: KUBELET_VERSION,
                 default_address,
                 machine: world.machine.as_ref(),
+                images: world.images.as_deref().unwrap_or_default(),
                 runtime: if down.is_some() { Some(&lost) } else { world.runtime.as_ref() },
                 service_errors: &service_errors,
                 now_unix_seconds: now_unix_nanos() / 1_000_000_000,
@@ -196,7 +197,8 @@ impl NodeLoop {
 
 /// Waits until everybody whose word counts has spoken.
 async fn settled(world: &mut watch::Receiver<World>, health: &mut watch::Receiver<Watchdog>) {
-    let spoken = |world: &World| world.machine.is_some() && world.runtime.as_ref().is_some_and(|r| r.ready);
+    let ready = |world: &World| world.runtime.as_ref().is_some_and(|r| r.ready);
+    let spoken = |world: &World| world.machine.is_some() && ready(world) && world.images.is_some();
     let both = async {
         let _ = world.wait_for(spoken).await;
         let _ = health.wait_for(Watchdog::all_turning).await;
@@ -207,9 +209,11 @@ async fn settled(world: &mut watch::Receiver<World>, health: &mut watch::Receive
 #[cfg(test)]
 mod tests {
     use keelson_config::{Config, ServiceName};
+    use keelson_kube_model::ContainerImage;
     use keelson_node_status_core::{Answer, Machine};
 
     use super::*;
+    use crate::images;
     use crate::neighbours::watchdog;
     use crate::writer::NoControlPlane;
 
@@ -245,6 +249,7 @@ mod tests {
                 world.machine = Some(machine);
                 world.take_runtime(runtime(true), 0);
             });
+            images::take(&self.world, Vec::new());
             self.services(Answer::Turning);
         }
 
@@ -369,6 +374,42 @@ mod tests {
         assert_eq!(bench.ready().await.message, "container runtime is down");
         bench.world.send_modify(|w| w.take_runtime(runtime(true), 0));
         assert!(bench.ready_becomes("True").await < Duration::from_secs(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_node_has_the_images_where_they_are_told_in_time() {
+        let mut bench = bench(Saved::default());
+        let image = ContainerImage { names: vec!["a:1".into()], size_bytes: Some(7) };
+        bench.world.send_modify(|world| world.take_runtime(runtime(true), 0));
+        let listed = vec![image.clone(), image];
+        let world = bench.world.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            images::take(&world, listed);
+        });
+        bench.world.send_modify(|world| world.machine = Some(Machine::default()));
+        bench.services(Answer::Turning);
+        let begun = Instant::now();
+        let node = bench.node.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+        assert_eq!((node.status.images.len(), begun.elapsed()), (2, Duration::from_secs(1)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn new_images_are_written_with_the_next_heartbeat_and_only_once() {
+        let mut bench = bench(Saved::default());
+        bench.all_well();
+        bench.ready().await;
+        let begun = Instant::now();
+        let image = ContainerImage { names: vec!["a:1".into()], size_bytes: Some(7) };
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        images::take(&bench.world, vec![image.clone()]);
+        let listed = |n: &Option<Arc<Node>>| n.as_ref().is_some_and(|n| !n.status.images.is_empty());
+        let node = bench.node.wait_for(listed).await.unwrap().clone().unwrap();
+        assert_eq!(begun.elapsed(), LoopHandle::HEARTBEAT);
+        assert_eq!(node.status.images, std::slice::from_ref(&image));
+        images::take(&bench.world, vec![image]);
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        assert_eq!(bench.writer.taken("node"), 2);
     }
 
     #[tokio::test(start_paused = true)]

@@ -11,17 +11,20 @@ use keelson_kube_model::Node;
 use keelson_node_status::build_with;
 use keelson_proto::keelson::node_status::v1 as pb;
 use keelson_proto::keelson::node_status::v1::node_status_client::NodeStatusClient;
-use keelson_service_kit::{ObjectRef, Peer};
+use keelson_service_kit::{Context, ObjectRef, Peer};
 
 use fake::{Neighbours, RecordingWriter, eventually, pod_document};
 
 struct Service {
-    ctx: keelson_service_kit::Context,
+    ctx: Context,
     writer: Arc<RecordingWriter>,
 }
 
 async fn start(neighbours: &Neighbours) -> Service {
-    let ctx = neighbours.context(ServiceName::NodeStatus);
+    start_with(neighbours.context(ServiceName::NodeStatus)).await
+}
+
+async fn start_with(ctx: Context) -> Service {
     let writer = Arc::new(RecordingWriter::default());
     let routes = build_with(ctx.clone(), writer.clone()).await.unwrap();
     fake::serve(&ctx, routes);
@@ -70,6 +73,43 @@ async fn the_node_is_ready_once_everybody_has_spoken_and_follows_the_runtime() {
     service.ready_is("True").await;
     let state = service.client().get_report_state(pb::GetReportStateRequest {}).await.unwrap().into_inner();
     assert_eq!((state.control_plane.as_str(), state.queued), ("recording", 0));
+    service.ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn the_largest_images_and_the_swap_are_in_the_node() {
+    let neighbours = Neighbours::start().await;
+    neighbours.images.add("small:1", "small@sha256:1", 10);
+    neighbours.images.add("large:1", "large@sha256:2", 30);
+    neighbours.images.add("middle:1", "middle@sha256:3", 20);
+    neighbours.machine();
+    neighbours.runtime(true, "");
+    let mut ctx = neighbours.context(ServiceName::NodeStatus);
+    let mut config = (*ctx.config).clone();
+    config.node_status.max_images = 2;
+    ctx.config = Arc::new(config);
+    let service = start_with(ctx).await;
+    service.ready_is("True").await;
+    let status = service.node().await.status;
+    let listed: Vec<_> = status.images.iter().map(|i| (i.names.join(" "), i.size_bytes)).collect();
+    let expected = [("large@sha256:2 large:1", 30), ("middle@sha256:3 middle:1", 20)];
+    assert_eq!(listed, expected.map(|(names, size)| (names.to_owned(), Some(size))));
+    assert_eq!(status.node_info.swap.unwrap().capacity, Some(1 << 20));
+    service.ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_runtime_that_does_not_list_its_images_leaves_the_node_ready() {
+    let neighbours = Neighbours::start().await;
+    neighbours.machine();
+    neighbours.runtime(true, "");
+    let service = start(&neighbours).await;
+    service.ready_is("True").await;
+    let report = || service.ctx.progress.report("");
+    let told = eventually(async || report().conditions.into_iter().find(|c| c.name == "images")).await;
+    assert!(!told.ok && told.message.contains("the runtime does not list"), "{}", told.message);
+    assert_eq!(service.ready().await.0, "True");
+    assert!(service.node().await.status.images.is_empty());
     service.ctx.shutdown.cancel();
 }
 

@@ -8,11 +8,13 @@ use keelson_pod_sync_core::Moment;
 use keelson_pod_sync_core::admission::Denial;
 use keelson_pod_sync_core::backoff::BackoffBook;
 use keelson_pod_sync_core::explain::Ledger;
+use keelson_pod_sync_core::measure::Operation;
 use keelson_pod_sync_core::ordering::{StartBook, may_start};
 use keelson_pod_sync_core::worker::{Input, SyncOutcome, Transition, UpdateKind, WorkerPhase, step};
 use keelson_proto::keelson::resource_manager::v1::Machine;
 use keelson_service_kit::{Context, ObjectRef, WatchHub, now_unix_nanos};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 
 use crate::admission::Host;
 use crate::clients::Clients;
@@ -106,6 +108,11 @@ impl Agent {
     /// Looks at one entry if it is still this life of the UID.
     pub fn with_life<T>(&self, uid: &str, life: u64, look: impl FnOnce(&mut Entry) -> T) -> Option<T> {
         lock(&self.entries).get_mut(uid).filter(|e| e.life == life).map(look)
+    }
+
+    /// Looks at every entry.
+    pub fn each(&self, look: impl FnMut(&Entry)) {
+        lock(&self.entries).values().for_each(look);
     }
 
     /// An entry as a test wants it.
@@ -213,6 +220,9 @@ impl Agent {
         let entry = entries.get_mut(uid)?;
         let changed = entry.state != transition.state;
         entry.state = transition.state.clone();
+        if let Some(told) = Operation::of(input).filter(|_| transition.work.is_some()) {
+            entry.news.came(told, Instant::now());
+        }
         if transition.cancel_running {
             std::mem::take(&mut entry.cancel).cancel();
             entry.aside = false;
@@ -317,6 +327,10 @@ impl Agent {
             entry.ledger = Ledger::default();
             desires::want(self, entry);
             lock(&self.loose).remove(uid);
+            if transition.work.is_some() {
+                entry.news.came(Operation::Create, Instant::now());
+                self.metrics.pods.restarted(&wanted.pod);
+            }
             Some(transition.work.is_some())
         });
         match begun.flatten() {

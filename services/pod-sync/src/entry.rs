@@ -9,11 +9,13 @@ use keelson_kube_model::{Pod, PodStatus};
 use keelson_pod_sync_core::Moment;
 use keelson_pod_sync_core::backoff::BackoffBook;
 use keelson_pod_sync_core::explain::{Cause, Ledger, StepName};
+use keelson_pod_sync_core::measure::FirstStart;
 use keelson_pod_sync_core::observation::PodObservation;
 use keelson_pod_sync_core::worker::{WorkerPhase, WorkerState};
 use keelson_service_kit::CancellationToken;
 use tokio::sync::Notify;
 
+use crate::news::News;
 use crate::observed::Observed;
 use crate::probes::Probes;
 use crate::store::{Record, StoredBackoff, StoredProbe};
@@ -72,6 +74,10 @@ pub struct Entry {
     pub aside: bool,
     /// It was refused, and its status says why; no other status follows.
     pub rejected: bool,
+    /// How far its beginning has come, as it is measured.
+    pub start: FirstStart,
+    /// What its worker was told, as the turn that answers it is measured.
+    pub news: News,
     /// When a back-off of it was last advanced, as it is stored.
     pub kept_advance: Option<i64>,
     /// Wakes the worker.
@@ -144,6 +150,8 @@ impl Entry {
             again: false,
             aside: false,
             rejected: false,
+            start: FirstStart::default(),
+            news: News::default(),
             kept_advance: None,
             wake: Arc::default(),
             cancel: CancellationToken::new(),
@@ -170,6 +178,7 @@ impl Entry {
     /// the runtime.
     pub fn restored(record: Record) -> Self {
         let mut entry = Self::new(&record.uid, record.state.read_back());
+        entry.start = FirstStart::adopted(record.status.phase());
         entry.status = Arc::new(record.status);
         entry.reasons = record.failed_starts;
         entry.probes.book = record.probes.into_iter().map(StoredProbe::entry).collect();

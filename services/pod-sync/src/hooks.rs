@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use k8s_cri::v1 as cri;
 use keelson_kube_model::{Container, HttpGetAction, LifecycleHandler, Pod};
+use tokio::time::Instant;
 
 use crate::agent::Agent;
 use crate::clients::bounded;
 use crate::http::{Get, get};
+use crate::metrics::Metrics;
 use crate::probes::address;
 use crate::probes::handlers::{is_https, place};
 use crate::sync::named_container_object;
@@ -17,6 +19,8 @@ use crate::sync::named_container_object;
 const USER_AGENT: &str = "kube-lifecycle/1.36";
 /// What the runtime may take beyond a hook's own time before the call is given up.
 const EXEC_SLACK: Duration = Duration::from_secs(120);
+/// How far apart two timers may be that are over at the same moment.
+const TIMERS: Duration = Duration::from_millis(50);
 
 /// The container that a hook is for.
 #[derive(Debug, Clone, Copy)]
@@ -73,9 +77,25 @@ pub async fn run(
         return http_hook(agent, subject, http, bound).await;
     }
     if let Some(sleep) = &hook.sleep {
-        tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0)).min(bound)).await;
+        let whole = Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0));
+        let _asleep = Asleep { metrics: &agent.metrics, until: Instant::now() + whole };
+        tokio::time::sleep(whole.min(bound)).await;
     }
     Ok(())
+}
+
+/// A hook that sleeps. It is counted when it ends, or is given up, before its time is over.
+struct Asleep<'a> {
+    metrics: &'a Metrics,
+    until: Instant,
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        if Instant::now() + TIMERS < self.until {
+            self.metrics.sleep_cut();
+        }
+    }
 }
 
 /// Any answer is a success, whatever its status. A server that was asked over TLS and speaks plain HTTP is asked once

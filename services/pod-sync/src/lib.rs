@@ -7,7 +7,7 @@
 //! each entry. Beside the workers run the probes of their containers ([`probes`]).
 //!
 //! Before the first container [`admission`] asks whether the pod may run here; [`evictions`] end pods for the node's
-//! sake; [`metrics`] count both, and what is started, ends and is probed.
+//! sake; [`metrics`] count both, what is started, ends and is probed, and measure the turns of the workers ([`news`]).
 //!
 //! A UID that is named anew waits until nothing of its earlier life is left ([`again`]); one whose worker panics is
 //! set aside while the others go on ([`aside`]).
@@ -31,6 +31,7 @@ pub mod http;
 pub mod images;
 pub mod manager;
 pub mod metrics;
+pub mod news;
 pub mod objects;
 pub mod observed;
 pub mod probes;
@@ -72,6 +73,7 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
     };
     let records = store.as_ref().map(Store::load).unwrap_or_default();
     let agent = Agent::new(context.clone(), store);
+    metrics::census::register(&agent, &context.metrics);
     for record in records {
         agent.restore(record);
     }

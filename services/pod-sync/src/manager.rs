@@ -110,7 +110,8 @@ fn desired(agent: &Arc<Agent>, sources: &Sources, item: Desired) {
         Desired::Synced(_) => {
             let ready = {
                 let mut state = sources.state();
-                state.ready = state.configured.is_subset(&state.reported);
+                // Who has not told of any source has not told of all of them.
+                state.ready = !state.configured.is_empty() && state.configured.is_subset(&state.reported);
                 state.ready
             };
             if ready {
@@ -220,7 +221,10 @@ fn end_orphans(agent: &Arc<Agent>, sources: &Sources) {
     };
     for (uid, observed) in orphans {
         tracing::info!(uid, pod = observed.name, "the runtime runs a pod that no source names, ending it");
-        agent.apply(&uid, &Input::ObservedOrphan { observed: &observed });
+        let begun = agent.apply(&uid, &Input::ObservedOrphan { observed: &observed });
+        if begun.is_some_and(|transition| transition.work.is_some()) {
+            agent.metrics.pods.orphan();
+        }
         agent.loose().remove(&uid);
     }
 }

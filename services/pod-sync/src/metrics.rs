@@ -1,5 +1,8 @@
 //! What pod-sync counts (pod-lifecycle.md §19), under the kubelet's names.
 
+pub mod census;
+pub mod pods;
+
 use std::time::Duration;
 
 use keelson_kube_model::{ContainerKind, Pod};
@@ -13,8 +16,10 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 
-/// Seconds that a probe takes: Prometheus' usual buckets.
-const PROBE_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+use crate::metrics::pods::PodMetrics;
+
+/// Upper bounds of buckets in seconds: Prometheus' usual ones.
+const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
@@ -60,8 +65,11 @@ struct ProbeTook {
 /// The counters. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Metrics {
+    /// Of the life of pods and of the turns of their workers.
+    pub pods: PodMetrics,
     rejections: Family<Reason, Counter>,
     http_fallbacks: Counter,
+    sleeps_cut: Counter,
     started_pods: Counter,
     unstarted_pods: Counter,
     started: Family<Started, Counter>,
@@ -98,21 +106,28 @@ impl Metrics {
     /// Registers all of them.
     pub fn register(registry: &Registry) -> Self {
         let metrics = Self {
+            pods: PodMetrics::register(registry),
             rejections: Family::default(),
             http_fallbacks: Counter::default(),
+            sleeps_cut: Counter::default(),
             started_pods: Counter::default(),
             unstarted_pods: Counter::default(),
             started: Family::default(),
             not_started: Family::default(),
             ended: Family::default(),
             probed: Family::default(),
-            probe_seconds: Family::new_with_constructor(|| Histogram::new(PROBE_SECONDS)),
+            probe_seconds: Family::new_with_constructor(|| Histogram::new(SECONDS)),
         };
         let counters = [
             (
                 "kubelet_lifecycle_handler_http_fallbacks",
                 "HTTPS hooks whose server spoke HTTP, and that succeeded without TLS",
                 metrics.http_fallbacks.clone(),
+            ),
+            (
+                "kubelet_sleep_action_terminated_early",
+                "Hooks that sleep and were given up before their time was over",
+                metrics.sleeps_cut.clone(),
             ),
             ("kubelet_started_pods", "Sandboxes whose making was begun", metrics.started_pods.clone()),
             (
@@ -154,6 +169,11 @@ impl Metrics {
     /// A hook was asked over TLS in vain, and answered without.
     pub fn http_fallback(&self) {
         self.http_fallbacks.inc();
+    }
+
+    /// A hook that sleeps was given up before its time was over.
+    pub fn sleep_cut(&self) {
+        self.sleeps_cut.inc();
     }
 
     /// The making of a sandbox begins.

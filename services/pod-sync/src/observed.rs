@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use keelson_pod_sync_core::observation::{
-    ContainerObservation, ContainerRecordState, PodObservation, SandboxObservation,
+    ContainerObservation, ContainerRecordState, PodObservation, SandboxObservation, UserObservation,
 };
 use keelson_proto::keelson::runtime::v1 as pb;
 
@@ -76,7 +76,12 @@ fn container(container: pb::Container) -> ContainerObservation {
         termination_grace_seconds: container.termination_grace_seconds,
         log_path: container.log_path,
         termination_message: container.termination_message,
+        user: container.user.map(|user| Box::new(self::user(user))),
     }
+}
+
+fn user(user: pb::ContainerUser) -> UserObservation {
+    UserObservation { uid: user.uid, gid: user.gid, supplemental_groups: user.supplemental_groups }
 }
 
 #[cfg(test)]
@@ -90,6 +95,19 @@ mod tests {
             observed_boot_nanos: boot_seconds * 1_000_000_000,
             ..Default::default()
         })
+    }
+
+    #[test]
+    fn the_user_of_a_container_is_seen_when_it_is_told() {
+        let told = |user: Option<pb::ContainerUser>| {
+            let container = pb::Container { user, ..Default::default() };
+            let pod = pb::RuntimePod { containers: vec![container], ..Default::default() };
+            observation(pod).containers[0].user.clone()
+        };
+        let seen = UserObservation { uid: 1000, gid: 3000, supplemental_groups: vec![3000, 4000] };
+        let user = pb::ContainerUser { uid: 1000, gid: 3000, supplemental_groups: vec![3000, 4000] };
+        assert_eq!(told(Some(user)), Some(Box::new(seen)));
+        assert_eq!(told(None), None);
     }
 
     #[test]

@@ -24,8 +24,16 @@ pub fn tolerates_memory_pressure(pod: &Pod) -> bool {
 /// When the pod was created, else when its source has first shown it; 0 when neither is known.
 pub fn created_unix_nanos(pod: &Pod) -> i64 {
     let created = pod.metadata.creation_timestamp.as_deref();
-    let known = created.or_else(|| pod.annotation(CONFIG_SEEN)).and_then(|text| parse_nanos(text).ok());
-    known.and_then(|nanos| i64::try_from(nanos).ok()).unwrap_or(0)
+    created.or_else(|| pod.annotation(CONFIG_SEEN)).and_then(nanos).unwrap_or(0)
+}
+
+/// When its source has first shown the pod, if that is known.
+pub fn seen_unix_nanos(pod: &Pod) -> Option<i64> {
+    pod.annotation(CONFIG_SEEN).and_then(nanos)
+}
+
+fn nanos(text: &str) -> Option<i64> {
+    parse_nanos(text).ok().and_then(|nanos| i64::try_from(nanos).ok())
 }
 
 /// What the containers ask for and may take, ephemeral ones left out: they ask for nothing.

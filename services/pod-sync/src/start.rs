@@ -120,6 +120,7 @@ pub async fn start_containers(
             permit = Some(gate(start).await?);
         }
         start.agent.metrics.container_starts(kind);
+        start.agent.with(&start.job.uid, |e| e.start.container_begins());
         let mut started = start_one(start, &sandbox, action, container, kind, &image).await;
         if let Ok(id) = &started
             && container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some())

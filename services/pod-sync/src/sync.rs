@@ -10,7 +10,6 @@ use keelson_pod_sync_core::actions::{ContainerWait, PodActions, compute_pod_acti
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
 use keelson_pod_sync_core::observation::ContainerObservation;
 use keelson_pod_sync_core::probe::hints;
-use keelson_pod_sync_core::status::deadline_unix_nanos;
 use keelson_pod_sync_core::worker::{Input, SyncOutcome, WorkerPhase};
 use keelson_proto::keelson::resource_manager::v1 as resource;
 use keelson_proto::keelson::volume_manager::v1 as volume;
@@ -51,6 +50,9 @@ pub async fn sync(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Turn
         }
         agent.apply(&job.uid, &Input::Started);
     }
+    if agent.with(&job.uid, |e| e.start.worker_begins(e.leaves_something())) == Some(true) {
+        agent.metrics.pods.begins(pod, &agent.moment());
+    }
     note_wait(agent, &job.uid, StepName::Source, "", Cause::done("pod-config"));
     probes::ensure(agent, job);
     // The observation may have become newer while the runtime was awaited.
@@ -64,8 +66,7 @@ pub async fn sync(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Turn
             return Ok(Turn::of(SyncOutcome::Terminal));
         }
         if actions.is_empty() {
-            let deadline = agent.with(&job.uid, |e| deadline_unix_nanos(pod, &e.status)).flatten();
-            let next_unix_nanos = actions.next_wake_unix_nanos().into_iter().chain(deadline).min();
+            let next_unix_nanos = actions.next_wake_unix_nanos();
             return Ok(Turn { outcome: SyncOutcome::Done, next_unix_nanos });
         }
         if job.cancel.is_cancelled() {
@@ -299,7 +300,10 @@ async fn mount(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Mounts,
             "",
             Cause::failed("FailedMount", &trouble.message, owner),
         );
-        agent.context.events.warning(object_of(&wanted.pod), "FailedMount", trouble.message.clone());
+        // A service that is away is no fault of the volumes (volumes.md §3.14).
+        if !trouble.neighbour {
+            agent.context.events.warning(object_of(&wanted.pod), "FailedMount", trouble.message.clone());
+        }
         trouble
     };
     let mut client = agent.clients.volumes();

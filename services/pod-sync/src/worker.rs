@@ -3,18 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use keelson_kube_model::Pod;
+use keelson_kube_model::{Pod, PodPhase, PodStatus};
 use keelson_pod_sync_core::accept::{Accepted, accept_status};
 use keelson_pod_sync_core::actions::ContainerWait;
 use keelson_pod_sync_core::explain::{Cause, StepName};
+use keelson_pod_sync_core::measure::Operation;
 use keelson_pod_sync_core::probe::readiness;
-use keelson_pod_sync_core::status::{StatusInputs, final_status, generate_status};
+use keelson_pod_sync_core::status::{
+    DEADLINE, DEADLINE_MESSAGE, StatusInputs, deadline_unix_nanos, final_status, generate_status,
+};
 use keelson_pod_sync_core::worker::{SyncOutcome, Work, WorkerPhase, WorkerState, current_work};
 use keelson_service_kit::{Backoff, CancellationToken, now_unix_nanos};
+use tokio::time::Instant;
 use tonic::Status;
 
 use crate::agent::{Agent, Entry, Wanted, object_of};
 use crate::documents::Document;
+use crate::news::News;
 use crate::observed::Observed;
 use crate::{again, stop, sync};
 
@@ -80,7 +85,7 @@ impl Turn {
 pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
     let Some(wake) = agent.with_life(&uid, life, |e| Arc::clone(&e.wake)) else { return };
     let mut faults = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
-    let mut absences = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+    let mut absences = absences();
     loop {
         match agent.with_life(&uid, life, |e| e.again) {
             None => return,
@@ -97,6 +102,8 @@ pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
                 () = tokio::time::sleep(delay) => continue,
             }
         }
+        let told = agent.with_life(&uid, life, |e| e.news.take()).unwrap_or_default();
+        let (began, began_unix_nanos) = (Instant::now(), now_unix_nanos());
         let Some(job) = job_of(&agent, &uid, life) else { return };
         // On the heap, so that a worker that waits, as most do, is small.
         let result = Box::pin(turn(&agent, &job)).await;
@@ -118,6 +125,7 @@ pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
         let pod = job.wanted.as_ref().map(|w| &*w.pod);
         let begun_in = job.state.phase;
         let Some(transition) = agent.apply_outcome(&uid, (life, begun_in), outcome, pod) else { return };
+        measure(&agent, &job, life, told, began);
         if transition.ended
             && let Some(wanted) = &job.wanted
         {
@@ -135,12 +143,35 @@ pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
         if transition.work.is_some() || moved_on || outcome == SyncOutcome::Cancelled {
             continue;
         }
+        let wait = until(wait, deadline_after(&agent, &job, began_unix_nanos));
         // Cancel-safe: a notification that comes meanwhile is kept.
         tokio::select! {
             () = agent.context.shutdown.cancelled() => return,
             () = wake.notified() => {}
             () = tokio::time::sleep(wait) => {}
         }
+    }
+}
+
+/// Waits while a neighbour is away: from 100 ms to 5 s (§4), as no wait is shorter than half of its back-off.
+const fn absences() -> Backoff {
+    Backoff::new(Duration::from_millis(200), Duration::from_secs(5))
+}
+
+/// Measures a turn. One that has only found out that its pod may not begin yet leaves to the next what it was told.
+fn measure(agent: &Agent, job: &Job, life: u64, told: News, began: Instant) {
+    if current_work(&job.state).is_none() {
+        return;
+    }
+    let counted = agent.with_life(&job.uid, life, |entry| {
+        if !entry.state.started {
+            entry.news.left(told);
+            return None;
+        }
+        Some(Operation::of_turn(told.operation(), job.state.phase, entry.start))
+    });
+    if let Some(Some(counted)) = counted {
+        agent.metrics.pods.turn(counted, told.since(counted, began).elapsed());
     }
 }
 
@@ -185,6 +216,13 @@ fn until(resync: Duration, next_unix_nanos: Option<i64>) -> Duration {
             Duration::from_nanos(left).min(resync)
         }
     }
+}
+
+/// The end of the pod's active deadline (§17), if a turn that began then could not see it.
+fn deadline_after(agent: &Agent, job: &Job, began_unix_nanos: i64) -> Option<i64> {
+    let wanted = job.wanted.as_ref().filter(|_| job.state.phase == WorkerPhase::Sync)?;
+    let deadline = agent.with(&job.uid, |e| deadline_unix_nanos(&wanted.pod, &e.status)).flatten();
+    deadline.filter(|deadline| *deadline > began_unix_nanos)
 }
 
 fn after(now_unix_nanos: i64, delay: Duration) -> i64 {
@@ -274,6 +312,18 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
         match accept_status(&wanted.pod, old.as_deref(), status, facts.finished || first, &at) {
             Accepted::Stored { status, newly_terminated } => {
                 agent.metrics.ended(&newly_terminated);
+                let has_failed = |status: &PodStatus| status.phase() == PodPhase::Failed;
+                if has_failed(&status) && status.reason == DEADLINE && !old.as_deref().is_some_and(has_failed)
+                {
+                    agent.context.events.normal(
+                        object_of(&wanted.pod),
+                        DEADLINE,
+                        DEADLINE_MESSAGE.to_owned(),
+                    );
+                }
+                if entry.start.shown(status.phase()) {
+                    agent.metrics.pods.runs(&wanted.pod, &at);
+                }
                 entry.status = Arc::new(*status);
                 entry.version += 1;
                 agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, facts.finished)));
@@ -360,4 +410,22 @@ pub fn note_wait(agent: &Agent, uid: &str, step: StepName, subject: &str, cause:
 /// The name for logs.
 pub fn name_of(pod: &Pod) -> String {
     format!("{}/{}", pod.metadata.namespace, pod.metadata.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_a_neighbour_waits_100_ms_to_5_s_each_time() {
+        let away = Trouble { neighbour: true, ..Trouble::fault("the runtime is away") };
+        let (least, most) = (Duration::from_millis(100), Duration::from_secs(5));
+        for _ in 0..100 {
+            let (mut faults, mut absences) = (Backoff::reconnect(), absences());
+            let mut delay = || delay_of(Duration::MAX, "u", &away, &mut faults, &mut absences);
+            let delays: Vec<Duration> = (0..12).map(|_| delay()).collect();
+            assert!(delays.iter().all(|delay| (least..=most).contains(delay)), "{delays:?}");
+            assert!(delays[0] <= 2 * least && delays[11] >= most / 2, "{delays:?}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ mod fake;
 
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::runtime::v1::Sandbox;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use fake::{PodSync, World, eventually};
 
@@ -156,4 +156,23 @@ async fn what_becomes_gone_while_it_is_read_is_read_again() {
     answer.add_permits(1);
     eventually("a second read", async || (world.shim.calls("GetPod web") > reads).then_some(())).await;
     second.kill();
+}
+
+#[tokio::test]
+async fn the_active_deadline_ends_a_pod_whose_image_is_tried_again_much_later() {
+    let world = World::start();
+    world.shim.fail_images();
+    let service = world.pod_sync().await;
+    let spec = json!({
+        "restartPolicy": "Always",
+        "activeDeadlineSeconds": 2,
+        "containers": [{"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent"}],
+    });
+    world.name_with("late", spec, 1);
+    service.step("late", "image", |step| step.state == "waiting" || step.state == "failed").await;
+    service.phase("late", "Failed").await;
+    let pod = service.pod("late").await.unwrap();
+    assert_eq!(pod["status"]["reason"], "DeadlineExceeded", "{pod:#}");
+    let told = service.event("Normal DeadlineExceeded: ").await;
+    assert!(told.ends_with("longer than the specified deadline"), "{told}");
 }

@@ -106,6 +106,7 @@ impl MachineLoop {
             // Without usable reservations nothing is taken away.
             allocatable: allocatable.unwrap_or_else(|_| capacity.clone()),
             capacity,
+            swap: reading.memory.swap,
             conditions: self.conditions.borrow_and_update().clone(),
             cgroup_version,
             identity: Arc::clone(&self.state.borrow().identity),

@@ -70,6 +70,8 @@ pub(crate) enum TreeState {
 pub(crate) struct MachineState {
     pub(crate) capacity: Amounts,
     pub(crate) allocatable: Amounts,
+    /// Bytes of all swap areas.
+    pub(crate) swap: u64,
     /// What the node is short of.
     pub(crate) conditions: BTreeSet<Condition>,
     pub(crate) cgroup_version: &'static str,

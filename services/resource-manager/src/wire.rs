@@ -142,6 +142,7 @@ pub(crate) fn machine(state: MachineState, driver: &str) -> pb::Machine {
         kernel_version: identity.kernel_version.clone(),
         os_image: identity.os_image.clone(),
         architecture: identity.architecture.clone(),
+        swap_bytes: i64::try_from(state.swap).unwrap_or(i64::MAX),
     }
 }
 
@@ -161,6 +162,14 @@ mod tests {
             requests: [("cpu".to_owned(), 100)].into(),
             cgroup: Some(pb::PodCgroup { cpu_shares: 102, memory_limit_bytes: -1, ..Default::default() }),
             ..Default::default()
+        }
+    }
+
+    #[test]
+    fn the_swap_of_the_machine_is_told() {
+        for swap in [0, 3 << 30] {
+            let state = MachineState { swap, ..MachineState::default() };
+            assert_eq!(u64::try_from(machine(state, "cgroupfs").swap_bytes), Ok(swap));
         }
     }
 

@@ -10,6 +10,8 @@ mod volumes;
 use std::time::Duration;
 
 use keelson_proto::keelson::common::v1::Want;
+use keelson_proto::keelson::events::v1::events_server::Events as _;
+use keelson_proto::keelson::events::v1::{Event, ListEventsRequest};
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
 use keelson_proto::keelson::resource_manager::v1::watch_evictions_response::Item;
@@ -58,6 +60,13 @@ impl Orders {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// The event that tells of the order about a pod.
+async fn evicted(service: &Service, uid: &str) -> Event {
+    let request = tonic::Request::new(ListEventsRequest::default());
+    let events = service.ctx.events.list_events(request).await.unwrap().into_inner().events;
+    events.into_iter().find(|event| event.reason == "Evicted" && event.uid == uid).unwrap()
 }
 
 async fn machine(service: &Service, wanted: impl Fn(&pb::Machine) -> bool) -> pb::Machine {
@@ -109,6 +118,7 @@ async fn a_pod_that_exceeds_the_limit_of_its_volume_is_ordered_to_end_until_it_i
     assert_eq!(order.pod.as_ref().unwrap().uid, "greedy");
     assert_eq!(order.message, "Usage of EmptyDir volume \"scratch\" exceeds the limit \"1Mi\". ");
     assert_eq!((order.reason.as_str(), order.grace_period_seconds), ("Evicted", Some(1)));
+    assert_eq!(evicted(&service, "greedy").await.annotations, Default::default());
     assert_eq!(
         (order.condition_type.as_str(), order.condition_reason.as_str()),
         ("DisruptionTarget", "TerminationByKubelet")
@@ -200,6 +210,12 @@ async fn while_memory_is_short_best_effort_pods_are_turned_away_and_the_least_im
     let low = "The node was low on resource: memory. Threshold quantity: 1000Ti, available: ";
     assert!(order.message.starts_with(low), "{}", order.message);
     assert_eq!((order.signal.as_str(), order.grace_period_seconds), ("memory.available", Some(1)));
+    let event = evicted(&service, "unimportant").await;
+    assert_eq!(event.message, order.message);
+    let annotations =
+        [("starved_resource", "memory"), ("offending_containers", ""), ("offending_containers_usage", "")];
+    let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    assert_eq!(event.annotations, annotations.into());
     let metrics = service.ctx.metrics.text();
     assert!(metrics.contains("kubelet_evictions{eviction_signal=\"memory.available\"} 1\n"), "{metrics}");
 

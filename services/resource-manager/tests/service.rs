@@ -383,6 +383,8 @@ async fn the_machine_is_told_at_once() {
     assert_eq!(machine.cgroup_driver, "cgroupfs");
     assert!(["v1", "v2"].contains(&machine.cgroup_version.as_str()));
     assert!(!machine.kernel_version.is_empty() && !machine.os_image.is_empty());
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    assert_eq!(machine.swap_bytes > 0, swaps.lines().count() > 1, "{} of {swaps}", machine.swap_bytes);
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Where credentials for registries come from (runtime-and-resources.md §6.3): the Secrets that a pod names, then the
-//! node's own docker configuration.
+//! node's own docker configuration, then the credential provider plugins.
 //!
-//! Credentials are in memory only while a pull needs them, and in no log, event, error or file.
+//! Credentials are in memory only while a pull needs them, those of plugins for as long as these allow, and in no log, event, error or file.
 
 use std::env;
 use std::fs::File;
@@ -22,6 +22,7 @@ use serde_json::Value;
 use tonic::{Code, Request, Status};
 
 use crate::clock::Clock;
+use crate::credential_plugins::Plugins;
 
 /// How long what was read of the node's configuration is used (runtime-and-resources.md §6.3).
 const KEEP_NANOS: i64 = 300 * 1_000_000_000;
@@ -35,6 +36,7 @@ const ASK_WITHIN: Duration = Duration::from_secs(10);
 pub struct Credentials {
     secrets: Secrets,
     node: Arc<NodeConfig>,
+    plugins: Plugins,
     clock: Clock,
 }
 
@@ -94,7 +96,8 @@ enum Unusable {
 impl Credentials {
     /// Nobody has any.
     pub fn none() -> Self {
-        Self { secrets: Secrets::None, node: Arc::default(), clock: Clock::System }
+        let plugins = Plugins::default();
+        Self { secrets: Secrets::None, node: Arc::default(), plugins, clock: Clock::System }
     }
 
     /// Secrets from pod-config; the node's configuration in the places where docker and the kubelet have it.
@@ -102,20 +105,29 @@ impl Credentials {
         let home = env::var_os("HOME").map(|home| PathBuf::from(home).join(".docker"));
         let folders = [Some(root), env::current_dir().ok(), home, Some("/.docker".into())];
         let node = NodeConfig { folders: folders.into_iter().flatten().collect(), read: Mutex::default() };
-        Self { secrets: Secrets::PodConfig(pod_config), node: Arc::new(node), clock: Clock::System }
+        let secrets = Secrets::PodConfig(pod_config);
+        Self { secrets, node: Arc::new(node), ..Self::none() }
     }
 
-    /// The credentials of a pod that names these Secrets for `repository`, its own before the node's.
+    /// And from plugins.
+    #[must_use]
+    pub(crate) fn with_plugins(self, plugins: Plugins) -> Self {
+        Self { plugins, ..self }
+    }
+
+    /// The credentials of a pod that names these Secrets for `repository`: its own, then those of the node's
+    /// configuration, then those of plugins. A plugin that has to be run takes its time.
     ///
     /// # Errors
     /// pod-config is away. A Secret that is not there is no error: it is named in the answer.
     pub async fn find(&self, pod: &PodRef, names: &[String], repository: &str) -> Result<Found, NobodyKnows> {
         let mut found = self.of_pod(pod, names, repository).await?;
         found.list.extend(self.of_node().await.lookup(repository));
+        found.list.extend(self.plugins.find(repository).await);
         Ok(found)
     }
 
-    /// As [`Self::find`], without the node's.
+    /// As [`Self::find`], without the node's and those of plugins.
     ///
     /// # Errors
     /// As there.
@@ -266,7 +278,8 @@ pub(crate) mod testing {
             let secrets: BTreeMap<_, _> =
                 secrets.iter().map(|(name, secret)| ((*name).to_owned(), secret.clone())).collect();
             let node = NodeConfig { folders: folders.to_vec(), read: Mutex::default() };
-            Self { secrets: Secrets::Set(Arc::new(Mutex::new(secrets))), node: Arc::new(node), clock }
+            let secrets = Secrets::Set(Arc::new(Mutex::new(secrets)));
+            Self { secrets, node: Arc::new(node), clock, ..Self::none() }
         }
     }
 

@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use keelson_service_kit::{PeerChannel, connect_foreign};
+use keelson_service_kit::{Metrics, connect_foreign};
 use tonic::{Code, Request, Status};
 
+use crate::operations::{CriChannel, Operations};
 use crate::whole;
 
 /// Lists of a node with thousands of dead containers pass the 16 MiB at which the kubelet fails.
@@ -29,16 +31,19 @@ pub fn socket_of(endpoint: &str) -> Result<PathBuf, BadEndpoint> {
 /// The container runtime.
 #[derive(Debug, Clone)]
 pub struct Cri {
-    channel: PeerChannel,
-    images: PeerChannel,
+    channel: CriChannel,
+    images: CriChannel,
+    operations: Arc<Operations>,
     timeout: Duration,
 }
 
 impl Cri {
     /// Connects on the first call.
     pub fn new(endpoint: &str, timeout: Duration) -> Result<Self, BadEndpoint> {
+        let operations = Arc::new(Operations::new());
         let channel = connect_foreign("the container runtime", &socket_of(endpoint)?);
-        Ok(Self { images: channel.clone(), channel, timeout })
+        let channel = CriChannel::new(channel, Arc::clone(&operations));
+        Ok(Self { images: channel.clone(), channel, operations, timeout })
     }
 
     /// Images are asked for at another endpoint (`imageServiceEndpoint`).
@@ -48,26 +53,32 @@ impl Cri {
     pub fn with_images_at(self, endpoint: Option<&str>) -> Result<Self, BadEndpoint> {
         let Some(endpoint) = endpoint else { return Ok(self) };
         let images = connect_foreign("the image service", &socket_of(endpoint)?);
+        let images = CriChannel::new(images, Arc::clone(&self.operations));
         Ok(Self { images, ..self })
     }
 
+    /// Shows what is asked of the runtime over this connection and all its clones.
+    pub fn register(&self, metrics: &Metrics) {
+        self.operations.register(metrics);
+    }
+
     /// The connection, for what is passed through as it is.
-    pub fn channel(&self) -> PeerChannel {
+    pub fn channel(&self) -> CriChannel {
         self.channel.clone()
     }
 
     /// The connection to the image service.
-    pub fn image_channel(&self) -> PeerChannel {
+    pub fn image_channel(&self) -> CriChannel {
         self.images.clone()
     }
 
     /// The runtime service.
-    pub fn runtime(&self) -> RuntimeServiceClient<PeerChannel> {
+    pub fn runtime(&self) -> RuntimeServiceClient<CriChannel> {
         RuntimeServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
 
     /// The image service.
-    pub fn images(&self) -> ImageServiceClient<PeerChannel> {
+    pub fn images(&self) -> ImageServiceClient<CriChannel> {
         ImageServiceClient::new(self.images.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
 

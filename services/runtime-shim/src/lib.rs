@@ -2,15 +2,17 @@
 //!
 //! It is the only process that holds a connection to CRI. On its socket it answers `keelson.runtime.v1` and,
 //! for uid 0 and pod-sync, CRI itself, passed through as raw bytes ([`proxy`]). It observes pods by events and
-//! reads ([`observe`], [`runtime_state`]), makes images present ([`images`], [`credentials`]), says what they and
-//! containers take of the disk ([`filesystem`]), writes the files that a container start needs ([`files`]), rotates and
-//! reads logs ([`rotate`], [`logs`]), runs commands in containers ([`exec`]), and is the only deleter of containers,
-//! sandboxes and images ([`collect`], [`unused`]).
+//! reads ([`observe`], [`runtime_state`]), counts what is asked of the runtime ([`operations`]), makes images present
+//! ([`images`], [`credentials`], `credential_plugins`), says what they and containers take of the disk ([`filesystem`]),
+//! writes the files that a container start needs ([`files`]), rotates and reads logs ([`rotate`], [`logs`]), runs
+//! commands in containers ([`exec`]), and is the only deleter of containers, sandboxes and images ([`collect`],
+//! [`unused`]).
 //!
 //! Its only state is the record of who may use which image ([`pull_records`]): after a restart it reads the runtime.
 
 pub mod clock;
 pub mod collect;
+mod credential_plugins;
 pub mod credentials;
 pub mod cri;
 pub mod exec;
@@ -26,6 +28,7 @@ mod log_parts;
 pub mod logs;
 pub mod observe;
 mod observe_metrics;
+pub mod operations;
 pub mod proxy;
 mod pull;
 pub mod pull_records;
@@ -47,17 +50,20 @@ use tonic::service::Routes;
 /// Builds the service and starts its loops.
 ///
 /// # Errors
-/// The runtime endpoint is no unix socket.
+/// The runtime endpoint is no unix socket, or the credential providers cannot be used as they are configured.
 pub async fn build(context: Context) -> anyhow::Result<Routes> {
     let config = &context.config;
     let timeout = Duration::from_millis(config.runtime.request_timeout_ms);
     let cri = cri::Cri::new(&config.runtime.endpoint, timeout)?
         .with_images_at(config.runtime.image_endpoint.as_deref())?;
+    cri.register(&context.metrics);
     let files = files::Files::new(config.paths.clone());
     let observer = observe::Observer::new(cri.clone(), files.clone());
     observe_metrics::register(&observer, &context.metrics);
     let pod_config = context.peer(ServiceName::PodConfig).channel();
-    let credentials = credentials::Credentials::new(pod_config, config.paths.root_dir.clone());
+    let plugins = credential_plugins::Plugins::load(&config.paths, &context.metrics).await?;
+    let credentials =
+        credentials::Credentials::new(pod_config, config.paths.root_dir.clone()).with_plugins(plugins);
     let images = images::Images::new(cri.clone(), context.events.clone(), config.runtime.max_parallel_pulls)
         .configured(config, credentials, &context.metrics);
     let (desires, events) = (collect::Desires::default(), context.events.clone());

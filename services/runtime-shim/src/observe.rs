@@ -503,6 +503,11 @@ fn container_message(status: cri::ContainerStatus, sandbox_id: String, message: 
         termination_grace_seconds: annotation(labels::GRACE).and_then(|v| v.parse().ok()),
         log_path: status.log_path.clone(),
         termination_message: message,
+        user: status.user.and_then(|user| user.linux).map(|user| pb::ContainerUser {
+            uid: user.uid,
+            gid: user.gid,
+            supplemental_groups: user.supplemental_groups,
+        }),
         id: status.id,
     }
 }
@@ -528,6 +533,21 @@ mod tests {
 
     fn state(observer: &Observer, uid: &str) -> Option<pb::ContainerState> {
         observer.cached(uid)?.containers.first().map(pb::Container::state)
+    }
+
+    #[test]
+    fn the_user_of_a_container_is_told_when_the_runtime_tells_it() {
+        let told = |user: Option<cri::ContainerUser>| {
+            let status = cri::ContainerStatus { user, ..Default::default() };
+            container_message(status, "s".into(), String::new()).user
+        };
+        let linux = cri::LinuxContainerUser { uid: 1000, gid: 3000, supplemental_groups: vec![3000, 4000] };
+        let shown = pb::ContainerUser { uid: 1000, gid: 3000, supplemental_groups: vec![3000, 4000] };
+        assert_eq!(told(Some(cri::ContainerUser { linux: Some(linux) })), Some(shown));
+        let root = cri::ContainerUser { linux: Some(cri::LinuxContainerUser::default()) };
+        assert_eq!(told(Some(root)), Some(pb::ContainerUser::default()));
+        assert_eq!(told(Some(cri::ContainerUser { linux: None })), None);
+        assert_eq!(told(None), None);
     }
 
     #[tokio::test]

@@ -12,7 +12,6 @@ use bytes::{Buf as _, Bytes};
 use http::{HeaderName, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use k8s_cri::v1 as cri;
-use keelson_service_kit::PeerChannel;
 use keelson_service_kit::status::{PEER_UNAVAILABLE, chain, error};
 use prost::Message;
 use tokio::sync::oneshot;
@@ -24,6 +23,7 @@ use tracing::Instrument as _;
 
 use crate::files::Files;
 use crate::observe::Observer;
+use crate::operations::{Counted, CriChannel};
 
 /// The length prefix of a gRPC message: a flag and four bytes.
 const PREFIX: usize = 5;
@@ -48,7 +48,7 @@ impl<N> Clone for Proxy<N> {
 
 #[derive(Debug, Clone)]
 struct ProxyInner {
-    channel: PeerChannel,
+    channel: CriChannel,
     observer: Observer,
     files: Files,
 }
@@ -70,7 +70,7 @@ impl NamedService for Proxy<ImageService> {
 
 impl<N> Proxy<N> {
     /// Passes calls on to `channel`.
-    pub fn new(channel: PeerChannel, observer: Observer, files: Files) -> Self {
+    pub fn new(channel: CriChannel, observer: Observer, files: Files) -> Self {
         Self { inner: ProxyInner { channel, observer, files }, name: PhantomData }
     }
 }
@@ -101,6 +101,14 @@ enum Act {
     OnId,
 }
 
+/// What the request of an act is about.
+#[derive(Debug, Default)]
+struct About {
+    uid: Option<String>,
+    /// Of a sandbox that is to be made; `None` when the request cannot be read.
+    runtime_handler: Option<String>,
+}
+
 fn act_of(path: &str) -> Option<Act> {
     match path.strip_prefix("/runtime.v1.RuntimeService/")? {
         "RunPodSandbox" => Some(Act::RunSandbox),
@@ -119,11 +127,12 @@ impl ProxyInner {
         let none = if act.is_some() { ACT_WITHOUT_DEADLINE } else { NO_DEADLINE };
         request.headers_mut().entry(GRPC_TIMEOUT).or_insert(none);
         let Some(act) = act else {
-            return self.channel.clone().oneshot(request).await;
+            return self.channel.clone().oneshot(request).await.map(plain);
         };
         let (head, body) = request.into_parts();
         let bytes = body.collect().await?.to_bytes();
-        let uid = self.before(act, &bytes)?;
+        let About { uid, runtime_handler } = self.before(act, &bytes)?;
+        let channel = self.channel.clone().making_a_sandbox(runtime_handler);
         let request = Request::from_parts(head, Body::new(Full::new(bytes)));
         // In a task of its own, because this future is dropped when the caller resets its stream or dies. The
         // call then goes on to its own deadline and what it has made is attributed and read: that is meant,
@@ -131,7 +140,7 @@ impl ProxyInner {
         let (answer, answered) = oneshot::channel();
         tokio::spawn(
             async move {
-                let response = self.act(act, uid.as_ref(), request).await;
+                let response = self.act(channel, act, uid.as_ref(), request).await;
                 let left = answer.send(response).is_err();
                 // After an own act the caller reads the pod itself; one that has left does not.
                 if let Some(uid) = uid.filter(|_| left) {
@@ -145,17 +154,18 @@ impl ProxyInner {
 
     async fn act(
         &self,
+        channel: CriChannel,
         act: Act,
         uid: Option<&String>,
         request: Request<Body>,
     ) -> Result<Response<Body>, Status> {
-        let response = self.channel.clone().oneshot(request).await;
+        let response = channel.oneshot(request).await;
         let response = match act {
             Act::RunSandbox | Act::Create => match response {
                 Ok(response) => self.learn(uid, response).await,
                 Err(status) => Err(status),
             },
-            Act::OnId => response,
+            Act::OnId => response.map(plain),
         };
         // Also after an error: a call that was cut may have done its work.
         if let Some(uid) = uid
@@ -166,29 +176,42 @@ impl ProxyInner {
         response
     }
 
-    /// What has to be there before the call, and the pod that it is about.
-    fn before(&self, act: Act, bytes: &Bytes) -> Result<Option<String>, Status> {
+    /// What has to be there before the call, and what it is about.
+    fn before(&self, act: Act, bytes: &Bytes) -> Result<About, Status> {
+        let about = |uid| About { uid, runtime_handler: None };
         match act {
             Act::RunSandbox => {
-                let Some(config) = decode::<cri::RunPodSandboxRequest>(bytes).and_then(|r| r.config) else {
-                    return Ok(None);
+                let Some(request) = decode::<cri::RunPodSandboxRequest>(bytes) else {
+                    return Ok(About::default());
+                };
+                let runtime_handler = Some(request.runtime_handler);
+                let Some(config) = request.config else {
+                    return Ok(About { uid: None, runtime_handler });
                 };
                 self.files
                     .make_log_dir(Path::new(&config.log_directory))
                     .map_err(|e| Status::failed_precondition(chain(&e)))?;
-                Ok(config.metadata.map(|m| m.uid))
+                Ok(About { uid: config.metadata.map(|m| m.uid), runtime_handler })
             }
-            Act::Create => Ok(decode::<cri::CreateContainerRequest>(bytes)
-                .and_then(|r| r.sandbox_config)
-                .and_then(|c| c.metadata)
-                .map(|m| m.uid)),
-            Act::OnId => Ok(decode::<cri::StartContainerRequest>(bytes)
-                .and_then(|r| self.observer.owner_of(&r.container_id))),
+            Act::Create => Ok(about(
+                decode::<cri::CreateContainerRequest>(bytes)
+                    .and_then(|r| r.sandbox_config)
+                    .and_then(|c| c.metadata)
+                    .map(|m| m.uid),
+            )),
+            Act::OnId => Ok(about(
+                decode::<cri::StartContainerRequest>(bytes)
+                    .and_then(|r| self.observer.owner_of(&r.container_id)),
+            )),
         }
     }
 
     /// Attributes what a call made to its pod; both answers carry the new id as their first field.
-    async fn learn(&self, uid: Option<&String>, response: Response<Body>) -> Result<Response<Body>, Status> {
+    async fn learn(
+        &self,
+        uid: Option<&String>,
+        response: Response<Counted>,
+    ) -> Result<Response<Body>, Status> {
         let (head, body) = response.into_parts();
         let collected = body.collect().await.map_err(|source| cut_off(&chain(&source)))?;
         let trailers = collected.trailers().cloned();
@@ -199,6 +222,11 @@ impl ProxyInner {
         let body = Full::new(bytes).with_trailers(std::future::ready(trailers.map(Ok)));
         Ok(Response::from_parts(head, Body::new(body)))
     }
+}
+
+/// An answer as it goes on to the caller.
+fn plain(response: Response<Counted>) -> Response<Body> {
+    response.map(Counted::into_body)
 }
 
 /// A call whose answer was lost on its way here: marked, so that the caller does not take it for an answer.

@@ -6,7 +6,7 @@ use k8s_cri::v1 as cri;
 use keelson_proto::containerd::services::events::v1 as containerd;
 use keelson_proto::containerd::services::events::v1::events_client::EventsClient;
 use keelson_proto::keelson::runtime::v1 as pb;
-use keelson_service_kit::{Backoff, Context, LoopHandle, PeerChannel, now_unix_nanos};
+use keelson_service_kit::{Backoff, Context, LoopHandle, now_unix_nanos};
 use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -19,6 +19,8 @@ use crate::whole;
 
 /// Between two looks at the runtime's own conditions (pod-lifecycle.md §1).
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
+/// The same while they are not all met: whoever waits for them waits no longer than need be.
+const STATUS_PERIOD_UNREADY: Duration = Duration::from_secs(1);
 /// Between two relists where the runtime tells nothing by itself.
 const RELIST_WITHOUT_EVENTS: Duration = Duration::from_secs(1);
 /// A second relist soon after the first finds what happened while the event stream was being opened.
@@ -147,6 +149,11 @@ struct Conditions {
 }
 
 impl Conditions {
+    /// Until they are looked at again.
+    const fn period(&self) -> Duration {
+        if self.ready && self.network_ready { STATUS_PERIOD } else { STATUS_PERIOD_UNREADY }
+    }
+
     fn apply(self, state: &mut pb::RuntimeState) {
         state.unreachable = false;
         state.ready = self.ready;
@@ -245,7 +252,7 @@ async fn cri_events(cri: &Cri) -> Option<mpsc::Receiver<Hint>> {
 }
 
 async fn containerd_events(cri: &Cri) -> Option<mpsc::Receiver<Hint>> {
-    let mut client: EventsClient<PeerChannel> = EventsClient::new(cri.channel());
+    let mut client = EventsClient::new(cri.channel());
     let filter = |topic: &str| format!("topic==\"{topic}\",namespace==k8s.io");
     let request = cri.unbounded(containerd::SubscribeRequest {
         filters: ["/tasks/exit", "/tasks/paused", "/tasks/resumed", "/containers/delete"]
@@ -325,7 +332,7 @@ async fn follow(
     };
     let mut period = period_of(&source);
     let mut relist_at = Instant::now() + SECOND_LOOK.min(period);
-    let mut status_at = Instant::now() + STATUS_PERIOD;
+    let mut status_at = Instant::now() + STATUS_PERIOD_UNREADY;
     loop {
         progress.tick();
         // Every arm is cancel-safe: timers are absolute, and a hint is taken only when it is returned.
@@ -356,10 +363,12 @@ async fn follow(
             }
             () = sleep_until(status_at) => {
                 match read_status(cri).await {
-                    Ok(conditions) => set_state(observer, |state| conditions.apply(state)),
+                    Ok(conditions) => {
+                        status_at = Instant::now() + conditions.period();
+                        set_state(observer, |state| conditions.apply(state));
+                    }
                     Err(status) => return status,
                 }
-                status_at = Instant::now() + STATUS_PERIOD;
             }
         }
     }

@@ -6,6 +6,7 @@
 mod lock_name;
 mod machine;
 mod names;
+mod node_status;
 mod paths;
 mod pods;
 
@@ -21,6 +22,7 @@ use serde_json::{Map, Value};
 pub use lock_name::endpoint_lock_name;
 pub use machine::{Eviction, NodeAllocatable};
 pub use names::{ServiceName, UnknownService};
+pub use node_status::NodeStatus;
 pub use paths::Paths;
 pub use pods::Pods;
 
@@ -65,6 +67,9 @@ pub struct Config {
     /// How pods are kept running, and what they may set.
     #[serde(default)]
     pub pods: Pods,
+    /// What the Node object shows.
+    #[serde(default)]
+    pub node_status: NodeStatus,
     /// Log output.
     pub logging: Logging,
     /// Traces over OTLP; absent: off.
@@ -361,6 +366,7 @@ impl Default for Config {
             image_collection: ImageCollection::default(),
             volumes: Volumes::default(),
             pods: Pods::default(),
+            node_status: NodeStatus::default(),
             image_pulls: ImagePulls::default(),
             container_collection: ContainerCollection::default(),
             logging: Logging::default(),

@@ -1,4 +1,4 @@
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use keelson_proto::keelson::events::v1 as pb;
@@ -83,6 +83,12 @@ impl Default for EventRing {
 impl EventRing {
     /// Records an event; one that equals an earlier one in all but time raises that one's count.
     pub fn record(&self, event: NewEvent) {
+        self.record_annotated(event, BTreeMap::new());
+    }
+
+    /// As [`Self::record`], with annotations of the event's own object (`metadata.annotations`). An event that differs
+    /// from an earlier one in them alone takes its place, with its count.
+    pub fn record_annotated(&self, event: NewEvent, annotations: BTreeMap<String, String>) {
         let now = now_unix_nanos();
         let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kind = if event.warning { "Warning" } else { "Normal" };
@@ -116,6 +122,7 @@ impl EventRing {
             first_unix_nanos: first,
             last_unix_nanos: now,
             count,
+            annotations: annotations.into_iter().collect(),
         });
     }
 
@@ -165,6 +172,19 @@ mod tests {
         let list = ring.list("", 0);
         assert_eq!(list.events.len(), 1);
         assert_eq!((list.events[0].count, list.events[0].sequence), (2, 2));
+    }
+
+    #[test]
+    fn annotations_are_those_of_the_last_time_the_event_was_recorded() {
+        let ring = EventRing::default();
+        for usage in ["1Mi", "2Mi"] {
+            let object = ObjectRef::pod("default", "web", "u1");
+            let event = NewEvent { warning: true, reason: "Evicted".into(), message: "m".into(), object };
+            ring.record_annotated(event, [("usage".to_owned(), usage.to_owned())].into());
+        }
+        let list = ring.list("", 0);
+        assert_eq!((list.events.len(), list.events[0].count), (1, 2));
+        assert_eq!(list.events[0].annotations, [("usage".to_owned(), "2Mi".to_owned())].into());
     }
 
     #[test]

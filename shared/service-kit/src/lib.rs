@@ -21,6 +21,7 @@ mod lifeline;
 mod memory;
 mod metrics;
 mod peer;
+mod process_metrics;
 mod progress;
 pub mod server;
 mod state_file;

@@ -6,6 +6,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Metric, Registry};
 
+use crate::process_metrics::ProcessMetrics;
+
 /// The metrics of this service, in one registry.
 #[derive(Debug, Clone)]
 pub struct Metrics(Arc<Inner>);
@@ -24,7 +26,7 @@ struct RpcLabels {
 }
 
 impl Metrics {
-    /// A registry with the counters of the server stack.
+    /// A registry with the counters of the server stack and what this process uses.
     pub fn new() -> Self {
         let handled = Family::default();
         let mut registry = Registry::default();
@@ -33,6 +35,7 @@ impl Metrics {
             "RPCs that this service has answered, by method and gRPC code",
             handled.clone(),
         );
+        registry.register_collector(Box::new(ProcessMetrics));
         Self(Arc::new(Inner { registry: Mutex::new(registry), handled }))
     }
 

@@ -28,14 +28,15 @@ use crate::uds::{Incoming, PeerIdentity, bind};
 const CONCURRENCY: usize = 1024;
 
 /// Who may call the methods of APIs that are not ours, by path prefix, the first that fits: CRI on the socket of
-/// runtime-shim. The answers to `Exec`, `Attach` and `PortForward` are addresses that give whoever has them a way into
-/// a container, so they are for root alone.
+/// runtime-shim, of which node-status reads the list of images and nothing else. The answers to `Exec`, `Attach` and
+/// `PortForward` are addresses that give whoever has them a way into a container, so they are for root alone.
 const FOREIGN: &[(&str, &[&str])] = &[
     ("/runtime.v1.RuntimeService/ExecSync", &["pod-sync"]),
     ("/runtime.v1.RuntimeService/Exec", &[]),
     ("/runtime.v1.RuntimeService/Attach", &[]),
     ("/runtime.v1.RuntimeService/PortForward", &[]),
     ("/runtime.v1.RuntimeService/", &["pod-sync"]),
+    ("/runtime.v1.ImageService/ListImages", &["pod-sync", "node-status"]),
     ("/runtime.v1.ImageService/", &["pod-sync"]),
     ("/grpc.health.v1.Health/", ANY_SERVICE),
     ("/grpc.reflection.v1.ServerReflection/", ANY_SERVICE),
@@ -302,6 +303,19 @@ mod tests {
         assert!(policy.check(path, &peer(uid_of("pod-sync"), &[])).is_ok());
         assert!(policy.check(path, &peer(uid_of("node-api"), &[])).is_err());
         assert!(policy.check(path, &peer(1000, &[700])).is_err());
+    }
+
+    #[test]
+    fn of_cri_node_status_may_list_the_images_and_nothing_else() {
+        let policy = policy();
+        let may = |service: &str, path: &str| policy.check(path, &peer(uid_of(service), &[])).is_ok();
+        let list = "/runtime.v1.ImageService/ListImages";
+        for service in ServiceName::ALL.map(ServiceName::as_str) {
+            assert_eq!(may(service, list), ["pod-sync", "node-status"].contains(&service), "{service}");
+        }
+        for method in ["ImageService/ImageStatus", "ImageService/RemoveImage", "RuntimeService/Version"] {
+            assert!(!may("node-status", &format!("/runtime.v1.{method}")), "{method}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `keelson explain pod`.
 
+use keelson_config::ServiceName;
 use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem};
 use keelson_proto::keelson::pod_sync::v1::{ExplainPodResponse, Step};
 use serde_json::{Value, json};
@@ -46,16 +47,28 @@ pub(crate) async fn explain(session: &Session, entry: &PodEntry) -> Result<Expla
         futures_util::future::join(session.agent.explain(&entry.document.uid), session.agent.sources()).await;
     let mut answer = answer?;
     let full = format!("{}/{}", entry.document.namespace, entry.document.name);
-    let problems: Vec<SourceProblem> = sources
-        .into_iter()
-        .flatten()
-        .flat_map(|s| s.problems)
-        .filter(|p| p.kept_pods.contains(&full))
-        .collect();
-    for problem in problems.iter().rev() {
-        answer.steps.insert(0, refusal(problem));
-    }
+    let first = match sources {
+        Ok(sources) => {
+            let problems = sources.iter().flat_map(|s| &s.problems);
+            problems.filter(|p| p.kept_pods.contains(&full)).map(refusal).collect()
+        }
+        Err(why) => vec![unheard(&why)],
+    };
+    answer.steps.splice(0..0, first);
     Ok(answer)
+}
+
+/// Nobody says what manifests there are.
+fn unheard(why: &Failure) -> Step {
+    Step {
+        name: "source".into(),
+        state: "waiting".into(),
+        subject: String::new(),
+        message: format!("{why}; until it answers, no manifest that is new or has changed is read"),
+        owner: ServiceName::PodConfig.to_string(),
+        since_unix_nanos: 0,
+        next_retry_unix_nanos: 0,
+    }
 }
 
 fn refusal(problem: &SourceProblem) -> Step {
@@ -70,16 +83,27 @@ fn refusal(problem: &SourceProblem) -> Step {
     }
 }
 
-/// There is no such pod: shows the manifests that are refused, for it may be in one of them.
+/// There is no such pod: shows the manifests that are refused, for it may be in one of them, or that nobody reads
+/// any at present.
 async fn refused(session: &Session, name: &str, failure: Failure) -> Result<(), Failure> {
-    let sources = session.agent.sources().await.unwrap_or_default();
-    let steps = suspects(&sources, bare_name(name));
-    if steps.is_empty() {
-        return Err(failure);
-    }
-    let count = steps.len();
-    let manifests =
-        if count == 1 { "a manifest is refused".into() } else { format!("{count} manifests are refused") };
+    let (steps, summary, failure) = match session.agent.sources().await {
+        Ok(sources) => {
+            let steps = suspects(&sources, bare_name(name));
+            let manifests = match steps.len() {
+                0 => return Err(failure),
+                1 => "a manifest is refused".to_owned(),
+                count => format!("{count} manifests are refused"),
+            };
+            let summary = format!("There is no such pod, but {manifests} that it may stand in.");
+            let hint = "mend the manifest; it is read again at once".into();
+            (steps, summary, Failure::NotFound { what: failure.to_string(), hint })
+        }
+        Err(why) => {
+            let summary =
+                "There is no such pod so far, and the service that reads manifests does not answer.";
+            (vec![unheard(&why)], summary.to_owned(), why)
+        }
+    };
     let answer = ExplainPodResponse {
         pod: Some(keelson_proto::keelson::common::v1::PodRef {
             uid: String::new(),
@@ -87,7 +111,7 @@ async fn refused(session: &Session, name: &str, failure: Failure) -> Result<(), 
             name: bare_name(name).to_owned(),
         }),
         phase: "Unknown".into(),
-        summary: format!("There is no such pod, but {manifests} that it may stand in."),
+        summary,
         steps,
     };
     if output::is_document(session.format()) {
@@ -95,10 +119,7 @@ async fn refused(session: &Session, name: &str, failure: Failure) -> Result<(), 
     } else {
         output::print(&text(&answer, session.now, session.colour))?;
     }
-    Err(Failure::NotFound {
-        what: failure.to_string(),
-        hint: "mend the manifest; it is read again at once".into(),
-    })
+    Err(failure)
 }
 
 /// The refused manifests that name the pod; all of them when none does.

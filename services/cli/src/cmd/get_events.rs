@@ -1,5 +1,7 @@
 //! `keelson get events`.
 
+use std::collections::BTreeMap;
+
 use futures_util::future::join_all;
 use keelson_config::ServiceName;
 use keelson_proto::keelson::events::v1::ListEventsRequest;
@@ -238,14 +240,18 @@ fn document(told: &ToldEvent) -> Value {
     if !event.field_path.is_empty() {
         object["fieldPath"] = json!(event.field_path);
     }
+    let mut metadata = json!({
+        "name": format!("{}.{:x}-{:x}", event.name, event.first_unix_nanos, event.sequence),
+        "namespace": namespace_of(told),
+        "creationTimestamp": human::rfc3339(event.first_unix_nanos),
+    });
+    if !event.annotations.is_empty() {
+        metadata["annotations"] = json!(event.annotations.iter().collect::<BTreeMap<_, _>>());
+    }
     json!({
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {
-            "name": format!("{}.{:x}-{:x}", event.name, event.first_unix_nanos, event.sequence),
-            "namespace": namespace_of(told),
-            "creationTimestamp": human::rfc3339(event.first_unix_nanos),
-        },
+        "metadata": metadata,
         "involvedObject": object,
         "reason": event.reason,
         "message": event.message,

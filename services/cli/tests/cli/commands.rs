@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::Stdio;
 
-use keelson_config::ServiceName;
+use keelson_config::{Config, ServiceName};
 use keelson_proto::keelson::admin::v1::GetProgressResponse;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem};
@@ -11,8 +11,8 @@ use keelson_proto::keelson::pod_sync::v1::{ExplainPodResponse, Step};
 use keelson_proto::keelson::runtime::v1::{ContainerState, ImageUser, RuntimeImage};
 use keelson_proto::keelson::supervisor::v1::Service;
 use keelson_proto::keelson::volume_manager::v1::{PodVolumes, VolumeMount};
-use keelson_service_kit::ObjectRef;
-use serde_json::json;
+use keelson_service_kit::{NewEvent, ObjectRef};
+use serde_json::{Value, json};
 
 use crate::fake::{Fake, World};
 use crate::{SECOND, Said, command, keelson, now, world};
@@ -179,6 +179,24 @@ fn events_as_json_are_an_event_list() {
     assert_eq!(list["items"].as_array().unwrap().len(), 4);
 }
 
+#[test]
+fn annotations_of_an_event_stand_in_its_metadata_sorted_by_key() {
+    let world = world();
+    let object = ObjectRef::pod("default", "web-edge", "u1");
+    world.events.normal(object.clone(), "Pulled", "image there");
+    let annotations = [("starved_resource", "memory"), ("b", ""), ("offending_containers", "app,side")];
+    let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let event = NewEvent { warning: true, reason: "Evicted".into(), message: "low".into(), object };
+    world.events.record_annotated(event, annotations.into());
+    let fake = Fake::start(world);
+    let list = keelson(&fake.run_dir, &["get", "events", "-o", "json"]).json();
+    assert_eq!(list["items"][0]["metadata"].get("annotations"), None, "{list}");
+    assert_eq!(
+        list["items"][1]["metadata"]["annotations"].to_string(),
+        r#"{"b":"","offending_containers":"app,side","starved_resource":"memory"}"#
+    );
+}
+
 fn world_with_a_refused_manifest() -> World {
     let problem = SourceProblem {
         origin: "/m/web.yaml".into(),
@@ -255,6 +273,26 @@ fn a_pod_that_never_was_is_explained_by_its_refused_manifest() {
     assert!(said.out.contains("/m/web.yaml:7:3: spec.containers[0].image"), "{}", said.out);
     let said = keelson(&fake.run_dir, &["describe", "pod", "shop"]);
     assert!(said.failed(1).1.contains("/m/web.yaml:7:3"), "{said:?}");
+}
+
+#[test]
+fn explain_names_the_reader_of_manifests_while_it_is_away() {
+    let there = [ServiceName::Init, ServiceName::PodSync];
+    let fake = Fake::start_some(world_with_a_refused_manifest(), &there, &Config::default());
+    let said = keelson(&fake.run_dir, &["explain", "pod", "shop", "-o", "json"]);
+    let (error, hint) = said.failed(69);
+    assert!(
+        error.starts_with("pod-config is not running") && hint.contains("restart pod-config"),
+        "{said:?}"
+    );
+    let told: Value = serde_json::from_str(&said.out).unwrap();
+    let step = &told["steps"][0];
+    assert_eq!((&step["owner"], &step["state"]), (&"pod-config".into(), &"waiting".into()), "{told:#}");
+    // What runs is explained all the same, and that nobody reads a newer manifest of it stands first.
+    let text = keelson(&fake.run_dir, &["explain", "pod", "web"]).ok();
+    let line = text.lines().find(|line| line.contains("source")).unwrap_or_default();
+    assert!(line.contains("pod-config is not running") && line.contains("manifest"), "{text}");
+    assert!(text.contains("runtime-shim"), "{text}");
 }
 
 #[test]

@@ -8,10 +8,12 @@
 //! - [`Health`] turns the answers of a running service into the state that people see.
 
 mod backoff;
+mod credential_providers;
 mod document;
 mod duration;
 mod effective;
 mod exit;
+mod flagz;
 mod folders;
 mod health;
 mod keelson_file;
@@ -25,9 +27,14 @@ mod resolve;
 mod running_pods;
 
 pub use backoff::Restarts;
+pub use credential_providers::{
+    CREDENTIAL_BIN_FLAG, CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, credential_config_files,
+    credential_provider_paths,
+};
 pub use document::{ConfigProblem, Document, Sourced};
 pub use duration::{format_go_duration, parse_go_duration};
 pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
+pub use flagz::shown_flags;
 pub use folders::{Folder, Owner, folders};
 pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState};
 pub use keelson_config::endpoint_lock_name;

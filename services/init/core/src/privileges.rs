@@ -69,8 +69,8 @@ use Capability::{
 const POD_CONFIG: &[Capability] = &[DacReadSearch];
 
 /// runtime-shim writes etc-hosts, termination files, log folders and links whose owners are users of pods,
-/// connects to the runtime's socket, and removes what dead containers left. It signals and mounts nothing:
-/// the runtime does.
+/// connects to the runtime's socket, and removes what dead containers left. It signals nothing but its own
+/// credential plugins, which run as its user and keep the same, and mounts nothing: the runtime does.
 const RUNTIME_SHIM: &[Capability] = &[Chown, DacOverride, DacReadSearch, Fowner, Fsetid];
 
 /// volume-manager gives files to a pod's fsGroup (chown, fowner, fsetid keeps the set-group-id bit of its

@@ -476,6 +476,7 @@ impl Resolver<'_> {
 
     fn resources(&mut self, kubelet: &mut KubeletFile) {
         self.set("resources.maxPods", kubelet.max_pods.take(), |c, v| c.resources.max_pods = v);
+        self.set("nodeStatus.maxImages", kubelet.max_images.take(), |c, v| c.node_status.max_images = v);
         self.set("resources.podPidsLimit", kubelet.pod_pids_limit.take(), |c, v| {
             c.resources.pod_pids_limit = if v <= 0 { -1 } else { v };
         });

@@ -287,13 +287,13 @@ fn a_file_of_another_kind_is_refused() {
 #[test]
 fn what_is_not_acted_on_is_one_line_and_what_no_kubelet_has_is_a_warning_each() {
     let file = kubelet(json!({
-        "nodeStatusMaxImages": 9, "authentication": {"anonymous": {"enabled": false}}, "staticPodPth": "/x",
+        "kubeAPIBurst": 9, "authentication": {"anonymous": {"enabled": false}}, "staticPodPth": "/x",
         "logging": {"verbosity": 4},
     }));
     let notes = run(&Flags::default(), Some(&file), None, &host()).unwrap().notes;
     let infos: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Info).collect();
     assert_eq!(infos.len(), 1, "{notes:?}");
-    assert!(infos[0].text.contains("nodeStatusMaxImages, authentication, logging.verbosity"), "{notes:?}");
+    assert!(infos[0].text.contains("kubeAPIBurst, authentication, logging.verbosity"), "{notes:?}");
     let warnings: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Warn).collect();
     assert_eq!(warnings.len(), 1, "{notes:?}");
     assert!(
@@ -487,6 +487,20 @@ fn bounds_of_logs_and_images_that_a_kubelet_refuses_are_refused() {
         let problems = problems_of(fields);
         assert_eq!(problems.len(), 1, "{part}: {problems:?}");
         assert!(problems[0].contains(part), "{part}: {problems:?}");
+    }
+}
+
+#[test]
+fn the_node_lists_as_many_images_as_the_file_says_and_minus_one_is_all_of_them() {
+    assert_eq!(with_kubelet(json!({})).node_status.max_images, 50);
+    for most in [-1, 0, 1, 50, i64::from(i32::MAX)] {
+        let config = with_kubelet(json!({"nodeStatusMaxImages": most}));
+        assert_eq!(config.node_status.max_images, most);
+        assert!(config.provenance.contains_key("nodeStatus.maxImages"), "{most}");
+    }
+    for wrong in [json!(-2), json!("all"), json!(1_u64 << 31)] {
+        let problems = problems_of(json!({"nodeStatusMaxImages": wrong}));
+        assert!(problems.len() == 1 && problems[0].contains("nodeStatusMaxImages"), "{wrong}: {problems:?}");
     }
 }
 

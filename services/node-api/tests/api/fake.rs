@@ -14,6 +14,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use keelson_config::{Config, ServiceName};
+use keelson_node_api::Slis;
 use keelson_proto::keelson::admin::v1 as admin;
 use keelson_proto::keelson::admin::v1::admin_server::{Admin, AdminServer};
 use keelson_proto::keelson::pod_sync::v1 as ps;
@@ -40,6 +41,7 @@ pub struct World {
     dir: tempfile::TempDir,
     pub shared: Arc<Shared>,
     pub ctx: Context,
+    pub slis: Slis,
 }
 
 /// What the fakes answer, and what they were asked.
@@ -94,7 +96,7 @@ impl World {
     pub fn without_neighbours() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let ctx = context_in(&dir, ServiceName::NodeApi);
-        Self { dir, shared: Arc::default(), ctx }
+        Self { dir, shared: Arc::default(), ctx, slis: Slis::default() }
     }
 
     fn context(&self, service: ServiceName) -> Context {
@@ -103,7 +105,7 @@ impl World {
 
     /// The kubelet API on a port that the kernel chose.
     pub async fn api(&self) -> SocketAddr {
-        self.listen(keelson_node_api::api_router(&self.ctx)).await
+        self.listen(keelson_node_api::api_router(&self.ctx, &self.slis)).await
     }
 
     /// Any router on a port that the kernel chose.
@@ -151,20 +153,27 @@ pub struct Reply {
 }
 
 pub async fn request(address: SocketAddr, method: &str, path: &str) -> Reply {
-    try_request(address, method, path).await.unwrap()
+    try_request(address, method, path, &[]).await.unwrap()
+}
+
+/// `GET` with headers.
+pub async fn get_with(address: SocketAddr, path: &str, headers: &[(&str, &str)]) -> Reply {
+    try_request(address, "GET", path, headers).await.unwrap()
 }
 
 /// An error when the connection breaks before the head of the answer.
-pub async fn try_request(address: SocketAddr, method: &str, path: &str) -> Result<Reply, hyper::Error> {
+pub async fn try_request(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> Result<Reply, hyper::Error> {
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    let request = HttpRequest::builder()
-        .method(method)
-        .uri(path)
-        .header("host", "node")
-        .body(Empty::<Bytes>::new())
-        .unwrap();
+    let request = HttpRequest::builder().method(method).uri(path).header("host", "node");
+    let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+    let request = request.body(Empty::<Bytes>::new()).unwrap();
     let (parts, body) = sender.send_request(request).await?.into_parts();
     Ok(Reply { status: parts.status, headers: parts.headers, body })
 }
@@ -176,7 +185,11 @@ pub async fn get(address: SocketAddr, path: &str) -> Reply {
 impl Reply {
     /// The whole body; an error when it breaks on the way.
     pub async fn text(self) -> Result<String, hyper::Error> {
-        Ok(String::from_utf8(self.body.collect().await?.to_bytes().to_vec()).unwrap())
+        Ok(String::from_utf8(self.bytes().await?.to_vec()).unwrap())
+    }
+
+    pub async fn bytes(self) -> Result<Bytes, hyper::Error> {
+        Ok(self.body.collect().await?.to_bytes())
     }
 
     /// The next piece of the body.

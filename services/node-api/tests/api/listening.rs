@@ -12,7 +12,7 @@ async fn a_busy_port_is_a_condition_until_it_is_free() {
     let holder = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = holder.local_addr().unwrap();
     let ctx = world.ctx.clone();
-    tokio::spawn(listen::run(ctx.clone(), "health port", address, health_router()));
+    tokio::spawn(listen::run(ctx.clone(), "health port", address, health_router(&world.slis)));
     let name = format!("port {}", address.port());
     let condition = |ok: bool| {
         let (ctx, name) = (ctx.clone(), name.clone());

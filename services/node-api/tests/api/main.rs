@@ -4,3 +4,5 @@ mod fake;
 mod figures;
 mod listening;
 mod requests;
+mod scrapes;
+mod zpages;

@@ -34,7 +34,7 @@ async fn a_list_that_breaks_on_the_way_breaks_the_connection() {
     world.running_pod("web");
     *world.shared.list_error.lock().unwrap() = Some(refusal(Code::Unavailable, "gone"));
     let whole = async {
-        let reply = try_request(world.api().await, "GET", "/pods").await?;
+        let reply = try_request(world.api().await, "GET", "/pods", &[]).await?;
         assert_eq!(reply.status, 200);
         reply.text().await
     };
@@ -173,7 +173,7 @@ async fn health_is_that_of_the_loops_of_pod_sync() {
     let text = get(api, "/healthz/syncloop").await.text().await.unwrap();
     assert_eq!(text, "internal server error: the loop workers of pod-sync has not turned for 31 s\n");
 
-    let health = world.listen(keelson_node_api::health_router()).await;
+    let health = world.listen(keelson_node_api::health_router(&world.slis)).await;
     assert_eq!(
         get(health, "/healthz?verbose").await.text().await.unwrap(),
         "[+]ping ok\nhealthz check passed\n"
@@ -199,15 +199,20 @@ async fn unknown_paths_are_404_and_wrong_methods_405() {
         "/healthz",
         "/containerLogs/default/web/c",
         "/stats/summary",
+        "/metrics/cadvisor",
         "/metrics/probes",
         "/metrics/resource",
         "/runningpods/",
         "/configz",
+        "/statusz",
+        "/flagz",
     ] {
         let reply = request(api, "DELETE", path).await;
         assert_eq!(reply.status, 405, "{path}");
         assert!(reply.headers.contains_key("allow"));
     }
+    let reply = request(api, "PUT", "/metrics/slis").await;
+    assert_eq!((reply.status.as_u16(), reply.headers["allow"].to_str().unwrap()), (405, "GET,HEAD,DELETE"));
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 //! | module | what it decides |
 //! |---|---|
 //! | [`node`] | [`build_node`]: the Node object from what the neighbours say |
+//! | [`images`] | [`listed_images`]: which images the Node lists |
 //! | [`conditions`] | MemoryPressure, DiskPressure, PIDPressure and Ready, and the events of their changes |
 //! | [`health`] | whether a neighbour makes progress: [`Watchdog`] |
 //! | [`pods`] | which pod documents are news for the control plane: [`PodLedger`] |
@@ -11,11 +12,13 @@
 pub mod conditions;
 pub mod events;
 pub mod health;
+pub mod images;
 pub mod node;
 pub mod pods;
 
 pub use conditions::{NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event};
 pub use events::{Cursor, Page, Taken};
 pub use health::{Answer, Watchdog};
+pub use images::{RuntimeImage, listed_images};
 pub use node::{Machine, NodeInputs, RuntimeHandler, RuntimeState, build_node, worth_reporting};
 pub use pods::{News, PodLedger, PodView};

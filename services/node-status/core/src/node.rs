@@ -6,8 +6,9 @@ use std::net::IpAddr;
 use keelson_kube_model::quantity::QuantityFormat;
 use keelson_kube_model::time::format_seconds;
 use keelson_kube_model::{
-    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeFeatures, NodeRuntimeHandler,
-    NodeRuntimeHandlerFeatures, NodeStatus, NodeSystemInfo, ObjectMeta, Quantity, ResourceList,
+    ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeFeatures,
+    NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeStatus, NodeSwapStatus, NodeSystemInfo, ObjectMeta,
+    Quantity, ResourceList,
 };
 
 use crate::conditions::{ReadyInputs, node_conditions};
@@ -37,6 +38,8 @@ pub struct Machine {
     pub os_image: String,
     /// Of the machine, in Go's words or the kernel's.
     pub architecture: String,
+    /// Bytes of all swap areas; 0 without any.
+    pub swap: i64,
 }
 
 /// What runtime-shim says about the container runtime.
@@ -90,6 +93,8 @@ pub struct NodeInputs<'a> {
     pub machine: Option<&'a Machine>,
     /// `None` before runtime-shim has spoken.
     pub runtime: Option<&'a RuntimeState>,
+    /// What of the runtime's images is listed (see [`crate::listed_images`]).
+    pub images: &'a [ContainerImage],
     /// What is wrong with the services (see [`crate::Watchdog::errors`]).
     pub service_errors: &'a [String],
     /// Now, in seconds since 1970-01-01 UTC.
@@ -105,7 +110,7 @@ const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-det
 /// Level-triggered: depends only on the arguments. `previous` are the conditions of the last Node, for their
 /// transition times.
 ///
-/// Parity: node-and-api.md §9.1 to §9.5. Images, volumes in use and swap are not there yet.
+/// Parity: node-and-api.md §9.1 to §9.5. Volumes in use are left out: no volume is of an attachable kind.
 pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
     let (capacity, allocatable) = resources(inputs);
     let now = format_seconds(inputs.now_unix_seconds).unwrap_or_default();
@@ -133,6 +138,7 @@ pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
                 kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(inputs.api_port) }),
             },
             node_info: node_info(inputs),
+            images: inputs.images.to_vec(),
             runtime_handlers: inputs.runtime.map(handlers).unwrap_or_default(),
             features: inputs
                 .runtime
@@ -251,7 +257,7 @@ fn node_info(inputs: &NodeInputs<'_>) -> NodeSystemInfo {
         kubelet_version: inputs.kubelet_version.to_owned(),
         kube_proxy_version: String::new(),
         operating_system: OS.to_owned(),
-        swap: None,
+        swap: (machine.swap > 0).then_some(NodeSwapStatus { capacity: Some(machine.swap) }),
     }
 }
 
@@ -267,10 +273,35 @@ pub fn worth_reporting(
     written_seconds_ago >= report_every_seconds || without_heartbeats(written) != without_heartbeats(node)
 }
 
-fn without_heartbeats(node: &Node) -> Node {
-    let mut node = node.clone();
-    for condition in &mut node.status.conditions {
-        condition.last_heartbeat_time = None;
-    }
-    node
+/// A Node as it is compared at each heartbeat: in place, since with its images it is large.
+fn without_heartbeats(node: &Node) -> impl PartialEq + '_ {
+    // All fields are named, so that a new one is not forgotten here.
+    let Node { api_version, kind, metadata, spec, status } = node;
+    let NodeStatus {
+        capacity,
+        allocatable,
+        phase,
+        conditions,
+        addresses,
+        daemon_endpoints,
+        node_info,
+        images,
+        volumes_in_use,
+        volumes_attached,
+        runtime_handlers,
+        features,
+        declared_features,
+    } = status;
+    let conditions: Vec<_> = conditions.iter().map(condition_without_heartbeat).collect();
+    (
+        (api_version, kind, metadata, spec, conditions),
+        (capacity, allocatable, phase, addresses, daemon_endpoints, node_info, images),
+        (volumes_in_use, volumes_attached, runtime_handlers, features, declared_features),
+    )
+}
+
+fn condition_without_heartbeat(condition: &NodeCondition) -> impl PartialEq + '_ {
+    let NodeCondition { type_, status, last_heartbeat_time: _, last_transition_time, reason, message } =
+        condition;
+    (type_, status, last_transition_time, reason, message)
 }

@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use keelson_kube_model::Node;
+use keelson_kube_model::{ContainerImage, Node};
 use keelson_node_status_core::{
-    Machine, NodeInputs, RuntimeHandler, RuntimeState, build_node, worth_reporting,
+    Machine, NodeInputs, RuntimeHandler, RuntimeImage, RuntimeState, build_node, listed_images,
+    worth_reporting,
 };
 use serde_json::{Value, json};
 
@@ -54,6 +55,7 @@ struct World {
     labels: BTreeMap<String, String>,
     machine: Option<Machine>,
     runtime: Option<RuntimeState>,
+    images: Vec<ContainerImage>,
     address: Option<&'static str>,
     name: &'static str,
     now: i64,
@@ -65,6 +67,7 @@ impl World {
             labels: BTreeMap::new(),
             machine: Some(machine()),
             runtime: Some(runtime()),
+            images: Vec::new(),
             address: Some("192.168.7.2"),
             name: "edge-1",
             now: 1_700_000_000,
@@ -82,6 +85,7 @@ impl World {
                 default_address: self.address.map(|a| a.parse().unwrap()),
                 machine: self.machine.as_ref(),
                 runtime: self.runtime.as_ref(),
+                images: &self.images,
                 service_errors: &[],
                 now_unix_seconds: self.now,
             },
@@ -156,6 +160,69 @@ fn what_the_runtime_can_do_is_in_the_node() {
         ])
     );
     assert_eq!(node["status"]["features"], json!({"supplementalGroupsPolicy": false}));
+}
+
+#[test]
+fn images_and_swap_are_in_the_node_and_volumes_in_use_are_not() {
+    let without = World::good().json();
+    let status = without["status"].as_object().unwrap();
+    assert!(!status.contains_key("images") && !status.contains_key("volumesInUse"), "{status:?}");
+    assert!(without["status"]["nodeInfo"].get("swap").is_none(), "a machine without swap has none of size 0");
+    let images = vec![ContainerImage { names: vec!["a:1".into()], size_bytes: Some(7) }];
+    let mut world = World { images, ..World::good() };
+    world.machine.as_mut().unwrap().swap = 2 << 30;
+    let node = world.json();
+    assert_eq!(node["status"]["images"], json!([{"names": ["a:1"], "sizeBytes": 7}]));
+    assert_eq!(node["status"]["nodeInfo"]["swap"], json!({"capacity": 2_147_483_648_i64}));
+}
+
+fn image(id: &str, size_bytes: u64, digests: &[&str], tags: &[&str]) -> RuntimeImage {
+    let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+    RuntimeImage { id: id.into(), size_bytes, digests: owned(digests), tags: owned(tags) }
+}
+
+#[test]
+fn the_largest_images_are_listed_first_and_as_many_as_are_wanted() {
+    let images = || vec![image("a", 5, &[], &["a"]), image("c", 5, &[], &["c"]), image("b", 9, &[], &["b"])];
+    let table: &[(Option<usize>, &[&str])] = &[
+        (None, &["b", "c", "a"]),
+        (Some(50), &["b", "c", "a"]),
+        (Some(3), &["b", "c", "a"]),
+        (Some(2), &["b", "c"]),
+        (Some(0), &[]),
+    ];
+    for (most, expected) in table {
+        for turned in [false, true] {
+            let mut images = images();
+            if turned {
+                images.reverse();
+            }
+            let listed = listed_images(images, *most);
+            let names: Vec<&str> = listed.iter().map(|image| image.names[0].as_str()).collect();
+            assert_eq!(names, *expected, "{most:?}");
+        }
+    }
+}
+
+#[test]
+fn an_image_has_its_digests_and_then_its_tags_up_to_five() {
+    let table: &[(&[&str], &[&str], &[&str])] = &[
+        (&["d1"], &["t1", "t2"], &["d1", "t1", "t2"]),
+        (&["d2", "d1"], &["t4", "t3", "t2", "t1"], &["d2", "d1", "t4", "t3", "t2"]),
+        (&["d1", "d2", "d3", "d4", "d5", "d6"], &["t1"], &["d1", "d2", "d3", "d4", "d5"]),
+        (&[], &[], &[]),
+    ];
+    for (digests, tags, names) in table {
+        let listed = listed_images(vec![image("a", 1 << 40, digests, tags)], None);
+        assert_eq!(listed[0].names, *names);
+        assert_eq!(listed[0].size_bytes, Some(1 << 40));
+    }
+    let empty = listed_images(vec![image("a", 0, &[], &["t"]), image("b", u64::MAX, &[], &["t"])], None);
+    assert_eq!(
+        [empty[0].size_bytes, empty[1].size_bytes],
+        [None, None],
+        "what cannot be written is left out"
+    );
 }
 
 #[test]
@@ -241,6 +308,23 @@ fn a_heartbeat_alone_is_not_written_before_its_time() {
     assert!(worth_reporting(None, &later, 0, 300));
     assert!(!worth_reporting(Some(&written), &later, 299, 300));
     assert!(worth_reporting(Some(&written), &later, 300, 300));
-    later.status.addresses.clear();
+    type Change = fn(&mut Node);
+    let changes: [Change; 9] = [
+        |n| n.metadata.labels.clear(),
+        |n| n.spec.unschedulable = Some(true),
+        |n| n.status.addresses.clear(),
+        |n| n.status.capacity.clear(),
+        |n| n.status.images.push(ContainerImage::default()),
+        |n| n.status.node_info.boot_id.clear(),
+        |n| n.status.features = Some(Default::default()),
+        |n| n.status.conditions[3].message.clear(),
+        |n| n.status.conditions[3].last_transition_time = None,
+    ];
+    for (at, change) in changes.iter().enumerate() {
+        let mut changed = later.clone();
+        change(&mut changed);
+        assert!(worth_reporting(Some(&written), &changed, 0, 300), "change {at}");
+    }
+    later.status.conditions.pop();
     assert!(worth_reporting(Some(&written), &later, 0, 300));
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod images;
+
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _};
+use k8s_cri::v1::image_service_server::ImageServiceServer;
 use keelson_config::{Config, ServiceName};
 use keelson_kube_model::Node;
 use keelson_node_status::{ControlPlaneWriter, PodReport, ReportState, WriteError};
@@ -29,6 +32,8 @@ use keelson_service_kit::server::{self, CallerPolicy, StackLayer};
 use keelson_service_kit::{CancellationToken, Context, EventRing, WatchHub, WatchItem};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
+
+use images::FakeImages;
 
 type Answer<T> = Result<Response<T>, Status>;
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -58,6 +63,7 @@ pub fn serve(ctx: &Context, routes: Routes) {
 pub struct Neighbours {
     dir: tempfile::TempDir,
     pub pods: WatchHub<String, ps::PodDocument>,
+    pub images: FakeImages,
     machine: WatchHub<(), rm::Machine>,
     runtime: WatchHub<(), rt::RuntimeState>,
     stuck: HashMap<ServiceName, Arc<AtomicBool>>,
@@ -71,6 +77,7 @@ impl Neighbours {
         let neighbours = Self {
             dir: tempfile::tempdir().unwrap(),
             pods: WatchHub::new(),
+            images: FakeImages::default(),
             machine: WatchHub::new(),
             runtime: WatchHub::new(),
             stuck: all.iter().map(|name| (*name, Arc::default())).collect(),
@@ -102,6 +109,7 @@ impl Neighbours {
             allocatable: amounts,
             architecture: "x86_64".into(),
             boot_id: "b1".into(),
+            swap_bytes: 1 << 20,
             ..rm::Machine::default()
         };
         self.machine.set((), machine);
@@ -139,7 +147,9 @@ impl Neighbours {
             .add_service(EventsServer::new(self.events[&service].clone()));
         let routes = match service {
             ServiceName::PodSync => routes.add_service(PodSyncServer::new(Fake(self.pods.clone()))),
-            ServiceName::RuntimeShim => routes.add_service(RuntimeServer::new(Fake(self.runtime.clone()))),
+            ServiceName::RuntimeShim => routes
+                .add_service(RuntimeServer::new(Fake(self.runtime.clone())))
+                .add_service(ImageServiceServer::new(self.images.clone())),
             ServiceName::ResourceManager => {
                 routes.add_service(ResourceManagerServer::new(Fake(self.machine.clone())))
             }

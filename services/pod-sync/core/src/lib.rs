@@ -14,6 +14,7 @@
 //! | [`worker`], [`ordering`] | the life of one UID, and which static pod may start |
 //! | [`probe`] | when a probe is due, and what its outcomes come to |
 //! | [`status`], [`phase`], [`conditions`], [`accept`] | the status that follows, and whether it may be stored |
+//! | [`measure`], [`census`] | what is counted and measured of pods and workers |
 //! | [`explain`] | what a pod waits for, since when, and who has to act |
 //! | [`config`] | what CRI is asked for: sandbox and container as plain structs |
 
@@ -21,9 +22,11 @@ pub mod accept;
 pub mod actions;
 pub mod admission;
 pub mod backoff;
+pub mod census;
 pub mod conditions;
 pub mod config;
 pub mod explain;
+pub mod measure;
 pub mod moment;
 pub mod observation;
 pub mod ordering;

@@ -62,6 +62,17 @@ impl ContainerRecordState {
     }
 }
 
+/// Whom the first process of a container was started as.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UserObservation {
+    /// Its user.
+    pub uid: i64,
+    /// Its primary group.
+    pub gid: i64,
+    /// Its other groups, as the runtime lists them.
+    pub supplemental_groups: Vec<i64>,
+}
+
 /// One container record. A container that was restarted has several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerObservation {
@@ -101,6 +112,8 @@ pub struct ContainerObservation {
     pub log_path: String,
     /// Content of the termination file, or the end of the log.
     pub termination_message: String,
+    /// `None` where the runtime does not tell it.
+    pub user: Option<Box<UserObservation>>,
 }
 
 impl ContainerObservation {

@@ -63,6 +63,8 @@ pub struct StatusInputs<'a> {
     pub patch: Option<&'a StatusPatch>,
 }
 
+/// Reason of a pod that ran longer than `activeDeadlineSeconds`, and of its event.
+pub const DEADLINE: &str = "DeadlineExceeded";
 /// Message of a pod that ran longer than `activeDeadlineSeconds`.
 pub const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
@@ -133,7 +135,7 @@ fn fill_phase(
     }
     if !phase.is_terminal() && deadline_exceeded(pod, status, at) {
         phase = PodPhase::Failed;
-        status.reason = "DeadlineExceeded".to_owned();
+        status.reason = DEADLINE.to_owned();
         status.message = DEADLINE_MESSAGE.to_owned();
     }
     if let Some(patch) = inputs.patch

@@ -14,6 +14,7 @@ use keelson_proto::keelson::resource_manager::v1::resource_manager_server::{
 use keelson_proto::keelson::volume_manager::v1 as vm;
 use keelson_proto::keelson::volume_manager::v1::volume_manager_server::{VolumeManager, VolumeManagerServer};
 use keelson_service_kit::{WatchHub, WatchItem};
+use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -41,8 +42,8 @@ macro_rules! acks {
     };
 }
 
-pub fn pod_config(pods: WatchHub<String, pc::DesiredPod>) -> Routes {
-    Routes::new(PodConfigServer::new(Source(pods)))
+pub fn pod_config(pods: WatchHub<String, pc::DesiredPod>, ready: watch::Receiver<Vec<String>>) -> Routes {
+    Routes::new(PodConfigServer::new(Source { pods, ready }))
 }
 
 pub fn volume_manager() -> Routes {
@@ -87,7 +88,20 @@ impl MachineRoom {
     }
 }
 
-struct Source(WatchHub<String, pc::DesiredPod>);
+struct Source {
+    pods: WatchHub<String, pc::DesiredPod>,
+    /// The sources that have reported.
+    ready: watch::Receiver<Vec<String>>,
+}
+
+/// What is told of sources.
+fn told(sources: &[String]) -> Vec<Result<pc::WatchPodsResponse, Status>> {
+    use pc::watch_pods_response::Item;
+    let configured = super::SOURCES.map(String::from).to_vec();
+    let one = |source: &String| pc::SourceReady { source: source.clone(), configured: configured.clone() };
+    let item = |ready| Ok(pc::WatchPodsResponse { item: Some(Item::SourceReady(ready)) });
+    sources.iter().map(one).map(item).collect()
+}
 
 #[tonic::async_trait]
 impl PodConfig for Source {
@@ -98,13 +112,21 @@ impl PodConfig for Source {
     async fn watch_pods(&self, _: Request<pc::WatchPodsRequest>) -> Answer<Self::WatchPodsStream> {
         use pc::watch_pods_response::Item;
         let answer = |item| Ok(pc::WatchPodsResponse { item: Some(item) });
-        let ready = pc::SourceReady { source: "file".into(), configured: vec!["file".into()] };
-        let pods = self.0.subscribe().into_stream(move |item| match item {
+        let synced = move || answer(Item::Synced(common::Synced {}));
+        let pods = self.pods.subscribe().into_stream(move |item| match item {
             WatchItem::Set(_, pod) => answer(Item::Pod(pod)),
             WatchItem::Gone(uid) => answer(Item::GoneUid(uid)),
-            WatchItem::Synced => answer(Item::Synced(common::Synced {})),
+            WatchItem::Synced => synced(),
         });
-        Ok(Response::new(Box::pin(stream::iter([answer(Item::SourceReady(ready))]).chain(pods))))
+        let mut ready = self.ready.clone();
+        let now = told(&ready.borrow_and_update());
+        let later = stream::unfold(ready, move |mut ready| async move {
+            ready.changed().await.ok()?;
+            let mut items = told(&ready.borrow_and_update());
+            items.push(synced());
+            Some((stream::iter(items), ready))
+        });
+        Ok(Response::new(Box::pin(stream::iter(now).chain(stream::select(pods, later.flatten())))))
     }
 
     async fn watch_node(&self, _: Request<pc::WatchNodeRequest>) -> Answer<Self::WatchNodeStream> {

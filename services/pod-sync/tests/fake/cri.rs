@@ -70,6 +70,7 @@ fn of_container(shim: &Shim, id: &str, change: impl FnOnce(&mut rt::Container)) 
 }
 
 fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
+    shim.there()?;
     match method {
         "RunPodSandbox" => {
             let config = cri::RunPodSandboxRequest::decode(body).unwrap().config.unwrap();

@@ -12,18 +12,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_config::{Config, ServiceName};
+use keelson_kube_model::time::format_nanos;
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_proto::keelson::pod_config::v1 as pc;
 use keelson_proto::keelson::pod_sync::v1 as ps;
 use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
 use keelson_service_kit::server::{self, CallerPolicy, StackLayer};
-use keelson_service_kit::{CancellationToken, Context, Peer, PeerChannel, WatchHub};
+use keelson_service_kit::{CancellationToken, Context, Peer, PeerChannel, WatchHub, now_unix_nanos};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tonic::service::Routes;
 
 pub use callees::MachineRoom;
 pub use shim::Shim;
+
+/// The sources of pods that are configured.
+pub const SOURCES: [&str; 2] = ["file", "manifest"];
 
 /// Asks again until there is an answer; a test that never gets one fails.
 pub async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
@@ -58,6 +63,9 @@ pub struct World {
     pub settings: keelson_config::Pods,
     /// Its `resolvConf`.
     pub resolv_conf: String,
+    /// How long ago the source has first shown what it names next.
+    pub seen_ago: Duration,
+    reported: watch::Sender<Vec<String>>,
 }
 
 impl World {
@@ -71,9 +79,12 @@ impl World {
             machine: Arc::default(),
             settings,
             resolv_conf: String::new(),
+            seen_ago: Duration::ZERO,
+            reported: watch::Sender::new(SOURCES.map(String::from).to_vec()),
         };
+        let reported = world.reported.subscribe();
         let (config, never) = (world.config(), CancellationToken::new());
-        serve(&config, ServiceName::PodConfig, callees::pod_config(world.pods.clone()), &never);
+        serve(&config, ServiceName::PodConfig, callees::pod_config(world.pods.clone(), reported), &never);
         serve(&config, ServiceName::RuntimeShim, shim::routes(&world.shim), &never);
         serve(&config, ServiceName::VolumeManager, callees::volume_manager(), &never);
         serve(&config, ServiceName::ResourceManager, callees::resource_manager(&world.machine), &never);
@@ -97,6 +108,16 @@ impl World {
         PodSync { ctx }
     }
 
+    /// From now on only these of [`SOURCES`] have reported.
+    pub fn reported(&self, sources: &[&str]) {
+        self.reported.send_replace(sources.iter().map(|source| (*source).to_owned()).collect());
+    }
+
+    /// Everything that a pod-sync has stored is lost.
+    pub fn lose_records(&self) {
+        std::fs::remove_dir_all(self.config().paths.state_dir).unwrap();
+    }
+
     /// A source names the static pod `default/<uid>` with one container, `main`.
     pub fn name(&self, uid: &str, restart_policy: &str, revision: u64) {
         let spec = json!({
@@ -110,10 +131,15 @@ impl World {
     pub fn name_with(&self, uid: &str, mut spec: Value, revision: u64) {
         spec["dnsPolicy"] = "Default".into();
         spec["terminationGracePeriodSeconds"] = 1.into();
+        let seen = i128::from(now_unix_nanos()) - i128::try_from(self.seen_ago.as_nanos()).unwrap();
         let pod = json!({
             "metadata": {
                 "name": uid, "namespace": "default", "uid": uid,
-                "annotations": {"kubernetes.io/config.source": "file", "revision": revision.to_string()},
+                "annotations": {
+                    "kubernetes.io/config.source": "file",
+                    "kubernetes.io/config.seen": format_nanos(seen).unwrap(),
+                    "revision": revision.to_string(),
+                },
             },
             "spec": spec,
         });
@@ -170,6 +196,12 @@ impl PodSync {
         .await
     }
 
+    /// A person asks to try now.
+    pub async fn retry(&self, name: &str) {
+        let request = ps::RetryPodRequest { namespace: "default".into(), name: name.into() };
+        self.client().retry_pod(request).await.unwrap();
+    }
+
     /// Its events so far: `<type> <reason>: <message>`, in order.
     pub async fn events(&self) -> Vec<String> {
         let request = tonic::Request::new(ListEventsRequest::default());
@@ -180,6 +212,18 @@ impl PodSync {
     /// Waits for an event that begins so.
     pub async fn event(&self, begins: &str) -> String {
         eventually(begins, async || self.events().await.into_iter().find(|e| e.starts_with(begins))).await
+    }
+
+    /// Whether its metrics have this line now.
+    pub fn counts(&self, line: &str) -> bool {
+        self.ctx.metrics.text().lines().any(|l| l == line)
+    }
+
+    /// Waits until its metrics have all of these lines.
+    pub async fn counted(&self, lines: &[&str]) {
+        for line in lines {
+            eventually(line, async || self.counts(line).then_some(())).await;
+        }
     }
 
     /// Ends it without any farewell to its pods.

@@ -9,7 +9,7 @@ use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_proto::keelson::runtime::v1::runtime_server::{Runtime, RuntimeServer};
 use keelson_service_kit::{WatchHub, WatchItem, now_unix_nanos};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
@@ -23,6 +23,7 @@ pub type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 pub struct Shim {
     pods: WatchHub<String, rt::RuntimePod>,
     state: Mutex<State>,
+    away: watch::Sender<bool>,
 }
 
 #[derive(Default)]
@@ -37,7 +38,9 @@ struct State {
     stops: Vec<i64>,
     stops_held: bool,
     reads_refused: bool,
+    images_fail: bool,
     handlers: Vec<rt::RuntimeHandler>,
+    sweeps: bool,
 }
 
 pub fn routes(shim: &Arc<Shim>) -> Routes {
@@ -53,6 +56,46 @@ impl Shim {
             user_namespaces: false,
         };
         self.state.lock().unwrap().handlers = vec![handler("", default), handler("other", true)];
+    }
+
+    /// From now on the runtime does not answer, or answers again.
+    pub fn set_away(&self, away: bool) {
+        self.away.send_replace(away);
+    }
+
+    /// What a call gets while the runtime is away.
+    pub(super) fn there(&self) -> Result<(), Status> {
+        if *self.away.borrow() { Err(Status::unavailable("the runtime does not answer")) } else { Ok(()) }
+    }
+
+    fn runtime_state(&self) -> rt::RuntimeState {
+        let away = *self.away.borrow();
+        rt::RuntimeState {
+            name: "fake".into(),
+            ready: !away,
+            network_ready: true,
+            message: if away { "the runtime does not answer".into() } else { String::new() },
+            handlers: self.state.lock().unwrap().handlers.clone(),
+            ..rt::RuntimeState::default()
+        }
+    }
+
+    /// The pod-sync that came last has said that every source has reported: what it does not name may go.
+    pub fn may_sweep(&self) -> bool {
+        self.state.lock().unwrap().sweeps
+    }
+
+    /// How often something was made, begun, stopped or removed, or was asked to be.
+    pub fn acts(&self) -> usize {
+        const ACTS: [&str; 6] = [
+            "RunPodSandbox",
+            "CreateContainer",
+            "StartContainer",
+            "StopContainer",
+            "StopPodSandbox",
+            "RemoveContainer",
+        ];
+        ACTS.iter().map(|act| self.calls(act)).sum()
     }
 
     /// The methods that were called, from old to new.
@@ -155,6 +198,11 @@ impl Shim {
         held
     }
 
+    /// From now on no image comes, and none is tried again for five minutes.
+    pub fn fail_images(&self) {
+        self.state.lock().unwrap().images_fail = true;
+    }
+
     /// Whether each `GetPod` is answered with an error from now on.
     pub fn refuse_reads(&self, refuse: bool) {
         self.state.lock().unwrap().reads_refused = refuse;
@@ -183,6 +231,7 @@ impl Runtime for Handle {
         use rt::sync_request::Item;
         let (mut items, shim) = (request.into_inner(), Arc::clone(&self.0));
         let (acks, receiver) = tokio::sync::mpsc::channel(8);
+        shim.state.lock().unwrap().sweeps = false;
         tokio::spawn(async move {
             while let Ok(Some(message)) = items.message().await {
                 match message.item.unwrap() {
@@ -194,6 +243,7 @@ impl Runtime for Handle {
                         shim.state.lock().unwrap().wants.remove(&uid);
                     }
                     Item::Complete(end) => {
+                        shim.state.lock().unwrap().sweeps |= end.sources_ready;
                         let _ = acks.send(Ok(common::SyncAck { epoch: end.epoch })).await;
                     }
                 }
@@ -208,19 +258,19 @@ impl Runtime for Handle {
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         use rt::watch_pods_response::Item;
         let answer = |item| Ok(rt::WatchPodsResponse { item: Some(item) });
-        let ready = rt::RuntimeState {
-            name: "fake".into(),
-            ready: true,
-            network_ready: true,
-            handlers: self.0.state.lock().unwrap().handlers.clone(),
-            ..rt::RuntimeState::default()
-        };
+        let away = self.0.away.subscribe();
+        let now = answer(Item::State(self.0.runtime_state()));
+        let later = stream::unfold((away, Arc::clone(&self.0)), move |(mut away, shim)| async move {
+            away.changed().await.ok()?;
+            let item = answer(Item::State(shim.runtime_state()));
+            Some((item, (away, shim)))
+        });
         let pods = self.0.pods.subscribe().into_stream(move |item| match item {
             WatchItem::Set(_, pod) => answer(Item::Pod(pod)),
             WatchItem::Gone(uid) => answer(Item::GoneUid(uid)),
             WatchItem::Synced => answer(Item::Synced(common::Synced {})),
         });
-        Ok(Response::new(Box::pin(stream::iter([answer(Item::State(ready))]).chain(pods))))
+        Ok(Response::new(Box::pin(stream::iter([now]).chain(stream::select(pods, later)))))
     }
 
     async fn get_pod(
@@ -232,6 +282,7 @@ impl Runtime for Handle {
         if self.0.state.lock().unwrap().reads_refused {
             return Err(Status::internal("the record is broken"));
         }
+        self.0.there()?;
         let at = self.0.next();
         let found = self.0.pod(&uid).unwrap_or_else(|| rt::RuntimePod { uid, ..Default::default() });
         let held = self.0.state.lock().unwrap().held.clone();
@@ -248,8 +299,16 @@ impl Runtime for Handle {
         &self,
         _: Request<rt::EnsureImageRequest>,
     ) -> Result<Response<Self::EnsureImageStream>, Status> {
-        let done = rt::ImageDone { image_ref: "sha256:1".into(), ..Default::default() };
-        let item = Some(rt::ensure_image_response::Item::Done(done));
+        use rt::ensure_image_response::Item;
+        let item = Some(if self.0.state.lock().unwrap().images_fail {
+            Item::Failed(rt::ImageFailed {
+                reason: "ImagePullBackOff".into(),
+                message: "the registry does not have it".into(),
+                next_retry_unix_nanos: now_unix_nanos() + 300_000_000_000,
+            })
+        } else {
+            Item::Done(rt::ImageDone { image_ref: "sha256:1".into(), ..Default::default() })
+        });
         Ok(Response::new(Box::pin(stream::iter([Ok(rt::EnsureImageResponse { item })]))))
     }
 

@@ -40,6 +40,8 @@ pub struct Memory {
     pub free: u64,
     /// `Inactive(file)`.
     pub inactive_file: u64,
+    /// `SwapTotal`; 0 without any, and where the kernel knows of none.
+    pub swap: u64,
 }
 
 /// A filesystem, in bytes and inodes.
@@ -55,7 +57,7 @@ pub struct Filesystem {
     pub inodes_free: u64,
 }
 
-/// Reads `/proc/meminfo`; none when a line is missing.
+/// Reads `/proc/meminfo`; none when a line about memory itself is missing.
 pub fn parse_meminfo(text: &str) -> Option<Memory> {
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -65,6 +67,7 @@ pub fn parse_meminfo(text: &str) -> Option<Memory> {
         total: field("MemTotal")?,
         free: field("MemFree")?,
         inactive_file: field("Inactive(file)")?,
+        swap: field("SwapTotal").unwrap_or(0),
     })
 }
 
@@ -225,8 +228,10 @@ mod tests {
     fn meminfo_is_read_in_bytes() {
         let text =
             "MemTotal:       2048 kB\nMemFree:  1024 kB\nInactive:  9 kB\nInactive(file):      512 kB\n";
-        let memory = Memory { total: 2 << 20, free: 1 << 20, inactive_file: 512 << 10 };
+        let memory = Memory { total: 2 << 20, free: 1 << 20, inactive_file: 512 << 10, swap: 0 };
         assert_eq!(parse_meminfo(text), Some(memory));
+        let with_swap = format!("{text}SwapCached: 1 kB\nSwapTotal:    256 kB\nSwapFree: 3 kB\n");
+        assert_eq!(parse_meminfo(&with_swap), Some(Memory { swap: 256 << 10, ..memory }));
         assert_eq!(parse_meminfo("MemTotal: 1 kB\n"), None);
     }
 
@@ -322,7 +327,7 @@ mod tests {
     #[test]
     fn what_is_left_is_told_as_the_signals_have_it() {
         let reading = Reading {
-            memory: Memory { total: 4 << 30, free: 60 << 20, inactive_file: 40 << 20 },
+            memory: Memory { total: 4 << 30, free: 60 << 20, inactive_file: 40 << 20, swap: 1 << 30 },
             nodefs: Filesystem { total: 1000, available: 100, inodes: 100, inodes_free: 5 },
             processes: Processes { most: 1000, running: 990 },
             ..Reading::default()

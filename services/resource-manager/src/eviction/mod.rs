@@ -25,7 +25,7 @@ use keelson_resource_manager_core::eviction::threshold::{
 };
 use keelson_resource_manager_core::eviction::usage::{Candidate, PodUsage};
 use keelson_service_kit::{
-    CancellationToken, Context, LoopHandle, ObjectRef, StateFile, WatchHub, now_unix_nanos,
+    CancellationToken, Context, LoopHandle, NewEvent, ObjectRef, StateFile, WatchHub, now_unix_nanos,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -280,7 +280,9 @@ impl EvictionLoop {
                 order.message
             );
             let object = ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
-            self.ctx.events.warning(object, &order.reason, order.message.clone());
+            let (reason, message) = (order.reason.clone(), order.message.clone());
+            let event = NewEvent { warning: true, reason, message, object };
+            self.ctx.events.record_annotated(event, order.annotations.clone());
             self.metrics.count(&order);
             self.orders.set(pod.uid.clone(), Arc::new(order));
         }

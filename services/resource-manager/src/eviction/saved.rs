@@ -110,6 +110,7 @@ impl From<StoredOrder> for Order {
             condition_message: stored.condition_message,
             signal: stored.signal,
             since_unix_nanos: stored.since_unix_nanos,
+            ..Self::default()
         }
     }
 }
@@ -138,6 +139,7 @@ mod tests {
             condition_message: "c".into(),
             signal: "memory.available".into(),
             since_unix_nanos: 9,
+            ..Order::default()
         };
         let saved = Saved { orders: vec![order], monitor };
         file.store(saved.clone()).await.unwrap();

@@ -128,6 +128,11 @@ impl Keyring {
         Ok(())
     }
 
+    /// Takes in one credential under the key of its registry.
+    pub fn insert(&mut self, key: &str, credential: Credential, origin: Origin) {
+        self.entries.entry(pattern_of(key)).or_default().push((credential, origin));
+    }
+
     /// The credentials for a repository (`host/path`, without tag and digest), the most specific pattern first: in
     /// reverse lexical order, and of one pattern in the order in which they were added.
     pub fn lookup(&self, repository: &str) -> Vec<(Credential, Origin)> {
@@ -155,11 +160,16 @@ pub fn repository_of(reference: &str) -> String {
 
 /// The key of a configuration as it is matched: without scheme and API version.
 fn pattern_of(key: &str) -> String {
-    let key = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
+    let key = without_scheme(key);
     let (host, path) = key.find('/').map_or((key, ""), |at| key.split_at(at));
     let path =
         ["/v1/", "/v2/"].iter().find_map(|api| path.starts_with(api).then(|| &path[3..])).unwrap_or(path);
     if path == "/" { host.to_owned() } else { format!("{host}{path}") }
+}
+
+/// A key without `https://` or `http://`.
+pub(crate) fn without_scheme(key: &str) -> &str {
+    key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key)
 }
 
 fn credential_of(entry: &Value) -> Result<Credential, BadConfig> {
@@ -188,13 +198,14 @@ fn credential_of(entry: &Value) -> Result<Credential, BadConfig> {
     Ok(credential)
 }
 
-fn split_host(text: &str) -> (&str, &str) {
+/// The host of a pattern or repository, with its port, and the path from its `/` on.
+pub(crate) fn split_host(text: &str) -> (&str, &str) {
     text.find('/').map_or((text, ""), |at| text.split_at(at))
 }
 
 /// Whether a pattern is for a repository: the host label by label with `*` in a label, the port equal, the path a
 /// prefix.
-fn matches(pattern: &str, repository: &str) -> bool {
+pub(crate) fn matches(pattern: &str, repository: &str) -> bool {
     let ((pattern_host, pattern_path), (host, path)) = (split_host(pattern), split_host(repository));
     let ((pattern_name, pattern_port), (name, port)) = (split_port(pattern_host), split_port(host));
     let labels: Vec<&str> = name.split('.').collect();

@@ -1,10 +1,14 @@
 //! The pure decisions of runtime-shim: no clock, no I/O, no runtime.
 //!
 //! - [`collection`]: which dead containers and sandboxes to remove.
+//! - [`credential_config`]: which credential provider plugins there are.
+//! - [`credential_plugin`]: what they are asked and answer, and how long that is kept.
+//! - [`duration`]: durations as Go writes them.
 //! - [`exec`]: which container a command is run in, and how it ended.
 //! - [`image`]: references, pull policies and pull back-off.
 //! - [`keyring`]: docker configurations, and which credentials are for an image.
 //! - [`log`]: the CRI log line format and what a reader is shown of it.
+//! - [`operation`]: the calls of CRI as metrics name them.
 //! - [`pull_progress`]: whether a pull goes on or stands still.
 //! - [`pull_rate`]: how many pulls may begin.
 //! - [`pull_record`]: who may use an image that is already there.
@@ -15,10 +19,14 @@
 //! - [`upgrade`]: the answer with which a connection changes to them.
 
 pub mod collection;
+pub mod credential_config;
+pub mod credential_plugin;
+pub mod duration;
 pub mod exec;
 pub mod image;
 pub mod keyring;
 pub mod log;
+pub mod operation;
 pub mod pull_progress;
 pub mod pull_rate;
 pub mod pull_record;

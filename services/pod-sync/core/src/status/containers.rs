@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 use keelson_kube_model::{
     Container, ContainerKind, ContainerState, ContainerStateRunning, ContainerStateTerminated,
-    ContainerStateWaiting, ContainerStatus, Pod, PodCondition, PodStatus, VolumeMountStatus,
+    ContainerStateWaiting, ContainerStatus, ContainerUser, LinuxContainerUser, Pod, PodCondition, PodStatus,
+    VolumeMountStatus,
 };
 
 use super::{StatusInputs, shown_wait};
 use crate::actions::{has_restart_all, is_restarting};
 use crate::conditions::RESTARTING_ALL;
 use crate::moment::status_time;
-use crate::observation::{ContainerObservation, ContainerRecordState, PodObservation};
+use crate::observation::{ContainerObservation, ContainerRecordState, PodObservation, UserObservation};
 use crate::restart::should_restart;
 
 /// Reason of a container whose end nobody saw.
@@ -186,6 +187,7 @@ impl Merge<'_> {
             image: record.image.clone(),
             image_id: record.image_ref.clone(),
             container_id,
+            user: record.user.as_deref().map(user),
             ..ContainerStatus::default()
         }
     }
@@ -237,6 +239,12 @@ impl Merge<'_> {
 fn waiting(reason: &str, message: &str) -> ContainerState {
     let waiting = ContainerStateWaiting { reason: reason.to_owned(), message: message.to_owned() };
     ContainerState { waiting: Some(waiting), ..ContainerState::default() }
+}
+
+fn user(seen: &UserObservation) -> ContainerUser {
+    let groups = seen.supplemental_groups.clone();
+    let linux = LinuxContainerUser { uid: seen.uid, gid: seen.gid, supplemental_groups: groups };
+    ContainerUser { linux: Some(linux) }
 }
 
 fn lost(message: &str) -> ContainerStateTerminated {

@@ -1,11 +1,13 @@
 //! What an evicted pod is told to show, and how long orders stand (runtime-and-resources.md §12.2, §12.5, §12.7).
 
+use std::collections::BTreeMap;
+
 use keelson_kube_model::Quantity;
 
-use crate::desire::{PodDesire, PodRef, Want};
+use crate::desire::{ContainerShare, PodDesire, PodRef, Want};
 
 use super::local::Breach;
-use super::signal::{Observation, Resource};
+use super::signal::{Layout, Observation, Resource};
 use super::threshold::Threshold;
 use super::usage::Candidate;
 
@@ -31,6 +33,9 @@ pub struct Order {
     pub signal: String,
     /// When it was given.
     pub since_unix_nanos: i64,
+    /// Annotations of the event that tells of it: who takes more of what is short than it asked for. The event is told
+    /// once, when the order is given, so they are neither kept nor handed on with the order.
+    pub annotations: BTreeMap<String, String>,
 }
 
 impl Order {
@@ -43,6 +48,7 @@ impl Order {
             grace_seconds: Some(grace),
             signal: signal.to_owned(),
             since_unix_nanos: now_unix_nanos,
+            annotations: BTreeMap::new(),
         }
     }
 
@@ -64,8 +70,13 @@ impl Order {
             true => AT_ONCE_SECONDS,
             false => max_grace_seconds.min(candidate.desire.grace_seconds).max(0),
         };
-        let message = shortage(candidate, threshold, seen);
-        Self::evicted(candidate.desire, message, threshold.signal.name(), grace, now_unix_nanos)
+        let offenders = Offenders::of(candidate, threshold.signal.resource());
+        let message = shortage(&offenders, threshold, seen);
+        let signal = threshold.signal.name();
+        Self {
+            annotations: offenders.annotations(),
+            ..Self::evicted(candidate.desire, message, signal, grace, now_unix_nanos)
+        }
     }
 
     /// For a pod that makes room for a critical one; it has its own grace.
@@ -78,6 +89,7 @@ impl Order {
             condition_message: "Pod was preempted by Kubelet to accommodate a critical pod.".to_owned(),
             signal: "preemption".to_owned(),
             since_unix_nanos: now_unix_nanos,
+            annotations: BTreeMap::new(),
         }
     }
 
@@ -95,40 +107,66 @@ impl Order {
     }
 }
 
+/// Who takes more of what is short than it asked for: the pod as a whole where it asks as a whole, else containers.
+struct Offenders<'a> {
+    resource: Resource,
+    whole_pod: bool,
+    /// Name, usage, request.
+    found: Vec<(&'a str, Quantity, Quantity)>,
+}
+
+impl<'a> Offenders<'a> {
+    fn of(candidate: &Candidate<'a>, resource: Resource) -> Self {
+        let (desire, name) = (candidate.desire, resource.name());
+        if let Some(request) = desire.pod_level_requests.get(name) {
+            let usage = Quantity::from_bytes(candidate.usage.of(resource, None, Layout::One));
+            let pod = (desire.pod.name.as_str(), usage, *request);
+            let found = (usage > *request).then_some(pod).into_iter().collect();
+            return Self { resource, whole_pod: true, found };
+        }
+        let one = |share: &'a ContainerShare| {
+            let request = share.requests.get(name).copied().unwrap_or(Quantity::ZERO);
+            let found = candidate.usage.containers.get(&share.name)?;
+            let usage = match resource {
+                Resource::Memory => found.memory,
+                Resource::EphemeralStorage => Some(found.layer?.bytes.saturating_add(found.logs?.bytes)),
+                Resource::Inodes | Resource::Pids => None,
+            };
+            let usage = Quantity::from_bytes(usage?);
+            (usage > request).then_some((share.name.as_str(), usage, request))
+        };
+        Self { resource, whole_pod: false, found: desire.containers.iter().filter_map(one).collect() }
+    }
+
+    /// Lists with commas between, empty when nobody takes more than it asked for.
+    fn annotations(&self) -> BTreeMap<String, String> {
+        let list = |part: fn(&(&str, Quantity, Quantity)) -> String| {
+            self.found.iter().map(part).collect::<Vec<_>>().join(",")
+        };
+        let key = if self.whole_pod { "offending_pod" } else { "offending_containers" };
+        BTreeMap::from([
+            ("starved_resource".to_owned(), self.resource.name().to_owned()),
+            (key.to_owned(), list(|(name, ..)| (*name).to_owned())),
+            (format!("{key}_usage"), list(|(_, usage, _)| usage.to_string())),
+        ])
+    }
+}
+
 /// The kubelet's text.
-fn shortage(candidate: &Candidate<'_>, threshold: &Threshold, seen: &Observation) -> String {
-    let resource = threshold.signal.resource();
-    let name = resource.name();
+fn shortage(offenders: &Offenders<'_>, threshold: &Threshold, seen: &Observation) -> String {
+    let name = offenders.resource.name();
     let quantity = threshold.amount.of(seen.capacity);
-    let available = resource.quantity(seen.available);
+    let available = offenders.resource.quantity(seen.available);
     let mut text = format!(
         "The node was low on resource: {name}. Threshold quantity: {quantity}, available: {available}. "
     );
-    let desire = candidate.desire;
-    if let Some(request) = desire.pod_level_requests.get(name) {
-        let usage = Quantity::from_bytes(candidate.usage.of(resource, None, super::signal::Layout::One));
-        if usage > *request {
-            text += &consumer("Pod", &desire.pod.name, usage, *request, name);
-        }
-        return text;
-    }
-    for share in &desire.containers {
-        let request = share.requests.get(name).copied().unwrap_or(Quantity::ZERO);
-        let found = candidate.usage.containers.get(&share.name);
-        let usage = found.and_then(|found| match resource {
-            Resource::Memory => found.memory,
-            Resource::EphemeralStorage => Some(found.layer?.bytes.saturating_add(found.logs?.bytes)),
-            Resource::Inodes | Resource::Pids => None,
-        });
-        if let Some(usage) = usage.map(Quantity::from_bytes).filter(|usage| *usage > request) {
-            text += &consumer("Container", &share.name, usage, request, name);
-        }
+    let kind = if offenders.whole_pod { "Pod" } else { "Container" };
+    for (who, usage, request) in &offenders.found {
+        text += &format!(
+            "{kind} {who} was using {usage}, request is {request}, has larger consumption of {name}. "
+        );
     }
     text
-}
-
-fn consumer(kind: &str, name: &str, usage: Quantity, request: Quantity, resource: &str) -> String {
-    format!("{kind} {name} was using {usage}, request is {request}, has larger consumption of {resource}. ")
 }
 
 /// Whether an order still stands: until its pod is finished. `wants` is what is wanted of the pod; none when nobody
@@ -214,6 +252,43 @@ mod tests {
              is 2Ki, has larger consumption of memory. "
         );
         assert!(!message(&desire, &usage(1), &memory, 0).contains("Pod web"));
+    }
+
+    #[test]
+    fn the_annotations_list_who_takes_more_than_it_asked_for_and_how_much() {
+        let whole = |request: u64| {
+            let mut desire = pod(&[]);
+            desire.pod_level_requests.insert("memory".into(), Quantity::from_bytes(request));
+            desire
+        };
+        let (containers, whole_pod) = ("offending_containers", "offending_pod");
+        let cases = [
+            (pod(&[("memory", "1Mi")]), Signal::MemoryAvailable, containers, "a", "8Mi"),
+            (pod(&[]), Signal::AllocatableMemoryAvailable, containers, "a,b", "8Mi,1Ki"),
+            (pod(&[]), Signal::ImagefsAvailable, containers, "a,b", "1Ki,1Ki"),
+            (pod(&[("memory", "8Mi")]), Signal::MemoryAvailable, containers, "", ""),
+            (pod(&[]), Signal::NodefsInodesFree, containers, "", ""),
+            (pod(&[]), Signal::PidAvailable, containers, "", ""),
+            (whole(2 << 10), Signal::MemoryAvailable, whole_pod, "web", "8388609"),
+            (whole((8 << 20) + 1), Signal::MemoryAvailable, whole_pod, "", ""),
+        ];
+        for (desire, signal, key, names, usages) in cases {
+            let threshold = threshold(signal, "1Ki", None);
+            let candidate = Candidate { desire: &desire, usage: &usage(8 << 20) };
+            let order = Order::for_shortage(&candidate, &threshold, &Observation::default(), 0, 7);
+            let usage_key = format!("{key}_usage");
+            let expected =
+                [("starved_resource", signal.resource().name()), (key, names), (&usage_key, usages)];
+            let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            assert_eq!(order.annotations, BTreeMap::from(expected), "{signal:?} {names}");
+        }
+    }
+
+    #[test]
+    fn only_a_shortage_has_annotations() {
+        let breach = Breach { signal: "emptydirfs.limit", message: "m".into() };
+        assert_eq!(Order::for_breach(&pod(&[]), breach, 7).annotations, BTreeMap::new());
+        assert_eq!(Order::for_preemption(&pod(&[]), 7).annotations, BTreeMap::new());
     }
 
     #[test]

@@ -131,3 +131,11 @@ fn a_hash_tells_credentials_apart_and_depends_on_nothing_else() {
     assert_eq!(user("a").hash(), hex(br#"{"username":"a","password":"p"}"#));
     assert_eq!(hex(b""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
 }
+
+#[test]
+fn credentials_under_one_key_are_given_in_the_order_in_which_they_came() {
+    let mut ring = keyring(&["r.example"]);
+    ring.insert("https://r.example/v2/", user("second"), Origin::Node);
+    ring.insert("r.example/team", user("first"), Origin::Node);
+    assert_eq!(users(&ring, "r.example/team/a"), ["first", "r.example", "second"]);
+}

@@ -1,4 +1,5 @@
 use super::*;
+use crate::observation::UserObservation;
 
 #[test]
 fn before_its_first_record_a_container_waits() {
@@ -37,6 +38,31 @@ fn an_exited_record_shows_the_runtimes_words() {
     assert_eq!(got.container_id, "containerd://a-0");
     assert_eq!(got.started_at.as_deref(), Some("2023-11-14T22:13:20Z"));
     assert_eq!(got.finished_at.as_deref(), Some("2023-11-14T22:13:21Z"));
+}
+
+#[test]
+fn the_user_is_the_one_that_the_runtime_reports_in_each_list() {
+    let pod = pod(json!({"containers": [{"name": "a"}, {"name": "b"}, {"name": "c"}],
+        "initContainers": [{"name": "i"}], "ephemeralContainers": [{"name": "e"}]}));
+    let as_user = |seen: Seen, uid: i64, groups: &[i64]| {
+        let user = UserObservation { uid, gid: uid * 2, supplemental_groups: groups.to_vec() };
+        seen.edit(|record| record.user = Some(Box::new(user)))
+    };
+    let seen = as_user(in_sandbox().exited("i", 0), 7, &[]);
+    let seen = as_user(seen.exited("a", 1), 8, &[]);
+    let seen = as_user(seen.running("a"), 0, &[]).running("b");
+    let seen = as_user(seen.running("e"), 1000, &[2000, 3000]);
+    let status = generate(&pod, &seen);
+    let users = |list: &[ContainerStatus]| {
+        let user = |entry: &ContainerStatus| serde_json::to_value(&entry.user).unwrap();
+        list.iter().map(user).collect::<Vec<_>>()
+    };
+    assert_eq!(users(&status.init_container_statuses), [json!({"linux": {"uid": 7, "gid": 14}})]);
+    // Of the newest record, of one of which it is not told, and of a container without a record.
+    let regular = [json!({"linux": {"uid": 0, "gid": 0}}), Value::Null, Value::Null];
+    assert_eq!(users(&status.container_statuses), regular);
+    let groups = json!({"linux": {"uid": 1000, "gid": 2000, "supplementalGroups": [2000, 3000]}});
+    assert_eq!(users(&status.ephemeral_container_statuses), [groups]);
 }
 
 #[test]

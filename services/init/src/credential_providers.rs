@@ -1,0 +1,136 @@
+//! The configuration of credential provider plugins, read and handed to runtime-shim.
+//!
+//! Only the syntax is looked at here: what stands in the files is runtime-shim's to judge. Values of `env` may be
+//! credentials, so they are none of the resolved configuration, which the operator group may read.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use keelson_config::{Paths, ServiceName};
+use keelson_init_core::{
+    CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, credential_config_files, credential_provider_paths,
+};
+use keelson_service_kit::status;
+use serde_json::{Map, Value, json};
+
+use crate::yaml;
+
+/// Variables of init that say something to init alone (systemd.exec(5), sd_listen_fds(3)).
+const FOR_INIT: &[&str] = &[
+    "NOTIFY_SOCKET",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+    "LISTEN_PID",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+    "MAINPID",
+];
+
+/// What runtime-shim gets.
+#[derive(Clone)]
+pub(crate) struct Handover(Value);
+
+/// Why the files cannot be taken.
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    /// There is nothing, or nobody may read it.
+    #[error("cannot read {} that {CREDENTIAL_CONFIG_FLAG} names", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("the folder {} that {CREDENTIAL_CONFIG_FLAG} names has no file that ends in .json, .yaml or .yml", path.display())]
+    Nothing { path: PathBuf },
+    #[error(transparent)]
+    File(#[from] yaml::ReadError),
+}
+
+/// Reads what the two flags name; nothing where neither is given. The errors are lines for people.
+pub(crate) fn read(
+    config: Option<&str>,
+    bin_dir: Option<&str>,
+    cwd: &str,
+) -> Result<Option<Handover>, Vec<String>> {
+    let paths =
+        credential_provider_paths(config, bin_dir, cwd).map_err(|problem| vec![problem.to_string()])?;
+    let Some(CredentialProviderPaths { config, bin_dir }) = paths else { return Ok(None) };
+    let mut errors = Vec::new();
+    let mut read = Vec::new();
+    for path in files(Path::new(&config)).map_err(|error| vec![status::chain(&error)])? {
+        match file(&path) {
+            Ok(file) => read.push(file),
+            Err(error) => errors.push(status::chain(&error)),
+        }
+    }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let handover = json!({"binDir": bin_dir, "environment": environment(), "files": read});
+    Ok(Some(Handover(handover)))
+}
+
+/// The file, or those in the folder.
+fn files(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
+    let fail = |source| ReadError::Read { path: path.to_owned(), source };
+    if !fs::metadata(path).map_err(fail)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path).map_err(fail)? {
+        let entry = entry.map_err(fail)?;
+        if let (false, Ok(name)) = (entry.path().is_dir(), entry.file_name().into_string()) {
+            names.push(name);
+        }
+    }
+    let files = credential_config_files(names);
+    if files.is_empty() {
+        return Err(ReadError::Nothing { path: path.to_owned() });
+    }
+    Ok(files.into_iter().map(|name| path.join(name)).collect())
+}
+
+fn file(path: &Path) -> Result<Value, ReadError> {
+    let (document, text) = yaml::read_with_text(CREDENTIAL_CONFIG_FLAG, path)?;
+    Ok(json!({
+        "path": document.file,
+        "text": text,
+        "config": document.root,
+        "lines": document.lines,
+    }))
+}
+
+/// What plugins have in their environment, as those of a kubelet have the kubelet's.
+fn environment() -> Map<String, Value> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| !FOR_INIT.contains(&name.as_str()))
+        .map(|(name, value)| (name, value.into()))
+        .collect()
+}
+
+/// `<run-dir>/credentials/runtime-shim/image-credential-providers.json`; runtime-shim knows it by this name.
+fn path(paths: &Paths) -> PathBuf {
+    let folder = paths.run_dir.join("credentials").join(ServiceName::RuntimeShim.as_str());
+    folder.join("image-credential-providers.json")
+}
+
+/// Replaces the file by rename, mode 0600 in folders of 0700; without plugins there is none.
+///
+/// # Errors
+/// The run dir cannot be written.
+pub(crate) fn hand_over(paths: &Paths, handover: Option<&Handover>) -> io::Result<()> {
+    let path = path(paths);
+    let Some(Handover(value)) = handover else {
+        return match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+    };
+    if let Some(folder) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    }
+    let temporary = path.with_extension("json.new");
+    let mut options = fs::OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(&serde_json::to_vec(value)?)?;
+    fs::rename(&temporary, path)
+}

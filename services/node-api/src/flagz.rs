@@ -1,0 +1,47 @@
+//! `/flagz`: the flags that the agent was started with (node-and-api.md §8.11).
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use serde_json::{Map, Value};
+
+use crate::App;
+use crate::failure::Failure;
+use crate::zpages::{answer, form};
+
+const KIND: &str = "Flagz";
+/// What init leaves in the run dir: an object with the value of each flag as text.
+const FILE: &str = "flags.json";
+
+type Flags = BTreeMap<String, String>;
+
+/// `GET /flagz`; once requests are authorized, as the subresource `configz` (§7). init has put `CLASSIFIED` in the place
+/// of what is secret. The file is read each time, as that of `/configz`.
+pub(crate) async fn get(State(app): State<App>, headers: HeaderMap) -> Result<Response, Failure> {
+    let form = form(&headers, KIND)?;
+    let path = app.ctx.config.paths.run_dir.join(FILE);
+    let flags = fs::read(&path).map_err(|error| error.to_string());
+    let flags: Flags = flags
+        .and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string()))
+        .map_err(|problem| {
+            let text = format!(
+                "cannot read the flags in {}: {problem}; keelson-init of this release writes them",
+                path.display()
+            );
+            Failure::new(StatusCode::INTERNAL_SERVER_ERROR, text)
+        })?;
+    Ok(answer(form, KIND, |separator| text(&flags, separator), || fields(&flags)))
+}
+
+fn text(flags: &Flags, separator: &str) -> String {
+    flags.iter().fold(String::new(), |text, (name, value)| format!("{text}{name}{separator}{value}\n"))
+}
+
+fn fields(flags: &Flags) -> Map<String, Value> {
+    let flags: Map<String, Value> =
+        flags.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
+    Map::from_iter([("flags".to_owned(), flags.into())])
+}

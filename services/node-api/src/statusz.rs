@@ -1,0 +1,127 @@
+//! `/statusz`: since when this process runs, and of which version it is (node-and-api.md §8.11).
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use jiff::Timestamp;
+use keelson_service_kit::Metrics;
+use prometheus_client::metrics::info::Info;
+use serde_json::{Map, Value, json};
+
+use crate::App;
+use crate::failure::Failure;
+use crate::zpages::{answer, form};
+
+const KIND: &str = "Statusz";
+/// What the Node shows as `kubeletVersion`, without the `v`.
+const BINARY_VERSION: &str = concat!("1.36.2+keelson.", env!("CARGO_PKG_VERSION"));
+/// The release whose behaviour this is.
+const EMULATION_VERSION: &str = "1.36";
+/// The pages to look at: of those that a kubelet names, the ones that are here.
+const PATHS: [&str; 4] = ["/configz", "/flagz", "/healthz", "/metrics"];
+
+/// `GET /statusz`; once requests are authorized, as the subresource `statusz` (§7).
+pub(crate) async fn get(State(app): State<App>, headers: HeaderMap) -> Result<Response, Failure> {
+    let form = form(&headers, KIND)?;
+    let (started, now) = (app.started, Timestamp::now());
+    Ok(answer(form, KIND, |separator| text(started, now, separator), || fields(started, now)))
+}
+
+/// Whole seconds; a clock that was set back gives 0.
+fn up_seconds(started: Timestamp, now: Timestamp) -> i64 {
+    now.as_second().saturating_sub(started.as_second()).max(0)
+}
+
+fn text(started: Timestamp, now: Timestamp, separator: &str) -> String {
+    let up = up_seconds(started, now);
+    let lines = [
+        ("Started", started.strftime("%a %b %e %H:%M:%S UTC %Y").to_string()),
+        ("Up", format!("{} hr {:02} min {:02} sec", up / 3600, up / 60 % 60, up % 60)),
+        ("Go version", "none".to_owned()),
+        ("Binary version", BINARY_VERSION.to_owned()),
+        ("Emulation version", EMULATION_VERSION.to_owned()),
+        ("Paths", PATHS.join(" ")),
+    ];
+    lines.iter().fold("\n".to_owned(), |text, (name, value)| format!("{text}{name}{separator} {value}\n"))
+}
+
+/// Registers `kubernetes_build_info`, by which alerts compare the versions of a cluster (§15.2). What is Go's is empty.
+pub(crate) fn register_build(metrics: &Metrics) {
+    let (major, minor) = EMULATION_VERSION.split_once('.').unwrap_or_default();
+    let platform = format!("{}/{}", std::env::consts::OS, go_architecture(std::env::consts::ARCH));
+    let labels = [
+        ("major", major.to_owned()),
+        ("minor", minor.to_owned()),
+        ("git_version", format!("v{BINARY_VERSION}")),
+        ("git_commit", String::new()),
+        ("git_tree_state", String::new()),
+        ("build_date", String::new()),
+        ("go_version", String::new()),
+        ("compiler", "rustc".to_owned()),
+        ("platform", platform),
+    ];
+    metrics.register("kubernetes_build", "The version of the agent", Info::new(labels.to_vec()));
+}
+
+/// The name that Go gives an architecture of Rust's.
+fn go_architecture(architecture: &str) -> &str {
+    match architecture {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "powerpc64" => "ppc64le",
+        other => other,
+    }
+}
+
+fn fields(started: Timestamp, now: Timestamp) -> Map<String, Value> {
+    let started_second = Timestamp::from_second(started.as_second()).unwrap_or(started);
+    let fields = [
+        ("startTime", started_second.to_string().into()),
+        ("uptimeSeconds", up_seconds(started, now).into()),
+        // No Go is in here, and another compiler's version would not be Go's.
+        ("goVersion", "".into()),
+        ("binaryVersion", BINARY_VERSION.into()),
+        ("emulationVersion", EMULATION_VERSION.into()),
+        ("paths", json!(PATHS)),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_nanosecond(i128::from(second) * 1_000_000_000 + 123).unwrap()
+    }
+
+    #[test]
+    fn the_build_has_the_version_that_the_node_shows() {
+        let metrics = Metrics::new();
+        register_build(&metrics);
+        let text = metrics.text();
+        let line = text.lines().find(|line| line.starts_with("kubernetes_build_info{")).unwrap_or_default();
+        for part in ["{major=\"1\",minor=\"36\",git_version=\"v1.36.", ",platform=\"linux/"] {
+            assert!(line.contains(part) && line.ends_with("} 1"), "{part}: {line}");
+        }
+        assert_eq!((go_architecture("x86_64"), go_architecture("riscv64")), ("amd64", "riscv64"));
+    }
+
+    #[test]
+    fn the_text_has_a_line_for_each_field() {
+        let expected = "\nStarted= Fri Jan  2 03:04:05 UTC 1970\nUp= 27 hr 46 min 39 sec\nGo version= none\n\
+            Binary version= 1.36.2+keelson.0.1.0\nEmulation version= 1.36\nPaths= /configz /flagz /healthz /metrics\n";
+        assert_eq!(text(at(97_445), at(97_445 + 99_999), "="), expected);
+    }
+
+    #[test]
+    fn the_object_has_the_fields_of_a_statusz() {
+        let expected = json!({
+            "startTime": "1970-01-02T03:04:05Z", "uptimeSeconds": 61, "goVersion": "",
+            "binaryVersion": "1.36.2+keelson.0.1.0", "emulationVersion": "1.36",
+            "paths": ["/configz", "/flagz", "/healthz", "/metrics"],
+        });
+        assert_eq!(Value::from(fields(at(97_445), at(97_506))), expected);
+        assert_eq!(fields(at(97_445), at(97_000))["uptimeSeconds"], 0, "a clock that was set back");
+    }
+}

@@ -1,0 +1,112 @@
+//! What is counted and measured of the life of pods and of the turns of their workers (pod-lifecycle.md §7, §8.1 and
+//! §19). Nothing of a single pod is kept for it.
+
+use std::time::Duration;
+
+use keelson_kube_model::Pod;
+use keelson_pod_sync_core::Moment;
+use keelson_pod_sync_core::census::static_label;
+use keelson_pod_sync_core::measure::Operation;
+use keelson_service_kit::Metrics as Registry;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+
+use super::SECONDS;
+use crate::shares::seen_unix_nanos;
+
+/// Seconds from the first sight of a pod until it runs.
+const START_SECONDS: [f64; 25] = [
+    0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0,
+    480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
+];
+/// Containers of a pod.
+const CONTAINERS: [f64; 5] = [1.0, 2.0, 4.0, 8.0, 16.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfTurn {
+    operation_type: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Origin {
+    r#static: &'static str,
+}
+
+/// Counters and histograms. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct PodMetrics {
+    turns: Family<OfTurn, Histogram, fn() -> Histogram>,
+    first_turn: Histogram,
+    start: Histogram,
+    containers: Histogram,
+    orphans: Counter,
+    restarted: Family<Origin, Counter>,
+}
+
+impl PodMetrics {
+    /// Registers all of them.
+    pub(super) fn register(registry: &Registry) -> Self {
+        let metrics = Self {
+            turns: Family::new_with_constructor(|| Histogram::new(SECONDS)),
+            first_turn: Histogram::new(SECONDS),
+            start: Histogram::new(START_SECONDS),
+            containers: Histogram::new(CONTAINERS),
+            orphans: Counter::default(),
+            restarted: Family::default(),
+        };
+        let help = "Seconds from what a worker was told, or woke for, to the end of its turn";
+        registry.register("kubelet_pod_worker_duration_seconds", help, metrics.turns.clone());
+        let help =
+            "Seconds from the first sight of a new pod to the first turn of its worker that may begin it";
+        registry.register("kubelet_pod_worker_start_duration_seconds", help, metrics.first_turn.clone());
+        let help = "Seconds from the first sight of a pod until it is shown as Running";
+        registry.register("kubelet_pod_start_duration_seconds", help, metrics.start.clone());
+        let help = "Regular containers of the pods that were begun";
+        registry.register("kubelet_containers_per_pod_count", help, metrics.containers.clone());
+        let help = "Pods that only the runtime knew and that were ended";
+        registry.register("kubelet_orphaned_runtime_pods", help, metrics.orphans.clone());
+        let help = "Pods that began anew under the UID of an earlier one, by whether they are static";
+        registry.register("kubelet_restarted_pods", help, metrics.restarted.clone());
+        metrics
+    }
+
+    /// A turn of a worker has ended.
+    pub fn turn(&self, operation: Operation, took: Duration) {
+        let labels = OfTurn { operation_type: operation.as_str() };
+        self.turns.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    /// The worker of a new pod may begin it.
+    pub fn begins(&self, pod: &Pod, at: &Moment) {
+        self.containers.observe(pod.spec.containers.len() as f64);
+        if let Some(seconds) = seconds_since_seen(pod, at) {
+            self.first_turn.observe(seconds);
+        }
+    }
+
+    /// A pod that this process has begun runs.
+    pub fn runs(&self, pod: &Pod, at: &Moment) {
+        if let Some(seconds) = seconds_since_seen(pod, at) {
+            self.start.observe(seconds);
+        }
+    }
+
+    /// The end of something that no source names begins.
+    pub fn orphan(&self) {
+        self.orphans.inc();
+    }
+
+    /// A pod begins under the UID of an earlier one.
+    pub fn restarted(&self, pod: &Pod) {
+        self.restarted.get_or_create(&Origin { r#static: static_label(pod.is_static()) }).inc();
+    }
+}
+
+/// Since the source has first shown the pod; `None` when that is not known.
+fn seconds_since_seen(pod: &Pod, at: &Moment) -> Option<f64> {
+    // Less than nothing is what a clock says that was set back.
+    let nanos = at.now_unix_nanos.saturating_sub(seen_unix_nanos(pod)?).max(0);
+    Some(Duration::from_nanos(nanos.unsigned_abs()).as_secs_f64())
+}

@@ -1,0 +1,143 @@
+//! Running a plugin: a request into it, an answer out of it, and no longer than allowed.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, Command};
+
+/// An answer that is longer is none.
+const MOST_BYTES: usize = 1 << 20;
+/// As much of the end of its standard error is told.
+const TOLD_BYTES: usize = 1024;
+
+/// A program with all that it is started with.
+pub(super) struct Program {
+    pub path: PathBuf,
+    pub args: Vec<String>,
+    pub env: BTreeMap<OsString, OsString>,
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Program({:?}, …)", self.path)
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RunError {
+    #[error("cannot start {}", path.display())]
+    Start { path: PathBuf, source: io::Error },
+    #[error("it has not answered within {limit:?} and was ended{said}")]
+    Silent { limit: Duration, said: Said },
+    #[error("it has ended with {status}{said}")]
+    Failed { status: ExitStatus, said: Said },
+    #[error("its answer is longer than 1 MiB")]
+    TooLong,
+    #[error("cannot read its answer")]
+    Read { source: io::Error },
+}
+
+/// The end of what a program has written to its standard error.
+#[derive(Debug, Default)]
+pub(super) struct Said(Vec<u8>);
+
+impl fmt::Display for Said {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = String::from_utf8_lossy(&self.0);
+        match text.trim() {
+            "" => Ok(()),
+            text => write!(f, ": {text:?}"),
+        }
+    }
+}
+
+impl Said {
+    /// Reads to the end and keeps the last of it.
+    async fn take_in(&mut self, mut from: impl AsyncRead + Unpin) {
+        let mut buffer = [0; 512];
+        // An error is an end like any other: nobody depends on this text.
+        while let Ok(count @ 1..) = from.read(&mut buffer).await {
+            self.0.extend_from_slice(&buffer[..count]);
+            self.0.drain(..self.0.len().saturating_sub(TOLD_BYTES));
+        }
+    }
+}
+
+/// The process group of a program that has not been waited for; ended when this is dropped.
+struct Group(Option<Pid>);
+
+impl Group {
+    fn of(child: &Child) -> Self {
+        Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // It may just have ended.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+impl Program {
+    /// Writes `input` to the program and gives what it writes, once it has ended well. When that is not within `limit`,
+    /// or nobody waits for it any more, it is killed with whatever it has started.
+    ///
+    /// # Errors
+    /// It cannot be started, takes too long, writes too much, or ends otherwise than with 0.
+    pub(super) async fn run(&self, input: &[u8], limit: Duration) -> Result<Vec<u8>, RunError> {
+        let mut said = Said::default();
+        match tokio::time::timeout(limit, self.run_to_end(input, &mut said)).await {
+            Ok(Ok((status, answer))) if status.success() => Ok(answer),
+            Ok(Ok((status, _))) => Err(RunError::Failed { status, said }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(RunError::Silent { limit, said }),
+        }
+    }
+
+    async fn run_to_end(&self, input: &[u8], said: &mut Said) -> Result<(ExitStatus, Vec<u8>), RunError> {
+        let mut command = Command::new(&self.path);
+        command.args(&self.args).env_clear().envs(&self.env).process_group(0).kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let start = |source| RunError::Start { path: self.path.clone(), source };
+        let mut child = command.spawn().map_err(start)?;
+        let mut group = Group::of(&child);
+        let lost = || start(io::Error::other("it has no pipes"));
+        let (mut stdin, stdout, stderr) = (
+            child.stdin.take().ok_or_else(lost)?,
+            child.stdout.take().ok_or_else(lost)?,
+            child.stderr.take().ok_or_else(lost)?,
+        );
+        let write = async move {
+            // A program may answer without having read.
+            let _ = stdin.write_all(input).await;
+            Ok(())
+        };
+        let take_in = async {
+            said.take_in(stderr).await;
+            Ok(())
+        };
+        let ((), answer, ()) = tokio::try_join!(write, answer(stdout), take_in)?;
+        let status = child.wait().await.map_err(|source| RunError::Read { source })?;
+        // It has been waited for: its number may be another's from here on.
+        group.0 = None;
+        Ok((status, answer))
+    }
+}
+
+async fn answer(from: impl AsyncRead + Unpin) -> Result<Vec<u8>, RunError> {
+    let mut bytes = Vec::new();
+    let read = from.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).await;
+    read.map_err(|source| RunError::Read { source })?;
+    if bytes.len() > MOST_BYTES { Err(RunError::TooLong) } else { Ok(bytes) }
+}

@@ -1,0 +1,342 @@
+use std::os::unix::fs::OpenOptionsExt as _;
+
+use keelson_proto::keelson::common::v1::PodRef;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::credentials::Credentials;
+use crate::credentials::testing::secret;
+
+const REPO: &str = "r.example/team/a";
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder with plugins, scripts that know it as `$DIR`.
+struct Scene {
+    dir: TempDir,
+    metrics: Metrics,
+    clock: Clock,
+}
+
+/// A configured provider of this name.
+fn provider(name: &str, cache: &str) -> Value {
+    json!({
+        "name": name,
+        "matchImages": ["r.example", "s.example"],
+        "defaultCacheDuration": cache,
+        "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+        "args": ["get", "a b"],
+        "env": [{"name": "REGION", "value": "north"}],
+    })
+}
+
+/// A script that answers with one entry.
+fn answering(key_type: &str, key: &str, user: &str) -> String {
+    let answer = json!({
+        "kind": "CredentialProviderResponse",
+        "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+        "cacheKeyType": key_type,
+        "auth": {key: {"username": user, "password": "hunter2"}},
+    });
+    format!("echo \"$0\" >> $DIR/calls\ncat > $DIR/request\necho '{answer}'")
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), metrics: Metrics::new(), clock: Clock::standing() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn script(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// Writes what init would hand over.
+    fn hand_over(&self, providers: &Value) -> Paths {
+        let paths = Paths { run_dir: self.path("run"), ..Paths::default() };
+        let path = handover_path(&paths);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1",
+            "kind": "CredentialProviderConfig",
+            "providers": providers,
+        });
+        let file = json!({"path": "/etc/c.yaml", "text": "x", "config": config, "lines": {"kind": 2}});
+        let (dir, path_of_init) = (self.dir.path(), "/init/bin");
+        let environment = json!({"DIR": dir, "REGION": "init's", "ZONE": "z", "PATH": path_of_init});
+        let handover = json!({"binDir": dir, "environment": environment, "files": [file]});
+        fs::write(path, handover.to_string()).unwrap();
+        paths
+    }
+
+    fn plugins(&self, providers: &[Value], limit: Duration) -> Plugins {
+        let path = handover_path(&self.hand_over(&json!(providers)));
+        let (handover, configured) = read_handover(&path).unwrap().unwrap();
+        Plugins { clock: self.clock.clone(), ..Plugins::of(configured, &handover, limit, &self.metrics) }
+    }
+
+    /// How often plugins were run.
+    fn calls(&self) -> usize {
+        fs::read_to_string(self.path("calls")).unwrap_or_default().lines().count()
+    }
+
+    async fn until(&self, what: &str, good: impl Fn() -> bool) {
+        let wait = async {
+            while !good() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("not so: {what}"));
+    }
+}
+
+async fn users(plugins: &Plugins, repository: &str) -> Vec<String> {
+    plugins.find(repository).await.into_iter().map(|(credential, _)| credential.username).collect()
+}
+
+/// The error of the only plugin.
+async fn failure(plugins: &Plugins) -> String {
+    assert!(plugins.find(REPO).await.is_empty());
+    chain(&plugins.list[0].ask(REPO).await.unwrap_err())
+}
+
+#[tokio::test]
+async fn a_plugin_is_asked_with_its_arguments_and_its_environment() {
+    let scene = Scene::new();
+    let told = "echo \"$1|$2|$REGION|$ZONE|$KEELSON_LIFELINE_FD|$PATH\" > $DIR/told\n";
+    scene.script("a", &format!("{told}{}", answering("Image", "r.example", "ann")));
+    let plugins = scene.plugins(&[provider("a", "0s")], PATIENCE);
+    let found = plugins.find(REPO).await;
+    assert_eq!((found[0].0.username.as_str(), found[0].0.password.as_str()), ("ann", "hunter2"));
+    assert_eq!(found[0].1, Origin::Node);
+    let request: Value = serde_json::from_slice(&fs::read(scene.path("request")).unwrap()).unwrap();
+    assert_eq!(request["image"], REPO);
+    let own = std::env::var("PATH").unwrap();
+    assert_eq!(fs::read_to_string(scene.path("told")).unwrap(), format!("get|a b|north|z||{own}\n"));
+}
+
+#[tokio::test]
+async fn answers_are_kept_and_a_plugin_is_asked_again_when_they_are_out_of_date() {
+    let scene = Scene::new();
+    scene.script("a", &answering("Registry", "*.example", "ann"));
+    let plugins = scene.plugins(&[provider("a", "1m")], PATIENCE);
+    for repository in [REPO, "r.example/b", REPO] {
+        assert_eq!(users(&plugins, repository).await, ["ann"]);
+    }
+    assert_eq!(scene.calls(), 1);
+    assert_eq!(users(&plugins, "s.example/a").await, ["ann"]);
+    assert_eq!(scene.calls(), 2, "that is another registry");
+    scene.clock.pass(60, 0);
+    assert_eq!(users(&plugins, REPO).await, ["ann"]);
+    assert_eq!(scene.calls(), 3);
+    assert!(users(&plugins, "t.example/a").await.is_empty());
+    assert_eq!(scene.calls(), 3, "no plugin is for that");
+}
+
+#[tokio::test]
+async fn a_plugin_is_run_once_for_all_who_ask_for_the_same_image_at_the_same_time() {
+    let scene = Scene::new();
+    let waits = "while [ ! -e $DIR/go ]; do sleep 0.01; done\n";
+    scene.script("a", &answering("Image", "r.example", "ann").replace("cat >", &format!("{waits}cat >")));
+    let plugins = scene.plugins(&[provider("a", "0s")], PATIENCE);
+    let (one, other, third, ()) =
+        tokio::join!(users(&plugins, REPO), users(&plugins, REPO), users(&plugins, "r.example/b"), async {
+            scene.until("both images are asked for", || scene.calls() >= 2).await;
+            fs::write(scene.path("go"), "").unwrap();
+        });
+    assert_eq!((one, other, third), (vec!["ann".into()], vec!["ann".into()], vec!["ann".into()]));
+    assert_eq!(scene.calls(), 2, "one for each image");
+    assert_eq!(users(&plugins, REPO).await, ["ann"]);
+    assert_eq!(scene.calls(), 3, "nothing is kept");
+}
+
+#[tokio::test]
+async fn plugins_come_after_the_nodes_configuration_and_that_after_the_pods_secrets() {
+    let scene = Scene::new();
+    scene.script("a", &answering("Image", "*.example", "plugin-a"));
+    scene.script("b", &answering("Image", "r.example/team", "plugin-b"));
+    let node = r#"{"auths": {"r.example": {"username": "node", "password": "p"}}}"#;
+    fs::write(scene.path("config.json"), node).unwrap();
+    let plugins = scene.plugins(&[provider("a", "1m"), provider("b", "1m")], PATIENCE);
+    let secrets = [("default/s", Ok(secret("r.example", "pod", "p")))];
+    let credentials = Credentials::of(&secrets, &[scene.path("")], scene.clock.clone()).with_plugins(plugins);
+    let pod = PodRef { namespace: "default".into(), ..PodRef::default() };
+    let names = |found: crate::credentials::Found| {
+        found.list.into_iter().map(|(credential, _)| credential.username).collect::<Vec<_>>()
+    };
+    let own = credentials.of_pod(&pod, &["s".into()], REPO).await.unwrap();
+    assert_eq!(names(own), ["pod"]);
+    assert_eq!(scene.calls(), 0);
+    let all = credentials.find(&pod, &["s".into()], REPO).await.unwrap();
+    assert_eq!(names(all), ["pod", "node", "plugin-b", "plugin-a"]);
+}
+
+/// Whether nothing that a plugin has started has this pipe open for writing.
+fn all_ended(mut pipe: &fs::File) -> bool {
+    matches!(io::Read::read(&mut pipe, &mut [0; 8]), Ok(0))
+}
+
+/// A plugin that holds a pipe and never answers, and the pipe.
+fn hanging(scene: &Scene) -> fs::File {
+    let path = scene.path("alive");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    scene.script(
+        "a",
+        "exec 3> $DIR/alive\necho 'asks the cloud' >&2\nsleep 1000 &\necho x >> $DIR/calls\nwait",
+    );
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    fs::OpenOptions::new().read(true).custom_flags(flags).open(path).unwrap()
+}
+
+#[tokio::test]
+async fn a_plugin_that_hangs_is_ended_with_whatever_it_has_started() {
+    let scene = Scene::new();
+    let alive = hanging(&scene);
+    let plugins = scene.plugins(&[provider("a", "1m")], Duration::from_secs(2));
+    let error = chain(&plugins.list[0].ask(REPO).await.unwrap_err());
+    assert_eq!(error, "it has not answered within 2s and was ended: \"asks the cloud\"");
+    scene.until("all of it has ended", || all_ended(&alive)).await;
+}
+
+#[tokio::test]
+async fn a_plugin_whose_answer_nobody_waits_for_any_more_is_ended() {
+    let scene = Scene::new();
+    let alive = hanging(&scene);
+    let plugins = scene.plugins(&[provider("a", "1m")], PATIENCE);
+    // Cancel-safe: that is what is tested.
+    tokio::select! {
+        _ = plugins.find(REPO) => panic!("it hangs"),
+        () = scene.until("it runs", || scene.calls() == 1) => {}
+    }
+    scene.until("all of it has ended", || all_ended(&alive)).await;
+}
+
+#[tokio::test]
+async fn a_plugin_that_fails_gives_nothing_is_counted_and_asked_again() {
+    let scene = Scene::new();
+    scene.script("a", "echo x >> $DIR/calls\necho 'no role' >&2\nexit 3");
+    scene.script("b", &answering("Image", "r.example", "bob"));
+    let plugins = scene.plugins(&[provider("a", "1m"), provider("b", "0s")], PATIENCE);
+    for calls in [2, 4] {
+        assert_eq!(users(&plugins, REPO).await, ["bob"], "the others are used");
+        assert_eq!(scene.calls(), calls);
+    }
+    let error = chain(&plugins.list[0].ask(REPO).await.unwrap_err());
+    assert_eq!(error, "it has ended with exit status: 3: \"no role\"");
+    let text = scene.metrics.text();
+    for line in [
+        "kubelet_credential_provider_plugin_errors_total{plugin_name=\"a\"} 2",
+        "kubelet_credential_provider_plugin_duration_count{plugin_name=\"a\"} 2",
+        "kubelet_credential_provider_plugin_duration_count{plugin_name=\"b\"} 2",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    assert!(!text.contains("errors_total{plugin_name=\"b\"}"), "{text}");
+    assert!(text.contains("kubelet_credential_provider_config_info{hash=\"sha256:"), "{text}");
+}
+
+#[tokio::test]
+async fn a_plugin_that_writes_garbage_gives_nothing_and_is_not_repeated() {
+    let long = format!("head -c {} /dev/zero; sleep 1000", (1 << 20) + 1);
+    for (script, expected) in [
+        ("echo hunter2", "its answer is no JSON object"),
+        ("true", "its answer is no JSON object"),
+        ("echo '{\"kind\": \"hunter2\"}'", "its answer is no CredentialProviderResponse"),
+        (long.as_str(), "its answer is longer than 1 MiB"),
+        ("kill -9 $$", "it has ended with signal: 9 (SIGKILL)"),
+    ] {
+        let scene = Scene::new();
+        scene.script("a", script);
+        assert_eq!(failure(&scene.plugins(&[provider("a", "1m")], PATIENCE)).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn only_the_end_of_what_a_plugin_says_is_told() {
+    let scene = Scene::new();
+    scene.script("a", "head -c 100000 /dev/zero | tr '\\0' x >&2; printf 'the\\nend' >&2; exit 1");
+    let error = failure(&scene.plugins(&[provider("a", "1m")], PATIENCE)).await;
+    assert!(error.ends_with("xthe\\nend\""), "{error}");
+    assert!(error.len() < TOLD, "{}", error.len());
+}
+
+/// 1 KiB and the words around it.
+const TOLD: usize = 1024 + 100;
+
+#[tokio::test]
+async fn a_binary_that_goes_away_later_is_named() {
+    let scene = Scene::new();
+    scene.script("a", "true");
+    let plugins = scene.plugins(&[provider("a", "1m")], PATIENCE);
+    fs::remove_file(scene.path("a")).unwrap();
+    let error = failure(&plugins).await;
+    let path = scene.path("a").display().to_string();
+    assert!(error.starts_with(&format!("cannot start {path}: No such file")), "{error}");
+}
+
+#[tokio::test]
+async fn the_start_names_every_binary_that_is_missing() {
+    let scene = Scene::new();
+    scene.script("good", "true");
+    scene.script("unset", "true");
+    fs::set_permissions(scene.path("unset"), fs::Permissions::from_mode(0o644)).unwrap();
+    fs::create_dir(scene.path("folder")).unwrap();
+    let names = ["missing", "good", "unset", "folder"];
+    let paths = scene.hand_over(&names.iter().map(|name| provider(name, "1m")).collect());
+    let error = Plugins::load(&paths, &scene.metrics).await.unwrap_err().to_string();
+    let expected = ["missing", "unset", "folder"].map(|name| scene.path(name).display().to_string());
+    assert!(expected.iter().all(|path| error.contains(path)), "{error}");
+    assert!(!error.contains(&scene.path("good").display().to_string()), "{error}");
+}
+
+#[tokio::test]
+async fn the_start_tells_everything_that_is_wrong_with_the_configuration() {
+    let scene = Scene::new();
+    let paths = scene.hand_over(&json!([{"name": "a/b"}, {"apiVersion": "v1"}]));
+    let error = Plugins::load(&paths, &scene.metrics).await.unwrap_err().to_string();
+    for field in ["providers[0].name", "providers[0].matchImages", "providers[1].apiVersion"] {
+        assert!(error.contains(&format!("/etc/c.yaml: {field}: ")), "{error}");
+    }
+    fs::write(handover_path(&paths), "{\"binDir\": [\"hunter2\"]}").unwrap();
+    let error = chain(&Plugins::load(&paths, &scene.metrics).await.unwrap_err());
+    assert!(error.contains("is not what keelson-init writes") && !error.contains("hunter2"), "{error}");
+}
+
+#[tokio::test]
+async fn without_a_configuration_there_are_no_plugins_and_no_figures_of_them() {
+    let scene = Scene::new();
+    let paths = Paths { run_dir: scene.path("run"), ..Paths::default() };
+    let plugins = Plugins::load(&paths, &scene.metrics).await.unwrap();
+    assert!(plugins.find(REPO).await.is_empty());
+    assert!(!scene.metrics.text().contains("credential_provider"));
+    // With one, those that cannot be used here are left out.
+    let mut strict = provider("strict", "1m");
+    strict["tokenAttributes"] = json!({
+        "serviceAccountTokenAudience": "x", "cacheType": "Token", "requireServiceAccount": true,
+    });
+    scene.script("a", &answering("Image", "r.example", "ann"));
+    let paths = scene.hand_over(&json!([strict, provider("a", "1m")]));
+    let plugins = Plugins::load(&paths, &scene.metrics).await.unwrap();
+    assert_eq!(users(&plugins, REPO).await, ["ann"]);
+}
+
+#[tokio::test]
+async fn nothing_secret_is_shown() {
+    let scene = Scene::new();
+    scene.script("a", &answering("Image", "r.example", "ann"));
+    let mut provider = provider("a", "1m");
+    provider["env"] = json!([{"name": "TOKEN", "value": "hunter3"}]);
+    provider["args"] = json!(["--password", "hunter4"]);
+    let plugins = scene.plugins(&[provider], PATIENCE);
+    assert_eq!(users(&plugins, REPO).await, ["ann"]);
+    assert!(plugins.list[0].state().cache.get(REPO, scene.clock.read().boot_nanos).is_some());
+    let shown = format!("{plugins:?}");
+    assert!(!shown.contains("hunter"), "{shown}");
+    assert!(!scene.metrics.text().contains("hunter"));
+}

@@ -1,0 +1,50 @@
+//! A pod that was there before, and notices nothing of those that are too much.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use keelson_testkit::Agent;
+use serde_json::Value;
+
+use crate::waits::until_one_ready;
+use crate::{Process, is_ready, pods, running, sleeper};
+
+/// A Ready pod whose process and whole status have to stay what they are.
+#[derive(Debug)]
+pub struct Beside {
+    name: String,
+    process: Process,
+    status: Value,
+}
+
+impl Beside {
+    /// Starts it and waits until it is Ready. It is asked each second whether it still is.
+    ///
+    /// # Panics
+    /// It does not become Ready.
+    pub async fn start(agent: &Agent, name: &str) -> Self {
+        let probe = "    readinessProbe:\n      exec: {command: [\"true\"]}\n      periodSeconds: 1\n      \
+                     timeoutSeconds: 20\n";
+        let manifest = sleeper(name).replace("    volumeMounts:\n", &format!("{probe}    volumeMounts:\n"));
+        assert!(manifest.contains(probe), "{manifest}");
+        agent.write_manifest(&format!("{name}.yaml"), &manifest).unwrap();
+        until_one_ready(agent, name).await;
+        let name = format!("{name}-{}", agent.spec().node_name);
+        let process = running(agent).await.unwrap().remove(&format!("{name}/main")).expect("it is Ready");
+        let status = pods(agent).await.unwrap()[&name]["status"].clone();
+        Self { name, process, status }
+    }
+
+    /// That nothing has happened to it since it was started: the same process in the same container, no restart, and
+    /// Ready all the time, as its conditions say since when.
+    ///
+    /// # Panics
+    /// Something has.
+    pub async fn assert_untouched(&self, agent: &Agent) {
+        assert_eq!(running(agent).await.unwrap().get(&format!("{}/main", self.name)), Some(&self.process));
+        let pod = pods(agent).await.unwrap().remove(&self.name).expect("it is wanted");
+        assert!(is_ready(&pod), "{pod:#}");
+        assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0, "{pod:#}");
+        // With the moment of each condition's last change: one that has turned and turned back shows.
+        assert_eq!(pod["status"], self.status);
+    }
+}

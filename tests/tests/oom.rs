@@ -1,0 +1,149 @@
+//! Containers that take more memory than they may, on a real containerd: what is told of them, what becomes of them,
+//! and that nobody else notices (pod-lifecycle.md §9, runtime-and-resources.md §4.2).
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::path::Path;
+
+use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Scratch, eventually};
+use keelson_tests::beside::Beside;
+use keelson_tests::{LIMIT, http, pods, running, text};
+use serde_json::{Value, json};
+
+/// What each hungry container may use.
+const MEMORY: u64 = 48 << 20;
+
+/// Waits until the test lets all of them begin.
+const GATE: &str = "until [ -e /data/go ]; do sleep 0.1; done";
+/// Doubles a string until it does not fit any more.
+const EAT: &str = "x=x; while true; do x=$x$x; done";
+
+fn container(name: &str, script: &str, limits: Value) -> Value {
+    json!({
+        "name": name, "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
+        "command": ["/bin/sh", "-c", script],
+        "resources": {"limits": limits},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    })
+}
+
+fn hungry(name: &str, script: &str) -> Value {
+    container(name, script, json!({"memory": MEMORY.to_string()}))
+}
+
+/// A pod whose `/data` is `dir` on the host.
+fn write_pod(agent: &Agent, dir: &Path, name: &str, policy: &str, containers: &[Value]) {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": policy, "terminationGracePeriodSeconds": 0, "containers": containers,
+            "volumes": [{"name": "data", "hostPath": {"path": dir, "type": "Directory"}}],
+        },
+    });
+    agent.write_manifest(&format!("{name}.json"), &pod.to_string()).unwrap();
+}
+
+/// With cgroup v2 a container dies as a whole otherwise, so that the same is seen with both.
+fn one_process_at_a_time(spec: &mut AgentSpec) {
+    spec.kubelet.insert("singleProcessOOMKill".into(), true.into());
+}
+
+/// Waits until a container's status, as its pod shows it, is as wanted.
+async fn until_status(agent: &Agent, key: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let (pod, container) = key.split_once('/').unwrap();
+    let mut last = Value::Null;
+    eventually(LIMIT, format!("{key} {what}"), async || {
+        last = pods(agent).await.ok().and_then(|mut all| all.remove(pod)).unwrap_or_default();
+        let statuses = last["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
+        last = statuses.into_iter().find(|status| status["name"] == container).unwrap_or_default();
+        wanted(&last)
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}: {last:#}\n{}", agent.log_tail()));
+    last
+}
+
+/// How often a container was killed for its memory, as `/metrics/cadvisor` tells it.
+async fn oom_events(agent: &Agent, key: &str) -> Option<f64> {
+    let (pod, container) = key.split_once('/').unwrap();
+    let text = http::good(&format!("{}/metrics/cadvisor", agent.api_url())).await.unwrap();
+    let begin = format!("container_oom_events_total{{container=\"{container}\",");
+    let of_pod = format!("namespace=\"default\",pod=\"{pod}\"");
+    let line = text.lines().find(|line| line.starts_with(&begin) && line.contains(&of_pod))?;
+    line.split("} ").nth(1)?.split(' ').next()?.parse().ok()
+}
+
+#[tokio::test]
+async fn a_container_beyond_its_memory_is_oom_killed_restarted_by_its_policy_and_disturbs_no_other() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).configure(one_process_at_a_time).start().await.unwrap();
+    let calm = Beside::start(&agent, "calm").await;
+    let (data, once) = (scratch.path().join("data"), scratch.path().join("once"));
+    for folder in [&data, &once] {
+        std::fs::create_dir(folder).unwrap();
+    }
+    let key = |pod: &str, container: &str| format!("{pod}-{}/{container}", agent.spec().node_name);
+    let main =
+        format!("{GATE}; if [ -e /data/again ]; then exec sleep 1000000; fi; touch /data/again; {EAT}");
+    let parent = format!("{GATE}; ({EAT}); echo the child has ended with $?; exec sleep 1000000");
+    let containers = [
+        hungry("main", &main),
+        hungry("parent", &parent),
+        container("sibling", "exec sleep 1000000", json!({})),
+    ];
+    write_pod(&agent, &data, "web", "Always", &containers);
+    write_pod(&agent, &once, "once", "Never", &[hungry("main", &format!("{GATE}; {EAT}"))]);
+    eventually(LIMIT, "all of them run", async || running(&agent).await.is_ok_and(|now| now.len() == 5))
+        .await
+        .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    let before = running(&agent).await.unwrap();
+    for folder in [&data, &once] {
+        std::fs::write(folder.join("go"), "").unwrap();
+    }
+
+    let main = until_status(&agent, &key("web", "main"), "runs again", |status| {
+        status["restartCount"] == 1 && status["state"]["running"].is_object()
+    })
+    .await;
+    oom_killed(&main["lastState"]["terminated"]);
+    let ended = until_status(&agent, &key("once", "main"), "has ended", |status| {
+        status["state"]["terminated"].is_object()
+    })
+    .await;
+    oom_killed(&ended["state"]["terminated"]);
+    assert_eq!(ended["restartCount"], 0, "{ended:#}");
+    assert_eq!(
+        pods(&agent).await.unwrap()[&format!("once-{}", agent.spec().node_name)]["status"]["phase"],
+        "Failed"
+    );
+
+    // A process that is not the container's first one is killed alone, and counted.
+    let said = eventually(LIMIT, "the parent has seen its child's end", async || {
+        let log = agent.keelson(&["logs", "web", "-c", "parent"]).await.unwrap();
+        text(&log).contains("the child has ended with 137")
+    });
+    said.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    let mut told = None;
+    let counted = eventually(LIMIT, "the killed child is counted", async || {
+        told = oom_events(&agent, &key("web", "parent")).await;
+        told >= Some(1.0)
+    });
+    counted.await.unwrap_or_else(|e| panic!("{e:#}: {told:?}\n{}", agent.log_tail()));
+    assert_eq!(oom_events(&agent, &key("web", "sibling")).await, Some(0.0));
+
+    let now = running(&agent).await.unwrap();
+    for name in ["parent", "sibling"] {
+        assert_eq!(now.get(&key("web", name)), before.get(&key("web", name)), "{name}");
+        let status = until_status(&agent, &key("web", name), "is shown", Value::is_object).await;
+        assert_eq!((&status["restartCount"], &status["lastState"]), (&json!(0), &json!({})), "{status:#}");
+    }
+    assert_ne!(now.get(&key("web", "main")), before.get(&key("web", "main")));
+    assert_eq!(now.len(), 4, "{now:#?}");
+    calm.assert_untouched(&agent).await;
+    agent.end().unwrap();
+}
+
+fn oom_killed(terminated: &Value) {
+    assert_eq!(terminated["reason"], "OOMKilled", "{terminated:#}");
+    assert_eq!(terminated["exitCode"], 137, "{terminated:#}");
+}
