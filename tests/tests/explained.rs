@@ -255,7 +255,7 @@ async fn while_nobody_reads_manifests_that_is_told_of_pods_that_run_and_of_those
         until_explained(&agent, pod, "pod-config owns the wait", names_it).await.unwrap();
     }
     fs::rename(binary.with_extension("real"), &binary).unwrap();
-    until_ready(&agent, &["new"]).await.unwrap();
+    until_ready(&agent, &["new", "old"]).await.unwrap();
     for pod in ["old", "new"] {
         until_no_cause(&agent, pod).await.unwrap();
     }

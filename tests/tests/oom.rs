@@ -63,6 +63,22 @@ async fn until_status(agent: &Agent, key: &str, what: &str, wanted: impl Fn(&Val
     last
 }
 
+/// A container that may not go beyond its memory gets no swap in its place, where the kernel counts that (§4.4).
+fn assert_no_swap(pid: u32) {
+    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let below = |begin: &str| cgroups.lines().find_map(|line| line.split_once(begin).map(|(_, path)| path));
+    let (file, wanted) = match below(":memory:") {
+        Some(path) => {
+            (format!("/sys/fs/cgroup/memory{path}/memory.memsw.limit_in_bytes"), MEMORY.to_string())
+        }
+        None => (format!("/sys/fs/cgroup{}/memory.swap.max", below("0::").unwrap()), "0".to_owned()),
+    };
+    match std::fs::read_to_string(&file) {
+        Ok(limit) => assert_eq!(limit.trim(), wanted, "{file}"),
+        Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::NotFound, "{file}: {e}"),
+    }
+}
+
 /// How often a container was killed for its memory, as `/metrics/cadvisor` tells it.
 async fn oom_events(agent: &Agent, key: &str) -> Option<f64> {
     let (pod, container) = key.split_once('/').unwrap();
@@ -97,6 +113,7 @@ async fn a_container_beyond_its_memory_is_oom_killed_restarted_by_its_policy_and
         .await
         .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
     let before = running(&agent).await.unwrap();
+    assert_no_swap(before[&key("web", "parent")].pid);
     for folder in [&data, &once] {
         std::fs::write(folder.join("go"), "").unwrap();
     }

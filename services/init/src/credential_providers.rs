@@ -1,16 +1,18 @@
 //! The configuration of credential provider plugins, read and handed to runtime-shim.
 //!
-//! Only the syntax is looked at here: what stands in the files is runtime-shim's to judge. Values of `env` may be
-//! credentials, so they are none of the resolved configuration, which the operator group may read.
+//! Only the syntax is looked at here, and whether the plugins that are named are there; what else stands in the files is
+//! runtime-shim's to judge. Values of `env` may be credentials, so they are none of the resolved configuration, which
+//! the operator group may read.
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use keelson_config::{Paths, ServiceName};
 use keelson_init_core::{
-    CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, credential_config_files, credential_provider_paths,
+    CREDENTIAL_BIN_FLAG, CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, Document, Sourced,
+    credential_config_files, credential_provider_paths,
 };
 use keelson_service_kit::status;
 use serde_json::{Map, Value, json};
@@ -44,7 +46,8 @@ enum ReadError {
     File(#[from] yaml::ReadError),
 }
 
-/// Reads what the two flags name; nothing where neither is given. The errors are lines for people.
+/// Reads what the two flags name and looks whether every plugin can be run; nothing where neither flag is given. The
+/// errors are lines for people.
 pub(crate) fn read(
     config: Option<&str>,
     bin_dir: Option<&str>,
@@ -56,8 +59,11 @@ pub(crate) fn read(
     let mut errors = Vec::new();
     let mut read = Vec::new();
     for path in files(Path::new(&config)).map_err(|error| vec![status::chain(&error)])? {
-        match file(&path) {
-            Ok(file) => read.push(file),
+        match yaml::read_with_text(CREDENTIAL_CONFIG_FLAG, &path).map_err(ReadError::File) {
+            Ok((document, text)) => {
+                errors.extend(missing(&document, Path::new(&bin_dir)));
+                read.push(handed_over(&document, &text));
+            }
             Err(error) => errors.push(status::chain(&error)),
         }
     }
@@ -88,14 +94,38 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
     Ok(files.into_iter().map(|name| path.join(name)).collect())
 }
 
-fn file(path: &Path) -> Result<Value, ReadError> {
-    let (document, text) = yaml::read_with_text(CREDENTIAL_CONFIG_FLAG, path)?;
-    Ok(json!({
-        "path": document.file,
-        "text": text,
-        "config": document.root,
-        "lines": document.lines,
-    }))
+fn handed_over(document: &Document, text: &str) -> Value {
+    json!({"path": document.file, "text": text, "config": document.root, "lines": document.lines})
+}
+
+/// A line for each provider of a file whose binary cannot be run. Names that are none of a file are left to
+/// runtime-shim.
+fn missing(document: &Document, bin_dir: &Path) -> Vec<String> {
+    let providers = document.root.get("providers").and_then(Value::as_array).into_iter().flatten();
+    let problem = |(index, provider): (usize, &Value)| {
+        let name = provider.get("name")?.as_str().filter(|name| is_file_name(name))?;
+        let path = bin_dir.join(name);
+        let wrong = cannot_run(&path)?;
+        let field = format!("providers[{index}].name");
+        let name = Sourced { value: name, origin: document.origin(&field), field };
+        let place = format!("{} ({CREDENTIAL_BIN_FLAG}): {wrong}", path.display());
+        Some(name.problem(place).to_string())
+    };
+    providers.enumerate().filter_map(problem).collect()
+}
+
+fn is_file_name(name: &str) -> bool {
+    !name.contains(['/', '\0']) && !["", ".", ".."].contains(&name)
+}
+
+/// Why this cannot be run.
+fn cannot_run(path: &Path) -> Option<String> {
+    match fs::metadata(path) {
+        Err(error) => Some(error.to_string()),
+        Ok(found) if !found.is_file() => Some("it is no file".to_owned()),
+        Ok(found) if found.permissions().mode() & 0o111 == 0 => Some("it is not executable".to_owned()),
+        Ok(_) => None,
+    }
 }
 
 /// What plugins have in their environment, as those of a kubelet have the kubelet's.
@@ -113,24 +143,26 @@ fn path(paths: &Paths) -> PathBuf {
     folder.join("image-credential-providers.json")
 }
 
-/// Replaces the file by rename, mode 0600 in folders of 0700; without plugins there is none.
+/// Replaces the file by rename, mode 0600; without plugins there is none. Its folder is one of
+/// [`keelson_init_core::folders`].
 ///
 /// # Errors
 /// The run dir cannot be written.
 pub(crate) fn hand_over(paths: &Paths, handover: Option<&Handover>) -> io::Result<()> {
     let path = path(paths);
-    let Some(Handover(value)) = handover else {
-        return match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        };
-    };
-    if let Some(folder) = path.parent() {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    }
     let temporary = path.with_extension("json.new");
-    let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    // An init that was killed may have left it.
+    remove(&temporary)?;
+    let Some(Handover(value)) = handover else { return remove(&path) };
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     file.write_all(&serde_json::to_vec(value)?)?;
     fs::rename(&temporary, path)
+}
+
+/// Removes a file that may not be there.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }

@@ -26,9 +26,16 @@ pub fn facts(root_dir: &Path) -> Host {
             .collect(),
         operator_group: group_id(OPERATOR_GROUP),
         cgroup_v1: !Path::new("/sys/fs/cgroup/cgroup.controllers").exists(),
+        swap: fs::read_to_string("/proc/swaps").map(|text| swap_areas(&text)).unwrap_or_default(),
         memory_bytes: memory_bytes().unwrap_or(0),
         nodefs_bytes: file_system_bytes(root_dir).unwrap_or(0),
     }
+}
+
+/// The areas of a `/proc/swaps` but those in compressed memory (zram), which no page leaves the memory for.
+fn swap_areas(text: &str) -> Vec<String> {
+    let names = text.lines().skip(1).filter_map(|line| line.split_ascii_whitespace().next());
+    names.filter(|name| !name.starts_with("/dev/zram")).map(str::to_owned).collect()
 }
 
 /// The uid of a user of this name.
@@ -153,6 +160,17 @@ pub fn invoked_as(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn swap_is_what_is_listed_below_the_header_but_for_compressed_memory() {
+        let header = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
+        assert_eq!(swap_areas(header), Vec::<String>::new());
+        assert_eq!(swap_areas(""), Vec::<String>::new());
+        let text = format!(
+            "{header}/dev/zram0 partition 100 0 5\n/dev/dm-1 partition 8388604 0 -2\n/swap\\040file file 100 0 -3\n"
+        );
+        assert_eq!(swap_areas(&text), ["/dev/dm-1", "/swap\\040file"]);
+    }
 
     #[test]
     fn root_is_a_user_and_a_group_of_every_machine() {

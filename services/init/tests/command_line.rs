@@ -132,10 +132,19 @@ fn the_configuration_of_credential_providers_is_handed_to_runtime_shim_and_to_no
     fs::write(scene.path("providers.d/2.yaml"), second).unwrap();
     fs::write(scene.path("providers.d/1.json"), r#"{"providers": [{"name": "a"}]}"#).unwrap();
     fs::write(scene.path("providers.d/README"), ": no yaml").unwrap();
+    for name in ["a", "b"] {
+        fs::copy(scene.path("bin/fake"), scene.path("bin").join(name)).unwrap();
+    }
+    // What was there before is neither kept as it is nor written through.
+    let file = scene.path("run/credentials/runtime-shim/image-credential-providers.json");
+    let (parent, stale) = (file.parent().unwrap(), file.with_extension("json.new"));
+    fs::create_dir_all(parent).unwrap();
+    fs::write(scene.path("foreign"), "theirs").unwrap();
+    std::os::unix::fs::symlink(scene.path("foreign"), &stale).unwrap();
     let (folder, bin) = (scene.text("providers.d"), scene.text("bin"));
     let flags = ["--image-credential-provider-config", &folder, "--image-credential-provider-bin-dir", &bin];
     assert_eq!(run(&flags).0, Some(0));
-    let file = scene.path("run/credentials/runtime-shim/image-credential-providers.json");
+    assert_eq!(fs::read_to_string(scene.path("foreign")).unwrap(), "theirs");
     let found: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     assert_eq!(
         (found["binDir"].as_str(), &found["environment"]["PLUGIN_REGION"]),
@@ -149,11 +158,12 @@ fn the_configuration_of_credential_providers_is_handed_to_runtime_shim_and_to_no
     assert_eq!(files[1]["config"]["providers"][0]["name"], "b");
     assert_eq!(files[1]["lines"]["providers[0].name"], 4);
     let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(&file), mode(file.parent().unwrap())), (0o600, 0o700));
+    assert_eq!((mode(&file), mode(parent), mode(parent.parent().unwrap())), (0o600, 0o700, 0o700));
     assert!(!fs::read_to_string(scene.path("run/config.json")).unwrap().contains("PLUGIN_REGION"));
-    // Without the flags it is gone.
+    // Without the flags it is gone, and so is what a killed init has left.
+    fs::write(&stale, "hunter2").unwrap();
     assert_eq!(run(&[]).0, Some(0));
-    assert!(!file.exists());
+    assert!(!file.exists() && !stale.exists());
 }
 
 #[test]
@@ -164,8 +174,21 @@ fn flags_of_credential_providers_that_do_not_do_are_told_with_everything_else() 
     for name in ["a.yaml", "b.yml"] {
         fs::write(scene.path("broken").join(name), "providers: [").unwrap();
     }
+    // Of three binaries one is missing, one cannot be run, and one is there.
+    fs::write(scene.path("bin/unset"), "").unwrap();
+    fs::copy(scene.path("bin/fake"), scene.path("bin/good")).unwrap();
+    let providers = ["gone", "good", "unset", "../bin/gone"].map(|name| format!("- name: {name}\n")).concat();
+    fs::write(scene.path("missing.yaml"), format!("providers:\n{providers}- gone\n")).unwrap();
     let (none, empty, broken) = (scene.text("none"), scene.text("empty"), scene.text("broken"));
-    let cases: [(&str, Option<&str>, &[&str]); 4] = [
+    let (missing, bin) = (scene.text("missing.yaml"), scene.text("bin"));
+    let gone = format!(
+        "providers[0].name = \"gone\" ({missing}:2): {bin}/gone (--image-credential-provider-bin-dir): No such file"
+    );
+    let unset = format!(
+        "providers[2].name = \"unset\" ({missing}:4): {bin}/unset (--image-credential-provider-bin-dir): it is not executable"
+    );
+    let cases: [(&str, Option<&str>, &[&str]); 5] = [
+        (&missing, Some(&bin), &[&gone, &unset]),
         (&none, Some("/bin"), &[&none]),
         (&empty, Some("/bin"), &["has no file that ends in .json, .yaml or .yml"]),
         (&broken, Some("/bin"), &["broken/a.yaml", "broken/b.yml"]),

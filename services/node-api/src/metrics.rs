@@ -50,7 +50,8 @@ pub(crate) async fn all(State(app): State<App>) -> Response {
 /// `GET /metrics/probes`: those of pod-sync, which makes them.
 pub(crate) async fn probes(State(app): State<App>) -> Response {
     let peers = app.peers.iter().filter(|(name, _)| *name == ServiceName::PodSync);
-    answer(&join_all(peers.map(fetch)).await, |family| family.starts_with(PROBES))
+    let shown = |family: &str| family.starts_with(PROBES) || family == "process_start_time_seconds";
+    answer(&join_all(peers.map(fetch)).await, shown)
 }
 
 async fn fetch((name, peer): &(ServiceName, Peer)) -> (&'static str, Option<String>) {

@@ -178,7 +178,10 @@ impl Entry {
     /// the runtime.
     pub fn restored(record: Record) -> Self {
         let mut entry = Self::new(&record.uid, record.state.read_back());
-        entry.start = FirstStart::adopted(record.status.phase());
+        entry.start = match record.start {
+            Some(start) => start.restored(),
+            None => FirstStart::adopted(record.status.phase()),
+        };
         entry.status = Arc::new(record.status);
         entry.reasons = record.failed_starts;
         entry.probes.book = record.probes.into_iter().map(StoredProbe::entry).collect();
@@ -213,6 +216,7 @@ impl Entry {
         }
         record.failed_starts = self.reasons.clone();
         record.probes = StoredProbe::all(&self.probes.book);
+        record.start = Some(self.start);
         let stored = |(key, entry): (&_, &_)| StoredBackoff::of(key, entry);
         record.backoffs = book.of_pod(&uid.into()).map(stored).collect();
         self.kept_advance = book.last_advanced_unix_nanos(&uid.into());

@@ -78,7 +78,7 @@ pub async fn run(
     }
     if let Some(sleep) = &hook.sleep {
         let whole = Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0));
-        let _asleep = Asleep { metrics: &agent.metrics, until: Instant::now() + whole };
+        let _asleep = Asleep { metrics: &agent.metrics, until: Instant::now().checked_add(whole) };
         tokio::time::sleep(whole.min(bound)).await;
     }
     Ok(())
@@ -87,12 +87,13 @@ pub async fn run(
 /// A hook that sleeps. It is counted when it ends, or is given up, before its time is over.
 struct Asleep<'a> {
     metrics: &'a Metrics,
-    until: Instant,
+    /// None: beyond any clock.
+    until: Option<Instant>,
 }
 
 impl Drop for Asleep<'_> {
     fn drop(&mut self) {
-        if Instant::now() + TIMERS < self.until {
+        if self.until.is_none_or(|until| Instant::now() + TIMERS < until) {
             self.metrics.sleep_cut();
         }
     }

@@ -308,7 +308,7 @@ fn machine_inputs<'a>(
         cpu_cfs_period_us: config.cpu_cfs_period_us,
         memory_bytes: machine.capacity.get("memory").copied().unwrap_or(0),
         cgroup: if v1 { CgroupVersion::V1 } else { CgroupVersion::V2 },
-        swap_accounting: false,
+        swap_accounting: machine.swap_accounting,
         single_process_oom_kill: start.agent.context.config.pods.single_process_oom_kill.unwrap_or(v1),
         hugepage_sizes,
     }

@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use keelson_kube_model::PodStatus;
 use keelson_pod_sync_core::backoff::{BackoffEntry, BackoffKey};
+use keelson_pod_sync_core::measure::FirstStart;
 use keelson_pod_sync_core::probe::{ProbeBook, ProbeKind, ProbeState};
 use keelson_pod_sync_core::worker::WorkerState;
 use serde::{Deserialize, Serialize};
@@ -50,6 +51,9 @@ pub struct Record {
     /// Where the probes of its containers stand.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<StoredProbe>,
+    /// How far its beginning has been measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<FirstStart>,
 }
 
 /// One probe of one container; the pod is that of the record.
@@ -114,6 +118,7 @@ impl Record {
             backoffs: Vec::new(),
             failed_starts: BTreeMap::new(),
             probes: Vec::new(),
+            start: None,
         }
     }
 }

@@ -191,7 +191,7 @@ async fn a_hook_that_sleeps_is_counted_when_the_grace_ends_it_and_not_when_it_ha
     let world = World::start();
     let service = world.pod_sync().await;
     let early = |count: u8| format!("kubelet_sleep_action_terminated_early_total {count}");
-    for (uid, seconds, count) in [("short", 0, 0), ("long", 60, 1)] {
+    for (uid, seconds, count) in [("short", 0, 0), ("long", 60, 1), ("endless", i64::MAX, 2)] {
         let mut sleeps = container("main");
         sleeps["lifecycle"] = json!({"preStop": {"sleep": {"seconds": seconds}}});
         world.name_with(uid, json!({"restartPolicy": "Always", "containers": [sleeps]}), 1);

@@ -98,9 +98,9 @@ impl MachineLoop {
         let capacity = machine::capacity(reading, pods);
         let allocatable = host::allocatable(&capacity, &self.reserved);
         self.progress.condition("reservations", allocatable.as_ref().map(|_| ()).map_err(|e| chain(e)));
-        let cgroup_version = match &*self.tree.borrow_and_update() {
-            TreeState::Ready(tree) => tree.version().as_str(),
-            TreeState::NotYet(_) | TreeState::Never(_) => "",
+        let (cgroup_version, swap_accounting) = match &*self.tree.borrow_and_update() {
+            TreeState::Ready(tree) => (tree.version().as_str(), tree.counts_swap()),
+            TreeState::NotYet(_) | TreeState::Never(_) => ("", false),
         };
         let next = MachineState {
             // Without usable reservations nothing is taken away.
@@ -109,6 +109,7 @@ impl MachineLoop {
             swap: reading.memory.swap,
             conditions: self.conditions.borrow_and_update().clone(),
             cgroup_version,
+            swap_accounting,
             identity: Arc::clone(&self.state.borrow().identity),
         };
         self.state.send_if_modified(|state| {

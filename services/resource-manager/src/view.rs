@@ -72,6 +72,8 @@ pub(crate) struct MachineState {
     pub(crate) allocatable: Amounts,
     /// Bytes of all swap areas.
     pub(crate) swap: u64,
+    /// The kernel counts the swap of each cgroup.
+    pub(crate) swap_accounting: bool,
     /// What the node is short of.
     pub(crate) conditions: BTreeSet<Condition>,
     pub(crate) cgroup_version: &'static str,

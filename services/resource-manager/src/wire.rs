@@ -143,6 +143,7 @@ pub(crate) fn machine(state: MachineState, driver: &str) -> pb::Machine {
         os_image: identity.os_image.clone(),
         architecture: identity.architecture.clone(),
         swap_bytes: i64::try_from(state.swap).unwrap_or(i64::MAX),
+        swap_accounting: state.swap_accounting,
     }
 }
 

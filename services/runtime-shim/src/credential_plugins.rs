@@ -4,44 +4,47 @@
 //! **As whom they run.** As this service does: as root with the capabilities of its row in init's table of privileges and
 //! no others, or, below an init that is not root, as init's user. `no_new_privs` holds for them too: set-user-id bits and
 //! file capabilities of a plugin do nothing (execve(2)). A plugin may thus read every file and talk to the network, and
-//! may neither mount nor change the machine. Its working folder is this service's, its process group its own.
+//! may neither mount nor change the machine. Its working folder is this service's, its process group its own, and its
+//! `oom_score_adj` is 0. At most four of one plugin run at a time.
 //!
 //! **Their environment** is that of init, over it this service's own, over it `env` of the configuration.
 //!
 //! Credentials are kept in memory for as long as plugins allow, and are in no log, event, error or file. What a plugin
 //! writes to its standard error is logged when it fails, at most the last KiB of it.
 
+mod handover;
 mod run;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
-use std::fs;
-use std::io;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared, join_all};
-use keelson_config::{Paths, ServiceName};
-use keelson_runtime_shim_core::credential_config::{ConfigFile, Configured, Problem, Provider, read};
-use keelson_runtime_shim_core::credential_plugin::{Auth, BadResponse, Cache, parse_response, request};
+use keelson_config::Paths;
+use keelson_runtime_shim_core::credential_config::{Configured, Provider};
+use keelson_runtime_shim_core::credential_plugin::{
+    Auth, BadResponse, Cache, Response, parse_response, request,
+};
 use keelson_runtime_shim_core::keyring::{Credential, Keyring, Origin};
-use keelson_service_kit::Metrics;
 use keelson_service_kit::status::chain;
+use keelson_service_kit::{Metrics, Progress};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use serde::Deserialize;
+use tokio::sync::Semaphore;
 
 use crate::clock::Clock;
+use handover::{Given, NotUsable, handover_path, read_handover};
 use run::{Program, RunError};
 
 /// How long a plugin may take for an answer (runtime-and-resources.md §6.4).
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
+/// How many processes of one plugin run at a time.
+const AT_A_TIME: usize = 4;
 /// Variables of this service that say something to it alone.
 const FOR_US: &[&str] = &[
     "KEELSON_LIFELINE_FD",
@@ -62,46 +65,14 @@ pub struct Plugins {
     clock: Clock,
 }
 
-/// Why the plugins cannot be used as they are configured.
-#[derive(Debug, thiserror::Error)]
-pub enum NotUsable {
-    /// What init has written cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// Init writes something else. The decoder's error may repeat a part of the text.
-    #[error("{} is not what keelson-init writes; use the binaries of one release", path.display())]
-    Decode {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Something in the configuration does not do.
-    #[error("the configuration of credential providers is not usable: {}", join(.0))]
-    Config(Vec<Problem>),
-    /// Binaries are missing.
-    #[error("credential providers cannot be run: {}", .0.join("; "))]
-    Binaries(Vec<String>),
-}
-
-/// What init writes.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Handover {
-    bin_dir: PathBuf,
-    environment: BTreeMap<String, String>,
-    files: Vec<ConfigFile>,
-}
-
 #[derive(Debug)]
 struct Plugin {
     provider: Provider,
     program: Program,
     limit: Duration,
     metrics: PluginMetrics,
+    progress: Progress,
+    slots: Semaphore,
     state: Mutex<State>,
 }
 
@@ -147,7 +118,7 @@ impl PluginMetrics {
             errors: Family::default(),
             seconds: Family::new_with_constructor(histogram as fn() -> Histogram),
         };
-        let help = "Times that a credential provider plugin gave no answer";
+        let help = "Runs of a credential provider plugin that failed";
         metrics.register("kubelet_credential_provider_plugin_errors", help, new.errors.clone());
         let help = "Seconds that a credential provider plugin took";
         metrics.register("kubelet_credential_provider_plugin_duration", help, new.seconds.clone());
@@ -159,52 +130,53 @@ impl PluginMetrics {
     }
 }
 
-fn join(problems: &[Problem]) -> String {
-    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-}
-
-/// `<run-dir>/credentials/runtime-shim/image-credential-providers.json`, as init writes it.
-fn handover_path(paths: &Paths) -> PathBuf {
-    let folder = paths.run_dir.join("credentials").join(ServiceName::RuntimeShim.as_str());
-    folder.join("image-credential-providers.json")
-}
-
 impl Plugins {
-    /// Those that init has handed over; none where it has handed over nothing.
+    /// Those that init has handed over; none where it has handed over nothing. A binary that is not there and a file
+    /// that cannot be read are conditions of `progress`: images are pulled without them.
     ///
     /// # Errors
-    /// Everything that is wrong with the configuration, or every binary that is missing.
-    pub async fn load(paths: &Paths, metrics: &Metrics) -> Result<Self, NotUsable> {
+    /// Everything that is wrong with the configuration.
+    pub async fn load(paths: &Paths, metrics: &Metrics, progress: &Progress) -> Result<Self, NotUsable> {
         let path = handover_path(paths);
-        let read = tokio::task::spawn_blocking(move || read_handover(&path));
-        let Some((handover, configured)) = read.await.unwrap_or(Ok(None))? else {
-            return Ok(Self::default());
-        };
-        for name in &configured.left_out {
-            tracing::warn!(
-                plugin = name,
-                "this credential provider is not used: it requires a service account, and pods have none without an API server"
-            );
-        }
-        let names: Vec<&str> = configured.providers.iter().map(|provider| provider.name.as_str()).collect();
-        tracing::info!(
-            plugins = names.join(", "),
-            hash = configured.hash,
-            "credential providers are configured"
-        );
-        Ok(Self::of(configured, &handover, ANSWERS_WITHIN, metrics))
+        Self::load_by(move || read_handover(&path), metrics, progress).await
     }
 
-    fn of(configured: Configured, handover: &Handover, limit: Duration, metrics: &Metrics) -> Self {
+    async fn load_by(
+        read: impl FnOnce() -> Result<Option<Given>, NotUsable> + Send + 'static,
+        metrics: &Metrics,
+        progress: &Progress,
+    ) -> Result<Self, NotUsable> {
+        let read = tokio::task::spawn_blocking(read).await;
+        let given = match read.map_err(|source| NotUsable::Lost { source })? {
+            Ok(Some(given)) => given,
+            Ok(None) => return Ok(Self::default()),
+            Err(error @ NotUsable::Read { .. }) => {
+                let what_then =
+                    "images are pulled without credential providers until runtime-shim is restarted";
+                progress.condition("credential providers", Err(format!("{}; {what_then}", chain(&error))));
+                return Ok(Self::default());
+            }
+            Err(error) => return Err(error),
+        };
+        tell_start(&given.configured);
+        Ok(Self::of(given, ANSWERS_WITHIN, metrics, progress))
+    }
+
+    fn of(given: Given, limit: Duration, metrics: &Metrics, progress: &Progress) -> Self {
+        let Given { bin_dir, environment, configured, mut missing } = given;
         let metrics = PluginMetrics::registered(metrics, &configured.hash);
-        let environment = environment(&handover.environment);
+        let environment = merged(&environment);
         let plugin = |provider: Provider| {
             let own = provider.env.iter().map(|(name, value)| (name.into(), value.into()));
             let env = environment.clone().into_iter().chain(own).collect();
-            let path = handover.bin_dir.join(&provider.name);
+            let path = bin_dir.join(&provider.name);
             let program = Program { path, args: provider.args.clone(), env };
-            let (state, metrics) = (Mutex::default(), metrics.clone());
-            Arc::new(Plugin { provider, program, limit, metrics, state })
+            let missing = missing.remove(&provider.name);
+            let (state, metrics, progress) = (Mutex::default(), metrics.clone(), progress.clone());
+            let slots = Semaphore::new(AT_A_TIME);
+            let plugin = Plugin { provider, program, limit, metrics, progress, slots, state };
+            plugin.tell_startable(missing.map_or(Ok(()), Err));
+            Arc::new(plugin)
         };
         Self { list: configured.providers.into_iter().map(plugin).collect(), clock: Clock::System }
     }
@@ -222,35 +194,20 @@ impl Plugins {
     }
 }
 
-fn read_handover(path: &Path) -> Result<Option<(Handover, Configured)>, NotUsable> {
-    let text = match fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        read => read.map_err(|source| NotUsable::Read { path: path.to_owned(), source })?,
-    };
-    let handover: Handover =
-        serde_json::from_slice(&text).map_err(|_| NotUsable::Decode { path: path.to_owned() })?;
-    let configured = read(&handover.files).map_err(NotUsable::Config)?;
-    let missing: Vec<String> = configured
-        .providers
-        .iter()
-        .filter_map(|provider| cannot_run(&handover.bin_dir.join(&provider.name)))
-        .collect();
-    if missing.is_empty() { Ok(Some((handover, configured))) } else { Err(NotUsable::Binaries(missing)) }
-}
-
-/// Why this cannot be run.
-fn cannot_run(path: &Path) -> Option<String> {
-    let wrong = match fs::metadata(path) {
-        Err(error) => error.to_string(),
-        Ok(found) if !found.is_file() => "it is no file".to_owned(),
-        Ok(found) if found.permissions().mode() & 0o111 == 0 => "it is not executable".to_owned(),
-        Ok(_) => return None,
-    };
-    Some(format!("{} (--image-credential-provider-bin-dir): {wrong}", path.display()))
+/// Says which plugins there are.
+fn tell_start(configured: &Configured) {
+    for name in &configured.left_out {
+        tracing::warn!(
+            plugin = name,
+            "this credential provider is not used: it requires a service account, and pods have none without an API server"
+        );
+    }
+    let names: Vec<&str> = configured.providers.iter().map(|provider| provider.name.as_str()).collect();
+    tracing::info!(plugins = names.join(", "), hash = configured.hash, "credential providers are configured");
 }
 
 /// The environment of all plugins: `inits`, over it this service's own.
-fn environment(inits: &BTreeMap<String, String>) -> BTreeMap<OsString, OsString> {
+fn merged(inits: &BTreeMap<String, String>) -> BTreeMap<OsString, OsString> {
     let own = std::env::vars_os().filter(|(name, _)| FOR_US.iter().all(|ours| name != ours));
     inits.iter().map(|(name, value)| (name.into(), value.into())).chain(own).collect()
 }
@@ -258,6 +215,14 @@ fn environment(inits: &BTreeMap<String, String>) -> BTreeMap<OsString, OsString>
 impl Plugin {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it can be started, and else why not.
+    fn tell_startable(&self, state: Result<(), String>) {
+        let what_then =
+            "images are pulled without its credentials, and it is tried again with the next of them";
+        let name = format!("credential provider {}", self.provider.name);
+        self.progress.condition(&name, state.map_err(|why| format!("{why}; {what_then}")));
     }
 
     /// What is known for a repository, or else what the plugin answers. Whoever asks for the same while it is asked gets
@@ -289,10 +254,21 @@ impl Plugin {
 
     /// Asks the plugin and keeps its answer.
     async fn answer(&self, repository: &str, clock: &Clock) -> Option<Auth> {
+        // Never closed.
+        let _slot = self.slots.acquire().await;
+        // Another answer may have come meanwhile that is for this repository too.
+        let known = self.state().cache.get(repository, clock.read().boot_nanos);
+        if known.is_some() {
+            return known;
+        }
         let label = NameLabel { plugin_name: self.provider.name.clone() };
         let begun = Instant::now();
         let answer = self.ask(repository).await;
         self.metrics.seconds.get_or_create(&label).observe(begun.elapsed().as_secs_f64());
+        self.tell_startable(match &answer {
+            Err(PluginError::Run(error @ RunError::Start { .. })) => Err(chain(error)),
+            _ => Ok(()),
+        });
         match answer {
             Ok(response) => {
                 let now = clock.read().boot_nanos;
@@ -300,7 +276,10 @@ impl Plugin {
                 Some(response.auth)
             }
             Err(error) => {
-                self.metrics.errors.get_or_create(&label).inc();
+                // An answer that is none is no failed run.
+                if let PluginError::Run(_) = error {
+                    self.metrics.errors.get_or_create(&label).inc();
+                }
                 tracing::warn!(
                     plugin = self.provider.name,
                     image = repository,
@@ -312,10 +291,7 @@ impl Plugin {
         }
     }
 
-    async fn ask(
-        &self,
-        repository: &str,
-    ) -> Result<keelson_runtime_shim_core::credential_plugin::Response, PluginError> {
+    async fn ask(&self, repository: &str) -> Result<Response, PluginError> {
         let version = self.provider.api_version;
         let answer = self.program.run(&request(version, repository), self.limit).await?;
         Ok(parse_response(version, &answer)?)

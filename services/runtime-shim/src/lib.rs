@@ -50,7 +50,8 @@ use tonic::service::Routes;
 /// Builds the service and starts its loops.
 ///
 /// # Errors
-/// The runtime endpoint is no unix socket, or the credential providers cannot be used as they are configured.
+/// The runtime endpoint is no unix socket, or the credential providers cannot be used as they are configured; one whose
+/// binary is missing is a condition only.
 pub async fn build(context: Context) -> anyhow::Result<Routes> {
     let config = &context.config;
     let timeout = Duration::from_millis(config.runtime.request_timeout_ms);
@@ -61,7 +62,8 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
     let observer = observe::Observer::new(cri.clone(), files.clone());
     observe_metrics::register(&observer, &context.metrics);
     let pod_config = context.peer(ServiceName::PodConfig).channel();
-    let plugins = credential_plugins::Plugins::load(&config.paths, &context.metrics).await?;
+    let plugins =
+        credential_plugins::Plugins::load(&config.paths, &context.metrics, &context.progress).await?;
     let credentials =
         credentials::Credentials::new(pod_config, config.paths.root_dir.clone()).with_plugins(plugins);
     let images = images::Images::new(cri.clone(), context.events.clone(), config.runtime.max_parallel_pulls)

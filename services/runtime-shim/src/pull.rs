@@ -129,7 +129,16 @@ impl Images {
             return Err(waits);
         }
         let asked = Instant::now();
-        let with = self.candidates(pull).await?;
+        step(
+            pull.progress,
+            "waiting",
+            "waiting for credentials (imagePullSecrets, credential provider plugins)",
+        );
+        // Cancel-safe: what is asked for is given up, and a plugin that nobody else waits for is ended.
+        let with = tokio::select! {
+            () = pull.progress.closed() => return Err(NoImage::Left),
+            with = self.candidates(pull) => with?,
+        };
         step(
             pull.progress,
             "waiting",

@@ -1,5 +1,7 @@
+use std::io;
 use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
 
+use rustix::io::{FdFlags, fcntl_setfd};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +18,7 @@ pub(crate) fn watch(shutdown: CancellationToken) {
     }
     // SAFETY: init passes this descriptor for the service alone, and nothing else here takes it.
     let owned = unsafe { OwnedFd::from_raw_fd(fd) };
-    let Ok(mut receiver) = Receiver::from_owned_fd(owned) else {
+    let Ok(mut receiver) = take_over(owned) else {
         tracing::warn!(fd, "{VARIABLE} names no pipe; this service will not notice the death of init");
         return;
     };
@@ -26,4 +28,30 @@ pub(crate) fn watch(shutdown: CancellationToken) {
         tracing::warn!("init is gone, ending with it");
         shutdown.cancel();
     });
+}
+
+/// The lifeline, which no program that this service starts inherits.
+fn take_over(owned: OwnedFd) -> io::Result<Receiver> {
+    fcntl_setfd(&owned, FdFlags::CLOEXEC)?;
+    Receiver::from_owned_fd(owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use rustix::io::fcntl_getfd;
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_lifeline_ends_with_its_writer_and_is_not_for_programs_that_the_service_starts() {
+        let (read, write) = pipe_with(PipeFlags::empty()).unwrap();
+        assert!(!fcntl_getfd(&read).unwrap().contains(FdFlags::CLOEXEC), "as init passes it");
+        let mut lifeline = take_over(read).unwrap();
+        assert!(fcntl_getfd(lifeline.as_fd()).unwrap().contains(FdFlags::CLOEXEC));
+        drop(write);
+        assert_eq!(lifeline.read(&mut [0; 1]).await.unwrap(), 0);
+    }
 }

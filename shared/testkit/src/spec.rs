@@ -168,6 +168,7 @@ impl AgentSpec {
             "podLogsDir": self.pod_logs_dir,
             "maxPods": self.max_pods,
             "failCgroupV1": false,
+            "failSwapOn": false,
         });
         set_all(&mut config, &self.kubelet);
         config

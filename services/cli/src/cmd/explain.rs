@@ -47,20 +47,21 @@ pub(crate) async fn explain(session: &Session, entry: &PodEntry) -> Result<Expla
         futures_util::future::join(session.agent.explain(&entry.document.uid), session.agent.sources()).await;
     let mut answer = answer?;
     let full = format!("{}/{}", entry.document.namespace, entry.document.name);
-    let first = match sources {
+    let first: Vec<Step> = match sources {
         Ok(sources) => {
             let problems = sources.iter().flat_map(|s| &s.problems);
             problems.filter(|p| p.kept_pods.contains(&full)).map(refusal).collect()
         }
-        Err(why) => vec![unheard(&why)],
+        Err(why) => unheard(&why).into_iter().collect(),
     };
     answer.steps.splice(0..0, first);
     Ok(answer)
 }
 
-/// Nobody says what manifests there are.
-fn unheard(why: &Failure) -> Step {
-    Step {
+/// Nobody reads manifests. None when it is only not known: what answers with an error works.
+fn unheard(why: &Failure) -> Option<Step> {
+    let is_away = matches!(why, Failure::ServiceAway { .. } | Failure::Silent { .. });
+    is_away.then(|| Step {
         name: "source".into(),
         state: "waiting".into(),
         subject: String::new(),
@@ -68,7 +69,7 @@ fn unheard(why: &Failure) -> Step {
         owner: ServiceName::PodConfig.to_string(),
         since_unix_nanos: 0,
         next_retry_unix_nanos: 0,
-    }
+    })
 }
 
 fn refusal(problem: &SourceProblem) -> Step {
@@ -98,11 +99,14 @@ async fn refused(session: &Session, name: &str, failure: Failure) -> Result<(), 
             let hint = "mend the manifest; it is read again at once".into();
             (steps, summary, Failure::NotFound { what: failure.to_string(), hint })
         }
-        Err(why) => {
-            let summary =
-                "There is no such pod so far, and the service that reads manifests does not answer.";
-            (vec![unheard(&why)], summary.to_owned(), why)
-        }
+        Err(why) => match unheard(&why) {
+            None => return Err(failure),
+            Some(step) => {
+                let summary =
+                    "There is no such pod so far, and the service that reads manifests does not answer.";
+                (vec![step], summary.to_owned(), why)
+            }
+        },
     };
     let answer = ExplainPodResponse {
         pod: Some(keelson_proto::keelson::common::v1::PodRef {

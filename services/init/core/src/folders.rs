@@ -32,6 +32,7 @@ pub struct Folder {
 ///
 /// - `<run-dir>` 0751: members of the operator group and the services' users pass through it.
 /// - `<run-dir>/<service>` 0750, the service's own; the operator group reaches the socket inside.
+/// - `<run-dir>/credentials` and its folder for runtime-shim 0700, root's (init's, where it is not root).
 /// - `<state-dir>/<service>` 0700, the service's own.
 /// - the kubelet's root, pod logs and links, made only where they are missing.
 pub fn folders(config: &Config, init_is_root: bool) -> Vec<Folder> {
@@ -53,6 +54,9 @@ pub fn folders(config: &Config, init_is_root: bool) -> Vec<Folder> {
     for service in ServiceName::ALL {
         list.push(enforced(paths.socket_dir(service), 0o750, of(service, group), false));
     }
+    let credentials = paths.run_dir.join("credentials");
+    let of_shim = credentials.join(ServiceName::RuntimeShim.as_str());
+    list.extend([credentials, of_shim].map(|path| enforced(path, 0o700, own(0, 0), false)));
     list.push(enforced(paths.state_dir.clone(), 0o751, own(0, group), false));
     for service in ServiceName::supervised() {
         list.push(enforced(paths.state(service), 0o700, of(service, group), true));
@@ -95,6 +99,18 @@ mod tests {
         let list = folders(&config(), true);
         assert_eq!(find(&list, "/run/keelson/volume-manager").owner, Some(Owner { uid: 0, gid: 700 }));
         assert_eq!(find(&list, "/run/keelson/init").owner, Some(Owner { uid: 0, gid: 700 }));
+    }
+
+    #[test]
+    fn the_folders_of_credentials_are_root_s_and_nobody_else_passes_them() {
+        let root = Some(Owner { uid: 0, gid: 0 });
+        for (init_is_root, owner) in [(true, root), (false, None)] {
+            let list = folders(&config(), init_is_root);
+            for path in ["/run/keelson/credentials", "/run/keelson/credentials/runtime-shim"] {
+                let folder = find(&list, path);
+                assert_eq!((folder.mode, folder.owner, folder.enforced), (0o700, owner, true), "{path}");
+            }
+        }
     }
 
     #[test]

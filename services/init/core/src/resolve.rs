@@ -73,6 +73,8 @@ pub struct Host {
     pub operator_group: Option<u32>,
     /// Whether pods' cgroups are of version 1.
     pub cgroup_v1: bool,
+    /// Areas of swap that pages of any process may go to, as `/proc/swaps` names them.
+    pub swap: Vec<String>,
     /// Memory of the machine in bytes.
     pub memory_bytes: u64,
     /// Size of the file system below the root dir in bytes.
@@ -475,6 +477,7 @@ impl Resolver<'_> {
     }
 
     fn resources(&mut self, kubelet: &mut KubeletFile) {
+        self.swap(kubelet.fail_swap_on.take());
         self.set("resources.maxPods", kubelet.max_pods.take(), |c, v| c.resources.max_pods = v);
         self.set("nodeStatus.maxImages", kubelet.max_images.take(), |c, v| c.node_status.max_images = v);
         self.set("resources.podPidsLimit", kubelet.pod_pids_limit.take(), |c, v| {
@@ -556,6 +559,25 @@ impl Resolver<'_> {
             self.note(
                 Level::Info,
                 "without --config nothing of the machine is reserved and no eviction threshold is set",
+            );
+        }
+    }
+}
+
+impl Resolver<'_> {
+    /// A kubelet does not run on a machine with swap unless it is told to (node-and-api.md §12).
+    fn swap(&mut self, fail: Option<Sourced<bool>>) {
+        let default =
+            || Sourced { value: true, origin: "default".to_owned(), field: "failSwapOn".to_owned() };
+        let fail = fail.unwrap_or_else(default);
+        if fail.value && !self.host.swap.is_empty() {
+            let areas = self.host.swap.join(", ");
+            self.refuse(
+                &fail,
+                format!(
+                    "this machine has swap ({areas}), where secrets and other memory of pods may end on the disk; turn \
+                     it off (swapoff -a), or set failSwapOn: false in the file of --config"
+                ),
             );
         }
     }

@@ -315,6 +315,21 @@ fn a_cgroup_v1_host_is_only_warned_about_for_now() {
 }
 
 #[test]
+fn a_machine_with_swap_is_refused_unless_the_file_allows_it() {
+    let swap = Host { swap: vec!["/dev/sda2".to_owned(), "/swap".to_owned()], ..host() };
+    for (fields, origin) in [(json!({}), "default"), (json!({"failSwapOn": true}), "kubelet.yaml")] {
+        let problems = run(&Flags::default(), Some(&kubelet(fields)), None, &swap).unwrap_err();
+        let [problem] = &problems[..] else { panic!("{problems:?}") };
+        for part in [origin, "failSwapOn", "(/dev/sda2, /swap)", "swapoff -a", "failSwapOn: false"] {
+            assert!(problem.contains(part), "{part}: {problem}");
+        }
+    }
+    assert_eq!(run(&Flags::default(), None, None, &swap).unwrap_err().len(), 1);
+    assert!(run(&Flags::default(), Some(&kubelet(json!({"failSwapOn": false}))), None, &swap).is_ok());
+    assert!(run(&Flags::default(), Some(&kubelet(json!({"failSwapOn": true}))), None, &host()).is_ok());
+}
+
+#[test]
 fn ending_a_container_as_a_whole_needs_cgroup_v2() {
     let fields = kubelet(json!({"failCgroupV1": false, "singleProcessOOMKill": false}));
     let v1 = Host { cgroup_v1: true, ..host() };

@@ -58,7 +58,7 @@ impl Scene {
         );
         fs::write(self.path("keelson.yaml"), text).unwrap();
         let text = format!(
-            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodLogsDir: {}\nfailCgroupV1: false\n",
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodLogsDir: {}\nfailCgroupV1: false\nfailSwapOn: false\n",
             self.text("logs")
         );
         fs::write(self.path("kubelet.yaml"), text).unwrap();

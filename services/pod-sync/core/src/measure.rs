@@ -5,17 +5,20 @@
 //! when this one takes it in, and that [`FirstStart::shown`] tells of a start once, when the pod really runs.
 
 use keelson_kube_model::PodPhase;
+use serde::{Deserialize, Serialize};
 
 use crate::worker::{Input, UpdateKind, WorkerPhase};
 
 /// How far one life of a pod has come, as far as its beginning is measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FirstStart {
     stage: Stage,
+    #[serde(skip)]
     adopted: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum Stage {
     /// Its worker has not come to it.
     #[default]
@@ -29,7 +32,13 @@ enum Stage {
 }
 
 impl FirstStart {
-    /// Of a pod that an earlier process has taken in; the phase is that of its last status.
+    /// As an earlier process has stored it. A pod whose worker had not come to it is as new as it was.
+    #[must_use]
+    pub fn restored(self) -> Self {
+        Self { adopted: self.stage != Stage::Named, ..self }
+    }
+
+    /// Of a pod that an earlier process has taken in without storing this; the phase is that of its last status.
     pub fn adopted(phase: PodPhase) -> Self {
         let stage = if phase == PodPhase::Pending { Stage::Awaited } else { Stage::Over };
         Self { stage, adopted: true }
@@ -107,8 +116,8 @@ impl Operation {
 
     /// What a turn counts as that was begun in this phase. `told` is what the worker was told since the turn before.
     pub fn of_turn(told: Option<Self>, phase: WorkerPhase, start: FirstStart) -> Self {
-        match told {
-            Some(Self::Create) if start.adopted => Self::Sync,
+        // That a source names it again says nothing new.
+        match told.filter(|told| *told != Self::Create || !start.adopted) {
             Some(operation) => operation,
             None if phase == WorkerPhase::Sync => Self::Sync,
             None => Self::Kill,
@@ -139,6 +148,32 @@ mod tests {
         start.container_begins();
         assert!(!start.shown(Pending) && !start.shown(Running));
         assert!(!start.is_adopted());
+    }
+
+    #[test]
+    fn what_was_stored_goes_on_where_it_was() {
+        let after_a_restart = |start: FirstStart| -> FirstStart {
+            let stored: FirstStart = serde_json::from_value(json!(start)).unwrap();
+            stored.restored()
+        };
+        // It waited for its name, or for the runtime.
+        let mut waits = after_a_restart(FirstStart::default());
+        assert!(!waits.is_adopted() && waits.worker_begins(false));
+        // It has run, and its init containers run once more: its phase is Pending again.
+        let mut ran = FirstStart::default();
+        ran.worker_begins(false);
+        ran.container_begins();
+        assert!(ran.shown(Running) && !ran.shown(Pending));
+        let mut again = after_a_restart(ran);
+        assert!(again.is_adopted() && !again.worker_begins(false));
+        again.container_begins();
+        assert!(!again.shown(Running));
+        // Its containers were begun, and nobody has seen it run.
+        let mut begun = FirstStart::default();
+        begun.worker_begins(false);
+        begun.container_begins();
+        let mut begun = after_a_restart(begun);
+        assert!(begun.is_adopted() && begun.shown(Running));
     }
 
     #[test]
@@ -204,6 +239,7 @@ mod tests {
         for (told, phase, start, counted) in [
             (Some(Create), WorkerPhase::Sync, new, Create),
             (Some(Create), WorkerPhase::Sync, adopted, Sync),
+            (Some(Create), WorkerPhase::Terminating, adopted, Kill),
             (Some(Update), WorkerPhase::Sync, adopted, Update),
             (Some(Kill), WorkerPhase::Terminating, adopted, Kill),
             (None, WorkerPhase::Sync, new, Sync),

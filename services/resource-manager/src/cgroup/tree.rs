@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use keelson_resource_manager_core::desire::PodCgroup;
 use keelson_resource_manager_core::enforce::{self, Limits};
@@ -58,6 +58,7 @@ pub(crate) struct Tree {
     hierarchies: Hierarchies,
     driving: Driving,
     node: NodeBounds,
+    pub(super) counts_swap: OnceLock<bool>,
 }
 
 impl Tree {
@@ -79,7 +80,7 @@ impl Tree {
             }
         }
         hierarchy::check(&hierarchies, node.pids.is_some())?;
-        Ok(Self { fs, hierarchies, driving, node })
+        Ok(Self { fs, hierarchies, driving, node, counts_swap: OnceLock::new() })
     }
 
     /// Which interface governs.

@@ -45,6 +45,18 @@ impl Tree {
         }
     }
 
+    /// Whether the kernel counts the swap of each cgroup (runtime-and-resources.md §4.4). That depends on how it was
+    /// built and booted; it is looked at once, in the cgroup of all pods: the top of a v2 tree has no such file.
+    pub(crate) fn counts_swap(&self) -> bool {
+        *self.counts_swap.get_or_init(|| {
+            let file = match self.version() {
+                Version::V1 => "memory.memsw.limit_in_bytes",
+                Version::V2 => "memory.swap.max",
+            };
+            self.read_below("memory", &self.layout().pods().to_string(), file).is_some()
+        })
+    }
+
     /// The same in the kernel's detail.
     pub(crate) fn detail(&self, path: &str) -> Detail {
         let files = Below { tree: self, path };
@@ -187,6 +199,19 @@ mod tests {
         assert_eq!(usage.memory_pressure, None);
         // Processes of another pid namespace are counted, but have no number here.
         assert_eq!(tree.processes(&path), (None, 2));
+    }
+
+    #[test]
+    fn the_kernel_counts_swap_where_the_cgroup_of_all_pods_has_a_file_for_it() {
+        let kernels = [
+            (FakeCgroups::v1(), V1, "/cg/memory/own/kubepods", "memory.memsw.limit_in_bytes"),
+            (FakeCgroups::v2(&["cpu", "memory"]), V2, "/cg/own/kubepods", "memory.swap.max"),
+        ];
+        for (fake, mountinfo, pods, file) in kernels {
+            assert!(!tree(&fake, mountinfo).counts_swap(), "{file}");
+            fake.show(pods, file, "max\n");
+            assert!(tree(&fake, mountinfo).counts_swap(), "{file}");
+        }
     }
 
     #[test]

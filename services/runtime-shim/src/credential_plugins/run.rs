@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -16,6 +18,8 @@ use tokio::process::{Child, Command};
 const MOST_BYTES: usize = 1 << 20;
 /// As much of the end of its standard error is told.
 const TOLD_BYTES: usize = 1024;
+/// How long pipes are read that something holds open after the end of the program.
+const READ_AFTER: Duration = Duration::from_secs(1);
 
 /// A program with all that it is started with.
 pub(super) struct Program {
@@ -89,9 +93,20 @@ impl Drop for Group {
     }
 }
 
+/// Makes a program that was just started a victim of the out-of-memory killer like any other: it has inherited this
+/// service's `oom_score_adj` (proc_pid_oom_score_adj(5)), which init has lowered. Nobody has waited for it, so its number
+/// is its own.
+fn end_oom_protection(child: &Child) {
+    if let Some(id) = child.id() {
+        // It may have ended already.
+        let _ = fs::write(format!("/proc/{id}/oom_score_adj"), "0");
+    }
+}
+
 impl Program {
     /// Writes `input` to the program and gives what it writes, once it has ended well. When that is not within `limit`,
-    /// or nobody waits for it any more, it is killed with whatever it has started.
+    /// or nobody waits for it any more, it is killed with whatever it has started. What it leaves behind when it ends by
+    /// itself is left alone and not waited for, even when it holds the program's pipes.
     ///
     /// # Errors
     /// It cannot be started, takes too long, writes too much, or ends otherwise than with 0.
@@ -112,6 +127,7 @@ impl Program {
         let start = |source| RunError::Start { path: self.path.clone(), source };
         let mut child = command.spawn().map_err(start)?;
         let mut group = Group::of(&child);
+        end_oom_protection(&child);
         let lost = || start(io::Error::other("it has no pipes"));
         let (mut stdin, stdout, stderr) = (
             child.stdin.take().ok_or_else(lost)?,
@@ -127,17 +143,29 @@ impl Program {
             said.take_in(stderr).await;
             Ok(())
         };
-        let ((), answer, ()) = tokio::try_join!(write, answer(stdout), take_in)?;
-        let status = child.wait().await.map_err(|source| RunError::Read { source })?;
-        // It has been waited for: its number may be another's from here on.
-        group.0 = None;
+        let mut answer = Vec::new();
+        let status = {
+            let all = async { tokio::try_join!(write, take_answer(stdout, &mut answer), take_in) };
+            let mut pipes = pin!(all);
+            // Cancel-safe: the pipes are read on below, and a program that has ended is waited for again.
+            let closed = tokio::select! {
+                read = &mut pipes => read.map(|_| true)?,
+                _ = child.wait() => false,
+            };
+            let status = child.wait().await.map_err(|source| RunError::Read { source })?;
+            // It has been waited for: its number may be another's from here on.
+            group.0 = None;
+            if !closed && let Ok(read) = tokio::time::timeout(READ_AFTER, pipes).await {
+                read?;
+            }
+            status
+        };
         Ok((status, answer))
     }
 }
 
-async fn answer(from: impl AsyncRead + Unpin) -> Result<Vec<u8>, RunError> {
-    let mut bytes = Vec::new();
-    let read = from.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).await;
-    read.map_err(|source| RunError::Read { source })?;
-    if bytes.len() > MOST_BYTES { Err(RunError::TooLong) } else { Ok(bytes) }
+async fn take_answer(from: impl AsyncRead + Unpin, answer: &mut Vec<u8>) -> Result<(), RunError> {
+    let mut from = from.take(MOST_BYTES as u64 + 1);
+    while from.read_buf(answer).await.map_err(|source| RunError::Read { source })? > 0 {}
+    if answer.len() > MOST_BYTES { Err(RunError::TooLong) } else { Ok(()) }
 }

@@ -1,4 +1,10 @@
-use std::os::unix::fs::OpenOptionsExt as _;
+mod limits;
+mod loading;
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::PathBuf;
 
 use keelson_proto::keelson::common::v1::PodRef;
 use serde_json::{Value, json};
@@ -16,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Scene {
     dir: TempDir,
     metrics: Metrics,
+    progress: Progress,
     clock: Clock,
 }
 
@@ -44,7 +51,8 @@ fn answering(key_type: &str, key: &str, user: &str) -> String {
 
 impl Scene {
     fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap(), metrics: Metrics::new(), clock: Clock::standing() }
+        let dir = tempfile::tempdir().unwrap();
+        Self { dir, metrics: Metrics::new(), progress: Progress::default(), clock: Clock::standing() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -77,13 +85,20 @@ impl Scene {
 
     fn plugins(&self, providers: &[Value], limit: Duration) -> Plugins {
         let path = handover_path(&self.hand_over(&json!(providers)));
-        let (handover, configured) = read_handover(&path).unwrap().unwrap();
-        Plugins { clock: self.clock.clone(), ..Plugins::of(configured, &handover, limit, &self.metrics) }
+        let given = read_handover(&path).unwrap().unwrap();
+        let clock = self.clock.clone();
+        Plugins { clock, ..Plugins::of(given, limit, &self.metrics, &self.progress) }
     }
 
     /// How often plugins were run.
     fn calls(&self) -> usize {
         fs::read_to_string(self.path("calls")).unwrap_or_default().lines().count()
+    }
+
+    /// What is told of a condition that is not good.
+    fn trouble(&self, condition: &str) -> Option<String> {
+        let conditions = self.progress.report("0").conditions;
+        conditions.into_iter().find(|found| found.name == condition && !found.ok).map(|found| found.message)
     }
 
     async fn until(&self, what: &str, good: impl Fn() -> bool) {
@@ -243,17 +258,24 @@ async fn a_plugin_that_fails_gives_nothing_is_counted_and_asked_again() {
 
 #[tokio::test]
 async fn a_plugin_that_writes_garbage_gives_nothing_and_is_not_repeated() {
+    let errors = "kubelet_credential_provider_plugin_errors_total{plugin_name=\"a\"} 1";
     let long = format!("head -c {} /dev/zero; sleep 1000", (1 << 20) + 1);
-    for (script, expected) in [
-        ("echo hunter2", "its answer is no JSON object"),
-        ("true", "its answer is no JSON object"),
-        ("echo '{\"kind\": \"hunter2\"}'", "its answer is no CredentialProviderResponse"),
-        (long.as_str(), "its answer is longer than 1 MiB"),
-        ("kill -9 $$", "it has ended with signal: 9 (SIGKILL)"),
+    for (script, expected, failed) in [
+        ("echo hunter2", "its answer is no JSON object", false),
+        ("true", "its answer is no JSON object", false),
+        ("echo '{\"kind\": \"hunter2\"}'", "its answer is no CredentialProviderResponse", false),
+        (long.as_str(), "its answer is longer than 1 MiB", true),
+        ("kill -9 $$", "it has ended with signal: 9 (SIGKILL)", true),
     ] {
         let scene = Scene::new();
         scene.script("a", script);
         assert_eq!(failure(&scene.plugins(&[provider("a", "1m")], PATIENCE)).await, expected);
+        let text = scene.metrics.text();
+        assert_eq!(text.contains(errors), failed, "only runs that failed are counted: {text}");
+        assert!(
+            text.contains("kubelet_credential_provider_plugin_duration_count{plugin_name=\"a\"} 1"),
+            "{text}"
+        );
     }
 }
 
@@ -268,63 +290,6 @@ async fn only_the_end_of_what_a_plugin_says_is_told() {
 
 /// 1 KiB and the words around it.
 const TOLD: usize = 1024 + 100;
-
-#[tokio::test]
-async fn a_binary_that_goes_away_later_is_named() {
-    let scene = Scene::new();
-    scene.script("a", "true");
-    let plugins = scene.plugins(&[provider("a", "1m")], PATIENCE);
-    fs::remove_file(scene.path("a")).unwrap();
-    let error = failure(&plugins).await;
-    let path = scene.path("a").display().to_string();
-    assert!(error.starts_with(&format!("cannot start {path}: No such file")), "{error}");
-}
-
-#[tokio::test]
-async fn the_start_names_every_binary_that_is_missing() {
-    let scene = Scene::new();
-    scene.script("good", "true");
-    scene.script("unset", "true");
-    fs::set_permissions(scene.path("unset"), fs::Permissions::from_mode(0o644)).unwrap();
-    fs::create_dir(scene.path("folder")).unwrap();
-    let names = ["missing", "good", "unset", "folder"];
-    let paths = scene.hand_over(&names.iter().map(|name| provider(name, "1m")).collect());
-    let error = Plugins::load(&paths, &scene.metrics).await.unwrap_err().to_string();
-    let expected = ["missing", "unset", "folder"].map(|name| scene.path(name).display().to_string());
-    assert!(expected.iter().all(|path| error.contains(path)), "{error}");
-    assert!(!error.contains(&scene.path("good").display().to_string()), "{error}");
-}
-
-#[tokio::test]
-async fn the_start_tells_everything_that_is_wrong_with_the_configuration() {
-    let scene = Scene::new();
-    let paths = scene.hand_over(&json!([{"name": "a/b"}, {"apiVersion": "v1"}]));
-    let error = Plugins::load(&paths, &scene.metrics).await.unwrap_err().to_string();
-    for field in ["providers[0].name", "providers[0].matchImages", "providers[1].apiVersion"] {
-        assert!(error.contains(&format!("/etc/c.yaml: {field}: ")), "{error}");
-    }
-    fs::write(handover_path(&paths), "{\"binDir\": [\"hunter2\"]}").unwrap();
-    let error = chain(&Plugins::load(&paths, &scene.metrics).await.unwrap_err());
-    assert!(error.contains("is not what keelson-init writes") && !error.contains("hunter2"), "{error}");
-}
-
-#[tokio::test]
-async fn without_a_configuration_there_are_no_plugins_and_no_figures_of_them() {
-    let scene = Scene::new();
-    let paths = Paths { run_dir: scene.path("run"), ..Paths::default() };
-    let plugins = Plugins::load(&paths, &scene.metrics).await.unwrap();
-    assert!(plugins.find(REPO).await.is_empty());
-    assert!(!scene.metrics.text().contains("credential_provider"));
-    // With one, those that cannot be used here are left out.
-    let mut strict = provider("strict", "1m");
-    strict["tokenAttributes"] = json!({
-        "serviceAccountTokenAudience": "x", "cacheType": "Token", "requireServiceAccount": true,
-    });
-    scene.script("a", &answering("Image", "r.example", "ann"));
-    let paths = scene.hand_over(&json!([strict, provider("a", "1m")]));
-    let plugins = Plugins::load(&paths, &scene.metrics).await.unwrap();
-    assert_eq!(users(&plugins, REPO).await, ["ann"]);
-}
 
 #[tokio::test]
 async fn nothing_secret_is_shown() {

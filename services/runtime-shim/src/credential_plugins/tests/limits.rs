@@ -1,0 +1,96 @@
+//! How many run at a time, for how long, and who may end them.
+
+use keelson_config::Config;
+use keelson_proto::keelson::runtime::v1 as pb;
+use keelson_proto::keelson::runtime::v1::ensure_image_response::Item;
+use keelson_service_kit::EventRing;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::fake::FakeRuntime;
+use crate::images::Images;
+
+#[tokio::test]
+async fn four_of_a_plugin_run_at_a_time_and_whoever_waits_uses_what_the_others_have_brought() {
+    let waits = "while [ ! -e $DIR/go ]; do sleep 0.01; done\n";
+    let script = answering("Registry", "r.example", "ann").replace("cat >", &format!("{waits}cat >"));
+    let repositories = ["a", "b", "c", "d", "e", "f"].map(|name| format!("r.example/{name}"));
+    for (cache, runs) in [("1m", 4), ("0s", 6)] {
+        let scene = Scene::new();
+        scene.script("a", &script);
+        let plugins = scene.plugins(&[provider("a", cache)], PATIENCE);
+        let all = join_all(repositories.iter().map(|repository| users(&plugins, repository)));
+        let (found, ()) = tokio::join!(all, async {
+            scene.until("four run", || scene.calls() >= 4).await;
+            assert_eq!(plugins.list[0].slots.available_permits(), 0);
+            fs::write(scene.path("go"), "").unwrap();
+        });
+        assert!(found.iter().all(|users| *users == ["ann"]), "{found:?}");
+        assert_eq!(scene.calls(), runs, "kept for {cache}");
+    }
+}
+
+#[tokio::test]
+async fn a_plugin_does_not_have_this_services_protection_from_the_out_of_memory_killer() {
+    const OWN: &str = "/proc/self/oom_score_adj";
+    let before = fs::read_to_string(OWN).unwrap();
+    let scene = Scene::new();
+    // It has read its request by then.
+    let script = answering("Image", "r.example", "ann") + &format!("\ncat {OWN} > $DIR/adj");
+    scene.script("a", &script);
+    let plugins = scene.plugins(&[provider("a", "1m")], PATIENCE);
+    fs::write(OWN, "7").unwrap();
+    let found = users(&plugins, REPO).await;
+    // It may be below what an unprivileged process may set.
+    let _ = fs::write(OWN, before);
+    assert_eq!(found, ["ann"]);
+    assert_eq!(fs::read_to_string(scene.path("adj")).unwrap(), "0\n");
+}
+
+#[tokio::test]
+async fn an_answer_is_used_though_something_that_the_plugin_has_left_behind_holds_its_pipes() {
+    // Ends with the folder of the test.
+    let left = "while [ -e \"$0\" ]; do sleep 0.1; done";
+    let answer = answering("Image", "r.example", "ann");
+    let scene = Scene::new();
+    for held in ["", ">/dev/null", "2>/dev/null"] {
+        scene.script("a", &format!("{answer}\n({left}) {held} &"));
+        let plugins = scene.plugins(&[provider("a", "0s")], PATIENCE);
+        assert_eq!(users(&plugins, REPO).await, ["ann"], "{held}");
+    }
+    scene.script("a", &format!("echo 'no role' >&2\n({left}) &\nexit 3"));
+    let error = failure(&scene.plugins(&[provider("a", "0s")], PATIENCE)).await;
+    assert_eq!(error, "it has ended with exit status: 3: \"no role\"");
+}
+
+#[tokio::test]
+async fn a_pull_says_that_it_waits_for_credentials_and_ends_the_plugin_when_nobody_waits_for_it() {
+    let (fake, scene) = (FakeRuntime::start().await, Scene::new());
+    let alive = hanging(&scene);
+    let plugins = scene.plugins(&[provider("a", "1m")], 10 * PATIENCE);
+    let credentials = Credentials::none().with_plugins(plugins);
+    let config =
+        Config { paths: Paths { root_dir: scene.path("root"), ..Paths::default() }, ..Config::default() };
+    let images = Images::new(fake.cri.clone(), EventRing::default(), 1).configured(
+        &config,
+        credentials,
+        &Metrics::new(),
+    );
+    let request = pb::EnsureImageRequest {
+        pod: Some(PodRef { uid: "u".into(), namespace: "default".into(), name: "web".into() }),
+        container: "c".into(),
+        image: format!("{REPO}:1"),
+        pull_policy: "Always".into(),
+        ..Default::default()
+    };
+    let (progress, mut messages) = mpsc::channel(8);
+    let pull = tokio::spawn(async move { images.ensure(request, progress).await });
+    scene.until("it runs", || scene.calls() == 1).await;
+    let told = messages.recv().await.unwrap().unwrap().item;
+    let Some(Item::Progress(told)) = told else { panic!("{told:?}") };
+    assert_eq!(told.detail, "waiting for credentials (imagePullSecrets, credential provider plugins)");
+    drop(messages);
+    tokio::time::timeout(PATIENCE, pull).await.expect("it has left with who asked").unwrap();
+    scene.until("all of it has ended", || all_ended(&alive)).await;
+    assert!(fake.pulled_as().is_empty());
+}
