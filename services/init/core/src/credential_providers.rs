@@ -60,10 +60,10 @@ mod tests {
 
     #[test]
     fn both_flags_are_given_or_none() {
-        let paths = |config, bin_dir| credential_provider_paths(config, bin_dir, "/work");
+        let paths = |config, bin_dir| credential_provider_paths(config, bin_dir, "/srv");
         assert_eq!(paths(None, None), Ok(None));
         assert_eq!(paths(Some(""), Some("")), Ok(None));
-        let both = CredentialProviderPaths { config: "/etc/c.yaml".into(), bin_dir: "/work/bin".into() };
+        let both = CredentialProviderPaths { config: "/etc/c.yaml".into(), bin_dir: "/srv/bin".into() };
         assert_eq!(paths(Some("/etc/c.yaml"), Some("bin")), Ok(Some(both)));
         let text = paths(Some("/etc/c.yaml"), None).unwrap_err().to_string();
         assert!(text.contains("--image-credential-provider-config = \"/etc/c.yaml\""), "{text}");
