@@ -4,6 +4,7 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use jiff::Timestamp;
+use keelson_config::KUBELET_VERSION;
 use keelson_service_kit::Metrics;
 use prometheus_client::metrics::info::Info;
 use serde_json::{Map, Value, json};
@@ -13,12 +14,15 @@ use crate::failure::Failure;
 use crate::zpages::{answer, form};
 
 const KIND: &str = "Statusz";
-/// What the Node shows as `kubeletVersion`, without the `v`.
-const BINARY_VERSION: &str = concat!("1.36.2+keelson.", env!("CARGO_PKG_VERSION"));
 /// The release whose behaviour this is.
 const EMULATION_VERSION: &str = "1.36";
 /// The pages to look at: of those that a kubelet names, the ones that are here.
 const PATHS: [&str; 4] = ["/configz", "/flagz", "/healthz", "/metrics"];
+
+/// What the Node shows as `kubeletVersion`, without the `v`.
+fn binary_version() -> &'static str {
+    KUBELET_VERSION.trim_start_matches('v')
+}
 
 /// `GET /statusz`; once requests are authorized, as the subresource `statusz` (§7).
 pub(crate) async fn get(State(app): State<App>, headers: HeaderMap) -> Result<Response, Failure> {
@@ -38,7 +42,7 @@ fn text(started: Timestamp, now: Timestamp, separator: &str) -> String {
         ("Started", started.strftime("%a %b %e %H:%M:%S UTC %Y").to_string()),
         ("Up", format!("{} hr {:02} min {:02} sec", up / 3600, up / 60 % 60, up % 60)),
         ("Go version", "none".to_owned()),
-        ("Binary version", BINARY_VERSION.to_owned()),
+        ("Binary version", binary_version().to_owned()),
         ("Emulation version", EMULATION_VERSION.to_owned()),
         ("Paths", PATHS.join(" ")),
     ];
@@ -52,7 +56,7 @@ pub(crate) fn register_build(metrics: &Metrics) {
     let labels = [
         ("major", major.to_owned()),
         ("minor", minor.to_owned()),
-        ("git_version", format!("v{BINARY_VERSION}")),
+        ("git_version", KUBELET_VERSION.to_owned()),
         ("git_commit", String::new()),
         ("git_tree_state", String::new()),
         ("build_date", String::new()),
@@ -80,7 +84,7 @@ fn fields(started: Timestamp, now: Timestamp) -> Map<String, Value> {
         ("uptimeSeconds", up_seconds(started, now).into()),
         // No Go is in here, and another compiler's version would not be Go's.
         ("goVersion", "".into()),
-        ("binaryVersion", BINARY_VERSION.into()),
+        ("binaryVersion", binary_version().into()),
         ("emulationVersion", EMULATION_VERSION.into()),
         ("paths", json!(PATHS)),
     ];

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use keelson_config::KUBELET_VERSION;
 use keelson_kube_model::{Node, NodeCondition};
 use keelson_node_status_core::health::SILENCE_MS;
 use keelson_node_status_core::{
@@ -19,9 +20,6 @@ use crate::inputs::World;
 use crate::neighbours::Clock;
 use crate::saved::Saved;
 use crate::writer::ControlPlaneWriter;
-
-/// Shown as the kubelet's version: what kubelet we stand in for, and who stands in.
-const KUBELET_VERSION: &str = concat!("v1.36.2+keelson.", env!("CARGO_PKG_VERSION"));
 
 /// How long a new node-status waits for the first word of everybody before it judges.
 const SETTLE: Duration = Duration::from_secs(3);

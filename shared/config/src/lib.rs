@@ -29,6 +29,9 @@ pub use pods::Pods;
 /// The version of the file format; a service refuses a newer one than it knows.
 pub const SCHEMA_VERSION: u32 = 1;
 
+/// Shown as the kubelet's version: what kubelet we stand in for, and who stands in.
+pub const KUBELET_VERSION: &str = concat!("v1.36.2+keelson.", env!("CARGO_PKG_VERSION"));
+
 /// Everything that a service needs to know before it binds its socket.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
