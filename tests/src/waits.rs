@@ -44,8 +44,18 @@ pub async fn until_retried(agent: &Agent, pod: &str, step: &str, owner: &str, te
     };
     let explained = until_explained(agent, pod, &what, |e| find(e).is_some()).await.unwrap();
     let found = find(&explained).unwrap();
+    assert!(found["since"].is_string(), "since when? {found}");
     assert!(found["next_retry"].as_str() >= found["since"].as_str(), "{found}");
     found
+}
+
+/// That a wait says since when, and that nothing is scheduled for it: it ends with what it names, not with time.
+///
+/// # Panics
+/// It names a next attempt, or no beginning.
+pub fn assert_not_scheduled(step: &Value) {
+    assert!(step["since"].is_string(), "since when? {step}");
+    assert!(step.get("next_retry").is_some_and(Value::is_null), "{step}");
 }
 
 /// That the wait is still the same one after it was tried again in vain: it began when it began.

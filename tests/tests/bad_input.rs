@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used)] // A test fails where it stands.
 
-use keelson_testkit::{Agent, Scratch, eventually};
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually};
+use keelson_tests::waits::assert_not_scheduled;
 use keelson_tests::{
-    LIMIT, events, is_ready, pods, running, sleeper, until_event, until_explained, until_ready,
+    LIMIT, events, is_ready, pods, running, sleeper, text, until_cause, until_event, until_explained,
+    until_no_cause, until_ready,
 };
 
 async fn agent_with_web(scratch: &Scratch) -> Agent {
@@ -43,6 +45,50 @@ async fn a_manifest_that_breaks_leaves_its_pod_running_and_names_file_and_line()
     })
     .await
     .unwrap();
+    assert_eq!(running(&agent).await.unwrap(), before);
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn file_and_line_of_a_broken_manifest_are_in_what_is_explained_and_in_the_log() {
+    let scratch = Scratch::new().unwrap();
+    let agent = agent_with_web(&scratch).await;
+    let before = running(&agent).await.unwrap();
+    // A field of another type, and a text that is no YAML.
+    let of_type = |name: &str| sleeper(name).replace(BUSYBOX_IMAGE, "[busybox]");
+    let no_yaml = |name: &str| format!("apiVersion: v1\nkind: Pod\nmetadata:\n\tname: {name}\n");
+    for (line, web, new) in [(9, of_type("web"), of_type("new")), (4, no_yaml("web"), no_yaml("new"))] {
+        let place = |file: &str| format!("{}:{line}:", agent.manifest_dir().join(file).display());
+        let in_log = |place: &str| agent.log().lines().any(|l| l.contains("WARN") && l.contains(place));
+        agent.write_manifest("web.yaml", &web).unwrap();
+        let step = until_cause(&agent, "web", "source", "you", &place("web.yaml")).await.unwrap();
+        assert_eq!(step["state"], "failed");
+        let goes_on = format!("the last good version goes on: default/web-{}", agent.spec().node_name);
+        assert!(step["message"].as_str().unwrap().contains(&goes_on), "{step}");
+        // It is read again when it is written again.
+        assert_not_scheduled(&step);
+        let shown = text(&agent.keelson(&["explain", "pod", "web"]).await.unwrap());
+        assert!(shown.contains(&place("web.yaml")), "{shown}");
+        assert!(in_log(&place("web.yaml")), "{}", agent.log_tail());
+
+        // A pod that never was is not known, but where it stands is.
+        agent.write_manifest("new.yaml", &new).unwrap();
+        let step = until_cause(&agent, "new", "source", "you", &place("new.yaml")).await.unwrap();
+        assert!(step["message"].as_str().unwrap().contains("nothing of it runs"), "{step}");
+        assert_not_scheduled(&step);
+        let shown = agent.keelson(&["explain", "pod", "new"]).await.unwrap();
+        assert!(!shown.status.success() && text(&shown).contains(&place("new.yaml")), "{}", text(&shown));
+        assert!(in_log(&place("new.yaml")), "{}", agent.log_tail());
+        assert_eq!(running(&agent).await.unwrap(), before);
+
+        agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
+        until_no_cause(&agent, "web").await.unwrap();
+        agent.remove_manifest("new.yaml").unwrap();
+        let forgotten = eventually(LIMIT, "nothing is told of the new one", async || {
+            !text(&agent.keelson(&["explain", "pod", "new"]).await.unwrap()).contains("new.yaml")
+        });
+        forgotten.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    }
     assert_eq!(running(&agent).await.unwrap(), before);
     agent.end().unwrap();
 }

@@ -14,10 +14,41 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use keelson_config::{Config, ServiceName};
 use keelson_testkit::{Agent, Scratch};
 use rustix::process::{Gid, Uid};
-use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, set_capabilities, set_keep_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
 
 /// gRPC's code for a caller that may not.
 const PERMISSION_DENIED: &str = "7";
+
+/// The users that a service can tell apart: each service that has one of its own, and an operator.
+const EVERYBODY: &[&str] = &[
+    "init",
+    "pod-config",
+    "pod-sync",
+    "runtime-shim",
+    "volume-manager",
+    "resource-manager",
+    "node-status",
+    "node-api",
+    "cli",
+];
+
+/// What every service answers, beside its own methods (architecture §3): the health and the description of the API are
+/// for whoever may connect; progress and events for who collects them; figures and settings for who shows them; and
+/// only a person sets what is logged, by the tool or by init.
+const COMMON: [(&str, &[&str]); 8] = [
+    ("/grpc.health.v1.Health/Check", EVERYBODY),
+    ("/grpc.health.v1.Health/Watch", EVERYBODY),
+    ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", EVERYBODY),
+    ("/keelson.admin.v1.Admin/GetConfig", &["init", "node-api", "cli"]),
+    ("/keelson.admin.v1.Admin/GetMetrics", &["init", "node-api", "cli"]),
+    ("/keelson.admin.v1.Admin/GetProgress", &["init", "node-status", "node-api", "cli"]),
+    ("/keelson.admin.v1.Admin/SetLogLevel", &["init", "cli"]),
+    ("/keelson.events.v1.Events/ListEvents", &["node-status", "cli"]),
+];
+
 /// CRI, which runtime-shim serves too: for uid 0 and pod-sync (architecture §3).
 const CRI: [&str; 2] = ["/runtime.v1.RuntimeService/Version", "/runtime.v1.ImageService/ImageStatus"];
 
@@ -38,6 +69,8 @@ struct Caller {
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
+    /// It gets through any folder and socket (CAP_DAC_OVERRIDE), so that the server itself has to refuse it.
+    gets_in: bool,
 }
 
 impl Caller {
@@ -54,6 +87,7 @@ impl Caller {
             uid: numbers("Uid:")[0],
             gid: numbers("Gid:")[0],
             groups: numbers("Groups:"),
+            gets_in: false,
         }
     }
 
@@ -65,7 +99,16 @@ impl Caller {
             let (uid, gid) = (Uid::from_raw(caller.uid), Gid::from_raw(caller.gid));
             set_thread_groups(&groups)?;
             set_thread_res_gid(gid, gid, gid)?;
+            set_keep_capabilities(caller.gets_in)?;
             set_thread_res_uid(uid, uid, uid)?;
+            if caller.gets_in {
+                let kept = CapabilitySet::DAC_OVERRIDE;
+                let none = CapabilitySet::empty();
+                set_capabilities(
+                    None,
+                    CapabilitySets { effective: kept, permitted: kept, inheritable: none },
+                )?;
+            }
             UnixStream::connect(socket)
         });
         connected.join().unwrap()
@@ -121,6 +164,23 @@ async fn call(caller: &Caller, socket: &Path, methods: &[String]) -> BTreeMap<St
     taken
 }
 
+/// `pod_sync` of `/keelson.pod_sync.v1.PodSync/ListPods`.
+fn package_of(path: &str) -> &str {
+    path.trim_start_matches('/').split('.').nth(1).unwrap_or_default()
+}
+
+/// The protos name no method of the common services that [`COMMON`] lacks, and no other caller.
+#[test]
+fn what_every_service_answers_has_the_callers_of_its_protos() {
+    let of_protos =
+        keelson_proto::CALLERS.iter().filter(|(path, _)| ["admin", "events"].contains(&package_of(path)));
+    let listed = COMMON.iter().filter(|(path, _)| path.starts_with("/keelson."));
+    assert!(listed.eq(of_protos), "{:#?}", keelson_proto::CALLERS);
+    let known: BTreeSet<&str> =
+        ServiceName::ALL.iter().map(|service| service.as_str()).chain(["cli"]).collect();
+    assert_eq!(EVERYBODY.iter().copied().collect::<BTreeSet<_>>(), known);
+}
+
 /// The methods that a service answers, with their callers.
 fn methods_of(service: ServiceName) -> BTreeMap<String, BTreeSet<String>> {
     let own = match service {
@@ -128,13 +188,10 @@ fn methods_of(service: ServiceName) -> BTreeMap<String, BTreeSet<String>> {
         ServiceName::RuntimeShim => "runtime".to_owned(),
         other => other.as_str().replace('-', "_"),
     };
-    let served = |path: &str| {
-        let package = path.trim_start_matches('/').split('.').nth(1).unwrap_or_default();
-        package == own || package == "admin" || package == "events"
-    };
     let mut methods: BTreeMap<String, BTreeSet<String>> = keelson_proto::CALLERS
         .iter()
-        .filter(|(path, _)| served(path))
+        .filter(|(path, _)| package_of(path) == own)
+        .chain(&COMMON)
         .map(|(path, callers)| ((*path).to_owned(), callers.iter().map(|c| (*c).to_owned()).collect()))
         .collect();
     if service == ServiceName::RuntimeShim {
@@ -156,24 +213,32 @@ async fn only_the_callers_that_the_protos_name_get_through_a_real_socket() {
         .filter(|service| !service.needs_root())
         .map(|service| Caller::of(&agent, service))
         .collect();
-    let person =
-        |name: &str, groups: Vec<u32>| Caller { name: name.to_owned(), uid: 54321, gid: 54321, groups };
+    let person = |name: &str, groups: Vec<u32>| Caller {
+        name: name.to_owned(),
+        uid: 54321,
+        gid: 54321,
+        groups,
+        gets_in: false,
+    };
     callers.push(person("cli", vec![config.users.operator_gid]));
     callers.push(person("a stranger", Vec::new()));
-    callers.push(Caller { name: "root".to_owned(), uid: 0, gid: 0, groups: Vec::new() });
+    callers.push(Caller { gets_in: true, ..person("a stranger who gets in", Vec::new()) });
+    callers.push(Caller { uid: 0, gid: 0, ..person("root", Vec::new()) });
 
     let mut seen: BTreeMap<(bool, Taken), usize> = BTreeMap::new();
     let mut wrong = Vec::new();
     for service in ServiceName::ALL {
         let methods = methods_of(service);
-        assert!(methods.len() > 4, "{service} serves {methods:?}");
+        let has_own = service != ServiceName::NodeApi;
+        assert_eq!(methods.len() > COMMON.len(), has_own, "{service} serves {methods:?}");
         let names: Vec<String> = methods.keys().cloned().collect();
         let socket: PathBuf = agent.socket(service);
         for caller in &callers {
             for (method, taken) in call(caller, &socket, &names).await {
                 let allowed = caller.name == "root" || methods[&method].contains(&caller.name);
                 *seen.entry((allowed, taken)).or_default() += 1;
-                if allowed != (taken == Taken::Served) {
+                let let_in = taken != Taken::NoConnection || !caller.gets_in;
+                if allowed != (taken == Taken::Served) || !let_in {
                     wrong.push(format!("{} calls {method} of {service}: {taken:?}", caller.name));
                 }
             }

@@ -11,7 +11,7 @@ use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, HungMount, Scratch, copy_binaries, eventually};
 use keelson_tests::waits::{
-    assert_same_after_a_retry, pod_with, until_one_ready, until_retried, waiting_reason,
+    assert_not_scheduled, assert_same_after_a_retry, pod_with, until_one_ready, until_retried, waiting_reason,
 };
 use keelson_tests::{
     LIMIT, pods, running, service_row, sleeper, text, until_cause, until_event, until_explained,
@@ -149,6 +149,8 @@ async fn a_full_node_rejects_a_pod_with_the_kubelets_text() {
     let text = "Node didn't have enough resource: cpu, requested: 4000000";
     let step = until_cause(&agent, "huge", "admission", "you", text).await.unwrap();
     assert_eq!(step["state"], "failed");
+    // A pod that was turned away is never admitted: another has to take its place.
+    assert_not_scheduled(&step);
     let full = format!("huge-{}", agent.spec().node_name);
     let status = pods(&agent).await.unwrap()[&full]["status"].clone();
     assert_eq!((&status["phase"], &status["reason"]), (&"Failed".into(), &"OutOfcpu".into()), "{status}");
@@ -158,7 +160,7 @@ async fn a_full_node_rejects_a_pod_with_the_kubelets_text() {
     until_one_ready(&agent, "two").await;
     agent.write_manifest("three.yaml", &sleeper("three")).unwrap();
     let text = "pods, requested: 1, used: 2, capacity: 2";
-    until_cause(&agent, "three", "admission", "you", text).await.unwrap();
+    assert_not_scheduled(&until_cause(&agent, "three", "admission", "you", text).await.unwrap());
 
     // With less to ask for, and room, it runs.
     for gone in ["two.yaml", "three.yaml", "huge.yaml"] {
@@ -182,16 +184,13 @@ async fn a_service_that_hangs_is_the_owner_of_the_wait() {
         let process = agent.service(service).unwrap();
         assert!(process.signal(Signal::STOP));
         agent.write_manifest(&format!("{name}.yaml"), &sleeper(&name)).unwrap();
-        let cause = until_explained(&agent, &name, &format!("{service} owns the wait"), |e| {
-            let steps = e["steps"].as_array();
-            steps
-                .into_iter()
-                .flatten()
-                .any(|s| s["owner"] == service.as_str() && s["state"] != "done" && s["since"].is_string())
-        })
-        .await;
+        let (step, text) = match service {
+            ServiceName::ResourceManager => ("admission", "cannot ask for admission"),
+            ServiceName::VolumeManager => ("volumes", "volumes are not mounted"),
+            _ => ("image", "is not reachable"),
+        };
+        until_retried(&agent, &name, step, service.as_str(), text).await;
         assert!(process.signal(Signal::CONT));
-        println!("{service}: {:#}", cause.unwrap());
         until_one_ready(&agent, &name).await;
         until_no_cause(&agent, &name).await.unwrap();
     }
@@ -225,15 +224,8 @@ async fn a_service_that_is_killed_again_and_again_is_the_owner_of_the_wait() {
     let agent = with_own_binaries(&scratch).await;
     let binary = kill_for_good(&agent, ServiceName::ResourceManager);
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
-    until_explained(&agent, "web", "resource-manager owns the wait", |e| {
-        let steps = e["steps"].as_array();
-        steps
-            .into_iter()
-            .flatten()
-            .any(|s| s["owner"] == "resource-manager" && s["state"] == "waiting" && s["since"].is_string())
-    })
-    .await
-    .unwrap();
+    let step = until_retried(&agent, "web", "admission", "resource-manager", "is not reachable").await;
+    assert_eq!(step["state"], "waiting");
     let row = service_row(&agent, ServiceName::ResourceManager).await.unwrap();
     assert_ne!(row["state"], "running", "{row}");
     fs::rename(binary.with_extension("real"), &binary).unwrap();
@@ -250,9 +242,17 @@ async fn while_nobody_reads_manifests_that_is_told_of_pods_that_run_and_of_those
     until_ready(&agent, &["old"]).await.unwrap();
     let binary = kill_for_good(&agent, ServiceName::PodConfig);
     agent.write_manifest("new.yaml", &sleeper("new")).unwrap();
-    let names_it = |e: &Value| e["steps"][0]["owner"] == "pod-config" && e["steps"][0]["state"] == "waiting";
+    let names_it = |e: &Value| {
+        let step = &e["steps"][0];
+        // init tells since when, and when it tries again; while it does no next time is known.
+        let is_told = step["since"].is_string() && step["next_retry"].is_string();
+        step["owner"] == "pod-config" && step["state"] == "waiting" && is_told
+    };
     for pod in ["old", "new"] {
-        until_explained(&agent, pod, "pod-config owns the wait", names_it).await.unwrap();
+        let explained = until_explained(&agent, pod, "pod-config owns the wait", names_it).await.unwrap();
+        let step = &explained["steps"][0];
+        assert!(step["message"].as_str().unwrap().contains("until it answers, no manifest"), "{step}");
+        assert!(step["next_retry"].as_str() >= step["since"].as_str(), "{step}");
     }
     fs::rename(binary.with_extension("real"), &binary).unwrap();
     until_ready(&agent, &["new", "old"]).await.unwrap();
@@ -273,9 +273,11 @@ async fn a_runtime_that_is_away_is_the_wait_of_runtime_shim() {
     let socket = agent.containerd().socket().display().to_string();
     let step = until_cause(&agent, "web", "sandbox", "runtime-shim", &socket).await.unwrap();
     assert_eq!(step["state"], "waiting");
-    // A pod that ends waits for it, too.
+    // It goes on with the first look at the runtime that succeeds, and no sooner.
+    assert_not_scheduled(&step);
+    // A pod that ends waits for it, too, and looks for itself.
     agent.remove_manifest("old.yaml").unwrap();
-    until_cause(&agent, "old", "termination", "runtime-shim", "").await.unwrap();
+    until_retried(&agent, "old", "termination", "runtime-shim", "").await;
     agent.containerd_mut().restart().unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
     until_no_cause(&agent, "web").await.unwrap();
@@ -302,6 +304,7 @@ async fn a_pod_whose_name_an_ending_pod_holds_waits_for_its_end() {
     // The name alone means the pod that is to come; the old one is found by its UID.
     let step = until_cause(&agent, &full, "source", "pod-sync", "still ending").await.unwrap();
     assert_eq!(step["state"], "waiting");
+    assert_not_scheduled(&step);
     assert_eq!(running(&agent).await.unwrap(), before, "the old one uses its grace");
     until_ready(&agent, &["web"]).await.unwrap();
     until_no_cause(&agent, "web").await.unwrap();
@@ -325,6 +328,8 @@ async fn a_volume_on_a_file_system_that_hangs_is_named_and_holds_up_no_other_pod
     let text = format!("volume \"share\" takes longer than 2 s: the file system at {}", share.display());
     let step = until_cause(&agent, "stuck", "volumes", "volume-manager", &text).await.unwrap();
     assert_eq!(step["state"], "waiting");
+    // The one call that hangs is still under way.
+    assert_not_scheduled(&step);
 
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
     until_one_ready(&agent, "web").await;

@@ -1,8 +1,9 @@
-//! Log lines in the format of CRI. The bytes are read three times: as one line, as a file, and as what a container
-//! has written, which a runtime then writes into a log.
+//! Log lines in the formats of CRI and of Docker. The bytes are read three times: as one line, as a file, and as what a
+//! container has written, which a runtime then writes into a log in either format.
 
 use jiff::Timestamp;
 use keelson_runtime_shim_core::log;
+use serde_json::{Value, json};
 
 use crate::Met;
 
@@ -19,6 +20,7 @@ pub fn check(bytes: &[u8]) -> Met {
     tails_agree(bytes);
     messages_are_short(bytes);
     pieces_become_one(bytes);
+    pieces_of_docker_become_one(bytes);
     met
 }
 
@@ -27,7 +29,7 @@ fn no_byte_is_lost(line: &[u8]) -> Met {
     let mut shown = Vec::new();
     log::render(&parsed, false, false, &mut shown);
     let newline: &[u8] = if parsed.partial { b"" } else { b"\n" };
-    assert_eq!(shown, [parsed.content, newline].concat(), "{line:?}");
+    assert_eq!(shown, [&*parsed.content, newline].concat(), "{line:?}");
     let mut continued = Vec::new();
     log::render(&parsed, true, true, &mut continued);
     assert_eq!(continued, shown, "{line:?}");
@@ -36,23 +38,41 @@ fn no_byte_is_lost(line: &[u8]) -> Met {
     assert!(timed.ends_with(&shown), "{line:?} became {timed:?}");
     if parsed.stream.is_empty() {
         assert!(
-            parsed.timestamp.is_empty() && !parsed.partial && parsed.content == line,
+            parsed.timestamp.is_empty() && !parsed.partial && *parsed.content == *line,
             "{line:?} is {parsed:?}"
         );
         assert_eq!(timed, shown, "{line:?}");
         return Met::Refused;
     }
     let head = [parsed.timestamp, b" ", parsed.stream, b" "].concat();
-    let rest = line.strip_prefix(head.as_slice()).unwrap_or_else(|| panic!("{line:?} is {parsed:?}"));
-    let tags = rest.strip_suffix(parsed.content).unwrap_or_else(|| panic!("{line:?} is {parsed:?}"));
-    let tags = tags.strip_suffix(b" ").unwrap_or(tags);
-    assert!(!tags.contains(&b' '), "{line:?} is {parsed:?}");
-    let says_partial = tags == b"P" || tags.starts_with(b"P:");
-    assert_eq!(parsed.partial, says_partial, "{line:?} is {parsed:?}");
+    match line.strip_prefix(head.as_slice()) {
+        Some(rest) => {
+            let tags =
+                rest.strip_suffix(&*parsed.content).unwrap_or_else(|| panic!("{line:?} is {parsed:?}"));
+            let tags = tags.strip_suffix(b" ").unwrap_or(tags);
+            assert!(!tags.contains(&b' '), "{line:?} is {parsed:?}");
+            let says_partial = tags == b"P" || tags.starts_with(b"P:");
+            assert_eq!(parsed.partial, says_partial, "{line:?} is {parsed:?}");
+        }
+        None => is_of_docker(line, &parsed),
+    }
     if !parsed.timestamp.is_empty() {
         the_moment_stays(parsed.timestamp, &timed[..timed.len() - shown.len() - 1]);
     }
     Met::Good
+}
+
+/// A line of Docker's says what was read of it, and nothing of what it says in `log` is missing.
+fn is_of_docker(line: &[u8], parsed: &log::LogLine<'_>) {
+    // What cannot be read here, as a number that is too large, is in a member that nobody looks at.
+    let Ok(json) = serde_json::from_slice::<Value>(line) else { return };
+    let member = |name: &str| json[name].as_str().map(str::as_bytes);
+    assert_eq!(member("time"), Some(parsed.timestamp), "{line:?} is {parsed:?}");
+    assert_eq!(member("stream"), Some(parsed.stream), "{line:?} is {parsed:?}");
+    let newline: &[u8] = if parsed.partial { b"" } else { b"\n" };
+    let written = [&*parsed.content, newline].concat();
+    assert_eq!(member("log"), Some(written.as_slice()), "{line:?} is {parsed:?}");
+    assert_eq!(parsed.partial, !written.ends_with(b"\n"), "{line:?} is {parsed:?}");
 }
 
 /// What is shown of a time is the same moment with a fixed width; anything else is shown as it is.
@@ -118,6 +138,28 @@ fn pieces_become_one(bytes: &[u8]) {
             file.extend([b"2026-01-02T03:04:05.6Z stdout ", tag, b" ", piece, b"\n"].concat());
         }
     }
+    is_shown_as_written(&file, written, size);
+}
+
+/// The same of Docker, which writes text only.
+fn pieces_of_docker_become_one(bytes: &[u8]) {
+    let Some((seed, written)) = bytes.split_first() else { return };
+    let written = String::from_utf8_lossy(written);
+    let size = usize::from(seed % 16) + 1;
+    let mut file = Vec::new();
+    for line in written.split_inclusive('\n') {
+        let characters: Vec<char> = line.chars().collect();
+        for piece in characters.chunks(size) {
+            let piece: String = piece.iter().collect();
+            let entry = json!({"log": piece, "stream": "stdout", "time": "2026-01-02T03:04:05.6Z"});
+            file.extend(entry.to_string().into_bytes());
+            file.push(b'\n');
+        }
+    }
+    is_shown_as_written(&file, written.as_bytes(), size);
+}
+
+fn is_shown_as_written(file: &[u8], written: &[u8], size: usize) {
     let (mut shown, mut timed, mut continued) = (Vec::new(), Vec::new(), false);
     for line in file.split_inclusive(|b| *b == b'\n') {
         let line = log::parse(line.strip_suffix(b"\n").unwrap_or(line));

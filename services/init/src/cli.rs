@@ -52,6 +52,9 @@ pub struct Cli {
     /// Dead containers that are kept in all; below 0: any number [default: -1].
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     pub maximum_dead_containers: Option<i32>,
+    /// The cgroup of the container runtime, whose statistics are shown.
+    #[arg(long, value_name = "CGROUP")]
+    pub runtime_cgroups: Option<String>,
     /// A CredentialProviderConfig (kubelet.config.k8s.io/v1), or a folder with such files.
     #[arg(long, value_name = "PATH")]
     pub image_credential_provider_config: Option<String>,
@@ -82,6 +85,7 @@ impl Cli {
             minimum_container_ttl: self.minimum_container_ttl_duration.clone(),
             max_dead_per_container: self.maximum_dead_containers_per_container,
             max_dead_containers: self.maximum_dead_containers,
+            runtime_cgroups: self.runtime_cgroups.clone(),
         }
     }
 

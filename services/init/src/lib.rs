@@ -133,7 +133,10 @@ fn resolved(cli: &Cli) -> Result<(Resolved, Option<Handover>), Vec<String>> {
         resolve(Inputs { flags: &flags, kubelet: kubelet.as_ref(), keelson: keelson.as_ref(), host: &host })
             .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>());
     match (resolved, providers) {
-        (Ok(resolved), Ok(providers)) => Ok((resolved, providers)),
+        (Ok(mut resolved), Ok(providers)) => {
+            resolved.config.resolved_unix_nanos = now_unix_nanos();
+            Ok((resolved, providers))
+        }
         (resolved, providers) => {
             Err([resolved.err(), providers.err()].into_iter().flatten().flatten().collect())
         }

@@ -8,7 +8,8 @@ use keelson_config::{Paths, ServiceName};
 use keelson_init_core::{Exit, Poll, ServiceState};
 use keelson_proto::keelson::supervisor::v1 as pb;
 use keelson_service_kit::{
-    CancellationToken, Context, LoopHandle, Peer, WatchHub, last_words, now_unix_nanos, status,
+    CancellationToken, Context, EventRing, LoopHandle, ObjectRef, Peer, WatchHub, last_words, now_unix_nanos,
+    status,
 };
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, wait, waitpid};
 use tokio::signal::unix::{Signal as SignalStream, SignalKind, signal};
@@ -18,6 +19,10 @@ use crate::launch::Launcher;
 use crate::systemd::Systemd;
 use crate::unit::{Moment, Phase, Unit};
 use crate::{poller, stale};
+
+/// The event of the node when a service cannot be started, or ends for good while the agent goes on
+/// (pod-lifecycle.md §18).
+const SETUP_FAILED: &str = "KubeletSetupFailed";
 
 /// The limits of the supervisor.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +68,8 @@ pub struct Supervisor {
     commands: mpsc::Receiver<Command>,
     polled: (mpsc::Sender<Polled>, mpsc::Receiver<Polled>),
     children: SignalStream,
+    events: EventRing,
+    node: ObjectRef,
     paths: Paths,
     started_file: PathBuf,
     started_changed: bool,
@@ -107,6 +114,8 @@ impl Supervisor {
             commands,
             polled: mpsc::channel(16),
             children: signal(SignalKind::child())?,
+            events: context.events.clone(),
+            node: ObjectRef::node(&context.config.node_name),
             paths: context.config.paths.clone(),
             started_file: stale::file(run_dir),
             started_changed: false,
@@ -182,6 +191,7 @@ impl Supervisor {
             Err(error) => {
                 let why = status::chain(&error);
                 tracing::error!(service = %unit.name, "{why}");
+                self.events.warning(self.node.clone(), SETUP_FAILED, format!("{}: {why}", unit.name));
                 unit.has_not_started(now, why, fastrand::f64());
             }
         }
@@ -276,9 +286,11 @@ impl Supervisor {
         match unit {
             Some(unit) => {
                 let last_words = last_words::take(&self.paths, unit.name);
-                unit.has_ended(now, exit, last_words.as_deref(), fastrand::f64());
+                let failed = unit.has_ended(now, exit, last_words.as_deref(), fastrand::f64());
                 if self.stopping {
                     unit.phase = Phase::Stopped;
+                } else if let Some(why) = failed {
+                    self.events.warning(self.node.clone(), SETUP_FAILED, format!("{}: {why}", unit.name));
                 }
                 self.started_changed = true;
             }
@@ -292,7 +304,13 @@ impl Supervisor {
         let to_unix = |at: Moment| unix + nanos(at) - nanos(now);
         for unit in &self.units {
             let mut service = unit.describe(to_unix);
-            if let Some(old) = self.services.get(&unit.name) {
+            let old = self.services.get(&unit.name);
+            if unit.state() != ServiceState::Running {
+                let since =
+                    old.as_ref().map(|old| old.not_running_since_unix_nanos).filter(|since| *since != 0);
+                service.not_running_since_unix_nanos = since.unwrap_or(unix);
+            }
+            if let Some(old) = old {
                 let degraded_otherwise = service.state == "degraded" && old.message != service.message;
                 if old.state != service.state || degraded_otherwise {
                     log_change(&old.state, &service);

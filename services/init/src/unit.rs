@@ -129,9 +129,15 @@ impl Unit {
         }
     }
 
-    /// Its process has ended.
-    pub(crate) fn has_ended(&mut self, now: Moment, exit: Exit, last_words: Option<&str>, random: f64) {
-        let Phase::Alive(process) = std::mem::replace(&mut self.phase, Phase::Stopped) else { return };
+    /// Its process has ended. Why it is not started again, where that is so and nobody has asked for it.
+    pub(crate) fn has_ended(
+        &mut self,
+        now: Moment,
+        exit: Exit,
+        last_words: Option<&str>,
+        random: f64,
+    ) -> Option<String> {
+        let Phase::Alive(process) = std::mem::replace(&mut self.phase, Phase::Stopped) else { return None };
         let lived = now.saturating_sub(process.started);
         let back_off = |unit: &mut Self| {
             unit.phase = Phase::BackingOff(now + unit.backoff.next_delay(lived, random));
@@ -160,11 +166,13 @@ impl Unit {
                 Verdict::Fail(why) => {
                     tracing::error!(service = %name, pid, "the service is not started again: {why}");
                     self.answer_waiting(&Err(why.clone()));
-                    self.last_end = why;
+                    self.last_end.clone_from(&why);
                     self.phase = Phase::Failed;
+                    return Some(why);
                 }
             },
         }
+        None
     }
 
     /// Tells the process to end. A service without one is stopped at once.
@@ -242,6 +250,7 @@ impl Unit {
             started_unix_nanos: process.map_or(0, |p| p.started_unix_nanos),
             next_start_unix_nanos: next,
             uid: self.uid,
+            not_running_since_unix_nanos: 0,
         }
     }
 }

@@ -119,6 +119,20 @@ fn resolve_only_writes_the_configuration_with_its_provenance_and_starts_nothing(
 }
 
 #[test]
+fn each_time_the_configuration_is_resolved_has_a_later_moment() {
+    let scene = Scene::new();
+    let resolved = || {
+        let output = scene.command().arg("--resolve-only").output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        Config::load(&scene.path("run/config.json")).unwrap().resolved_unix_nanos
+    };
+    let before = keelson_service_kit::now_unix_nanos();
+    let (first, second) = (resolved(), resolved());
+    let after = keelson_service_kit::now_unix_nanos();
+    assert!(before < first && first < second && second < after, "{before} {first} {second} {after}");
+}
+
+#[test]
 fn the_configuration_of_credential_providers_is_handed_to_runtime_shim_and_to_nobody_else() {
     let scene = Scene::new();
     let run = |more: &[&str]| {

@@ -103,6 +103,39 @@ async fn a_killed_service_is_started_again_and_the_others_are_left_alone() {
 }
 
 #[tokio::test]
+async fn a_service_that_cannot_be_set_up_is_an_event_of_the_node_and_one_that_is_killed_is_none() {
+    let scene = Scene::new();
+    scene.behave(ServiceName::NodeApi, "exit 78");
+    fs::remove_file(scene.path("bin").join(ServiceName::NodeStatus.binary())).unwrap();
+    let _init = scene.start();
+    let services = scene
+        .wait("two have failed, the others run", |services| {
+            let is = |name, state| services.iter().any(|s| s.name == name && s.state == state);
+            is("node-api", "failed") && is("node-status", "backing-off") && is("pod-sync", "running")
+        })
+        .await;
+    signal(find(&services, ServiceName::PodSync).pid, Signal::KILL);
+    scene
+        .wait("pod-sync runs again", |services| {
+            let service = find(services, ServiceName::PodSync);
+            service.restarts == 1 && service.state == "running"
+        })
+        .await;
+    let events = scene.events().await;
+    assert!(events.iter().all(|e| e.kind == "Node" && e.name == "testnode" && e.r#type == "Warning"));
+    assert!(events.iter().all(|e| e.reason == "KubeletSetupFailed"), "{events:#?}");
+    let mut texts: Vec<&str> = events.iter().map(|event| event.message.as_str()).collect();
+    texts.sort_unstable();
+    assert_eq!(texts.len(), 2, "{texts:#?}");
+    assert_eq!(texts[0], "node-api: exit code 78: configuration; see its log");
+    assert!(
+        texts[1].starts_with("node-status: ") && texts[1].contains("keelson-node-status"),
+        "{}",
+        texts[1]
+    );
+}
+
+#[tokio::test]
 async fn a_configuration_error_is_final_until_a_person_asks() {
     let scene = Scene::new();
     scene.behave(ServiceName::NodeApi, "exit 78");

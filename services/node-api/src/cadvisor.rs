@@ -3,6 +3,8 @@
 //! Read when somebody asks, from a few files of each cgroup. The node's own cgroups and those of the classes have a row,
 //! too, with empty names.
 
+use std::collections::BTreeMap;
+
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -54,7 +56,7 @@ fn pressure(
     stats.usage.as_ref().and_then(of).and_then(share).map(|share| seconds(share.total_nanos))
 }
 
-/// A limit that is none is told as 0, as cAdvisor does.
+/// A limit that is none, and a number of none, are told as 0, as cAdvisor does.
 fn bound(stats: &Stats, of: fn(&rm::CgroupDetail) -> Option<u64>) -> Option<f64> {
     stats.detail.as_ref().map(|detail| of(detail).unwrap_or(0) as f64)
 }
@@ -181,6 +183,7 @@ const SIMPLE: &[(Family, Figure)] = &[
     (("container_start_time_seconds", "gauge", "When it was started, in seconds since 1970"), |s| {
         (s.started_unix_nanos > 0).then_some((s.started_unix_nanos / 1_000_000_000) as f64)
     }),
+    (("container_processes", "gauge", "Processes of its own"), |s| bound(s, |d| d.processes)),
     (("container_threads", "gauge", "Processes and threads"), |s| detail(s, |d| d.threads)),
     (("container_threads_max", "gauge", "Processes and threads that there may be; 0 without a limit"), |s| {
         bound(s, |d| d.threads_limit)
@@ -275,6 +278,9 @@ const ERROR: Family = ("container_scrape_error", "gauge", "1 when containers cou
 const VERSION: Family = ("cadvisor_version_info", "gauge", "Versions; always 1");
 const CORES: Family = ("machine_cpu_cores", "gauge", "CPUs of the machine");
 const MEMORY: Family = ("machine_memory_bytes", "gauge", "Memory of the machine");
+const PHYSICAL_CORES: Family = ("machine_cpu_physical_cores", "gauge", "Cores of the machine");
+const SOCKETS: Family = ("machine_cpu_sockets", "gauge", "CPU sockets of the machine");
+const NODE_MEMORY: Family = ("machine_node_memory_capacity_bytes", "gauge", "Memory of each NUMA node");
 const MACHINE_ERROR: Family = ("machine_scrape_error", "gauge", "1 when the machine could not be read");
 const SWAP: Family = ("machine_swap_bytes", "gauge", "Swap of the machine");
 
@@ -339,7 +345,16 @@ fn write_machine(text: &mut String, machine: &rm::Machine, top: Option<&Stats>) 
     let amount = |name: &str| machine.capacity.get(name).map(|amount| *amount as f64);
     let row = |value: Option<f64>| value.map(|value| (ids.clone(), value, None));
     write_family(text, &CORES, row(amount("cpu").map(|milli| milli / 1000.0)));
+    let count = |count: u32| (count > 0).then_some(f64::from(count));
+    write_family(text, &PHYSICAL_CORES, row(count(machine.physical_cores)));
+    write_family(text, &SOCKETS, row(count(machine.sockets)));
     write_family(text, &MEMORY, row(amount("memory")));
+    let nodes: BTreeMap<u32, u64> = machine.node_memory.iter().map(|(node, bytes)| (*node, *bytes)).collect();
+    let of_node = |(node, bytes): (u32, u64)| {
+        let labels = format!("{},node_id=\"{node}\"}}", ids.trim_end_matches('}'));
+        (labels, bytes as f64, None)
+    };
+    write_family(text, &NODE_MEMORY, nodes.into_iter().map(of_node));
     let swap = top.and_then(|top| memory(top, |m| Some(m.swap_usage? + m.swap_available?)));
     write_family(text, &SWAP, row(swap));
     write_family(text, &MACHINE_ERROR, [(String::new(), 0.0, None)]);
@@ -424,6 +439,7 @@ mod tests {
                 memory_reservation: None,
                 memory_swap_limit: Some(43),
                 oom_kills: Some(44),
+                processes: Some(46),
                 threads: Some(45),
                 threads_limit: None,
                 devices: vec![rm::BlockDevice {
@@ -450,6 +466,9 @@ mod tests {
             system_uuid: "s".into(),
             kernel_version: "6.1".into(),
             os_image: "Debian".into(),
+            physical_cores: 3,
+            sockets: 1,
+            node_memory: [(0, 4000), (1, 96)].into(),
             ..Default::default()
         }
     }
@@ -498,6 +517,7 @@ mod tests {
             "container_spec_memory_reservation_limit_bytes{} 0",
             "container_spec_memory_swap_limit_bytes{} 43",
             "container_start_time_seconds{} 1600000000",
+            "container_processes{} 46",
             "container_threads{} 45",
             "container_threads_max{} 0",
             "container_fs_reads_total{,device=\"/dev/vda\"} 50",
@@ -520,8 +540,18 @@ mod tests {
             }
         }
         let ids = "{boot_id=\"b\",machine_id=\"m\",system_uuid=\"s\"}";
-        for (name, value) in [("cpu_cores", 2), ("memory_bytes", 4096), ("swap_bytes", 100)] {
+        for (name, value) in [
+            ("cpu_cores", 2),
+            ("cpu_physical_cores", 3),
+            ("cpu_sockets", 1),
+            ("memory_bytes", 4096),
+            ("swap_bytes", 100),
+        ] {
             expected.insert(format!("machine_{name}{ids} {value}"));
+        }
+        for (node, bytes) in [(0, 4000), (1, 96)] {
+            let labels = format!("boot_id=\"b\",machine_id=\"m\",system_uuid=\"s\",node_id=\"{node}\"");
+            expected.insert(format!("machine_node_memory_capacity_bytes{{{labels}}} {bytes}"));
         }
         expected.insert(
             "cadvisor_version_info{cadvisorRevision=\"\",cadvisorVersion=\"\",dockerVersion=\"\",\

@@ -16,6 +16,7 @@
 //! | | `/configz` | the KubeletConfiguration in force, from the file that init has written |
 //! | | `/statusz`, `/flagz` | [`statusz`], [`flagz`]: version and age of this process, the flags that init has left |
 //! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`debugging`]: 401, until requests are authenticated |
+//! | read-only | `/healthz…`, `/metrics…`, `/pods`, `/stats/summary` | the same; debugging paths are [`debugging::disabled`] |
 //! | health | `/healthz`, `/healthz/ping` | whether this process answers |
 //!
 //! Requests of the kubelet API are counted ([`requests`]). On its socket it has the RPCs of every service and none of its own.
@@ -53,9 +54,10 @@ use keelson_config::{Config, ServiceName};
 use keelson_service_kit::{Context, Peer};
 use tonic::service::Routes;
 
+pub use requests::Requests;
 pub use slis::Slis;
 
-use requests::Requests;
+use requests::OfServer;
 
 /// A setting that would make the service unsafe or deaf.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -78,7 +80,9 @@ pub enum SettingError {
         address: IpAddr,
     },
     /// Two listeners want one port.
-    #[error("the kubelet API and the health port are both {address}; give them different ports")]
+    #[error(
+        "two of the kubelet API, its read-only port and the health port are {address}; give them different ports"
+    )]
     SamePort {
         /// The address of both.
         address: SocketAddr,
@@ -90,6 +94,8 @@ pub enum SettingError {
 pub struct Addresses {
     /// The kubelet API.
     pub api: Option<SocketAddr>,
+    /// A part of it, for everybody who reaches it.
+    pub read_only: Option<SocketAddr>,
     /// The health port.
     pub health: Option<SocketAddr>,
 }
@@ -110,16 +116,18 @@ impl Addresses {
             Ok(Some(SocketAddr::new(ip, port)))
         };
         let api = socket("api.address", &config.api.address, config.api.port)?;
+        let read_only = socket("api.address", &config.api.address, config.api.read_only_port)?;
         let health = socket("api.healthzAddress", &config.api.healthz_address, config.api.healthz_port)?;
-        if let Some(api) = api {
-            if !api.ip().is_loopback() {
-                return Err(SettingError::NotLoopback { address: api.ip() });
-            }
-            if health == Some(api) {
-                return Err(SettingError::SamePort { address: api });
+        if let Some(open) = [api, read_only].into_iter().flatten().find(|address| !address.ip().is_loopback())
+        {
+            return Err(SettingError::NotLoopback { address: open.ip() });
+        }
+        for (one, other) in [(api, read_only), (api, health), (read_only, health)] {
+            if let Some(address) = one.filter(|_| one == other) {
+                return Err(SettingError::SamePort { address });
             }
         }
-        Ok(Self { api, health })
+        Ok(Self { api, read_only, health })
     }
 }
 
@@ -153,8 +161,14 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let addresses = Addresses::of(&ctx.config)?;
     let slis = Slis::default();
     statusz::register_build(&ctx.metrics);
+    let requests = Requests::register(&ctx.metrics);
     if let Some(address) = addresses.api {
-        ctx.spawn("kubelet API", listen::run(ctx.clone(), "kubelet API", address, api_router(&ctx, &slis)));
+        let router = api_router(&ctx, &slis, &requests);
+        ctx.spawn("kubelet API", listen::run(ctx.clone(), "kubelet API", address, router));
+    }
+    if let Some(address) = addresses.read_only {
+        let router = read_only_router(&ctx, &slis, &requests);
+        ctx.spawn("read-only port", listen::run(ctx.clone(), "read-only port", address, router));
     }
     if let Some(address) = addresses.health {
         ctx.spawn("health port", listen::run(ctx.clone(), "health port", address, health_router(&slis)));
@@ -162,29 +176,45 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     Ok(Routes::default())
 }
 
-/// Everything that the kubelet API answers. `slis` are filled here and by [`health_router`].
-pub fn api_router(ctx: &Context, slis: &Slis) -> Router {
+/// What both ports of the kubelet API answer.
+fn open_paths() -> Router<App> {
     Router::new()
         .route("/healthz", get(health::all))
         .route("/healthz/{check}", get(health::one))
         .route("/pods", get(pods::list))
-        .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::read))
         .route("/metrics", gzip::on_request(get(metrics::all)))
         .route("/metrics/probes", gzip::on_request(get(metrics::probes)))
         .route("/metrics/cadvisor", gzip::on_request(get(cadvisor::get)))
         .route("/metrics/resource", gzip::on_request(get(resource_metrics::get)))
         .route("/metrics/slis", gzip::on_request(get(slis::get)).delete(slis::reset))
         .route("/stats/summary", get(summary::get).post(summary::get))
+}
+
+/// Everything that the kubelet API answers. `slis` are filled here and by [`health_router`].
+pub fn api_router(ctx: &Context, slis: &Slis, requests: &Requests) -> Router {
+    let own = Router::new()
+        .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::read))
         .route("/runningpods", get(running_pods::list))
         .route("/runningpods/", get(running_pods::list))
         .route("/configz", get(configz::get))
         .route("/statusz", get(statusz::get))
         .route("/flagz", get(flagz::get))
-        .merge(debugging::router())
+        .merge(debugging::router());
+    counted(own, ctx, slis, requests.of_server("readwrite"))
+}
+
+/// What the read-only port answers, to whoever reaches it: nothing of what pods say.
+pub fn read_only_router(ctx: &Context, slis: &Slis, requests: &Requests) -> Router {
+    counted(debugging::disabled(), ctx, slis, requests.of_server("readonly"))
+}
+
+fn counted(own: Router<App>, ctx: &Context, slis: &Slis, requests: OfServer) -> Router {
+    open_paths()
+        .merge(own)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .with_state(App::new(ctx, slis))
-        .layer(from_fn_with_state(Requests::register(&ctx.metrics), requests::count))
+        .layer(from_fn_with_state(requests, requests::count))
 }
 
 /// What the health port answers: that this process runs. Whether the node works is the kubelet API's to say.
@@ -230,8 +260,25 @@ mod tests {
 
     #[test]
     fn port_zero_is_off_whatever_the_address() {
-        let off = Addresses { api: None, health: None };
+        let off = Addresses { api: None, read_only: None, health: None };
         assert_eq!(Addresses::of(&config("0.0.0.0", 0, 0)).unwrap(), off);
+    }
+
+    #[test]
+    fn the_read_only_port_is_on_loopback_too_and_apart_from_the_others() {
+        let with = |address: &str, port: u16, healthz: u16| {
+            let mut config = config(address, 10250, healthz);
+            config.api.read_only_port = port;
+            Addresses::of(&config)
+        };
+        let taken = with("127.0.0.1", 10255, 10248).unwrap().read_only;
+        assert_eq!(taken, Some("127.0.0.1:10255".parse().unwrap()));
+        for refused in [with("127.0.0.1", 10250, 0), with("127.0.0.1", 10248, 10248)] {
+            assert!(matches!(refused, Err(SettingError::SamePort { .. })), "{refused:?}");
+        }
+        let mut open = config("0.0.0.0", 0, 0);
+        open.api.read_only_port = 10255;
+        assert!(matches!(Addresses::of(&open), Err(SettingError::NotLoopback { .. })));
     }
 
     #[test]

@@ -29,13 +29,15 @@ const LABEL: &str = "keelson_service";
 const PROBES: &str = "prober_";
 
 /// Families with labels that dashboards and alerts match on.
-const FROZEN: [&str; 6] = [
+const FROZEN: [&str; 8] = [
+    "force_cleaned_failed_volume_",
     "kubelet_",
     PROBES,
     "kubernetes_build_info",
     "reconstruct_volume_",
     "storage_operation_",
     "volume_manager_",
+    "volume_operation_",
 ];
 
 /// `GET /metrics`. A service that does not answer within a second is missing from the text, and

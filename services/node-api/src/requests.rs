@@ -55,10 +55,10 @@ struct Labels {
 }
 
 impl Labels {
-    fn of(method: &Method, path: &str) -> Self {
+    fn of(method: &Method, path: &str, server_type: &'static str) -> Self {
         let path = path_label(path);
         let long_running = if LONG_RUNNING.contains(&path) { "true" } else { "false" };
-        Self { method: method_label(method), path, server_type: "readwrite", long_running }
+        Self { method: method_label(method), path, server_type, long_running }
     }
 }
 
@@ -94,7 +94,7 @@ fn path_label(path: &str) -> &'static str {
 
 /// What was asked of the kubelet API. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Requests {
+pub struct Requests {
     total: Family<Labels, Counter>,
     inflight: Family<Labels, Gauge>,
     seconds: Family<Labels, Histogram, fn() -> Histogram>,
@@ -102,7 +102,7 @@ pub(crate) struct Requests {
 
 impl Requests {
     /// Registers them.
-    pub(crate) fn register(metrics: &Metrics) -> Self {
+    pub fn register(metrics: &Metrics) -> Self {
         let histogram: fn() -> Histogram = || Histogram::new(SECONDS);
         let own = Self {
             total: Family::default(),
@@ -118,11 +118,23 @@ impl Requests {
         own
     }
 
+    /// Those that come in at one of the ports.
+    pub(crate) fn of_server(&self, server_type: &'static str) -> OfServer {
+        OfServer { requests: self.clone(), server_type }
+    }
+
     fn begin(&self, labels: Labels) -> Running {
         self.total.get_or_create(&labels).inc();
         self.inflight.get_or_create(&labels).inc();
         Running { requests: self.clone(), labels, begun: Instant::now() }
     }
+}
+
+/// The requests of one port.
+#[derive(Debug, Clone)]
+pub(crate) struct OfServer {
+    requests: Requests,
+    server_type: &'static str,
 }
 
 /// A request until its answer has ended, or its client has gone.
@@ -140,8 +152,8 @@ impl Drop for Running {
 }
 
 /// Answers a request and counts it.
-pub(crate) async fn count(State(requests): State<Requests>, request: Request, next: Next) -> Response {
-    let running = requests.begin(Labels::of(request.method(), request.uri().path()));
+pub(crate) async fn count(State(of): State<OfServer>, request: Request, next: Next) -> Response {
+    let running = of.requests.begin(Labels::of(request.method(), request.uri().path(), of.server_type));
     let answer = next.run(request).await;
     answer.map(|inner| Body::new(Counted { inner, _running: running }))
 }
@@ -194,8 +206,8 @@ mod tests {
         ] {
             assert_eq!(path_label(path), label, "{path}");
         }
-        let labels = Labels::of(&Method::POST, "/exec/ns/pod/app");
-        assert_eq!((labels.method, labels.long_running), ("POST", "true"));
+        let labels = Labels::of(&Method::POST, "/exec/ns/pod/app", "readonly");
+        assert_eq!((labels.method, labels.long_running, labels.server_type), ("POST", "true", "readonly"));
         assert_eq!(method_label(&Method::from_bytes(b"BREW").unwrap()), "other");
     }
 
@@ -203,7 +215,7 @@ mod tests {
     fn a_request_is_in_flight_until_its_answer_has_ended() {
         let metrics = Metrics::new();
         let requests = Requests::register(&metrics);
-        let labels = || Labels::of(&Method::GET, "/pods");
+        let labels = || Labels::of(&Method::GET, "/pods", "readwrite");
         let series = "{method=\"GET\",path=\"pods\",server_type=\"readwrite\",long_running=\"false\"}";
         let has = |line: String| assert!(metrics.text().contains(&line), "{line}: {}", metrics.text());
         let running = requests.begin(labels());

@@ -33,7 +33,7 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Response, Failure> {
 async fn items(app: &App) -> Result<Vec<Value>, Status> {
     use rt::watch_pods_response::Item;
     let mut client = RuntimeClient::new(app.peer(ServiceName::RuntimeShim).channel());
-    let mut replay = client.watch_pods(rt::WatchPodsRequest {}).await?.into_inner();
+    let mut replay = client.watch_pods(rt::WatchPodsRequest::default()).await?.into_inner();
     let mut items = Vec::new();
     while let Some(message) = replay.message().await? {
         match message.item {

@@ -16,6 +16,8 @@ use crate::App;
 
 /// Bound of both answers together.
 const WITHIN: Duration = Duration::from_secs(15);
+/// Bound of what can be done without.
+const SOON: Duration = Duration::from_secs(1);
 
 /// The node and every pod that runs; with `brief` only CPU and memory. Both or neither: what is missing would be
 /// taken for what is not there.
@@ -41,11 +43,7 @@ pub(crate) async fn all(
 /// The machine, and the cgroups of the node and of every pod that runs. Both or neither.
 pub(crate) async fn cgroups(app: &App) -> Result<(Machine, Vec<CgroupStatsResponse>), Status> {
     let peer = app.peer(ServiceName::ResourceManager);
-    let machine = async {
-        let mut client = ResourceManagerClient::new(peer.channel());
-        let first = client.watch_machine(WatchMachineRequest {}).await?.into_inner().message().await?;
-        first.ok_or_else(|| Status::unavailable("resource-manager has told nothing of the machine"))
-    };
+    let machine = machine(app);
     let cgroups = async {
         let mut request = Request::new(CgroupStatsRequest {});
         request.set_timeout(WITHIN);
@@ -53,6 +51,19 @@ pub(crate) async fn cgroups(app: &App) -> Result<(Machine, Vec<CgroupStatsRespon
         stream.try_collect().await
     };
     both(machine, cgroups).await
+}
+
+/// The machine as it is now.
+async fn machine(app: &App) -> Result<Machine, Status> {
+    let mut client = ResourceManagerClient::new(app.peer(ServiceName::ResourceManager).channel());
+    let first = client.watch_machine(WatchMachineRequest {}).await?.into_inner().message().await?;
+    first.ok_or_else(|| Status::unavailable("resource-manager has told nothing of the machine"))
+}
+
+/// The cgroup driver that is in force; none when nobody says so at once.
+pub(crate) async fn cgroup_driver(app: &App) -> Option<String> {
+    let machine = tokio::time::timeout(SOON, machine(app)).await.ok()?.ok()?;
+    Some(machine.cgroup_driver).filter(|driver| !driver.is_empty())
 }
 
 async fn both<A, B>(

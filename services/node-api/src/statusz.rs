@@ -6,6 +6,8 @@ use axum::response::Response;
 use jiff::Timestamp;
 use keelson_config::KUBELET_VERSION;
 use keelson_service_kit::Metrics;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use serde_json::{Map, Value, json};
 
@@ -49,7 +51,7 @@ fn text(started: Timestamp, now: Timestamp, separator: &str) -> String {
     lines.iter().fold("\n".to_owned(), |text, (name, value)| format!("{text}{name}{separator} {value}\n"))
 }
 
-/// Registers `kubernetes_build_info`, by which alerts compare the versions of a cluster (§15.2). What is Go's is empty.
+/// Registers what does not change: `kubelet_metrics_provider`, and `kubernetes_build_info`, by which alerts compare the versions of a cluster (§15.2). What is Go's is empty.
 pub(crate) fn register_build(metrics: &Metrics) {
     let (major, minor) = EMULATION_VERSION.split_once('.').unwrap_or_default();
     let platform = format!("{}/{}", std::env::consts::OS, go_architecture(std::env::consts::ARCH));
@@ -65,6 +67,10 @@ pub(crate) fn register_build(metrics: &Metrics) {
         ("platform", platform),
     ];
     metrics.register("kubernetes_build", "The version of the agent", Info::new(labels.to_vec()));
+    // Its figures of containers come from cgroups, as those of cAdvisor do, and not from the runtime (§15.1).
+    let provider = Family::<[(&str, &str); 1], Gauge>::default();
+    provider.get_or_create(&[("provider", "cadvisor")]).set(1);
+    metrics.register("kubelet_metrics_provider", "Where the figures of containers come from", provider);
 }
 
 /// The name that Go gives an architecture of Rust's.
@@ -108,6 +114,7 @@ mod tests {
         for part in ["{major=\"1\",minor=\"36\",git_version=\"v1.36.", ",platform=\"linux/"] {
             assert!(line.contains(part) && line.ends_with("} 1"), "{part}: {line}");
         }
+        assert!(text.contains("kubelet_metrics_provider{provider=\"cadvisor\"} 1\n"), "{text}");
         assert_eq!((go_architecture("x86_64"), go_architecture("riscv64")), ("amd64", "riscv64"));
     }
 

@@ -59,11 +59,15 @@ fn summary(node_name: &str, node: &rm::NodeStatsResponse, pods: Vec<rm::PodStats
 fn node(name: &str, node: &rm::NodeStatsResponse) -> Value {
     let mut fields = Map::new();
     fields.insert("nodeName".into(), name.into());
-    if let Some(usage) = &node.pods {
-        // When the cgroup was made is not known.
-        let mut pods = object([("name", Some("pods".into())), ("startTime", Some(Value::Null))]);
-        pods.extend(self::usage(usage));
-        fields.insert("systemContainers".into(), json!([pods]));
+    let pods = node.pods.map(|usage| rm::ContainerStats {
+        name: "pods".into(),
+        started_unix_nanos: node.pods_started_unix_nanos,
+        usage: Some(usage),
+        ..Default::default()
+    });
+    let system: Vec<Value> = pods.iter().chain(&node.system).map(container).collect();
+    if !system.is_empty() {
+        fields.insert("systemContainers".into(), system.into());
     }
     fields.insert("startTime".into(), time(node.boot_unix_nanos));
     if let Some(usage) = &node.usage {

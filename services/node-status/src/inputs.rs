@@ -91,7 +91,7 @@ async fn follow_runtime(ctx: &Context, clock: Clock, world: Arc<watch::Sender<Wo
     let name = peer.name().to_owned();
     let open = move || {
         let mut client = RuntimeClient::new(peer.channel());
-        async move { client.watch_pods(rt::WatchPodsRequest {}).await }
+        async move { client.watch_pods(rt::WatchPodsRequest::default()).await }
     };
     let on = move |signal: Signal<rt::WatchPodsResponse>| {
         // Everything but the runtime's own state passes by unread.

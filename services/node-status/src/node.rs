@@ -8,7 +8,7 @@ use keelson_kube_model::{Node, NodeCondition};
 use keelson_node_status_core::health::SILENCE_MS;
 use keelson_node_status_core::{
     NodeEvent, NodeInputs, RuntimeState, Watchdog, build_node, condition_events, rebooted_event,
-    worth_reporting,
+    starting_event, worth_reporting,
 };
 use keelson_service_kit::{Context, LoopHandle, NewEvent, ObjectRef, default_route_address, now_unix_nanos};
 use prometheus_client::metrics::family::Family;
@@ -48,7 +48,7 @@ impl NodeLoop {
         name.get_or_create(&[("node", ctx.config.node_name.clone())]).set(1);
         ctx.metrics.register("kubelet_node_name", "The node's name; the value is always 1", name);
         let conditions = saved.borrow().conditions.clone();
-        Self {
+        let own = Self {
             handle: ctx.progress.register("node"),
             ctx: ctx.clone(),
             clock,
@@ -56,6 +56,18 @@ impl NodeLoop {
             saved,
             conditions,
             written: None,
+        };
+        own.tell_start();
+        own
+    }
+
+    /// Tells that the agent has started, unless an earlier node-status of the same start has.
+    fn tell_start(&self) {
+        let now = self.ctx.config.resolved_unix_nanos;
+        let before = self.saved.borrow().agent_start;
+        if let Some(event) = starting_event(before, now) {
+            self.tell(&self.ctx.config.node_name, event);
+            self.saved.send_modify(|saved| saved.agent_start = now);
         }
     }
 

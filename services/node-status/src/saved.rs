@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Saved {
+    /// When the configuration of the last start that was told was resolved, unix nanoseconds.
+    pub(crate) agent_start: i64,
     /// Of the last boot that was seen.
     pub(crate) boot_id: String,
     /// Of the last Node, without heartbeat times.

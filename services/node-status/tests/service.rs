@@ -9,6 +9,8 @@ use std::sync::Arc;
 use keelson_config::ServiceName;
 use keelson_kube_model::Node;
 use keelson_node_status::build_with;
+use keelson_proto::keelson::events::v1::ListEventsRequest;
+use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_proto::keelson::node_status::v1 as pb;
 use keelson_proto::keelson::node_status::v1::node_status_client::NodeStatusClient;
 use keelson_service_kit::{Context, ObjectRef, Peer};
@@ -146,6 +148,33 @@ async fn each_changed_status_is_reported_once_whatever_the_stream_does() {
     eventually(async || (writer.pods().len() == 3).then_some(())).await;
     assert_eq!(writer.pods()[2], ("u2".to_owned(), true));
     service.ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_start_of_the_agent_is_an_event_of_the_node_and_a_restart_of_this_service_is_none() {
+    let neighbours = Neighbours::start().await;
+    let start = async |resolved_unix_nanos| {
+        let mut ctx = neighbours.context(ServiceName::NodeStatus);
+        let mut config = (*ctx.config).clone();
+        config.resolved_unix_nanos = resolved_unix_nanos;
+        ctx.config = Arc::new(config);
+        start_with(ctx).await
+    };
+    for (resolved, told) in [(7, true), (7, false), (9, true)] {
+        let service = start(resolved).await;
+        let request = tonic::Request::new(ListEventsRequest::default());
+        let events = service.ctx.events.list_events(request).await.unwrap().into_inner().events;
+        let starts = events.iter().filter(|e| (&*e.kind, &*e.name, &*e.reason) == ("Node", "n1", "Starting"));
+        assert_eq!(starts.count(), usize::from(told), "{resolved}: {events:#?}");
+        if told {
+            let is_written = || service.writer.events().contains(&"node-status Starting".to_owned());
+            eventually(async || is_written().then_some(())).await;
+            let file = service.ctx.config.paths.state(ServiceName::NodeStatus).join("report.json");
+            let start = format!("\"agentStart\":{resolved}");
+            eventually(async || std::fs::read_to_string(&file).ok().filter(|t| t.contains(&start))).await;
+        }
+        service.ctx.shutdown.cancel();
+    }
 }
 
 #[tokio::test]

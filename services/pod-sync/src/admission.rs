@@ -112,7 +112,7 @@ pub async fn admit(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Opt
             Ok(Some(reject(agent, job, wanted, &rejected.reason, &rejected.message)))
         }
         Verdict::NotYet(wait) => {
-            let cause = Cause::waiting(&wait.reason, &wait.message, "resource-manager");
+            let cause = Cause::waiting(wait.reason.clone(), &wait.message, "resource-manager");
             note_wait(agent, &job.uid, StepName::Admission, "", cause);
             Err(Trouble { neighbour: true, ..Trouble::fault(wait.message) })
         }
@@ -140,7 +140,7 @@ fn reject(agent: &Arc<Agent>, job: &Job, wanted: &Wanted, reason: &str, message:
     tracing::warn!(pod = name_of(pod), reason, "rejected: {message}");
     agent.metrics.rejected(reason);
     agent.context.events.warning(object_of(pod), reason, message.to_owned());
-    note_wait(agent, &job.uid, StepName::Admission, "", Cause::failed(reason, message, YOU));
+    note_wait(agent, &job.uid, StepName::Admission, "", Cause::failed(reason.to_owned(), message, YOU));
     publish_as_is(agent, &job.uid, rejected_status(pod, reason, message, &agent.moment()));
     Turn::of(SyncOutcome::Terminal)
 }

@@ -194,7 +194,7 @@ mod tests {
         let first = begins.recv().await.unwrap();
         let second = begins.recv().await.unwrap();
         let said = cause(&agent).unwrap();
-        assert_eq!((said.owner.as_str(), said.kind.as_str()), ("pod-sync", "Panicked"));
+        assert_eq!((&*said.owner, &*said.kind), ("pod-sync", "Panicked"));
         assert_eq!(said.message, "the worker of the pod panicked: index out of bounds");
         assert!(said.next_retry_unix_nanos > now_unix_nanos());
         let third = begins.recv().await.unwrap();

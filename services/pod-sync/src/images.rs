@@ -73,11 +73,9 @@ pub fn fetch(agent: &Arc<Agent>, pod: &Arc<Pod>, kind: ContainerKind, container:
 }
 
 /// The kind of a failure: a pull that fails, backs off and fails again is one wait all along.
-fn kind_of(reason: &str) -> &str {
-    match reason {
-        "InvalidImageName" | "ErrImageNeverPull" | "ImageInspectError" => reason,
-        _ => "Pull",
-    }
+fn kind_of(reason: &str) -> &'static str {
+    let apart = ["InvalidImageName", "ErrImageNeverPull", "ImageInspectError"];
+    apart.into_iter().find(|kind| *kind == reason).unwrap_or("Pull")
 }
 
 async fn ensure(
@@ -101,7 +99,8 @@ async fn ensure(
             match answers.message().await.map_err(cut)?.and_then(|a| a.item) {
                 Some(Item::Progress(progress)) => {
                     let text = if progress.detail.is_empty() { &progress.step } else { &progress.detail };
-                    let cause = Cause::waiting(&progress.step, &format!("image: {text}"), "runtime-shim");
+                    let cause =
+                        Cause::waiting(progress.step.clone(), &format!("image: {text}"), "runtime-shim");
                     note_wait(agent, uid, StepName::Image, &name, cause);
                 }
                 Some(Item::Done(done)) => return Ok(done),

@@ -134,7 +134,9 @@ fn take_in(
     if known == Some((true, true)) {
         return Ok(());
     }
-    let pod: Arc<Pod> = Arc::new(serde_json::from_slice(&raw)?);
+    let mut pod: Pod = serde_json::from_slice(&raw)?;
+    pod.shrink_to_fit();
+    let pod = Arc::new(pod);
     let wanted = Wanted {
         pod: Arc::clone(&pod),
         // A copy, because the message's bytes are a slice that keeps its whole receive buffer alive.
@@ -235,7 +237,7 @@ pub async fn follow_runtime(agent: Arc<Agent>, sources: Arc<Sources>) {
     let clients = agent.clients.clone();
     let open = move || {
         let mut client = clients.runtime();
-        async move { client.watch_pods(runtime::WatchPodsRequest {}).await }
+        async move { client.watch_pods(runtime::WatchPodsRequest::default()).await }
     };
     let on = move |signal: Signal<runtime::WatchPodsResponse>| {
         match signal {

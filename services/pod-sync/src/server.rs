@@ -51,7 +51,7 @@ fn step_message(step: Step) -> pb::Step {
         state: step.cause.state.as_str().to_owned(),
         subject: step.subject,
         message: step.cause.message,
-        owner: step.cause.owner,
+        owner: step.cause.owner.into_owned(),
         since_unix_nanos: step.since_unix_nanos,
         next_retry_unix_nanos: step.cause.next_retry_unix_nanos,
     }

@@ -309,6 +309,8 @@ fn machine_inputs<'a>(
         memory_bytes: machine.capacity.get("memory").copied().unwrap_or(0),
         cgroup: if v1 { CgroupVersion::V1 } else { CgroupVersion::V2 },
         swap_accounting: machine.swap_accounting,
+        limited_swap: start.agent.context.config.pods.limited_swap,
+        swap_bytes: machine.swap_bytes,
         single_process_oom_kill: start.agent.context.config.pods.single_process_oom_kill.unwrap_or(v1),
         hugepage_sizes,
     }

@@ -268,7 +268,7 @@ fn gone_is_done<T>(result: Result<T, Status>) -> Result<(), Status> {
 /// Nothing of the pod runs any more: volumes, then the cgroup, then the last status.
 pub async fn clean(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
     let Some(wanted) = &job.wanted else { return Ok(Turn::of(SyncOutcome::Done)) };
-    let ask = |what: &str, owner: &str| {
+    let ask = |what: &'static str, owner: &'static str| {
         note_wait(agent, &job.uid, StepName::Termination, "", Cause::waiting(what, what, owner));
     };
     ask("volumes are being unmounted", "volume-manager");

@@ -330,11 +330,16 @@ async fn mount(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Mounts,
     }
 }
 
-/// The sizes of the machine go into each container's OOM score; right after a start they may still be on
-/// their way.
+/// What goes into a container is there: the sizes of the machine, for its OOM score, and which cgroup version its
+/// limits are written for, which is told after the sizes when the container runtime had to be waited for.
+fn is_whole(machine: &resource::Machine) -> bool {
+    machine.capacity.contains_key("memory") && !machine.cgroup_version.is_empty()
+}
+
+/// Right after a start what resource-manager tells of the machine may still be on its way.
 async fn machine_is_known(agent: &Agent) -> Result<(), Trouble> {
     let mut machine = agent.machine.subscribe();
-    let known = machine.wait_for(|m| m.capacity.contains_key("memory"));
+    let known = machine.wait_for(|machine| is_whole(machine));
     match tokio::time::timeout(Duration::from_secs(10), known).await {
         Ok(Ok(_)) => Ok(()),
         _ => Err(Trouble {
@@ -385,5 +390,17 @@ mod tests {
         assert!(matches!(&ended, Done::Stop(turn) if turn.outcome == SyncOutcome::Cancelled), "{ended:?}");
         let failed = after_start(Err(Trouble::fault("no such image").into())).unwrap_err();
         assert_eq!(failed.message, "no such image");
+    }
+
+    #[test]
+    fn a_machine_is_whole_with_its_memory_and_its_cgroup_version() {
+        for (resource, cgroup_version, whole) in
+            [("memory", "v2", true), ("memory", "v1", true), ("memory", "", false), ("cpu", "v2", false)]
+        {
+            let capacity = [(resource.to_owned(), 1)].into();
+            let cgroup_version = cgroup_version.to_owned();
+            let machine = resource::Machine { capacity, cgroup_version, ..Default::default() };
+            assert_eq!(is_whole(&machine), whole, "{machine:?}");
+        }
     }
 }

@@ -86,16 +86,18 @@ pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
     let Some(wake) = agent.with_life(&uid, life, |e| Arc::clone(&e.wake)) else { return };
     let mut faults = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
     let mut absences = absences();
+    // What is rarely done is on the heap while it is, so that a worker that waits, as most do, is small.
     loop {
         match agent.with_life(&uid, life, |e| e.again) {
             None => return,
-            Some(true) if !again::wait(&agent, &uid, life, &wake).await => return,
+            Some(true) if !Box::pin(again::wait(&agent, &uid, life, &wake)).await => return,
             Some(_) => {}
         }
-        if let Err(trouble) = refresh(&agent, &uid).await {
+        if let Err(trouble) = Box::pin(refresh(&agent, &uid)).await {
             let delay = delay_of(resync(&agent), &uid, &trouble, &mut faults, &mut absences);
             let cause = Cause::waiting("RuntimeNotReady", &trouble.message, "runtime-shim");
             let news = note_wait(&agent, &uid, StepName::Sandbox, "", cause);
+            agent.note(&uid, |ledger, at| ledger.retried_at(after(at.now_unix_nanos, delay), at));
             unreadable(&agent, &uid, &trouble, news);
             tokio::select! {
                 () = agent.context.shutdown.cancelled() => return,
@@ -105,7 +107,6 @@ pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
         let told = agent.with_life(&uid, life, |e| e.news.take()).unwrap_or_default();
         let (began, began_unix_nanos) = (Instant::now(), now_unix_nanos());
         let Some(job) = job_of(&agent, &uid, life) else { return };
-        // On the heap, so that a worker that waits, as most do, is small.
         let result = Box::pin(turn(&agent, &job)).await;
         agent.keep_backoff(&uid);
         let (outcome, wait) = match result {

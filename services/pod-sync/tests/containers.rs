@@ -58,6 +58,26 @@ async fn on_cgroup_v2_a_container_dies_as_a_whole_unless_the_node_says_otherwise
 }
 
 #[tokio::test]
+async fn a_burstable_container_that_is_no_static_pods_has_its_part_of_the_swap_where_the_node_says_so() {
+    for (limited, source, swap) in [(false, "api", 0), (true, "api", 32 << 20), (true, "file", 0)] {
+        let mut world = World::start();
+        world.source = source;
+        world.machine.cgroup_v2.store(true, Ordering::Relaxed);
+        world.settings.limited_swap = limited;
+        let service = world.pod_sync().await;
+        // Half a GiB of swap beside 1 GiB of memory.
+        let resources = json!({"requests": {"memory": "64Mi"}, "limits": {"memory": "128Mi"}});
+        let container = json!({
+            "name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent", "resources": resources,
+        });
+        world.name_with("web", json!({"restartPolicy": "Never", "containers": [container]}), 1);
+        service.phase("web", "Running").await;
+        assert_eq!(world.shim.calls(&format!("memory.swap.max={swap}")), 1, "{:?}", world.shim.order());
+        service.kill();
+    }
+}
+
+#[tokio::test]
 async fn the_nodes_dns_file_is_read_for_each_sandbox_and_judged_at_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("resolv.conf");

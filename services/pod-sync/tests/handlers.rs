@@ -34,7 +34,7 @@ fn pod(fields: &Value) -> Arc<Pod> {
 /// What a readiness probe comes to in a pod at this address that names the port `web`.
 async fn outcome_at(address: &str, port: u16, probe: Value) -> Outcome {
     let pod = pod(&json!({"readinessProbe": probe, "ports": [{"name": "web", "containerPort": port}]}));
-    let times = ProbeTimes::of(pod.spec.containers[0].readiness_probe.as_ref().unwrap());
+    let times = ProbeTimes::of(pod.spec.containers[0].readiness_probe.as_deref().unwrap());
     let call = Call {
         pod,
         container: "main".into(),

@@ -1,4 +1,4 @@
-//! What cgroups use in the kernel's detail: those of the node, of each pod that runs, of its sandbox and its containers.
+//! What cgroups use in the kernel's detail: those of the node and beside pods, of each pod that runs, of its sandbox and its containers.
 
 use std::fs;
 
@@ -7,23 +7,35 @@ use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_resource_manager_core::detail::DeviceNumber;
 use keelson_resource_manager_core::layout::{Qos, is_usable_uid};
+use keelson_resource_manager_core::system_cgroups::SystemCgroup;
 use keelson_service_kit::now_unix_nanos;
 
 use crate::cgroup::Tree;
-use crate::statistics::{network, newest_running};
+use crate::statistics::{boot_unix_nanos, network, newest_running};
 use crate::wire_stats as wire;
 
-/// Everything, in the order of the tree; blocks.
-pub(crate) fn all(tree: &Tree, running: &[rt::RuntimePod]) -> Vec<pb::CgroupStatsResponse> {
+/// Everything: the tree from its top down to the classes, what is beside pods, and pods. Blocks.
+pub(crate) fn all(
+    tree: &Tree,
+    running: &[rt::RuntimePod],
+    system: &[SystemCgroup],
+) -> Vec<pb::CgroupStatsResponse> {
     let taken = now_unix_nanos();
     let top = pb::CgroupStatsResponse {
         usage: Some(wire::usage(tree.node_usage(), taken, |_| None)),
         network: network("/proc/self/net/dev"),
+        started_unix_nanos: boot_unix_nanos(),
         ..read(tree, "/".to_owned())
     };
-    let mut all = vec![top, read(tree, tree.layout().pods().to_string())];
+    let mut all = vec![top, since(tree, tree.layout().pods().to_string())];
     let classes = [Qos::Burstable, Qos::BestEffort].map(|qos| tree.layout().class(qos).to_string());
-    all.extend(classes.map(|class| read(tree, class)));
+    all.extend(classes.map(|class| since(tree, class)));
+    for SystemCgroup { path, .. } in system {
+        // This process may be at the top, and one cgroup may have two names.
+        if tree.has(path) && all.iter().all(|cgroup| cgroup.path != *path) {
+            all.push(since(tree, path.clone()));
+        }
+    }
     all.extend(running.iter().flat_map(|pod| of_pod(tree, pod)));
     all
 }
@@ -61,6 +73,12 @@ fn of_pod(tree: &Tree, pod: &rt::RuntimePod) -> Vec<pb::CgroupStatsResponse> {
         }))
     }));
     all
+}
+
+/// One that no runtime has started.
+fn since(tree: &Tree, path: String) -> pb::CgroupStatsResponse {
+    let started_unix_nanos = tree.made_unix_nanos(&path);
+    pb::CgroupStatsResponse { started_unix_nanos, ..read(tree, path) }
 }
 
 fn read(tree: &Tree, path: String) -> pb::CgroupStatsResponse {

@@ -13,6 +13,7 @@ use keelson_resource_manager_core::machine::{
     parse_pretty_name,
 };
 use keelson_resource_manager_core::statistics::threads;
+use keelson_resource_manager_core::topology::{Topology, node_memory};
 use keelson_service_kit::now_unix_nanos;
 
 /// Why the machine could not be looked at.
@@ -106,7 +107,27 @@ fn huge_pages() -> BTreeMap<u64, u64> {
         .collect()
 }
 
-/// What names the machine. A file that is not there leaves its field empty.
+/// How CPUs and memory lie, by the folders `cpu/cpu<N>` and `node/node<N>`. A CPU that is offline has no place.
+fn topology(system: &Path) -> Topology {
+    let numbered = |folder: &str, name: &'static str| {
+        let entries = fs::read_dir(system.join(folder)).into_iter().flatten().flatten();
+        entries.filter_map(move |entry| {
+            let number: u32 = entry.file_name().to_str()?.strip_prefix(name)?.parse().ok()?;
+            Some((number, entry.path()))
+        })
+    };
+    let place = |(_, dir): (u32, PathBuf)| {
+        let number =
+            |file: &str| fs::read_to_string(dir.join("topology").join(file)).ok()?.trim().parse().ok();
+        Some((number("physical_package_id")?, number("core_id")?))
+    };
+    let cpus: Vec<(i32, i32)> = numbered("cpu", "cpu").filter_map(place).collect();
+    let memory = numbered("node", "node")
+        .filter_map(|(node, dir)| Some((node, node_memory(&fs::read_to_string(dir.join("meminfo")).ok()?)?)));
+    Topology::of(&cpus, memory.collect())
+}
+
+/// What names the machine, and what of it does not change. A file that is not there leaves its field empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) machine_id: String,
@@ -115,6 +136,7 @@ pub(crate) struct Identity {
     pub(crate) kernel_version: String,
     pub(crate) os_image: String,
     pub(crate) architecture: String,
+    pub(crate) topology: Topology,
 }
 
 impl Identity {
@@ -139,6 +161,7 @@ impl Identity {
             kernel_version: uname.release().to_string_lossy().into_owned(),
             os_image: parse_pretty_name(&release).unwrap_or_else(|| "Linux".to_owned()),
             architecture: go_arch(&uname.machine().to_string_lossy()).to_owned(),
+            topology: topology(Path::new("/sys/devices/system")),
         }
     }
 }
@@ -190,6 +213,27 @@ mod tests {
         assert_eq!(identity.boot_id.len(), 36);
         assert!(!identity.kernel_version.is_empty() && !identity.os_image.is_empty());
         assert!(!identity.architecture.contains("x86"), "{}", identity.architecture);
+    }
+
+    #[test]
+    fn the_places_of_cpus_and_the_memory_of_nodes_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for (cpu, socket, core) in [(0, 0, 0), (1, 0, 0), (2, 1, 0), (3, 1, 0)] {
+            write(&format!("cpu/cpu{cpu}/topology/physical_package_id"), &format!("{socket}\n"));
+            write(&format!("cpu/cpu{cpu}/topology/core_id"), &format!("{core}\n"));
+        }
+        write("cpu/cpu4/online", "0\n");
+        write("cpu/cpufreq/boost", "0\n");
+        write("node/node1/meminfo", "Node 1 MemTotal: 4 kB\n");
+        let found = topology(dir.path());
+        assert_eq!((found.cores, found.sockets, found.node_memory), (2, 2, [(1, 4096)].into()));
+        let nothing = topology(&dir.path().join("absent"));
+        assert_eq!(nothing, Topology::default());
     }
 
     #[test]

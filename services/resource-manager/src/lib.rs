@@ -11,11 +11,13 @@
 //! | `worker` | one task per pod: plan, carry out, publish; never two operations at once for a pod |
 //! | `cgroup` | the cgroup tree behind a port: v1 and v2, made, scanned and removed, by hand or by systemd |
 //! | `tree_loop` | sets the tree up at the start and binds it, then keeps the weight of the burstable class |
+//! | `driver` | which cgroup driver the container runtime names, kept for the next start |
 //! | `statistics`, `storage` | what pods and the node use, read when somebody asks |
 //! | `details` | the same in the kernel's detail, for `/metrics/cadvisor` |
 //! | `machine_loop`, `host` | what the machine has and what pods may use of it |
 //! | `eviction` | what the machine is short of, and which pods are to end for it |
 //! | `placement` | looks now and then whether pods run in their cgroups |
+//! | `swap` | says at the start when volumes in memory may reach the disk |
 //! | `tunables`, `oom` | kernel tunables, set at the start; processes that the kernel kills for want of memory |
 //!
 //! The decisions are in `keelson-resource-manager-core`; what every receiver of a `Sync` stream does is in
@@ -23,6 +25,7 @@
 
 mod cgroup;
 mod details;
+mod driver;
 mod eviction;
 mod host;
 mod machine_loop;
@@ -33,6 +36,7 @@ mod placement;
 mod server;
 mod statistics;
 mod storage;
+mod swap;
 mod tree_loop;
 mod tunables;
 mod view;

@@ -98,9 +98,11 @@ impl MachineLoop {
         let capacity = machine::capacity(reading, pods);
         let allocatable = host::allocatable(&capacity, &self.reserved);
         self.progress.condition("reservations", allocatable.as_ref().map(|_| ()).map_err(|e| chain(e)));
-        let (cgroup_version, swap_accounting) = match &*self.tree.borrow_and_update() {
-            TreeState::Ready(tree) => (tree.version().as_str(), tree.counts_swap()),
-            TreeState::NotYet(_) | TreeState::Never(_) => ("", false),
+        let (cgroup_version, cgroup_driver, swap_accounting) = match &*self.tree.borrow_and_update() {
+            TreeState::Ready(tree) => {
+                (tree.version().as_str(), tree.layout().driver().name(), tree.counts_swap())
+            }
+            TreeState::NotYet(_) | TreeState::Never(_) => ("", "", false),
         };
         let next = MachineState {
             // Without usable reservations nothing is taken away.
@@ -109,6 +111,7 @@ impl MachineLoop {
             swap: reading.memory.swap,
             conditions: self.conditions.borrow_and_update().clone(),
             cgroup_version,
+            cgroup_driver,
             swap_accounting,
             identity: Arc::clone(&self.state.borrow().identity),
         };

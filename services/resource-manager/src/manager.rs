@@ -26,6 +26,9 @@ pub(crate) const NOT_ITS_TURN: &str = "OlderPodsFirst";
 /// Why a critical pod has to wait: others end to make room for it.
 pub(crate) const PREEMPTING: &str = "Preempting";
 
+/// Why a pod cannot be judged: there is no cgroup tree now.
+pub(crate) const NO_TREE: &str = "CgroupsNotReady";
+
 /// The pods that have cgroups, and where.
 pub(crate) type Found = BTreeMap<String, BTreeSet<CgroupPath>>;
 
@@ -199,7 +202,7 @@ impl Manager {
         match &*self.env.tree.borrow() {
             TreeState::Ready(_) => {}
             TreeState::NotYet(message) => {
-                return Verdict::NotYet { reason: "CgroupsNotReady", message: message.clone() };
+                return Verdict::NotYet { reason: NO_TREE, message: message.clone() };
             }
             TreeState::Never(message) => {
                 return Verdict::NotYet { reason: "CgroupDriverNotSupported", message: message.clone() };

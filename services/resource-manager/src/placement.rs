@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_resource_manager_core::desire::Want;
+use keelson_resource_manager_core::driver::Choice;
 use keelson_resource_manager_core::placement::{Placed, misplaced};
 use keelson_service_kit::{CancellationToken, Context, LoopHandle, ObjectRef, now_unix_nanos};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -29,6 +30,7 @@ const SOON: Duration = Duration::from_secs(10);
 pub(crate) struct PlacementLoop {
     pub(crate) ctx: Context,
     pub(crate) tree: watch::Receiver<TreeState>,
+    pub(crate) choice: watch::Receiver<Choice>,
     pub(crate) statistics: Arc<Statistics>,
     pub(crate) commands: mpsc::Sender<Command>,
 }
@@ -54,7 +56,8 @@ impl PlacementLoop {
                 continue;
             };
             at = Instant::now() + if pods.iter().any(Placed::is_missed) { SOON } else { INTERVAL };
-            let outside = misplaced(&pods, &self.ctx.config.runtime.cgroup_driver, now_unix_nanos());
+            let Choice::Use(driver, by) = *self.choice.borrow() else { continue };
+            let outside = misplaced(&pods, driver.name(), by, now_unix_nanos());
             if let Some(text) = outside.as_ref().filter(|_| !told) {
                 let node = ObjectRef::node(&self.ctx.config.node_name);
                 self.ctx.events.warning(node, "PodsOutsideCgroups", text.clone());

@@ -1,7 +1,9 @@
 //! The gRPC API and the building of the service.
 
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
 use keelson_config::ServiceName;
@@ -10,6 +12,7 @@ use keelson_proto::keelson::resource_manager::v1::resource_manager_server::{
     ResourceManager, ResourceManagerServer,
 };
 use keelson_resource_manager_core::desire::{PodDesire, Want};
+use keelson_resource_manager_core::driver::Choice;
 use keelson_resource_manager_core::eviction::monitor::Monitor;
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_service_kit::status::error;
@@ -22,22 +25,28 @@ use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
-use crate::eviction::{self, EvictionLoop, Look, Orders, Saved, Settings};
+use crate::cgroup::KernelAlarm;
+use crate::driver::{self, Drivers};
+use crate::eviction::{self, EvictionLoop, Look, Notices, Orders, Saved, Settings};
 use crate::host;
 use crate::machine_loop::MachineLoop;
 use crate::manager::{
-    Ask, Command, Env, Found, Manager, NOT_ITS_TURN, PREEMPTING, SET_NOT_COMPLETE, Told, Verdict,
+    Ask, Command, Env, Found, Manager, NO_TREE, NOT_ITS_TURN, PREEMPTING, SET_NOT_COMPLETE, Told, Verdict,
 };
 use crate::metrics::{CgroupMetrics, EvictionMetrics};
 use crate::oom;
 use crate::placement::PlacementLoop;
 use crate::statistics::Statistics;
 use crate::storage::Storage;
+use crate::swap;
 use crate::tree_loop::{TreeLoop, attempt};
 use crate::tunables;
 use crate::view::{MachineState, Phase, TreeState, View};
 use crate::wire::{self, usable_uid};
 
+/// How long a pod waits for a cgroup tree before it is told that there is none: at the first start the container runtime
+/// is asked for its driver first.
+const TREE_WITHIN: Duration = Duration::from_secs(1);
 /// Orders of the manager that may wait.
 const PREEMPTIONS: usize = 16;
 
@@ -54,7 +63,11 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let file = eviction::state_file(&ctx.config);
     let saved = file.load().await?;
     let orders = Orders::new();
-    let (tree, mut found) = attempt(&ctx.config).await;
+    let (says, told) = watch::channel(None);
+    ctx.spawn("runtime", follow_runtime(ctx.clone(), says));
+    let mut drivers = Drivers::load(&ctx, told).await?;
+    let choice = drivers.choose().await;
+    let (tree, mut found) = attempt(&ctx.config, choice).await;
     tracing::info!(pods = found.len(), orders = saved.orders.len(), "took stock of the cgroup tree");
     for order in saved.orders {
         // Its pod is remembered until a set says that it is finished, whether or not it still has a cgroup.
@@ -64,7 +77,17 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let mut monitor = saved.monitor;
     monitor.not_after(u64::try_from(now_unix_nanos() / 1_000_000).unwrap_or(0));
     let tree = watch::Sender::new(tree);
-    Ok(begin(ctx, Start { settings, file, monitor, orders, tree, found }).await)
+    let choice = watch::Sender::new(choice);
+    Ok(begin(ctx, Start { settings, file, monitor, orders, tree, found, drivers, choice }).await)
+}
+
+/// Until the shutdown.
+async fn follow_runtime(ctx: Context, says: watch::Sender<Option<driver::Told>>) {
+    // Cancel-safe: nothing of it outlives the service.
+    tokio::select! {
+        () = ctx.shutdown.cancelled() => {}
+        () = driver::follow(ctx.peer(ServiceName::RuntimeShim), says) => {}
+    }
 }
 
 /// What was found at the start.
@@ -75,11 +98,13 @@ struct Start {
     orders: Orders,
     tree: watch::Sender<TreeState>,
     found: Found,
+    drivers: Drivers,
+    choice: watch::Sender<Choice>,
 }
 
 /// Starts the loops and makes the routes.
 async fn begin(ctx: Context, start: Start) -> Routes {
-    let Start { settings, file, monitor, orders, tree, found } = start;
+    let Start { settings, file, monitor, orders, tree, found, drivers, choice } = start;
     let short = watch::Sender::new(monitor.last_seen.keys().copied().collect());
     let progress = ctx.progress.clone();
     let machine = MachineLoop::begin(&ctx.config, progress, tree.subscribe(), short.subscribe()).await;
@@ -95,8 +120,9 @@ async fn begin(ctx: Context, start: Start) -> Routes {
     });
     let storage = Storage::new(ctx.peer(ServiceName::RuntimeShim), ctx.peer(ServiceName::VolumeManager));
     let root = ctx.config.paths.root_dir.clone();
+    let system = ctx.config.resources.system_cgroups.clone();
     let statistics =
-        Statistics::new(tree.subscribe(), ctx.peer(ServiceName::RuntimeShim), storage, root.clone());
+        Statistics::new(tree.subscribe(), ctx.peer(ServiceName::RuntimeShim), storage, root.clone(), system);
     let statistics = Arc::new(statistics);
     let service = Service {
         front: Front::new(&ctx, commands.clone()),
@@ -105,9 +131,9 @@ async fn begin(ctx: Context, start: Start) -> Routes {
         orders: orders.clone(),
         machine: machine.state(),
         tree: tree.subscribe(),
-        driver: ctx.config.runtime.cgroup_driver.clone(),
         statistics: Arc::clone(&statistics),
     };
+    let notified = ctx.config.resources.eviction.kernel_memcg_notification;
     let eviction = EvictionLoop {
         ctx: ctx.clone(),
         settings,
@@ -120,11 +146,15 @@ async fn begin(ctx: Context, start: Start) -> Routes {
         wanted,
         finished: heard.finished,
         metrics: EvictionMetrics::new(&ctx.metrics),
+        notices: notified.then(|| Notices::new(Arc::new(KernelAlarm))),
+        overdue: BTreeSet::new(),
+        interval: eviction::INTERVAL,
     };
     let manager = Manager::new(env, machine.state(), told, orders, found);
     let placement = PlacementLoop {
         ctx: ctx.clone(),
         tree: tree.subscribe(),
+        choice: choice.subscribe(),
         statistics: Arc::clone(&service.statistics),
         commands: commands.clone(),
     };
@@ -136,11 +166,12 @@ async fn begin(ctx: Context, start: Start) -> Routes {
     ctx.spawn("machine", machine.run(ctx.shutdown.clone(), handle));
     let handle = ctx.progress.register("cgroups");
     let burstable = heard.burstable;
-    let tree_loop = TreeLoop { ctx: ctx.clone(), state: tree, burstable, commands, metrics };
+    let tree_loop = TreeLoop { ctx: ctx.clone(), state: tree, burstable, commands, metrics, drivers, choice };
     ctx.spawn("cgroups", tree_loop.run(handle));
     let handle = ctx.progress.register("eviction");
     ctx.spawn("eviction", eviction.run(ctx.shutdown.clone(), handle));
     oom::watch(&ctx);
+    swap::tell(&ctx);
     Routes::new(ResourceManagerServer::new(service))
 }
 
@@ -169,7 +200,6 @@ struct Service {
     orders: Orders,
     machine: watch::Receiver<MachineState>,
     tree: watch::Receiver<TreeState>,
-    driver: String,
     statistics: Arc<Statistics>,
 }
 
@@ -198,9 +228,10 @@ impl Service {
     /// The verdict on a pod that the set names. Until the reservations of all others are known, only a pod that is
     /// admitted already is told so; one that waits for others is asked about again when something has changed.
     async fn verdict(&self, uid: &str, until: Instant) -> Result<Verdict, Status> {
-        let (mut known, mut judged) = (self.known.clone(), self.judged.clone());
+        let (mut known, mut judged, mut tree) = (self.known.clone(), self.judged.clone(), self.tree.clone());
         loop {
             judged.mark_unchanged();
+            tree.mark_unchanged();
             let admit = |reply| Command::Ask(Ask::Admit { uid: uid.to_owned(), reply });
             let verdict = self.front.ask(admit).await?;
             let is_late = match &verdict {
@@ -209,6 +240,10 @@ impl Service {
                 }
                 Verdict::NotYet { reason: NOT_ITS_TURN | PREEMPTING, .. } => {
                     timeout_at(until, judged.changed()).await.is_err()
+                }
+                Verdict::NotYet { reason: NO_TREE, .. } => {
+                    let until = until.min(Instant::now() + TREE_WITHIN);
+                    timeout_at(until, tree.changed()).await.is_err()
                 }
                 Verdict::Admitted | Verdict::Rejected(_) | Verdict::NotYet { .. } => true,
             };
@@ -356,8 +391,7 @@ impl ResourceManager for Service {
         &self,
         _: Request<pb::WatchMachineRequest>,
     ) -> Result<Response<Self::WatchMachineStream>, Status> {
-        let driver = self.driver.clone();
         let states = WatchStream::new(self.machine.clone());
-        Ok(Response::new(Box::pin(states.map(move |state| Ok(wire::machine(state, &driver))))))
+        Ok(Response::new(Box::pin(states.map(move |state| Ok(wire::machine(state))))))
     }
 }

@@ -12,12 +12,14 @@ use std::time::Duration;
 
 use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
+use keelson_config::SystemCgroups;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 use keelson_resource_manager_core::layout::is_usable_uid;
 use keelson_resource_manager_core::statistics::{Rate, Sample, Usage, boot_seconds, interfaces};
+use keelson_resource_manager_core::system_cgroups::{SystemCgroup, system_cgroups};
 use keelson_service_kit::status::{chain, error};
 use keelson_service_kit::{Peer, now_unix_nanos};
 use tokio::sync::{Mutex, watch};
@@ -44,6 +46,8 @@ pub(crate) struct Statistics {
     runtime: Peer,
     storage: Storage,
     root: PathBuf,
+    /// Cgroups beside those of pods.
+    system: Arc<SystemCgroups>,
     origin: Instant,
     history: Arc<Mutex<History>>,
     /// Held while filesystems are looked at: one that hangs takes one thread and no more.
@@ -55,21 +59,25 @@ pub(crate) struct Statistics {
 struct History {
     node: Rate,
     pods: Rate,
+    /// By the name of the cgroup in the summary.
+    system: HashMap<&'static str, Rate>,
     /// By the path of the cgroup.
     cgroups: HashMap<String, Rate>,
 }
 
 impl Statistics {
-    /// Statistics of this tree, of the containers of this runtime-shim, of what `storage` has measured, and of the
-    /// filesystem of `root`.
+    /// Statistics of this tree and of `system` in it, of the containers of this runtime-shim, of what `storage` has
+    /// measured, and of the filesystem of `root`.
     pub(crate) fn new(
         tree: watch::Receiver<TreeState>,
         runtime: Peer,
         storage: Storage,
         root: PathBuf,
+        system: SystemCgroups,
     ) -> Self {
         let (history, looking) = (Arc::default(), Arc::default());
-        Self { tree, runtime, storage, root, origin: Instant::now(), history, looking }
+        let (system, origin) = (Arc::new(system), Instant::now());
+        Self { tree, runtime, storage, root, system, origin, history, looking }
     }
 
     /// The node; with `brief` only CPU and memory.
@@ -81,6 +89,7 @@ impl Statistics {
         let (root, images) = if brief { (None, None) } else { self.filesystems().await };
         let layers = if brief { None } else { self.storage.layers().await };
         let containers = layers.map(storage::filesystem).or(images);
+        let system = Arc::clone(&self.system);
         self.read(move |clock, history| {
             let taken = now_unix_nanos();
             let pods = tree.layout().pods().to_string();
@@ -93,6 +102,8 @@ impl Statistics {
                 images,
                 processes: if brief { None } else { process_count() },
                 containers,
+                pods_started_unix_nanos: tree.made_unix_nanos(&pods),
+                system: system_stats(&tree, &system, clock, &mut history.system),
             }
         })
         .await
@@ -126,7 +137,8 @@ impl Statistics {
     pub(crate) async fn cgroups(&self) -> Result<Vec<pb::CgroupStatsResponse>, Status> {
         let tree = self.tree()?;
         let running = self.running().await?;
-        self.read(move |_, _| details::all(&tree, &running)).await
+        let system = Arc::clone(&self.system);
+        self.read(move |_, _| details::all(&tree, &running, &known_system_cgroups(&tree, &system))).await
     }
 
     fn tree(&self) -> Result<Arc<Tree>, Status> {
@@ -157,7 +169,7 @@ impl Statistics {
         use rt::watch_pods_response::Item;
         let list = async {
             let mut client = RuntimeClient::new(self.runtime.channel());
-            let mut replay = client.watch_pods(rt::WatchPodsRequest {}).await?.into_inner();
+            let mut replay = client.watch_pods(rt::WatchPodsRequest::default()).await?.into_inner();
             let mut pods = Vec::new();
             while let Some(message) = replay.message().await? {
                 match message.item {
@@ -328,6 +340,35 @@ impl Reader<'_> {
     }
 }
 
+/// The cgroups beside those of pods that are known; this process may be moved, so its own is looked at each time.
+fn known_system_cgroups(tree: &Tree, named: &SystemCgroups) -> Vec<SystemCgroup> {
+    let own =
+        if named.kubelet.is_empty() { fs::read_to_string("/proc/self/cgroup") } else { Ok(String::new()) };
+    let paths = [&named.kubelet, &named.runtime, &named.misc].map(String::as_str);
+    system_cgroups(paths, &own.unwrap_or_default(), tree.version())
+}
+
+/// What they use; one that is not there is left out.
+fn system_stats(
+    tree: &Tree,
+    named: &SystemCgroups,
+    clock: Clock,
+    rates: &mut HashMap<&'static str, Rate>,
+) -> Vec<pb::ContainerStats> {
+    let known = known_system_cgroups(tree, named).into_iter();
+    let there =
+        known.map(|cgroup| (tree.usage(&cgroup.path), cgroup)).filter(|(u, _)| *u != Usage::default());
+    let told = there.map(|(usage, SystemCgroup { name, path })| pb::ContainerStats {
+        name: name.to_owned(),
+        started_unix_nanos: tree.made_unix_nanos(&path),
+        usage: Some(wire::usage(usage, now_unix_nanos(), |cpu| {
+            clock.rate(rates.entry(name).or_default(), cpu)
+        })),
+        ..Default::default()
+    });
+    told.collect()
+}
+
 /// The containers that run, of each name the newest; `containers` has the newest first.
 pub(crate) fn newest_running(containers: &[rt::Container]) -> Vec<&rt::Container> {
     let mut found: Vec<&rt::Container> = Vec::new();
@@ -369,7 +410,7 @@ fn process_count() -> Option<pb::ProcessCount> {
 }
 
 /// When the machine was booted; 0 when it does not say.
-fn boot_unix_nanos() -> i64 {
+pub(crate) fn boot_unix_nanos() -> i64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let seconds = boot_seconds(&stat).and_then(|seconds| i64::try_from(seconds).ok());
     seconds.unwrap_or(0).saturating_mul(1_000_000_000)
@@ -405,7 +446,8 @@ mod tests {
         let runtime = Peer::service(dir.path(), keelson_config::ServiceName::RuntimeShim);
         let volumes = Peer::service(dir.path(), keelson_config::ServiceName::VolumeManager);
         let storage = Storage::new(runtime.clone(), volumes);
-        let statistics = Statistics::new(tree, runtime, storage, dir.path().to_owned());
+        let root = dir.path().to_owned();
+        let statistics = Statistics::new(tree, runtime, storage, root, SystemCgroups::default());
         let hanging = Arc::clone(&statistics.looking).lock_owned().await;
         assert_eq!(statistics.filesystems().await, (None, None));
         drop(hanging);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_config::Config;
+use keelson_resource_manager_core::driver::Choice;
 use keelson_resource_manager_core::enforce::{Part, parts, pods_limits, reserved_limits};
 use keelson_resource_manager_core::layout::{Driver, Layout, Qos};
 use keelson_resource_manager_core::machine;
@@ -15,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::cgroup::{Driving, KernelCgroups, Slices, Systemd, Tree};
+use crate::driver::Drivers;
 use crate::host;
 use crate::manager::{Ask, Command, Found};
 use crate::metrics::CgroupMetrics;
@@ -29,14 +31,22 @@ const BOUND: &str = "node-allocatable";
 /// Between two attempts to bind all pods together (§9).
 const BIND_AGAIN: Duration = Duration::from_secs(60);
 
-/// Tries once to set the tree up; what is in it, when that went well.
-pub(crate) async fn attempt(config: &Arc<Config>) -> (TreeState, Found) {
-    let Some(driver) = Driver::parse(&config.runtime.cgroup_driver) else {
-        let text = format!(
-            "the cgroup driver {:?} is unknown; it is cgroupfs or systemd",
-            config.runtime.cgroup_driver
-        );
-        return (TreeState::Never(text), Found::new());
+/// Tries once to set the tree up as the driver in force has it; what is in it, when that went well.
+pub(crate) async fn attempt(config: &Arc<Config>, choice: Choice) -> (TreeState, Found) {
+    let driver = match choice {
+        Choice::Use(driver, _) => driver,
+        Choice::Wait => {
+            let text = "the container runtime has not said yet which cgroup driver it has; if it says nothing within \
+                        seconds, cgroupDriver counts";
+            return (TreeState::NotYet(text.to_owned()), Found::new());
+        }
+        Choice::Unknown => {
+            let text = format!(
+                "the cgroup driver {:?} is unknown; it is cgroupfs or systemd",
+                config.runtime.cgroup_driver
+            );
+            return (TreeState::Never(text), Found::new());
+        }
     };
     let config = Arc::clone(config);
     let work = tokio::task::spawn_blocking(move || set_up(&config, driver)).await;
@@ -114,31 +124,41 @@ pub(crate) struct TreeLoop {
     pub(crate) burstable: watch::Receiver<u64>,
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) metrics: CgroupMetrics,
+    pub(crate) drivers: Drivers,
+    /// The driver that the tree is of.
+    pub(crate) choice: watch::Sender<Choice>,
 }
 
 impl TreeLoop {
     /// Turns until the shutdown.
     pub(crate) async fn run(mut self, handle: LoopHandle) {
         let mut retry = Backoff::new(Duration::from_millis(500), Duration::from_secs(10));
-        self.tell();
+        // A runtime that is on its way is no trouble.
+        if *self.choice.borrow() != Choice::Wait {
+            self.tell();
+        }
         let mut bind_at = self.bind().await;
         let mut weighs = true;
         loop {
             handle.tick();
+            if self.settle().await {
+                retry.reset();
+                bind_at = self.bind().await;
+            }
             if bind_at.is_some_and(|at| at <= Instant::now()) {
                 bind_at = self.bind().await;
             }
             let state = self.state.borrow().clone();
-            let pause = match &state {
-                TreeState::NotYet(_) => retry.next_delay(),
-                TreeState::Ready(_) | TreeState::Never(_) => LoopHandle::HEARTBEAT,
-            };
+            let choice = *self.choice.borrow();
+            let fails = matches!(state, TreeState::NotYet(_)) && choice != Choice::Wait;
+            let pause = if fails { retry.next_delay() } else { LoopHandle::HEARTBEAT };
             // Cancel-safe: `changed` marks nothing as seen unless it returns; the others hold nothing.
             tokio::select! {
                 () = self.ctx.shutdown.cancelled() => return,
+                () = self.drivers.changed(choice) => continue,
                 changed = self.burstable.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(pause) => {
-                    if matches!(state, TreeState::NotYet(_)) {
+                    if fails {
                         self.try_again().await;
                         bind_at = self.bind().await;
                     }
@@ -153,8 +173,29 @@ impl TreeLoop {
         }
     }
 
+    /// Sets the tree up anew when another driver is in force. Pods that run stay where they are; their cgroups of
+    /// before go with them. Whether that was so.
+    async fn settle(&mut self) -> bool {
+        let choice = self.drivers.choose().await;
+        let before = self.choice.send_replace(choice);
+        if choice == before || (before.driver().is_some() && choice.driver() == before.driver()) {
+            return false;
+        }
+        if let (Some(old), Some(new)) = (before.driver(), choice.driver()) {
+            tracing::warn!(
+                before = old.name(),
+                now = new.name(),
+                "the container runtime has another cgroup driver than before: new containers are put where that one \
+                 puts them"
+            );
+        }
+        self.try_again().await;
+        true
+    }
+
     async fn try_again(&mut self) {
-        let (state, found) = attempt(&self.ctx.config).await;
+        let choice = *self.choice.borrow();
+        let (state, found) = attempt(&self.ctx.config, choice).await;
         let ready = matches!(state, TreeState::Ready(_));
         self.state.send_replace(state);
         self.tell();
@@ -169,7 +210,9 @@ impl TreeLoop {
             TreeState::Ready(tree) => {
                 let version = tree.version();
                 self.metrics.version(crate::machine_loop::version_number(version));
-                tracing::info!(version = version.as_str(), pods = %tree.layout().pods(), "the cgroup tree is set up");
+                let driver = tree.layout().driver().name();
+                let pods = tree.layout().pods();
+                tracing::info!(version = version.as_str(), driver, %pods, "the cgroup tree is set up");
                 None
             }
             TreeState::NotYet(text) | TreeState::Never(text) => Some(text.clone()),

@@ -77,5 +77,7 @@ pub(crate) struct MachineState {
     /// What the node is short of.
     pub(crate) conditions: BTreeSet<Condition>,
     pub(crate) cgroup_version: &'static str,
+    /// Empty while there is no tree.
+    pub(crate) cgroup_driver: &'static str,
     pub(crate) identity: Arc<Identity>,
 }

@@ -126,7 +126,7 @@ pub(crate) fn item(message: pb::SyncRequest) -> Option<Item<PodDesire, WireError
 }
 
 /// The machine as neighbours see it.
-pub(crate) fn machine(state: MachineState, driver: &str) -> pb::Machine {
+pub(crate) fn machine(state: MachineState) -> pb::Machine {
     let identity = &*state.identity;
     pb::Machine {
         capacity: state.capacity.into_iter().collect(),
@@ -135,7 +135,7 @@ pub(crate) fn machine(state: MachineState, driver: &str) -> pb::Machine {
         disk_pressure: state.conditions.contains(&Condition::Disk),
         pid_pressure: state.conditions.contains(&Condition::Pid),
         cgroup_version: state.cgroup_version.to_owned(),
-        cgroup_driver: driver.to_owned(),
+        cgroup_driver: state.cgroup_driver.to_owned(),
         machine_id: identity.machine_id.clone(),
         system_uuid: identity.system_uuid.clone(),
         boot_id: identity.boot_id.clone(),
@@ -144,6 +144,9 @@ pub(crate) fn machine(state: MachineState, driver: &str) -> pb::Machine {
         architecture: identity.architecture.clone(),
         swap_bytes: i64::try_from(state.swap).unwrap_or(i64::MAX),
         swap_accounting: state.swap_accounting,
+        physical_cores: identity.topology.cores,
+        sockets: identity.topology.sockets,
+        node_memory: identity.topology.node_memory.clone().into_iter().collect(),
     }
 }
 
@@ -170,7 +173,7 @@ mod tests {
     fn the_swap_of_the_machine_is_told() {
         for swap in [0, 3 << 30] {
             let state = MachineState { swap, ..MachineState::default() };
-            assert_eq!(u64::try_from(machine(state, "cgroupfs").swap_bytes), Ok(swap));
+            assert_eq!(u64::try_from(machine(state).swap_bytes), Ok(swap));
         }
     }
 

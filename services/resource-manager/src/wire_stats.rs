@@ -85,6 +85,7 @@ pub(crate) fn detail(detail: Detail, names: impl Fn(DeviceNumber) -> String) -> 
         memory_reservation: detail.memory_reservation,
         memory_swap_limit: detail.memory_swap_limit,
         oom_kills: detail.oom_kills,
+        processes: detail.processes,
         threads: detail.threads,
         threads_limit: detail.threads_limit,
         devices: detail.devices.into_iter().map(device).collect(),

@@ -56,7 +56,8 @@ impl Worker {
                 self.retry.reset();
                 self.asking.reset();
             }
-            let next = self.step(&turn).await;
+            // On the heap, so that a worker that waits, as most do, is small.
+            let next = Box::pin(self.step(&turn)).await;
             let tree_changed = async { self.tree.changed().await.is_ok() };
             if !self.orders.wait(next, tree_changed).await {
                 return;

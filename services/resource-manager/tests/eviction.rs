@@ -15,7 +15,7 @@ use keelson_proto::keelson::events::v1::{Event, ListEventsRequest};
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
 use keelson_proto::keelson::resource_manager::v1::watch_evictions_response::Item;
-use support::{Service, Sync, World, admit, desire};
+use support::{Service, Sync, World, admit, desire, hierarchies};
 use tonic::Streaming;
 use volumes::FakeVolumes;
 
@@ -283,6 +283,30 @@ async fn a_younger_pod_does_not_take_the_room_of_an_older_one_that_has_not_asked
     assert_eq!(admit(&mut service.client(), "older", LONG).await, Verdict::Admitted(pb::Admitted {}));
     let verdict = younger.await.unwrap();
     assert!(matches!(&verdict, Verdict::Rejected(rejected) if rejected.reason == "OutOfcpu"), "{verdict:?}");
+}
+
+/// Descriptors of this process by which the kernel tells something.
+fn eventfds() -> usize {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten().map(|fd| std::fs::read_link(fd.path()));
+    links.filter(|link| link.as_ref().is_ok_and(|link| link.to_str() == Some("anon_inode:[eventfd]"))).count()
+}
+
+#[tokio::test]
+async fn the_kernel_is_asked_to_tell_of_memory_when_the_configuration_says_so_and_on_cgroup_v1() {
+    let v1 = hierarchies().iter().any(|mount| mount.join("memory.usage_in_bytes").exists());
+    for asked in [false, true] {
+        let mut world = World::new();
+        world.config.resources.eviction.hard = [("memory.available".to_owned(), "1".to_owned())].into();
+        world.config.resources.eviction.kernel_memcg_notification = asked;
+        let before = eventfds();
+        let service = world.start().await;
+        service.condition("eviction", true).await;
+        // Of the machine, and of all pods once they are bound.
+        let most = if asked && v1 { 1..=2 } else { 0..=0 };
+        let more = eventfds() - before;
+        assert!(most.contains(&more), "{more} more, asked: {asked}");
+        service.stop().await;
+    }
 }
 
 #[tokio::test]

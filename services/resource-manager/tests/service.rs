@@ -388,6 +388,68 @@ async fn the_machine_is_told_at_once() {
 }
 
 #[tokio::test]
+async fn at_the_first_start_the_runtime_names_the_driver_before_any_cgroup_is_made_and_later_starts_know_it()
+{
+    let mut world = World::new();
+    world.remembers(None);
+    // Nothing can be made as configured: all that is made is made as the runtime says.
+    world.config.runtime.cgroup_driver = "slices".into();
+    let service = world.start().await;
+    let sync = synced(&service).await;
+    sync.pod(desire("u1", 1, Want::Run, "Guaranteed")).await;
+    let mut client = service.client();
+    let Verdict::NotYet(not_yet) = admit(&mut client, "u1", SHORT).await else { panic!("it was judged") };
+    assert!(not_yet.message.contains("has not said yet which cgroup driver it has"), "{not_yet:?}");
+    assert_eq!(machine(&service).await.cgroup_driver, "");
+    assert!(world.existing("").is_empty());
+    let waiting = tokio::spawn(async move { admit(&mut client, "u1", LONG).await });
+    let runtime = world.start_runtime().await;
+    runtime.drives_cgroups(Some("cgroupfs"));
+    waiting.await.unwrap();
+    let mut client = service.client();
+    assert_eq!(
+        prepare(&mut client, "u1", 1, LONG).await.unwrap(),
+        format!("{}/kubepods/podu1", world.config.runtime.cgroup_root)
+    );
+    assert_eq!(machine(&service).await.cgroup_driver, "cgroupfs");
+    drop(sync);
+    service.stop().await;
+
+    // The next one finds its pod while the runtime is away.
+    runtime.drives_cgroups(None);
+    let service = world.start().await;
+    assert_eq!(machine(&service).await.cgroup_driver, "cgroupfs");
+    let sync = synced(&service).await;
+    sync.pod(desire("u1", 1, Want::Run, "Guaranteed")).await;
+    let mut client = service.client();
+    assert_eq!(admit(&mut client, "u1", LONG).await, admitted());
+
+    // The runtime comes back with another configuration: what it says is in force, and what is there stays.
+    runtime.drives_cgroups(Some(""));
+    service.condition("cgroups", false).await;
+    let told = async || (machine(&service).await.cgroup_driver == *"").then_some(());
+    eventually("no driver is in force", told).await;
+    assert!(!world.existing("kubepods/podu1").is_empty());
+    runtime.drives_cgroups(Some("cgroupfs"));
+    service.condition("cgroups", true).await;
+    prepare(&mut client, "u1", 1, LONG).await.unwrap();
+    sync.pod(desire("u1", 2, Want::Forget, "Guaranteed")).await;
+    release(&mut client, "u1", LONG).await.unwrap();
+    assert!(world.existing("kubepods/podu1").is_empty());
+}
+
+#[tokio::test]
+async fn a_runtime_that_says_nothing_for_long_leaves_the_configured_driver_in_force() {
+    let world = World::new();
+    world.remembers(None);
+    let service = world.start().await;
+    assert_eq!(machine(&service).await.cgroup_driver, "");
+    let told = async || (machine(&service).await.cgroup_driver == "cgroupfs").then_some(());
+    eventually("the configured driver", told).await;
+    assert!(!world.existing("kubepods").is_empty());
+}
+
+#[tokio::test]
 async fn a_driver_that_nobody_knows_is_refused_with_the_way_out() {
     let mut world = World::new();
     world.config.runtime.cgroup_driver = "slices".into();

@@ -5,8 +5,11 @@
 #[allow(dead_code, reason = "the other tests of the service use the rest")]
 mod support;
 
+use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use keelson_config::SystemCgroups;
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
@@ -142,7 +145,9 @@ async fn the_network_of_a_pod_is_that_of_its_sandbox() {
 
 #[tokio::test]
 async fn cgroups_are_told_in_the_kernels_detail_from_the_top_down() {
-    let world = World::new();
+    let mut world = World::new();
+    // This process may be in a cgroup of its own, which would be told.
+    world.config.resources.system_cgroups.kubelet = "/absent".into();
     let runtime = world.start_runtime().await;
     let (service, _sync) = with_pod(&world).await;
     let mut client = service.client();
@@ -181,6 +186,60 @@ async fn cgroups_are_told_in_the_kernels_detail_from_the_top_down() {
     assert_eq!((detail.threads, detail.memory_limit, main.started_unix_nanos), (Some(1), None, 8));
     assert!(detail.cpu_shares > Some(1) && usage.cpu_nanos.is_some() && usage.memory.is_some(), "{main:?}");
     assert!(found[0].network.is_some() && found[5].network.is_some() && main.network.is_none());
+}
+
+/// Makes a cgroup beside those of pods in every hierarchy.
+fn beside(world: &World, name: &str) -> Vec<PathBuf> {
+    let make = |root: PathBuf| {
+        let dir = root.join(name);
+        fs::create_dir(&dir).unwrap();
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if let Ok(value) = fs::read(root.join(file)) {
+                fs::write(dir.join(file), value).unwrap();
+            }
+        }
+        dir
+    };
+    world.existing("").into_iter().map(make).collect()
+}
+
+#[tokio::test]
+async fn the_cgroups_that_the_configuration_names_are_measured_beside_those_of_pods() {
+    let mut world = World::new();
+    let _runtime = world.start_runtime().await;
+    let root = world.config.runtime.cgroup_root.clone();
+    let [kubelet, runtime, misc] = ["agent", "absent", "misc"].map(|name| format!("{root}/{name}"));
+    world.config.resources.system_cgroups = SystemCgroups { kubelet, runtime, misc };
+    let service = world.start().await;
+    let _process = Process::burn(&beside(&world, "agent"));
+    beside(&world, "misc");
+    let told = eventually("a rate of what burns", || {
+        let mut client = service.client();
+        async move {
+            let request = pb::NodeStatsRequest { cpu_and_memory_only: true };
+            let node = client.node_stats(request).await.unwrap().into_inner();
+            let kubelet = node.system.first()?.usage?;
+            (kubelet.cpu_nano_cores > Some(20_000_000) && kubelet.memory?.rss > 4 << 20).then_some(node)
+        }
+    })
+    .await;
+    let names: Vec<&str> = told.system.iter().map(|cgroup| cgroup.name.as_str()).collect();
+    assert_eq!(names, ["kubelet", "misc"], "what is not there is not told");
+    let now = keelson_service_kit::now_unix_nanos();
+    let moments = told.system.iter().map(|cgroup| cgroup.started_unix_nanos);
+    for moment in moments.chain([told.pods_started_unix_nanos]) {
+        // The clock of files is a tick behind.
+        assert!(moment > now - 600_000_000_000 && moment <= now, "{moment} of {now}");
+    }
+    let mut stream = service.client().cgroup_stats(pb::CgroupStatsRequest {}).await.unwrap().into_inner();
+    let mut found = Vec::new();
+    while let Some(cgroup) = stream.message().await.unwrap() {
+        found.push((cgroup.path, cgroup.started_unix_nanos > 0, cgroup.usage.is_some()));
+    }
+    let expected =
+        ["", "/burstable", "/besteffort"].map(|class| format!("{root}/kubepods{class}")).into_iter();
+    let expected = expected.chain(["agent", "misc"].map(|name| format!("{root}/{name}")));
+    assert_eq!(found[1..], expected.map(|path| (path, true, true)).collect::<Vec<_>>());
 }
 
 #[tokio::test]

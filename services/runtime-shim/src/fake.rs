@@ -83,6 +83,8 @@ struct State {
     not_ready: bool,
     handlers: Vec<cri::RuntimeHandler>,
     features: Option<cri::RuntimeFeatures>,
+    /// Its answer to `RuntimeConfig`; `None`: it does not know the call.
+    config: Option<cri::RuntimeConfigResponse>,
 }
 
 /// The runtime and what a test needs beside it.
@@ -243,7 +245,12 @@ impl FakeRuntime {
         self.state().execs.last().cloned().unwrap()
     }
 
-    /// The runtime says that neither it nor its network is ready.
+    /// The runtime answers `RuntimeConfig`, with this number of a cgroup driver or without any.
+    pub(crate) fn drives_cgroups(&self, driver: Option<i32>) {
+        let linux = driver.map(|cgroup_driver| cri::LinuxRuntimeConfiguration { cgroup_driver });
+        self.state().config = Some(cri::RuntimeConfigResponse { linux });
+    }
+
     /// The handlers, each with whether it has recursive read-only mounts, and whether strict groups are kept to.
     pub(crate) fn can(&self, handlers: &[(&str, bool)], strict_groups: bool) {
         let handler = |(name, recursive_read_only_mounts): &(&str, bool)| cri::RuntimeHandler {
@@ -258,6 +265,7 @@ impl FakeRuntime {
         state.features = Some(cri::RuntimeFeatures { supplemental_groups_policy: strict_groups });
     }
 
+    /// The runtime says that neither it nor its network is ready.
     pub(crate) fn not_ready(&self) {
         self.state().not_ready = true;
     }
@@ -401,6 +409,10 @@ impl State {
                 version.encode_to_vec()
             }
             "Status" => self.status().encode_to_vec(),
+            "RuntimeConfig" => {
+                let config = self.config.as_ref().ok_or_else(|| Status::unimplemented("RuntimeConfig"))?;
+                config.encode_to_vec()
+            }
             "ListPodSandbox" => {
                 let filter = decode::<cri::ListPodSandboxRequest>(body).filter.unwrap_or_default();
                 let selected = |s: &&cri::PodSandbox| matches(&s.labels, &filter.label_selector);

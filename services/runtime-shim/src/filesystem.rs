@@ -2,7 +2,8 @@
 //! (runtime-and-resources.md §14.1): collected in the background, so that no call makes anybody walk a folder.
 //!
 //! The file systems are looked at each ten seconds. What containers take is collected as often while somebody asks
-//! for it, since the runtime reads the cgroups of every container for the same call.
+//! for it, since the runtime reads the cgroups of every container for the same call. Who asks for what logs take only
+//! ([`Filesystems::logs`]) has no call made for it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -56,6 +57,27 @@ struct State {
     /// What was told last; `None` before the first answer of the runtime.
     told: Option<pb::FilesystemStatsResponse>,
     pods_asked: Option<Instant>,
+    /// What logs took when that was looked at last; `None` while nobody has asked within [`INTEREST`].
+    logs: Option<Arc<[LogUse]>>,
+    logs_asked: Option<Instant>,
+}
+
+/// What the log of a container takes, rotated files included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LogUse {
+    pub(crate) pod: PodRef,
+    pub(crate) container: String,
+    pub(crate) bytes: u64,
+}
+
+/// Notes that somebody asks. Whether nobody has for a while.
+fn ask(asked: &mut Option<Instant>) -> bool {
+    let before = asked.replace(Instant::now());
+    !is_recent(before)
+}
+
+fn is_recent(asked: Option<Instant>) -> bool {
+    asked.is_some_and(|at| at.elapsed() <= INTEREST)
 }
 
 /// What a file system says of itself.
@@ -93,11 +115,8 @@ impl Filesystems {
     /// The figures as they were collected last; `None` before the runtime's first answer.
     pub fn stats(&self, filesystems_only: bool) -> Option<pb::FilesystemStatsResponse> {
         let mut state = self.state();
-        if !filesystems_only {
-            let before = state.pods_asked.replace(Instant::now());
-            if before.is_none_or(|at| at.elapsed() > INTEREST) {
-                self.shared.asked.notify_one();
-            }
+        if !filesystems_only && ask(&mut state.pods_asked) {
+            self.shared.asked.notify_one();
         }
         let told = state.told.as_ref()?;
         let without = || pb::FilesystemStatsResponse {
@@ -106,6 +125,16 @@ impl Filesystems {
             ..Default::default()
         };
         Some(if filesystems_only { without() } else { told.clone() })
+    }
+
+    /// What the logs of containers took when they were looked at last; nothing at the first question after a while
+    /// without, with which they are looked at again.
+    pub(crate) fn logs(&self) -> Arc<[LogUse]> {
+        let mut state = self.state();
+        if ask(&mut state.logs_asked) {
+            self.shared.asked.notify_one();
+        }
+        state.logs.clone().unwrap_or_default()
     }
 
     /// Collects until the shutdown.
@@ -141,14 +170,27 @@ impl Filesystems {
                 return;
             }
         }
-        if self.state().pods_asked.is_none_or(|at| at.elapsed() > INTEREST) {
+        let (of_pods, of_logs) = {
+            let mut state = self.state();
+            let asked = (is_recent(state.pods_asked), is_recent(state.logs_asked));
+            if !asked.1 {
+                state.logs = None;
+            }
+            asked
+        };
+        if !of_pods && !of_logs {
             return;
         }
-        match self.pods().await {
+        match self.pods(of_pods).await {
             Ok(pods) => {
                 let mut state = self.state();
-                let told = state.told.get_or_insert_default();
-                (told.pods, told.pods_taken_unix_nanos) = (pods, now_unix_nanos());
+                if of_logs {
+                    state.logs = Some(logs_of(&pods));
+                }
+                if of_pods {
+                    let told = state.told.get_or_insert_default();
+                    (told.pods, told.pods_taken_unix_nanos) = (pods, now_unix_nanos());
+                }
             }
             Err(status) => {
                 tracing::debug!(error = status.message(), "no figures of the containers, will retry");
@@ -215,15 +257,19 @@ impl Filesystems {
             .ok()
     }
 
-    async fn pods(&self) -> Result<Vec<pb::PodFilesystemFigures>, Status> {
-        let request = cri::ListContainerStatsRequest { filter: None };
-        let request = self.cri.within(MEASURE_WITHIN, request);
-        let stats = self.cri.runtime().list_container_stats(request).await?.into_inner().stats;
-        let layers: Layers =
-            stats.into_iter().filter_map(|s| Some((s.attributes?.id, s.writable_layer?))).collect();
+    /// What the containers of all pods take; of their layers only `with_layers`, for which the runtime is asked.
+    async fn pods(&self, with_layers: bool) -> Result<Vec<pb::PodFilesystemFigures>, Status> {
+        let layers = if with_layers { self.layers().await? } else { Layers::new() };
         let (pods, files) = (self.observer.all(), self.files.clone());
         let measure = move || pods.iter().map(|pod| figures_of(pod, &layers, &files)).collect();
         tokio::task::spawn_blocking(measure).await.map_err(|error| Status::internal(error.to_string()))
+    }
+
+    async fn layers(&self) -> Result<Layers, Status> {
+        let request = cri::ListContainerStatsRequest { filter: None };
+        let request = self.cri.within(MEASURE_WITHIN, request);
+        let stats = self.cri.runtime().list_container_stats(request).await?.into_inner().stats;
+        Ok(stats.into_iter().filter_map(|s| Some((s.attributes?.id, s.writable_layer?))).collect())
     }
 }
 
@@ -236,6 +282,21 @@ fn look_at(folder: &Path) -> std::io::Result<Look> {
         inodes: stat.f_files,
         inodes_free: stat.f_ffree,
     })
+}
+
+/// The logs that there are: containers of one name share one, and one of them has its figures.
+fn logs_of(pods: &[pb::PodFilesystemFigures]) -> Arc<[LogUse]> {
+    let of = |pod: &pb::PodFilesystemFigures| {
+        let name = pod.pod.clone().unwrap_or_default();
+        let there = pod.containers.iter().filter(|container| container.log_inodes > 0);
+        let logs = there.map(move |container| LogUse {
+            pod: name.clone(),
+            container: container.name.clone(),
+            bytes: container.log_bytes,
+        });
+        logs.collect::<Vec<_>>()
+    };
+    pods.iter().flat_map(of).collect()
 }
 
 /// What the containers of a pod take; those of one name are listed newest first.

@@ -48,6 +48,7 @@ pub struct Images {
     pub(crate) watching: Watching,
     pub(crate) metrics: PullMetrics,
     asked: Family<AskedLabels, Counter>,
+    checked: Family<CheckLabels, Counter>,
     claims: Arc<Claims>,
 }
 
@@ -56,6 +57,11 @@ struct AskedLabels {
     pull_policy: String,
     present_locally: String,
     pull_required: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CheckLabels {
+    result: &'static str,
 }
 
 /// What keeps an image from being removed between the answer that it is there and its first container.
@@ -113,6 +119,7 @@ impl Images {
             records: Records::none(),
             metrics: PullMetrics::new(),
             asked: Family::default(),
+            checked: Family::default(),
             claims: Arc::default(),
         }
     }
@@ -129,6 +136,9 @@ impl Images {
         self.metrics.register(metrics);
         let help = "Images that were asked for, by policy and whether they were there and had to be pulled";
         metrics.register("kubelet_image_manager_ensure_image_requests", help, self.asked.clone());
+        let help =
+            "Times that it was looked whether a pod may use an image that is there, by what came of it";
+        metrics.register("kubelet_imagemanager_image_mustpull_checks", help, self.checked.clone());
         self
     }
 
@@ -256,8 +266,21 @@ impl Images {
         }
     }
 
-    /// Whether the pod may use an image that is there. Its Secrets are asked for only when it depends on them.
+    /// Whether the pod may use an image that is there, counted.
     async fn usable(&self, pull: Pull<'_>, id: &str) -> Result<Usable, NoImage> {
+        let found = self.look_up(pull, id).await;
+        let result = match &found {
+            Ok(Usable::Yes { asked: false }) => "credentialPolicyAllowed",
+            Ok(Usable::Yes { asked: true }) => "credentialRecordFound",
+            Ok(Usable::No) => "mustAuthenticate",
+            Err(_) => "error",
+        };
+        self.checked.get_or_create(&CheckLabels { result }).inc();
+        found
+    }
+
+    /// Whether the pod may use an image that is there. Its Secrets are asked for only when it depends on them.
+    async fn look_up(&self, pull: Pull<'_>, id: &str) -> Result<Usable, NoImage> {
         let ask = |credentials: Found| {
             let (reference, repository) = (pull.reference.to_owned(), pull.repository.to_owned());
             let id = id.to_owned();

@@ -13,7 +13,9 @@ use tokio::time::{Instant, sleep_until};
 use tonic::{Code, Status, Streaming};
 
 use crate::cri::Cri;
+use crate::event_metrics::EventMetrics;
 use crate::observe::{Observer, WatchKey, WatchValue};
+use crate::runtime_config::RuntimeConfig;
 use crate::ticking::ticking;
 use crate::whole;
 
@@ -38,18 +40,35 @@ enum Hint {
     Ended(Status),
 }
 
+/// The runtime, and what is found out about it.
+struct Connection {
+    cri: Cri,
+    observer: Observer,
+    config: RuntimeConfig,
+    events: EventMetrics,
+}
+
+impl Connection {
+    fn new(cri: Cri, observer: Observer) -> Self {
+        Self { cri, observer, config: RuntimeConfig::default(), events: EventMetrics::new() }
+    }
+}
+
 /// Runs for ever: connect, relist, follow events, and again after a loss.
 pub async fn run(context: Context, cri: Cri, observer: Observer) {
+    let to = Connection::new(cri, observer);
+    to.config.register(&context.metrics);
+    to.events.register(&context.metrics);
     let progress = context.progress.register("runtime");
     let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
     loop {
         progress.tick();
-        let lost = match ticking(&progress, connect(&cri, &observer)).await {
+        let lost = match ticking(&progress, connect(&to)).await {
             Ok(kind) => {
                 backoff.reset();
                 context.progress.condition(CONDITION, Ok(()));
                 tracing::info!(observed_by = kind.name(), "connected to the container runtime");
-                follow(&context, &cri, &observer, &progress, kind).await
+                follow(&context, &to, &progress, kind).await
             }
             Err(status) => status,
         };
@@ -58,7 +77,7 @@ pub async fn run(context: Context, cri: Cri, observer: Observer) {
         }
         let message = trouble(&context.config.runtime.endpoint, &lost);
         context.progress.condition(CONDITION, Err(message.clone()));
-        set_state(&observer, |state| {
+        set_state(&to.observer, |state| {
             state.ready = false;
             state.network_ready = false;
             state.unreachable = true;
@@ -120,18 +139,21 @@ impl EventSource {
     }
 }
 
-async fn connect(cri: &Cri, observer: &Observer) -> Result<EventSource, Status> {
+async fn connect(to: &Connection) -> Result<EventSource, Status> {
+    let Connection { cri, observer, .. } = to;
     let version =
         cri.runtime().version(cri.quick(cri::VersionRequest { version: "0.1.0".into() })).await?.into_inner();
     whole::version(&version)?;
+    let driver = to.config.ask(cri).await?;
     let ready = read_status(cri).await?;
-    let source = event_source(cri, Kind::Cri).await;
+    let source = event_source(to, Kind::Cri).await;
     observer.relist().await?;
     set_state(observer, |state| {
         *state = pb::RuntimeState {
             name: version.runtime_name.clone(),
             version: version.runtime_version.clone(),
             observed_by: source.name().to_owned(),
+            cgroup_driver: driver.map(|driver| driver.name().to_owned()).unwrap_or_default(),
             ..std::mem::take(state)
         };
         ready.apply(state);
@@ -219,16 +241,18 @@ fn set_state(observer: &Observer, change: impl FnOnce(&mut pb::RuntimeState)) {
 }
 
 /// The first of `kind` and those after it that the runtime does not refuse at once.
-async fn event_source(cri: &Cri, mut kind: Kind) -> EventSource {
+async fn event_source(to: &Connection, mut kind: Kind) -> EventSource {
     loop {
         let hints = match kind {
-            Kind::Cri => cri_events(cri).await,
-            Kind::Containerd => containerd_events(cri).await,
+            Kind::Cri => cri_events(to).await,
+            Kind::Containerd => containerd_events(to).await,
             Kind::Relist => return EventSource { kind, hints: None },
         };
         if hints.is_some() {
+            to.events.opened();
             return EventSource { kind, hints };
         }
+        to.events.failed();
         kind = kind.next();
     }
 }
@@ -237,10 +261,12 @@ async fn event_source(cri: &Cri, mut kind: Kind) -> EventSource {
 /// that takes longer to refuse is left for the next source when it does.
 const REFUSED_WITHIN: Duration = Duration::from_millis(200);
 
-async fn cri_events(cri: &Cri) -> Option<mpsc::Receiver<Hint>> {
-    let (mut client, request) = (cri.runtime(), cri.unbounded(cri::GetEventsRequest {}));
+async fn cri_events(to: &Connection) -> Option<mpsc::Receiver<Hint>> {
+    let (mut client, request) = (to.cri.runtime(), to.cri.unbounded(cri::GetEventsRequest {}));
     let call = async move { client.get_container_events(request).await.map(tonic::Response::into_inner) };
-    subscribe(call, |event: cri::ContainerEventResponse| {
+    let metrics = to.events.clone();
+    subscribe(call, move |event: cri::ContainerEventResponse| {
+        metrics.arrived(event.created_at);
         let id = event.container_id;
         match cri::ContainerEventType::try_from(event.container_event_type) {
             Ok(cri::ContainerEventType::ContainerStoppedEvent) => Some(Hint::Exited(id)),
@@ -251,17 +277,22 @@ async fn cri_events(cri: &Cri) -> Option<mpsc::Receiver<Hint>> {
     .await
 }
 
-async fn containerd_events(cri: &Cri) -> Option<mpsc::Receiver<Hint>> {
-    let mut client = EventsClient::new(cri.channel());
+async fn containerd_events(to: &Connection) -> Option<mpsc::Receiver<Hint>> {
+    let mut client = EventsClient::new(to.cri.channel());
     let filter = |topic: &str| format!("topic==\"{topic}\",namespace==k8s.io");
-    let request = cri.unbounded(containerd::SubscribeRequest {
+    let request = to.cri.unbounded(containerd::SubscribeRequest {
         filters: ["/tasks/exit", "/tasks/paused", "/tasks/resumed", "/containers/delete"]
             .into_iter()
             .map(filter)
             .collect(),
     });
     let call = async move { client.subscribe(request).await.map(tonic::Response::into_inner) };
-    subscribe(call, |envelope: containerd::Envelope| {
+    let metrics = to.events.clone();
+    subscribe(call, move |envelope: containerd::Envelope| {
+        let at = envelope
+            .timestamp
+            .map(|at| at.seconds.saturating_mul(1_000_000_000).saturating_add(at.nanos.into()));
+        metrics.arrived(at.unwrap_or(0));
         let any = envelope.event?;
         if envelope.topic == "/tasks/exit" {
             let exit = containerd::TaskExit::decode(any.value.as_slice()).ok()?;
@@ -321,11 +352,11 @@ where
 /// Follows the runtime until it is lost.
 async fn follow(
     context: &Context,
-    cri: &Cri,
-    observer: &Observer,
+    to: &Connection,
     progress: &LoopHandle,
     mut source: EventSource,
 ) -> Status {
+    let Connection { cri, observer, events, .. } = to;
     let period_of = |source: &EventSource| match source.hints {
         Some(_) => Duration::from_millis(context.config.runtime.relist_period_ms),
         None => RELIST_WITHOUT_EVENTS,
@@ -346,14 +377,18 @@ async fn follow(
                     }
                 }
                 Hint::Ended(status) if status.code() == Code::Unimplemented => {
-                    source = event_source(cri, source.kind.next()).await;
+                    events.failed();
+                    source = event_source(to, source.kind.next()).await;
                     period = period_of(&source);
                     tracing::info!(observed_by = source.name(), "the container runtime has no such events");
                     set_state(observer, |state| state.observed_by = source.name().to_owned());
                     // What happened meanwhile was told by nobody.
                     relist_at = Instant::now();
                 }
-                Hint::Ended(status) => return status,
+                Hint::Ended(status) => {
+                    events.failed();
+                    return status;
+                }
             },
             () = sleep_until(relist_at) => {
                 if let Err(status) = ticking(progress, observer.relist()).await {
@@ -402,6 +437,10 @@ mod tests {
         }
     }
 
+    fn connection(fake: &FakeRuntime) -> Connection {
+        Connection::new(fake.cri.clone(), fake.observer.clone())
+    }
+
     fn context() -> Context {
         Context::detached(ServiceName::RuntimeShim, Config::default())
     }
@@ -434,7 +473,7 @@ mod tests {
     async fn what_the_runtime_can_do_is_told_by_name_and_nothing_where_it_does_not_say() {
         let fake = FakeRuntime::start().await;
         let state = async || {
-            connect(&fake.cri, &fake.observer).await.map(|source| source.kind).unwrap();
+            connect(&connection(&fake)).await.map(|source| source.kind).unwrap();
             match fake.observer.hub().get(&WatchKey::State) {
                 Some(WatchValue::State(state)) => *state,
                 other => panic!("{other:?}"),
@@ -454,11 +493,62 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_cgroup_driver_is_asked_for_with_each_connection_and_stands_while_the_runtime_is_away() {
+        let fake = FakeRuntime::start().await;
+        let to = connection(&fake);
+        let state = || match fake.observer.hub().get(&WatchKey::State) {
+            Some(WatchValue::State(state)) => *state,
+            other => panic!("{other:?}"),
+        };
+        for (driver, told) in [(None, ""), (Some(0), "systemd"), (Some(1), "cgroupfs")] {
+            if driver.is_some() {
+                fake.drives_cgroups(driver);
+            }
+            connect(&to).await.map(|source| source.kind).unwrap();
+            assert_eq!((state().name.as_str(), state().cgroup_driver.as_str()), ("fake", told));
+        }
+        set_state(&fake.observer, |state| state.unreachable = true);
+        fake.answer("RuntimeConfig", Answer::Fail(1, Code::Unavailable));
+        assert!(connect(&to).await.is_err(), "without an answer there is no connection");
+        assert_eq!((state().unreachable, state().cgroup_driver.as_str()), (true, "cgroupfs"));
+        assert_eq!(fake.calls("RuntimeConfig").len(), 4);
+    }
+
+    #[tokio::test]
+    async fn streams_of_events_that_are_refused_or_break_are_counted() {
+        let fake = FakeRuntime::start().await;
+        let (context, to) = (context(), connection(&fake));
+        to.events.register(&context.metrics);
+        let count = |name: &str| -> u32 {
+            let name = format!("kubelet_evented_pleg_connection_{name} ");
+            let text = context.metrics.text();
+            let line = text.lines().find_map(|line| line.strip_prefix(&name));
+            line.unwrap_or_else(|| panic!("{text}")).parse().unwrap()
+        };
+        // Neither CRI's nor containerd's.
+        let source = event_source(&to, Kind::Cri).await;
+        assert_eq!((source.kind, count("success_count"), count("error_count")), (Kind::Relist, 0, 2));
+        fake.answer("GetContainerEvents", Answer::CutOff);
+        let source = event_source(&to, Kind::Cri).await;
+        assert_eq!((source.kind, count("success_count"), count("error_count")), (Kind::Cri, 1, 2));
+        follow(&context, &to, &context.progress.register("runtime"), source).await;
+        assert_eq!((count("success_count"), count("error_count")), (1, 3));
+        assert_eq!(count("latency_seconds_count"), 0);
+        to.events.arrived(now_unix_nanos() - 2_000_000_000);
+        to.events.arrived(0);
+        assert_eq!(count("latency_seconds_count"), 1);
+        let sum = context.metrics.text();
+        let sum =
+            sum.lines().find_map(|l| l.strip_prefix("kubelet_evented_pleg_connection_latency_seconds_sum "));
+        assert!(sum.unwrap().parse::<f64>().unwrap() >= 2.0, "{sum:?}");
+    }
+
+    #[tokio::test]
     async fn one_pod_that_cannot_be_read_does_not_make_the_runtime_unreachable() {
         let fake = FakeRuntime::start().await;
         fake.container("c", "u", cri::ContainerState::ContainerRunning);
         fake.answer("ContainerStatus", Answer::Fail(usize::MAX, Code::Unknown));
-        connect(&fake.cri, &fake.observer).await.map(|source| source.kind).unwrap();
+        connect(&connection(&fake)).await.map(|source| source.kind).unwrap();
         let state = fake.observer.hub().get(&WatchKey::State);
         assert!(matches!(state, Some(WatchValue::State(state)) if state.ready && !state.unreachable));
     }

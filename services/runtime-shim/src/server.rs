@@ -52,10 +52,11 @@ impl RuntimeServer {
     }
 }
 
-fn watch_message(item: WatchItem<WatchKey, WatchValue>) -> Option<pb::WatchPodsResponse> {
+fn watch_message(item: WatchItem<WatchKey, WatchValue>, state_only: bool) -> Option<pb::WatchPodsResponse> {
     use pb::watch_pods_response::Item;
     let item = match item {
         WatchItem::Set(_, WatchValue::State(state)) => Item::State(*state),
+        WatchItem::Set(..) | WatchItem::Gone(_) if state_only => return None,
         WatchItem::Set(_, WatchValue::Pod(pod)) => Item::Pod((*pod).clone()),
         WatchItem::Gone(WatchKey::Pod(uid)) => Item::GoneUid(uid),
         WatchItem::Gone(WatchKey::State) => return None,
@@ -101,9 +102,10 @@ impl Runtime for RuntimeServer {
 
     async fn watch_pods(
         &self,
-        _: Request<pb::WatchPodsRequest>,
+        request: Request<pb::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
-        let stream = self.observer().hub().subscribe().into_stream(watch_message);
+        let state_only = request.into_inner().state_only;
+        let stream = self.observer().hub().subscribe().into_stream(move |i| watch_message(i, state_only));
         Ok(Response::new(Box::pin(stream.filter_map(|m| async move { m.map(Ok) }))))
     }
 
@@ -281,4 +283,24 @@ fn file_status(failure: &FileError) -> Status {
         FileError::BadName(_) => (Code::InvalidArgument, "BAD_NAME"),
     };
     error(code, reason, chain(failure))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_for_the_state_only_gets_no_pods() {
+        use pb::watch_pods_response::Item;
+        let shown = |item, state_only| watch_message(item, state_only).and_then(|message| message.item);
+        let state = || WatchItem::Set(WatchKey::State, WatchValue::State(Box::default()));
+        let pod = || WatchItem::Set(WatchKey::Pod("u".into()), WatchValue::Pod(Arc::default()));
+        for state_only in [false, true] {
+            assert!(matches!(shown(state(), state_only), Some(Item::State(_))));
+            assert!(matches!(shown(WatchItem::Synced, state_only), Some(Item::Synced(_))));
+            assert!(shown(WatchItem::Gone(WatchKey::State), state_only).is_none());
+            assert_eq!(shown(pod(), state_only).is_some(), !state_only);
+            assert_eq!(shown(WatchItem::Gone(WatchKey::Pod("u".into())), state_only).is_some(), !state_only);
+        }
+    }
 }

@@ -13,7 +13,7 @@ use keelson_kube_model::time::format_seconds;
 use keelson_volume_manager_core::payload::{File, Payload};
 use rustix::fs::OFlags;
 
-use crate::fsgroup::{self, Access};
+use crate::fsgroup::{self, Access, Group};
 use crate::remove::{RemoveError, remove_tree};
 
 /// The link to the present files.
@@ -45,12 +45,12 @@ fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WriteErro
 }
 
 /// Brings the files in `volume` to `payload`. When all are there already, byte by byte, nothing is written.
-/// `now` is in nanoseconds since 1970 and names the new folder; `group` is the pod's `fsGroup`.
+/// `now` is in nanoseconds since 1970 and names the new folder; `group` is that of the pod's `fsGroup`.
 /// Whether there were new files.
 pub(crate) fn write(
     volume: &Path,
     payload: &Payload,
-    group: Option<u32>,
+    group: Option<Group<'_>>,
     now: i64,
 ) -> Result<bool, WriteError> {
     for folder in &payload.folders {
@@ -124,11 +124,16 @@ fn has_bytes(path: &Path, file: &File) -> Result<bool, WriteError> {
 }
 
 /// Writes a new folder and lets `..data` name it. Its name.
-fn replace(volume: &Path, payload: &Payload, group: Option<u32>, now: i64) -> Result<String, WriteError> {
+fn replace(
+    volume: &Path,
+    payload: &Payload,
+    group: Option<Group<'_>>,
+    now: i64,
+) -> Result<String, WriteError> {
     let name = new_folder(volume, now)?;
     let result = fill(&volume.join(&name), payload).and_then(|()| {
-        if let Some(gid) = group {
-            fsgroup::apply(volume, gid, Access::ReadOnly)
+        if let Some(group) = group {
+            fsgroup::apply(volume, group, Access::ReadOnly)
                 .map_err(failed("give to the pod's group", volume))?;
         }
         let (link, data) = (volume.join(DATA_TMP), volume.join(DATA));

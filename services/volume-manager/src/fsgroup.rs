@@ -8,6 +8,14 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags};
 
 use crate::remove::open_folder;
+use crate::walks::{Walking, Walks};
+
+/// The group that a pod's volumes belong to, and who hears of their walks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Group<'a> {
+    pub(crate) gid: u32,
+    pub(crate) walks: &'a Walks,
+}
 
 /// Whether the group may write.
 #[derive(Debug, Clone, Copy)]
@@ -32,17 +40,23 @@ const FOLDER_MASK: u32 = 0o2110;
 /// Deeper folders are left as they are; a volume of ours is new and has none.
 const MAX_DEPTH: usize = 64;
 
-/// Gives everything in `folder`, and then the folder itself, to the group `gid`. Links are not followed; what
-/// cannot be changed is logged and left.
-pub(crate) fn apply(folder: &Path, gid: u32, access: Access) -> io::Result<()> {
-    let fd = open_folder(folder).map_err(io::Error::other)?.ok_or(io::ErrorKind::NotFound)?;
-    let gid = Gid::from_raw(gid);
-    walk(&fd, gid, access, MAX_DEPTH)?;
-    change_open(&fd, gid, access, folder);
-    Ok(())
+/// Gives everything in `folder`, and then the folder itself, to the group. Links are not followed; what cannot be
+/// changed is logged and left.
+pub(crate) fn apply(folder: &Path, group: Group<'_>, access: Access) -> io::Result<()> {
+    let walking = group.walks.begin(folder, group.gid);
+    let gid = Gid::from_raw(group.gid);
+    let done = open_folder(folder).map_err(io::Error::other).and_then(|fd| {
+        let fd = fd.ok_or(io::ErrorKind::NotFound)?;
+        walk(&fd, gid, access, MAX_DEPTH, &walking)?;
+        change_open(&fd, gid, access, folder);
+        walking.done();
+        Ok(())
+    });
+    walking.end(done.is_ok());
+    done
 }
 
-fn walk(folder: &OwnedFd, gid: Gid, access: Access, depth: usize) -> io::Result<()> {
+fn walk(folder: &OwnedFd, gid: Gid, access: Access, depth: usize, walking: &Walking<'_>) -> io::Result<()> {
     for entry in Dir::read_from(folder)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -54,12 +68,13 @@ fn walk(folder: &OwnedFd, gid: Gid, access: Access, depth: usize) -> io::Result<
             FileType::Directory if depth > 0 => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let child = rustix::fs::openat(folder, name, flags, Mode::empty())?;
-                walk(&child, gid, access, depth - 1)?;
+                walk(&child, gid, access, depth - 1, walking)?;
                 change_open(&child, gid, access, Path::new(&*name.to_string_lossy()));
             }
             FileType::Directory => {}
             kind => change_entry(folder, name, gid, access, kind),
         }
+        walking.done();
     }
     Ok(())
 }
@@ -113,13 +128,21 @@ mod tests {
         fs::write(dir.path().join("outside"), "x").unwrap();
         let before = fs::metadata(dir.path().join("outside")).unwrap();
         std::os::unix::fs::symlink(dir.path().join("outside"), volume.join("link")).unwrap();
-        apply(&volume, 4711, Access::ReadWrite).unwrap();
+        let walks = Walks::default();
+        apply(&volume, Group { gid: 4711, walks: &walks }, Access::ReadWrite).unwrap();
         let mode = |p: &str| fs::metadata(volume.join(p)).unwrap().mode() & 0o7777;
         assert_eq!((mode(""), mode("sub/file")), (0o2777, 0o660));
         assert_eq!(fs::metadata(volume.join("sub/file")).unwrap().gid(), 4711);
         assert_eq!(fs::symlink_metadata(volume.join("link")).unwrap().gid(), 4711);
         let after = fs::metadata(dir.path().join("outside")).unwrap();
         assert_eq!((before.gid(), before.mode()), (after.gid(), after.mode()));
+        // sub, sub/file, link and the volume itself.
+        let ended = walks.take_ended();
+        assert_eq!((ended.len(), ended[0].good, ended[0].files), (1, true, 4));
+        assert!(walks.present().is_none());
+        let group = Group { gid: 4711, walks: &walks };
+        apply(&dir.path().join("missing"), group, Access::ReadWrite).unwrap_err();
+        assert!(!walks.take_ended()[0].good);
     }
 
     #[test]
@@ -131,7 +154,8 @@ mod tests {
             fs::set_permissions(dir.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
         }
         fs::set_permissions(dir.path().join("sub"), fs::Permissions::from_mode(0o755)).unwrap();
-        apply(dir.path(), 4711, Access::ReadOnly).unwrap();
+        let walks = Walks::default();
+        apply(dir.path(), Group { gid: 4711, walks: &walks }, Access::ReadOnly).unwrap();
         let mode = |p: &str| fs::metadata(dir.path().join(p)).unwrap().mode() & 0o7777;
         assert_eq!((mode("a"), mode("b"), mode("sub/c"), mode("sub")), (0o440, 0o644, 0o640, 0o2755));
     }

@@ -17,6 +17,8 @@
 //! | `subpath` | parts of volumes, opened beneath their volume and bound for a container |
 //! | `stats`, `measure` | how full volumes are, measured in the background |
 //! | `metrics`, `totals` | gauges of the pods whose folders go, how long operations take, how many volumes there are |
+//! | `walks`, `slow` | walks that give files to the pod's group, and what is said of a step that takes long |
+//! | `selinux` | the labels of folders where SELinux is on |
 //! | `remove` | removal that never crosses a mount and never follows a link |
 //! | `mounts` | mount points, tmpfs, and the shared root |
 //!
@@ -32,12 +34,15 @@ mod mounts;
 mod objects;
 mod prepare;
 mod remove;
+mod selinux;
 mod server;
+mod slow;
 mod stats;
 mod store;
 mod subpath;
 mod totals;
 mod view;
+mod walks;
 mod wire;
 mod worker;
 

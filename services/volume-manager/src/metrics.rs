@@ -1,10 +1,12 @@
-//! The gauges of pods that nobody wants any more (volumes.md §3.17), and how long operations take (§13).
+//! The gauges of pods that nobody wants any more (volumes.md §3.17), and how long operations and measurements take
+//! (§13).
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use keelson_service_kit::Metrics;
+use keelson_volume_manager_core::figures::Means;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -13,6 +15,9 @@ use prometheus_client::metrics::histogram::Histogram;
 /// Upper bounds of the buckets of operations in seconds.
 const OPERATION_SECONDS: [f64; 13] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+
+/// The same of measurements: what a Prometheus histogram has by default.
+const MEASUREMENT_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OperationLabels {
@@ -29,20 +34,39 @@ pub(crate) enum Operation {
     Mount,
     /// It is taken down.
     Unmount,
+    /// Its files go to the pod's group; a part of a mount that counts by itself, too.
+    ApplyAccessControl,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WholeLabels {
+    plugin_name: String,
+    operation_name: &'static str,
 }
 
 /// How long operations take, by plugin and outcome. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Operations(Family<OperationLabels, Histogram, fn() -> Histogram>);
+pub(crate) struct Operations {
+    single: Family<OperationLabels, Histogram, fn() -> Histogram>,
+    whole: Family<WholeLabels, Histogram, fn() -> Histogram>,
+}
 
 impl Operations {
-    /// Registers the histogram.
+    /// Registers the histograms.
     pub(crate) fn register(metrics: &Metrics) -> Self {
         let own: fn() -> Histogram = || Histogram::new(OPERATION_SECONDS);
-        let seconds = Family::new_with_constructor(own);
+        let (single, whole) = (Family::new_with_constructor(own), Family::new_with_constructor(own));
         let help = "Seconds that operations on volumes took, by plugin, operation and outcome";
-        metrics.register("storage_operation_duration_seconds", help, seconds.clone());
-        Self(seconds)
+        metrics.register("storage_operation_duration_seconds", help, single.clone());
+        let help = "Seconds from when a pod wanted a volume until it was mounted, by plugin";
+        metrics.register("volume_operation_total_seconds", help, whole.clone());
+        Self { single, whole }
+    }
+
+    /// A volume that was waited for is there, or up to date, with every failure on the way.
+    pub(crate) fn mounted(&self, plugin_name: String, waited: Duration) {
+        let labels = WholeLabels { plugin_name, operation_name: "overall_volume_mount" };
+        self.whole.get_or_create(&labels).observe(waited.as_secs_f64());
     }
 
     /// One has ended; `plugin` as Kubernetes names it, such as `kubernetes.io/empty-dir`.
@@ -52,11 +76,42 @@ impl Operations {
             operation_name: match operation {
                 Operation::Mount => "volume_mount",
                 Operation::Unmount => "volume_unmount",
+                Operation::ApplyAccessControl => "volume_apply_access_control",
             },
             status: if good { "success" } else { "fail-unknown" },
             migrated: "false",
         };
-        self.0.get_or_create(&labels).observe(took.as_secs_f64());
+        self.single.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MeasurementLabels {
+    metric_source: &'static str,
+}
+
+/// How long measurements take, by what measures. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Measurements(Family<MeasurementLabels, Histogram, fn() -> Histogram>);
+
+impl Measurements {
+    /// Registers the histogram.
+    pub(crate) fn register(metrics: &Metrics) -> Self {
+        let own: fn() -> Histogram = || Histogram::new(MEASUREMENT_SECONDS);
+        let seconds = Family::new_with_constructor(own);
+        let help = "Seconds that measurements of volumes took, by what measures";
+        metrics.register("kubelet_volume_metric_collection_duration_seconds", help, seconds.clone());
+        Self(seconds)
+    }
+
+    /// One has ended, well or not.
+    pub(crate) fn ended(&self, means: Means, took: Duration) {
+        let source = match means {
+            Means::None => return,
+            Means::FileSystem => "statfs",
+            Means::Walk => "du",
+        };
+        self.0.get_or_create(&MeasurementLabels { metric_source: source }).observe(took.as_secs_f64());
     }
 }
 
@@ -133,11 +188,13 @@ mod tests {
         ended(Operation::Mount, true);
         ended(Operation::Mount, false);
         ended(Operation::Unmount, true);
+        ended(Operation::ApplyAccessControl, true);
         let text = metrics.text();
         for (operation, status, count) in [
             ("volume_mount", "success", 2),
             ("volume_mount", "fail-unknown", 1),
             ("volume_unmount", "success", 1),
+            ("volume_apply_access_control", "success", 1),
         ] {
             let line = format!(
                 "storage_operation_duration_seconds_count{{volume_plugin=\"kubernetes.io/empty-dir\",\

@@ -12,7 +12,7 @@ use keelson_proto::keelson::common::v1 as common;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_proto::keelson::volume_manager::v1::volume_manager_server::{VolumeManager, VolumeManagerServer};
 use keelson_service_kit::status::{chain, error};
-use keelson_service_kit::{Context, WatchHub, WatchItem, answer_by};
+use keelson_service_kit::{Context, ObjectRef, WatchHub, WatchItem, answer_by};
 use keelson_sync_callee::{Acks, Front, NAMED_WITHIN, QUEUE, Runtime, View as _, becomes, not_named};
 use keelson_volume_manager_core::desire::{PodDesire, Want};
 use tokio::sync::{mpsc, watch};
@@ -24,8 +24,10 @@ use tracing::Instrument as _;
 
 use crate::manager::{Env, Manager};
 use crate::metrics::{Operations, Orphans};
+use crate::mounts::MountError;
 use crate::objects::Objects;
 use crate::prepare::{PrepareError, Prepared, Wishes, prepare};
+use crate::selinux;
 use crate::stats::Stats;
 use crate::store::Store;
 use crate::totals::Totals;
@@ -42,7 +44,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let store = Arc::new(store);
     let sharing = Arc::clone(&store);
     let shared = tokio::task::spawn_blocking(move || sharing.share()).await?;
-    ctx.progress.condition("root-mount", shared.map_err(|e| chain(&e)));
+    tell_of_sharing(&ctx, shared);
 
     let (commands, receiver) = mpsc::channel(QUEUE);
     let hub = WatchHub::new();
@@ -65,7 +67,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         totals: Totals::register(&ctx.metrics),
         commands: commands.clone(),
     });
-    let stats = Stats::default();
+    let stats = Stats::new(&ctx.metrics);
     let period = Duration::from_millis(ctx.config.volumes.stats_period_ms);
     if !period.is_zero() {
         let handle = ctx.progress.register("volume statistics");
@@ -83,12 +85,23 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     Ok(Routes::new(VolumeManagerServer::new(service)))
 }
 
+/// Says whether what containers mount below the root folder is seen by others. Without that this service works on.
+fn tell_of_sharing(ctx: &Context, shared: Result<(), MountError>) {
+    let shared = shared.map_err(|error| chain(&error));
+    if let Err(why) = &shared {
+        let node = ObjectRef::node(&ctx.config.node_name);
+        ctx.events.warning(node, "KubeletSetupFailed", why.clone());
+    }
+    ctx.progress.condition("root-mount", shared);
+}
+
 type Stock = (Store, Vec<(String, keelson_volume_manager_core::plan::Actual)>);
 
 fn take_stock(config: &Config) -> anyhow::Result<Stock> {
     let root = &config.paths.root_dir;
     let store = Store::open(root, allocatable_memory(config))
         .with_context(|| format!("the root folder {} (paths.rootDir) is not usable", root.display()))?;
+    selinux::label_folders(root, selinux::is_enabled(), selinux::set_label);
     let found = store.scan().context("cannot take stock of the pod folders")?;
     Ok((store, found))
 }
@@ -364,5 +377,38 @@ impl MountWait {
         let item =
             end.map(|ready| pb::MountPodResponse { item: Some(pb::mount_pod_response::Item::Ready(ready)) });
         let _ = self.answers.send(item).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use keelson_proto::keelson::events::v1::ListEventsRequest;
+    use keelson_proto::keelson::events::v1::events_server::Events as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_root_folder_that_cannot_be_shared_is_told_of_the_node_and_one_that_is_not() {
+        let config = Config { node_name: "n1".into(), ..Config::default() };
+        let ctx = Context::detached(ServiceName::VolumeManager, config);
+        let events = async || {
+            let request = Request::new(ListEventsRequest::default());
+            ctx.events.list_events(request).await.unwrap().into_inner().events
+        };
+        tell_of_sharing(&ctx, Ok(()));
+        assert!(events().await.is_empty());
+        let source = io::ErrorKind::PermissionDenied.into();
+        tell_of_sharing(&ctx, Err(MountError::Share { path: "/r".into(), source }));
+        let told = events().await;
+        let event = &told[0];
+        assert_eq!((event.kind.as_str(), event.name.as_str(), told.len()), ("Node", "n1", 1));
+        assert_eq!((event.r#type.as_str(), event.reason.as_str()), ("Warning", "KubeletSetupFailed"));
+        assert!(event.message.contains("cannot make the mount /r shared"), "{}", event.message);
+        let report = ctx.progress.report("");
+        assert!(
+            report.conditions.iter().any(|c| c.name == "root-mount" && !c.ok && c.message == event.message)
+        );
     }
 }

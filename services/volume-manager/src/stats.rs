@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{CancellationToken, LoopHandle, WatchHub, WatchItem, now_unix_nanos};
+use keelson_service_kit::{CancellationToken, LoopHandle, Metrics, WatchHub, WatchItem, now_unix_nanos};
 use keelson_volume_manager_core::desire::PodRef;
 use keelson_volume_manager_core::figures::{Means, Measure, Rounds};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::measure::{MeasureError, Usage, by_file_system, by_walk};
+use crate::metrics::Measurements;
 use crate::view::{Phase, Report};
 
 /// Pods that are measured at the same time.
@@ -42,8 +43,11 @@ pub(crate) struct PodFigures {
 }
 
 /// The figures of every pod, as last measured. Cheap to clone.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Stats(Arc<Mutex<BTreeMap<String, PodFigures>>>);
+#[derive(Debug, Clone)]
+pub(crate) struct Stats {
+    pods: Arc<Mutex<BTreeMap<String, PodFigures>>>,
+    took: Measurements,
+}
 
 /// A volume to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,8 +66,13 @@ struct Pod {
 }
 
 impl Stats {
+    /// Without any figures yet; how long measurements take is registered with `metrics`.
+    pub(crate) fn new(metrics: &Metrics) -> Self {
+        Self { pods: Arc::default(), took: Measurements::register(metrics) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PodFigures>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The pods that have been measured, or the one with this UID, without volumes that have not been.
@@ -212,12 +221,14 @@ impl Stats {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
+            let begun = Instant::now();
             let outcome = match target.measure.means {
                 Means::None => continue,
                 Means::FileSystem => by_file_system(&target.path),
                 Means::Walk => by_walk(&target.path, stop),
             };
             if !stop.load(Ordering::Relaxed) {
+                self.took.ended(target.measure.means, begun.elapsed());
                 self.take(&uid, &target.name, outcome);
             }
         }

@@ -14,12 +14,13 @@ use keelson_volume_manager_core::plan::Actual;
 use keelson_volume_manager_core::tmpfs;
 
 use crate::atomic::{self, WriteError};
-use crate::fsgroup::{self, Access};
+use crate::fsgroup::{self, Access, Group};
 use crate::mounts::{
     MountError, is_mount_point, mount_huge_pages, mount_tmpfs, read_mounts, share_root, unmount_memory,
 };
 use crate::remove::{RemoveError, remove_tree};
 use crate::subpath::{self, SubPathError};
+use crate::walks::Walks;
 
 /// Folders of the agent and of a pod (volumes.md §2).
 const FOLDER_MODE: u32 = 0o750;
@@ -103,6 +104,7 @@ struct Wrapped<'a> {
     backing: Backing,
     size_limit: Option<u64>,
     access: Access,
+    group: Option<Group<'a>>,
 }
 
 /// What the content of a volume lies in.
@@ -186,19 +188,22 @@ impl Store {
         Ok(())
     }
 
-    /// Sets up a volume, or finds it set up. `look` says what is known of an object.
+    /// Sets up a volume, or finds it set up. `look` says what is known of an object; `walks` sees its files go to the
+    /// pod's group.
     pub(crate) fn set_up(
         &self,
         desire: &PodDesire,
         volume: &Volume,
         look: impl Fn(&ObjectName) -> Lookup,
+        walks: &Walks,
     ) -> Result<SetUp, StoreError> {
+        let group = desire.fs_group.map(|gid| Group { gid, walks });
         match &volume.source {
             Source::EmptyDir { medium, size_limit } => {
                 let backing = backing(medium, desire)?;
                 let key = VolumeKey::empty_dir(&volume.name);
                 let access = Access::ReadWrite;
-                let wrapped = Wrapped { key: &key, backing, size_limit: *size_limit, access };
+                let wrapped = Wrapped { key: &key, backing, size_limit: *size_limit, access, group };
                 let (host_path, _) = self.set_up_empty_dir(desire, wrapped)?;
                 Ok(SetUp { host_path, read_only: false })
             }
@@ -206,7 +211,7 @@ impl Store {
                 check_host_path(path, kind)?;
                 Ok(SetUp { host_path: PathBuf::from(path), read_only: false })
             }
-            Source::Files(files) => self.set_up_files(desire, &volume.name, files, look),
+            Source::Files(files) => self.set_up_files(desire, &volume.name, files, group, look),
             Source::Unsupported(kind) => Err(StoreError::Unsupported { kind: kind.clone() }),
         }
     }
@@ -218,15 +223,17 @@ impl Store {
         desire: &PodDesire,
         name: &str,
         files: &Files,
+        group: Option<Group<'_>>,
         look: impl Fn(&ObjectName) -> Lookup,
     ) -> Result<SetUp, StoreError> {
         let payload = collect(files, &desire.pod.namespace, look)?;
         let key = VolumeKey { plugin: files.kind.plugin().to_owned(), name: name.to_owned() };
         let backing = if files.kind.in_memory() { Backing::Tmpfs } else { Backing::Folder };
-        let wrapped = Wrapped { key: &key, backing, size_limit: None, access: Access::ReadOnly };
+        let access = Access::ReadOnly;
+        let wrapped = Wrapped { key: &key, backing, size_limit: None, access, group };
         let (host_path, is_new) = self.set_up_empty_dir(desire, wrapped)?;
         let now = keelson_service_kit::now_unix_nanos();
-        match atomic::write(&host_path, &payload, desire.fs_group, now) {
+        match atomic::write(&host_path, &payload, group, now) {
             Ok(written) => {
                 if written && !is_new {
                     let pod = &desire.pod;
@@ -255,7 +262,7 @@ impl Store {
         desire: &PodDesire,
         wrapped: Wrapped<'_>,
     ) -> Result<(PathBuf, bool), StoreError> {
-        let Wrapped { key, backing, size_limit, access } = wrapped;
+        let Wrapped { key, backing, size_limit, access, group } = wrapped;
         let uid = &desire.pod.uid;
         let path = self.volume_path(uid, key);
         let marker = self.marker_folder(uid, key.marker().as_deref().unwrap_or(&key.name));
@@ -291,8 +298,8 @@ impl Store {
             }
             Backing::HugePages(size) => mount_huge_pages(&path, size)?,
         }
-        if let Some(gid) = desire.fs_group
-            && let Err(error) = fsgroup::apply(&path, gid, access)
+        if let Some(group) = group
+            && let Err(error) = fsgroup::apply(&path, group, access)
         {
             tracing::warn!(uid, volume = key.name, %error, "cannot give the volume to the pod's group");
         }

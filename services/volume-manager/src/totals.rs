@@ -20,25 +20,53 @@ struct Labels {
 pub(crate) struct Totals {
     volumes: Family<Labels, Gauge>,
     found: Counter,
+    /// Found, of a plugin that this version cannot set up.
+    foreign: Counter,
+    forced: Counter,
+    forced_in_vain: Counter,
 }
 
 impl Totals {
     /// Registers them.
     pub(crate) fn register(metrics: &Metrics) -> Self {
-        let own = Self { volumes: Family::default(), found: Counter::default() };
+        let own = Self {
+            volumes: Family::default(),
+            found: Counter::default(),
+            foreign: Counter::default(),
+            forced: Counter::default(),
+            forced_in_vain: Counter::default(),
+        };
         let help = "Volumes that pods want and volumes that are there, by plugin";
         metrics.register("volume_manager_total_volumes", help, own.volumes.clone());
         let help = "Volumes of earlier processes that were found at the start";
         metrics.register("reconstruct_volume_operations", help, own.found.clone());
+        let help = "Volumes among them of plugins that this version does not know";
+        metrics.register("reconstruct_volume_operations_errors", help, own.foreign.clone());
+        let help =
+            "Volumes among those that nobody wants any more and that were taken down by their folder alone";
+        metrics.register("force_cleaned_failed_volume_operations", help, own.forced.clone());
+        let help = "Volumes among those that could not be taken down so";
+        metrics.register("force_cleaned_failed_volume_operation_errors", help, own.forced_in_vain.clone());
         own
     }
 
     /// The share of a pod of which `actual` was found at the start, if anything.
     pub(crate) fn share(&self, actual: &Actual) -> Share {
-        self.found.inc_by(u64::try_from(actual.held.len()).unwrap_or(u64::MAX));
+        let counted = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+        self.found.inc_by(counted(actual.held.len()));
+        self.foreign.inc_by(counted(actual.held.iter().filter(|key| key.is_foreign()).count()));
         let mut share = Share { totals: self.clone(), shown: Vec::new() };
         share.show(&[], actual);
         share
+    }
+
+    /// A volume of a plugin that this version does not know was taken down for the first time, with or without
+    /// success.
+    pub(crate) fn forced(&self, is_gone: bool) {
+        self.forced.inc();
+        if !is_gone {
+            self.forced_in_vain.inc();
+        }
     }
 
     fn add(&self, count: &Count, sign: i64) {

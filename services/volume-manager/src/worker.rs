@@ -12,21 +12,21 @@ use keelson_volume_manager_core::figures::measure;
 use keelson_volume_manager_core::names::{VolumeKey, unescape};
 use keelson_volume_manager_core::payload::{Lookup, ObjectName, references};
 use keelson_volume_manager_core::plan::{Actual, Plan, Settled, Step, plan};
+use keelson_volume_manager_core::requests::Requests;
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinError;
 
 use crate::manager::{Command, Env};
 use crate::metrics::Operation;
 use crate::objects::Claim;
+use crate::slow::Slow;
 use crate::store::{SetUp, StoreError};
 use crate::totals::{Share, plugin_of};
 use crate::view::{Folder, Mounted, Phase, Report, View};
+use crate::walks::Walks;
 
 /// Retry of a failed volume (volumes.md §3.1).
 const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(122));
-
-/// A step of the disk that takes longer than this is named.
-const SLOW: Duration = Duration::from_secs(2);
 
 /// The task of one pod.
 pub(crate) struct Worker {
@@ -37,6 +37,11 @@ pub(crate) struct Worker {
     paths: BTreeMap<String, Mounted>,
     /// The objects that the volumes are made of.
     claim: Claim,
+    /// When this worker began.
+    begun: Instant,
+    requests: Requests,
+    /// Volumes of plugins that nobody here knows, of which it was told whether they went.
+    forced: BTreeSet<VolumeKey>,
     share: Share,
     retry: Backoff,
     asking: Backoff,
@@ -66,14 +71,26 @@ struct Failure {
 struct Outcome {
     step: Step,
     holds: Option<VolumeKey>,
+    ended: Instant,
     result: Result<Option<SetUp>, StoreError>,
 }
 
 impl Worker {
     pub(crate) fn new(env: Arc<Env>, orders: Orders<PodDesire, View>, actual: Actual) -> Self {
         let (claim, share) = (env.objects.claim(), env.totals.share(&actual));
-        let (paths, retry, asking) = (BTreeMap::new(), RETRY, still_runs());
-        Self { env, orders, actual, paths, claim, share, retry, asking }
+        Self {
+            env,
+            orders,
+            actual,
+            paths: BTreeMap::new(),
+            claim,
+            begun: Instant::now(),
+            requests: Requests::default(),
+            forced: BTreeSet::new(),
+            share,
+            retry: RETRY,
+            asking: still_runs(),
+        }
     }
 
     /// Works until the manager drops the assignment.
@@ -87,8 +104,10 @@ impl Worker {
             if self.claim.has_changed() | turn.is_new {
                 self.actual.files_may_have_changed(&turn.assignment.desire);
             }
+            self.requests.note(&turn.assignment.desire, &self.actual, self.begun.elapsed());
             self.share.of(&turn.assignment.desire, &self.actual);
-            let next = self.step(&turn).await;
+            // On the heap, so that a worker that waits, as most do, is small.
+            let next = Box::pin(self.step(&turn)).await;
             self.share.of(&turn.assignment.desire, &self.actual);
             if !self.orders.wait(next, self.claim.changed()).await {
                 return;
@@ -214,7 +233,7 @@ impl Worker {
         if !is_refresh && self.orders.view.borrow().report.phase != Phase::Failed {
             self.publish(desire, phase, &Said::default());
         }
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         let outcomes = match self.watched(desire, phase, steps, folder).await {
             Ok(outcomes) => outcomes,
             Err(error) => {
@@ -268,40 +287,26 @@ impl Worker {
         let env = Arc::clone(&self.env);
         let work = Arc::clone(desire);
         let (at, now_at) = watch::channel(None);
-        let mut outcomes = tokio::task::spawn_blocking(move || {
-            let outcomes = carry_out(&env, &work, steps, &at);
+        let walks = Arc::new(Walks::default());
+        let walked = Arc::clone(&walks);
+        let outcomes = tokio::task::spawn_blocking(move || {
+            let outcomes = carry_out(&env, &work, steps, &at, &walked);
             let is_removed = |o: &Outcome| o.step == Step::RemoveSubpaths && o.result.is_ok();
             if let Some(folder) = folder.as_mut().filter(|_| outcomes.iter().any(is_removed)) {
                 folder.has_subpaths = false;
             }
             outcomes
         });
-        let mut told = None;
-        loop {
-            // Cancel-safe: the handle of a blocking task gives its result once, to whoever polls it to the end.
-            tokio::select! {
-                outcomes = &mut outcomes => return outcomes,
-                () = tokio::time::sleep(SLOW) => {}
-            }
-            let at = now_at.borrow().clone();
-            if let Some(step) = at.filter(|step| told.as_ref() != Some(step)) {
-                let text = slow_text(desire, &step);
-                told = Some(step);
-                tracing::warn!(
-                    uid = self.orders.uid,
-                    pod = desire.pod.name,
-                    namespace = desire.pod.namespace,
-                    "{text}"
-                );
-                self.publish(desire, phase, &Said { message: text, ..Said::default() });
-            }
-        }
+        let slow = Slow { desire, at: &now_at, walks: &walks, events: &self.env.events };
+        let say = |message| self.publish(desire, phase, &Said { message, ..Said::default() });
+        slow.watch(outcomes, say).await
     }
 
     /// What has failed.
     fn take_note(&mut self, desire: &PodDesire, outcomes: Vec<Outcome>) -> Vec<Failure> {
         let mut failures = Vec::new();
         for outcome in outcomes {
+            self.count(desire, &outcome);
             match outcome.result {
                 Ok(set_up) => {
                     self.actual.done(&outcome.step, desire, outcome.holds);
@@ -339,6 +344,26 @@ impl Worker {
             }
         }
         failures
+    }
+
+    /// Counts what a step has brought to its end.
+    fn count(&mut self, desire: &PodDesire, outcome: &Outcome) {
+        let is_good = outcome.result.is_ok();
+        match &outcome.step {
+            Step::SetUp(i) | Step::Refresh(i) if is_good => {
+                let Some(volume) = desire.volumes.get(*i) else { return };
+                let at = outcome.ended.saturating_duration_since(self.begun);
+                if let (Some(waited), Some(plugin)) =
+                    (self.requests.done(&volume.name, at), plugin_of(volume))
+                {
+                    self.env.operations.mounted(plugin, waited);
+                }
+            }
+            Step::TearDown(key) if key.is_foreign() && self.forced.insert(key.clone()) => {
+                self.env.totals.forced(is_good);
+            }
+            _ => {}
+        }
     }
 
     /// The text of a failure; one of a set-up becomes an event of the pod as well (volumes.md §3.18).
@@ -398,12 +423,13 @@ fn needed(desire: &PodDesire) -> BTreeSet<ObjectName> {
 
 /// Carries out steps in order. A folder that cannot be made and a part of a volume that cannot be unmounted end the
 /// turn; a volume that fails does not.
-/// `at` tells the present one.
+/// `at` tells the present one, and `walks` how far it is with the files of a volume.
 fn carry_out(
     env: &Env,
     desire: &PodDesire,
     steps: Vec<Step>,
     at: &watch::Sender<Option<Step>>,
+    walks: &Walks,
 ) -> Vec<Outcome> {
     let (store, objects, uid) = (&env.store, &env.objects, &desire.pod.uid);
     let mut outcomes = Vec::with_capacity(steps.len());
@@ -416,7 +442,7 @@ fn carry_out(
             Step::SetUp(i) | Step::Refresh(i) => match desire.volumes.get(*i) {
                 Some(volume) => {
                     holds = volume.key();
-                    store.set_up(desire, volume, |name| objects.look(name)).map(Some)
+                    store.set_up(desire, volume, |name| objects.look(name), walks).map(Some)
                 }
                 None => Ok(None),
             },
@@ -425,10 +451,13 @@ fn carry_out(
             Step::RemoveFolder => store.remove_pod_folder(uid).map(|()| None),
         };
         if let Some((plugin, operation)) = operation_of(desire, &step) {
+            for walk in walks.take_ended() {
+                env.operations.ended(plugin.clone(), Operation::ApplyAccessControl, walk.good, walk.took);
+            }
             env.operations.ended(plugin, operation, result.is_ok(), begun.elapsed());
         }
         let stop = result.is_err() && matches!(step, Step::MakeFolders | Step::RemoveSubpaths);
-        outcomes.push(Outcome { step, holds, result });
+        outcomes.push(Outcome { step, holds, ended: Instant::now(), result });
         if stop {
             break;
         }
@@ -442,25 +471,5 @@ fn operation_of(desire: &PodDesire, step: &Step) -> Option<(String, Operation)> 
         Step::SetUp(i) | Step::Refresh(i) => Some((plugin_of(desire.volumes.get(*i)?)?, Operation::Mount)),
         Step::TearDown(key) => Some((unescape(&key.plugin), Operation::Unmount)),
         Step::MakeFolders | Step::RemoveSubpaths | Step::RemoveFolder => None,
-    }
-}
-
-/// What is said of a step while it takes longer than [`SLOW`].
-fn slow_text(desire: &PodDesire, step: &Step) -> String {
-    let seconds = SLOW.as_secs();
-    match step {
-        Step::MakeFolders => format!("making the pod's folders takes longer than {seconds} s"),
-        Step::SetUp(i) | Step::Refresh(i) => match desire.volumes.get(*i) {
-            Some(Volume { name, source: Source::HostPath { path, .. } }) => format!(
-                "setting up volume \"{name}\" takes longer than {seconds} s: the file system at {path} does not answer"
-            ),
-            Some(Volume { name, .. }) => {
-                format!("setting up volume \"{name}\" takes longer than {seconds} s")
-            }
-            None => String::new(),
-        },
-        Step::RemoveSubpaths => format!("unmounting parts of volumes takes longer than {seconds} s"),
-        Step::TearDown(key) => format!("removing volume \"{}\" takes longer than {seconds} s", key.name),
-        Step::RemoveFolder => format!("removing the pod's folder takes longer than {seconds} s"),
     }
 }

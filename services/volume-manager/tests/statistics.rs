@@ -10,7 +10,7 @@ use std::time::Duration;
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use support::objects::{Told, config_map};
-use support::{Client, Sync, World, desire, empty_dir, eventually, mount, unmount, volume};
+use support::{Client, Service, Sync, World, desire, empty_dir, eventually, mount, unmount, volume};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -22,6 +22,14 @@ async fn stats(client: &mut Client, uid: &str) -> Vec<pb::PodVolumeStatsResponse
         pods.push(pod);
     }
     pods
+}
+
+/// The number of measurements by `source`, unless it is 0.
+fn sample(service: &Service, name: &str, source: &str) -> Option<u64> {
+    let begin = format!("{name}_count{{metric_source=\"{source}\"}} ");
+    let text = service.ctx.metrics.text();
+    let count = text.lines().find_map(|line| line.strip_prefix(&begin))?;
+    count.parse().ok().filter(|count| *count > 0)
 }
 
 /// Waits until the only pod shows all these volumes; by name.
@@ -75,6 +83,11 @@ async fn each_kind_of_volume_has_its_figures_and_a_host_path_has_none() {
     })
     .await;
     assert_eq!((filled[1].inodes_used, filled[2].available_bytes), (2, 3 << 20));
+    // The figures of a round are there a moment before it counts.
+    for source in ["du", "statfs"] {
+        let name = "kubelet_volume_metric_collection_duration_seconds";
+        eventually(source, || std::future::ready(sample(&service, name, source))).await;
+    }
     let pod = stats(&mut client, "u1").await.pop().unwrap().pod.unwrap();
     assert_eq!((pod.uid.as_str(), pod.namespace.as_str(), pod.name.as_str()), ("u1", "default", "pod-u1"));
     assert!(stats(&mut client, "u2").await.is_empty());

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use lock_name::endpoint_lock_name;
-pub use machine::{Eviction, NodeAllocatable};
+pub use machine::{Eviction, NodeAllocatable, SystemCgroups};
 pub use names::{ServiceName, UnknownService};
 pub use node_status::NodeStatus;
 pub use paths::Paths;
@@ -38,6 +38,9 @@ pub const KUBELET_VERSION: &str = concat!("v1.36.2+keelson.", env!("CARGO_PKG_VE
 pub struct Config {
     /// See [`SCHEMA_VERSION`].
     pub schema_version: u32,
+    /// When init resolved it, unix nanoseconds, which tells one start of the agent from another; 0: unknown.
+    #[serde(default)]
+    pub resolved_unix_nanos: i64,
     /// The name of this node, lower case.
     pub node_name: String,
     /// Folders.
@@ -148,6 +151,9 @@ pub struct Api {
     pub address: String,
     /// 10250 in a kubelet; 0: off.
     pub port: u16,
+    /// Answers a part of the same without asking who it is, at the same address; 0: off.
+    #[serde(default)]
+    pub read_only_port: u16,
     /// Address of the health port.
     pub healthz_address: String,
     /// 10248 in a kubelet; 0: off.
@@ -178,6 +184,9 @@ pub struct Resources {
     /// When pods are ended for the node's sake.
     #[serde(default)]
     pub eviction: Eviction,
+    /// Cgroups beside those of pods that have statistics of their own.
+    #[serde(default)]
+    pub system_cgroups: SystemCgroups,
     /// Labels of the Node object (`--node-labels`).
     #[serde(default)]
     pub node_labels: BTreeMap<String, String>,
@@ -330,11 +339,19 @@ impl Default for Runtime {
     }
 }
 
+impl Api {
+    /// The ports of the kubelet API, with and without a question who it is.
+    pub fn ports(&self) -> [u16; 2] {
+        [self.port, self.read_only_port]
+    }
+}
+
 impl Default for Api {
     fn default() -> Self {
         Self {
             address: "127.0.0.1".into(),
             port: 10250,
+            read_only_port: 0,
             healthz_address: "127.0.0.1".into(),
             healthz_port: 10248,
         }
@@ -352,6 +369,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             schema_version: SCHEMA_VERSION,
+            resolved_unix_nanos: 0,
             node_name: String::new(),
             paths: Paths::default(),
             users: Users::default(),

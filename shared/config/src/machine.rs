@@ -35,6 +35,19 @@ impl Default for NodeAllocatable {
     }
 }
 
+/// Cgroups beside those of pods that have statistics of their own, by their paths from the top of the tree; empty: none
+/// (node-and-api.md §8.10).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct SystemCgroups {
+    /// `kubeletCgroups`, that of this agent; empty: the one that it finds itself in.
+    pub kubelet: String,
+    /// `--runtime-cgroups`, that of the container runtime.
+    pub runtime: String,
+    /// `systemCgroups`, that of all other processes.
+    pub misc: String,
+}
+
 /// When pods are ended for the node's sake (runtime-and-resources.md §12). Without thresholds they never are.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -53,6 +66,8 @@ pub struct Eviction {
     pub max_pod_grace_seconds: i64,
     /// `localStorageCapacityIsolation`: limits of local storage are enforced.
     pub local_storage_limits: bool,
+    /// `kernelMemcgNotification`: on cgroup v1 memory is also looked at when the kernel tells that it becomes short.
+    pub kernel_memcg_notification: bool,
 }
 
 impl Default for Eviction {
@@ -65,6 +80,7 @@ impl Default for Eviction {
             pressure_transition_ms: 300_000,
             max_pod_grace_seconds: 0,
             local_storage_limits: true,
+            kernel_memcg_notification: false,
         }
     }
 }

@@ -23,6 +23,10 @@ pub struct Pods {
     /// on cgroup v1 only.
     #[serde(default)]
     pub single_process_oom_kill: Option<bool>,
+    /// Containers of Burstable pods may use a part of the node's swap (`memorySwap.swapBehavior: LimitedSwap`); cgroup v2
+    /// only.
+    #[serde(default)]
+    pub limited_swap: bool,
 }
 
 impl Default for Pods {
@@ -33,6 +37,7 @@ impl Default for Pods {
             allowed_unsafe_sysctls: Vec::new(),
             seccomp_default: false,
             single_process_oom_kill: None,
+            limited_swap: false,
         }
     }
 }

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`ids`] | newtypes for pod, container and sandbox identity |
 //! | [`types`] | lean serde structs of Pod and Node: only the fields a node agent decides about |
+//! | [`duration`] | durations as Go writes them, read and written |
 //! | [`time`] | RFC 3339 text from and to seconds and nanoseconds of the epoch |
 //! | [`quantity`] | `resource.Quantity`: exact parsing, arithmetic, canonical text |
 //! | [`qos`] | the QoS class of a pod and the cgroup it lives below |
@@ -20,6 +21,7 @@
 //! The structs drop fields that they do not know. Whoever must hand an object on keeps its JSON beside them.
 
 pub mod defaults;
+pub mod duration;
 pub mod hash;
 pub mod ids;
 pub mod pod_ext;
@@ -32,6 +34,7 @@ pub mod types;
 pub mod validate;
 
 pub use defaults::default_pod;
+pub use duration::{format_go_duration, parse_go_duration};
 pub use hash::{PodOrigin, container_hash, static_pod_uid};
 pub use ids::{ContainerId, PodFullName, PodUid, SandboxId};
 pub use pod_ext::{ContainerKind, annotations};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::ids::{PodFullName, PodUid};
-use crate::types::{Container, Pod, RestartPolicy};
+use crate::types::{Container, Pod, PodSpec, RestartPolicy};
 
 /// Annotation keys the kubelet writes on pods it reads from its sources.
 pub mod annotations {
@@ -145,6 +145,26 @@ impl Pod {
         init.chain(regular).chain(ephemeral)
     }
 
+    /// Gives back the room that lists have taken ahead while they were read entry by entry: most have one entry and
+    /// would keep room for four. For who keeps many pods.
+    pub fn shrink_to_fit(&mut self) {
+        let PodSpec { volumes, tolerations, init_containers, containers, ephemeral_containers, .. } =
+            &mut self.spec;
+        volumes.shrink_to_fit();
+        tolerations.shrink_to_fit();
+        for list in [init_containers, containers, ephemeral_containers] {
+            list.shrink_to_fit();
+            for Container { command, args, ports, env_from, env, volume_mounts, .. } in list {
+                command.shrink_to_fit();
+                args.shrink_to_fit();
+                ports.shrink_to_fit();
+                env_from.shrink_to_fit();
+                env.shrink_to_fit();
+                volume_mounts.shrink_to_fit();
+            }
+        }
+    }
+
     /// The container of this name, whatever its kind.
     pub fn container(&self, name: &str) -> Option<(ContainerKind, &Container)> {
         self.containers().find(|(_, container)| container.name == name)
@@ -188,6 +208,23 @@ mod tests {
         assert!(annotated(annotations::CONFIG_SOURCE, "http").is_static());
         assert!(!annotated(annotations::CONFIG_SOURCE, "api").is_static());
         assert!(!Pod::default().is_static());
+    }
+
+    #[test]
+    fn lists_give_back_the_room_that_reading_has_taken_ahead_and_nothing_else() {
+        let container =
+            json!({"name": "c", "env": [{"name": "A"}], "volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+        let read = pod(json!({"spec": {
+            "volumes": [{"name": "v"}], "tolerations": [{"key": "k"}], "containers": [container], "initContainers": [container],
+        }}));
+        let mut shrunk = read.clone();
+        shrunk.spec.volumes.reserve(3);
+        shrunk.spec.init_containers[0].env.reserve(3);
+        shrunk.shrink_to_fit();
+        assert_eq!(shrunk, read);
+        let Container { env, volume_mounts, .. } = &shrunk.spec.init_containers[0];
+        let rooms = [shrunk.spec.volumes.capacity(), env.capacity(), volume_mounts.capacity()];
+        assert_eq!(rooms, [1; 3]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers outside #[test] functions may unwrap too
 
 use keelson_kube_model::quantity::{ParseQuantityError, Quantity, QuantityFormat};
+use keelson_testkit::Reached;
 use proptest::prelude::*;
 
 fn q(text: &str) -> Quantity {
@@ -199,30 +200,70 @@ fn constructors_print_as_their_resource_does() {
     assert_eq!((q("1").nanos(), q("-250n").nanos()), (1_000_000_000, -250));
 }
 
-proptest! {
-    #[test]
-    fn canonical_text_reads_back_as_the_same_amount(
-        whole in 0u64..1_000_000_000_000,
-        fraction in "[0-9]{0,12}",
-        sign in "[-+]?",
-        suffix in "|n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|e-?[0-9]|E-?[0-9]",
-    ) {
-        let text = format!("{sign}{whole}.{fraction}{suffix}");
-        let parsed = q(&text);
-        let canonical = parsed.to_string();
-        let again = q(&canonical);
-        prop_assert_eq!(again, parsed, "{} -> {}", text, canonical);
-        prop_assert_eq!(again.to_string(), canonical);
-    }
+#[test]
+fn canonical_text_reads_back_as_the_same_amount() {
+    let reached = &Reached::default();
+    let (whole, sign) = (prop_oneof![Just(0), 0u64..1_000_000_000_000], "[-+]?");
+    let fraction = prop_oneof!["", "[0-9]{0,12}", "0{1,11}[0-9]{1,2}"];
+    let suffix = "|n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|e-?[0-9]|E-?[0-9]";
+    proptest!(
+        ProptestConfig::with_cases(4096),
+        |(whole in whole, fraction in fraction, sign in sign, suffix in suffix)| {
+            let text = format!("{sign}{whole}.{fraction}{suffix}");
+            let parsed = q(&text);
+            let canonical = parsed.to_string();
+            let again = q(&canonical);
+            prop_assert_eq!(again, parsed, "{} -> {}", text, canonical);
+            prop_assert_eq!(&again.to_string(), &canonical);
+            let magnitude = parsed.nanos().abs();
+            let below_one = magnitude > 0 && magnitude < 1_000_000_000;
+            let largest = i128::from(i64::MAX) * 1_000_000_000;
+            reached.case([
+                ("nothing", parsed.is_zero()),
+                ("below zero", parsed.is_negative()),
+                ("cut to the largest", magnitude == largest),
+                ("billionths", canonical.ends_with('n')),
+                ("binary suffix", canonical.ends_with('i')),
+                ("binary suffix, less than one", suffix.ends_with('i') && below_one),
+                ("exponent", canonical.contains('e')),
+            ]);
+        }
+    );
+    // The rarest: "binary suffix, less than one", in one case of 64.
+    reached.assert_each();
+}
 
-    #[test]
-    fn any_text_is_parsed_or_refused_without_panic(text in ".{0,24}") {
-        let _ = Quantity::parse(&text);
-    }
+#[test]
+fn any_text_is_parsed_or_refused_without_panic() {
+    let reached = &Reached::default();
+    // A text of chance is hardly ever an amount.
+    let text = prop_oneof![".{0,24}", "[-+]?[0-9.]{0,6}[numkKMGTPEie0-9+-]{0,3}"];
+    proptest!(ProptestConfig::with_cases(2048), |(text in text)| {
+        let parsed = Quantity::parse(&text);
+        reached.case([
+            ("an amount", parsed.is_ok()),
+            ("no text", matches!(parsed, Err(ParseQuantityError::Empty))),
+            ("no number", matches!(parsed, Err(ParseQuantityError::Number { .. }))),
+            ("another suffix", matches!(parsed, Err(ParseQuantityError::Suffix { .. }))),
+        ]);
+    });
+    // The rarest: "no text", in one case of 36.
+    reached.assert_each();
+}
 
-    #[test]
-    fn subtraction_undoes_addition(a in -1_000_000_000i64..1_000_000_000, b in -1_000_000_000i64..1_000_000_000) {
+#[test]
+fn subtraction_undoes_addition() {
+    let reached = &Reached::default();
+    let some = -1_000_000_000i64..1_000_000_000;
+    proptest!(ProptestConfig::with_cases(512), |(a in some.clone(), b in some)| {
         let (a, b) = (Quantity::from_milli(a), Quantity::from_milli(b));
         prop_assert_eq!(a + b - b, a);
-    }
+        reached.case([
+            ("both above zero", !a.is_negative() && !b.is_negative()),
+            ("both below zero", a.is_negative() && b.is_negative()),
+            ("the sum turns the sign", a.is_negative() != (a + b).is_negative()),
+        ]);
+    });
+    // The rarest: "both above zero", in one case of 4.
+    reached.assert_each();
 }

@@ -354,6 +354,48 @@ fn probes_and_hooks_have_one_handler_with_a_good_port() {
 }
 
 #[test]
+fn a_hook_sleeps_for_no_longer_than_the_grace_of_its_pod() {
+    let begin = |hook: &str, list: &str| format!("spec.{list}[0].lifecycle.{hook}.sleep: Invalid value: ");
+    for (grace, seconds, is_good) in [
+        (json!(30), 0, true),
+        (json!(30), 1, true),
+        (json!(30), 30, true),
+        (json!(30), 31, false),
+        (json!(30), -1, false),
+        (json!(0), 0, true),
+        (json!(0), 1, false),
+        (Value::Null, 30, true),
+        (Value::Null, 31, false),
+    ] {
+        for hook in ["postStart", "preStop"] {
+            let lifecycle = json!({hook: {"sleep": {"seconds": seconds}}});
+            let regular = json!([{"name": "c", "image": "x:1", "lifecycle": lifecycle}]);
+            let sidecar =
+                json!([{"name": "s", "image": "x:1", "restartPolicy": "Always", "lifecycle": lifecycle}]);
+            for (list, containers) in [("containers", regular), ("initContainers", sidecar)] {
+                let mut fields = json!({list: containers});
+                if !grace.is_null() {
+                    fields["terminationGracePeriodSeconds"] = grace.clone();
+                }
+                let bound = grace.as_i64().unwrap_or(30);
+                let text = format!(
+                    "{}{seconds}: must be non-negative and less than terminationGracePeriodSeconds ({bound})",
+                    begin(hook, list)
+                );
+                let expected = if is_good { vec![] } else { vec![text.as_str()] };
+                expect(errors_of(pod_with(fields)), &expected);
+            }
+        }
+    }
+    // A bad grace is told once.
+    let fields = json!({
+        "terminationGracePeriodSeconds": -1,
+        "containers": [{"name": "c", "image": "x:1", "lifecycle": {"preStop": {"sleep": {"seconds": 3}}}}],
+    });
+    expect(errors_of(pod_with(fields)), &["spec.terminationGracePeriodSeconds: Invalid value: -1: "]);
+}
+
+#[test]
 fn volumes_have_a_unique_name_and_one_source() {
     let table = [
         (json!([{"name": ""}]), "spec.volumes[0].name: Required value"),

@@ -113,6 +113,8 @@ pub fn within<T>(message: T, deadline: Duration) -> Request<T> {
 #[derive(Debug, Clone, Default)]
 pub struct FakeRuntime {
     pods: Arc<Mutex<HashMap<String, pb::RuntimePod>>>,
+    /// What it tells of the runtime; nothing before the runtime's first answer.
+    state: Arc<Mutex<Option<pb::RuntimeState>>>,
     reads: Arc<watch::Sender<u32>>,
 }
 
@@ -145,6 +147,20 @@ impl FakeRuntime {
     /// A call of it has panicked before.
     pub fn pod(&self, pod: pb::RuntimePod) {
         self.pods.lock().unwrap().insert(pod.uid.clone(), pod);
+    }
+
+    /// From now on the runtime has answered, and has named this cgroup driver; empty: it names none. `None`: it has not
+    /// answered.
+    ///
+    /// # Panics
+    /// A call of it has panicked before.
+    pub fn drives_cgroups(&self, driver: Option<&str>) {
+        let state = |driver: &str| pb::RuntimeState {
+            name: "fake".into(),
+            cgroup_driver: driver.into(),
+            ..Default::default()
+        };
+        *self.state.lock().unwrap() = driver.map(state);
     }
 
     /// Waits until the runtime has been read so often in all.
@@ -194,11 +210,15 @@ impl Runtime for FakeRuntime {
 
     async fn watch_pods(
         &self,
-        _: Request<pb::WatchPodsRequest>,
+        request: Request<pb::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         use pb::watch_pods_response::Item;
-        let pods: Vec<_> = self.pods.lock().unwrap().values().cloned().map(Item::Pod).collect();
-        let items = pods.into_iter().chain([Item::Synced(common::Synced {})]);
+        let mut pods: Vec<_> = self.pods.lock().unwrap().values().cloned().map(Item::Pod).collect();
+        if request.into_inner().state_only {
+            pods.clear();
+        }
+        let state = self.state.lock().unwrap().clone().map(Item::State);
+        let items = pods.into_iter().chain([Item::Synced(common::Synced {})]).chain(state);
         let answers = items.map(|item| Ok(pb::WatchPodsResponse { item: Some(item) }));
         Ok(Response::new(Box::pin(tokio_stream::iter(answers.collect::<Vec<_>>()))))
     }

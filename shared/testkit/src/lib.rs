@@ -6,7 +6,7 @@
 //! left behind is removed by the next [`Scratch::new`].
 //!
 //! A missing component is an error that names the Debian package which has it; no test passes because
-//! something is absent.
+//! something is absent. [`Reached`] asks the same of the cases that a property test makes.
 //!
 //! The feature `grpc` (on by default) adds what speaks gRPC: [`Agent`], [`TraceCollector`] and the CRI
 //! clients of [`PrivateContainerd`].
@@ -17,9 +17,11 @@ mod containerd;
 mod containerd_config;
 mod hung;
 mod image;
+mod json_log;
 mod leak;
 mod packages;
 pub mod process;
+mod reached;
 mod registry;
 mod scratch;
 mod spec;
@@ -40,8 +42,10 @@ pub use cni::{Network, Subnet};
 pub use containerd::{Options, PrivateContainerd, containerd_remains, detach};
 pub use hung::HungMount;
 pub use image::{BUSYBOX_IMAGE, Image, PAUSE_IMAGE, standard_images, write_archive};
+pub use json_log::json_lines;
 pub use leak::Snapshot;
 pub use packages::{Component, find_file};
+pub use reached::Reached;
 pub use registry::Registry;
 pub use scratch::Scratch;
 pub use spec::{AgentSpec, binary_names, built_binaries, copy_binaries, reachable_binaries};

@@ -31,6 +31,24 @@ const SECTIONS: &[&str] = &[
     "N9.3", "N9.4", "N9.5", "N15.1", "N15.2", "N15.4", "N15.5",
 ];
 
+/// What is not built yet as a whole. A row that belongs to one of them says `later (…)`; a gap in anything else is
+/// `not yet`.
+const CAPABILITIES: &[&str] = &[
+    "API server",
+    "authentication",
+    "certificates",
+    "claims and CSI",
+    "devices",
+    "dynamic resources",
+    "exclusive CPUs",
+    "feature gates",
+    "graceful shutdown",
+    "image volumes",
+    "resize",
+    "URL source",
+    "user namespaces",
+];
+
 /// Words that a reason has at least.
 const REASON_WORDS: usize = 3;
 
@@ -176,10 +194,17 @@ fn check_ledger(text: &str, tests: &Tests, sections: &[&str]) -> Vec<Finding> {
 /// What is wrong with what a row says of itself.
 fn check_state(state: &str, test: &str) -> Vec<String> {
     let mut problems = Vec::new();
-    let states = ["same", "different", "not yet"];
+    let states = ["same", "different", "not yet", "later"];
     let Some(word) = states.into_iter().find(|word| state.starts_with(word)) else {
         return vec![format!("a row says one of: {}; this one says {state:?}", states.join(", "))];
     };
+    if word == "later" {
+        let named = state.strip_prefix("later (").and_then(|rest| rest.split_once(')')).map(|(name, _)| name);
+        return match named {
+            Some(name) if CAPABILITIES.contains(&name) => problems,
+            _ => vec![format!("\"later\" names in brackets one of: {}", CAPABILITIES.join(", "))],
+        };
+    }
     if word != "same" && words(&state[word.len()..]) < REASON_WORDS {
         problems.push(format!("{word:?} needs its reason in words"));
     }
@@ -274,7 +299,9 @@ mod tests {
         let ledger = "| L1 | a | same | `pod-sync-core::actions::plain` `pod-sync-core::later` |\n\
                       | L2.1, L2.2 | b | different: it is better so | `tests/one_pod::whole` |\n\
                       | L4 | c | same | no test: shown by the benchmark |\n\
-                      | L5 | d | not yet: nobody has built it | |";
+                      | L5 | d | not yet: nobody has built it | |\n\
+                      | L5 | e | later (resize) | |\n\
+                      | L5 | f | later (API server): the rest is there | `pod-sync-core::later` |";
         assert_eq!(messages(ledger, &["L1", "L2.2", "L5"]), Vec::<String>::new());
     }
 
@@ -303,6 +330,8 @@ mod tests {
             ("| L1 | a | different: is better so | — |", "needs a test"),
             ("| L1 | a | different | `pod-sync-core::plain` |", "needs its reason"),
             ("| L1 | a | not yet | |", "needs its reason"),
+            ("| L1 | a | later | |", "names in brackets"),
+            ("| L1 | a | later (some day) | |", "names in brackets"),
             ("| L1 | a | perhaps it is so | |", "a row says one of"),
             ("| L1 | | same | `pod-sync-core::plain` |", "no behaviour"),
             ("| L1 | a | same |", "4 columns"),

@@ -52,23 +52,29 @@ pub(crate) async fn explain(session: &Session, entry: &PodEntry) -> Result<Expla
             let problems = sources.iter().flat_map(|s| &s.problems);
             problems.filter(|p| p.kept_pods.contains(&full)).map(refusal).collect()
         }
-        Err(why) => unheard(&why).into_iter().collect(),
+        Err(why) => unheard(session, &why).await.into_iter().collect(),
     };
     answer.steps.splice(0..0, first);
     Ok(answer)
 }
 
 /// Nobody reads manifests. None when it is only not known: what answers with an error works.
-fn unheard(why: &Failure) -> Option<Step> {
-    let is_away = matches!(why, Failure::ServiceAway { .. } | Failure::Silent { .. });
-    is_away.then(|| Step {
+async fn unheard(session: &Session, why: &Failure) -> Option<Step> {
+    if !matches!(why, Failure::ServiceAway { .. } | Failure::Silent { .. }) {
+        return None;
+    }
+    // Who starts the services knows since when this one is away, unless it has not noticed yet or is away, too.
+    let services = session.agent.services().await.unwrap_or_default();
+    let own = services.into_iter().find(|service| service.name == ServiceName::PodConfig.as_str());
+    let own = own.unwrap_or_default();
+    Some(Step {
         name: "source".into(),
         state: "waiting".into(),
         subject: String::new(),
         message: format!("{why}; until it answers, no manifest that is new or has changed is read"),
         owner: ServiceName::PodConfig.to_string(),
-        since_unix_nanos: 0,
-        next_retry_unix_nanos: 0,
+        since_unix_nanos: own.not_running_since_unix_nanos,
+        next_retry_unix_nanos: own.next_start_unix_nanos,
     })
 }
 
@@ -99,7 +105,7 @@ async fn refused(session: &Session, name: &str, failure: Failure) -> Result<(), 
             let hint = "mend the manifest; it is read again at once".into();
             (steps, summary, Failure::NotFound { what: failure.to_string(), hint })
         }
-        Err(why) => match unheard(&why) {
+        Err(why) => match unheard(session, &why).await {
             None => return Err(failure),
             Some(step) => {
                 let summary =

@@ -380,7 +380,7 @@ impl Once<'_> {
     /// The pods of which the runtime holds something.
     async fn in_runtime(&self) -> Result<BTreeSet<String>, tonic::Status> {
         let agent = &self.session.agent;
-        let request = agent.request(runtime::WatchPodsRequest {});
+        let request = agent.request(runtime::WatchPodsRequest::default());
         let mut stream = agent.runtime().watch_pods(request).await?.into_inner();
         let mut held = BTreeSet::new();
         while let Some(message) = stream.message().await? {

@@ -46,8 +46,10 @@ impl Restarts {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use keelson_testkit::Reached;
     use proptest::prelude::*;
+
+    use super::*;
 
     const BRIEF: Duration = Duration::from_secs(1);
 
@@ -83,16 +85,24 @@ mod tests {
         assert_eq!(restarts.next_delay(BRIEF, 1.0).as_millis(), 50);
     }
 
-    proptest! {
-        #[test]
-        fn no_wait_is_ever_longer_than_ten_seconds(
-            lives in proptest::collection::vec(0u64..60, 0..80),
-            random in 0.0f64..1.0,
-        ) {
+    #[test]
+    fn no_wait_is_ever_longer_than_ten_seconds() {
+        let reached = &Reached::default();
+        let (lives, random) = (proptest::collection::vec(0u64..36, 0..80), 0.0f64..1.0);
+        proptest!(ProptestConfig::with_cases(512), |(lives in lives, random in random)| {
             let mut restarts = Restarts::default();
+            let mut in_a_row = Vec::new();
             for lived in lives {
                 prop_assert!(restarts.next_delay(Duration::from_secs(lived), random) <= MAX);
+                in_a_row.push(restarts.in_a_row);
             }
-        }
+            reached.case([
+                ("a step of ten seconds", in_a_row.iter().any(|ends| *ends > 8)),
+                ("more ends than the wait is doubled for", in_a_row.iter().any(|ends| *ends > 18)),
+                ("from the beginning", in_a_row.windows(2).any(|ends| ends[1] <= ends[0])),
+            ]);
+        });
+        // The rarest: "more ends than the wait is doubled for", in one case of 6.
+        reached.assert_each();
     }
 }

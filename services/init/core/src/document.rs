@@ -5,9 +5,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value};
-
-use crate::duration::parse_go_duration;
 
 /// A configuration file after its syntax was read.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -1,10 +1,10 @@
 //! The KubeletConfiguration in force, as `/configz` shows it (node-and-api.md §2.5, §8.11).
 
 use keelson_config::Config;
+use keelson_kube_model::{format_go_duration, parse_go_duration};
 use serde_json::{Map, Value, json};
 
 use crate::document::Document;
-use crate::duration::{format_go_duration, parse_go_duration};
 use crate::kubelet_file::{KNOWN, absolute};
 
 /// What stands in the place of a value that nobody is to see.

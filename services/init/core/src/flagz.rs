@@ -42,6 +42,7 @@ pub fn shown_flags(
             number(flags.max_dead_per_container, container_collection.max_per_container),
         ),
         ("maximum-dead-containers", number(flags.max_dead_containers, container_collection.max_total)),
+        ("runtime-cgroups", given(&flags.runtime_cgroups, String::new())),
     ];
     resolved.into_iter().chain(others).map(classified).collect()
 }
@@ -78,6 +79,7 @@ mod tests {
             ("pod-manifest-path", ""),
             ("root-dir", "/r"),
             ("run-dir", "/run/keelson"),
+            ("runtime-cgroups", ""),
             ("state-dir", "/var/lib/keelson"),
         ];
         let shown: Vec<(&str, &str)> = shown.iter().map(|(name, value)| (*name, value.as_str())).collect();

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use keelson_kube_model::parse_go_duration;
+
 use crate::document::{ConfigProblem, Document, Reader, Sourced};
-use crate::duration::parse_go_duration;
 use crate::leftovers::{ContainerLogsFile, ImageCollectionFile, ImagePullsFile};
 use crate::pressure::PressureFile;
 use crate::reserved::{Capacity, Reservations, read_reserved};
 use crate::running_pods::RunningPodsFile;
+use crate::system_cgroups::SystemCgroupsFile;
 
 /// The API version of the kubelet's configuration.
 pub const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
@@ -157,6 +159,7 @@ pub(crate) struct KubeletFile {
     pub(crate) address: Option<Sourced<String>>,
     pub(crate) port: Option<Sourced<u16>>,
     pub(crate) healthz_address: Option<Sourced<String>>,
+    pub(crate) read_only_port: Option<Sourced<u16>>,
     pub(crate) healthz_port: Option<Sourced<u16>>,
     pub(crate) max_pods: Option<Sourced<u32>>,
     pub(crate) max_images: Option<Sourced<i64>>,
@@ -181,6 +184,7 @@ pub(crate) struct KubeletFile {
     pub(crate) image_collection: ImageCollectionFile,
     pub(crate) image_pulls: ImagePullsFile,
     pub(crate) running_pods: RunningPodsFile,
+    pub(crate) system_cgroups: SystemCgroupsFile,
     pub(crate) image_endpoint: Option<Sourced<String>>,
     /// Zero is off.
     pub(crate) volume_stats_period: Option<Sourced<Duration>>,
@@ -210,6 +214,7 @@ pub(crate) fn read(
         address: reader.string("address"),
         port: reader.port("port"),
         healthz_address: reader.string("healthzBindAddress"),
+        read_only_port: reader.port("readOnlyPort"),
         healthz_port: reader.port("healthzPort"),
         max_pods: reader.u32("maxPods", 0..=1_000_000),
         max_images: reader.integer("nodeStatusMaxImages", -1..=i64::from(i32::MAX)),
@@ -233,6 +238,7 @@ pub(crate) fn read(
         image_collection: ImageCollectionFile::read(&mut reader),
         image_pulls: ImagePullsFile::read(&mut reader),
         running_pods: RunningPodsFile::read(&mut reader),
+        system_cgroups: SystemCgroupsFile::read(&mut reader),
         image_endpoint: reader.string("imageServiceEndpoint"),
         volume_stats_period: volume_stats_period(&mut reader),
         ..KubeletFile::default()

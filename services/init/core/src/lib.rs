@@ -10,7 +10,6 @@
 mod backoff;
 mod credential_providers;
 mod document;
-mod duration;
 mod effective;
 mod exit;
 mod flagz;
@@ -25,6 +24,7 @@ pub mod privileges;
 mod reserved;
 mod resolve;
 mod running_pods;
+mod system_cgroups;
 
 pub use backoff::Restarts;
 pub use credential_providers::{
@@ -32,7 +32,6 @@ pub use credential_providers::{
     credential_provider_paths,
 };
 pub use document::{ConfigProblem, Document, Sourced};
-pub use duration::{format_go_duration, parse_go_duration};
 pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
 pub use flagz::shown_flags;
 pub use folders::{Folder, Owner, folders};

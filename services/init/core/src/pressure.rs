@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use keelson_kube_model::parse_go_duration;
+
 use crate::document::{Reader, Sourced};
-use crate::duration::parse_go_duration;
 use crate::kubelet_file::KubeletFile;
 use crate::reserved::{SIGNALS, entry, threshold};
 use crate::resolve::{Level, Resolver, millis};
@@ -30,6 +31,7 @@ pub(crate) struct PressureFile {
     transition: Option<Sourced<Duration>>,
     max_pod_grace: Option<Sourced<i64>>,
     local_storage: Option<Sourced<bool>>,
+    memcg_notification: Option<Sourced<bool>>,
     enforce: Option<Sourced<Vec<String>>>,
     kube_cgroup: Option<Sourced<String>>,
     system_cgroup: Option<Sourced<String>>,
@@ -60,12 +62,20 @@ impl PressureFile {
                 .filter(|period| !period.value.is_zero()),
             max_pod_grace: reader.integer("evictionMaxPodGracePeriod", 0..=i64::from(u32::MAX)),
             local_storage: reader.boolean("localStorageCapacityIsolation"),
+            memcg_notification: reader.boolean("kernelMemcgNotification"),
             enforce: reader.strings("enforceNodeAllocatable"),
             kube_cgroup: reader.string("kubeReservedCgroup"),
             system_cgroup: reader.string("systemReservedCgroup"),
             protect_kernel: reader.boolean("protectKernelDefaults"),
             pods_per_core: reader.u32("podsPerCore", 0..=1_000_000),
         }
+    }
+}
+
+impl PressureFile {
+    /// `kubeReservedCgroup`, when the file names one.
+    pub(crate) fn kube_reserved_cgroup(&self) -> Option<&str> {
+        self.kube_cgroup.as_ref().map(|cgroup| cgroup.value.as_str()).filter(|cgroup| !cgroup.is_empty())
     }
 }
 
@@ -143,6 +153,18 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     });
     resolver.set("resources.eviction.localStorageLimits", file.local_storage, |c, v| {
         c.resources.eviction.local_storage_limits = v;
+    });
+    if let Some(asked) = file.memcg_notification.as_ref().filter(|asked| asked.value)
+        && !resolver.host.cgroup_v1
+    {
+        let origin = &asked.origin;
+        let text = format!(
+            "kernelMemcgNotification ({origin}) does nothing with cgroup v2, as in a kubelet: memory is looked at every 10 s"
+        );
+        resolver.note(Level::Info, text);
+    }
+    resolver.set("resources.eviction.kernelMemcgNotification", file.memcg_notification, |c, v| {
+        c.resources.eviction.kernel_memcg_notification = v;
     });
     resolver.set("resources.podsPerCore", file.pods_per_core, |c, v| c.resources.pods_per_core = v);
     resolver.set("resources.nodeAllocatable.protectKernelDefaults", file.protect_kernel, |c, v| {

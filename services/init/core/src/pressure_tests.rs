@@ -27,6 +27,7 @@ fn every_field_is_taken() {
         "evictionPressureTransitionPeriod": "10s",
         "evictionMaxPodGracePeriod": 7,
         "localStorageCapacityIsolation": false,
+        "kernelMemcgNotification": true,
         "podsPerCore": 5,
         "protectKernelDefaults": true,
         "kubeReserved": {"cpu": "1"},
@@ -41,7 +42,7 @@ fn every_field_is_taken() {
     assert_eq!(eviction.soft_grace_ms["memory.available"], 90_000);
     assert_eq!(eviction.minimum_reclaim["nodefs.available"], "1Gi");
     assert_eq!((eviction.pressure_transition_ms, eviction.max_pod_grace_seconds), (10_000, 7));
-    assert!(!eviction.local_storage_limits);
+    assert!(!eviction.local_storage_limits && eviction.kernel_memcg_notification);
     let allocatable = &config.resources.node_allocatable;
     assert!(allocatable.protect_kernel_defaults);
     assert_eq!((allocatable.enforce.len(), allocatable.kube_reserved_cgroup.as_str()), (2, "/kube.slice"));
@@ -100,4 +101,16 @@ fn what_cannot_be_used_is_named_with_the_way_out() {
         let problems = resolved(fields.clone()).unwrap_err();
         assert!(problems.iter().any(|problem| problem.contains(part)), "{fields}: {problems:?}");
     }
+}
+
+#[test]
+fn notifications_of_memory_are_said_to_do_nothing_with_cgroup_v2() {
+    let says = |asked: bool| {
+        let resolved = resolved(json!({"kernelMemcgNotification": asked})).unwrap();
+        resolved
+            .notes
+            .iter()
+            .any(|note| note.text.starts_with("kernelMemcgNotification") && note.text.contains("v2"))
+    };
+    assert!(says(true) && !says(false));
 }

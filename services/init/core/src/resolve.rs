@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use keelson_config::{Config, ServiceName, Tracing};
+use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value};
 
 use crate::document::{ConfigProblem, Document, Sourced};
-use crate::duration::parse_go_duration;
 use crate::effective::effective;
 use crate::keelson_file::{self, KeelsonFile};
 use crate::kubelet_file::{self, KubeletFile, absolute};
@@ -52,6 +52,8 @@ pub struct Flags {
     pub max_dead_per_container: Option<i32>,
     /// `--maximum-dead-containers`.
     pub max_dead_containers: Option<i32>,
+    /// `--runtime-cgroups`.
+    pub runtime_cgroups: Option<String>,
 }
 
 /// What the configuration depends on besides flags and files.
@@ -154,7 +156,7 @@ pub(crate) struct Resolver<'a> {
     pub(crate) config: Config,
     problems: Vec<ConfigProblem>,
     notes: Vec<Note>,
-    flags: &'a Flags,
+    pub(crate) flags: &'a Flags,
     pub(crate) host: &'a Host,
     with_file: bool,
 }
@@ -165,6 +167,7 @@ impl Resolver<'_> {
         self.paths(&mut kubelet, &mut keelson);
         self.users(&keelson);
         self.sources(&mut kubelet);
+        crate::system_cgroups::resolve(self, &mut kubelet);
         self.runtime(&mut kubelet, &mut keelson);
         self.images(&mut kubelet);
         crate::leftovers::resolve(self, &mut kubelet);
@@ -466,10 +469,17 @@ impl Resolver<'_> {
         if let Some(off) = kubelet.enable_server.take().filter(|enabled| !enabled.value) {
             self.set("api.port", Some(off), |c, _| c.api.port = 0);
         }
+        let read_only = kubelet.read_only_port.take();
+        if let Some(port) =
+            read_only.as_ref().filter(|port| port.value != 0 && port.value == self.config.api.port)
+        {
+            self.refuse(port, "the API listens on this port already; the read-only port needs another one");
+        }
+        self.set("api.readOnlyPort", read_only, |c, v| c.api.read_only_port = v);
         self.set("api.healthzAddress", kubelet.healthz_address.take(), |c, v| c.api.healthz_address = v);
         let healthz = kubelet.healthz_port.take();
         if let Some(port) =
-            healthz.as_ref().filter(|port| port.value != 0 && port.value == self.config.api.port)
+            healthz.as_ref().filter(|port| port.value != 0 && self.config.api.ports().contains(&port.value))
         {
             self.refuse(port, "the API listens on this port already; the health port needs another one");
         }
@@ -583,7 +593,7 @@ impl Resolver<'_> {
     }
 }
 
-fn flag(name: &str, text: Option<&String>) -> Option<Sourced<String>> {
+pub(crate) fn flag(name: &str, text: Option<&String>) -> Option<Sourced<String>> {
     text.map(|text| Sourced { value: text.clone(), origin: name.to_owned(), field: name.to_owned() })
 }
 
@@ -592,7 +602,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 }
 
 /// An absolute path in its shortest form.
-fn is_clean(path: &str) -> bool {
+pub(crate) fn is_clean(path: &str) -> bool {
     path.strip_prefix('/').is_some_and(|rest| {
         !rest.is_empty() && rest.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
     }) && !path.contains('\0')

@@ -67,7 +67,7 @@ fn nothing_set_gives_the_defaults_of_the_kubelet() {
 fn every_field_of_the_kubelet_configuration_that_is_acted_on_arrives() {
     let config = with_kubelet(json!({
         "staticPodPath": "manifests", "containerRuntimeEndpoint": "unix:///run/c.sock",
-        "fileCheckFrequency": "1m30s", "address": "::1", "port": 11250, "healthzBindAddress": "0.0.0.0",
+        "fileCheckFrequency": "1m30s", "address": "::1", "port": 11250, "readOnlyPort": 11255, "healthzBindAddress": "0.0.0.0",
         "healthzPort": 0, "maxPods": 250, "cgroupDriver": "systemd", "cgroupRoot": "/pods.slice",
         "podLogsDir": "/var/log/k", "clusterDNS": ["10.0.0.10"], "clusterDomain": "cluster.local",
         "resolvConf": "/run/resolv.conf", "runtimeRequestTimeout": "30s", "podPidsLimit": 4096,
@@ -86,7 +86,7 @@ fn every_field_of_the_kubelet_configuration_that_is_acted_on_arrives() {
         (&["10.0.0.10".to_owned()][..], "cluster.local")
     );
     let api = &config.api;
-    assert_eq!((api.address.as_str(), api.port), ("::1", 11250));
+    assert_eq!((api.address.as_str(), api.ports()), ("::1", [11250, 11255]));
     assert_eq!((api.healthz_address.as_str(), api.healthz_port), ("0.0.0.0", 0));
     let resources = &config.resources;
     assert_eq!((resources.max_pods, resources.pod_pids_limit), (250, 4096));
@@ -168,6 +168,8 @@ fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
         (json!({"address": "here"}), r#"address = "here""#, "not a valid IP address"),
         (json!({"healthzBindAddress": "x"}), r#"healthzBindAddress = "x""#, "not a valid IP address"),
         (json!({"healthzPort": 10250}), "healthzPort = 10250", "another one"),
+        (json!({"readOnlyPort": 10250}), "readOnlyPort = 10250", "another one"),
+        (json!({"readOnlyPort": 10255, "healthzPort": 10255}), "healthzPort = 10255", "another one"),
         (json!({"cgroupDriver": "cgroups"}), r#"cgroupDriver = "cgroups""#, "cgroupfs, systemd"),
         (json!({"cgroupRoot": "pods"}), r#"cgroupRoot = "pods""#, "absolute path"),
         (json!({"containerRuntimeEndpoint": "tcp://1.2.3.4:5"}), "tcp://1.2.3.4:5", "unix://"),
@@ -337,6 +339,39 @@ fn ending_a_container_as_a_whole_needs_cgroup_v2() {
     assert!(problems.len() == 1 && problems[0].contains("singleProcessOOMKill"), "{problems:?}");
     let v2 = run(&Flags::default(), Some(&fields), None, &host()).unwrap();
     assert_eq!(v2.config.pods.single_process_oom_kill, Some(false));
+}
+
+#[test]
+fn limited_swap_is_taken_from_the_file_and_needs_cgroup_v2() {
+    for (fields, limited) in [
+        (json!({}), false),
+        (json!({"memorySwap": {}}), false),
+        (json!({"memorySwap": {"swapBehavior": ""}}), false),
+        (json!({"memorySwap": {"swapBehavior": "NoSwap"}}), false),
+        (json!({"memorySwap": {"swapBehavior": "LimitedSwap"}}), true),
+    ] {
+        let resolved = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host()).unwrap();
+        assert_eq!(resolved.config.pods.limited_swap, limited, "{fields}");
+        assert!(
+            resolved.notes.iter().all(|note| !note.text.contains("not acted on")),
+            "{:?}",
+            resolved.notes
+        );
+        let v1 = Host { cgroup_v1: true, ..host() };
+        match run(&Flags::default(), Some(&kubelet(fields.clone())), None, &v1) {
+            Ok(_) => assert!(!limited, "{fields}"),
+            Err(problems) => {
+                let [problem] = &problems[..] else { panic!("{problems:?}") };
+                assert!(
+                    limited && problem.contains("memorySwap.swapBehavior = \"LimitedSwap\""),
+                    "{problem}"
+                );
+                assert!(problem.contains("cgroup v2"), "{problem}");
+            }
+        }
+    }
+    let problems = problems_of(json!({"memorySwap": {"swapBehavior": "UnlimitedSwap"}}));
+    assert!(problems.len() == 1 && problems[0].contains("NoSwap, LimitedSwap"), "{problems:?}");
 }
 
 #[test]

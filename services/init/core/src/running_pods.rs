@@ -9,6 +9,8 @@ use crate::resolve::{Resolver, millis};
 
 /// A long time: what a duration field may be at most.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The `memorySwap.swapBehavior` that gives pods swap.
+const LIMITED_SWAP: &str = "LimitedSwap";
 
 /// The fields; `None` where the file does not set them.
 #[derive(Debug, Default)]
@@ -18,6 +20,7 @@ pub(crate) struct RunningPodsFile {
     unsafe_sysctls: Option<Sourced<Vec<String>>>,
     seccomp_default: Option<Sourced<bool>>,
     single_process_oom_kill: Option<Sourced<bool>>,
+    swap_behavior: Option<Sourced<String>>,
 }
 
 impl RunningPodsFile {
@@ -41,12 +44,17 @@ impl RunningPodsFile {
                 reader.refuse(&one, way_out);
             }
         }
+        let swap_behavior = reader
+            .object("memorySwap")
+            .then(|| reader.choice("memorySwap.swapBehavior", &["", "NoSwap", LIMITED_SWAP]))
+            .flatten();
         Self {
             sync_frequency,
             max_restart_period,
             unsafe_sysctls,
             seccomp_default: reader.boolean("seccompDefault"),
             single_process_oom_kill: reader.boolean("singleProcessOOMKill"),
+            swap_behavior,
         }
     }
 
@@ -69,5 +77,13 @@ impl RunningPodsFile {
         resolver.set("pods.singleProcessOomKill", self.single_process_oom_kill, |c, v| {
             c.pods.single_process_oom_kill = Some(v);
         });
+        let limited_swap = self.swap_behavior.map(|behavior| behavior.map(|text| text == LIMITED_SWAP));
+        if let Some(limited) = limited_swap.as_ref().filter(|limited| limited.value)
+            && resolver.host.cgroup_v1
+        {
+            let named = limited.clone().map(|_| LIMITED_SWAP);
+            resolver.refuse(&named, "cgroup v1 cannot bound swap by itself; leave this out or use cgroup v2");
+        }
+        resolver.set("pods.limitedSwap", limited_swap, |c, v| c.pods.limited_swap = v);
     }
 }

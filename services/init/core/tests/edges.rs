@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use keelson_init_core::{
     Document, Flags, Health, Host, Inputs, KEELSON_API_VERSION, KEELSON_KIND, KUBELET_API_VERSION,
-    KUBELET_KIND, LoopReport, Poll, Report, Resolved, ServiceState, format_go_duration, parse_go_duration,
-    resolve,
+    KUBELET_KIND, LoopReport, Poll, Report, Resolved, ServiceState, resolve,
 };
 use serde_json::{Value, json};
 
@@ -46,38 +45,6 @@ fn with_kubelet(fields: &Value) -> Result<Resolved, String> {
 
 fn with_keelson(fields: &Value) -> Result<Resolved, String> {
     resolved(&Flags::default(), &json!({}), fields)
-}
-
-#[test]
-fn the_longest_duration_of_go_is_read_and_a_nanosecond_more_is_refused() {
-    assert_eq!(
-        parse_go_duration("9223372036854775807ns"),
-        Some(Duration::from_nanos(i64::MAX.unsigned_abs()))
-    );
-    assert_eq!(parse_go_duration("9223372036854775808ns"), None);
-    assert_eq!(parse_go_duration("9223372036854775809ns"), None);
-}
-
-#[test]
-fn a_number_of_twenty_digits_is_read_and_a_longer_one_refused() {
-    assert_eq!(parse_go_duration(&format!("{}1s", "0".repeat(19))), Some(Duration::from_secs(1)));
-    assert_eq!(parse_go_duration(&format!("{}1s", "0".repeat(20))), None);
-    assert_eq!(parse_go_duration(&format!("{}1s", "0".repeat(21))), None);
-}
-
-#[test]
-fn a_whole_unit_is_written_in_that_unit() {
-    for (nanos, text) in [
-        (999, "999ns"),
-        (1_000, "1\u{b5}s"),
-        (999_999, "999.999\u{b5}s"),
-        (1_000_000, "1ms"),
-        (1_000_000_000, "1s"),
-        (60_000_000_000, "1m0s"),
-        (3_600_000_000_000, "1h0m0s"),
-    ] {
-        assert_eq!(format_go_duration(Duration::from_nanos(nanos)), text);
-    }
 }
 
 #[test]

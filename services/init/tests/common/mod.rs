@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use keelson_config::{Paths, ServiceName};
+use keelson_proto::keelson::events::v1::events_client::EventsClient;
+use keelson_proto::keelson::events::v1::{Event, ListEventsRequest};
 use keelson_proto::keelson::supervisor::v1 as pb;
 use keelson_proto::keelson::supervisor::v1::supervisor_client::SupervisorClient;
 use keelson_proto::keelson::supervisor::v1::watch_services_response::Item;
@@ -94,6 +96,13 @@ impl Scene {
     pub fn client(&self) -> SupervisorClient<PeerChannel> {
         let socket = Paths::socket_below(&self.path("run"), ServiceName::Init);
         SupervisorClient::new(connect_unix("init", &socket))
+    }
+
+    /// The events that init tells.
+    pub async fn events(&self) -> Vec<Event> {
+        let socket = Paths::socket_below(&self.path("run"), ServiceName::Init);
+        let mut client = EventsClient::new(connect_unix("init", &socket));
+        client.list_events(ListEventsRequest::default()).await.unwrap().into_inner().events
     }
 
     /// Every process that was started for this scene and is no zombie.

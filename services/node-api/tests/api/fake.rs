@@ -14,7 +14,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use keelson_config::{Config, ServiceName};
-use keelson_node_api::Slis;
+use keelson_node_api::{Requests, Slis};
 use keelson_proto::keelson::admin::v1 as admin;
 use keelson_proto::keelson::admin::v1::admin_server::{Admin, AdminServer};
 use keelson_proto::keelson::pod_sync::v1 as ps;
@@ -105,7 +105,14 @@ impl World {
 
     /// The kubelet API on a port that the kernel chose.
     pub async fn api(&self) -> SocketAddr {
-        self.listen(keelson_node_api::api_router(&self.ctx, &self.slis)).await
+        let requests = Requests::register(&self.ctx.metrics);
+        self.listen(keelson_node_api::api_router(&self.ctx, &self.slis, &requests)).await
+    }
+
+    /// Its read-only port on one that the kernel chose.
+    pub async fn read_only(&self) -> SocketAddr {
+        let requests = Requests::register(&self.ctx.metrics);
+        self.listen(keelson_node_api::read_only_router(&self.ctx, &self.slis, &requests)).await
     }
 
     /// Any router on a port that the kernel chose.
@@ -394,7 +401,12 @@ impl ResourceManager for Fake {
 
     async fn watch_machine(&self, _: Request<rm::WatchMachineRequest>) -> Answer<Self::WatchMachineStream> {
         let capacity = [("cpu".to_owned(), 2000)].into();
-        let machine = rm::Machine { capacity, boot_id: "b1".into(), ..Default::default() };
+        let machine = rm::Machine {
+            capacity,
+            boot_id: "b1".into(),
+            cgroup_driver: "systemd".into(),
+            ..Default::default()
+        };
         Ok(Response::new(Box::pin(stream::iter([Ok(machine)]))))
     }
 }

@@ -74,6 +74,13 @@ fn fill(world: &World) {
         images: filesystem(),
         processes: Some(rm::ProcessCount { taken_unix_nanos: TAKEN, max: 100, current: 50 }),
         containers: filesystem(),
+        pods_started_unix_nanos: TAKEN,
+        system: vec![rm::ContainerStats {
+            name: "runtime".into(),
+            started_unix_nanos: TAKEN,
+            usage: usage(3_000_000_000),
+            ..Default::default()
+        }],
     });
     world.shared.pod_stats.lock().unwrap().push(rm::PodStatsResponse {
         pod: Some(PodRef { uid: "u1".into(), namespace: "default".into(), name: "web".into() }),
@@ -179,7 +186,17 @@ async fn the_summary_has_the_kubelets_fields_and_no_others() {
     paths(&summary, "", &mut found);
     assert_eq!(found, expected_paths());
     assert_eq!(summary["node"]["nodeName"], "n1");
-    assert_eq!(summary["node"]["systemContainers"][0]["name"], "pods");
+    let system = summary["node"]["systemContainers"].as_array().unwrap();
+    let shown =
+        |of: &Value| (of["name"].clone(), of["cpu"]["usageCoreNanoSeconds"].clone(), of["startTime"].clone());
+    let start = json!("2023-11-14T22:13:20Z");
+    assert_eq!(
+        system.iter().map(shown).collect::<Vec<_>>(),
+        [
+            (json!("pods"), json!(6_000_000_000_u64), start.clone()),
+            (json!("runtime"), json!(3_000_000_000_u64), start)
+        ]
+    );
     assert_eq!(summary["node"]["startTime"], "2023-11-14T22:13:20Z");
     assert_eq!(summary["node"]["rlimit"]["curproc"], 50);
     let pod = &summary["pods"][0];
@@ -333,4 +350,15 @@ async fn the_configuration_is_the_document_that_init_has_left() {
     );
     let shown: Value = serde_json::from_str(&reply.text().await.unwrap()).unwrap();
     assert_eq!(shown, json!({"kubeletconfig": document}));
+}
+
+#[tokio::test]
+async fn the_cgroup_driver_in_force_is_shown_whatever_is_configured() {
+    let world = World::start();
+    let file = world.ctx.config.paths.config_file();
+    let document = Map::from_iter([("cgroupDriver".to_owned(), json!("cgroupfs"))]);
+    Config::default().store_with(&file, Some(&document)).unwrap();
+    let reply = get(world.api().await, "/configz").await;
+    let shown: Value = serde_json::from_str(&reply.text().await.unwrap()).unwrap();
+    assert_eq!(shown, json!({"kubeletconfig": {"cgroupDriver": "systemd"}}));
 }

@@ -48,6 +48,31 @@ async fn an_api_open_to_the_network_is_refused_at_the_start() {
 }
 
 #[tokio::test]
+async fn the_read_only_port_has_figures_and_pods_and_nothing_of_what_pods_say_or_do() {
+    let world = World::start();
+    world.pod("default", "web", r#"{"metadata":{"name":"web"}}"#);
+    let port = world.read_only().await;
+    assert!(get(port, "/pods").await.text().await.unwrap().contains("\"web\""));
+    for path in ["/healthz/ping", "/metrics", "/metrics/resource"] {
+        assert_eq!(get(port, path).await.status, 200, "{path}");
+    }
+    // Here there is nobody who could tell figures.
+    assert_eq!(get(port, "/stats/summary").await.status, 500);
+    for path in
+        ["/containerLogs/default/web/c", "/exec/default/web/c", "/run/", "/runningpods/", "/logs/syslog"]
+    {
+        let reply = get(port, path).await;
+        assert_eq!(reply.status, 405, "{path}");
+        assert_eq!(reply.text().await.unwrap(), "Debug endpoints are disabled.\n");
+    }
+    for path in ["/configz", "/flagz", "/statusz", "/"] {
+        assert_eq!(get(port, path).await.status, 404, "{path}");
+    }
+    let counted = "path=\"pods\",server_type=\"readonly\",long_running=\"false\"} 1";
+    assert!(world.ctx.metrics.text().contains(counted));
+}
+
+#[tokio::test]
 async fn ports_that_are_off_are_not_bound() {
     let mut world = World::without_neighbours();
     let mut config = (*world.ctx.config).clone();

@@ -168,6 +168,16 @@ pub fn condition_events(node: &str, before: &[NodeCondition], after: &[NodeCondi
     events
 }
 
+/// The event of a start of the agent, once per start. A start is told from another by the moment at which its
+/// configuration was resolved, unix nanoseconds; 0 is unknown.
+pub fn starting_event(before: i64, now: i64) -> Option<NodeEvent> {
+    (now != 0 && now != before).then(|| NodeEvent {
+        warning: false,
+        reason: "Starting",
+        message: "Starting kubelet.".to_owned(),
+    })
+}
+
 /// The event of a new boot, once per boot: when the machine's boot id is known, was known before and differs.
 pub fn rebooted_event(node: &str, before: &str, now: &str) -> Option<NodeEvent> {
     (!before.is_empty() && !now.is_empty() && before != now).then(|| NodeEvent {

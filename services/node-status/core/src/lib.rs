@@ -16,7 +16,9 @@ pub mod images;
 pub mod node;
 pub mod pods;
 
-pub use conditions::{NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event};
+pub use conditions::{
+    NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event, starting_event,
+};
 pub use events::{Cursor, Page, Taken};
 pub use health::{Answer, Watchdog};
 pub use images::{RuntimeImage, listed_images};

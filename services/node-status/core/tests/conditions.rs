@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use keelson_kube_model::NodeCondition;
-use keelson_node_status_core::conditions::{ReadyInputs, condition_events, node_conditions, rebooted_event};
+use keelson_node_status_core::conditions::{
+    ReadyInputs, condition_events, node_conditions, rebooted_event, starting_event,
+};
 use keelson_node_status_core::{Machine, RuntimeState};
 
 const EARLIER: &str = "2026-01-01T00:00:00Z";
@@ -153,6 +155,22 @@ fn a_reboot_is_told_only_when_both_boots_are_known() {
         if let Some(event) = event {
             assert!(event.warning);
             assert_eq!(event.message, "Node n1 has been rebooted, boot id: b");
+        }
+    }
+}
+
+#[test]
+fn a_start_of_the_agent_is_told_once() {
+    for (before, now, told) in
+        [(0, 7, true), (7, 8, true), (8, 7, true), (7, 7, false), (7, 0, false), (0, 0, false)]
+    {
+        let event = starting_event(before, now);
+        assert_eq!(event.is_some(), told, "{before} to {now}");
+        if let Some(event) = event {
+            assert_eq!(
+                (event.reason, event.message.as_str(), event.warning),
+                ("Starting", "Starting kubelet.", false)
+            );
         }
     }
 }

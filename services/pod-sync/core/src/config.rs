@@ -15,6 +15,7 @@ mod resources;
 mod sandbox;
 mod security;
 mod spec;
+mod swap;
 
 use keelson_kube_model::Quantity;
 use thiserror::Error;

@@ -3,7 +3,7 @@
 //! The ledger holds what is true now. Whoever finds a cause sets it, whoever sees it gone clears it; `since` survives
 //! repeated settings of the same cause, so it says how long the pod has really been waiting.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::moment::{Moment, SECOND, duration_text};
@@ -92,39 +92,52 @@ pub struct Cause {
     pub state: StepState,
     /// A stable word for the kind of cause (`ErrImagePull`, `CrashLoopBackOff`, `not mounted`…). The text may change
     /// while state and kind stay; the wait is then still the same one.
-    pub kind: String,
+    pub kind: Cow<'static, str>,
     /// What it waits for or why it failed.
     pub message: String,
     /// The service that has to act, or [`YOU`].
-    pub owner: String,
+    pub owner: Cow<'static, str>,
     /// When it is tried again, unix nanoseconds; 0 when nothing is scheduled.
     pub next_retry_unix_nanos: i64,
 }
 
 impl Cause {
     /// A step that is done.
-    pub fn done(owner: &str) -> Self {
+    pub fn done(owner: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StepState::Done, "done", "", owner)
     }
 
     /// A step that somebody is at.
-    pub fn working(owner: &str, message: &str) -> Self {
+    pub fn working(owner: impl Into<Cow<'static, str>>, message: &str) -> Self {
         Self::new(StepState::Working, "working", message, owner)
     }
 
     /// A step that waits, with nothing scheduled.
-    pub fn waiting(kind: &str, message: &str, owner: &str) -> Self {
+    pub fn waiting(
+        kind: impl Into<Cow<'static, str>>,
+        message: &str,
+        owner: impl Into<Cow<'static, str>>,
+    ) -> Self {
         Self::new(StepState::Waiting, kind, message, owner)
     }
 
     /// A step that failed, with nothing scheduled.
-    pub fn failed(kind: &str, message: &str, owner: &str) -> Self {
+    pub fn failed(
+        kind: impl Into<Cow<'static, str>>,
+        message: &str,
+        owner: impl Into<Cow<'static, str>>,
+    ) -> Self {
         Self::new(StepState::Failed, kind, message, owner)
     }
 
-    fn new(state: StepState, kind: &str, message: &str, owner: &str) -> Self {
-        let text = str::to_owned;
-        Self { state, kind: text(kind), message: text(message), owner: text(owner), next_retry_unix_nanos: 0 }
+    fn new(
+        state: StepState,
+        kind: impl Into<Cow<'static, str>>,
+        message: &str,
+        owner: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        let message = message.to_owned();
+        Self { state, kind: kind.into(), message, owner: owner.into(), next_retry_unix_nanos: 0 }
     }
 
     /// The same, tried again then.
@@ -150,57 +163,68 @@ pub struct Step {
 /// What the ledger holds of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
+    name: StepName,
+    subject: String,
     cause: Cause,
     since_unix_nanos: i64,
     /// Kind and beginning of the failure that the present attempt may end.
-    failing: Option<(String, i64)>,
+    failing: Option<Box<(Cow<'static, str>, i64)>>,
 }
 
 impl Entry {
-    fn new(cause: Cause, since_unix_nanos: i64) -> Self {
-        Self { cause, since_unix_nanos, failing: None }
+    fn key(&self) -> (StepName, &str) {
+        (self.name, &self.subject)
+    }
+
+    fn set(&mut self, cause: Cause, at: &Moment) {
+        let failing = match self.cause.state {
+            StepState::Failed => Some(Box::new((self.cause.kind.clone(), self.since_unix_nanos))),
+            _ => self.failing.take(),
+        };
+        let same = self.cause.state == cause.state && self.cause.kind == cause.kind;
+        let again =
+            failing.as_deref().filter(|(kind, _)| cause.state == StepState::Failed && *kind == cause.kind);
+        self.since_unix_nanos = match again {
+            Some((_, since)) => *since,
+            None if same => self.since_unix_nanos,
+            None => at.now_unix_nanos,
+        };
+        let ended = matches!(cause.state, StepState::Done | StepState::NotReached);
+        self.failing = failing.filter(|_| !ended);
+        self.cause = cause;
     }
 }
 
 /// The steps of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
-    entries: BTreeMap<(StepName, String), Entry>,
+    /// By step and subject. A vector, because there are few and each pod has one: a map would keep room for more.
+    entries: Vec<Entry>,
 }
 
 impl Ledger {
+    fn find(&self, name: StepName, subject: &str) -> Result<usize, usize> {
+        self.entries.binary_search_by(|entry| entry.key().cmp(&(name, subject)))
+    }
+
     /// Says how a step stands now. `since` is kept while state and kind stay; a failure also keeps it over the
     /// attempts between, until one succeeds or fails in another way. True when anything changed.
     pub fn set(&mut self, name: StepName, subject: &str, cause: Cause, at: &Moment) -> bool {
-        let key = (name, subject.to_owned());
-        let Some(before) = self.entries.get(&key) else {
-            self.entries.insert(key, Entry::new(cause, at.now_unix_nanos));
-            return true;
-        };
-        if before.cause == cause {
-            return false;
+        match self.find(name, subject) {
+            Ok(index) if self.entries[index].cause == cause => return false,
+            Ok(index) => self.entries[index].set(cause, at),
+            Err(index) => {
+                let (subject, since_unix_nanos) = (subject.to_owned(), at.now_unix_nanos);
+                self.entries.reserve_exact(1);
+                self.entries.insert(index, Entry { name, subject, cause, since_unix_nanos, failing: None });
+            }
         }
-        let failing = match before.cause.state {
-            StepState::Failed => Some((before.cause.kind.clone(), before.since_unix_nanos)),
-            _ => before.failing.clone(),
-        };
-        let same = before.cause.state == cause.state && before.cause.kind == cause.kind;
-        let again =
-            failing.as_ref().filter(|(kind, _)| cause.state == StepState::Failed && *kind == cause.kind);
-        let since = match again {
-            Some((_, since)) => *since,
-            None if same => before.since_unix_nanos,
-            None => at.now_unix_nanos,
-        };
-        let ended = matches!(cause.state, StepState::Done | StepState::NotReached);
-        let entry = Entry { failing: failing.filter(|_| !ended), ..Entry::new(cause, since) };
-        self.entries.insert(key, entry);
         true
     }
 
     /// Everything is tried again then: told of each step that waits or fails and names no later attempt itself.
     pub fn retried_at(&mut self, unix_nanos: i64, at: &Moment) {
-        for Entry { cause, .. } in self.entries.values_mut() {
+        for Entry { cause, .. } in &mut self.entries {
             let open = matches!(cause.state, StepState::Waiting | StepState::Failed);
             if open && cause.next_retry_unix_nanos <= at.now_unix_nanos {
                 cause.next_retry_unix_nanos = unix_nanos;
@@ -210,31 +234,28 @@ impl Ledger {
 
     /// The cause is gone. True when there was one.
     pub fn clear(&mut self, name: StepName, subject: &str) -> bool {
-        self.entries.remove(&(name, subject.to_owned())).is_some()
+        self.find(name, subject).map(|index| self.entries.remove(index)).is_ok()
     }
 
     /// Drops the entries of a step whose subject the filter does not want: containers or volumes that no longer exist.
     pub fn retain(&mut self, name: StepName, keep: impl Fn(&str) -> bool) {
-        self.entries.retain(|(step, subject), _| *step != name || keep(subject));
+        self.entries.retain(|entry| entry.name != name || keep(&entry.subject));
     }
 
     /// What is said of a step.
     pub fn get(&self, name: StepName, subject: &str) -> Option<&Cause> {
-        self.entries.get(&(name, subject.to_owned())).map(|entry| &entry.cause)
+        self.find(name, subject).ok().map(|index| &self.entries[index].cause)
     }
 
     /// The steps in the order of a pod's life, and one sentence: what the pod waits for, or that it waits for nothing.
     pub fn explain(&self, at: &Moment) -> (Vec<Step>, String) {
-        let steps: Vec<Step> = self
-            .entries
-            .iter()
-            .map(|((name, subject), entry)| Step {
-                name: *name,
-                subject: subject.clone(),
-                cause: entry.cause.clone(),
-                since_unix_nanos: entry.since_unix_nanos,
-            })
-            .collect();
+        let step = |entry: &Entry| Step {
+            name: entry.name,
+            subject: entry.subject.clone(),
+            cause: entry.cause.clone(),
+            since_unix_nanos: entry.since_unix_nanos,
+        };
+        let steps: Vec<Step> = self.entries.iter().map(step).collect();
         let summary = summarise(&steps, at);
         (steps, summary)
     }
@@ -262,7 +283,7 @@ fn sentence(step: &Step, at: &Moment) -> String {
     let seconds = |nanos: i64| duration_text(nanos.max(0) / SECOND);
     let cause = &step.cause;
     let subject = if step.subject.is_empty() { String::new() } else { format!(" {}", step.subject) };
-    let message = if cause.message.is_empty() { cause.kind.as_str() } else { cause.message.as_str() };
+    let message = if cause.message.is_empty() { &*cause.kind } else { cause.message.as_str() };
     let age = seconds(at.now_unix_nanos - step.since_unix_nanos);
     let act =
         if cause.owner == YOU { "you have to act".to_owned() } else { format!("{} is to act", cause.owner) };

@@ -53,9 +53,9 @@ impl ProbeKind {
     /// The probe of this kind, if the container has one.
     pub fn of(self, container: &Container) -> Option<&Probe> {
         match self {
-            Self::Startup => container.startup_probe.as_ref(),
-            Self::Liveness => container.liveness_probe.as_ref(),
-            Self::Readiness => container.readiness_probe.as_ref(),
+            Self::Startup => container.startup_probe.as_deref(),
+            Self::Liveness => container.liveness_probe.as_deref(),
+            Self::Readiness => container.readiness_probe.as_deref(),
         }
     }
 }

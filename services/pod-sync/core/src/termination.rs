@@ -29,8 +29,8 @@ pub fn container_grace_seconds(pod: &Pod, container: Option<&Container>, reason:
         return seconds;
     }
     let probe = container.and_then(|container| match reason {
-        Reason::LivenessProbeFailed => container.liveness_probe.as_ref(),
-        Reason::StartupProbeFailed => container.startup_probe.as_ref(),
+        Reason::LivenessProbeFailed => container.liveness_probe.as_deref(),
+        Reason::StartupProbeFailed => container.startup_probe.as_deref(),
         _ => None,
     });
     match pod.spec.termination_grace_period_seconds {

@@ -226,7 +226,7 @@ impl Bench {
     }
 
     fn owner(&self, step: StepName, subject: &str) -> Option<String> {
-        self.agent.with("u", |e| e.ledger.get(step, subject).map(|c| c.owner.clone())).unwrap()
+        self.agent.with("u", |e| e.ledger.get(step, subject).map(|c| c.owner.clone().into_owned())).unwrap()
     }
 
     fn reasons(&self) -> Vec<String> {

@@ -310,6 +310,8 @@ impl ResourceManager for Resources {
         let machine = rm::Machine {
             capacity: capacity.map(|(name, amount)| (name.to_owned(), amount)).into(),
             cgroup_version: if v2 { "v2" } else { "v1" }.into(),
+            swap_bytes: 1 << 29,
+            swap_accounting: true,
             ..rm::Machine::default()
         };
         Ok(Response::new(Box::pin(one(machine).chain(stream::pending()))))

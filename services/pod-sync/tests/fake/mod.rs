@@ -65,6 +65,8 @@ pub struct World {
     pub resolv_conf: String,
     /// How long ago the source has first shown what it names next.
     pub seen_ago: Duration,
+    /// What says of a pod where it comes from: all but those of `api` are static, and so critical.
+    pub source: &'static str,
     reported: watch::Sender<Vec<String>>,
 }
 
@@ -80,6 +82,7 @@ impl World {
             settings,
             resolv_conf: String::new(),
             seen_ago: Duration::ZERO,
+            source: "file",
             reported: watch::Sender::new(SOURCES.map(String::from).to_vec()),
         };
         let reported = world.reported.subscribe();
@@ -136,7 +139,7 @@ impl World {
             "metadata": {
                 "name": uid, "namespace": "default", "uid": uid,
                 "annotations": {
-                    "kubernetes.io/config.source": "file",
+                    "kubernetes.io/config.source": self.source,
                     "kubernetes.io/config.seen": format_nanos(seen).unwrap(),
                     "revision": revision.to_string(),
                 },

@@ -50,6 +50,8 @@ pub struct Detail {
     pub memory_swap_limit: Option<u64>,
     /// Processes that were killed for its limit.
     pub oom_kills: Option<u64>,
+    /// Processes of its own, those of cgroups in it left out.
+    pub processes: Option<u64>,
     /// Processes and threads.
     pub threads: Option<u64>,
     /// How many there may be.
@@ -123,6 +125,7 @@ pub fn v1(files: &impl Files) -> Detail {
         memory_reservation: limit(&memory("memory.soft_limit_in_bytes")),
         memory_swap_limit: limit(&memory("memory.memsw.limit_in_bytes")),
         oom_kills,
+        processes: processes(files),
         threads: number(&files.read("pids", "pids.current")),
         threads_limit: number(&files.read("pids", "pids.max")),
         devices,
@@ -160,10 +163,16 @@ pub fn v2(files: &impl Files) -> Detail {
         memory_reservation: limit(&memory("memory.low")).filter(|bytes| *bytes > 0),
         memory_swap_limit: limit(&memory("memory.swap.max")),
         oom_kills,
+        processes: processes(files),
         threads: number(&files.read("pids", "pids.current")),
         threads_limit: number(&files.read("pids", "pids.max")),
         devices: devices_v2(&files.read("memory", "io.stat")),
     }
+}
+
+/// One line each; none for none.
+fn processes(files: &impl Files) -> Option<u64> {
+    u64::try_from(files.read("memory", "cgroup.procs").lines().count()).ok().filter(|count| *count > 0)
 }
 
 /// `cpu.shares` for a `cpu.weight` (runtime-and-resources.md §4.1).
@@ -250,6 +259,7 @@ mod tests {
             ("memory", "memory.soft_limit_in_bytes", "9223372036854771712\n"),
             ("memory", "memory.memsw.limit_in_bytes", "2097152\n"),
             ("memory", "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"),
+            ("memory", "cgroup.procs", "12\n13\n"),
             ("pids", "pids.current", "3\n"),
             ("pids", "pids.max", "max\n"),
             ("blkio", "blkio.throttle.io_serviced", "254:0 Read 3\n254:0 Write 4\n254:0 Sync 7\nTotal 7\n"),
@@ -277,6 +287,7 @@ mod tests {
             memory_reservation: None,
             memory_swap_limit: Some(2 << 20),
             oom_kills: Some(1),
+            processes: Some(2),
             threads: Some(3),
             threads_limit: None,
             devices: [(DISK, of_disk), (DeviceNumber { major: 7, minor: 1 }, of_loop)].into(),
@@ -300,6 +311,7 @@ mod tests {
             ("memory", "memory.low", "0\n"),
             ("memory", "memory.swap.max", "max\n"),
             ("memory", "memory.events", "low 0\nhigh 0\nmax 2\noom 1\noom_kill 1\n"),
+            ("memory", "cgroup.procs", "0\n0\n"),
             ("pids", "pids.current", "3\n"),
             ("pids", "pids.max", "64\n"),
             ("memory", "io.stat", "254:0 rbytes=30 wbytes=40 rios=3 wios=4 dbytes=0 dios=0\nbroken\n"),
@@ -325,6 +337,7 @@ mod tests {
             memory_reservation: None,
             memory_swap_limit: None,
             oom_kills: Some(1),
+            processes: Some(2),
             threads: Some(3),
             threads_limit: Some(64),
             devices: [(DISK, of_disk)].into(),

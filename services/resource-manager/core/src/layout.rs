@@ -55,6 +55,14 @@ impl Driver {
             _ => None,
         }
     }
+
+    /// Its name in the configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd => "systemd",
+        }
+    }
 }
 
 /// A `cgroupRoot` that names no cgroup.
@@ -84,6 +92,11 @@ impl CgroupPath {
     /// The last component; with the systemd driver a slice. Empty for the top.
     pub fn name(&self) -> &str {
         self.0.last().map_or("", String::as_str)
+    }
+
+    /// Whether it is a slice of systemd's.
+    pub fn is_slice(&self) -> bool {
+        self.name().ends_with(SLICE)
     }
 
     /// Every cgroup on the way from the top, which is left out, to this one.
@@ -189,6 +202,11 @@ impl Layout {
         Ok(Self { driver, pods: path.child(driver, "kubepods") })
     }
 
+    /// Whose names these are.
+    pub const fn driver(&self) -> Driver {
+        self.driver
+    }
+
     /// The root of all pods.
     pub fn pods(&self) -> &CgroupPath {
         &self.pods
@@ -247,6 +265,7 @@ pub fn is_usable_uid(uid: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use keelson_testkit::Reached;
     use proptest::prelude::*;
 
     use super::*;
@@ -357,6 +376,7 @@ mod tests {
             [("cgroupfs", Some(Driver::Cgroupfs)), ("systemd", Some(Driver::Systemd)), ("", None)]
         {
             assert_eq!(Driver::parse(text), driver, "{text:?}");
+            assert!(driver.is_none_or(|driver| driver.name() == text), "{text:?}");
         }
     }
 
@@ -388,19 +408,30 @@ mod tests {
         }
     }
 
-    proptest! {
-        #[test]
-        fn the_uid_of_a_pods_cgroup_is_read_back(
-            uid in "[a-z0-9_.é ^-]{1,40}",
-            qos in prop::sample::select(Qos::ALL.to_vec()),
-            driver in prop::sample::select(vec![Driver::Cgroupfs, Driver::Systemd]),
-        ) {
+    #[test]
+    fn the_uid_of_a_pods_cgroup_is_read_back() {
+        let reached = &Reached::default();
+        let qos = prop::sample::select(Qos::ALL.to_vec());
+        let driver = prop::sample::select(vec![Driver::Cgroupfs, Driver::Systemd]);
+        let uid = prop_oneof!["[a-z0-9_.é ^-]{1,40}", "[a-f0-9-]{1,36}"];
+        proptest!(ProptestConfig::with_cases(512), |(uid in uid, qos in qos, driver in driver)| {
             let layout = Layout::new(driver, "/x").unwrap();
             let path = layout.pod(qos, &uid);
             prop_assert_eq!(layout.pod_uid(qos, path.name()), Some(uid.clone()));
             if driver == Driver::Systemd {
                 prop_assert_eq!(path.name().matches('-').count() + 1, path.components().len());
             }
-        }
+            let slices = driver == Driver::Systemd;
+            reached.case([
+                ("guaranteed", qos == Qos::Guaranteed),
+                ("burstable", qos == Qos::Burstable),
+                ("best-effort", qos == Qos::BestEffort),
+                ("a folder", !slices),
+                ("a slice with an escape", slices && path.name().contains('\\')),
+                ("a slice without", slices && !path.name().contains('\\')),
+            ]);
+        });
+        // The rarest: "a slice with an escape", in one case of 4.
+        reached.assert_each();
     }
 }

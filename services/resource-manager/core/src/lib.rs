@@ -10,17 +10,22 @@
 //! | [`eviction`] | who must go when the machine is short of something |
 //! | [`kernel`] | which kernel tunables are not as they should be, which processes were killed for memory |
 //! | [`enforce`] | what the root of all pods and the reserved cgroups are bound to |
+//! | [`driver`] | which cgroup driver is in force |
 //! | [`layout`] | how the cgroups of pods are named, for both drivers |
 //! | [`hierarchy`] | which cgroup hierarchies a mountinfo text shows |
 //! | [`values`] | what a cgroup is bound by, and what is written into which of its files |
 //! | [`slices`] | what systemd is told of a slice |
 //! | [`machine`] | sizes of the machine and what pods may use of it |
+//! | [`topology`] | how its CPUs and its memory lie |
 //! | [`detail`] | what a cgroup uses in the kernel's detail |
+//! | [`swap`] | whether what pods keep in memory may be written to a disk |
+//! | [`system_cgroups`] | which cgroups beside those of pods have statistics of their own |
 //! | [`statistics`] | what is used, from the kernel's texts |
 
 pub mod admit;
 pub mod desire;
 pub mod detail;
+pub mod driver;
 pub mod enforce;
 pub mod eviction;
 pub mod hierarchy;
@@ -32,4 +37,7 @@ pub mod plan;
 pub mod pressure;
 pub mod slices;
 pub mod statistics;
+pub mod swap;
+pub mod system_cgroups;
+pub mod topology;
 pub mod values;

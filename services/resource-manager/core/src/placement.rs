@@ -1,7 +1,9 @@
 //! Whether pods run in their cgroups (runtime-and-resources.md §1.6, pod-lifecycle.md §8.1).
 //!
-//! They do not when the container runtime has another cgroup driver than the agent, or when `cgroupDriver` or
-//! `cgroupRoot` was changed while they ran. Nothing of a pod is bound or measured then.
+//! They do not when the container runtime does not tell its cgroup driver and has another one than the agent, or when
+//! the driver or `cgroupRoot` was changed while they ran. Nothing of a pod is bound or measured then.
+
+use crate::driver::By;
 
 /// How long a sandbox must have been there before it is missed, in nanoseconds: its process may be on its way.
 const SETTLED_NANOS: i64 = 10_000_000_000;
@@ -26,8 +28,8 @@ impl Placed {
     }
 }
 
-/// What is told of pods that run elsewhere; none when there are none.
-pub fn misplaced(pods: &[Placed], driver: &str, now_unix_nanos: i64) -> Option<String> {
+/// What is told of pods that run elsewhere; none when there are none. `driver` is in force because of `by`.
+pub fn misplaced(pods: &[Placed], driver: &str, by: By, now_unix_nanos: i64) -> Option<String> {
     let is_outside = |pod: &&Placed| {
         let since = pod.ready_since_unix_nanos.map(|since| now_unix_nanos.saturating_sub(since));
         pod.is_missed() && since.is_some_and(|since| since >= SETTLED_NANOS)
@@ -35,12 +37,20 @@ pub fn misplaced(pods: &[Placed], driver: &str, now_unix_nanos: i64) -> Option<S
     let outside: Vec<&str> = pods.iter().filter(is_outside).map(|pod| pod.name.as_str()).collect();
     let (named, others) = outside.split_at(outside.len().min(NAMED));
     let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+    let why = match by {
+        By::Configuration => format!(
+            "either the container runtime has another cgroup driver than {driver}, which cgroupDriver names (containerd: \
+             SystemdCgroup), or cgroupDriver or cgroupRoot was changed while they ran, then remove these pods and add \
+             them again"
+        ),
+        By::Runtime => format!(
+            "the cgroup driver, which the container runtime names and which is {driver} now, or cgroupRoot was changed \
+             while they ran: remove these pods and add them again"
+        ),
+    };
     (!named.is_empty()).then(|| {
         format!(
-            "the containers of {}{more} run outside the cgroups of their pods, and are neither bound nor measured: either \
-             the container runtime has another cgroup driver than {driver}, which cgroupDriver names (containerd: \
-             SystemdCgroup), or cgroupDriver or cgroupRoot was changed while they ran, then remove these pods and add \
-             them again",
+            "the containers of {}{more} run outside the cgroups of their pods, and are neither bound nor measured: {why}",
             named.join(", ")
         )
     })
@@ -66,7 +76,7 @@ mod tests {
             (pod("default/web", Some(NOW + 1), false), false),
             (pod("default/web", None, false), false),
         ] {
-            let text = misplaced(std::slice::from_ref(&pod), "systemd", NOW);
+            let text = misplaced(std::slice::from_ref(&pod), "systemd", By::Configuration, NOW);
             assert_eq!(text.is_some(), outside, "{pod:?} {text:?}");
         }
     }
@@ -74,13 +84,15 @@ mod tests {
     #[test]
     fn a_few_pods_are_named_with_the_way_out() {
         let pods: Vec<Placed> = (0..5).map(|i| pod(&format!("default/p{i}"), Some(0), false)).collect();
-        let text = misplaced(&pods, "cgroupfs", NOW).unwrap();
+        let text = misplaced(&pods, "cgroupfs", By::Configuration, NOW).unwrap();
         let begin = "the containers of default/p0, default/p1, default/p2 and 2 more run outside";
         assert!(text.starts_with(begin) && text.contains("than cgroupfs"), "{text}");
-        let text = misplaced(&pods[..3], "cgroupfs", NOW).unwrap();
+        let text = misplaced(&pods[..3], "cgroupfs", By::Configuration, NOW).unwrap();
         assert!(
             text.starts_with("the containers of default/p0, default/p1, default/p2 run outside"),
             "{text}"
         );
+        let text = misplaced(&pods[..1], "systemd", By::Runtime, NOW).unwrap();
+        assert!(text.contains("which is systemd now") && !text.contains("cgroupDriver"), "{text}");
     }
 }

@@ -111,6 +111,7 @@ pub fn allowed_cpus(list: &str) -> Option<Property> {
 
 #[cfg(test)]
 mod tests {
+    use keelson_testkit::Reached;
     use proptest::prelude::*;
 
     use super::*;
@@ -207,14 +208,30 @@ mod tests {
         }
     }
 
-    proptest! {
-        #[test]
-        fn a_quota_is_never_told_as_less(quota in 1u64..10_000_000, period in 1_000u64..1_000_001) {
+    #[test]
+    fn a_quota_is_never_told_as_less() {
+        let reached = &Reached::default();
+        let quota = prop_oneof![1u64..10_000_000, 1u64..10_000];
+        let (period, whole) = (1_000u64..1_000_001, any::<bool>());
+        proptest!(ProptestConfig::with_cases(512), |(quota in quota, period in period, whole in whole)| {
+            // Hundredths of a CPU are hardly ever met by chance.
+            let hundredth = period / 100;
+            let (quota, period) =
+                if whole { ((quota % 500 + 1) * hundredth, hundredth * 100) } else { (quota, period) };
             let bound = Bound::CpuQuota { quota_us: Some(quota), period_us: period };
             let told = properties(Version::V2, &[bound]);
             let PropertyValue::U64(per_second) = told[0].value else { panic!() };
             prop_assert!(u128::from(per_second) * u128::from(period) >= u128::from(quota) * 1_000_000);
             prop_assert_eq!(per_second % 10_000, 0);
-        }
+            let exact = u128::from(per_second) * u128::from(period) == u128::from(quota) * 1_000_000;
+            reached.case([
+                ("as it is", exact),
+                ("rounded up", !exact),
+                ("less than a hundredth of a CPU", quota < hundredth),
+                ("more than a CPU", quota > period),
+            ]);
+        });
+        // The rarest: "less than a hundredth of a CPU", in one case of 10.
+        reached.assert_each();
     }
 }

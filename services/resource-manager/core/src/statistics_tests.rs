@@ -1,3 +1,4 @@
+use keelson_testkit::Reached;
 use proptest::prelude::*;
 
 use super::*;
@@ -158,21 +159,30 @@ fn a_cgroup_that_begins_anew_has_no_rate() {
     assert_eq!(rate.observe(sample(22, 3)), Some(SECOND));
 }
 
-proptest! {
-    #[test]
-    fn a_rate_lies_between_the_slowest_and_the_fastest_step(
-        steps in prop::collection::vec((1_u64..30, 0_u64..8), 1..20)
-    ) {
+#[test]
+fn a_rate_lies_between_the_slowest_and_the_fastest_step() {
+    let reached = &Reached::default();
+    let steps = prop::collection::vec((1_u64..30, 0_u64..8), 1..20);
+    proptest!(ProptestConfig::with_cases(512), |(steps in steps)| {
         let mut rate = Rate::default();
         let mut now = sample(0, 0);
         rate.observe(now);
         let (mut least, mut most) = (f64::INFINITY, 0.0_f64);
+        let (mut of_a_step, mut of_several) = (false, false);
         for (seconds, cpu) in steps {
             now = Sample { at_nanos: now.at_nanos + seconds * SECOND, cpu_nanos: now.cpu_nanos + cpu * SECOND };
             let step = cpu as f64 / seconds as f64;
             (least, most) = (least.min(step), most.max(step));
             let told = rate.observe(now).unwrap() as f64 / SECOND as f64;
             prop_assert!(told >= least - 1e-6 && told <= most + 1e-6, "{told} is not within {least}..{most}");
+            if (told - step).abs() < 1e-6 { of_a_step = true } else { of_several = true }
         }
-    }
+        reached.case([
+            ("the rate of the last step", of_a_step),
+            ("the rate of several steps", of_several),
+            ("nothing is used", least == 0.0),
+        ]);
+    });
+    // The rarest: "nothing is used", in one case of 2.
+    reached.assert_each();
 }

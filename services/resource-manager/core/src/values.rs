@@ -151,6 +151,7 @@ pub fn pod(values: &PodCgroup, node: &NodeBounds) -> Vec<Bound> {
 
 #[cfg(test)]
 mod tests {
+    use keelson_testkit::Reached;
     use proptest::prelude::*;
 
     use super::*;
@@ -268,12 +269,24 @@ mod tests {
         }
     }
 
-    proptest! {
-        #[test]
-        fn more_shares_never_weigh_less(a in 0u64..300_000, b in 0u64..300_000) {
-            let (less, more) = (a.min(b), a.max(b));
-            prop_assert!(weight_of_shares(less) <= weight_of_shares(more));
-            prop_assert!((1..=10_000).contains(&weight_of_shares(a)));
-        }
+    #[test]
+    fn more_shares_never_weigh_less() {
+        let reached = &Reached::default();
+        let less = prop_oneof![0u64..8, 0u64..300_000];
+        let apart = prop_oneof![0u64..40, 0u64..300_000];
+        proptest!(ProptestConfig::with_cases(512), |(less in less, apart in apart)| {
+            let more = less + apart;
+            let (of_less, of_more) = (weight_of_shares(less), weight_of_shares(more));
+            prop_assert!(of_less <= of_more);
+            prop_assert!((1..=10_000).contains(&of_less) && (1..=10_000).contains(&of_more));
+            reached.case([
+                ("fewer shares than the least", less < MIN_SHARES),
+                ("more shares than the most", more > MAX_SHARES),
+                ("the same weight for more shares", apart > 0 && of_less == of_more),
+                ("another weight", of_less < of_more),
+            ]);
+        });
+        // The rarest: "fewer shares than the least", in one case of 8.
+        reached.assert_each();
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 
 use keelson_resource_manager_core::slices::Property;
 
@@ -171,6 +172,16 @@ impl CgroupFs for FakeCgroups {
         Ok(())
     }
 
+    /// A file `changed` of a cgroup says it in seconds since 1970, for itself and for the file that it names.
+    fn changed(&self, path: &Path) -> io::Result<SystemTime> {
+        let text = self.read(path, "changed").or_else(|_| {
+            let file = path.file_name().and_then(|name| name.to_str()).ok_or_else(missing)?;
+            self.read(path.parent().ok_or_else(missing)?, &format!("{file} changed"))
+        })?;
+        let seconds = text.trim().parse().map_err(io::Error::other)?;
+        Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+    }
+
     fn kill(&self, dirs: &[PathBuf]) -> io::Result<usize> {
         let mut all = self.dirs.lock().unwrap();
         let mut found = 0;
@@ -257,6 +268,10 @@ impl Slices for FakeSlices {
     }
 
     fn stop(&self, slice: &str) -> Result<(), SliceError> {
+        if !slice.ends_with(".slice") {
+            let why = format!("Unit name {slice} is not valid.");
+            return Err(SliceError::Refused { act: "stop", unit: slice.to_owned(), why });
+        }
         let full = self.tree.dirs.lock().unwrap().iter().any(|(dir, d)| d.lives > 0 && dir.ends_with(slice));
         if full {
             let why = "the job has not ended".to_owned();

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -62,6 +62,10 @@ impl CgroupFs for KernelCgroups {
     fn write(&self, dir: &Path, file: &str, value: &str) -> io::Result<()> {
         // One write: the kernel takes each as a whole.
         fs::OpenOptions::new().write(true).open(dir.join(file))?.write_all(value.as_bytes())
+    }
+
+    fn changed(&self, path: &Path) -> io::Result<SystemTime> {
+        fs::metadata(path)?.modified()
     }
 
     fn kill(&self, dirs: &[PathBuf]) -> io::Result<usize> {

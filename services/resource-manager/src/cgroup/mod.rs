@@ -1,7 +1,8 @@
 //! The cgroup tree behind a port.
 
+mod alarm;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 mod kernel;
 mod systemd;
 mod tree;
@@ -10,9 +11,11 @@ mod usage;
 use std::fmt::Debug;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use keelson_resource_manager_core::slices::Property;
 
+pub(crate) use alarm::{KernelAlarm, UsageAlarm};
 pub(crate) use kernel::KernelCgroups;
 pub(crate) use systemd::Systemd;
 pub(crate) use tree::{Driving, Tree, TreeError};
@@ -29,6 +32,8 @@ pub(crate) trait CgroupFs: Debug + Send + Sync {
     fn read(&self, dir: &Path, file: &str) -> io::Result<String>;
     /// Writes a file that the kernel has put there.
     fn write(&self, dir: &Path, file: &str, value: &str) -> io::Result<()>;
+    /// When a cgroup, or a file of it, was changed last; for most that is when they were made.
+    fn changed(&self, path: &Path) -> io::Result<SystemTime>;
     /// Kills every process of these cgroups and waits a little for their end. How many there were.
     fn kill(&self, dirs: &[PathBuf]) -> io::Result<usize>;
 }

@@ -18,6 +18,8 @@ use super::{CgroupFs, SliceError, Slices};
 
 /// Rounds of killing before the removal is given up for now (§8.5).
 const KILL_ROUNDS: u32 = 5;
+/// The file of a v1 cgroup that says how much memory it uses.
+pub(super) const USAGE_V1: &str = "memory.usage_in_bytes";
 /// Controllers of v2 that pods are given when the machine has them (§8.1).
 const ENABLED_V2: &[&str] = &["cpu", "cpuset", "memory", "hugetlb", "pids"];
 
@@ -189,7 +191,8 @@ impl Tree {
     /// Ends what is left in a cgroup and removes it from every hierarchy. Missing is fine.
     pub(crate) fn remove(&self, path: &CgroupPath) -> Result<(), TreeError> {
         let mut left: Vec<PathBuf> = self.mounts().map(|mount| dir_in(mount, path)).collect();
-        if let Some(slices) = &self.driving.slices {
+        // Under another driver than now a pod's cgroup may be none of systemd's.
+        if let Some(slices) = self.driving.slices.as_ref().filter(|_| path.is_slice()) {
             // systemd would wait for the end of what is left.
             for _ in 0..KILL_ROUNDS {
                 if self.kill(path, &left)?.1 == 0 {
@@ -267,8 +270,12 @@ impl Tree {
     }
 
     fn mounts(&self) -> impl Iterator<Item = &Path> {
-        let governing = self.hierarchies.governing.iter().map(|h| h.mount.as_path());
-        governing.chain(self.hierarchies.beside.as_deref())
+        self.governing().chain(self.hierarchies.beside.as_deref())
+    }
+
+    /// Where the hierarchies that pods have cgroups in are mounted.
+    pub(super) fn governing(&self) -> impl Iterator<Item = &Path> {
+        self.hierarchies.governing.iter().map(|h| h.mount.as_path())
     }
 
     /// Makes one cgroup in one hierarchy, so that processes can be put into it. False when it was there.
@@ -490,6 +497,23 @@ mod tests {
         fake.occupy(&format!("/cg/memory/{POD}"), 2);
         tree.remove(&path).unwrap();
         assert!(!fake.has(&format!("/cg/cpuset/{POD}")));
+    }
+
+    #[test]
+    fn cgroups_of_another_driver_go_as_well() {
+        let fake = FakeCgroups::v2(&["cpu", "memory", "pids"]);
+        let folders = open(&fake, V2).unwrap();
+        folders.set_up().unwrap();
+        let made = folders.layout().pod(Qos::Burstable, "a-b");
+        folders.make_pod(&made, &values()).unwrap();
+        let (tree, systemd) = slices(&fake, V2);
+        tree.set_up().unwrap();
+        let slice = tree.layout().pod(Qos::Burstable, "a-b");
+        tree.make_pod(&slice, &values()).unwrap();
+        tree.remove(&made).unwrap();
+        assert!(!fake.has(&format!("/cg{made}")) && systemd.runs(slice.name()));
+        folders.remove(&slice).unwrap();
+        assert!(!fake.has(&format!("/cg{slice}")));
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What cgroups use: a few files of each, found by name, never by a walk.
 
 use std::fs;
+use std::path::PathBuf;
+use std::time::SystemTime;
 
 use keelson_resource_manager_core::detail::{self, Detail, Files};
 use keelson_resource_manager_core::hierarchy::Version;
@@ -10,6 +12,7 @@ use keelson_resource_manager_core::statistics::{
 };
 
 use super::Tree;
+use super::tree::USAGE_V1;
 
 impl Tree {
     /// What the cgroup with this path from the top of the tree uses; `/` is the top. One that is not there uses
@@ -20,7 +23,7 @@ impl Tree {
             Version::V1 => Usage {
                 cpu_nanos: cpu_v1(&read("cpuacct", "cpuacct.usage")),
                 memory: memory_v1(MemoryTexts {
-                    usage: &read("memory", "memory.usage_in_bytes"),
+                    usage: &read("memory", USAGE_V1),
                     stat: &read("memory", "memory.stat"),
                     limit: &read("memory", "memory.limit_in_bytes"),
                     swap: "",
@@ -57,6 +60,16 @@ impl Tree {
         })
     }
 
+    /// Where the kernel can be asked to tell of the memory that the cgroup with this path uses, and how many bytes that
+    /// is now; none on v2, and where there is no such cgroup.
+    pub(crate) fn watchable(&self, path: &str) -> Option<(PathBuf, u64)> {
+        if self.version() == Version::V2 {
+            return None;
+        }
+        let used = self.read_below("memory", path, USAGE_V1)?.trim().parse().ok()?;
+        Some((self.mount_of("memory")?.join(path.trim_start_matches('/')), used))
+    }
+
     /// The same in the kernel's detail.
     pub(crate) fn detail(&self, path: &str) -> Detail {
         let files = Below { tree: self, path };
@@ -79,6 +92,22 @@ impl Tree {
             None => self.read_below("memory", "/", "memory.stat").unwrap_or_default(),
         };
         statistics::node_memory(top, &stat, meminfo)
+    }
+
+    /// When the cgroup with this path was made, in nanoseconds since 1970; 0 when that is not known.
+    ///
+    /// The kernel keeps no such moment, so it is the earliest change of its folders and of a file in each that nobody
+    /// writes: a folder may change with what is made in it.
+    pub(crate) fn made_unix_nanos(&self, path: &str) -> i64 {
+        let untouched = match self.version() {
+            Version::V1 => "cgroup.clone_children",
+            Version::V2 => "cgroup.events",
+        };
+        let dirs = self.governing().map(|mount| mount.join(path.trim_start_matches('/')));
+        let changes = dirs.flat_map(|dir| [self.fs().changed(&dir.join(untouched)), self.fs().changed(&dir)]);
+        let first = changes.filter_map(Result::ok).min();
+        let since = first.and_then(|first| first.duration_since(SystemTime::UNIX_EPOCH).ok());
+        since.and_then(|since| i64::try_from(since.as_nanos()).ok()).unwrap_or(0)
     }
 
     /// The first process of a cgroup and how many there are.
@@ -212,6 +241,20 @@ mod tests {
             fake.show(pods, file, "max\n");
             assert!(tree(&fake, mountinfo).counts_swap(), "{file}");
         }
+    }
+
+    #[test]
+    fn a_cgroup_was_made_when_the_first_of_its_folders_changed() {
+        let fake = FakeCgroups::v1();
+        let tree = tree(&fake, V1);
+        assert_eq!(tree.made_unix_nanos("/own"), 0);
+        fake.show("/cg/cpu/own", "changed", "30\n");
+        fake.show("/cg/memory/own", "changed", "40\n");
+        assert_eq!(tree.made_unix_nanos("/own"), 30_000_000_000);
+        fake.show("/cg/memory/own", "cgroup.clone_children changed", "20\n");
+        assert_eq!(tree.made_unix_nanos("/own"), 20_000_000_000);
+        fake.show("/cg/memory/own", "cgroup.events changed", "10\n");
+        assert_eq!(tree.made_unix_nanos("/own"), 20_000_000_000, "a file of v2");
     }
 
     #[test]

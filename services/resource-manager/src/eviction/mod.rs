@@ -1,11 +1,15 @@
 //! Ends pods when the machine is short of something (runtime-and-resources.md §12).
 //!
-//! One task looks at the signals every 10 s, tells which conditions the node has, and gives at most one order for a
-//! shortage at a time. An order is written down before anybody sees it, and stands until its pod is finished. The
-//! decisions are in `keelson_resource_manager_core::eviction`.
+//! One task looks at the signals every 10 s, and with `kernelMemcgNotification` when the kernel tells that memory becomes
+//! short. It tells which conditions the node has, and gives at most one order for a shortage at a time. An order is written
+//! down before anybody sees it, and stands until its pod is finished. The decisions are in
+//! `keelson_resource_manager_core::eviction`.
 
 mod look;
+mod notices;
 mod saved;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_config::Config;
-use keelson_resource_manager_core::desire::{PodDesire, Want};
+use keelson_resource_manager_core::desire::{PodDesire, PodRef, Want};
 use keelson_resource_manager_core::enforce::{Part, parts};
 use keelson_resource_manager_core::eviction::local::{breach, has_limits};
 use keelson_resource_manager_core::eviction::monitor::{Monitor, reclaim};
@@ -31,6 +35,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 pub(crate) use look::Look;
+pub(crate) use notices::Notices;
 pub(crate) use saved::{Saved, state_file};
 pub(crate) use wire::answer;
 
@@ -38,7 +43,9 @@ use crate::manager::{Ask, Command};
 use crate::metrics::EvictionMetrics;
 
 /// Between two looks at the signals.
-const INTERVAL: Duration = Duration::from_secs(10);
+pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
+/// Between a look and one that the kernel asks for: usage may go up and down around a line.
+const QUIET: Duration = Duration::from_secs(1);
 /// The name of the condition that says what is wrong with this task.
 const CONDITION: &str = "eviction";
 
@@ -97,16 +104,23 @@ pub(crate) struct EvictionLoop {
     /// Grows when a pod is finished.
     pub(crate) finished: watch::Receiver<u64>,
     pub(crate) metrics: EvictionMetrics,
+    /// What the kernel tells between two looks, when it is to.
+    pub(crate) notices: Option<Notices>,
+    /// Pods of orders of which it was told that they take too long.
+    pub(crate) overdue: BTreeSet<String>,
+    /// Between two looks.
+    pub(crate) interval: Duration,
 }
 
 impl EvictionLoop {
     /// Turns until the shutdown; the first time at once.
     pub(crate) async fn run(mut self, shutdown: CancellationToken, handle: LoopHandle) {
         let mut next = Instant::now();
+        let mut quiet_until = next;
         loop {
             handle.tick();
-            // Cancel-safe: `recv` takes nothing and `changed` marks nothing before they return; the others hold
-            // nothing.
+            // Cancel-safe: `recv` takes nothing, `changed` marks nothing and `told` takes nothing before they return;
+            // the others hold nothing.
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 Some(orders) = self.wanted.recv() => self.give(orders).await,
@@ -118,11 +132,14 @@ impl EvictionLoop {
                         let _ = self.settle().await;
                     }
                 }
-                () = tokio::time::sleep_until(next) => {
-                    let told = self.turn(&handle).await;
-                    self.ctx.progress.condition(CONDITION, told);
-                    next = Instant::now() + INTERVAL;
-                }
+                () = told(self.notices.as_ref(), quiet_until) => next = Instant::now(),
+                () = tokio::time::sleep_until(next) => {}
+            }
+            if next <= Instant::now() {
+                let told = self.turn(&handle).await;
+                self.ctx.progress.condition(CONDITION, told);
+                next = Instant::now() + self.interval;
+                quiet_until = Instant::now() + QUIET;
             }
         }
     }
@@ -131,6 +148,7 @@ impl EvictionLoop {
         let seen = self.look.observe().await?;
         let list = with_derived(&self.settings.thresholds, seen.layout);
         let now_ms = u64::try_from(now_unix_nanos() / 1_000_000).unwrap_or(0);
+        self.ask_the_kernel(&list, &seen).await;
         let before = self.monitor.clone();
         let look = self.monitor.look(&list, &seen.signals, now_ms, self.settings.transition_ms);
         self.conditions.send_if_modified(|conditions| {
@@ -145,12 +163,42 @@ impl EvictionLoop {
             return Ok(());
         }
         let Some(active) = self.settle().await else { return Ok(()) };
+        self.tell_overdue(&active);
         if self.settings.local_limits && self.enforce_limits(&active).await {
             return Ok(());
         }
         match look.act {
             Some(threshold) => self.relieve(threshold, seen, &active, handle).await,
             None => Ok(()),
+        }
+    }
+
+    /// Has the kernel tell when what was seen of memory comes to a threshold.
+    async fn ask_the_kernel(&mut self, list: &[Threshold], seen: &look::Seen) {
+        let Some(notices) = &mut self.notices else { return };
+        let tree = self.look.tree.borrow().clone();
+        if let Err(error) = notices.renew(tree, list, &seen.signals).await {
+            let (text, seconds) = (keelson_service_kit::status::chain(&error), self.interval.as_secs());
+            tracing::warn!("memory is looked at every {seconds} s and not when the kernel tells: {text}");
+        }
+    }
+
+    /// Tells once of each order whose pod should have ended by now; it is still waited for.
+    fn tell_overdue(&mut self, active: &BTreeMap<String, Active>) {
+        let standing = self.orders.snapshot();
+        self.overdue.retain(|uid| standing.iter().any(|(standing, _)| standing == uid));
+        for (uid, order) in standing {
+            let Some(desire) = active.get(&uid).and_then(|pod| pod.desire.as_ref()) else { continue };
+            if !order.is_overdue(desire.grace_seconds, now_unix_nanos()) || !self.overdue.insert(uid) {
+                continue;
+            }
+            let PodRef { namespace, name, uid } = &order.pod;
+            let seconds = order.expected_seconds(desire.grace_seconds);
+            let text = format!(
+                "The container runtime did not finish in time: the pod was to end within {seconds} s"
+            );
+            tracing::warn!(pod = name, namespace, uid, "the pod was to end within {seconds} s and has not");
+            self.ctx.events.warning(ObjectRef::pod(namespace, name, uid), "ExceededGracePeriod", text);
         }
     }
 
@@ -299,4 +347,11 @@ impl EvictionLoop {
         let told = written.map_err(|error| keelson_service_kit::status::chain(&error));
         self.ctx.progress.condition("eviction-state", told);
     }
+}
+
+/// Waits until the kernel tells something, and not before `from`; for ever when it was not asked.
+async fn told(notices: Option<&Notices>, from: Instant) {
+    let Some(notices) = notices else { return std::future::pending().await };
+    tokio::time::sleep_until(from).await;
+    notices.told().await;
 }

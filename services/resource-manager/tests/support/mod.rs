@@ -38,7 +38,24 @@ impl World {
         for service in [ServiceName::ResourceManager, ServiceName::RuntimeShim, ServiceName::VolumeManager] {
             fs::create_dir_all(config.paths.socket_dir(service)).unwrap();
         }
-        Self { _dir: dir, config }
+        let world = Self { _dir: dir, config };
+        world.remembers(Some(""));
+        world
+    }
+
+    /// What an earlier run has heard from the runtime of its cgroup driver; empty: it tells none. `None`: nothing.
+    pub fn remembers(&self, driver: Option<&str>) {
+        let file = self.config.paths.state(ServiceName::ResourceManager).join("runtime.json");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        match driver {
+            Some(driver) => {
+                let endpoint = &self.config.runtime.endpoint;
+                let text =
+                    format!("{{\"endpoint\":{endpoint:?},\"cgroupDriver\":{driver:?},\"schemaVersion\":1}}");
+                fs::write(file, text).unwrap();
+            }
+            None => fs::remove_file(file).unwrap(),
+        }
     }
 
     /// Starts the service on these folders and cgroups.

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use keelson_kube_model::parse_go_duration;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::duration::parse_go_duration;
 use crate::keyring::{hex, matches, without_scheme};
 
 /// The kind of the configuration.

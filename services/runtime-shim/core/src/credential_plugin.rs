@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use keelson_kube_model::parse_go_duration;
 use serde_json::{Value, json};
 
 use crate::credential_config::ApiVersion;
-use crate::duration::parse_go_duration;
 use crate::keyring::{Credential, split_host};
 
 /// Nanoseconds after which the cache is looked through for what is out of date.

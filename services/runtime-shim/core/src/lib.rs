@@ -1,13 +1,13 @@
 //! The pure decisions of runtime-shim: no clock, no I/O, no runtime.
 //!
+//! - [`cgroup_driver`]: which cgroup driver the runtime names.
 //! - [`collection`]: which dead containers and sandboxes to remove.
 //! - [`credential_config`]: which credential provider plugins there are.
 //! - [`credential_plugin`]: what they are asked and answer, and how long that is kept.
-//! - [`duration`]: durations as Go writes them.
 //! - [`exec`]: which container a command is run in, and how it ended.
 //! - [`image`]: references, pull policies and pull back-off.
 //! - [`keyring`]: docker configurations, and which credentials are for an image.
-//! - [`log`]: the CRI log line format and what a reader is shown of it.
+//! - [`log`]: the lines of container logs and what a reader is shown of them.
 //! - [`operation`]: the calls of CRI as metrics name them.
 //! - [`pull_progress`]: whether a pull goes on or stands still.
 //! - [`pull_rate`]: how many pulls may begin.
@@ -18,10 +18,10 @@
 //! - [`unused_images`]: which images to remove.
 //! - [`upgrade`]: the answer with which a connection changes to them.
 
+pub mod cgroup_driver;
 pub mod collection;
 pub mod credential_config;
 pub mod credential_plugin;
-pub mod duration;
 pub mod exec;
 pub mod image;
 pub mod keyring;

@@ -164,10 +164,19 @@ async fn an_image_that_is_there_and_one_that_was_pulled_are_told() {
 
 /// As [`images`], with these Secrets and with records in the fake's folder.
 fn recorded(fake: &FakeRuntime, secrets: &[(&str, Result<serde_json::Value, Status>)]) -> Images {
+    counted(fake, secrets, &Metrics::new())
+}
+
+/// As [`recorded`], counted in these metrics.
+fn counted(
+    fake: &FakeRuntime,
+    secrets: &[(&str, Result<serde_json::Value, Status>)],
+    metrics: &Metrics,
+) -> Images {
     let images = images(fake);
     let credentials = Credentials::of(secrets, &[], images.clock.clone());
     let config = Config { paths: paths(fake), ..Config::default() };
-    images.configured(&config, credentials, &Metrics::new())
+    images.configured(&config, credentials, metrics)
 }
 
 fn paths(fake: &FakeRuntime) -> keelson_config::Paths {
@@ -291,6 +300,40 @@ async fn an_image_that_was_pulled_with_a_secret_is_not_for_pods_without_it() {
         pull_required: required.into(),
     };
     assert_eq!(again.asked.get_or_create(&labels("false")).get(), 2);
+}
+
+#[tokio::test]
+async fn looks_whether_a_pod_may_use_an_image_that_is_there_are_counted_by_what_came_of_them() {
+    let fake = FakeRuntime::start().await;
+    let away = error(
+        Code::Unavailable,
+        keelson_service_kit::status::PEER_UNAVAILABLE,
+        "pod-config is not reachable",
+    );
+    let metrics = Metrics::new();
+    let ann = Ok(secret("r.example", "ann", "p"));
+    let images = counted(&fake, &[("default/a", ann), ("default/lost", Err(away))], &metrics);
+    fake.pullers(&["ann"]);
+    // What is pulled whatever is there is not looked at, nor is an image that is not there.
+    assert_eq!(gets(&images, "Never", &[]).await.unwrap_err().reason, "ErrImageNeverPull");
+    fake.image("r.example/a:1");
+    gets(&images, "IfNotPresent", &[]).await.unwrap();
+    assert!(matches!(end(&images, with_secrets("Always", &["a"])).await, Item::Done(done) if done.pulled));
+    gets(&images, "Never", &["a"]).await.unwrap();
+    gets(&images, "IfNotPresent", &["a"]).await.unwrap();
+    assert_eq!(gets(&images, "Never", &[]).await.unwrap_err().reason, "ErrImageNeverPull");
+    assert_eq!(broken(&images, with_secrets("Never", &["lost"])).await.code(), Code::Unavailable);
+    let text = metrics.text();
+    let name = "kubelet_imagemanager_image_mustpull_checks_total{";
+    let mut told: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(name)).collect();
+    told.sort_unstable();
+    let expected = [
+        "result=\"credentialPolicyAllowed\"} 1",
+        "result=\"credentialRecordFound\"} 2",
+        "result=\"error\"} 1",
+        "result=\"mustAuthenticate\"} 1",
+    ];
+    assert_eq!(told, expected, "{text}");
 }
 
 #[tokio::test]

@@ -90,6 +90,20 @@ fn since_compares_moments_in_any_offset_and_takes_in_its_whole_second() {
 }
 
 #[test]
+fn lines_of_docker_are_read_as_those_of_cri() {
+    let line = |log: &str, second: u8| {
+        format!("{{\"log\":\"{log}\",\"stream\":\"stdout\",\"time\":\"2026-01-01T00:00:0{second}.5Z\"}}\n")
+    };
+    let log = [line("one\\n", 1), line("\\\"tw", 2), line("o\\\"\\n", 2), line("three\\n", 3)].concat();
+    assert_eq!(reader(&pb::ReadLogsRequest::default(), &log), "one\n\"two\"\nthree\n");
+    let request = pb::ReadLogsRequest { timestamps: true, ..since("2026-01-01T00:00:02Z") };
+    let expected = "2026-01-01T00:00:02.500000000Z \"two\"\n2026-01-01T00:00:03.500000000Z three\n";
+    assert_eq!(reader(&request, &log), expected);
+    let request = pb::ReadLogsRequest { tail_lines: Some(1), ..Default::default() };
+    assert_eq!(reader(&request, &log), "three\n");
+}
+
+#[test]
 fn the_tail_is_found_wherever_the_blocks_of_the_search_begin() {
     for length in [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK] {
         // Three lines, with the newline of the first near the beginning of the last block.

@@ -68,6 +68,7 @@ fn after_line(text: &str, end: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use keelson_testkit::Reached;
     use proptest::prelude::*;
 
     use super::*;
@@ -121,11 +122,28 @@ mod tests {
         assert!(value_of("A='1'\nbroken", "B").is_err());
     }
 
-    proptest! {
-        #[test]
-        fn no_text_makes_it_panic_and_a_written_value_is_read(junk in "\\PC{0,40}", value in "[^']{0,20}") {
-            let _ = value_of(&junk, "A");
-            prop_assert_eq!(value_of(&format!("X='1'\nA='{value}'\n"), "A"), Ok(Some(value)));
-        }
+    #[test]
+    fn no_text_makes_it_panic_and_a_written_value_is_read() {
+        let reached = &Reached::default();
+        let junk = prop_oneof!["\\PC{0,40}", "A?=?[A'=# \\n]{0,8}", "A='[a\\n]{0,3}'?[ #a]{0,3}"];
+        let value = prop_oneof!["[^']{0,20}", "[a#= \\n]{0,20}"];
+        proptest!(ProptestConfig::with_cases(2048), |(junk in junk, value in value)| {
+            let found = value_of(&junk, "A");
+            prop_assert_eq!(value_of(&format!("X='1'\nA='{value}'\n"), "A"), Ok(Some(value.clone())));
+            let fault = |part: &str| found.as_ref().is_err_and(|error| error.problem.contains(part));
+            reached.case([
+                ("a value that spans lines", value.contains('\n')),
+                ("a value of one line", !value.contains('\n')),
+                ("junk: a value", matches!(found, Ok(Some(_)))),
+                ("junk: no such key", found == Ok(None)),
+                ("junk: no '='", fault("no '='")),
+                ("junk: no name", fault("name right before")),
+                ("junk: not quoted", fault("in single quotes")),
+                ("junk: not closed", fault("not closed")),
+                ("junk: more after the quote", fault("closing quote")),
+            ]);
+        });
+        // The rarest: "junk: no such key", in one case of 20.
+        reached.assert_each();
     }
 }

@@ -9,6 +9,9 @@
 //! | [`tmpfs`] | how large a memory-backed volume may grow and with which options it is mounted |
 //! | [`hugepages`] | which pages a volume of huge pages has |
 //! | [`figures`] | which volumes have figures, and when they are measured |
+//! | [`requests`] | since when each volume of a pod is waited for |
+//! | [`ownership`] | what is said of a volume whose files go to the pod's group for long |
+//! | [`selinux`] | whether SELinux is on, and the label of folders then |
 //! | [`envfile`] | which value a key has in a file of variables |
 //! | [`hostpath`] | whether what is at a hostPath is what the volume asks for |
 //! | [`mountinfo`] | what a mountinfo text says about a path |
@@ -20,6 +23,9 @@ pub mod hostpath;
 pub mod hugepages;
 pub mod mountinfo;
 pub mod names;
+pub mod ownership;
 pub mod payload;
 pub mod plan;
+pub mod requests;
+pub mod selinux;
 pub mod tmpfs;

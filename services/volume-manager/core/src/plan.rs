@@ -159,6 +159,7 @@ impl Actual {
 
 #[cfg(test)]
 mod tests {
+    use keelson_testkit::Reached;
     use proptest::prelude::*;
 
     use super::*;
@@ -307,61 +308,100 @@ mod tests {
         assert!(!actual.folder_complete && actual.ready.is_empty());
     }
 
-    proptest! {
-        /// Carrying out plans, with some steps failing at first, always settles; and every step that destroys
-        /// comes from a plan that knew the pod to be quiet.
-        #[test]
-        fn every_desire_settles_whatever_fails_on_the_way(
-            want in prop::sample::select(vec![Want::Run, Want::Stop, Want::Unmount, Want::Forget]),
-            names in prop::collection::btree_set("[a-d]", 0..4),
-            found in prop::collection::btree_set("[a-f]", 0..4),
-            folder in any::<bool>(),
-            subpaths in any::<bool>(),
-            fails in prop::collection::vec(any::<bool>(), 0..12),
-        ) {
+    /// Carrying out plans, with some steps failing at first, always settles; and every step that destroys
+    /// comes from a plan that knew the pod to be quiet.
+    #[test]
+    fn every_desire_settles_whatever_fails_on_the_way() {
+        let reached = &Reached::default();
+        let wants = prop::sample::select(vec![Want::Run, Want::Stop, Want::Unmount, Want::Forget]);
+        let names = prop::collection::btree_set("[a-d]", 0..4);
+        let found = prop::collection::btree_set("[a-f]", 0..4);
+        let fails = prop::collection::vec(any::<bool>(), 0..12);
+        let there = any::<(bool, bool)>();
+        proptest!(ProptestConfig::with_cases(1024), |(
+            want in wants, names in names, found in found, there in there, fails in fails,
+        )| {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let desire = desire(want, &names);
             let held: BTreeSet<_> = found.iter().map(|n| VolumeKey::empty_dir(n)).collect();
+            let (folder, subpaths) = there;
             let folder = folder || subpaths || !held.is_empty();
             let mut actual = Actual { folder, held, subpaths, ..Actual::default() };
-            let mut fails = fails.into_iter();
-            let mut quiet = false;
-            for _ in 0..64 {
-                match plan(&desire, &actual, quiet) {
-                    Plan::Settled(end) => {
-                        let right = match want {
-                            Want::Run => end == Settled::Mounted && names.iter().all(|n| actual.ready.contains(*n)),
-                            Want::Stop => end == Settled::Stopping,
-                            Want::Unmount => end == Settled::Unmounted && actual.held.is_empty() && !actual.subpaths,
-                            Want::Forget => end == Settled::Gone && actual == Actual::default(),
-                        };
-                        prop_assert!(right, "{:?} ended as {:?} with {:?}", want, end, actual);
-                        return Ok(());
+            let (asked, steps, failed) = carry_out(&desire, &mut actual, fails)?;
+            let right = match want {
+                Want::Run => names.iter().all(|n| actual.ready.contains(*n)),
+                Want::Stop => true,
+                Want::Unmount => actual.held.is_empty() && !actual.subpaths,
+                Want::Forget => actual == Actual::default(),
+            };
+            prop_assert!(right, "{:?} ended with {:?}", want, actual);
+            let done = |what: fn(&Step) -> bool| steps.iter().any(what);
+            reached.case([
+                ("runs", want == Want::Run),
+                ("stops", want == Want::Stop),
+                ("is unmounted", want == Want::Unmount),
+                ("is forgotten", want == Want::Forget),
+                ("the runtime is asked", asked > 0),
+                ("the runtime is asked again", asked > 1),
+                ("a step fails", failed > 0),
+                ("folders are made", done(|s| *s == Step::MakeFolders)),
+                ("a volume is set up", done(|s| matches!(s, Step::SetUp(_)))),
+                ("parts of volumes go", done(|s| *s == Step::RemoveSubpaths)),
+                ("a volume goes", done(|s| matches!(s, Step::TearDown(_)))),
+                ("the folder goes", done(|s| *s == Step::RemoveFolder)),
+            ]);
+        });
+        // The rarest: "a volume is set up", in one case of 5.
+        reached.assert_each();
+    }
+
+    /// Carries out plans until nothing is to be done; how often the runtime was asked, what was done, and how many
+    /// steps failed.
+    fn carry_out(
+        desire: &PodDesire,
+        actual: &mut Actual,
+        fails: Vec<bool>,
+    ) -> Result<(usize, Vec<Step>, usize), TestCaseError> {
+        let mut fails = fails.into_iter();
+        let (mut quiet, mut asked, mut done, mut failed) = (false, 0, Vec::new(), 0);
+        for _ in 0..64 {
+            let steps = match plan(desire, actual, quiet) {
+                Plan::Settled(end) => {
+                    let wanted = match desire.want {
+                        Want::Run => Settled::Mounted,
+                        Want::Stop => Settled::Stopping,
+                        Want::Unmount => Settled::Unmounted,
+                        Want::Forget => Settled::Gone,
+                    };
+                    prop_assert_eq!(end, wanted);
+                    return Ok((asked, done, failed));
+                }
+                Plan::AskRuntime => {
+                    (quiet, asked) = (true, asked + 1);
+                    continue;
+                }
+                Plan::Do(steps) => steps,
+            };
+            for step in steps {
+                let destroys = matches!(step, Step::RemoveSubpaths | Step::TearDown(_) | Step::RemoveFolder);
+                prop_assert!(!destroys || quiet);
+                let made = match &step {
+                    Step::SetUp(i) => Some(VolumeKey::empty_dir(&desire.volumes[*i].name)),
+                    _ => None,
+                };
+                if fails.next().unwrap_or(false) {
+                    failed += 1;
+                    actual.failed(&step, made);
+                    if step == Step::RemoveSubpaths {
+                        break;
                     }
-                    Plan::AskRuntime => quiet = true,
-                    Plan::Do(steps) => {
-                        for step in steps {
-                            let destroys = matches!(step, Step::RemoveSubpaths | Step::TearDown(_) | Step::RemoveFolder);
-                            prop_assert!(!destroys || quiet);
-                            let stops = step == Step::RemoveSubpaths;
-                            let made = match &step {
-                                Step::SetUp(i) => Some(VolumeKey::empty_dir(&desire.volumes[*i].name)),
-                                _ => None,
-                            };
-                            if fails.next().unwrap_or(false) {
-                                actual.failed(&step, made);
-                                if stops {
-                                    break;
-                                }
-                            } else {
-                                actual.done(&step, &desire, made);
-                            }
-                        }
-                        quiet = false;
-                    }
+                } else {
+                    actual.done(&step, desire, made);
+                    done.push(step);
                 }
             }
-            prop_assert!(false, "{:?} never settles", want);
+            quiet = false;
         }
+        Err(TestCaseError::fail(format!("{:?} never settles", desire.want)))
     }
 }

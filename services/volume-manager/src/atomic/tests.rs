@@ -3,6 +3,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use super::*;
+use crate::walks::Walks;
 
 /// 2026-11-21 08:05:09 UTC and 7 ns.
 const NOW: i64 = 1_795_248_309_000_000_007;
@@ -173,7 +174,8 @@ fn the_group_may_read_every_file_before_anybody_sees_it() {
     let dir = tempfile::tempdir().unwrap();
     let mut files = payload(&[("a", "1"), ("deep/b", "2")]);
     files.files.get_mut("a").unwrap().mode = 0o400;
-    write(dir.path(), &files, Some(4711), NOW).unwrap();
+    let walks = Walks::default();
+    write(dir.path(), &files, Some(Group { gid: 4711, walks: &walks }), NOW).unwrap();
     let shown = |name: &str| {
         let meta = fs::metadata(dir.path().join(name)).unwrap();
         (meta.gid(), meta.mode() & 0o7777)

@@ -13,10 +13,13 @@ use crate::types::{
 struct Surroundings<'a> {
     volumes: &'a BTreeSet<&'a str>,
     host_network: bool,
+    /// `terminationGracePeriodSeconds`, where it is a good one.
+    grace: Option<i64>,
 }
 
 pub(super) fn check_containers(found: &mut Findings, spec: &PodSpec, volumes: &BTreeSet<&str>) {
-    let around = Surroundings { volumes, host_network: spec.host_network == Some(true) };
+    let grace = spec.termination_grace_period_seconds.filter(|seconds| *seconds >= 0);
+    let around = Surroundings { volumes, host_network: spec.host_network == Some(true), grace };
     let mut names = BTreeSet::new();
     let mut host_ports = BTreeSet::new();
     let init = spec.init_containers.iter().map(|container| (ContainerKind::of_init(container), container));
@@ -71,6 +74,7 @@ fn check_container(
     }
     check_mounts(found, field, container, around.volumes);
     check_probes(found, field, kind, container);
+    check_hooks(found, field, kind, container, around.grace);
     found.resources(&format!("{field}.resources"), &container.resources);
 }
 
@@ -284,6 +288,15 @@ fn check_probes(found: &mut Findings, field: &str, kind: ContainerKind, containe
             );
         }
     }
+}
+
+fn check_hooks(
+    found: &mut Findings,
+    field: &str,
+    kind: ContainerKind,
+    container: &Container,
+    grace: Option<i64>,
+) {
     let Some(lifecycle) = &container.lifecycle else { return };
     for (name, handler) in [("postStart", &lifecycle.post_start), ("preStop", &lifecycle.pre_stop)] {
         let Some(handler) = handler else { continue };
@@ -292,7 +305,7 @@ fn check_probes(found: &mut Findings, field: &str, kind: ContainerKind, containe
             found.forbidden(field, "may not be set for init containers without restartPolicy=Always");
             continue;
         }
-        check_hook(found, &field, handler);
+        check_hook(found, &field, handler, grace);
     }
 }
 
@@ -325,7 +338,7 @@ fn check_probe(found: &mut Findings, field: &str, probe: &Probe) {
     }
 }
 
-fn check_hook(found: &mut Findings, field: &str, hook: &LifecycleHandler) {
+fn check_hook(found: &mut Findings, field: &str, hook: &LifecycleHandler, grace: Option<i64>) {
     let handlers =
         [hook.exec.is_some(), hook.http_get.is_some(), hook.tcp_socket.is_some(), hook.sleep.is_some()];
     exactly_one_handler(found, field, &handlers);
@@ -337,6 +350,13 @@ fn check_hook(found: &mut Findings, field: &str, hook: &LifecycleHandler) {
     }
     if let Some(tcp) = &hook.tcp_socket {
         check_port_reference(found, &format!("{field}.tcpSocket.port"), &tcp.port);
+    }
+    if let Some(sleep) = &hook.sleep
+        && let Some(grace) = grace
+        && !(0..=grace).contains(&sleep.seconds)
+    {
+        let detail = format!("must be non-negative and less than terminationGracePeriodSeconds ({grace})");
+        found.invalid(format!("{field}.sleep"), sleep.seconds, &detail);
     }
 }
 

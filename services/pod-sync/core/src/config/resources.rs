@@ -7,6 +7,7 @@ use keelson_kube_model::resources::{
 use keelson_kube_model::{Container, Pod, Quantity, ResourceList};
 
 use super::LinuxResources;
+use super::swap::swap_bytes;
 
 /// Which cgroup interface the machine has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,8 +30,12 @@ pub struct MachineInputs<'a> {
     pub memory_bytes: i64,
     /// cgroup interface.
     pub cgroup: CgroupVersion,
-    /// The kernel counts swap per cgroup: no container gets any.
+    /// The kernel counts swap per cgroup: a container gets none, or with `limited_swap` a part of it.
     pub swap_accounting: bool,
+    /// `memorySwap.swapBehavior` is `LimitedSwap`.
+    pub limited_swap: bool,
+    /// Swap of the node, bytes.
+    pub swap_bytes: i64,
     /// Only the process that is too large dies, not the whole container (`singleProcessOOMKill`).
     pub single_process_oom_kill: bool,
     /// Huge page sizes of the kernel as in resource names: `2Mi`, `1Gi`.
@@ -102,7 +107,8 @@ pub(super) fn of_container(
         resources.unified.insert("memory.oom.group".to_owned(), "1".to_owned());
     }
     if machine.swap_accounting && v2 {
-        resources.unified.insert("memory.swap.max".to_owned(), "0".to_owned());
+        let swap = swap_bytes(pod, container, machine);
+        resources.unified.insert("memory.swap.max".to_owned(), swap.to_string());
     } else if machine.swap_accounting {
         resources.memory_swap_limit_in_bytes = memory;
     }
@@ -216,6 +222,17 @@ mod tests {
         );
         let v1 = MachineInputs { swap_accounting: true, cgroup: CgroupVersion::V1, ..machine() };
         assert_eq!(container(limit, &v1).memory_swap_limit_in_bytes, 64 << 20);
+    }
+
+    #[test]
+    fn limited_swap_is_for_cgroup_v2_where_the_kernel_counts_it() {
+        let burstable = || json!({"requests": {"memory": "1Gi"}, "limits": {"memory": "2Gi"}});
+        let limited = MachineInputs { limited_swap: true, swap_bytes: 2 << 30, ..machine() };
+        let counted = MachineInputs { swap_accounting: true, ..limited };
+        let max = |machine| container(burstable(), machine).unified.get("memory.swap.max").cloned();
+        assert_eq!((max(&limited), max(&counted)), (None, Some((512 << 20).to_string())));
+        let v1 = container(burstable(), &MachineInputs { cgroup: CgroupVersion::V1, ..counted });
+        assert_eq!((v1.memory_swap_limit_in_bytes, v1.unified.get("memory.swap.max")), (2 << 30, None));
     }
 
     #[test]

@@ -1,3 +1,4 @@
+use keelson_testkit::Reached;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -303,7 +304,7 @@ fn what_runs_and_is_not_ready_says_why_and_when_it_is_tried_again() {
     let cause = |book: &ProbeBook| unready_cause(container, record, None, book);
     let mut states = book(&[("a", ProbeKind::Startup, "a-0", ProbeResult::Unknown)]);
     let first = cause(&states).unwrap();
-    assert_eq!((first.state, first.owner.as_str()), (StepState::Waiting, "pod-sync"));
+    assert_eq!((first.state, &*first.owner), (StepState::Waiting, "pod-sync"));
     let key = ("a".to_owned(), ProbeKind::Startup);
     let startup = states.get_mut(&key).unwrap();
     startup.errored("a-0", "no shell");
@@ -313,7 +314,7 @@ fn what_runs_and_is_not_ready_says_why_and_when_it_is_tried_again() {
     startup.next_unix_nanos = 7;
     let failing = cause(&states).unwrap();
     assert_eq!(failing.message, "its startup probe fails (1 of 3): no answer");
-    assert_eq!((failing.state, failing.owner.as_str()), (StepState::Waiting, YOU));
+    assert_eq!((failing.state, &*failing.owner), (StepState::Waiting, YOU));
     assert_eq!(failing.next_retry_unix_nanos, 7);
 
     let yes = ProbeResult::Success;
@@ -325,48 +326,67 @@ fn what_runs_and_is_not_ready_says_why_and_when_it_is_tried_again() {
     let key = ("a".to_owned(), ProbeKind::Readiness);
     states.get_mut(&key).unwrap().errored("a-0", "no shell");
     let failed = cause(&states).unwrap();
-    assert_eq!((failed.state, failed.owner.as_str()), (StepState::Failed, YOU));
+    assert_eq!((failed.state, &*failed.owner), (StepState::Failed, YOU));
     assert_eq!(failed.message, "its readiness probe fails: no shell");
     states.get_mut(&key).unwrap().result = yes;
     assert_eq!(cause(&states), None);
 }
 
-proptest! {
-    #[test]
-    fn a_result_turns_only_after_its_threshold_in_a_row(
-        outcomes in proptest::collection::vec(any::<bool>(), 1..60),
-        success_threshold in 1..5i32,
-        failure_threshold in 1..5i32,
-    ) {
-        let times = times(json!({"successThreshold": success_threshold, "failureThreshold": failure_threshold}));
+#[test]
+fn a_result_turns_only_after_its_threshold_in_a_row() {
+    let reached = &Reached::default();
+    let outcomes = proptest::collection::vec(any::<bool>(), 1..60);
+    let thresholds = (1..5i32, 1..5i32);
+    proptest!(ProptestConfig::with_cases(1024), |(outcomes in outcomes, (success, failure) in thresholds)| {
+        let times = times(json!({"successThreshold": success, "failureThreshold": failure}));
         let mut state = taken(ProbeKind::Readiness);
         let id = state.container_id.clone();
         let mut before = state.result;
+        let (mut turned, mut short) = ([false; 2], [false; 2]);
         for (index, success) in outcomes.iter().enumerate() {
             let judged = state.judge(ProbeKind::Readiness, &times, &id, *success, "no");
             let run = outcomes[..=index].iter().rev().take_while(|o| *o == success).count();
             let threshold = if *success { times.success_threshold } else { times.failure_threshold };
-            let reached = u32::try_from(run).unwrap() >= threshold;
+            let enough = u32::try_from(run).unwrap() >= threshold;
             let says = if *success { ProbeResult::Success } else { ProbeResult::Failure };
-            prop_assert_eq!(state.result, if reached { says } else { before });
+            prop_assert_eq!(state.result, if enough { says } else { before });
             prop_assert_eq!(judged.changed, state.result != before);
+            turned[usize::from(*success)] |= judged.changed;
+            short[usize::from(*success)] |= !enough && says != before;
             before = state.result;
         }
-    }
+        reached.case([
+            ("turns to success", turned[1]),
+            ("turns to failure", turned[0]),
+            ("stays as it began", turned == [false; 2]),
+            ("too few successes", short[1]),
+            ("too few failures", short[0]),
+        ]);
+    });
+    // The rarest: "stays as it began", in one case of 5.
+    reached.assert_each();
+}
 
-    #[test]
-    fn the_first_wait_lies_within_the_first_period(period in 1..1000i32, spread in 0.0..1.0f64, age in 0..2000i64) {
+#[test]
+fn the_first_wait_lies_within_the_first_period() {
+    let reached = &Reached::default();
+    let (period, spread, age) = (1..1000i32, 0.0..1.0f64, 0..2000i64);
+    proptest!(ProptestConfig::with_cases(512), |(period in period, spread in spread, age in age)| {
         let times = times(json!({"periodSeconds": period}));
         let mut old = record(&in_sandbox().running("a"));
         old.started_unix_nanos = at(-200).now_unix_nanos;
         let now = at(-100 + age);
         let mut state = ProbeState::new(ProbeKind::Liveness);
-        match state.look(ProbeKind::Liveness, &times, &Look { spread, ..look(Some(&old), &now) }) {
+        let next = state.look(ProbeKind::Liveness, &times, &Look { spread, ..look(Some(&old), &now) });
+        match next {
             Next::After(wait) => {
                 prop_assert!(wait > 0 && wait < times.period_nanos());
                 prop_assert!(age < times.period_seconds);
             }
             next => prop_assert_eq!(next, Next::Probe),
         }
-    }
+        reached.case([("waits", next != Next::Probe), ("is probed at once", next == Next::Probe)]);
+    });
+    // The rarest: "waits", in one case of 4.
+    reached.assert_each();
 }

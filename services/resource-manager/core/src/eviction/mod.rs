@@ -5,6 +5,7 @@
 //! | [`signal`] | what is watched, and what is said to be short then |
 //! | [`threshold`] | when a signal is met, from the configuration's texts |
 //! | [`monitor`] | what is to be acted on now, and which conditions the node has |
+//! | [`notice`] | when the kernel is to tell that memory becomes short |
 //! | [`usage`] | what a pod takes |
 //! | [`rank`] | which pod goes first |
 //! | [`local`] | which pod has exceeded a limit of local storage |
@@ -13,6 +14,7 @@
 
 pub mod local;
 pub mod monitor;
+pub mod notice;
 pub mod order;
 pub mod preempt;
 pub mod rank;

@@ -115,6 +115,7 @@ pub const fn key(threshold: &Threshold) -> Key {
 #[cfg(test)]
 mod tests {
     use keelson_kube_model::Quantity;
+    use keelson_testkit::Reached;
     use proptest::prelude::*;
 
     use super::super::signal::Observation;
@@ -267,19 +268,35 @@ mod tests {
         }
     }
 
-    proptest! {
-        /// Whatever is seen in whatever order: nothing is acted on that is not below what must be left, and a
-        /// condition that is met is shown.
-        #[test]
-        fn nothing_is_acted_on_that_is_not_short(lefts in prop::collection::vec(0u64..200, 1..20)) {
+    /// Whatever is seen in whatever order: nothing is acted on that is not below what must be left, and a
+    /// condition that is met is shown.
+    #[test]
+    fn nothing_is_acted_on_that_is_not_short() {
+        let reached = &Reached::default();
+        let lefts = prop::collection::vec(0u64..200, 1..20);
+        proptest!(ProptestConfig::with_cases(1024), |(lefts in lefts)| {
             let reclaim = Some(Amount::Quantity(Quantity::from_bytes(30)));
             let thresholds = [Threshold { reclaim, ..threshold(Signal::MemoryAvailable, 100, None) }];
             let mut monitor = Monitor::default();
+            let (mut short, mut goes_on, mut untouched, mut over) = (false, false, false, false);
             for (now, available) in (1u64..).zip(lefts) {
                 let look = monitor.look(&thresholds, &left(&[(Signal::MemoryAvailable, available)], now), now, MINUTE);
                 prop_assert!(look.act.is_none() || available < 130);
                 prop_assert!(available >= 100 || (look.act.is_some() && !look.conditions.is_empty()));
+                short |= available < 100;
+                goes_on |= available >= 100 && look.act.is_some();
+                untouched |= (100..130).contains(&available) && look.act.is_none();
+                over |= look.act.is_none() && !look.conditions.is_empty();
             }
-        }
+            reached.case([
+                ("short", short),
+                ("never short", !short),
+                ("acted on until the minimum is reclaimed", goes_on),
+                ("between both and not acted on", untouched),
+                ("shown when it is over", over),
+            ]);
+        });
+        // The rarest: "never short", in one case of 21.
+        reached.assert_each();
     }
 }

@@ -15,6 +15,8 @@ use super::usage::Candidate;
 const AT_ONCE_SECONDS: i64 = 1;
 /// How long an order is waited for before the next one may come, in milliseconds.
 pub const PATIENCE_MS: u64 = 30_000;
+/// The least time in which a pod is expected to end, in seconds.
+const EXPECTED_SECONDS: i64 = 10;
 
 /// An order to end a pod; it does not change while it stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -96,6 +98,19 @@ impl Order {
     /// Whether it is one of those that a shortage has brought about.
     pub fn is_for_shortage(&self) -> bool {
         super::signal::Signal::parse(&self.signal).is_some()
+    }
+
+    /// In how many seconds its pod is expected to end: half as long again as its grace, and 10 at least
+    /// (pod-lifecycle.md §6.6). `own_grace_seconds` is the pod's own grace, for an order that leaves it that.
+    pub fn expected_seconds(&self, own_grace_seconds: i64) -> i64 {
+        let grace = self.grace_seconds.unwrap_or(own_grace_seconds).max(0);
+        grace.saturating_add(grace / 2).max(EXPECTED_SECONDS)
+    }
+
+    /// Whether its pod should have ended by now.
+    pub fn is_overdue(&self, own_grace_seconds: i64, now_unix_nanos: i64) -> bool {
+        let expected = self.expected_seconds(own_grace_seconds).saturating_mul(1_000_000_000);
+        now_unix_nanos.saturating_sub(self.since_unix_nanos) > expected
     }
 
     /// Whether the next one for a shortage is to wait for this one.
@@ -319,6 +334,25 @@ mod tests {
         }
         let limit = Order { signal: "emptydirfs.limit".into(), ..short };
         assert!(!limit.is_waited_for(100 * second));
+    }
+
+    #[test]
+    fn a_pod_is_expected_to_end_within_half_as_long_again_as_its_grace_and_ten_seconds_at_least() {
+        for (grace, own, seconds) in [
+            (Some(0), 600, 10),
+            (Some(6), 600, 10),
+            (Some(7), 600, 10),
+            (Some(8), 600, 12),
+            (Some(21), 600, 31),
+            (None, 30, 45),
+            (None, -1, 10),
+        ] {
+            let order = Order { grace_seconds: grace, since_unix_nanos: 5_000_000_000, ..Order::default() };
+            assert_eq!(order.expected_seconds(own), seconds, "{grace:?} {own}");
+            let at = |seconds: i64| 5_000_000_000 + seconds * 1_000_000_000;
+            assert!(!order.is_overdue(own, at(seconds)) && order.is_overdue(own, at(seconds) + 1));
+            assert!(!order.is_overdue(own, 0), "the clock was set back");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use keelson_testkit::Reached;
 use proptest::prelude::*;
 
 use super::*;
@@ -204,24 +205,30 @@ impl Folder {
     }
 }
 
-proptest! {
-    #[test]
-    fn whatever_is_cut_off_no_line_is_lost_doubled_or_out_of_order(
-        turns in proptest::collection::vec((0u32..15, 0usize..5, 0usize..8, -100i64..100), 1..30),
-        max_files in 2usize..5,
-    ) {
+#[test]
+fn whatever_is_cut_off_no_line_is_lost_doubled_or_out_of_order() {
+    let reached = &Reached::default();
+    let turns = proptest::collection::vec((0u32..15, 0usize..5, 0usize..8, -100i64..100), 1..30);
+    proptest!(ProptestConfig::with_cases(512), |(turns in turns, max_files in 2usize..5)| {
         let limits = Limits { max_bytes: 10, max_files };
         let mut folder = Folder { open: "0.log".into(), ..Folder::default() };
         folder.files.insert("0.log".into(), Vec::new());
+        let (mut rotated, mut not_rotated, mut tidied, mut not_tidied) = (false, false, false, false);
         for (lines, rotating, tidying, clock) in turns {
             folder.write(lines);
-            for step in plan_rotation("0.log", &folder.list(), limits, NOW + clock).iter().take(rotating) {
+            let steps = plan_rotation("0.log", &folder.list(), limits, NOW + clock);
+            for step in steps.iter().take(rotating) {
                 folder.step(step);
                 folder.write(1);
             }
-            for step in plan_tidying("0.log", &folder.list()).iter().take(tidying) {
+            rotated |= !steps.is_empty() && steps.len() <= rotating;
+            not_rotated |= steps.len() > rotating;
+            let steps = plan_tidying("0.log", &folder.list());
+            for step in steps.iter().take(tidying) {
                 folder.step(step);
             }
+            tidied |= !steps.is_empty() && steps.len() <= tidying;
+            not_tidied |= steps.len() > tidying;
             let expected: Vec<u32> = (folder.dropped..folder.written).collect();
             prop_assert_eq!(folder.lines(), expected);
         }
@@ -234,14 +241,39 @@ proptest! {
         prop_assert!(plan_tidying("0.log", &folder.list()).is_empty());
         prop_assert!(folder.files.len() <= max_files, "{:?}", folder.files.keys());
         prop_assert!(folder.files.contains_key("0.log"));
-    }
+        reached.case([
+            ("rotated", rotated),
+            ("a rotation is cut off", not_rotated),
+            ("compressed", tidied),
+            ("a compression is cut off", not_tidied),
+            ("the oldest lines make room", folder.dropped > 0),
+            ("no line makes room", folder.dropped == 0),
+            ("as many files as there may be", folder.files.len() == max_files),
+        ]);
+    });
+    // The rarest: "no line makes room", in one case of 5.
+    reached.assert_each();
+}
 
-    #[test]
-    fn stamps_sort_as_their_moments_and_are_read_back(a in 0i64..200_000_000_000, b in 0i64..200_000_000_000) {
+#[test]
+fn stamps_sort_as_their_moments_and_are_read_back() {
+    let reached = &Reached::default();
+    let apart = prop_oneof![-2i64..3, -100_000_000_000i64..100_000_000_000];
+    proptest!(ProptestConfig::with_cases(512), |(a in 0i64..200_000_000_000, apart in apart)| {
+        let b = (a + apart).clamp(0, 200_000_000_000);
         prop_assert_eq!(seconds(&stamp(a)), Some(a));
+        prop_assert_eq!(seconds(&stamp(b)), Some(b));
         prop_assert_eq!(a.cmp(&b), stamp(a).cmp(&stamp(b)));
         prop_assert_eq!(next_stamp(a, Some(&stamp(b))), stamp(a.max(b + 1)));
-    }
+        reached.case([
+            ("the same moment", a == b),
+            ("the next second", b + 1 == a),
+            ("later", a > b + 1),
+            ("the clock was set back", a < b),
+        ]);
+    });
+    // The rarest: "the same moment", in one case of 10.
+    reached.assert_each();
 }
 
 #[test]

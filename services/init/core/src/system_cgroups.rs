@@ -1,0 +1,129 @@
+//! Which cgroups beside those of pods have statistics of their own, as the KubeletConfiguration and a flag say it
+//! (node-and-api.md §2.5, §4.1).
+
+use crate::document::{Reader, Sourced};
+use crate::kubelet_file::KubeletFile;
+use crate::resolve::{Level, Resolver, flag, is_clean};
+
+/// The fields; `None` where the file does not set them.
+#[derive(Debug, Default)]
+pub(crate) struct SystemCgroupsFile {
+    kubelet: Option<Sourced<String>>,
+    misc: Option<Sourced<String>>,
+}
+
+impl SystemCgroupsFile {
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
+        Self { kubelet: reader.string("kubeletCgroups"), misc: reader.string("systemCgroups") }
+    }
+}
+
+/// Takes the fields into the configuration; before `cgroupRoot` is taken from the file.
+pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
+    let file = std::mem::take(&mut kubelet.system_cgroups);
+    let own = path(resolver, file.kubelet);
+    let runtime = flag("--runtime-cgroups", resolver.flags.runtime_cgroups.as_ref());
+    let runtime = path(resolver, runtime);
+    let misc = path(resolver, file.misc);
+    if let Some(misc) = &misc {
+        if misc.value == "/" {
+            resolver.refuse(misc, "this is the whole machine; name a cgroup in it");
+        }
+        if kubelet.cgroup_root.as_ref().is_none_or(|root| root.value.is_empty()) {
+            resolver
+                .refuse(misc, "this needs cgroupRoot, the cgroup below which pods have theirs, such as /");
+        }
+    }
+    if let (Some(own), Some(reserved)) = (&own, kubelet.pressure.kube_reserved_cgroup())
+        && !own.value.starts_with(reserved)
+    {
+        let text = format!("kubeletCgroups ({}) is not within kubeReservedCgroup, {reserved}", own.origin);
+        resolver.note(Level::Warn, text);
+    }
+    resolver.set("resources.systemCgroups.kubelet", own, |c, v| c.resources.system_cgroups.kubelet = v);
+    resolver.set("resources.systemCgroups.runtime", runtime, |c, v| c.resources.system_cgroups.runtime = v);
+    resolver.set("resources.systemCgroups.misc", misc, |c, v| c.resources.system_cgroups.misc = v);
+}
+
+/// The path from the top of the tree; an empty text is none.
+fn path(resolver: &mut Resolver<'_>, given: Option<Sourced<String>>) -> Option<Sourced<String>> {
+    let given = given.filter(|given| !given.value.is_empty())?;
+    let path = format!("/{}", given.value.trim_start_matches('/'));
+    if path != "/" && !is_clean(&path) {
+        resolver.refuse(
+            &given,
+            "this must be a path in the cgroup tree, such as /system.slice/containerd.service",
+        );
+        return None;
+    }
+    Some(given.map(|_| path))
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_config::SystemCgroups;
+    use serde_json::{Value, json};
+
+    use crate::document::Document;
+    use crate::resolve::{Flags, Host, Inputs, Resolved, resolve};
+
+    fn resolved(fields: Value, runtime: Option<&str>) -> Result<Resolved, Vec<String>> {
+        let mut root = json!({"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"});
+        root.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let document = Document {
+            file: "k.yaml".into(),
+            root: root.as_object().unwrap().clone(),
+            ..Document::default()
+        };
+        let host = Host { hostname: "edge".into(), ..Host::default() };
+        let flags = Flags { runtime_cgroups: runtime.map(str::to_owned), ..Flags::default() };
+        resolve(Inputs { flags: &flags, kubelet: Some(&document), keelson: None, host: &host })
+            .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn fields_and_the_flag_name_cgroups_from_the_top_of_the_tree() {
+        let fields =
+            json!({"kubeletCgroups": "/agent.slice", "systemCgroups": "misc.slice", "cgroupRoot": "/"});
+        let found = resolved(fields, Some("/system.slice/containerd.service")).unwrap();
+        let expected = SystemCgroups {
+            kubelet: "/agent.slice".into(),
+            runtime: "/system.slice/containerd.service".into(),
+            misc: "/misc.slice".into(),
+        };
+        assert_eq!(found.config.resources.system_cgroups, expected);
+        assert_eq!(found.config.provenance["resources.systemCgroups.runtime"], "--runtime-cgroups");
+        assert!(found.notes.iter().all(|note| !note.text.contains("not acted on")), "{:?}", found.notes);
+        for fields in [json!({}), json!({"kubeletCgroups": "", "systemCgroups": ""})] {
+            let none = resolved(fields, Some("")).unwrap().config.resources.system_cgroups;
+            assert_eq!(none, SystemCgroups::default());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named_with_the_way_out() {
+        for (fields, runtime, part) in [
+            (json!({"systemCgroups": "/misc"}), None, "needs cgroupRoot"),
+            (json!({"systemCgroups": "/", "cgroupRoot": "/"}), None, "the whole machine"),
+            (json!({"kubeletCgroups": "/a/../b"}), None, "kubeletCgroups"),
+            (json!({}), Some("/a//b"), "--runtime-cgroups"),
+        ] {
+            let problems = resolved(fields, runtime).unwrap_err();
+            assert!(problems.len() == 1 && problems[0].contains(part), "{part}: {problems:?}");
+        }
+    }
+
+    #[test]
+    fn a_cgroup_of_the_agent_outside_the_reserved_one_is_warned_about() {
+        for (own, reserved, warned) in [
+            ("/kube.slice/agent", "/kube.slice", false),
+            ("/agent", "/kube.slice", true),
+            ("/agent", "", false),
+        ] {
+            let fields = json!({"kubeletCgroups": own, "kubeReservedCgroup": reserved});
+            let notes = resolved(fields, None).unwrap().notes;
+            let found = notes.iter().any(|note| note.text.contains("is not within kubeReservedCgroup"));
+            assert_eq!(found, warned, "{own} {reserved}");
+        }
+    }
+}

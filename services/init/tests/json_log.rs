@@ -1,0 +1,45 @@
+//! `--log-format json`: init and what it starts write objects, one a line, and nothing else.
+#![allow(clippy::unwrap_used, reason = "tests and their helpers")]
+
+mod common;
+
+use std::fs::{self, File};
+
+use common::{Scene, find};
+use keelson_config::ServiceName;
+use keelson_testkit::json_lines;
+use rustix::process::Signal;
+
+#[tokio::test]
+async fn init_and_each_service_write_one_object_a_line_from_the_first_to_the_last() {
+    let scene = Scene::new();
+    // What is told of the configuration is told before any service runs; and one service cannot start.
+    let kubelet = fs::read_to_string(scene.path("kubelet.yaml")).unwrap();
+    fs::write(scene.path("kubelet.yaml"), format!("{kubelet}'no \"such\" field': 1\n")).unwrap();
+    let reason = "no \"good\" reason: \u{1b}[31mé\\";
+    scene.behave(ServiceName::NodeApi, &format!("fail {reason}"));
+    let log = scene.path("log");
+    let mut command = scene.command();
+    command.args(["--log-format", "json"]).stderr(File::create(&log).unwrap());
+    let mut init = scene.start_as(command);
+    scene
+        .wait("all but one run", |services| {
+            let running = services.iter().filter(|service| service.state == "running").count();
+            let failed = || find(services, ServiceName::NodeApi).message.contains("no \"good\" reason");
+            services.len() == ServiceName::ALL.len() && running == services.len() - 1 && failed()
+        })
+        .await;
+    init.signal(Signal::TERM);
+    assert_eq!(init.ended().await, Some(0));
+
+    let text = fs::read_to_string(&log).unwrap();
+    let lines = json_lines(&text).unwrap();
+    let says = |level: &str, part: &str| {
+        lines.iter().any(|l| l["level"] == level && l["message"].as_str().is_some_and(|m| m.contains(part)))
+    };
+    for service in ServiceName::ALL.into_iter().filter(|service| *service != ServiceName::NodeApi) {
+        assert!(says("INFO", &format!("{service} is ready")), "{service}\n{text}");
+    }
+    assert!(says("WARN", "no field no \"such\" field"), "{text}");
+    assert!(says("ERROR", &format!("cannot start: {reason}")), "{text}");
+}

@@ -1,0 +1,75 @@
+//! Whether what pods keep in memory may be written to a disk (runtime-and-resources.md §4.4).
+
+/// The first kernel whose tmpfs knows `noswap`.
+const NOSWAP_SINCE: (u32, u32) = (6, 4);
+
+/// What is looked at, each a text of the kernel's; one that cannot be read is empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SwapFacts {
+    /// `/proc/swaps`.
+    pub swaps: String,
+    /// The release, as `uname -r` has it.
+    pub release: String,
+    /// `/proc/self/uid_map` (user_namespaces(7)).
+    pub uid_map: String,
+}
+
+impl SwapFacts {
+    /// Whether volumes in memory may come to a disk: there is swap on one, and they are mounted without `noswap`, as
+    /// volume-manager does on older kernels and the kernel wants it in a user namespace.
+    pub fn volumes_may_reach_disk(&self) -> bool {
+        let can_be_kept = has_noswap(&self.release) && !self.is_in_user_namespace();
+        self.is_swap_on_disk() && !can_be_kept
+    }
+
+    /// Compressed memory (zram) is no disk.
+    fn is_swap_on_disk(&self) -> bool {
+        self.swaps.lines().skip(1).any(|line| !line.is_empty() && !line.starts_with("/dev/zram"))
+    }
+
+    /// The first one has every user id as itself.
+    fn is_in_user_namespace(&self) -> bool {
+        !self.uid_map.is_empty() && !self.uid_map.split_whitespace().eq(["0", "0", "4294967295"])
+    }
+}
+
+/// A release that cannot be read has it not.
+fn has_noswap(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= NOSWAP_SINCE,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
+    const ALL: &str = "         0          0 4294967295\n";
+
+    #[test]
+    fn volumes_in_memory_may_reach_the_disk_where_there_is_swap_and_no_noswap() {
+        let disk = "/dev/dm-1 partition 8388604 0 -2\n";
+        let zram = "/dev/zram0 partition 100 0 5\n";
+        for (areas, release, uid_map, may) in [
+            (disk, "5.10.0-30-amd64", ALL, true),
+            (disk, "6.3.13", ALL, true),
+            (disk, "6.4.0", ALL, false),
+            (disk, "6.18.44", ALL, false),
+            (disk, "7.0-rc1", "", false),
+            (disk, "6.18.44", "0 100000 65536\n", true),
+            ("/swap\\040file file 100 0 -3\n", "6.1.0", ALL, true),
+            (zram, "5.10.0", ALL, false),
+            ("", "5.10.0", ALL, false),
+            (disk, "linux", ALL, true),
+        ] {
+            for swaps in [format!("{HEADER}{areas}"), format!("{HEADER}{zram}{areas}")] {
+                let facts = SwapFacts { swaps, release: release.into(), uid_map: uid_map.into() };
+                assert_eq!(facts.volumes_may_reach_disk(), may, "{facts:?}");
+            }
+        }
+        assert!(!SwapFacts::default().volumes_may_reach_disk());
+    }
+}

@@ -1,0 +1,113 @@
+//! What is counted of volumes where it happens.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+
+use keelson_proto::keelson::common::v1::Want;
+use keelson_proto::keelson::volume_manager::v1 as pb;
+use support::objects::{Told, config_map};
+use support::{Service, Sync, World, desire, empty_dir, eventually, mount, volume};
+
+/// A sample by its whole name with labels; 0 where there is none.
+fn sample(service: &Service, name: &str) -> u64 {
+    let text = service.ctx.metrics.text();
+    let found = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+    found.unwrap_or(0)
+}
+
+/// Mounts of a plugin that have come to their good end, and those that had within 100 ms.
+fn whole(service: &Service, plugin: &str) -> (u64, u64) {
+    let labels = format!("plugin_name=\"kubernetes.io/{plugin}\",operation_name=\"overall_volume_mount\"");
+    let name = "volume_operation_total_seconds";
+    let quick = format!("{name}_bucket{{le=\"0.1\",{labels}}}");
+    (sample(service, &format!("{name}_count{{{labels}}}")), sample(service, &quick))
+}
+
+fn single(service: &Service, plugin: &str, operation: &str, status: &str) -> u64 {
+    sample(
+        service,
+        &format!(
+            "storage_operation_duration_seconds_count{{volume_plugin=\"kubernetes.io/{plugin}\",operation_name=\"{operation}\",status=\"{status}\",migrated=\"false\"}}"
+        ),
+    )
+}
+
+#[tokio::test]
+async fn a_mount_is_measured_from_when_its_volume_was_wanted_with_every_failure_on_the_way() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let wanted = world.config.paths.run_dir.join("wanted");
+    let path = wanted.to_string_lossy().into_owned();
+    let host =
+        volume("host", pb::volume::Source::HostPath(pb::HostPath { path, r#type: "Directory".into() }));
+    sync.pod(desire("u1", 1, Want::Run, vec![host, empty_dir("data", "", 0)])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap_err();
+    assert!(single(&service, "host-path", "volume_mount", "fail-unknown") >= 1);
+    assert_eq!((whole(&service, "host-path").0, whole(&service, "empty-dir").0), (0, 1));
+    fs::create_dir(&wanted).unwrap();
+    eventually("the volume", || {
+        let mut client = service.client();
+        async move { mount(&mut client, "u1", 1).await.1.ok() }
+    })
+    .await;
+    // It is tried again after half a second and more.
+    assert_eq!(whole(&service, "host-path"), (1, 0));
+    assert_eq!(single(&service, "host-path", "volume_mount", "success"), 1);
+    assert_eq!(whole(&service, "empty-dir").0, 1);
+}
+
+#[tokio::test]
+async fn each_walk_that_gives_files_to_the_pods_group_is_measured_by_itself() {
+    let (world, told) = (World::new(), Told::default());
+    let _config = told.serve(&world).await;
+    told.config_map("conf", r#"{"a": "1"}"#);
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let walks = |plugin| single(&service, plugin, "volume_apply_access_control", "success");
+    assert_eq!(walks("empty-dir"), 0);
+    let volumes = vec![empty_dir("data", "", 0), config_map("conf")];
+    sync.pod(pb::PodDesire { fs_group: Some(4711), ..desire("u2", 1, Want::Run, volumes) }).await;
+    mount(&mut client, "u2", 1).await.1.unwrap();
+    // The folder of the files, and then the files.
+    assert_eq!((walks("empty-dir"), walks("configmap")), (1, 2));
+}
+
+#[tokio::test]
+async fn a_volume_of_an_unknown_plugin_is_one_that_was_found_in_vain_and_is_cleaned_once() {
+    let world = World::new();
+    let _runtime = world.start_runtime().await;
+    let folder = |uid: &str, name: &str| world.volume(uid, "nfs", name);
+    fs::create_dir_all(folder("gone", "empty")).unwrap();
+    fs::create_dir_all(folder("gone", "full")).unwrap();
+    fs::write(folder("gone", "full").join("x"), "x").unwrap();
+    fs::create_dir_all(world.empty_dir("gone", "data")).unwrap();
+    let service = world.start().await;
+    let mut client = service.client();
+    let mut sync = Sync::open(&mut client).await;
+    let counted = || {
+        [
+            "reconstruct_volume_operations_total",
+            "reconstruct_volume_operations_errors_total",
+            "force_cleaned_failed_volume_operations_total",
+            "force_cleaned_failed_volume_operation_errors_total",
+        ]
+        .map(|name| sample(&service, name))
+    };
+    assert_eq!(counted(), [3, 2, 0, 0]);
+    assert!(service.ctx.metrics.text().contains("force_cleaned_failed_volume_operations_total 0\n"));
+    sync.complete(1, true).await;
+    eventually("the cleaning", || std::future::ready((counted() == [3, 2, 2, 1]).then_some(()))).await;
+    assert!(!folder("gone", "empty").exists() && folder("gone", "full").join("x").exists());
+    // It is tried until it succeeds, and counts no more.
+    fs::remove_file(folder("gone", "full").join("x")).unwrap();
+    eventually("the end", || std::future::ready((!world.pod("gone").exists()).then_some(()))).await;
+    assert_eq!(counted(), [3, 2, 2, 1]);
+}

@@ -1,0 +1,45 @@
+//! Logs as JSON: whatever happens to pods and services, each line is an object.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use keelson_config::ServiceName;
+use keelson_testkit::process::Signal;
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually, json_lines};
+use keelson_tests::{LIMIT, restarts, sleeper, until_cause, until_event};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn each_line_of_every_service_is_an_object_with_time_level_message_and_target() {
+    let scratch = Scratch::new().unwrap();
+    let builder = Agent::builder(scratch.path()).configure(|spec| {
+        spec.keelson.insert("logging".to_owned(), json!({"format": "json", "level": "info"}));
+    });
+    let mut agent = builder.start().await.unwrap();
+    let missing = sleeper("missing").replace(BUSYBOX_IMAGE, "127.0.0.1:1/nowhere/image:1");
+    agent.write_manifest("missing.yaml", &missing).unwrap();
+    agent.write_manifest("a \"quoted\"\n.yaml", "kind: Pod\n\"\n: [").unwrap();
+    agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
+    until_cause(&agent, "missing", "image", "you", "nowhere/image").await.unwrap();
+    until_event(&agent, "InvalidManifest", "quoted").await.unwrap();
+    for service in [ServiceName::PodSync, ServiceName::RuntimeShim] {
+        assert!(agent.service(service).unwrap().signal(Signal::KILL));
+        let again = eventually(LIMIT, format!("{service} is started again"), async || {
+            restarts(&agent).await.is_ok_and(|restarts| restarts.contains_key(service.as_str()))
+        });
+        again.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    }
+    agent.stop().await.unwrap();
+
+    let lines = json_lines(&agent.log()).unwrap();
+    let says = |line: &Value, part: &str| line["message"].as_str().is_some_and(|m| m.contains(part));
+    for service in ServiceName::ALL {
+        let ready = format!("{service} is ready");
+        let own = format!("keelson_{}", service.as_str().replace('-', "_"));
+        let told = lines.iter().any(|line| says(line, &ready));
+        let by_target = lines.iter().any(|line| line["target"].as_str().is_some_and(|t| t.starts_with(&own)));
+        assert!(told && by_target, "{service}: {told} {by_target}\n{}", agent.log_tail());
+    }
+    let refused = |line: &Value| line["level"] == "WARN" && says(line, "quoted");
+    assert!(lines.iter().any(refused), "{}", agent.log_tail());
+    agent.end().unwrap();
+}
