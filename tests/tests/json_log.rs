@@ -5,7 +5,7 @@
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually, json_lines};
-use keelson_tests::{LIMIT, restarts, sleeper, until_cause, until_event};
+use keelson_tests::{LIMIT, restarts, sleeper, until_cause, until_event, until_no_cause};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -21,6 +21,7 @@ async fn each_line_of_every_service_is_an_object_with_time_level_message_and_tar
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
     until_cause(&agent, "missing", "image", "you", "nowhere/image").await.unwrap();
     until_event(&agent, "InvalidManifest", "quoted").await.unwrap();
+    until_no_cause(&agent, "web").await.unwrap();
     for service in [ServiceName::PodSync, ServiceName::RuntimeShim] {
         assert!(agent.service(service).unwrap().signal(Signal::KILL));
         let again = eventually(LIMIT, format!("{service} is started again"), async || {

@@ -9,6 +9,7 @@
 //!   own status counts only where it is the question (recovery). Memory is PSS, CPU is utime + stime.
 //! - **Beside a flood**, when asked for: a container writes its log as fast as it can, in the floor's runs straight at
 //!   containerd, in the agent's as one more pod, whose log the agent rotates.
+//! - **On a disk of its own**, when asked for: what the machine's filesystem went through before does not count then.
 //! - **Nothing left.** Between runs, processes, sandboxes and pod cgroups are gone; in the end also the
 //!   private containerd, its network and every folder, whatever has gone wrong.
 //!
@@ -17,6 +18,7 @@
 mod agent;
 mod capture;
 mod cgroups;
+mod disk;
 mod figures;
 mod floor;
 mod host_files;
@@ -58,6 +60,9 @@ struct Arguments {
     /// Measure beside a container that writes its log as fast as the machine lets it; only how pods come up and go
     #[arg(long)]
     flood: bool,
+    /// Keep all files on a fresh ext4 with a journal instead of the machine's own filesystem
+    #[arg(long)]
+    own_disk: bool,
     /// Runs of the agent and of the floor, in turns
     #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     rounds: u32,
@@ -88,10 +93,14 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start threads")?;
+    let folder = match arguments.own_disk {
+        true => disk::mount_fresh(scratch.path())?,
+        false => scratch.path().to_owned(),
+    };
     let result = runtime.block_on(async {
         tokio::select! {
             // Dropping the run ends and removes everything that it has started.
-            result = run::run(scratch.path(), &plan, &progress) => result,
+            result = run::run(&folder, &plan, &progress) => result,
             result = interrupted() => match result {
                 Ok(name) => bail!("ended by {name}; everything was removed"),
                 Err(error) => Err(error),

@@ -31,6 +31,9 @@ pub struct BenchArguments {
     /// Measure beside a container that writes its log as fast as the machine lets it; only how pods come up and go
     #[arg(long)]
     flood: bool,
+    /// Keep all files on a fresh ext4 with a journal instead of the machine's own filesystem
+    #[arg(long)]
+    own_disk: bool,
     /// Runs of the agent and of the floor, in turns [default: 3]
     #[arg(long, value_name = "COUNT")]
     rounds: Option<u32>,
@@ -57,6 +60,9 @@ impl BenchArguments {
         }
         if self.flood {
             add("--flood", None);
+        }
+        if self.own_disk {
+            add("--own-disk", None);
         }
         if let Some(rounds) = self.rounds {
             add("--rounds", Some(rounds.to_string()));
@@ -90,6 +96,7 @@ mod tests {
             idle_seconds: None,
             no_idle: false,
             flood: false,
+            own_disk: false,
             rounds: None,
         };
         assert_eq!(none.pass_on(), Vec::<OsString>::new());
@@ -99,9 +106,10 @@ mod tests {
             idle_seconds: Some(9),
             no_idle: true,
             flood: true,
+            own_disk: true,
             rounds: Some(5),
         };
-        let expected = ["-n", "1", "--json", "--idle-seconds", "9", "--no-idle", "--flood", "--rounds", "5"];
-        assert_eq!(all.pass_on(), expected);
+        let expected = "-n 1 --json --idle-seconds 9 --no-idle --flood --own-disk --rounds 5";
+        assert_eq!(all.pass_on(), expected.split(' ').collect::<Vec<_>>());
     }
 }

@@ -93,7 +93,7 @@ pub async fn run(agent: Arc<Agent>, uid: String, life: u64) {
             Some(true) if !Box::pin(again::wait(&agent, &uid, life, &wake)).await => return,
             Some(_) => {}
         }
-        if let Err(trouble) = Box::pin(refresh(&agent, &uid)).await {
+        if let Err(trouble) = refresh(&agent, &uid).await {
             let delay = delay_of(resync(&agent), &uid, &trouble, &mut faults, &mut absences);
             let cause = Cause::waiting("RuntimeNotReady", &trouble.message, "runtime-shim");
             let news = note_wait(&agent, &uid, StepName::Sandbox, "", cause);
@@ -189,7 +189,7 @@ fn unreadable(agent: &Agent, uid: &str, trouble: &Trouble, news: bool) {
 /// the next turn.
 async fn refresh(agent: &Agent, uid: &str) -> Result<(), Trouble> {
     let Some(due) = agent.with(uid, |e| e.freshness.due()).flatten() else { return Ok(()) };
-    sync::read(agent, uid).await?;
+    Box::pin(sync::read(agent, uid)).await?;
     agent.with(uid, |e| e.freshness.answered(due));
     Ok(())
 }

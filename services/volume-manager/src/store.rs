@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use keelson_kube_model::kernel;
 use keelson_volume_manager_core::desire::{Medium, PodDesire, Source, Volume};
 use keelson_volume_manager_core::hostpath::{self, Act, Found, HostPathError, Verdict};
 use keelson_volume_manager_core::hugepages::{self, HugePagesError};
@@ -138,7 +139,7 @@ impl Store {
             let path = if name.is_empty() { root.to_owned() } else { root.join(name) };
             make_folder(&path, FOLDER_MODE)?;
         }
-        let noswap = tmpfs::kernel_has_noswap(&rustix::system::uname().release().to_string_lossy());
+        let noswap = kernel::has_noswap(&rustix::system::uname().release().to_string_lossy());
         Ok(Self { root: root.to_owned(), allocatable, noswap })
     }
 

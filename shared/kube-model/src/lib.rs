@@ -8,6 +8,7 @@
 //! | [`ids`] | newtypes for pod, container and sandbox identity |
 //! | [`types`] | lean serde structs of Pod and Node: only the fields a node agent decides about |
 //! | [`duration`] | durations as Go writes them, read and written |
+//! | [`kernel`] | what a kernel of a release can do |
 //! | [`time`] | RFC 3339 text from and to seconds and nanoseconds of the epoch |
 //! | [`quantity`] | `resource.Quantity`: exact parsing, arithmetic, canonical text |
 //! | [`qos`] | the QoS class of a pod and the cgroup it lives below |
@@ -24,6 +25,7 @@ pub mod defaults;
 pub mod duration;
 pub mod hash;
 pub mod ids;
+pub mod kernel;
 pub mod pod_ext;
 pub mod qos;
 pub mod quantity;

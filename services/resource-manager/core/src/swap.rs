@@ -1,7 +1,6 @@
 //! Whether what pods keep in memory may be written to a disk (runtime-and-resources.md §4.4).
 
-/// The first kernel whose tmpfs knows `noswap`.
-const NOSWAP_SINCE: (u32, u32) = (6, 4);
+use keelson_kube_model::kernel::has_noswap;
 
 /// What is looked at, each a text of the kernel's; one that cannot be read is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,15 +29,6 @@ impl SwapFacts {
     /// The first one has every user id as itself.
     fn is_in_user_namespace(&self) -> bool {
         !self.uid_map.is_empty() && !self.uid_map.split_whitespace().eq(["0", "0", "4294967295"])
-    }
-}
-
-/// A release that cannot be read has it not.
-fn has_noswap(release: &str) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= NOSWAP_SINCE,
-        _ => false,
     }
 }
 

@@ -1,8 +1,5 @@
 //! Memory-backed volumes (volumes.md §10.1).
 
-/// The first kernel whose tmpfs knows `noswap`.
-const NOSWAP_SINCE: (u32, u32) = (6, 4);
-
 /// The size in bytes: what pods may use of the node's memory, bounded by the pod's memory limit and then by the
 /// volume's own `sizeLimit`. A bound that is zero or not smaller changes nothing.
 pub fn size(allocatable: u64, pod_limit: Option<u64>, size_limit: Option<u64>) -> u64 {
@@ -25,15 +22,6 @@ pub fn options(size: u64, noswap: bool) -> String {
         parts.push("noswap".to_owned());
     }
     parts.join(",")
-}
-
-/// Whether the kernel of this release (`uname -r`) has the `noswap` option. An unreadable release has not.
-pub fn kernel_has_noswap(release: &str) -> bool {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= NOSWAP_SINCE,
-        _ => false,
-    }
 }
 
 #[cfg(test)]
@@ -67,21 +55,6 @@ mod tests {
         assert_eq!(options(4096, false), "size=4096");
         assert_eq!(options(0, true), "noswap");
         assert_eq!(options(0, false), "");
-    }
-
-    #[test]
-    fn noswap_is_there_from_kernel_6_4_on() {
-        for (release, has) in [
-            ("6.4.0", true),
-            ("6.18.44-fc", true),
-            ("7.0-rc1", true),
-            ("6.3.13", false),
-            ("5.10.0-30-amd64", false),
-            ("6", false),
-            ("linux", false),
-        ] {
-            assert_eq!(kernel_has_noswap(release), has, "{release}");
-        }
     }
 
     #[test]
