@@ -1,8 +1,8 @@
 //! A filesystem of the run's own, fresh and with a journal.
 //!
 //! ext4 without a journal does not give out an inode again within a minute of its deletion, and whoever makes a file
-//! passes over those one by one. Rounds that remove what the last one made therefore cost the agent, whose files belong
-//! to its time, half of its CPU and more, and the floor, whose files are made before, nothing.
+//! passes over those of its block group one by one: what earlier rounds, or whatever ran on the machine before, have
+//! removed costs time then.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -63,6 +63,13 @@ impl Files {
         Self { paths }
     }
 
+    /// Makes the folder of the pods' logs.
+    pub fn prepare(&self) -> Result<(), FileError> {
+        make_dir(&self.paths.pod_logs_dir, 0o755)?;
+        keelson_service_kit::spread_below(&self.paths.pod_logs_dir);
+        Ok(())
+    }
+
     /// Makes a folder below the pods' logs, as a sandbox's `log_directory` names it.
     pub fn make_log_dir(&self, dir: &Path) -> Result<(), FileError> {
         if !dir.starts_with(&self.paths.pod_logs_dir) || dir.components().any(|c| c.as_os_str() == "..") {
@@ -361,6 +368,16 @@ mod tests {
             }],
             ..Default::default()
         }
+    }
+
+    #[test]
+    fn pods_have_unrelated_log_folders() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        fs::remove_dir(dir.path().join("logs")).unwrap();
+        files.prepare().unwrap();
+        files.prepare().unwrap();
+        assert!(keelson_service_kit::is_spread(&dir.path().join("logs")));
     }
 
     #[test]

@@ -62,6 +62,10 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
         .with_images_at(config.runtime.image_endpoint.as_deref())?;
     cri.register(&context.metrics);
     let files = files::Files::new(config.paths.clone());
+    if let Err(error) = files.prepare() {
+        // Each sandbox says so, too: it makes its own folder there.
+        tracing::warn!(error = keelson_service_kit::status::chain(&error), "pods cannot have logs");
+    }
     let observer = observe::Observer::new(cri.clone(), files.clone());
     observe_metrics::register(&observer, &context.metrics);
     let pod_config = context.peer(ServiceName::PodConfig).channel();

@@ -139,6 +139,7 @@ impl Store {
             let path = if name.is_empty() { root.to_owned() } else { root.join(name) };
             make_folder(&path, FOLDER_MODE)?;
         }
+        keelson_service_kit::spread_below(&root.join("pods"));
         let noswap = kernel::has_noswap(&rustix::system::uname().release().to_string_lossy());
         Ok(Self { root: root.to_owned(), allocatable, noswap })
     }

@@ -42,6 +42,7 @@ async fn a_pod_gets_its_folders_and_an_empty_dir_with_the_kubelets_modes() {
     let marker = world.pod("u1").join("plugins/kubernetes.io~empty-dir/data");
     assert_eq!(mode(&marker), 0o750);
     assert_eq!(fs::read(marker.join("ready")).unwrap(), b"");
+    assert!(keelson_service_kit::is_spread(world.pod("u1").parent().unwrap()));
 }
 
 #[tokio::test]
