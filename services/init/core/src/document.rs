@@ -8,6 +8,11 @@ use std::time::Duration;
 use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value};
 
+/// A long time: what most duration fields may be at most.
+pub(crate) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// What the ages and periods of what containers leave behind may be at most.
+pub(crate) const CENTURY: Duration = YEAR.saturating_mul(100);
+
 /// A configuration file after its syntax was read.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Document {

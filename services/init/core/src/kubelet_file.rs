@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use keelson_kube_model::parse_go_duration;
 
-use crate::document::{ConfigProblem, Document, Reader, Sourced};
+use crate::document::{ConfigProblem, Document, Reader, Sourced, YEAR};
 use crate::leftovers::{ContainerLogsFile, ImageCollectionFile, ImagePullsFile};
 use crate::pressure::PressureFile;
 use crate::reserved::{Capacity, Reservations, read_reserved};
@@ -145,8 +145,6 @@ pub(crate) const KNOWN: &[&str] = &[
     "volumeStatsAggPeriod",
 ];
 
-/// A long time: what a duration field may be at most.
-const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 const MILLI: Duration = Duration::from_millis(1);
 
 /// The fields that are acted on; `None` where the file does not set them.

@@ -4,12 +4,10 @@ use std::time::Duration;
 
 use keelson_kube_model::Quantity;
 
-use crate::document::{Reader, Sourced};
+use crate::document::{CENTURY, Reader, Sourced};
 use crate::kubelet_file::KubeletFile;
 use crate::resolve::{Resolver, millis};
 
-/// A long time: what a duration field may be at most.
-const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// The shortest time between two looks at the sizes of logs.
 const MONITOR_AT_LEAST: Duration = Duration::from_secs(3);
 /// More workers or files than any node has use for.

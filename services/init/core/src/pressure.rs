@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use keelson_kube_model::parse_go_duration;
 
-use crate::document::{Reader, Sourced};
+use crate::document::{Reader, Sourced, YEAR};
 use crate::kubelet_file::KubeletFile;
 use crate::reserved::{SIGNALS, entry, threshold};
 use crate::resolve::{Level, Resolver, millis};
 
-const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The words of `enforceNodeAllocatable`.
 const ENFORCED: &[&str] = &[
     "pods",

@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use keelson_kube_model::sysctl::is_namespaced;
 
-use crate::document::{Reader, Sourced};
+use crate::document::{Reader, Sourced, YEAR};
 use crate::resolve::{Resolver, millis};
 
-/// A long time: what a duration field may be at most.
-const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The `memorySwap.swapBehavior` that gives pods swap.
 const LIMITED_SWAP: &str = "LimitedSwap";
 

@@ -160,3 +160,18 @@ fn all_of_the_memory_may_be_reserved_and_not_a_byte_more() {
     assert!(reserved(most).is_ok(), "{:?}", reserved(most).err());
     assert!(reserved(most + 1).unwrap_err().contains("Expected capacity >= reservation"));
 }
+
+#[test]
+fn a_duration_may_be_a_year_and_an_age_a_century() {
+    for (field, most, more) in [
+        ("fileCheckFrequency", "8760h", "8760h0m1s"),
+        ("volumeStatsAggPeriod", "8760h", "8760h0m1s"),
+        ("syncFrequency", "8760h", "8760h0m1s"),
+        ("imageMaximumGCAge", "876000h", "876000h0m1s"),
+    ] {
+        let set = |value: &str| with_kubelet(&json!({field: value}));
+        assert!(set(most).is_ok(), "{field}: {:?}", set(most).err());
+        let refused = set(more).err().unwrap_or_default();
+        assert!(refused.contains(field), "{field}: {refused:?}");
+    }
+}

@@ -114,7 +114,7 @@ mod tests {
     fn each_bound_is_met_before_it_is_passed() {
         let cases = [
             (Size { values: MAX_VALUES, ..Size::default() }, 0, 1, "values"),
-            (Size { text: MAX_TEXT, ..Size::default() }, 0, 1, "text"),
+            (Size { text: MAX_TEXT, ..Size::default() }, 0, 1, "more than 20 MiB of text"),
             (Size { depth: MAX_DEPTH, ..Size::default() }, 0, 1, "deep"),
         ];
         for (size, outside, more, word) in cases {

@@ -339,6 +339,23 @@ fn json_is_no_deeper_and_no_larger_than_yaml() {
 }
 
 #[test]
+fn a_field_that_is_missing_is_said_to_be_where_its_object_begins() {
+    let text = format!("{POD}---\n\n  kind: Pod\n");
+    let error = read_manifest(text.as_bytes()).unwrap_err();
+    assert_eq!((error.document, error.field.as_str()), (2, "apiVersion"));
+    assert_eq!((error.line, error.column), (11, 3), "{error:?}");
+}
+
+#[test]
+fn an_object_of_a_json_stream_that_is_refused_has_its_place() {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}});
+    let text = format!("{pod}\n  {{\"kind\": \"Pod\"}}\n");
+    let error = read_manifest(text.as_bytes()).unwrap_err();
+    assert_eq!((error.document, error.field.as_str()), (2, "apiVersion"));
+    assert_eq!((error.line, error.column), (2, 3), "{error:?}");
+}
+
+#[test]
 fn documents_on_one_line_and_over_lines_have_their_places() {
     let pod = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}"#;
     let text = format!("{pod} {pod}\n\n  {pod}");

@@ -346,6 +346,14 @@ mod tests {
     }
 
     #[test]
+    fn a_reservation_of_v2_is_told_where_there_is_one() {
+        let of = |low| v2(&Given(low)).memory_reservation;
+        assert_eq!(of(&[("memory", "memory.low", "4096\n")]), Some(4096));
+        assert_eq!(of(&[("memory", "memory.low", "max\n")]), None);
+        assert_eq!(of(&[("memory", "memory.low", "0\n")]), None);
+    }
+
+    #[test]
     fn what_the_kernel_does_not_tell_is_none() {
         assert_eq!(v1(&Given(&[])), Detail::default());
         assert_eq!(v2(&Given(&[])), Detail::default());

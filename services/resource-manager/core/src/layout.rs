@@ -322,6 +322,23 @@ mod tests {
     }
 
     #[test]
+    fn slices_are_told_from_folders() {
+        assert!(slices("/").pod(Qos::Guaranteed, "12-34").is_slice());
+        assert!(!Layout::new(Driver::Cgroupfs, "/").unwrap().pod(Qos::Guaranteed, "12-34").is_slice());
+    }
+
+    #[test]
+    fn the_way_to_a_cgroup_begins_below_the_top_and_ends_with_it() {
+        let way: Vec<String> = Layout::new(Driver::Cgroupfs, "/")
+            .unwrap()
+            .pod(Qos::Burstable, "u")
+            .lineage()
+            .map(|c| c.to_string())
+            .collect();
+        assert_eq!(way, ["/kubepods", "/kubepods/burstable", "/kubepods/burstable/podu"]);
+    }
+
+    #[test]
     fn only_a_pods_cgroup_has_a_uid() {
         let folders = Layout::new(Driver::Cgroupfs, "/").unwrap();
         assert_eq!(folders.pod_uid(Qos::Guaranteed, "podabc").as_deref(), Some("abc"));

@@ -1,8 +1,6 @@
 //! What a runtime's answer to `RuntimeConfig` says of its cgroup driver (node-and-api.md §4.2,
 //! runtime-and-resources.md §1.3).
 
-use std::fmt;
-
 /// Who makes the cgroups of containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupDriver {
@@ -19,12 +17,6 @@ impl CgroupDriver {
             Self::Systemd => "systemd",
             Self::Cgroupfs => "cgroupfs",
         }
-    }
-}
-
-impl fmt::Display for CgroupDriver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -208,9 +208,8 @@ impl<'a> Reader<'a> {
         self.objects(root, "", "providers")
     }
 
-    /// One provider, and whether it is of use only for pods with a service account; `None` when something is wrong.
+    /// One provider, and whether it is of use only for pods with a service account; `None` when a part of it cannot be read.
     fn provider(&mut self, map: &Map<String, Value>, at: &str) -> Option<(Provider, bool)> {
-        let before = self.problems.len();
         let known =
             ["name", "matchImages", "defaultCacheDuration", "apiVersion", "args", "env", "tokenAttributes"];
         self.only(map, at, &known);
@@ -221,9 +220,6 @@ impl<'a> Reader<'a> {
         let args = self.texts(map, at, "args");
         let env = self.env(map, at);
         let needs_account = self.needs_account(map, at, api_version);
-        if self.problems.len() > before {
-            return None;
-        }
         let (name, api_version, default_cache) = (name?, api_version?, default_cache?);
         let provider = Provider { name, match_images, default_cache, api_version, args, env };
         Some((provider, needs_account))

@@ -118,6 +118,8 @@ mod tests {
         assert_eq!(key(EMPTY_DIR).marker().as_deref(), Some("v"));
         assert_eq!(key("kubernetes.io~secret").marker().as_deref(), Some("wrapped_v"));
         assert_eq!(key("kubernetes.io~csi").marker(), None);
+        assert!(key("kubernetes.io~csi").is_foreign());
+        assert!(!key(EMPTY_DIR).is_foreign() && !key("kubernetes.io~secret").is_foreign());
     }
 
     #[test]

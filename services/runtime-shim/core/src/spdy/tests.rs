@@ -128,6 +128,17 @@ fn a_control_frame_may_be_as_long_as_the_longest() {
 }
 
 #[test]
+fn the_longest_frame_fills_the_24_bits_of_its_length() {
+    assert_eq!(data_head(1, 0xff_ffff, true), [0, 0, 0, 1, FIN, 0xff, 0xff, 0xff]);
+}
+
+#[test]
+#[cfg_attr(debug_assertions, should_panic(expected = "data is cut into frames before"))]
+fn data_that_is_longer_than_a_frame_is_a_fault_of_its_sender() {
+    let _ = data_head(1, 1 << 24, false);
+}
+
+#[test]
 fn data_is_handed_on_before_its_frame_is_whole() {
     let (mut decoder, mut input) = (Decoder::default(), BytesMut::from(&data_head(1, 1 << 20, false)[..]));
     input.extend_from_slice(&[7; 100]);
