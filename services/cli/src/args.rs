@@ -57,6 +57,35 @@ pub(crate) struct Global {
     /// No colours (NO_COLOR does the same)
     #[arg(long, global = true)]
     pub(crate) no_color: bool,
+    #[command(flatten)]
+    pub(crate) etcd: EtcdArgs,
+}
+
+/// A fleet over etcd in place of the agent of this machine.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options for a fleet over etcd (apply, delete, get pods, get node)")]
+pub(crate) struct EtcdArgs {
+    /// Members of the etcd that is the nodes' control plane, with commas between them
+    #[arg(long, global = true, value_name = "ENDPOINTS", value_delimiter = ',')]
+    pub(crate) etcd: Vec<String>,
+    /// The node that is meant [default: all to get; to apply, the one that the manifest names or the only one]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) node: Option<String>,
+    /// PEM file of the authorities that the members are checked against
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) etcd_ca: Option<PathBuf>,
+    /// PEM file of the certificate that says who you are, with --etcd-key
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) etcd_cert: Option<PathBuf>,
+    /// PEM file of its key
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) etcd_key: Option<PathBuf>,
+    /// User of etcd, with --etcd-password-file
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) etcd_user: Option<String>,
+    /// File with the user's password
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) etcd_password_file: Option<PathBuf>,
 }
 
 /// Form of an answer.

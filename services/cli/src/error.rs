@@ -71,6 +71,9 @@ pub(crate) enum Failure {
     /// The container runtime is not there.
     #[error("{message}")]
     NoRuntime { message: String, hint: String },
+    /// No member of etcd answers.
+    #[error("{message}")]
+    NoEtcd { message: String, hint: String },
     /// The command that was run in a container has ended so; it has said itself what there was to say.
     #[error("the command ended with exit code {code}")]
     Ended { code: u8 },
@@ -108,6 +111,7 @@ impl Failure {
             | Self::NotRoot { hint, .. }
             | Self::TimedOut { hint, .. }
             | Self::Start { hint, .. }
+            | Self::NoEtcd { hint, .. }
             | Self::NoRuntime { hint, .. } => Some(hint.clone()),
             Self::Answer { hint, .. } => hint.clone(),
             Self::BrokenPipe
@@ -132,6 +136,7 @@ impl Failure {
             | Self::ServiceAway { .. }
             | Self::NoInit { .. }
             | Self::Silent { .. }
+            | Self::NoEtcd { .. }
             | Self::NoRuntime { .. } => 69,
             Self::Encode { .. } | Self::Runtime { .. } => 70,
             Self::Output { .. } => 74,
@@ -153,7 +158,11 @@ impl Failure {
     pub(crate) fn is_unreachable(&self) -> bool {
         matches!(
             self,
-            Self::NotRunning { .. } | Self::ServiceAway { .. } | Self::Silent { .. } | Self::Forbidden { .. }
+            Self::NotRunning { .. }
+                | Self::ServiceAway { .. }
+                | Self::Silent { .. }
+                | Self::Forbidden { .. }
+                | Self::NoEtcd { .. }
         )
     }
 

@@ -6,7 +6,7 @@
 //!
 //! The exit codes are in the README and in `keelson --help`; [`error`] decides which failure has which.
 //!
-//! [`status`], [`human`], [`near`] and [`seen`] hold what is decided and are pure; [`agent`] is the only module that
+//! [`fleet`] speaks to etcd in place of an agent, for a fleet of nodes. [`status`], [`human`], [`near`] and [`seen`] hold what is decided and are pure; [`agent`] is the only module that
 //! calls a service; [`watch`] follows one through its restarts; [`cmd`] has one module per command.
 
 mod agent;
@@ -14,6 +14,7 @@ mod args;
 mod cmd;
 mod describer;
 mod error;
+mod fleet;
 mod human;
 mod machine;
 mod near;

@@ -2,7 +2,8 @@
 //!
 //! It makes the Node object of what resource-manager and runtime-shim say and of whether the services make
 //! progress, follows the pods of pod-sync, drains everybody's events, and hands all of it to one
-//! [`ControlPlaneWriter`]. Standalone, that writer is [`NoControlPlane`]: it counts and forgets.
+//! [`ControlPlaneWriter`]. Standalone, that writer is [`NoControlPlane`]: it counts and forgets. With etcd alone it writes
+//! below the node's keys, and the node's lease is an etcd lease.
 //!
 //! | loop | wakes | does |
 //! |---|---|---|
@@ -10,11 +11,13 @@
 //! | `neighbours` | every 10 s; sooner while one is silent | `GetProgress` of the services that Ready depends on |
 //! | `node` | on news, every 10 s | builds the Node, publishes and writes it |
 //! | `pods` | on news | reports each changed pod status |
+//! | `etcd-writer` | on reports | writes to etcd, where that is the control plane |
 //! | `report` | every 10 s | renews the lease, drains events, saves its state |
 //!
 //! Nothing that it holds is needed to run pods. Its state file holds event cursors, the last conditions and the
 //! boot id; without it some events are read twice and transition times begin anew.
 
+mod etcd;
 mod images;
 mod inputs;
 mod neighbours;
@@ -27,19 +30,25 @@ mod writer;
 
 use std::sync::Arc;
 
+use keelson_config::ControlPlane;
 use keelson_proto::keelson::node_status::v1::node_status_server::NodeStatusServer;
 use keelson_service_kit::Context;
 use tokio::sync::watch;
 use tonic::service::Routes;
 
-pub use writer::{ControlPlaneWriter, NoControlPlane, PodReport, ReportState, WriteError};
+use crate::etcd::EtcdWriter;
+
+pub use writer::{ControlPlaneWriter, GonePods, NoControlPlane, PodReport, ReportState, WriteError};
 
 /// Builds the service with the writer that the configuration asks for, and starts its loops.
 ///
 /// # Errors
-/// The state file was written by a newer release.
+/// The state file was written by a newer release, or the state folder cannot be written.
 pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
-    let writer = Arc::new(NoControlPlane::new(&ctx.metrics));
+    let writer: Arc<dyn ControlPlaneWriter> = match &ctx.config.control_plane {
+        ControlPlane::None => Arc::new(NoControlPlane::new(&ctx.metrics)),
+        ControlPlane::Etcd(settings) => EtcdWriter::start(&ctx, settings)?,
+    };
     build_with(ctx, writer).await
 }
 

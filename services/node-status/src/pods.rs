@@ -12,7 +12,7 @@ use keelson_service_kit::{Context, LoopHandle, Signal, follow};
 use tokio::sync::mpsc;
 use tracing::{Instrument as _, Span};
 
-use crate::writer::{ControlPlaneWriter, PodReport};
+use crate::writer::{ControlPlaneWriter, GonePods, PodReport};
 
 /// Follows pod-sync until the shutdown and hands each changed status to the writer.
 pub(crate) async fn run(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) {
@@ -59,9 +59,11 @@ impl PodReporter {
                 Some(Item::Pod(document)) => self.report(document).await,
                 Some(Item::GoneUid(uid)) => {
                     self.ledger.forget(&uid);
+                    self.writer.drop_pods(GonePods::One(uid)).await;
                 }
                 Some(Item::Synced(_)) => {
                     self.ledger.end_replay();
+                    self.writer.drop_pods(GonePods::AllBut(self.ledger.uids())).await;
                 }
                 None => {}
             },

@@ -1,5 +1,6 @@
 //! The write side of a control plane (architecture §6).
 
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
@@ -25,6 +26,9 @@ pub trait ControlPlaneWriter: Send + Sync + 'static {
     /// A pod's status as it is now; a finished one may be deleted.
     async fn write_pod(&self, pod: &PodReport) -> Result<(), WriteError>;
 
+    /// Pods of which nothing more is to be told.
+    async fn drop_pods(&self, gone: GonePods);
+
     /// Events that the named service recorded, oldest first.
     async fn write_events(&self, service: &str, events: &[Event]) -> Result<(), WriteError>;
 
@@ -49,6 +53,15 @@ pub struct PodReport {
     pub turned: bool,
     /// Nothing of the pod is left on this node.
     pub finished: bool,
+}
+
+/// Pods that are not on this node any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GonePods {
+    /// The one with this UID.
+    One(String),
+    /// Every other one than these.
+    AllBut(BTreeSet<String>),
 }
 
 /// What waits to be written.
@@ -136,6 +149,8 @@ impl ControlPlaneWriter for NoControlPlane {
         self.count("pod", 1);
         Ok(())
     }
+
+    async fn drop_pods(&self, _: GonePods) {}
 
     async fn write_events(&self, _: &str, events: &[Event]) -> Result<(), WriteError> {
         self.count("event", events.len());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use keelson_config::ServiceName;
 use keelson_kube_model::Node;
-use keelson_node_status::build_with;
+use keelson_node_status::{GonePods, build_with};
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_proto::keelson::node_status::v1 as pb;
@@ -147,6 +147,21 @@ async fn each_changed_status_is_reported_once_whatever_the_stream_does() {
     neighbours.revive(ServiceName::PodSync);
     eventually(async || (writer.pods().len() == 3).then_some(())).await;
     assert_eq!(writer.pods()[2], ("u2".to_owned(), true));
+    service.ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn pods_that_are_gone_are_dropped() {
+    let neighbours = Neighbours::start().await;
+    for uid in ["u1", "u2"] {
+        neighbours.pods.set(uid.into(), pod_document(uid, "Running", true, 1));
+    }
+    let service = start(&neighbours).await;
+    let writer = &service.writer;
+    let all = GonePods::AllBut(["u1".to_owned(), "u2".to_owned()].into());
+    eventually(async || (writer.gone() == [all.clone()]).then_some(())).await;
+    neighbours.pods.remove(&"u1".to_owned());
+    eventually(async || (writer.gone().last() == Some(&GonePods::One("u1".into()))).then_some(())).await;
     service.ctx.shutdown.cancel();
 }
 

@@ -8,6 +8,15 @@ use keelson_config::Config;
 use keelson_pod_config_core::files::SourceSet;
 use keelson_pod_config_core::node::standalone_node;
 
+/// The pods and objects of a control plane at one moment.
+#[derive(Debug, Default)]
+pub struct PlanePods {
+    /// All of them.
+    pub set: SourceSet,
+    /// It has answered since the service began; before that this is what an earlier run knew.
+    pub settled: bool,
+}
+
 /// The Node object at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeState {
@@ -51,7 +60,7 @@ pub trait ControlPlane: Send + Sync + 'static {
     fn source(&self) -> Option<&'static str>;
 
     /// The pods of this node: with each change the complete set.
-    fn pods(&self) -> BoxStream<'static, SourceSet>;
+    fn pods(&self) -> BoxStream<'static, PlanePods>;
 
     /// The Node object, and each change of it.
     fn node(&self) -> BoxStream<'static, NodeState>;
@@ -73,6 +82,14 @@ impl NoControlPlane {
     }
 }
 
+/// The Node that is made up here, once.
+pub fn standalone(config: &Config) -> BoxStream<'static, NodeState> {
+    let labels = &config.resources.node_labels;
+    let node = standalone_node(&config.node_name, labels, std::env::consts::ARCH);
+    let state = NodeState { json: node.to_string().into_bytes(), registered: false };
+    stream::once(std::future::ready(state)).chain(stream::pending()).boxed()
+}
+
 impl ControlPlane for NoControlPlane {
     fn name(&self) -> &'static str {
         "none"
@@ -82,15 +99,12 @@ impl ControlPlane for NoControlPlane {
         None
     }
 
-    fn pods(&self) -> BoxStream<'static, SourceSet> {
+    fn pods(&self) -> BoxStream<'static, PlanePods> {
         stream::pending().boxed()
     }
 
     fn node(&self) -> BoxStream<'static, NodeState> {
-        let labels = &self.config.resources.node_labels;
-        let node = standalone_node(&self.config.node_name, labels, std::env::consts::ARCH);
-        let state = NodeState { json: node.to_string().into_bytes(), registered: false };
-        stream::once(std::future::ready(state)).chain(stream::pending()).boxed()
+        standalone(&self.config)
     }
 
     fn get_object(&self, _: ObjectRequest) -> BoxFuture<'_, Result<Option<Vec<u8>>, ControlPlaneError>> {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use keelson_etcd::keys::NODES;
 use keelson_pod_config_core::files::{Holders, SourceFiles};
 use keelson_pod_config_core::scan::{FolderView, Listing, Plan, is_ignored};
 use keelson_pod_config_core::static_pod::StaticRules;
@@ -340,7 +341,7 @@ impl FileSource {
 
     fn prune_checkpoint(&self) {
         for path in self.checkpoint.paths() {
-            if self.files.content(&path).is_none() {
+            if !path.starts_with(NODES) && self.files.content(&path).is_none() {
                 self.checkpoint.remove(&path);
             }
         }

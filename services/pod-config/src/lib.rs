@@ -5,7 +5,7 @@
 //! asks. It hands out the Node object and the Secrets and ConfigMaps that stand beside the pods.
 //!
 //! Loops: `file-source` (inotify and rescan), `manifest-store` (commands), `checkpoint` (writes to disk what was
-//! good), `control-plane` (the Node). Each publishes into [`desired::Desired`], where the decisions of
+//! good), `control-plane` (the Node, and what etcd says). Each publishes into [`desired::Desired`], where the decisions of
 //! `keelson-pod-config-core` are applied and told.
 //!
 //! A manifest that breaks takes nothing away: its last good version goes on, also over a restart. A restart sends
@@ -15,6 +15,7 @@ pub mod checkpoint;
 pub mod control_plane;
 pub mod desired;
 mod disk;
+mod etcd_source;
 mod file_source;
 mod manifest_store;
 mod metrics;
@@ -23,10 +24,13 @@ mod server;
 mod waiting;
 mod watcher;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
-use keelson_config::ServiceName;
+use keelson_config::{ControlPlane as ControlPlaneConfig, ServiceName};
+use keelson_etcd::keys::NODES;
+use keelson_kube_model::pod_ext::ETCD;
 use keelson_pod_config_core::manifest::MAX_BYTES;
 use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfigServer;
 use keelson_service_kit::{Context, LoopHandle, WatchHub};
@@ -35,6 +39,7 @@ use tonic::service::Routes;
 use crate::checkpoint::{Checkpoint, Remembered};
 use crate::control_plane::{ControlPlane, NoControlPlane, NodeState};
 use crate::desired::{Desired, FILE, MANIFEST};
+use crate::etcd_source::EtcdPlane;
 use crate::file_source::FileSource;
 use crate::manifest_store::StoreLoop;
 use crate::objects::Objects;
@@ -53,22 +58,33 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         sources.push((FILE, path.display().to_string()));
     }
     sources.push((MANIFEST, manifests.display().to_string()));
+    if let ControlPlaneConfig::Etcd(etcd) = &ctx.config.control_plane {
+        sources.push((ETCD, etcd.endpoints.join(", ")));
+    }
     let (checkpoint, writer, remembered, trouble) =
         tokio::task::spawn_blocking(move || Checkpoint::open(&state)).await?;
     ctx.progress.condition("checkpoint", trouble.map_or(Ok(()), |e| Err(checkpoint::complaint(&e))));
     ctx.spawn("checkpoint", writer.run(ctx.clone()));
     let Remembered { manifests: contents, pods, holders } = remembered;
+    let (stored, contents): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        contents.into_iter().partition(|(path, _)| path.starts_with(NODES));
     let desired = Desired::new(&ctx, &sources, checkpoint.clone(), pods);
 
     let (store, store_loop) = StoreLoop::new(&ctx, &manifests, desired.clone());
     ctx.spawn("manifest-store", store_loop.run());
 
     if let Some(path) = static_path {
-        let source = FileSource::new(&ctx, &path, desired.clone(), checkpoint, contents, holders);
+        let source = FileSource::new(&ctx, &path, desired.clone(), checkpoint.clone(), contents, holders);
         ctx.spawn("file-source", source.run());
     }
 
-    let plane: Arc<dyn ControlPlane> = Arc::new(NoControlPlane::new(Arc::clone(&ctx.config)));
+    let plane: Arc<dyn ControlPlane> = match &ctx.config.control_plane {
+        ControlPlaneConfig::None => {
+            stored.keys().for_each(|key| checkpoint.remove(key));
+            Arc::new(NoControlPlane::new(Arc::clone(&ctx.config)))
+        }
+        ControlPlaneConfig::Etcd(etcd) => Arc::new(EtcdPlane::new(&ctx, etcd, checkpoint.clone(), stored)),
+    };
     let node = WatchHub::incomplete();
     ctx.spawn(
         "control-plane",
@@ -104,7 +120,7 @@ async fn follow_control_plane(
                 None => ctx.shutdown.cancelled().await,
             },
             set = pods.next() => match (set, plane.source()) {
-                (Some(set), Some(source)) => desired.publish(source, set, true),
+                (Some(pods), Some(source)) => desired.publish(source, pods.set, pods.settled),
                 (Some(_), None) => {}
                 (None, _) => ctx.shutdown.cancelled().await,
             },

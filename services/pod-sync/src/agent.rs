@@ -361,14 +361,14 @@ impl Agent {
         self.keep(uid);
     }
 
-    /// May this pod start now? Of static pods one per full name.
+    /// May this pod start now? One per full name, where the source does not see to that.
     pub fn may_start(&self, pod: &Pod) -> bool {
-        !pod.is_static() || may_start(&pod.full_name(), &pod.uid(), &mut lock(&self.order))
+        !pod.starts_in_turn() || may_start(&pod.full_name(), &pod.uid(), &mut lock(&self.order))
     }
 
     /// The pod found running at the start of this process holds its name.
     pub fn adopt_name(&self, pod: &Pod) -> bool {
-        !pod.is_static() || lock(&self.order).adopt(&pod.full_name(), &pod.uid())
+        !pod.starts_in_turn() || lock(&self.order).adopt(&pod.full_name(), &pod.uid())
     }
 
     /// The pod has ended; who waits for its name is woken.
@@ -402,7 +402,7 @@ impl Agent {
         lock(&self.loose)
     }
 
-    /// Something that no source names, or names no more, still runs under the name of this static pod.
+    /// Something that no source names, or names no more, still runs under the name of this pod.
     pub fn orphan_holds_name(&self, pod: &Pod) -> bool {
         let meta = &pod.metadata;
         let holds = |o: &Observed| {
@@ -411,7 +411,7 @@ impl Agent {
                 && o.uid.as_str() != meta.uid
                 && (o.anything_running() || o.any_sandbox_ready())
         };
-        if !pod.is_static() {
+        if !pod.starts_in_turn() {
             return false;
         }
         let loose = self.loose().values().any(holds);

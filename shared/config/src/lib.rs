@@ -3,6 +3,7 @@
 //! Nothing is parsed twice: flags, the KubeletConfiguration and the keelson file are merged by init alone,
 //! and the services take the result as it is. The file is replaced by rename and holds no secrets.
 
+mod control_plane;
 mod lock_name;
 mod machine;
 mod names;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd};
 pub use lock_name::endpoint_lock_name;
 pub use machine::{Eviction, NodeAllocatable, SystemCgroups};
 pub use names::{ServiceName, UnknownService};
@@ -51,6 +53,9 @@ pub struct Config {
     pub runtime: Runtime,
     /// Where desired pods come from.
     pub sources: Sources,
+    /// The control plane of this node.
+    #[serde(default)]
+    pub control_plane: ControlPlane,
     /// The HTTP ports.
     pub api: Api,
     /// What pods may use of the machine.
@@ -375,6 +380,7 @@ impl Default for Config {
             users: Users::default(),
             runtime: Runtime::default(),
             sources: Sources { static_pod_path: None, file_check_ms: 20_000 },
+            control_plane: ControlPlane::None,
             api: Api::default(),
             resources: Resources {
                 max_pods: 110,

@@ -78,6 +78,40 @@ pub enum PodOrigin<'a> {
     File(&'a str),
     /// URL of the manifest; the node's name does not count, as with the kubelet.
     Url(&'a str),
+    /// A key of the node's own in a store. Made anew it gives another pod; and so does a change of what cannot change
+    /// in a pod that runs, whereas an image, for one, can.
+    Stored {
+        /// The key, which has the node's name in it.
+        key: &'a str,
+        /// The revision of the store that made the key.
+        create_revision: i64,
+    },
+}
+
+/// Fields of `spec` that an update of a running pod may change (pod-lifecycle.md §2.6).
+const CHANGEABLE: [&str; 4] =
+    ["activeDeadlineSeconds", "ephemeralContainers", "terminationGracePeriodSeconds", "tolerations"];
+/// Fields of `spec` that the agent itself fills in: an object that was shown with them is still the same.
+const OURS: [&str; 2] = ["nodeName", "priority"];
+/// And those of its containers.
+const CHANGEABLE_OF_CONTAINERS: [&str; 2] = ["image", "resources"];
+
+/// `spec` without what may change while the pod runs.
+fn lasting_spec(pod: &Value) -> Value {
+    let mut spec = pod.get("spec").cloned().unwrap_or_default();
+    let Some(fields) = spec.as_object_mut() else { return spec };
+    for field in CHANGEABLE.iter().chain(&OURS) {
+        fields.remove(*field);
+    }
+    for list in ["containers", "initContainers"] {
+        let containers = fields.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten();
+        for container in containers.filter_map(Value::as_object_mut) {
+            for field in CHANGEABLE_OF_CONTAINERS {
+                container.remove(field);
+            }
+        }
+    }
+    spec
 }
 
 /// The UID of a static pod whose manifest names none: 32 hex digits of a 128-bit FNV-1a over the defaulted pod,
@@ -87,13 +121,20 @@ pub enum PodOrigin<'a> {
 /// value differs from the kubelet's, which hashes a dump of its own structs.
 pub fn static_pod_uid(defaulted_pod: &Value, node_name: &str, origin: PodOrigin<'_>) -> String {
     let mut hash = Fnv128::new();
-    write_canonical(&mut hash, defaulted_pod);
+    match origin {
+        PodOrigin::Stored { .. } => write_canonical(&mut hash, &lasting_spec(defaulted_pod)),
+        PodOrigin::File(_) | PodOrigin::Url(_) => write_canonical(&mut hash, defaulted_pod),
+    }
     match origin {
         PodOrigin::File(path) => {
             hash.write(&format!("host:{node_name}"));
             hash.write(&format!("file:{path}"));
         }
         PodOrigin::Url(url) => hash.write(&format!("url:{url}")),
+        PodOrigin::Stored { key, create_revision } => {
+            hash.write(&format!("key:{key}"));
+            hash.write(&format!("revision:{create_revision}"));
+        }
     }
     format!("{:032x}", hash.0)
 }
@@ -135,6 +176,45 @@ mod tests {
     #[test]
     fn container_hash_is_the_kubelets() {
         assert_eq!(container_hash("test_container", "foo/image:v1"), "8e45cbd0");
+    }
+
+    #[test]
+    fn a_stored_pod_keeps_its_uid_over_what_may_change_while_it_runs() {
+        let uid = |pod: &Value, create_revision| {
+            static_pod_uid(pod, "n1", PodOrigin::Stored { key: "/n1/web", create_revision })
+        };
+        let pod = json!({
+            "metadata": {"name": "web"},
+            "spec": {"containers": [{"name": "c", "image": "a:1"}], "hostNetwork": true},
+        });
+        let own = uid(&pod, 7);
+        let changed = |pointer: &str, value: Value| {
+            let mut other = pod.clone();
+            let (parent, field) = pointer.rsplit_once('/').unwrap();
+            other.pointer_mut(parent).unwrap()[field] = value;
+            uid(&other, 7)
+        };
+        for (pointer, value) in [
+            ("/spec/containers/0/image", json!("a:2")),
+            ("/spec/containers/0/resources", json!({"limits": {"cpu": "1"}})),
+            ("/spec/activeDeadlineSeconds", json!(5)),
+            ("/spec/nodeName", json!("n1")),
+            ("/spec/priority", json!(7)),
+            ("/spec/terminationGracePeriodSeconds", json!(5)),
+            ("/spec/tolerations", json!([{"operator": "Exists"}])),
+            ("/metadata/labels", json!({"a": "b"})),
+            ("/status", json!({"phase": "Running"})),
+        ] {
+            assert_eq!(changed(pointer, value), own, "{pointer}");
+        }
+        for (pointer, value) in [
+            ("/spec/containers/0/command", json!(["sh"])),
+            ("/spec/hostNetwork", json!(false)),
+            ("/spec/initContainers", json!([{"name": "i"}])),
+        ] {
+            assert_ne!(changed(pointer, value), own, "{pointer}");
+        }
+        assert_ne!(uid(&pod, 8), own, "a key that was made anew");
     }
 
     #[test]

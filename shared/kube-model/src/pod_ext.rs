@@ -7,7 +7,7 @@ use crate::types::{Container, Pod, PodSpec, RestartPolicy};
 
 /// Annotation keys the kubelet writes on pods it reads from its sources.
 pub mod annotations {
-    /// Source a pod came from: `file`, `http` or `api`.
+    /// Source a pod came from: `file`, `http`, `api`; of ours `manifest` and `etcd`.
     pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
     /// On a mirror pod: the hash of the static pod it mirrors.
     pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
@@ -16,6 +16,11 @@ pub mod annotations {
     /// When this agent first saw the pod, RFC 3339 with nanoseconds.
     pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 }
+
+/// The source that is a Kubernetes API server.
+const API: &str = "api";
+/// The source that is etcd alone.
+pub const ETCD: &str = "etcd";
 
 /// Priority from which on a pod is critical (`system-cluster-critical`).
 pub const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
@@ -97,9 +102,14 @@ impl Pod {
         self.annotation(annotations::CONFIG_SOURCE)
     }
 
-    /// True when the pod came from a source other than the API.
+    /// True when the pod came from a manifest: from a source that is no control plane.
     pub fn is_static(&self) -> bool {
-        self.source().is_some_and(|source| source != "api")
+        self.source().is_some_and(|source| !matches!(source, API | ETCD))
+    }
+
+    /// True when another pod of the same name may still be ending: only the API keeps a name until its pod is gone.
+    pub fn starts_in_turn(&self) -> bool {
+        self.source().is_some_and(|source| source != API)
     }
 
     /// True when the pod is the API's picture of a static pod.
@@ -207,7 +217,17 @@ mod tests {
         assert!(annotated(annotations::CONFIG_SOURCE, "file").is_static());
         assert!(annotated(annotations::CONFIG_SOURCE, "http").is_static());
         assert!(!annotated(annotations::CONFIG_SOURCE, "api").is_static());
+        assert!(!annotated(annotations::CONFIG_SOURCE, "etcd").is_static());
         assert!(!Pod::default().is_static());
+        assert!(!annotated(annotations::CONFIG_SOURCE, "etcd").is_critical());
+    }
+
+    #[test]
+    fn only_a_pod_of_the_api_finds_its_name_free() {
+        for (source, in_turn) in [("file", true), ("manifest", true), ("etcd", true), ("api", false)] {
+            assert_eq!(annotated(annotations::CONFIG_SOURCE, source).starts_in_turn(), in_turn, "{source}");
+        }
+        assert!(!Pod::default().starts_in_turn());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use keelson_config::{Paths, ServiceName};
+use serde_json::json;
 
 use crate::containerd::{open_log, tail};
 use crate::process::{self, ProcessId, Signal};
@@ -44,6 +45,7 @@ pub struct AgentBuilder {
     configure: Vec<fn(&mut AgentSpec)>,
     trace_endpoint: Option<String>,
     manifests: Vec<(String, String)>,
+    etcd: Vec<String>,
 }
 
 impl AgentBuilder {
@@ -75,6 +77,13 @@ impl AgentBuilder {
         self
     }
 
+    /// The members of the etcd that is its control plane.
+    #[must_use]
+    pub fn etcd(mut self, endpoints: Vec<String>) -> Self {
+        self.etcd = endpoints;
+        self
+    }
+
     /// A manifest that is there before the agent starts.
     #[must_use]
     pub fn manifest(mut self, name: &str, text: &str) -> Self {
@@ -92,6 +101,10 @@ impl AgentBuilder {
         let mut spec = spec.whatever_the_disk_holds();
         (spec.port, spec.healthz_port) = free_ports()?;
         spec.trace_endpoint = self.trace_endpoint;
+        if !self.etcd.is_empty() {
+            spec.keelson.insert("controlPlane".to_owned(), json!("etcd"));
+            spec.keelson.insert("etcd".to_owned(), json!({"endpoints": self.etcd}));
+        }
         for change in self.configure {
             change(&mut spec);
         }
@@ -117,6 +130,7 @@ impl Agent {
             configure: Vec::new(),
             trace_endpoint: None,
             manifests: Vec::new(),
+            etcd: Vec::new(),
         }
     }
 

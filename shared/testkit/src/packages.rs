@@ -41,6 +41,8 @@ pub enum Component {
     Systemd,
     /// `dbus-daemon`.
     Dbus,
+    /// `etcd`.
+    EtcdServer,
 }
 
 impl Component {
@@ -57,7 +59,7 @@ impl Component {
     ];
 
     /// What only tests need besides.
-    pub const TO_TEST: [Self; 3] = [Self::DockerRegistry, Self::Systemd, Self::Dbus];
+    pub const TO_TEST: [Self; 4] = [Self::DockerRegistry, Self::Systemd, Self::Dbus, Self::EtcdServer];
 
     /// The Debian package that has it.
     pub const fn package(self) -> &'static str {
@@ -73,6 +75,7 @@ impl Component {
             Self::DockerRegistry => "docker-registry",
             Self::Systemd => "systemd",
             Self::Dbus => "dbus",
+            Self::EtcdServer => "etcd-server",
         }
     }
 
@@ -105,6 +108,7 @@ impl Component {
                 if path.is_file() { Ok(path) } else { bail!("{} does not exist", path.display()) }
             }
             Self::Dbus => find_file("dbus-daemon"),
+            Self::EtcdServer => find_file("etcd"),
             Self::ProtobufTypes => {
                 let path = PathBuf::from("/usr/include/google/protobuf/timestamp.proto");
                 if path.is_file() { Ok(path) } else { bail!("{} does not exist", path.display()) }
@@ -125,6 +129,7 @@ impl Component {
             Self::DockerRegistry => "the registry docker-registry",
             Self::Systemd => "systemd",
             Self::Dbus => "the message bus dbus-daemon",
+            Self::EtcdServer => "the server etcd",
         }
     }
 }

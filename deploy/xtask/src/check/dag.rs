@@ -12,6 +12,9 @@ use super::source::{Source, sources};
 const CONTROL_PLANE_CRATES: [&str; 5] = ["kube", "kube-client", "kube-runtime", "k8s-openapi", "etcd-client"];
 const CONTROL_PLANE_SERVICES: [&str; 2] = ["pod-config", "node-status"];
 
+/// What of both the person's command may link, too (docs/adr/0007-the-command-speaks-to-etcd.md).
+const OF_THE_COMMAND: [&str; 3] = ["etcd-client", "rustls", "tokio-rustls"];
+
 /// TLS, and who may link it (docs/adr/0006-pod-sync-speaks-tls.md).
 const TLS_CRATES: [&str; 2] = ["rustls", "tokio-rustls"];
 const TLS_SERVICES: [&str; 4] = ["pod-config", "pod-sync", "node-status", "node-api"];
@@ -51,7 +54,10 @@ fn linked(root: &Path, graph: &Graph) -> Vec<Finding> {
             let name = needed.name.as_str();
             let home = needed.manifest.parent().and_then(|path| path.strip_prefix(root).ok());
             let other = home.and_then(service_of).filter(|other| *other != service);
-            let rule = if other.is_some() {
+            let allowed = service == "cli" && OF_THE_COMMAND.contains(&name);
+            let rule = if allowed {
+                continue;
+            } else if other.is_some() {
                 "a service links no other service"
             } else if CONTROL_PLANE_CRATES.contains(&name) && !CONTROL_PLANE_SERVICES.contains(&service) {
                 "only pod-config and node-status link clients of control planes"

@@ -11,6 +11,7 @@ const FOLDERS: [&str; 3] = ["services", "shared", "proto/src"];
 /// The stack itself, the world outside the agent, and tests.
 fn is_exempt(file: &Path) -> bool {
     file.starts_with("shared/service-kit")
+        || file.starts_with("shared/etcd")
         || file.starts_with("shared/testkit")
         || file.components().any(|part| part.as_os_str() == "tests" || part.as_os_str() == "benches")
 }

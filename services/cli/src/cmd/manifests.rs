@@ -113,21 +113,29 @@ pub(crate) fn read(path: &Path) -> Result<ManifestFile, Failure> {
     Ok(ManifestFile { path, bytes })
 }
 
+/// The documents of a file.
+///
+/// # Errors
+/// It is no YAML or JSON.
+pub(crate) fn documents(file: &ManifestFile) -> Result<Vec<Value>, Failure> {
+    let wrong = |reason: String| Failure::Manifest { path: file.path.clone(), reason };
+    let text = std::str::from_utf8(&file.bytes).map_err(|e| wrong(format!("not UTF-8: {e}")))?;
+    serde_saphyr::from_multiple(text)
+        .map_err(|e| wrong(e.to_string().lines().next().unwrap_or("neither YAML nor JSON").to_owned()))
+}
+
 /// The pods, Secrets and ConfigMaps that the documents of a file name, pods first.
 ///
 /// # Errors
 /// It is no YAML or JSON, or names none.
 pub(crate) fn objects(file: &ManifestFile) -> Result<Vec<NamedObject>, Failure> {
-    let wrong = |reason: String| Failure::Manifest { path: file.path.clone(), reason };
-    let text = std::str::from_utf8(&file.bytes).map_err(|e| wrong(format!("not UTF-8: {e}")))?;
-    let documents: Vec<Value> = serde_saphyr::from_multiple(text)
-        .map_err(|e| wrong(e.to_string().lines().next().unwrap_or("neither YAML nor JSON").to_owned()))?;
     let mut objects = Vec::new();
-    for document in &documents {
+    for document in &documents(file)? {
         collect(document, &mut objects);
     }
     if objects.is_empty() {
-        return Err(wrong("no Pod, Secret or ConfigMap in this manifest".into()));
+        let reason = "no Pod, Secret or ConfigMap in this manifest".into();
+        return Err(Failure::Manifest { path: file.path.clone(), reason });
     }
     objects.sort_by_key(|object| object.kind);
     Ok(objects)

@@ -2,21 +2,21 @@
 
 mod apply;
 pub(crate) mod completion;
-mod delete;
+pub(crate) mod delete;
 mod describe_node;
 mod describe_pod;
 mod exec;
 mod explain;
 mod get_events;
 mod get_images;
-mod get_node;
+pub(crate) mod get_node;
 mod get_pods;
 mod get_services;
 pub(crate) mod get_sources;
 mod get_volumes;
 mod logs;
 mod man;
-mod manifests;
+pub(crate) mod manifests;
 mod retry;
 mod run_once;
 mod services;
@@ -56,7 +56,7 @@ impl Session {
         self.global.output == Some(Format::Wide)
     }
 
-    fn without_format(&self, command: &str, instead: &str) -> Result<(), Failure> {
+    pub(crate) fn without_format(&self, command: &str, instead: &str) -> Result<(), Failure> {
         if self.global.output.is_none() {
             return Ok(());
         }
@@ -75,6 +75,9 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<(), Failure> {
         now: keelson_service_kit::now_unix_nanos(),
         global: cli.global,
     };
+    if !session.global.etcd.etcd.is_empty() {
+        return crate::fleet::dispatch(&session, &cli.command).await;
+    }
     let plain = "leave -o out";
     match cli.command {
         Command::Up(args) => {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use crate::control_plane::ControlPlaneFile;
 use crate::document::{ConfigProblem, Document, Reader, Sourced};
 use crate::kubelet_file::{absolute, is_kind};
 
@@ -12,7 +13,8 @@ pub const KEELSON_API_VERSION: &str = "keelson/v1";
 pub const KEELSON_KIND: &str = "KeelsonConfiguration";
 
 /// All fields, for messages.
-const FIELDS: &str = "runDir, stateDir, containerLinksDir, binDir, controlPlane, uidBase, operatorGid, \
+const FIELDS: &str = "runDir, stateDir, containerLinksDir, binDir, controlPlane, etcd.endpoints, \
+                      etcd.caFile, etcd.certFile, etcd.keyFile, etcd.user, etcd.passwordFile, uidBase, operatorGid, \
                       sandboxImage, imagePullProgressTimeout, startParallelism, relistPeriod, manageHost, logging.format, logging.level, \
                       tracing.endpoint, tracing.samplingRatePerMillion";
 
@@ -24,6 +26,7 @@ const MAX_ID: u32 = u32::MAX - 1;
 pub(crate) struct KeelsonFile {
     /// Folders, by their dotted path in the resolved configuration.
     pub(crate) folders: BTreeMap<&'static str, Sourced<String>>,
+    pub(crate) control_plane: ControlPlaneFile,
     pub(crate) uid_base: Option<Sourced<u32>>,
     pub(crate) operator_gid: Option<Sourced<u32>>,
     pub(crate) sandbox_image: Option<Sourced<String>>,
@@ -55,11 +58,7 @@ pub(crate) fn read(document: &Document, problems: &mut Vec<ConfigProblem>) -> Ke
             file.folders.insert(path, folder.map(|folder| absolute(&document.folder, &folder)));
         }
     }
-    if let Some(control_plane) = reader.string("controlPlane")
-        && control_plane.value != "none"
-    {
-        reader.refuse(&control_plane, "only none is there yet: static pods without a control plane");
-    }
+    file.control_plane = ControlPlaneFile::read(&mut reader, &document.folder);
     file.uid_base = reader.u32("uidBase", 1..=MAX_ID - 16);
     file.operator_gid = reader.u32("operatorGid", 0..=MAX_ID);
     file.sandbox_image = reader.string("sandboxImage");

@@ -8,6 +8,7 @@
 //! - [`Health`] turns the answers of a running service into the state that people see.
 
 mod backoff;
+mod control_plane;
 mod credential_providers;
 mod document;
 mod effective;

@@ -167,6 +167,7 @@ impl Resolver<'_> {
         self.paths(&mut kubelet, &mut keelson);
         self.users(&keelson);
         self.sources(&mut kubelet);
+        std::mem::take(&mut keelson.control_plane).resolve(self);
         crate::system_cgroups::resolve(self, &mut kubelet);
         self.runtime(&mut kubelet, &mut keelson);
         self.images(&mut kubelet);

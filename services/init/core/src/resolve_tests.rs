@@ -1,3 +1,4 @@
+use keelson_config::{ControlPlane, Etcd};
 use serde_json::{Value, json};
 
 use super::*;
@@ -202,6 +203,35 @@ fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
     }
 }
 
+fn etcd(fields: Value) -> Value {
+    json!({"controlPlane": "etcd", "etcd": fields})
+}
+
+#[test]
+fn an_etcd_is_taken_with_all_that_names_this_node_to_it() {
+    let fields = json!({
+        "endpoints": ["https://10.0.0.1:2379", "https://10.0.0.2:2379"],
+        "caFile": "pki/ca.crt", "certFile": "/pki/n.crt", "keyFile": "/pki/n.key",
+        "user": "edge-1", "passwordFile": "/pki/password",
+    });
+    let file = keelson(etcd(fields));
+    let config = run(&Flags::default(), None, Some(&file), &host()).unwrap().config;
+    let folder = std::path::Path::new(&file.folder);
+    let expected = Etcd {
+        ca_file: Some(folder.join("pki/ca.crt")),
+        cert_file: Some("/pki/n.crt".into()),
+        key_file: Some("/pki/n.key".into()),
+        user: Some("edge-1".into()),
+        password_file: Some("/pki/password".into()),
+        ..Etcd::plain(vec!["https://10.0.0.1:2379".into(), "https://10.0.0.2:2379".into()])
+    };
+    assert_eq!(config.control_plane, ControlPlane::Etcd(expected));
+    assert!(config.provenance.contains_key("controlPlane.etcd.keyFile"), "{:?}", config.provenance);
+    let named_alone = keelson(json!({"etcd": {"endpoints": ["http://h:1"]}}));
+    let config = run(&Flags::default(), None, Some(&named_alone), &host()).unwrap().config;
+    assert_eq!(config.control_plane, ControlPlane::None, "controlPlane does not say etcd");
+}
+
 #[test]
 fn each_wrong_value_of_ours_is_told_too() {
     let long = format!("/{}", "r/".repeat(33).trim_end_matches('/').to_owned() + "r");
@@ -212,7 +242,19 @@ fn each_wrong_value_of_ours_is_told_too() {
         (json!({"stateDir": "/"}), r#"stateDir = "/""#, "name a folder in it"),
         (json!({"runDir": long}), "runDir", "65"),
         (json!({"binDir": "/opt//x"}), r#"binDir = "/opt//x""#, "absolute path"),
-        (json!({"controlPlane": "etcd"}), r#"controlPlane = "etcd""#, "only none is there yet"),
+        (json!({"controlPlane": "api"}), r#"controlPlane = "api""#, "one of: none, etcd"),
+        (json!({"controlPlane": "etcd"}), r#"controlPlane = "etcd""#, "etcd.endpoints lists the members"),
+        (etcd(json!({"endpoints": []})), "etcd.endpoints = []", "at least one member"),
+        (etcd(json!({"endpoints": ["10.0.0.1:2379"]})), "10.0.0.1:2379", "must be http:// or https://"),
+        (etcd(json!({"endpoints": ["https://h:1"]})), "https://h:1", "need etcd.caFile"),
+        (etcd(json!({"endpoints": ["http://h:1"], "certFile": "c"})), "certFile", "only with etcd.keyFile"),
+        (etcd(json!({"endpoints": ["http://h:1"], "keyFile": "k"})), "keyFile", "only with etcd.certFile"),
+        (etcd(json!({"endpoints": ["http://h:1"], "user": "u"})), "user", "only with etcd.passwordFile"),
+        (
+            etcd(json!({"endpoints": ["http://h:1"], "passwordFile": "p"})),
+            "passwordFile",
+            "only with etcd.user",
+        ),
         (json!({"uidBase": 0}), "uidBase = 0", "from 1"),
         (json!({"startParallelism": 0}), "startParallelism = 0", "from 1 to 1024"),
         (json!({"relistPeriod": "10ms"}), r#"relistPeriod = "10ms""#, "from 1s"),

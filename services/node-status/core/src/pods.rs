@@ -1,6 +1,6 @@
 //! Which pod documents are news for the control plane.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use serde::Deserialize;
@@ -69,6 +69,11 @@ impl PodLedger {
             self.forget(uid);
         }
         gone
+    }
+
+    /// The UIDs of all pods that were reported and are not forgotten.
+    pub fn uids(&self) -> BTreeSet<String> {
+        self.pods.keys().map(ToString::to_string).collect()
     }
 
     /// Decides about a document and remembers it as reported. `finished` is part of what is reported.

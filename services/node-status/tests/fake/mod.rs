@@ -1,5 +1,6 @@
 //! Neighbours over real sockets, and a writer that remembers.
 
+#![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used)]
 
 mod images;
@@ -14,7 +15,7 @@ use futures_util::{Stream, StreamExt as _};
 use k8s_cri::v1::image_service_server::ImageServiceServer;
 use keelson_config::{Config, ServiceName};
 use keelson_kube_model::Node;
-use keelson_node_status::{ControlPlaneWriter, PodReport, ReportState, WriteError};
+use keelson_node_status::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
 use keelson_proto::keelson::admin::v1 as admin;
 use keelson_proto::keelson::admin::v1::admin_server::{Admin, AdminServer};
 use keelson_proto::keelson::common::v1::Synced;
@@ -376,9 +377,15 @@ impl Runtime for Fake<(), rt::RuntimeState> {
 pub struct RecordingWriter {
     pods: Mutex<Vec<(String, bool)>>,
     events: Mutex<Vec<String>>,
+    gone: Mutex<Vec<GonePods>>,
 }
 
 impl RecordingWriter {
+    /// What was dropped, in order.
+    pub fn gone(&self) -> Vec<GonePods> {
+        self.gone.lock().unwrap().clone()
+    }
+
     /// UID and whether phase or readiness had changed, in the order of the writes.
     pub fn pods(&self) -> Vec<(String, bool)> {
         self.pods.lock().unwrap().clone()
@@ -407,6 +414,10 @@ impl ControlPlaneWriter for RecordingWriter {
     async fn write_pod(&self, pod: &PodReport) -> Result<(), WriteError> {
         self.pods.lock().unwrap().push((pod.uid.clone(), pod.turned));
         Ok(())
+    }
+
+    async fn drop_pods(&self, gone: GonePods) {
+        self.gone.lock().unwrap().push(gone);
     }
 
     async fn write_events(&self, service: &str, events: &[Event]) -> Result<(), WriteError> {

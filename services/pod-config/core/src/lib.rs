@@ -5,6 +5,7 @@
 //! | [`manifest`] | which objects stand in the bytes of a manifest, and where |
 //! | [`static_pod`] | what a Pod of a manifest becomes on this node (pod-lifecycle.md §2.1) |
 //! | [`object`] | what a Secret or ConfigMap beside the pods becomes |
+//! | [`stored`] | what a key of a store says (architecture §6) |
 //! | [`files`] | what the files of one source add up to: duplicates, last good versions, problems |
 //! | [`merge`] | what a new set of a source changes (pod-lifecycle.md §2.5) |
 //! | [`sight`] | what is kept of a pod over a restart, so that a restart changes nothing |
@@ -25,6 +26,7 @@ mod parse;
 pub mod scan;
 pub mod sight;
 pub mod static_pod;
+pub mod stored;
 mod yaml;
 
 pub use error::{ManifestError, Why};

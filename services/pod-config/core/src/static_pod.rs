@@ -18,18 +18,24 @@ pub struct StaticRules {
     pub node_name: String,
     /// API objects that a pod may name; standalone these are the ones that may stand beside it.
     pub allowed: AllowedReferences,
+    /// Where the pod is a key of a store rather than a part of a file: the revision that made the key. Such a pod is no
+    /// static one: it keeps the name that it has, and tolerates what it says.
+    pub stored: Option<i64>,
 }
 
 impl StaticRules {
     /// The rules without a control plane: Secrets and ConfigMaps come from manifests too.
     pub fn standalone(node_name: &str) -> Self {
         let allowed = AllowedReferences { config_maps: true, secrets: true };
-        Self { node_name: node_name.to_owned(), allowed }
+        Self { node_name: node_name.to_owned(), allowed, stored: None }
     }
 
     /// The name that a pod of the manifest gets on this node.
     pub fn name_on_node(&self, name: &str) -> String {
-        format!("{name}-{}", self.node_name.to_lowercase())
+        match self.stored {
+            Some(_) => name.to_owned(),
+            None => format!("{name}-{}", self.node_name.to_lowercase()),
+        }
     }
 }
 
@@ -143,10 +149,18 @@ pub(crate) fn prepare(
     if typed.metadata.name.is_empty() {
         return Err(vec![fail("metadata.name", "Required value: name is required".into())]);
     }
-    let uid = match typed.metadata.uid.as_str() {
-        "" => static_pod_uid(&value, &rules.node_name, PodOrigin::File(path)),
-        own if is_plain(own) => own.to_owned(),
-        own => {
+    let elsewhere = &typed.spec.node_name;
+    if rules.stored.is_some() && !elsewhere.is_empty() && *elsewhere != rules.node_name {
+        let message = format!("Invalid value: {elsewhere:?}: the key is one of the node {}", rules.node_name);
+        return Err(vec![fail("spec.nodeName", message)]);
+    }
+    let uid = match (typed.metadata.uid.as_str(), rules.stored) {
+        (_, Some(create_revision)) => {
+            static_pod_uid(&value, &rules.node_name, PodOrigin::Stored { key: path, create_revision })
+        }
+        ("", None) => static_pod_uid(&value, &rules.node_name, PodOrigin::File(path)),
+        (own, None) if is_plain(own) => own.to_owned(),
+        (own, None) => {
             let message = format!(
                 "Invalid value: {own:?}: must be letters, digits, '-', '_' and '.', as it names folders"
             );
@@ -208,12 +222,19 @@ fn place_on_node(value: &mut Value, uid: &str, rules: &StaticRules) {
         metadata.insert("name".into(), json!(name));
         metadata.insert("namespace".into(), json!(if namespace.is_empty() { "default" } else { &namespace }));
         metadata.insert("uid".into(), json!(uid));
-        if let Some(annotations) = metadata_child(metadata, "annotations") {
+        if rules.stored.is_none()
+            && let Some(annotations) = metadata_child(metadata, "annotations")
+        {
             annotations.insert(annotations::CONFIG_HASH.into(), json!(uid));
         }
     }
     if let Some(spec) = child(value, "spec") {
         spec.insert("nodeName".into(), json!(rules.node_name));
+        if rules.stored.is_some() {
+            add_priority(spec);
+            value.as_object_mut().map(|pod| pod.insert("status".into(), json!({"phase": "Pending"})));
+            return;
+        }
         let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
         if tolerations.is_null() {
             *tolerations = json!([]);
@@ -228,6 +249,16 @@ fn place_on_node(value: &mut Value, uid: &str, rules: &StaticRules) {
     if let Some(status) = child(value, "status") {
         status.insert("phase".into(), json!("Pending"));
     }
+}
+
+/// What the API server makes of the two classes that are always there, where there is no API server.
+fn add_priority(spec: &mut Map<String, Value>) {
+    let priority = match spec.get("priorityClassName").and_then(Value::as_str) {
+        Some("system-node-critical") => 2_000_001_000,
+        Some("system-cluster-critical") => 2_000_000_000,
+        _ => return,
+    };
+    spec.insert("priority".into(), json!(priority));
 }
 
 fn child<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {

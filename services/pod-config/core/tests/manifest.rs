@@ -265,7 +265,7 @@ fn references_to_api_objects_are_refused_by_kind() {
     ];
     for (tail, resource, also_standalone) in cases {
         let text = format!("{POD}{tail}");
-        let strict = StaticRules { node_name: "n".into(), allowed: AllowedReferences::default() };
+        let strict = StaticRules { allowed: AllowedReferences::default(), ..StaticRules::standalone("n") };
         let errors = parse_file(text.as_bytes(), PATH, &strict).unwrap_err();
         assert!(errors.iter().any(|e| e.message.contains(resource)), "{tail}: {errors:?}");
         assert_eq!(parse(&text).is_err(), also_standalone, "{tail}");

@@ -227,7 +227,7 @@ pub fn step(state: Option<&WorkerState>, input: &Input<'_>, at: &Moment) -> Tran
         Input::Killed { pod, grace_seconds, patch } => {
             next.evicted = true;
             next.desired |= first;
-            next.started |= !pod.is_static();
+            next.started |= !pod.starts_in_turn();
             if next.phase < WorkerPhase::Terminated && patch.is_some() {
                 next.status_patch.clone_from(patch);
             }
@@ -250,7 +250,7 @@ fn update(next: &mut WorkerState, first: bool, pod: &Pod, observed: Option<&PodO
     next.desired = true;
     next.deleted |= pod.is_deleting();
     let seen = observed.is_some_and(|o| !o.sandboxes.is_empty() || !o.containers.is_empty());
-    next.started |= !pod.is_static() || seen;
+    next.started |= !pod.starts_in_turn() || seen;
     let terminal = pod.status.phase().is_terminal();
     let idle = observed.is_some_and(|o| !o.anything_running() && !o.any_sandbox_ready());
     if first && terminal && idle {

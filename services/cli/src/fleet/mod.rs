@@ -1,0 +1,187 @@
+//! A fleet over etcd: the nodes behind `--etcd`, without their agents.
+//!
+//! `keelson apply`, `get` and `delete` read and write the keys of the nodes (architecture §6), so they work for a node that
+//! is away, too; it does what is wanted when it is back.
+
+mod apply;
+mod delete;
+mod get;
+mod objects;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use keelson_config::{Etcd as Settings, EtcdEndpoint};
+use keelson_etcd::keys::{NODES, Named, of_any_node};
+use keelson_etcd::{Etcd, EtcdError, NodeKeys, Range};
+
+use crate::args::{Command, EtcdArgs, GetWhat};
+use crate::cmd::Session;
+use crate::error::Failure;
+use crate::near::near;
+
+/// What a command with `--etcd` works on.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    etcd: Etcd,
+    /// `--node`.
+    node: Option<String>,
+}
+
+/// What the keys alone say of the nodes.
+#[derive(Debug, Default)]
+struct Nodes {
+    /// Every node with a key, and whether it lives.
+    alive: BTreeMap<String, bool>,
+}
+
+impl Fleet {
+    fn new(args: &EtcdArgs) -> Result<Self, Failure> {
+        for endpoint in &args.etcd {
+            if EtcdEndpoint::parse(endpoint).is_none() {
+                return Err(Failure::Usage {
+                    message: format!("{endpoint:?} is no endpoint of etcd: it {}", EtcdEndpoint::RULE),
+                    hint: "name the members with commas between them".into(),
+                });
+            }
+        }
+        let settings = Settings {
+            ca_file: args.etcd_ca.clone(),
+            cert_file: args.etcd_cert.clone(),
+            key_file: args.etcd_key.clone(),
+            user: args.etcd_user.clone(),
+            password_file: args.etcd_password_file.clone(),
+            ..Settings::plain(args.etcd.clone())
+        };
+        Ok(Self { etcd: Etcd::new(settings), node: args.node.clone() })
+    }
+
+    /// The nodes that have any key.
+    async fn nodes(&self) -> Result<Nodes, Failure> {
+        let keys = self.etcd.keys(&Range::prefix(NODES)).await.map_err(failure)?;
+        let mut nodes = Nodes::default();
+        for (node, named) in keys.iter().filter_map(|key| of_any_node(key)) {
+            *nodes.alive.entry(node.to_owned()).or_default() |= named == Named::Lease;
+        }
+        Ok(nodes)
+    }
+
+    /// The nodes that a reading command is about: the one of `--node`, else all.
+    async fn chosen(&self) -> Result<Nodes, Failure> {
+        let Some(node) = &self.node else { return self.nodes().await };
+        let alive = self.etcd.get(&NodeKeys::new(node).lease()).await.map_err(failure)?.is_some();
+        Ok(Nodes { alive: [(node.clone(), alive)].into() })
+    }
+
+    /// The node that an object goes to: `--node`, else the one it names, else the only one there is.
+    async fn target(&self, named: &str, nodes: &mut Option<Nodes>) -> Result<String, Failure> {
+        if let Some(node) = &self.node {
+            if !named.is_empty() && named != node {
+                return Err(Failure::Usage {
+                    message: format!("spec.nodeName is {named:?} and --node is {node:?}"),
+                    hint: "one of the two".into(),
+                });
+            }
+            return Ok(node.clone());
+        }
+        if !named.is_empty() {
+            return Ok(named.to_owned());
+        }
+        let known = match nodes.take() {
+            Some(known) => known,
+            None => self.nodes().await?,
+        };
+        let known = nodes.insert(known);
+        match known.alive.keys().collect::<Vec<_>>().as_slice() {
+            [only] => Ok((*only).clone()),
+            all => {
+                let list: Vec<&str> = all.iter().map(|name| name.as_str()).collect();
+                Err(Failure::Usage {
+                    message: "it is not said which node this is for".into(),
+                    hint: match list.as_slice() {
+                        [] => "--node NAME; no node has any key yet".into(),
+                        list => format!("--node with one of: {}", list.join(", ")),
+                    },
+                })
+            }
+        }
+    }
+}
+
+impl Nodes {
+    fn names(&self) -> BTreeSet<String> {
+        self.alive.keys().cloned().collect()
+    }
+
+    fn is_alive(&self, node: &str) -> bool {
+        self.alive.get(node).copied().unwrap_or(false)
+    }
+
+    /// Which of the nodes somebody may have meant.
+    fn meant(&self, name: &str) -> String {
+        let near = near(name, self.alive.keys().map(String::as_str));
+        if near.is_empty() {
+            "`keelson get node --etcd …` lists the nodes".into()
+        } else {
+            format!("did you mean {}?", near.join(" or "))
+        }
+    }
+}
+
+/// What a failed call means for the person.
+fn failure(error: EtcdError) -> Failure {
+    let message = error.to_string();
+    match error {
+        EtcdError::Unreachable { .. } => Failure::NoEtcd {
+            message,
+            hint: "look whether the members run and --etcd names their client ports".into(),
+        },
+        EtcdError::Refused { .. } => Failure::Answer {
+            message,
+            hint: Some("--etcd-cert and --etcd-key, or --etcd-user, say who you are; a role on the node's keys is needed".into()),
+        },
+        EtcdError::Credential { .. } | EtcdError::Endpoint { .. } => {
+            Failure::Usage { message, hint: "`keelson help` lists the flags of --etcd".into() }
+        }
+    }
+}
+
+/// Carries out a command with `--etcd`.
+pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(), Failure> {
+    let fleet = Fleet::new(&session.global.etcd)?;
+    let other = |name: &str| {
+        Err(Failure::Usage {
+            message: format!("`keelson {name}` asks the agent of this machine; it has no --etcd"),
+            hint: "run it on the node itself; apply, delete, `get pods` and `get node` take --etcd".into(),
+        })
+    };
+    match command {
+        Command::Apply(args) => apply::run(session, &fleet, &args.files).await,
+        Command::Delete(args) => {
+            session.without_format("delete", "leave -o out")?;
+            delete::run(session, &fleet, args).await
+        }
+        Command::Get(args) => match &args.what {
+            GetWhat::Pods { names, watch } if !watch.watch => get::pods(session, &fleet, names).await,
+            GetWhat::Node { name, watch } if !watch.watch => {
+                get::nodes(session, &fleet, name.as_deref()).await
+            }
+            GetWhat::Pods { .. } | GetWhat::Node { .. } => other("get --watch"),
+            GetWhat::Services { .. } => other("get services"),
+            GetWhat::Events { .. } => other("get events"),
+            GetWhat::Volumes { .. } => other("get volumes"),
+            GetWhat::Images { .. } => other("get images"),
+            GetWhat::Sources => other("get sources"),
+        },
+        Command::Up(_) => other("up"),
+        Command::Logs(_) => other("logs"),
+        Command::Exec(_) => other("exec"),
+        Command::Describe(_) => other("describe"),
+        Command::Explain(_) => other("explain"),
+        Command::Retry(_) => other("retry"),
+        Command::Run(_) => other("run"),
+        Command::Services(_) => other("services"),
+        Command::Version(_) => other("version"),
+        Command::Completion(_) => other("completion"),
+        Command::Man(_) => other("man"),
+    }
+}

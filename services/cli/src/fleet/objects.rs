@@ -1,0 +1,210 @@
+//! What stands under a key: an object as its owner wants it, without what others have written into it.
+
+use keelson_etcd::{Entry, NodeKeys};
+use keelson_kube_model::validate::{AllowedReferences, static_pod_api_references, validate_pod};
+use keelson_kube_model::{Pod, annotations, default_pod};
+use serde_json::{Map, Value, json};
+
+use crate::cmd::manifests::ObjectKind;
+
+/// Parts of `metadata` that a control plane writes.
+const NOT_THEIRS: [&str; 7] = [
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+    "uid",
+];
+
+/// An object to store.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Wanted {
+    pub(super) kind: ObjectKind,
+    pub(super) namespace: String,
+    pub(super) name: String,
+    /// `spec.nodeName`, empty where nobody says it.
+    pub(super) node: String,
+    /// `metadata.resourceVersion`: the change that the author has read.
+    pub(super) revision: Option<i64>,
+    pub(super) value: Value,
+}
+
+impl Wanted {
+    /// Takes an object of a manifest; an error says what is wrong with it, a line for each.
+    pub(super) fn of(document: &Value) -> Result<Self, String> {
+        let kind = match (document["apiVersion"].as_str(), document["kind"].as_str()) {
+            (Some("v1"), Some("Pod")) => ObjectKind::Pod,
+            (Some("v1"), Some("ConfigMap")) => ObjectKind::ConfigMap,
+            (Some("v1"), Some("Secret")) => ObjectKind::Secret,
+            (group, kind) => {
+                let (group, kind) = (group.unwrap_or_default(), kind.unwrap_or_default());
+                return Err(format!("{kind:?} of {group:?} is no Pod, Secret or ConfigMap of v1"));
+            }
+        };
+        let mut value = document.clone();
+        let metadata = value["metadata"].as_object_mut().ok_or("metadata: Required value")?;
+        let text = |map: &Map<String, Value>, key: &str| {
+            map.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
+        };
+        let name = text(metadata, "name");
+        let revision = match text(metadata, "resourceVersion").as_str() {
+            "" => None,
+            written => Some(written.parse().map_err(|_| {
+                format!("metadata.resourceVersion: Invalid value: {written:?}: leave it out, or as `keelson get` gave it")
+            })?),
+        };
+        let namespace = match text(metadata, "namespace").as_str() {
+            "" => "default".to_owned(),
+            own => own.to_owned(),
+        };
+        for (field, part) in [("metadata.name", &name), ("metadata.namespace", &namespace)] {
+            if part.is_empty() || !part.bytes().all(is_of_a_name) {
+                return Err(format!(
+                    "{field}: Invalid value: {part:?}: must be lower case letters, digits, '-' and '.'"
+                ));
+            }
+        }
+        NOT_THEIRS.iter().for_each(|key| drop(metadata.remove(*key)));
+        metadata.insert("namespace".into(), json!(namespace));
+        if let Some(written) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
+            for key in [annotations::CONFIG_SOURCE, annotations::CONFIG_SEEN, annotations::CONFIG_HASH] {
+                written.remove(key);
+            }
+            if written.is_empty() {
+                metadata.remove("annotations");
+            }
+        }
+        if let Some(object) = value.as_object_mut() {
+            object.remove("status");
+        }
+        let node = value.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default().to_owned();
+        if kind == ObjectKind::Pod {
+            check(&value)?;
+        }
+        Ok(Self { kind, namespace, name, node, revision, value })
+    }
+
+    /// Where it stands.
+    pub(super) fn key(&self, node: &str) -> String {
+        let keys = NodeKeys::new(node);
+        match self.kind {
+            ObjectKind::Pod => keys.pod(&self.namespace, &self.name),
+            kind => keys.object(kind.as_str(), &self.namespace, &self.name),
+        }
+    }
+}
+
+fn is_of_a_name(byte: u8) -> bool {
+    byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.')
+}
+
+/// What the node would refuse, so that it is told to whoever is there.
+fn check(pod: &Value) -> Result<(), String> {
+    let mut defaulted = pod.clone();
+    default_pod(&mut defaulted);
+    let typed: Pod = serde_json::from_value(defaulted).map_err(|error| error.to_string())?;
+    let mut wrong: Vec<String> =
+        validate_pod(&typed).into_iter().map(|found| format!("{}: {}", found.field, found.message)).collect();
+    let allowed = AllowedReferences { config_maps: true, secrets: true };
+    if let Some(resource) = static_pod_api_references(&typed, allowed) {
+        wrong.push(format!("spec: Forbidden: it refers to {resource}; without an API server there are none"));
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+}
+
+/// The documents of a manifest, lists opened, Secrets and ConfigMaps before the pods that may need them.
+pub(super) fn wanted(documents: &[Value]) -> Result<Vec<Wanted>, String> {
+    let mut all = Vec::new();
+    for document in documents {
+        match document["kind"].as_str() {
+            None if document.is_null() => {}
+            Some("List" | "PodList") => {
+                for item in document["items"].as_array().into_iter().flatten() {
+                    let mut item = item.clone();
+                    if document["kind"] == "PodList"
+                        && let Some(pod) = item.as_object_mut()
+                    {
+                        pod.entry("apiVersion").or_insert_with(|| json!("v1"));
+                        pod.entry("kind").or_insert_with(|| json!("Pod"));
+                    }
+                    all.push(Wanted::of(&item)?);
+                }
+            }
+            _ => all.push(Wanted::of(document)?),
+        }
+    }
+    all.sort_by_key(|object| object.kind == ObjectKind::Pod);
+    Ok(all)
+}
+
+/// The object of a key, with the revision that a later `apply` may name.
+pub(super) fn shown(entry: &Entry, mut value: Value) -> Value {
+    if let Some(metadata) = value["metadata"].as_object_mut() {
+        metadata.insert("resourceVersion".into(), json!(entry.mod_revision.to_string()));
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod() -> Value {
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "web"},
+            "spec": {"containers": [{"name": "c", "image": "i"}]},
+        })
+    }
+
+    #[test]
+    fn what_get_has_shown_can_be_applied_again() {
+        let first = Wanted::of(&pod()).unwrap();
+        let mut exported = shown(
+            &Entry { key: first.key("n1"), value: Vec::new(), create_revision: 3, mod_revision: 7, lease: 0 },
+            first.value.clone(),
+        );
+        exported["status"] = json!({"phase": "Running"});
+        exported["metadata"]["uid"] = json!("u");
+        exported["metadata"]["annotations"] = json!({"kubernetes.io/config.source": "etcd"});
+        let again = Wanted::of(&exported).unwrap();
+        assert_eq!((again.revision, first.revision), (Some(7), None));
+        assert_eq!(again.value, first.value);
+        assert_eq!(again.key("n1"), "/keelson/v1/nodes/n1/pods/default/web");
+    }
+
+    #[test]
+    fn what_a_node_would_refuse_is_refused_here() {
+        let with = |pointer: &str, value: Value| {
+            let mut other = pod();
+            let (parent, field) = pointer.rsplit_once('/').unwrap();
+            other.pointer_mut(parent).unwrap()[field] = value;
+            Wanted::of(&other).unwrap_err()
+        };
+        for (pointer, value, text) in [
+            ("/kind", json!("Service"), "\"Service\" of \"v1\" is no Pod"),
+            ("/metadata/name", json!("a/b"), "metadata.name: Invalid value"),
+            ("/metadata/namespace", json!("A"), "metadata.namespace: Invalid value"),
+            ("/metadata/resourceVersion", json!("new"), "metadata.resourceVersion: Invalid value"),
+            ("/spec/containers", json!([]), "spec.containers"),
+            ("/spec/serviceAccountName", json!("x"), "refers to serviceaccounts"),
+        ] {
+            let error = with(pointer, value);
+            assert!(error.contains(text), "{pointer}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_pods_need_is_stored_before_them() {
+        let secret =
+            json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "namespace": "web"}});
+        let list = json!({"apiVersion": "v1", "kind": "PodList", "items": [{"metadata": {"name": "a"}, "spec": pod()["spec"]}]});
+        let kinds: Vec<_> = wanted(&[pod(), list, Value::Null, secret]).unwrap();
+        let names: Vec<_> =
+            kinds.iter().map(|o| (o.kind.as_str(), o.namespace.as_str(), o.name.as_str())).collect();
+        assert_eq!(names, [("Secret", "web", "s"), ("Pod", "default", "web"), ("Pod", "default", "a")]);
+    }
+}

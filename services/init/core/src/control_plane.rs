@@ -1,0 +1,87 @@
+//! The control plane, as the KeelsonConfiguration names it (architecture §6, §7).
+
+use keelson_config::{ControlPlane, Etcd, EtcdEndpoint};
+
+use crate::document::{Reader, Sourced};
+use crate::kubelet_file::absolute;
+use crate::resolve::Resolver;
+
+/// The fields; `None` where the file does not set them.
+#[derive(Debug, Default)]
+pub(crate) struct ControlPlaneFile {
+    name: Option<Sourced<String>>,
+    endpoints: Option<Sourced<Vec<String>>>,
+    ca: Option<Sourced<String>>,
+    cert: Option<Sourced<String>>,
+    key: Option<Sourced<String>>,
+    user: Option<Sourced<String>>,
+    password: Option<Sourced<String>>,
+}
+
+impl ControlPlaneFile {
+    /// Reads `controlPlane` and `etcd`; files are taken from `folder`.
+    pub(crate) fn read(reader: &mut Reader<'_>, folder: &str) -> Self {
+        let mut own = Self { name: reader.choice("controlPlane", &["none", "etcd"]), ..Self::default() };
+        if reader.object("etcd") {
+            own.endpoints = reader.strings("etcd.endpoints");
+            let mut file = |field| reader.string(field).map(|path| path.map(|path| absolute(folder, &path)));
+            own.ca = file("etcd.caFile");
+            own.cert = file("etcd.certFile");
+            own.key = file("etcd.keyFile");
+            own.password = file("etcd.passwordFile");
+            own.user = reader.string("etcd.user");
+        }
+        own
+    }
+
+    /// Checks what belongs together, and takes it.
+    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
+        let Self { name, endpoints, ca, cert, key, user, password } = self;
+        let is_etcd = name.as_ref().is_some_and(|name| name.value == "etcd");
+        let Some(endpoints) = endpoints.filter(|_| is_etcd) else {
+            if let Some(name) = name.filter(|_| is_etcd) {
+                resolver.refuse(&name, "etcd.endpoints lists the members of etcd and is missing");
+            }
+            return;
+        };
+        for endpoint in endpoints.value.iter().filter(|text| EtcdEndpoint::parse(text).is_none()) {
+            resolver.refuse(&endpoints, format!("{endpoint:?} {}", EtcdEndpoint::RULE));
+        }
+        if endpoints.value.is_empty() {
+            resolver.refuse(&endpoints, "this must list at least one member of etcd");
+        }
+        let secure = |text: &String| EtcdEndpoint::parse(text).is_some_and(|endpoint| endpoint.secure);
+        if endpoints.value.iter().any(secure) && ca.is_none() {
+            resolver.refuse(
+                &endpoints,
+                "members with https need etcd.caFile, the authority that they are checked against",
+            );
+        }
+        for (one, field, other, missing) in [
+            (&cert, "etcd.certFile", &key, "etcd.keyFile"),
+            (&key, "etcd.keyFile", &cert, "etcd.certFile"),
+            (&user, "etcd.user", &password, "etcd.passwordFile"),
+            (&password, "etcd.passwordFile", &user, "etcd.user"),
+        ] {
+            if let (Some(given), None) = (one, other) {
+                resolver.refuse(given, format!("{field} is of use only with {missing}, which is missing"));
+            }
+        }
+        resolver.set("controlPlane", name, |_, _| ());
+        resolver.set("controlPlane.etcd.endpoints", Some(endpoints), |c, v| {
+            c.control_plane = ControlPlane::Etcd(Etcd::plain(v));
+        });
+        let mut take = |path: &str, value, apply: fn(&mut Etcd, String)| {
+            resolver.set(path, value, |config, value| {
+                if let ControlPlane::Etcd(etcd) = &mut config.control_plane {
+                    apply(etcd, value);
+                }
+            });
+        };
+        take("controlPlane.etcd.caFile", ca, |etcd, v| etcd.ca_file = Some(v.into()));
+        take("controlPlane.etcd.certFile", cert, |etcd, v| etcd.cert_file = Some(v.into()));
+        take("controlPlane.etcd.keyFile", key, |etcd, v| etcd.key_file = Some(v.into()));
+        take("controlPlane.etcd.user", user, |etcd, v| etcd.user = Some(v));
+        take("controlPlane.etcd.passwordFile", password, |etcd, v| etcd.password_file = Some(v.into()));
+    }
+}

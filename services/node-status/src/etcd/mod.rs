@@ -1,0 +1,421 @@
+//! etcd as the control plane that node-status writes to (architecture §6).
+//!
+//! Node and pods are put into a queue with one slot each, so that a slow or absent etcd costs bounded memory and the
+//! latest state wins; the loop `etcd-writer` empties it, what has turned first. Every write names the revision that it
+//! replaces and this agent's lease: an agent whose node another one has taken over writes nothing any more.
+
+mod lease;
+mod queue;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use keelson_config::{Config, Etcd as Settings, ServiceName};
+use keelson_etcd::{Entry, Etcd, EtcdError, Expect, NodeKeys, Operation, Written};
+use keelson_kube_model::{Node, PodFullName, time};
+use keelson_proto::keelson::events::v1::Event;
+use keelson_service_kit::status::chain;
+use keelson_service_kit::{Context, LoopHandle, now_unix_nanos};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tracing::{Instrument as _, Span};
+
+use crate::etcd::lease::Lease;
+use crate::etcd::queue::{Job, Queue};
+use crate::writer::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
+
+/// The condition that says whether reports get through.
+const CONDITION: &str = "control-plane";
+/// How long an event stays (the API server's `--event-ttl`), and how long one lease is given to new ones.
+const EVENT_SECONDS: u32 = 3600;
+const EVENT_LEASE_EVERY: Duration = Duration::from_secs(600);
+/// Events of one write; etcd takes 128 (`--max-txn-ops`).
+const EVENTS_AT_ONCE: usize = 64;
+/// After a write that failed.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Writes to etcd.
+pub(crate) struct EtcdWriter {
+    etcd: Etcd,
+    keys: NodeKeys,
+    node: String,
+    lease: Lease,
+    queue: Mutex<Queue>,
+    /// Of each pod that was told of, by UID.
+    names: Mutex<BTreeMap<String, PodFullName>>,
+    wake: Notify,
+    events: tokio::sync::Mutex<Option<(i64, Instant)>>,
+}
+
+/// What is known of a key that this agent writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Known {
+    /// The revision of its last change; 0: it is not there.
+    revision: i64,
+    /// The pod that stands there.
+    told: Option<Told>,
+}
+
+impl Known {
+    fn of(entry: Option<&Entry>) -> Self {
+        let revision = entry.map_or(0, |entry| entry.mod_revision);
+        Self { revision, told: entry.and_then(|entry| Told::of(&entry.value)) }
+    }
+}
+
+impl EtcdWriter {
+    /// A writer for the node of `ctx`, with its loop.
+    ///
+    /// # Errors
+    /// The file that tells this agent from another one with the node's name cannot be made.
+    pub(crate) fn start(ctx: &Context, settings: &Settings) -> anyhow::Result<Arc<Self>> {
+        let etcd = Etcd::new(settings.clone());
+        let keys = NodeKeys::new(&ctx.config.node_name);
+        let identity = identity(&ctx.config)?;
+        let lease = Lease::new(etcd.clone(), &keys, &ctx.config.node_name, identity, settings.lease_seconds);
+        let own = Arc::new(Self {
+            etcd,
+            keys,
+            node: ctx.config.node_name.clone(),
+            lease,
+            queue: Mutex::default(),
+            names: Mutex::default(),
+            wake: Notify::new(),
+            events: tokio::sync::Mutex::default(),
+        });
+        ctx.spawn("etcd-writer", Arc::clone(&own).run(ctx.clone()));
+        Ok(own)
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn names(&self) -> MutexGuard<'_, BTreeMap<String, PodFullName>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, job: Job, urgent: bool) {
+        self.queue().put(job, urgent, Span::current(), Instant::now());
+        self.wake.notify_one();
+    }
+
+    async fn run(self: Arc<Self>, ctx: Context) {
+        let handle = ctx.progress.register("etcd-writer");
+        let mut known: BTreeMap<String, Known> = BTreeMap::new();
+        loop {
+            handle.tick();
+            let job = if self.lease.held().is_some() { self.queue().take() } else { None };
+            let Some(pending) = job else {
+                // Cancel-safe: both keep what they tell.
+                tokio::select! {
+                    () = ctx.shutdown.cancelled() => return,
+                    () = self.wake.notified() => continue,
+                    () = self.lease.taken() => continue,
+                    () = tokio::time::sleep(LoopHandle::HEARTBEAT) => continue,
+                }
+            };
+            let span = pending.span.clone();
+            let result = tokio::select! {
+                // The write may have been made: the next start finds it as it is.
+                () = ctx.shutdown.cancelled() => return,
+                result = self.carry_out(&pending.job, &mut known).instrument(span) => result,
+            };
+            let told = result.as_ref().map_err(|error| chain(error)).copied();
+            ctx.progress.condition(CONDITION, told);
+            match result {
+                Ok(()) => {}
+                Err(error) if error.is_transient() => {
+                    self.queue().put_back(pending);
+                    tokio::select! {
+                        () = ctx.shutdown.cancelled() => return,
+                        () = tokio::time::sleep(AGAIN) => {}
+                    }
+                }
+                Err(error) => tracing::warn!(error = chain(&error), "a report is refused and left out"),
+            }
+        }
+    }
+
+    async fn carry_out(&self, job: &Job, known: &mut BTreeMap<String, Known>) -> Result<(), EtcdError> {
+        match job {
+            Job::Node(json) => self.write(&self.keys.node(), Some(json), known, |_| true).await,
+            Job::Pod(pod) => {
+                let key = self.keys.pod_status(&pod.name.namespace, &pod.name.name);
+                // Of two pods of one name the one that came later is told of.
+                self.write(&key, Some(&pod.json), known, |before| {
+                    before.is_none_or(|before| before.uid == pod.uid || before.seen <= pod.seen)
+                })
+                .await
+            }
+            Job::Gone { uid, name } => {
+                let key = self.keys.pod_status(&name.namespace, &name.name);
+                self.write(&key, None, known, |before| before.is_some_and(|before| before.uid == *uid)).await
+            }
+            Job::Retain(uids) => {
+                for entry in self.etcd.list(&self.keys.pod_statuses()).await?.entries {
+                    known.insert(entry.key.clone(), Known::of(Some(&entry)));
+                    let stale = |before: Option<&Told>| before.is_none_or(|told| !uids.contains(&told.uid));
+                    self.write(&entry.key, None, known, stale).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes `key` what it should be, where `may` says yes to the pod that stands there now.
+    async fn write(
+        &self,
+        key: &str,
+        value: Option<&Vec<u8>>,
+        known: &mut BTreeMap<String, Known>,
+        may: impl Fn(Option<&Told>) -> bool,
+    ) -> Result<(), EtcdError> {
+        let Some(lease) = self.lease.held() else { return Err(self.no_lease()) };
+        // Once more for each other writer that was faster; there should be none.
+        for _ in 0..8 {
+            let before = match known.get(key) {
+                Some(before) => before.clone(),
+                None => {
+                    let entry = self.etcd.get(key).await?;
+                    let before = Known::of(entry.as_ref());
+                    known.insert(key.to_owned(), before.clone());
+                    // A start of this service writes nothing that stands there already.
+                    if entry.is_some_and(|entry| Some(&entry.value) == value) {
+                        return Ok(());
+                    }
+                    before
+                }
+            };
+            if !may(before.told.as_ref()) || (value.is_none() && before.revision == 0) {
+                return Ok(());
+            }
+            let expect =
+                if before.revision == 0 { Expect::Absent } else { Expect::Revision(before.revision) };
+            let operation = match value {
+                Some(value) => Operation::Put { key: key.to_owned(), value: value.clone(), lease: 0 },
+                None => Operation::Delete { key: key.to_owned() },
+            };
+            let expected = [(key.to_owned(), expect), (self.keys.lease(), Expect::Lease(lease))];
+            match self.etcd.write(&expected, &[operation]).await? {
+                Written::Done(revision) => {
+                    match value {
+                        Some(value) => {
+                            known.insert(key.to_owned(), Known { revision, told: Told::of(value) });
+                        }
+                        None => drop(known.remove(key)),
+                    }
+                    return Ok(());
+                }
+                Written::Conflict(found) => {
+                    known.remove(key);
+                    let holder = found.get(1).and_then(Option::as_ref).map_or(0, |entry| entry.lease);
+                    if holder != lease {
+                        self.lease.lost();
+                        return Err(self.no_lease());
+                    }
+                    tracing::warn!(key, "another writer has changed what this node reports; looking again");
+                }
+            }
+        }
+        let message = format!("{key} changes faster than it can be written; who else writes it?");
+        Err(EtcdError::Unreachable { endpoints: self.etcd.endpoints(), message })
+    }
+
+    fn no_lease(&self) -> EtcdError {
+        let message = format!("this agent has lost the lease of the node {}", self.node);
+        EtcdError::Unreachable { endpoints: self.etcd.endpoints(), message }
+    }
+
+    /// A lease for events of now.
+    async fn event_lease(&self) -> Result<i64, EtcdError> {
+        let mut lease = self.events.lock().await;
+        if let Some((id, since)) = *lease
+            && since.elapsed() < EVENT_LEASE_EVERY
+        {
+            return Ok(id);
+        }
+        let seconds = EVENT_SECONDS + u32::try_from(EVENT_LEASE_EVERY.as_secs()).unwrap_or(0);
+        let id = self.etcd.grant(seconds).await?;
+        *lease = Some((id, Instant::now()));
+        Ok(id)
+    }
+
+    fn event(&self, service: &str, event: &Event, lease: i64) -> Operation {
+        let key = self.keys.event(event.last_unix_nanos, service, event.sequence);
+        let at = |nanos: i64| time::format_seconds(nanos / 1_000_000_000).unwrap_or_default();
+        let namespace = if event.namespace.is_empty() { "default" } else { &event.namespace };
+        let value = json!({
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {
+                "name": format!("{}.{:x}", event.name, event.last_unix_nanos),
+                "namespace": namespace,
+                "annotations": event.annotations,
+            },
+            "involvedObject": {
+                "kind": event.kind,
+                "namespace": event.namespace,
+                "name": event.name,
+                "uid": event.uid,
+                "fieldPath": event.field_path,
+            },
+            "reason": event.reason,
+            "message": event.message,
+            "type": event.r#type,
+            "count": event.count,
+            "firstTimestamp": at(event.first_unix_nanos),
+            "lastTimestamp": at(event.last_unix_nanos),
+            "source": {"component": service, "host": self.node},
+        });
+        Operation::Put { key, value: value.to_string().into_bytes(), lease }
+    }
+}
+
+#[tonic::async_trait]
+impl ControlPlaneWriter for EtcdWriter {
+    fn control_plane(&self) -> &'static str {
+        "etcd"
+    }
+
+    async fn renew_lease(&self) -> Result<(), WriteError> {
+        let renewed = self.lease.renew().await;
+        if renewed.is_ok() {
+            self.wake.notify_one();
+        }
+        renewed
+    }
+
+    async fn write_node(&self, node: &Node) -> Result<(), WriteError> {
+        let json = serde_json::to_vec(node).map_err(|error| WriteError::Refused {
+            what: "the Node".to_owned(),
+            message: error.to_string(),
+        })?;
+        self.put(Job::Node(json), false);
+        Ok(())
+    }
+
+    async fn write_pod(&self, pod: &PodReport) -> Result<(), WriteError> {
+        let seen = Told::of(&pod.pod_json).map_or_else(String::new, |told| told.seen);
+        let name = PodFullName::new(&pod.name, &pod.namespace);
+        self.names().insert(pod.uid.clone(), name.clone());
+        let job = queue::Pod { uid: pod.uid.clone(), name, seen, json: pod.pod_json.to_vec() };
+        self.put(Job::Pod(job), pod.turned);
+        Ok(())
+    }
+
+    async fn drop_pods(&self, gone: GonePods) {
+        match gone {
+            GonePods::One(uid) => {
+                let name = self.names().remove(&uid);
+                if let Some(name) = name {
+                    self.put(Job::Gone { uid, name }, false);
+                }
+            }
+            GonePods::AllBut(uids) => {
+                self.names().retain(|uid, _| uids.contains(uid));
+                self.put(Job::Retain(uids), false);
+            }
+        }
+    }
+
+    async fn write_events(&self, service: &str, events: &[Event]) -> Result<(), WriteError> {
+        let Some(held) = self.lease.held() else {
+            let message = format!("this agent has no lease of the node {}", self.node);
+            return Err(WriteError::Unreachable { what: "events".to_owned(), message });
+        };
+        let failed = |error: EtcdError| in_words("events", &error);
+        let lease = self.event_lease().await.map_err(failed)?;
+        for some in events.chunks(EVENTS_AT_ONCE) {
+            let operations: Vec<_> = some.iter().map(|event| self.event(service, event, lease)).collect();
+            let expected = [(self.keys.lease(), Expect::Lease(held))];
+            match self.etcd.write(&expected, &operations).await {
+                Ok(Written::Done(_)) => {}
+                Ok(Written::Conflict(_)) => {
+                    self.lease.lost();
+                    return Err(failed(self.no_lease()));
+                }
+                Err(error) => {
+                    // The lease of events may have ended while etcd was away for long.
+                    *self.events.lock().await = None;
+                    return Err(failed(error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> ReportState {
+        let queue = self.queue();
+        let oldest = queue.oldest().map_or(0, |since| since.elapsed().as_millis());
+        ReportState {
+            queued: u32::try_from(queue.len()).unwrap_or(u32::MAX),
+            oldest_age_ms: u64::try_from(oldest).unwrap_or(u64::MAX),
+            throttled_seconds: 0.0,
+        }
+    }
+}
+
+/// What a failed call means for a report.
+pub(crate) fn in_words(what: &str, error: &EtcdError) -> WriteError {
+    let (what, message) = (what.to_owned(), chain(error));
+    if error.is_transient() {
+        WriteError::Unreachable { what, message }
+    } else {
+        WriteError::Refused { what, message }
+    }
+}
+
+/// Which pod stands in a status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Told {
+    uid: String,
+    /// When the agent first saw it, RFC 3339.
+    seen: String,
+}
+
+impl Told {
+    /// `None` for what is no pod.
+    fn of(json: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Pod {
+            metadata: Metadata,
+        }
+        #[derive(Deserialize)]
+        struct Metadata {
+            uid: String,
+            #[serde(default)]
+            annotations: BTreeMap<String, String>,
+        }
+        let mut pod: Pod = serde_json::from_slice(json).ok()?;
+        let seen = pod.metadata.annotations.remove(keelson_kube_model::annotations::CONFIG_SEEN);
+        Some(Self { uid: pod.metadata.uid, seen: seen.unwrap_or_default() })
+    }
+}
+
+/// What tells this agent from another one that has the node's name by mistake; it stays the same over restarts and boots.
+fn identity(config: &Config) -> anyhow::Result<String> {
+    use anyhow::Context as _;
+    let path = config.paths.state(ServiceName::NodeStatus).join("identity");
+    if let Some(known) = read_identity(&path) {
+        return Ok(known);
+    }
+    let made = format!("{:016x}{:016x}", fastrand::u64(..), now_unix_nanos());
+    let folder = path.parent().context("a file is in a folder")?;
+    let new = path.with_extension("new");
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&new, &made))
+        .and_then(|()| std::fs::rename(&new, &path))
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(made)
+}
+
+fn read_identity(path: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let text = text.trim();
+    (text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| text.to_owned())
+}

@@ -1,0 +1,156 @@
+//! What waits to be written, one slot for each key.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use keelson_kube_model::PodFullName;
+use tokio::time::Instant;
+use tracing::Span;
+
+/// A pod to write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Pod {
+    pub(super) uid: String,
+    pub(super) name: PodFullName,
+    /// When the agent first saw it, RFC 3339.
+    pub(super) seen: String,
+    /// The Pod with its status.
+    pub(super) json: Vec<u8>,
+}
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Job {
+    /// Write the Node.
+    Node(Vec<u8>),
+    /// Write a pod.
+    Pod(Pod),
+    /// Remove what stands of a pod.
+    Gone { uid: String, name: PodFullName },
+    /// Remove what stands of pods other than these.
+    Retain(BTreeSet<String>),
+}
+
+/// What a later job replaces. In the order in which they are done among equals: what is stale goes first, so that it does
+/// not take what comes afterwards for another writer's.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Slot {
+    Retain,
+    Node,
+    Pod(String),
+}
+
+impl Job {
+    fn slot(&self) -> Slot {
+        match self {
+            Self::Node(_) => Slot::Node,
+            Self::Pod(Pod { uid, .. }) | Self::Gone { uid, .. } => Slot::Pod(uid.clone()),
+            Self::Retain(_) => Slot::Retain,
+        }
+    }
+}
+
+/// A job that waits.
+#[derive(Debug, Clone)]
+pub(super) struct Pending {
+    pub(super) job: Job,
+    /// Goes before what is not.
+    pub(super) urgent: bool,
+    /// The step of the pod's trace.
+    pub(super) span: Span,
+    /// Since when the oldest state that it replaces has waited.
+    pub(super) since: Instant,
+}
+
+/// All that waits.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    waiting: BTreeMap<Slot, Pending>,
+}
+
+impl Queue {
+    /// Adds a job; one of the same slot is replaced, and its wait goes on.
+    pub(super) fn put(&mut self, job: Job, urgent: bool, span: Span, now: Instant) {
+        let slot = job.slot();
+        let before = self.waiting.remove(&slot);
+        let since = before.as_ref().map_or(now, |before| before.since);
+        let urgent = urgent || before.is_some_and(|before| before.urgent);
+        self.waiting.insert(slot, Pending { job, urgent, span, since });
+    }
+
+    /// Puts a job back that failed, unless there is a later one by now.
+    pub(super) fn put_back(&mut self, pending: Pending) {
+        let later = self.waiting.entry(pending.job.slot()).or_insert_with(|| pending.clone());
+        later.since = later.since.min(pending.since);
+        later.urgent |= pending.urgent;
+    }
+
+    /// The job that is next: the urgent ones first, and among equals the one that has waited longest.
+    pub(super) fn take(&mut self) -> Option<Pending> {
+        let next = self.waiting.iter().min_by_key(|(slot, p)| (!p.urgent, p.since, (*slot).clone()));
+        let slot = next.map(|(slot, _)| slot.clone())?;
+        self.waiting.remove(&slot)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Since when the oldest has waited.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.waiting.values().map(|pending| pending.since).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn pod(uid: &str, json: &str) -> Job {
+        let name = PodFullName::new("web", "default");
+        Job::Pod(Pod { uid: uid.into(), name, seen: String::new(), json: json.into() })
+    }
+
+    fn drain(queue: &mut Queue) -> Vec<Job> {
+        std::iter::from_fn(|| queue.take()).map(|pending| pending.job).collect()
+    }
+
+    #[test]
+    fn the_latest_state_of_a_pod_takes_the_place_of_the_one_before_and_what_turned_goes_first() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let after = |ms| now + Duration::from_millis(ms);
+        queue.put(pod("a", "1"), true, Span::none(), now);
+        queue.put(Job::Node(b"n".to_vec()), false, Span::none(), after(1));
+        queue.put(pod("b", "1"), false, Span::none(), after(2));
+        queue.put(pod("c", "1"), true, Span::none(), after(3));
+        // Not urgent any more by itself, but nobody has told the turn yet.
+        queue.put(pod("a", "2"), false, Span::none(), after(4));
+        assert_eq!((queue.len(), queue.oldest()), (4, Some(now)));
+        let expected = vec![pod("a", "2"), pod("c", "1"), Job::Node(b"n".to_vec()), pod("b", "1")];
+        assert_eq!(drain(&mut queue), expected);
+        assert_eq!(queue.oldest(), None);
+    }
+
+    #[test]
+    fn what_failed_comes_back_unless_something_later_has_come() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        queue.put(pod("a", "1"), true, Span::none(), now);
+        queue.put(pod("b", "1"), false, Span::none(), now);
+        let (a, b) = (queue.take().unwrap(), queue.take().unwrap());
+        let gone = Job::Gone { uid: "a".into(), name: PodFullName::new("web", "default") };
+        queue.put(gone.clone(), false, Span::none(), now + Duration::from_secs(1));
+        queue.put_back(a);
+        queue.put_back(b);
+        assert_eq!(queue.oldest(), Some(now));
+        assert_eq!(drain(&mut queue), [gone, pod("b", "1")]);
+    }
+
+    #[test]
+    fn what_is_stale_is_removed_before_what_came_with_it_is_written() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        queue.put(pod("a", "1"), false, Span::none(), now);
+        queue.put(Job::Retain(BTreeSet::new()), false, Span::none(), now);
+        assert_eq!(drain(&mut queue), [Job::Retain(BTreeSet::new()), pod("a", "1")]);
+    }
+}

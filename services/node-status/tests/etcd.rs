@@ -1,0 +1,217 @@
+//! What node-status writes to etcd, against a real member.
+
+#![allow(clippy::unwrap_used)]
+
+mod fake;
+
+use std::time::Duration;
+
+use fake::{Neighbours, eventually, pod_document};
+use keelson_config::{ControlPlane, Etcd as Settings, ServiceName};
+use keelson_etcd::{Entry, Etcd, Expect, NodeKeys, Operation, Written};
+use keelson_service_kit::{Context, ObjectRef};
+use keelson_testkit::{EtcdCluster, Scratch};
+use serde_json::Value;
+
+const NODE: &str = "n1";
+
+struct Scene {
+    cluster: EtcdCluster,
+    etcd: Etcd,
+    keys: NodeKeys,
+    scratch: Scratch,
+    neighbours: Neighbours,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let scratch = Scratch::new().unwrap();
+        let cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
+        let etcd = Etcd::new(Settings::plain(cluster.endpoints()));
+        let neighbours = Neighbours::start().await;
+        Self { cluster, etcd, keys: NodeKeys::new(NODE), scratch, neighbours }
+    }
+
+    /// A node-status with the state folder `state`.
+    async fn start(&self, state: &str, lease_seconds: u32) -> Context {
+        let mut config = (*self.neighbours.context(ServiceName::NodeStatus).config).clone();
+        config.node_name = NODE.into();
+        config.paths.state_dir = self.scratch.path().join(state);
+        config.control_plane =
+            ControlPlane::Etcd(Settings { lease_seconds, ..Settings::plain(self.cluster.endpoints()) });
+        let ctx = Context::detached(ServiceName::NodeStatus, config);
+        keelson_node_status::build(ctx.clone()).await.unwrap();
+        ctx
+    }
+
+    async fn entry(&self, key: &str) -> Option<Entry> {
+        self.etcd.get(key).await.unwrap()
+    }
+
+    async fn json(&self, key: &str) -> Option<Value> {
+        serde_json::from_slice(&self.entry(key).await?.value).ok()
+    }
+
+    fn pod(&self, uid: &str, name: &str, phase: &str, seen: &str) {
+        let mut document = pod_document(uid, phase, phase == "Running", 1);
+        let mut json: Value = serde_json::from_slice(&document.pod_json).unwrap();
+        json["metadata"]["name"] = name.into();
+        json["metadata"]["annotations"] = serde_json::json!({"kubernetes.io/config.seen": seen});
+        document.pod_json = json.to_string().into_bytes().into();
+        document.name = name.into();
+        self.neighbours.pods.set(uid.into(), document);
+    }
+
+    /// Waits until the status of a pod is of this UID and phase.
+    async fn until(&self, name: &str, uid: &str, phase: &str) {
+        let key = self.keys.pod_status("default", name);
+        eventually(async || {
+            let pod = self.json(&key).await?;
+            (pod["metadata"]["uid"] == uid && pod["status"]["phase"] == phase).then_some(())
+        })
+        .await;
+    }
+}
+
+/// Longer than a few turns of any loop here, for what must not happen.
+async fn a_while() {
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+}
+
+#[tokio::test]
+async fn node_lease_pods_and_events_stand_under_the_nodes_keys() {
+    let scene = Scene::new().await;
+    scene.neighbours.machine();
+    scene.neighbours.runtime(true, "");
+    scene.pod("u1", "web", "Pending", "2026-01-01T00:00:00Z");
+    let ctx = scene.start("a", 40).await;
+    ctx.events.warning(ObjectRef::pod("default", "web", "u1"), "BackOff", "it falls");
+
+    let lease = eventually(async || scene.entry(&scene.keys.lease()).await).await;
+    assert_ne!(lease.lease, 0, "the key ends with the node");
+    let value: Value = serde_json::from_slice(&lease.value).unwrap();
+    assert_eq!(value["spec"]["leaseDurationSeconds"], 40);
+    assert!(value["spec"]["holderIdentity"].as_str().unwrap().starts_with("n1_"), "{value}");
+    let node = eventually(async || scene.json(&scene.keys.node()).await).await;
+    assert_eq!(node["metadata"]["name"], NODE);
+    scene.until("web", "u1", "Pending").await;
+    scene.pod("u1", "web", "Running", "2026-01-01T00:00:00Z");
+    scene.until("web", "u1", "Running").await;
+    let event = eventually(async || {
+        let events = scene.etcd.list(&scene.keys.events()).await.unwrap().entries;
+        events.into_iter().find_map(|entry| {
+            let event: Value = serde_json::from_slice(&entry.value).unwrap();
+            (event["reason"] == "BackOff").then_some((entry.lease, event))
+        })
+    })
+    .await;
+    assert_ne!(event.0, 0, "events end by themselves");
+    assert_eq!(event.1["involvedObject"]["uid"], "u1");
+    assert_eq!(event.1["source"]["component"], "node-status");
+    ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_restart_keeps_the_lease_and_removes_what_went_meanwhile() {
+    let scene = Scene::new().await;
+    scene.pod("u1", "web", "Running", "");
+    scene.pod("u2", "db", "Running", "");
+    let ctx = scene.start("a", 40).await;
+    scene.until("web", "u1", "Running").await;
+    scene.until("db", "u2", "Running").await;
+    let (lease, web) =
+        (scene.entry(&scene.keys.lease()).await, scene.entry(&scene.keys.pod_status("default", "web")).await);
+    ctx.shutdown.cancel();
+
+    scene.neighbours.pods.remove(&"u2".to_owned());
+    let ctx = scene.start("a", 40).await;
+    let gone = scene.keys.pod_status("default", "db");
+    eventually(async || scene.entry(&gone).await.is_none().then_some(())).await;
+    scene.pod("u3", "next", "Running", "");
+    scene.until("next", "u3", "Running").await;
+    assert_eq!(scene.entry(&scene.keys.lease()).await, lease, "the same lease goes on");
+    assert_eq!(
+        scene.entry(&scene.keys.pod_status("default", "web")).await,
+        web,
+        "what has not changed is not written"
+    );
+    ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_pod_gives_way_to_the_next_one_of_its_name_and_takes_nothing_of_it_along() {
+    let scene = Scene::new().await;
+    scene.pod("u1", "web", "Running", "2026-01-01T00:00:00Z");
+    let ctx = scene.start("a", 40).await;
+    scene.until("web", "u1", "Running").await;
+    scene.pod("u2", "web", "Pending", "2026-01-01T00:00:09Z");
+    scene.until("web", "u2", "Pending").await;
+    scene.pod("u1", "web", "Failed", "2026-01-01T00:00:00Z");
+    a_while().await;
+    scene.until("web", "u2", "Pending").await;
+    scene.neighbours.pods.remove(&"u1".to_owned());
+    a_while().await;
+    scene.until("web", "u2", "Pending").await;
+    scene.neighbours.pods.remove(&"u2".to_owned());
+    let key = scene.keys.pod_status("default", "web");
+    eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
+    ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_second_agent_of_the_same_name_is_refused_and_writes_nothing() {
+    let scene = Scene::new().await;
+    scene.pod("u1", "web", "Running", "");
+    let first = scene.start("a", 40).await;
+    scene.until("web", "u1", "Running").await;
+    first.shutdown.cancel();
+    let second = scene.start("b", 40).await;
+    let told = eventually(async || {
+        second.progress.report("").conditions.into_iter().find(|c| c.name == "node lease" && !c.ok)
+    })
+    .await;
+    assert!(
+        told.message.contains("refuses this agent the node n1: another agent has it (n1_"),
+        "{}",
+        told.message
+    );
+    scene.pod("u1", "web", "Failed", "");
+    a_while().await;
+    scene.until("web", "u1", "Running").await;
+    second.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn what_somebody_else_has_written_is_seen_and_put_right() {
+    let scene = Scene::new().await;
+    scene.pod("u1", "web", "Pending", "");
+    let ctx = scene.start("a", 40).await;
+    scene.until("web", "u1", "Pending").await;
+    let key = scene.keys.pod_status("default", "web");
+    let before = scene.entry(&key).await.unwrap();
+    let put = Operation::Put { key: key.clone(), value: b"no pod".to_vec(), lease: 0 };
+    let expected = [(key.clone(), Expect::Revision(before.mod_revision))];
+    assert!(matches!(scene.etcd.write(&expected, &[put]).await.unwrap(), Written::Done(_)));
+    scene.pod("u1", "web", "Running", "");
+    scene.until("web", "u1", "Running").await;
+    ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn the_node_is_told_dead_when_its_lease_ends_and_what_waited_is_written_when_etcd_is_back() {
+    let mut scene = Scene::new().await;
+    scene.pod("u1", "web", "Pending", "");
+    let ctx = scene.start("a", 3).await;
+    scene.until("web", "u1", "Pending").await;
+    scene.cluster.kill(0);
+    scene.pod("u1", "web", "Running", "");
+    eventually(async || {
+        ctx.progress.report("").conditions.into_iter().find(|c| c.name == "control-plane" && !c.ok)
+    })
+    .await;
+    scene.cluster.restart(0).unwrap();
+    scene.until("web", "u1", "Running").await;
+    ctx.shutdown.cancel();
+    let key = scene.keys.lease();
+    eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
+}

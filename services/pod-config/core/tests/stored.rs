@@ -1,0 +1,114 @@
+//! What a key of a store says.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use keelson_pod_config_core::manifest::Kind;
+use keelson_pod_config_core::static_pod::StaticRules;
+use keelson_pod_config_core::stored::{StoredName, parse_stored, starts_after_reboot};
+use keelson_pod_config_core::{FileContent, ManifestError};
+use serde_json::{Value, json};
+
+const KEY: &str = "/keelson/v1/nodes/n1/pods/default/web";
+
+fn pod() -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "web"},
+        "spec": {"containers": [{"name": "main", "image": "busybox:1.36"}]},
+    })
+}
+
+fn stored(value: &Value, kind: Kind, revision: i64) -> Result<FileContent, Vec<ManifestError>> {
+    let promised = StoredName { kind, namespace: "default", name: "web" };
+    parse_stored(value.to_string().as_bytes(), KEY, promised, revision, &StaticRules::standalone("n1"))
+}
+
+fn read(value: &Value) -> Value {
+    let content = stored(value, Kind::Pod, 7).unwrap_or_else(|errors| panic!("{errors:?}"));
+    serde_json::from_slice(&content.pods[0].json).unwrap()
+}
+
+#[test]
+fn a_stored_pod_keeps_its_name_and_gets_nothing_that_is_for_static_pods() {
+    let read = read(&pod());
+    assert_eq!(read["metadata"]["name"], "web");
+    assert_eq!(read["metadata"]["namespace"], "default");
+    assert_eq!(read["spec"]["nodeName"], "n1");
+    assert_eq!(read["spec"].get("tolerations"), None);
+    assert_eq!(read["metadata"].get("annotations"), None);
+    assert_eq!(read["status"]["phase"], "Pending");
+}
+
+#[test]
+fn its_uid_and_its_status_are_ours_whatever_stands_in_the_value() {
+    let mut exported = read(&pod());
+    let own = exported["metadata"]["uid"].clone();
+    exported["status"] = json!({"phase": "Failed", "reason": "Evicted"});
+    exported["metadata"]["uid"] = json!("somebody-elses");
+    let again = read(&exported);
+    assert_eq!(again["metadata"]["uid"], own);
+    assert_eq!(again["status"], json!({"phase": "Pending"}));
+}
+
+#[test]
+fn a_key_that_was_made_anew_is_another_pod_and_a_new_image_is_not() {
+    let uid = |value: &Value, revision| stored(value, Kind::Pod, revision).unwrap().pods[0].uid.clone();
+    let mut newer = pod();
+    newer["spec"]["containers"][0]["image"] = json!("busybox:1.37");
+    assert_eq!(uid(&pod(), 7), uid(&newer, 7));
+    assert_ne!(uid(&pod(), 7), uid(&pod(), 8));
+    newer["spec"]["containers"][0]["command"] = json!(["sh"]);
+    assert_ne!(uid(&pod(), 7), uid(&newer, 7));
+}
+
+#[test]
+fn the_system_classes_have_their_priority() {
+    for (class, priority) in [
+        ("system-node-critical", json!(2_000_001_000)),
+        ("system-cluster-critical", json!(2_000_000_000)),
+        ("mine", Value::Null),
+    ] {
+        let mut value = pod();
+        value["spec"]["priorityClassName"] = json!(class);
+        assert_eq!(read(&value)["spec"]["priority"], priority, "{class}");
+    }
+}
+
+#[test]
+fn an_object_that_is_not_its_keys_is_refused_by_the_field_that_differs() {
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "web"}});
+    let mut renamed = pod();
+    renamed["metadata"]["name"] = json!("db");
+    let mut moved = pod();
+    moved["metadata"]["namespace"] = json!("other");
+    let mut placed = pod();
+    placed["spec"]["nodeName"] = json!("n2");
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [pod(), renamed]});
+    for (value, kind, field, text) in [
+        (&renamed, Kind::Pod, "metadata.name", "the object is the Pod default/db"),
+        (&moved, Kind::Pod, "metadata.namespace", "the object is the Pod other/web"),
+        (&secret, Kind::Pod, "kind", "the object is the Secret default/web"),
+        (&secret, Kind::ConfigMap, "kind", "that of the ConfigMap default/web"),
+        (&placed, Kind::Pod, "spec.nodeName", "the key is one of the node n1"),
+        (&list, Kind::Pod, "", "one key holds one object, and there are 2"),
+    ] {
+        let errors = stored(value, kind, 7).unwrap_err();
+        assert_eq!(errors[0].field, field, "{errors:?}");
+        assert!(errors[0].message.contains(text), "{errors:?}");
+    }
+    assert!(stored(&secret, Kind::Secret, 7).is_ok());
+    assert!(stored(&pod(), Kind::Pod, 7).is_ok());
+}
+
+#[test]
+fn what_a_stateful_set_owns_does_not_start_after_a_reboot_without_its_store() {
+    let owned = |kind: &str| {
+        let mut value = pod();
+        value["metadata"]["ownerReferences"] = json!([{"kind": "Other"}, {"kind": kind, "name": "x"}]);
+        starts_after_reboot(value.to_string().as_bytes())
+    };
+    assert!(starts_after_reboot(pod().to_string().as_bytes()));
+    assert!(owned("ReplicaSet") && !owned("StatefulSet"));
+    assert!(!starts_after_reboot(b"no pod"));
+}

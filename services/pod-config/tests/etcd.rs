@@ -1,0 +1,185 @@
+//! etcd as the source of pods, against a real member.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+mod common;
+
+use common::{Node, Service, image};
+use keelson_config::{ControlPlane, Etcd as Settings};
+use keelson_etcd::{Etcd, Expect, NodeKeys, Operation, Written};
+use keelson_proto::keelson::pod_config::v1 as pb;
+use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
+use keelson_testkit::{EtcdCluster, Scratch};
+use serde_json::json;
+
+struct Fleet {
+    cluster: EtcdCluster,
+    etcd: Etcd,
+    keys: NodeKeys,
+    _scratch: Scratch,
+}
+
+impl Fleet {
+    fn new() -> Self {
+        let scratch = Scratch::new().unwrap();
+        let cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
+        let etcd = Etcd::new(Settings::plain(cluster.endpoints()));
+        Self { cluster, etcd, keys: NodeKeys::new("n1"), _scratch: scratch }
+    }
+
+    /// A node without manifests of its own.
+    fn node(&self) -> Node {
+        let mut node = Node::new();
+        node.config.sources.static_pod_path = None;
+        node.config.control_plane = ControlPlane::Etcd(Settings::plain(self.cluster.endpoints()));
+        node
+    }
+
+    async fn put(&self, key: &str, value: &str) {
+        let expect = match self.etcd.get(key).await.unwrap() {
+            Some(entry) => Expect::Revision(entry.mod_revision),
+            None => Expect::Absent,
+        };
+        let put = Operation::Put { key: key.into(), value: value.into(), lease: 0 };
+        assert!(matches!(self.etcd.write(&[(key.into(), expect)], &[put]).await.unwrap(), Written::Done(_)));
+    }
+
+    async fn delete(&self, key: &str) {
+        self.etcd.write(&[], &[Operation::Delete { key: key.into() }]).await.unwrap();
+    }
+
+    async fn put_pod(&self, name: &str, image: &str) {
+        self.put(&self.keys.pod("default", name), &common::pod(name, image)).await;
+    }
+}
+
+async fn object(service: &Service, kind: &str, name: &str) -> Option<serde_json::Value> {
+    let request = pb::GetObjectRequest { kind: kind.into(), namespace: "default".into(), name: name.into() };
+    let answer = service.client().get_object(request).await.ok()?.into_inner();
+    serde_json::from_slice(&answer.object_json).ok()
+}
+
+#[tokio::test]
+async fn what_stands_under_the_nodes_keys_is_desired_and_each_change_of_it() {
+    let fleet = Fleet::new();
+    fleet.put_pod("web", "i:1").await;
+    fleet.put(&NodeKeys::new("n2").pod("default", "other"), &common::pod("other", "i")).await;
+    let secret =
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"k": "v"}});
+    fleet.put(&fleet.keys.object("Secret", "default", "s"), &secret.to_string()).await;
+
+    let node = fleet.node();
+    let service = node.start();
+    let mut watch = service.watch().await;
+    let (pods, sources) = watch.replay().await;
+    assert_eq!(
+        pods.iter().map(|p| (p.name.as_str(), p.source.as_str())).collect::<Vec<_>>(),
+        [("web", "etcd")]
+    );
+    assert!(sources.contains(&"etcd".to_owned()), "{sources:?}");
+    assert_eq!(object(&service, "Secret", "s").await.unwrap()["data"]["k"], "dg==");
+    assert_eq!(object(&service, "Secret", "nope").await, None);
+
+    // A new image is the same pod.
+    fleet.put_pod("web", "i:2").await;
+    let changed = watch.pod().await;
+    assert_eq!((changed.uid.as_str(), image(&changed).as_str()), (pods[0].uid.as_str(), "\"i:2\""));
+    // Made anew it is another one.
+    fleet.delete(&fleet.keys.pod("default", "web")).await;
+    assert_eq!(watch.gone().await, changed.uid);
+    fleet.put_pod("web", "i:2").await;
+    assert_ne!(watch.pod().await.uid, changed.uid);
+}
+
+#[tokio::test]
+async fn a_value_that_is_refused_is_told_with_its_key_and_the_last_good_one_goes_on() {
+    let fleet = Fleet::new();
+    fleet.put_pod("web", "i:1").await;
+    let node = fleet.node();
+    let service = node.start();
+    let mut watch = service.watch().await;
+    assert_eq!(watch.replay().await.0.len(), 1);
+    let key = fleet.keys.pod("default", "web");
+    fleet
+        .put(
+            &key,
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: db\nspec: {containers: [{name: a, image: i}]}\n",
+        )
+        .await;
+    fleet.put(&fleet.keys.object("Deployment", "default", "x"), "{}").await;
+    fleet.put_pod("next", "i").await;
+    assert_eq!(watch.pod().await.name, "next", "the pod of the refused value is told of no more");
+    let problems = service.problems().await;
+    let about =
+        |origin: &str| problems.iter().find(|p| p.origin == origin).unwrap_or_else(|| panic!("{problems:?}"));
+    let renamed = about(&key);
+    assert!(renamed.message.contains("metadata.name: the key is that of the Pod default/web"), "{renamed:?}");
+    assert_eq!(renamed.kept_pods, ["default/web"]);
+    let kind = about(&fleet.keys.object("Deployment", "default", "x"));
+    assert!(kind.message.contains("none for \"Deployment\""), "{kind:?}");
+
+    fleet.put_pod("web", "i:3").await;
+    assert_eq!(image(&watch.pod().await), "\"i:3\"");
+    assert_eq!(service.problems().await.len(), 1);
+}
+
+#[tokio::test]
+async fn while_etcd_is_away_a_restart_changes_nothing_and_removes_nothing() {
+    let mut fleet = Fleet::new();
+    fleet.put_pod("web", "i:1").await;
+    fleet.put_pod("db", "i:1").await;
+    let node = fleet.node();
+    let mut service = node.start();
+    let before = replayed(&service).await;
+    // Two values and two pods.
+    service.wait_for_rows(4);
+    service.kill();
+    fleet.cluster.kill(0);
+
+    let mut service = node.start();
+    service.wait_for_log("what etcd said last goes on");
+    let mut watch = service.watch().await;
+    let mut after = Vec::new();
+    while after.len() < 2 {
+        if let Item::Pod(pod) = watch.next().await {
+            after.push(pod);
+        }
+    }
+    after.sort_by(|a, b| a.name.cmp(&b.name));
+    assert_eq!(after, before);
+    let source = service.sources().await.into_iter().find(|s| s.name == "etcd").unwrap();
+    assert!(!source.ready, "only etcd settles its source: {source:?}");
+    let told = tokio::time::timeout(common::PATIENCE, async {
+        loop {
+            if let Some(condition) = service.condition("control-plane").await
+                && !condition.message.is_empty()
+            {
+                return condition.message;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    });
+    let told = told.await.expect("the condition says that etcd is away");
+    assert!(told.contains(&fleet.cluster.endpoints()[0]), "{told}");
+
+    // It comes back with one pod less.
+    fleet.cluster.restart(0).unwrap();
+    fleet.delete(&fleet.keys.pod("default", "db")).await;
+    let gone = before.iter().find(|pod| pod.name == "db").unwrap().uid.clone();
+    loop {
+        match watch.next().await {
+            Item::GoneUid(uid) => {
+                assert_eq!(uid, gone);
+                break;
+            }
+            Item::SourceReady(_) | Item::Synced(_) => {}
+            Item::Pod(pod) => panic!("{} was told again", pod.name),
+        }
+    }
+}
+
+async fn replayed(service: &Service) -> Vec<pb::DesiredPod> {
+    let mut pods = service.watch().await.replay().await.0;
+    pods.sort_by(|a, b| a.name.cmp(&b.name));
+    pods
+}

@@ -1,0 +1,139 @@
+//! Where the control plane is.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The control plane that this node belongs to.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ControlPlane {
+    /// Standalone.
+    #[default]
+    None,
+    /// etcd alone.
+    Etcd(Etcd),
+}
+
+/// An etcd cluster, and how this node names itself to it. Files are read at each new connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Etcd {
+    /// `http://` or `https://`, host and port of each member; at least one.
+    pub endpoints: Vec<String>,
+    /// PEM file of the authorities that members are checked against; must be there with `https`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<PathBuf>,
+    /// PEM file of our certificate; with `key_file`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cert_file: Option<PathBuf>,
+    /// PEM file of its key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<PathBuf>,
+    /// User of etcd; with `password_file`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// File with the user's password; blanks around it do not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password_file: Option<PathBuf>,
+    /// Seconds without a sign of life after which the node's lease ends (`nodeLeaseDurationSeconds`).
+    #[serde(default = "lease_seconds")]
+    pub lease_seconds: u32,
+}
+
+impl Etcd {
+    /// Members without TLS and without users.
+    pub fn plain(endpoints: Vec<String>) -> Self {
+        Self {
+            endpoints,
+            ca_file: None,
+            cert_file: None,
+            key_file: None,
+            user: None,
+            password_file: None,
+            lease_seconds: lease_seconds(),
+        }
+    }
+}
+
+/// A member of etcd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// With TLS.
+    pub secure: bool,
+    /// Name or address, an IPv6 address without its brackets.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+}
+
+impl Endpoint {
+    /// What an endpoint must be.
+    pub const RULE: &str =
+        "must be http:// or https:// with a host and a port, for example https://10.0.0.1:2379";
+
+    /// Reads `https://host:2379`; `None` for what [`Endpoint::RULE`] forbids.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (secure, rest) = match text.strip_prefix("https://") {
+            Some(rest) => (true, rest),
+            None => (false, text.strip_prefix("http://")?),
+        };
+        let (host, port) = rest.strip_suffix('/').unwrap_or(rest).rsplit_once(':')?;
+        let host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+            Some(address) => address.parse::<std::net::Ipv6Addr>().ok()?.to_string(),
+            None => host.to_owned(),
+        };
+        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b':' | b'_');
+        let good = !host.is_empty() && host.bytes().all(plain);
+        let digits = port.bytes().all(|b| b.is_ascii_digit());
+        let port = port.parse().ok().filter(|port| *port != 0 && digits)?;
+        good.then_some(Self { secure, host, port })
+    }
+
+    /// `host:port`, as in a URL.
+    pub fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+}
+
+fn lease_seconds() -> u32 {
+    40
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_has_a_scheme_a_host_and_a_port() {
+        for (text, secure, host, port, authority) in [
+            ("http://10.0.0.1:2379", false, "10.0.0.1", 2379, "10.0.0.1:2379"),
+            ("https://etcd-1.example:1/", true, "etcd-1.example", 1, "etcd-1.example:1"),
+            ("https://[fd00::1]:65535", true, "fd00::1", 65_535, "[fd00::1]:65535"),
+        ] {
+            let expected = Endpoint { secure, host: host.to_owned(), port };
+            assert_eq!(Endpoint::parse(text), Some(expected.clone()), "{text}");
+            assert_eq!(expected.authority(), authority);
+        }
+        for wrong in [
+            "",
+            "10.0.0.1:2379",
+            "http://10.0.0.1",
+            "http://:2379",
+            "http://h:0",
+            "http://h:65536",
+            "http://h:+1",
+            "unix:///run/etcd",
+            "http://h:1/path",
+            "http://user@h:1",
+            "http://[h]:1",
+            "http://h h:1",
+        ] {
+            assert_eq!(Endpoint::parse(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Against real members of etcd.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use keelson_config::Etcd as Settings;
+use keelson_etcd::{Change, Etcd, EtcdError, Expect, Follower, News, NodeKeys, Operation, Range, Written};
+use keelson_testkit::{EtcdCluster, Scratch};
+use tokio::time::timeout;
+
+/// Longer than anything here takes; a test that meets it has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Scene {
+    cluster: EtcdCluster,
+    etcd: Etcd,
+    _scratch: Scratch,
+}
+
+impl Scene {
+    fn new(members: usize) -> Self {
+        let scratch = Scratch::new().unwrap();
+        let cluster = EtcdCluster::start(&scratch.path().join("etcd"), members).unwrap();
+        let etcd = Etcd::new(Settings::plain(cluster.endpoints()));
+        Self { cluster, etcd, _scratch: scratch }
+    }
+}
+
+fn put(key: &str, value: &str) -> Operation {
+    Operation::Put { key: key.into(), value: value.into(), lease: 0 }
+}
+
+async fn set(etcd: &Etcd, key: &str, value: &str) -> i64 {
+    let expected = match etcd.get(key).await.unwrap() {
+        Some(entry) => Expect::Revision(entry.mod_revision),
+        None => Expect::Absent,
+    };
+    match etcd.write(&[(key.into(), expected)], &[put(key, value)]).await.unwrap() {
+        Written::Done(revision) => revision,
+        Written::Conflict(found) => panic!("{key} was changed by somebody else: {found:?}"),
+    }
+}
+
+/// What a follower has seen, as a map.
+#[derive(Default)]
+struct Seen {
+    keys: BTreeMap<String, String>,
+    lists: usize,
+    losses: usize,
+}
+
+impl Seen {
+    fn take(&mut self, news: News) {
+        match news {
+            News::Listed(entries) => {
+                self.lists += 1;
+                self.keys =
+                    entries.into_iter().map(|e| (e.key, String::from_utf8(e.value).unwrap())).collect();
+            }
+            News::Changed(changes) => {
+                for change in changes {
+                    match change {
+                        Change::Put(e) => drop(self.keys.insert(e.key, String::from_utf8(e.value).unwrap())),
+                        Change::Deleted(key) => drop(self.keys.remove(&key)),
+                    }
+                }
+            }
+            News::InTouch => {}
+            News::Lost(_) => self.losses += 1,
+        }
+    }
+
+    async fn until(&mut self, follower: &mut Follower, what: &str, done: impl Fn(&Self) -> bool) {
+        let wait = async {
+            while !done(self) {
+                let news = follower.next().await;
+                self.take(news);
+            }
+        };
+        if timeout(PATIENCE, wait).await.is_err() {
+            panic!(
+                "not seen: {what}; {} keys, {} lists, {} losses",
+                self.keys.len(),
+                self.lists,
+                self.losses
+            );
+        }
+    }
+
+    fn has(&self, key: &str, value: &str) -> bool {
+        self.keys.get(key).is_some_and(|now| now == value)
+    }
+}
+
+#[tokio::test]
+async fn of_two_writers_the_second_is_told_what_the_first_has_written() {
+    let scene = Scene::new(1);
+    let etcd = &scene.etcd;
+    let absent = [("/k".to_owned(), Expect::Absent)];
+    let Written::Done(first) = etcd.write(&absent, &[put("/k", "one")]).await.unwrap() else { panic!() };
+    let Written::Conflict(found) = etcd.write(&absent, &[put("/k", "two")]).await.unwrap() else {
+        panic!("the second writer was not told")
+    };
+    let entry = found[0].clone().unwrap();
+    assert_eq!((entry.value.as_slice(), entry.mod_revision), (&b"one"[..], first));
+    let known = [("/k".to_owned(), Expect::Revision(first))];
+    assert!(matches!(etcd.write(&known, &[put("/k", "two")]).await.unwrap(), Written::Done(_)));
+    assert!(matches!(etcd.write(&known, &[put("/k", "late")]).await.unwrap(), Written::Conflict(_)));
+    assert_eq!(etcd.get("/k").await.unwrap().unwrap().value, b"two");
+}
+
+#[tokio::test]
+async fn a_long_range_is_listed_at_one_revision_and_followed_from_there() {
+    let scene = Scene::new(1);
+    let (etcd, keys) = (&scene.etcd, NodeKeys::new("n1"));
+    for n in 0..100 {
+        set(etcd, &keys.pod("default", &format!("p{n:03}")), "v").await;
+    }
+    set(etcd, &keys.pod_status("default", "p000"), "no pod that is wanted").await;
+    let listing = etcd.list(&keys.desired()).await.unwrap();
+    assert_eq!(listing.entries.len(), 100);
+    assert!(listing.entries.is_sorted_by_key(|entry| entry.key.clone()));
+
+    let mut follower = Follower::new(etcd.clone(), keys.desired());
+    let mut seen = Seen::default();
+    seen.until(&mut follower, "the list", |seen| seen.keys.len() == 100).await;
+    set(etcd, &keys.object("Secret", "default", "s"), "x").await;
+    let gone = keys.pod("default", "p007");
+    let expected = [(gone.clone(), Expect::Revision(etcd.get(&gone).await.unwrap().unwrap().mod_revision))];
+    etcd.write(&expected, &[Operation::Delete { key: gone.clone() }]).await.unwrap();
+    let both = |seen: &Seen| seen.keys.len() == 100 && !seen.keys.contains_key(&gone);
+    seen.until(&mut follower, "a new key and one less", both).await;
+    assert_eq!((seen.lists, seen.losses), (1, 0));
+}
+
+#[tokio::test]
+async fn what_was_compacted_while_nobody_listened_is_read_anew() {
+    let mut scene = Scene::new(1);
+    let etcd = scene.etcd.clone();
+    let mut follower = Follower::new(etcd.clone(), Range::prefix("/a/"));
+    let mut seen = Seen::default();
+    set(&etcd, "/a/goes", "1").await;
+    set(&etcd, "/a/stays", "1").await;
+    seen.until(&mut follower, "both", |seen| seen.keys.len() == 2).await;
+    // The watch stands before its connection is cut.
+    set(&etcd, "/a/stays", "2").await;
+    seen.until(&mut follower, "a change", |seen| seen.has("/a/stays", "2")).await;
+    scene.cluster.restart(0).unwrap();
+
+    // Not polled: nobody watches.
+    set(&etcd, "/a/new", "1").await;
+    let goes = etcd.get("/a/goes").await.unwrap().unwrap();
+    let expected = [("/a/goes".to_owned(), Expect::Revision(goes.mod_revision))];
+    etcd.write(&expected, &[Operation::Delete { key: "/a/goes".into() }]).await.unwrap();
+    let last = set(&etcd, "/a/stays", "3").await;
+    let mut client = etcd_client::Client::connect(scene.cluster.endpoints(), None).await.unwrap();
+    client.compact(last, None).await.unwrap();
+
+    seen.until(&mut follower, "all as it is", |seen| seen.has("/a/stays", "3")).await;
+    assert_eq!(seen.keys.keys().collect::<Vec<_>>(), ["/a/new", "/a/stays"]);
+    assert_eq!(seen.lists, 2, "a compaction costs one more list");
+}
+
+#[tokio::test]
+async fn nothing_is_lost_while_members_die_and_freeze_one_after_the_other() {
+    let mut scene = Scene::new(3);
+    let etcd = scene.etcd.clone();
+    let writer = tokio::spawn({
+        let etcd = etcd.clone();
+        async move {
+            for n in 0..300 {
+                set(&etcd, &format!("/a/{:02}", n % 20), &n.to_string()).await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    });
+    let mut follower = Follower::new(etcd, Range::prefix("/a/"));
+    let mut seen = Seen::default();
+    seen.until(&mut follower, "the beginning", |seen| seen.keys.len() == 20).await;
+    scene.cluster.kill(0);
+    let reached = |n: usize| move |seen: &Seen| seen.keys.values().any(|v| v.parse::<usize>().unwrap() >= n);
+    seen.until(&mut follower, "changes with one member dead", reached(80)).await;
+    scene.cluster.restart(0).unwrap();
+    scene.cluster.freeze(1).unwrap();
+    seen.until(&mut follower, "changes with one member frozen", reached(160)).await;
+    scene.cluster.thaw(1).unwrap();
+    scene.cluster.kill(2);
+    seen.until(&mut follower, "all changes", |seen| seen.has("/a/19", "299")).await;
+    writer.await.unwrap();
+    for n in 280..300 {
+        assert!(seen.has(&format!("/a/{:02}", n % 20), &n.to_string()), "{n} was lost: {:?}", seen.keys);
+    }
+    assert_eq!(seen.lists, 1, "a watch goes on from its revision");
+}
+
+#[tokio::test]
+async fn a_lease_takes_its_key_along() {
+    let scene = Scene::new(1);
+    let etcd = &scene.etcd;
+    let lease = etcd.grant(60).await.unwrap();
+    let operation = Operation::Put { key: "/l".into(), value: b"x".to_vec(), lease };
+    etcd.write(&[("/l".into(), Expect::Absent)], &[operation]).await.unwrap();
+    assert!(etcd.keep_alive(lease).await.unwrap());
+    let on_lease = [("/l".to_owned(), Expect::Lease(lease))];
+    assert!(matches!(etcd.write(&on_lease, &[put("/other", "1")]).await.unwrap(), Written::Done(_)));
+    etcd.revoke(lease).await.unwrap();
+    etcd.revoke(lease).await.unwrap();
+    assert!(!etcd.keep_alive(lease).await.unwrap());
+    assert_eq!(etcd.get("/l").await.unwrap(), None);
+    assert!(matches!(etcd.write(&on_lease, &[put("/other", "2")]).await.unwrap(), Written::Conflict(_)));
+}
+
+#[tokio::test]
+async fn a_cluster_that_does_not_answer_is_named_and_the_call_ends() {
+    let mut scene = Scene::new(1);
+    scene.cluster.kill(0);
+    let begun = std::time::Instant::now();
+    let error = scene.etcd.get("/k").await.unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(15));
+    let endpoint = &scene.cluster.endpoints()[0];
+    assert!(error.is_transient() && error.to_string().contains(endpoint.as_str()), "{error}");
+    assert!(
+        matches!(&error, EtcdError::Unreachable { message, .. } if message.contains("refused")),
+        "{error}"
+    );
+}

@@ -1,0 +1,227 @@
+//! Nodes whose control plane is etcd alone: real members, real containerds, and the command that speaks to etcd.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use keelson_config::ServiceName;
+use keelson_testkit::process::Signal;
+use keelson_testkit::{Agent, EtcdCluster, Scratch, eventually};
+use keelson_tests::{LIMIT, is_ready, running, sleeper};
+use serde_json::Value;
+
+struct Fleet {
+    cluster: EtcdCluster,
+    nodes: Vec<Agent>,
+    scratch: Scratch,
+}
+
+impl Fleet {
+    /// So many members and so many nodes, whose names are nobody else's: so are their cgroups.
+    async fn new(members: usize, nodes: usize) -> Self {
+        let scratch = Scratch::new().unwrap();
+        let own = scratch.path().file_name().unwrap().to_str().unwrap().to_owned();
+        let cluster = EtcdCluster::start(&scratch.path().join("e"), members).unwrap();
+        let mut agents = Vec::new();
+        for n in 0..nodes {
+            let node = format!("{own}-{n}");
+            let builder = Agent::builder(&scratch.path().join(format!("n{n}")))
+                .node_name(&node)
+                .etcd(cluster.endpoints());
+            agents.push(builder.start().await.unwrap());
+        }
+        let fleet = Self { cluster, nodes: agents, scratch };
+        fleet
+            .until("every node has its lease", &["get", "node"], |list| {
+                let ready = |node: &Value| is_ready(node);
+                list["items"].as_array().is_some_and(|all| all.len() == nodes && all.iter().all(ready))
+            })
+            .await;
+        fleet
+    }
+
+    /// Runs `keelson … --etcd …`; what it says on both outputs, and whether it went well.
+    async fn keelson(&self, args: &[&str]) -> (bool, String) {
+        let endpoints = self.cluster.endpoints().join(",");
+        let all: Vec<&str> = args.iter().copied().chain(["--etcd", &endpoints]).collect();
+        let output = self.nodes[0].keelson(&all).await.unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    }
+
+    async fn good(&self, args: &[&str]) -> String {
+        let (good, said) = self.keelson(args).await;
+        assert!(good, "keelson {}: {said}", args.join(" "));
+        said
+    }
+
+    async fn json(&self, args: &[&str]) -> Value {
+        let said = self.good(&[args, &["-o", "json"]].concat()).await;
+        serde_json::from_str(&said).unwrap_or_else(|e| panic!("{e}: {said}"))
+    }
+
+    async fn until(&self, what: &str, args: &[&str], holds: impl Fn(&Value) -> bool) {
+        let mut last = Value::Null;
+        let result = eventually(LIMIT, what, async || {
+            last = self.json(args).await;
+            holds(&last)
+        });
+        let result = result.await;
+        let logs: String = self.nodes.iter().map(Agent::log_tail).collect();
+        result.unwrap_or_else(|e| panic!("{e:#}\n{last:#}\n{logs}"));
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.scratch.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    }
+
+    /// The names of the nodes.
+    fn names(&self) -> Vec<String> {
+        self.nodes.iter().map(|agent| agent.spec().node_name.clone()).collect()
+    }
+
+    /// Waits until exactly these pods are there and Ready.
+    async fn until_ready(&self, names: &[&str]) {
+        let wanted = |list: &Value| {
+            let all = list["items"].as_array().unwrap();
+            let mut found: Vec<&str> =
+                all.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).collect();
+            found.sort_unstable();
+            found == names && all.iter().all(is_ready)
+        };
+        self.until(&format!("{names:?} are Ready"), &["get", "pods", "-A"], wanted).await;
+    }
+}
+
+/// The root of the pod's filesystem, as its process sees it.
+async fn inside(agent: &Agent, pod: &str) -> std::path::PathBuf {
+    let process = running(agent).await.unwrap().remove(&format!("{pod}/main")).expect("the container runs");
+    Path::new("/proc").join(process.pid.to_string()).join("root")
+}
+
+fn with_secret() -> String {
+    let pod = sleeper("web")
+        .replace("    emptyDir: {}\n", "    emptyDir: {}\n  - name: key\n    secret: {secretName: key}\n");
+    let pod =
+        pod.replace("mountPath: /scratch\n", "mountPath: /scratch\n    - {name: key, mountPath: /key}\n");
+    format!("{pod}---\n{}", secret("one"))
+}
+
+fn secret(value: &str) -> String {
+    format!("apiVersion: v1\nkind: Secret\nmetadata:\n  name: key\nstringData:\n  token: {value}\n")
+}
+
+#[tokio::test]
+async fn a_pod_of_etcd_runs_is_told_follows_its_key_and_goes() {
+    let mut fleet = Fleet::new(1, 1).await;
+    let node = fleet.names().remove(0);
+    let said = fleet.good(&["apply", "-f", &fleet.file("web.yaml", &with_secret())]).await;
+    assert_eq!(said, format!("secret/key created on {node}\npod/web created on {node}\n"));
+    fleet.until_ready(&["web"]).await;
+    let before = running(&fleet.nodes[0]).await.unwrap();
+    assert_eq!(before.keys().collect::<Vec<_>>(), ["web/main"]);
+    let root = inside(&fleet.nodes[0], "web").await;
+    assert_eq!(std::fs::read_to_string(root.join("key/token")).unwrap(), "one");
+    let table = fleet.good(&["get", "pods"]).await;
+    let row = table.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!((row[0], row[1], row[2], row[5]), ("web", "1/1", "Running", node.as_str()), "{table}");
+
+    // A changed Secret reaches the file.
+    fleet.good(&["apply", "-f", &fleet.file("key.yaml", &secret("two"))]).await;
+    eventually(LIMIT, "the change is in the container", async || {
+        std::fs::read_to_string(root.join("key/token")).is_ok_and(|text| text == "two")
+    })
+    .await
+    .unwrap();
+
+    // What was shown may be changed and applied; from an older reading it is refused.
+    let mut shown = fleet.json(&["get", "pod", "web"]).await;
+    let older = fleet.file("older.json", &shown.to_string());
+    shown["metadata"]["labels"] = serde_json::json!({"tier": "front"});
+    let newer = fleet.file("newer.json", &shown.to_string());
+    assert_eq!(fleet.good(&["apply", "-f", &newer]).await, format!("pod/web changed on {node}\n"));
+    let (good, said) = fleet.keelson(&["apply", "-f", &older]).await;
+    assert!(!good && said.contains(&format!("pod/web on {node} has changed since it was read")), "{said}");
+    fleet
+        .until("the label is told", &["get", "pod", "web"], |pod| {
+            pod["metadata"]["labels"]["tier"] == "front"
+        })
+        .await;
+
+    // Nobody who dies is noticed by the container, not even all of them together with etcd.
+    for service in [ServiceName::PodConfig, ServiceName::NodeStatus] {
+        fleet.nodes[0].service(service).unwrap().signal(Signal::KILL);
+    }
+    fleet.cluster.kill(0);
+    for service in [ServiceName::PodConfig, ServiceName::NodeStatus] {
+        eventually(LIMIT, format!("{service} is back"), async || fleet.nodes[0].service(service).is_some())
+            .await
+            .unwrap();
+    }
+    fleet.cluster.restart(0).unwrap();
+    let late = fleet.file("late.yaml", &sleeper("late"));
+    eventually(LIMIT, "etcd takes a pod again", async || fleet.keelson(&["apply", "-f", &late]).await.0)
+        .await
+        .unwrap();
+    fleet.until_ready(&["late", "web"]).await;
+    let after = running(&fleet.nodes[0]).await.unwrap();
+    assert_eq!(after["web/main"], before["web/main"], "the container went on");
+
+    let said = fleet.good(&["delete", "pod", "web", "late"]).await;
+    assert_eq!(said, format!("pod/web deleted on {node}\npod/late deleted on {node}\n"));
+    assert!(running(&fleet.nodes[0]).await.unwrap().is_empty());
+    let (good, said) = fleet.keelson(&["delete", "pod", "web"]).await;
+    assert!(!good && said.contains("there is no pod/web in namespace default on any node"), "{said}");
+    for agent in fleet.nodes {
+        agent.end().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_changes_on_two_nodes_while_a_member_is_killed_is_not_lost() {
+    const PODS: usize = 25;
+    let mut fleet = Fleet::new(3, 2).await;
+    let nodes = fleet.names();
+    let name = |n: usize| format!("p{n:02}");
+    let all = |n: std::ops::Range<usize>| -> String {
+        n.map(|n| sleeper(&name(n))).collect::<Vec<_>>().join("---\n")
+    };
+    let (first, second) =
+        (fleet.file("first.yaml", &all(0..PODS)), fleet.file("second.yaml", &all(PODS..PODS + 5)));
+    let gone = fleet.file("gone.yaml", &all(0..5));
+    for node in &nodes {
+        fleet.good(&["apply", "-f", &first, "--node", node]).await;
+    }
+    // In the midst of it one goes, and what is wanted changes without it.
+    fleet.cluster.kill(0);
+    for node in &nodes {
+        fleet.good(&["apply", "-f", &second, "--node", node]).await;
+        fleet.good(&["delete", "--wait=false", "-f", &gone, "--node", node]).await;
+    }
+    let wanted: Vec<String> = (5..PODS + 5).map(name).collect();
+    for (agent, node) in fleet.nodes.iter().zip(&nodes) {
+        let names = |list: &Value| -> BTreeMap<String, bool> {
+            let all = list["items"].as_array().unwrap().iter();
+            all.map(|pod| (pod["metadata"]["name"].as_str().unwrap().to_owned(), is_ready(pod))).collect()
+        };
+        fleet
+            .until(&format!("{node} has its pods"), &["get", "pods", "--node", node], |list| {
+                let found = names(list);
+                found.keys().eq(wanted.iter()) && found.values().all(|ready| *ready)
+            })
+            .await;
+        let containers: Vec<String> = running(agent).await.unwrap().into_keys().collect();
+        assert_eq!(containers, wanted.iter().map(|name| format!("{name}/main")).collect::<Vec<_>>());
+        let restarts = fleet.json(&["get", "pods", "--node", node]).await;
+        for pod in restarts["items"].as_array().unwrap() {
+            assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0, "{pod}");
+        }
+    }
+    fleet.cluster.restart(0).unwrap();
+    for agent in fleet.nodes {
+        agent.end().unwrap();
+    }
+}
