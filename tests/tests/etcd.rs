@@ -3,13 +3,15 @@
 #![allow(clippy::unwrap_used)] // A test fails where it stands.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
+use etcd_client::{Client, Permission};
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
 use keelson_testkit::{Agent, EtcdCluster, Scratch, eventually};
 use keelson_tests::{LIMIT, is_ready, running, sleeper};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 struct Fleet {
     cluster: EtcdCluster,
@@ -28,7 +30,7 @@ impl Fleet {
             let node = format!("{own}-{n}");
             let builder = Agent::builder(&scratch.path().join(format!("n{n}")))
                 .node_name(&node)
-                .etcd(cluster.endpoints());
+                .etcd(json!({"endpoints": cluster.endpoints()}));
             agents.push(builder.start().await.unwrap());
         }
         let fleet = Self { cluster, nodes: agents, scratch };
@@ -140,7 +142,7 @@ async fn a_pod_of_etcd_runs_is_told_follows_its_key_and_goes() {
     // What was shown may be changed and applied; from an older reading it is refused.
     let mut shown = fleet.json(&["get", "pod", "web"]).await;
     let older = fleet.file("older.json", &shown.to_string());
-    shown["metadata"]["labels"] = serde_json::json!({"tier": "front"});
+    shown["metadata"]["labels"] = json!({"tier": "front"});
     let newer = fleet.file("newer.json", &shown.to_string());
     assert_eq!(fleet.good(&["apply", "-f", &newer]).await, format!("pod/web changed on {node}\n"));
     let (good, said) = fleet.keelson(&["apply", "-f", &older]).await;
@@ -224,4 +226,50 @@ async fn what_changes_on_two_nodes_while_a_member_is_killed_is_not_lost() {
     for agent in fleet.nodes {
         agent.end().unwrap();
     }
+}
+
+#[tokio::test]
+async fn with_a_password_that_only_root_may_read_the_services_reach_their_own_keys() {
+    let scratch = Scratch::new().unwrap();
+    let cluster = EtcdCluster::start(&scratch.path().join("e"), 1).unwrap();
+    let node = scratch.path().file_name().unwrap().to_str().unwrap().to_owned();
+    let mut admin = Client::connect(cluster.endpoints(), None).await.unwrap();
+    for (name, role) in [("root", "root"), (&*node, &*node)] {
+        if role != "root" {
+            admin.role_add(role).await.unwrap();
+            let keys = Permission::read_write(format!("/keelson/v1/nodes/{node}/")).with_prefix();
+            admin.role_grant_permission(role, keys).await.unwrap();
+        }
+        admin.user_add(name, "hunter2", None).await.unwrap();
+        admin.user_grant_role(name, role).await.unwrap();
+    }
+    admin.auth_enable().await.unwrap();
+    let password = scratch.path().join("password");
+    std::fs::write(&password, "hunter2\n").unwrap();
+    std::fs::set_permissions(&password, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let settings = json!({"endpoints": cluster.endpoints(), "user": node, "passwordFile": password});
+    let agent =
+        Agent::builder(&scratch.path().join("n")).node_name(&node).etcd(settings).start().await.unwrap();
+
+    let manifest = scratch.path().join("web.yaml");
+    std::fs::write(&manifest, sleeper("web")).unwrap();
+    let endpoints = cluster.endpoints().join(",");
+    let as_node = |args: &[&str]| -> Vec<String> {
+        let who = ["--etcd", &endpoints, "--etcd-user", &node, "--node", &node, "--etcd-password-file"];
+        args.iter().chain(&who).copied().chain([password.to_str().unwrap()]).map(ToOwned::to_owned).collect()
+    };
+    let run = async |args: Vec<String>| {
+        let output = agent.keelson(&args.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
+        (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+    };
+    let (good, said) = run(as_node(&["apply", "-f", manifest.to_str().unwrap()])).await;
+    assert!(good, "{said}");
+    eventually(LIMIT, "the pod is told to be Running", async || {
+        run(as_node(&["get", "pods"])).await.1.contains("Running")
+    })
+    .await
+    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    let (good, said) = run(vec!["get".into(), "pods".into(), "--etcd".into(), endpoints.clone()]).await;
+    assert!(!good && said.contains("etcd refuses") && said.contains("--etcd-user"), "{said}");
+    agent.end().unwrap();
 }

@@ -16,7 +16,7 @@ Exit codes:
   0   done
   1   what was asked for failed or does not exist
   64  the command line is wrong
-  69  the agent, one of its services or the container runtime is not running or does not answer
+  69  the agent, one of its services, the container runtime or etcd is not running or does not answer
   70  a fault of this command or of an answer
   74  the output cannot be written
   75  not done in time; it goes on

@@ -17,7 +17,7 @@ use keelson_init_core::{
 use keelson_service_kit::status;
 use serde_json::{Map, Value, json};
 
-use crate::yaml;
+use crate::{remove_if_there, yaml};
 
 /// Variables of init that say something to init alone (systemd.exec(5), sd_listen_fds(3)).
 const FOR_INIT: &[&str] = &[
@@ -139,8 +139,7 @@ fn environment() -> Map<String, Value> {
 
 /// `<run-dir>/credentials/runtime-shim/image-credential-providers.json`; runtime-shim knows it by this name.
 fn path(paths: &Paths) -> PathBuf {
-    let folder = paths.run_dir.join("credentials").join(ServiceName::RuntimeShim.as_str());
-    folder.join("image-credential-providers.json")
+    paths.credentials(ServiceName::RuntimeShim).join("image-credential-providers.json")
 }
 
 /// Replaces the file by rename, mode 0600; without plugins there is none. Its folder is one of
@@ -152,17 +151,9 @@ pub(crate) fn hand_over(paths: &Paths, handover: Option<&Handover>) -> io::Resul
     let path = path(paths);
     let temporary = path.with_extension("json.new");
     // An init that was killed may have left it.
-    remove(&temporary)?;
-    let Some(Handover(value)) = handover else { return remove(&path) };
+    remove_if_there(&temporary)?;
+    let Some(Handover(value)) = handover else { return remove_if_there(&path) };
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     file.write_all(&serde_json::to_vec(value)?)?;
     fs::rename(&temporary, path)
-}
-
-/// Removes a file that may not be there.
-fn remove(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }

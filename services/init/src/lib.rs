@@ -12,6 +12,7 @@
 mod cli;
 mod credential_providers;
 mod dirs;
+mod etcd_files;
 mod flags_file;
 mod host;
 mod kubelet;
@@ -32,7 +33,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use keelson_config::{Config, ServiceName};
+use keelson_config::{Config, ControlPlane, ServiceName};
 use keelson_init_core::{Inputs, Level, Note, Resolved, folders, resolve};
 use keelson_proto::descriptors;
 use keelson_proto::keelson::supervisor::v1::supervisor_server::SupervisorServer;
@@ -133,6 +134,9 @@ fn resolved(cli: &Cli) -> Result<(Resolved, Option<Handover>), Vec<String>> {
         resolve(Inputs { flags: &flags, kubelet: kubelet.as_ref(), keelson: keelson.as_ref(), host: &host })
             .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>());
     match (resolved, providers) {
+        (Ok(resolved), Ok(_)) if !etcd_files::missing(&resolved.config).is_empty() => {
+            Err(etcd_files::missing(&resolved.config))
+        }
         (Ok(mut resolved), Ok(providers)) => {
             resolved.config.resolved_unix_nanos = now_unix_nanos();
             Ok((resolved, providers))
@@ -145,6 +149,14 @@ fn resolved(cli: &Cli) -> Result<(Resolved, Option<Handover>), Vec<String>> {
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// Removes a file that may not be there.
+fn remove_if_there(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// `--prepare-host`.
@@ -163,6 +175,7 @@ fn resolve_only(resolved: &Resolved, providers: Option<&Handover>, cli: &Cli) ->
     dirs::prepare(&below_run)?;
     let _lock = lock::run_dir(config)?;
     hand_over(config, providers)?;
+    etcd_files::hand_over(config)?;
     write_config(config, &resolved.kubelet_configuration)?;
     write_flags(config, cli)
 }
@@ -237,6 +250,10 @@ async fn build(
         tracing::warn!("ended what an earlier init left: {}", left.join(", "));
     }
     hand_over(config, providers.as_ref())?;
+    etcd_files::hand_over(config)?;
+    if config.control_plane != ControlPlane::None {
+        context.spawn("etcd-files", etcd_files::run(context.clone()));
+    }
     write_config(config, &kubelet_configuration)?;
     write_flags(config, &cli)?;
     drop(providers);

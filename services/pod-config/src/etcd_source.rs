@@ -50,7 +50,7 @@ impl EtcdPlane {
     ) -> Self {
         Self {
             config: Arc::clone(&ctx.config),
-            etcd: Etcd::new(settings.clone()),
+            etcd: Etcd::new(settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig))),
             progress: ctx.progress.clone(),
             checkpoint,
             remembered,

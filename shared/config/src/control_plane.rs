@@ -1,6 +1,6 @@
 //! Where the control plane is.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +52,76 @@ impl Etcd {
             user: None,
             password_file: None,
             lease_seconds: lease_seconds(),
+        }
+    }
+
+    /// The same with the copies that init has put into `folder`; where there is none, with the file itself.
+    #[must_use]
+    pub fn handed_over(&self, folder: &Path) -> Self {
+        let mut own = self.clone();
+        for file in EtcdFile::ALL {
+            let (copy, path) = (folder.join(file.copy()), file.in_mut(&mut own));
+            if path.is_some() && copy.exists() {
+                *path = Some(copy);
+            }
+        }
+        own
+    }
+}
+
+/// A file that a connection to etcd needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EtcdFile {
+    /// The authorities of the members.
+    Ca,
+    /// Our certificate.
+    Cert,
+    /// Its key.
+    Key,
+    /// The user's password.
+    Password,
+}
+
+impl EtcdFile {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Ca, Self::Cert, Self::Key, Self::Password];
+
+    /// The setting that names it.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Ca => "etcd.caFile",
+            Self::Cert => "etcd.certFile",
+            Self::Key => "etcd.keyFile",
+            Self::Password => "etcd.passwordFile",
+        }
+    }
+
+    /// The name of the copy that a service gets.
+    pub fn copy(self) -> &'static str {
+        match self {
+            Self::Ca => "etcd-ca.pem",
+            Self::Cert => "etcd-cert.pem",
+            Self::Key => "etcd-key.pem",
+            Self::Password => "etcd-password",
+        }
+    }
+
+    /// Where it is.
+    pub fn of(self, etcd: &Etcd) -> Option<&Path> {
+        match self {
+            Self::Ca => etcd.ca_file.as_deref(),
+            Self::Cert => etcd.cert_file.as_deref(),
+            Self::Key => etcd.key_file.as_deref(),
+            Self::Password => etcd.password_file.as_deref(),
+        }
+    }
+
+    fn in_mut(self, etcd: &mut Etcd) -> &mut Option<PathBuf> {
+        match self {
+            Self::Ca => &mut etcd.ca_file,
+            Self::Cert => &mut etcd.cert_file,
+            Self::Key => &mut etcd.key_file,
+            Self::Password => &mut etcd.password_file,
         }
     }
 }

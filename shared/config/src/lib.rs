@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd};
+pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile};
 pub use lock_name::endpoint_lock_name;
 pub use machine::{Eviction, NodeAllocatable, SystemCgroups};
 pub use names::{ServiceName, UnknownService};

@@ -51,6 +51,11 @@ impl Paths {
         run_dir.join(service.as_str()).join(format!("{service}.sock"))
     }
 
+    /// What `service` alone may read of what others must not, mode 0700.
+    pub fn credentials(&self, service: ServiceName) -> PathBuf {
+        self.run_dir.join("credentials").join(service.as_str())
+    }
+
     /// The own state of `service`.
     pub fn state(&self, service: ServiceName) -> PathBuf {
         self.state_dir.join(service.as_str())

@@ -12,6 +12,9 @@ mod connect;
 mod error;
 mod follow;
 pub mod keys;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "helpers of tests")]
+mod secured_tests;
 
 pub use client::{Entry, Etcd, Expect, Listing, Operation, Written};
 pub use error::EtcdError;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use keelson_config::{Paths, ServiceName};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::containerd::{open_log, tail};
 use crate::process::{self, ProcessId, Signal};
@@ -45,7 +45,7 @@ pub struct AgentBuilder {
     configure: Vec<fn(&mut AgentSpec)>,
     trace_endpoint: Option<String>,
     manifests: Vec<(String, String)>,
-    etcd: Vec<String>,
+    etcd: Option<Value>,
 }
 
 impl AgentBuilder {
@@ -77,10 +77,10 @@ impl AgentBuilder {
         self
     }
 
-    /// The members of the etcd that is its control plane.
+    /// The etcd that is its control plane, as `etcd` in the KeelsonConfiguration.
     #[must_use]
-    pub fn etcd(mut self, endpoints: Vec<String>) -> Self {
-        self.etcd = endpoints;
+    pub fn etcd(mut self, settings: Value) -> Self {
+        self.etcd = Some(settings);
         self
     }
 
@@ -101,9 +101,9 @@ impl AgentBuilder {
         let mut spec = spec.whatever_the_disk_holds();
         (spec.port, spec.healthz_port) = free_ports()?;
         spec.trace_endpoint = self.trace_endpoint;
-        if !self.etcd.is_empty() {
+        if let Some(settings) = self.etcd {
             spec.keelson.insert("controlPlane".to_owned(), json!("etcd"));
-            spec.keelson.insert("etcd".to_owned(), json!({"endpoints": self.etcd}));
+            spec.keelson.insert("etcd".to_owned(), settings);
         }
         for change in self.configure {
             change(&mut spec);
@@ -130,7 +130,7 @@ impl Agent {
             configure: Vec::new(),
             trace_endpoint: None,
             manifests: Vec::new(),
-            etcd: Vec::new(),
+            etcd: None,
         }
     }
 

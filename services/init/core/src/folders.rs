@@ -28,11 +28,16 @@ pub struct Folder {
     pub contents: bool,
 }
 
+/// The services that are handed what nobody else may read.
+const WITH_CREDENTIALS: [ServiceName; 3] =
+    [ServiceName::RuntimeShim, ServiceName::PodConfig, ServiceName::NodeStatus];
+
 /// The folders of `config`, parents first.
 ///
 /// - `<run-dir>` 0751: members of the operator group and the services' users pass through it.
 /// - `<run-dir>/<service>` 0750, the service's own; the operator group reaches the socket inside.
-/// - `<run-dir>/credentials` and its folder for runtime-shim 0700, root's (init's, where it is not root).
+/// - `<run-dir>/credentials` 0711, root's (init's, where it is not root); below it a folder 0700 for each service that gets
+///   any, the service's own.
 /// - `<state-dir>/<service>` 0700, the service's own.
 /// - the kubelet's root, pod logs and links, made only where they are missing.
 pub fn folders(config: &Config, init_is_root: bool) -> Vec<Folder> {
@@ -54,9 +59,11 @@ pub fn folders(config: &Config, init_is_root: bool) -> Vec<Folder> {
     for service in ServiceName::ALL {
         list.push(enforced(paths.socket_dir(service), 0o750, of(service, group), false));
     }
-    let credentials = paths.run_dir.join("credentials");
-    let of_shim = credentials.join(ServiceName::RuntimeShim.as_str());
-    list.extend([credentials, of_shim].map(|path| enforced(path, 0o700, own(0, 0), false)));
+    list.push(enforced(paths.run_dir.join("credentials"), 0o711, own(0, 0), false));
+    for service in WITH_CREDENTIALS {
+        let owner = init_is_root.then(|| Owner { uid: config.uid_of(service).unwrap_or(0), gid: 0 });
+        list.push(enforced(paths.credentials(service), 0o700, owner, true));
+    }
     list.push(enforced(paths.state_dir.clone(), 0o751, own(0, group), false));
     for service in ServiceName::supervised() {
         list.push(enforced(paths.state(service), 0o700, of(service, group), true));
@@ -102,13 +109,20 @@ mod tests {
     }
 
     #[test]
-    fn the_folders_of_credentials_are_root_s_and_nobody_else_passes_them() {
-        let root = Some(Owner { uid: 0, gid: 0 });
-        for (init_is_root, owner) in [(true, root), (false, None)] {
-            let list = folders(&config(), init_is_root);
-            for path in ["/run/keelson/credentials", "/run/keelson/credentials/runtime-shim"] {
+    fn the_folders_of_credentials_are_each_its_readers_own() {
+        let mut config = config();
+        config.users.uids.insert("pod-config".into(), 64_201);
+        for init_is_root in [true, false] {
+            let list = folders(&config, init_is_root);
+            for (path, mode, uid) in [
+                ("/run/keelson/credentials", 0o711, 0),
+                ("/run/keelson/credentials/runtime-shim", 0o700, 0),
+                ("/run/keelson/credentials/pod-config", 0o700, 64_201),
+                ("/run/keelson/credentials/node-status", 0o700, 0),
+            ] {
                 let folder = find(&list, path);
-                assert_eq!((folder.mode, folder.owner, folder.enforced), (0o700, owner, true), "{path}");
+                let owner = init_is_root.then_some(Owner { uid, gid: 0 });
+                assert_eq!((folder.mode, folder.owner, folder.enforced), (mode, owner, true), "{path}");
             }
         }
     }

@@ -73,7 +73,7 @@ impl EtcdWriter {
     /// # Errors
     /// The file that tells this agent from another one with the node's name cannot be made.
     pub(crate) fn start(ctx: &Context, settings: &Settings) -> anyhow::Result<Arc<Self>> {
-        let etcd = Etcd::new(settings.clone());
+        let etcd = Etcd::new(settings.handed_over(&ctx.config.paths.credentials(ServiceName::NodeStatus)));
         let keys = NodeKeys::new(&ctx.config.node_name);
         let identity = identity(&ctx.config)?;
         let lease = Lease::new(etcd.clone(), &keys, &ctx.config.node_name, identity, settings.lease_seconds);
