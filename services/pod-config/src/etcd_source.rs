@@ -5,7 +5,7 @@
 //! the source, so that nothing is ever removed because it is away.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
@@ -37,7 +37,8 @@ pub struct EtcdPlane {
     etcd: Etcd,
     progress: Progress,
     checkpoint: Checkpoint,
-    remembered: BTreeMap<String, Vec<u8>>,
+    /// Until the pods are asked for.
+    remembered: Mutex<BTreeMap<String, Vec<u8>>>,
 }
 
 impl EtcdPlane {
@@ -53,7 +54,7 @@ impl EtcdPlane {
             etcd: Etcd::new(settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig))),
             progress: ctx.progress.clone(),
             checkpoint,
-            remembered,
+            remembered: Mutex::new(remembered),
         }
     }
 }
@@ -75,7 +76,7 @@ impl ControlPlane for EtcdPlane {
             rules: StaticRules::standalone(&self.config.node_name),
             progress: self.progress.clone(),
             checkpoint: self.checkpoint.clone(),
-            remembered: self.remembered.clone(),
+            remembered: std::mem::take(&mut *self.remembered.lock().unwrap_or_else(PoisonError::into_inner)),
             files: SourceFiles::resuming(Holders::new()),
             known: BTreeMap::new(),
             settled: false,

@@ -14,7 +14,7 @@ use crate::etcd::in_words;
 use crate::writer::WriteError;
 
 /// How long a renewal may take; it is tried again ten seconds after the last one.
-const RENEWAL: Duration = Duration::from_secs(15);
+const RENEWAL: Duration = Duration::from_secs(10);
 
 /// The node's lease, as far as this agent has it.
 pub(super) struct Lease {

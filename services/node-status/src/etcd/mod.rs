@@ -9,6 +9,7 @@ mod queue;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -48,6 +49,8 @@ pub(crate) struct EtcdWriter {
     /// Of each pod that was told of, by UID.
     names: Mutex<BTreeMap<String, PodFullName>>,
     wake: Notify,
+    /// Whether etcd has answered the last renewal of the lease, and since.
+    reachable: AtomicBool,
     events: tokio::sync::Mutex<Option<(i64, Instant)>>,
 }
 
@@ -85,6 +88,7 @@ impl EtcdWriter {
             queue: Mutex::default(),
             names: Mutex::default(),
             wake: Notify::new(),
+            reachable: AtomicBool::new(false),
             events: tokio::sync::Mutex::default(),
         });
         ctx.spawn("etcd-writer", Arc::clone(&own).run(ctx.clone()));
@@ -119,11 +123,18 @@ impl EtcdWriter {
                     () = tokio::time::sleep(LoopHandle::HEARTBEAT) => continue,
                 }
             };
-            let span = pending.span.clone();
-            let result = tokio::select! {
-                // The write may have been made: the next start finds it as it is.
-                () = ctx.shutdown.cancelled() => return,
-                result = self.carry_out(&pending.job, &mut known).instrument(span) => result,
+            let result = {
+                let work = self.carry_out(&pending.job, &mut known).instrument(pending.span.clone());
+                tokio::pin!(work);
+                loop {
+                    // Cancel-safe: the work is polled on; given up at the end, it may have been made, and the next start
+                    // finds it so.
+                    tokio::select! {
+                        () = ctx.shutdown.cancelled() => return,
+                        result = &mut work => break result,
+                        () = tokio::time::sleep(LoopHandle::HEARTBEAT) => handle.tick(),
+                    }
+                }
             };
             let told = result.as_ref().map_err(|error| chain(error)).copied();
             ctx.progress.condition(CONDITION, told);
@@ -284,9 +295,7 @@ impl ControlPlaneWriter for EtcdWriter {
 
     async fn renew_lease(&self) -> Result<(), WriteError> {
         let renewed = self.lease.renew().await;
-        if renewed.is_ok() {
-            self.wake.notify_one();
-        }
+        self.reachable.store(renewed.is_ok(), Ordering::Relaxed);
         renewed
     }
 
@@ -328,7 +337,15 @@ impl ControlPlaneWriter for EtcdWriter {
             let message = format!("this agent has no lease of the node {}", self.node);
             return Err(WriteError::Unreachable { what: "events".to_owned(), message });
         };
-        let failed = |error: EtcdError| in_words("events", &error);
+        if !self.reachable.load(Ordering::Relaxed) {
+            let message = "etcd did not answer a moment ago".to_owned();
+            return Err(WriteError::Unreachable { what: "events".to_owned(), message });
+        }
+        let failed = |error: EtcdError| {
+            // The rings of the other services need not wait for it, too.
+            self.reachable.store(!error.is_transient(), Ordering::Relaxed);
+            in_words("events", &error)
+        };
         let lease = self.event_lease().await.map_err(failed)?;
         for some in events.chunks(EVENTS_AT_ONCE) {
             let operations: Vec<_> = some.iter().map(|event| self.event(service, event, lease)).collect();
