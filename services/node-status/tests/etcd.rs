@@ -71,11 +71,20 @@ impl Scene {
         })
         .await;
     }
-}
 
-/// Longer than a few turns of any loop here, for what must not happen.
-async fn a_while() {
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    /// What is told later of another pod is written later.
+    async fn until_what_came_before_is_written(&self, mark: &str) {
+        // A removal is not urgent, and neither is what follows the first report.
+        self.pod(mark, mark, "Pending", "");
+        self.until(mark, mark, "Pending").await;
+        self.pod(mark, mark, "Pending", "later");
+        let key = self.keys.pod_status("default", mark);
+        eventually(async || {
+            let pod = self.json(&key).await?;
+            (pod["metadata"]["annotations"]["kubernetes.io/config.seen"] == "later").then_some(())
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
@@ -147,10 +156,10 @@ async fn a_pod_gives_way_to_the_next_one_of_its_name_and_takes_nothing_of_it_alo
     scene.pod("u2", "web", "Pending", "2026-01-01T00:00:09Z");
     scene.until("web", "u2", "Pending").await;
     scene.pod("u1", "web", "Failed", "2026-01-01T00:00:00Z");
-    a_while().await;
+    scene.until_what_came_before_is_written("m1").await;
     scene.until("web", "u2", "Pending").await;
     scene.neighbours.pods.remove(&"u1".to_owned());
-    a_while().await;
+    scene.until_what_came_before_is_written("m2").await;
     scene.until("web", "u2", "Pending").await;
     scene.neighbours.pods.remove(&"u2".to_owned());
     let key = scene.keys.pod_status("default", "web");
@@ -176,7 +185,8 @@ async fn a_second_agent_of_the_same_name_is_refused_and_writes_nothing() {
         told.message
     );
     scene.pod("u1", "web", "Failed", "");
-    a_while().await;
+    // Nothing tells that a writer without the node's lease goes on waiting; a few turns of its loops do.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
     scene.until("web", "u1", "Running").await;
     second.shutdown.cancel();
 }

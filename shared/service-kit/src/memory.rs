@@ -1,6 +1,5 @@
 //! A service that rests keeps no memory that a burst of work, or its start, has needed.
 
-use std::fs;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,25 +14,31 @@ struct Range {
     len: usize,
 }
 
-/// Gives pages back: those in the allocator's free lists and, after some work, the mappings of the program's own code.
+/// Gives pages back: those in the allocator's free lists and, after some work, the mappings of what the program's own file
+/// holds and nobody writes: code, constants, and the tables that only its start or a panic reads.
 ///
-/// What runs on is mapped again as it is met, sixteen pages at a time and without a read: the file stays in the page
-/// cache. What only the start, or that work, has run stays away, and is the first that the kernel drops when memory is
-/// short; mapped code it keeps for long (`VM_EXEC` in its reclaim). A breakpoint that somebody has set from outside is
-/// lost with it.
+/// What is needed again is mapped again as it is met, sixteen pages at a time and without a read: the file stays in the
+/// page cache. What only the start, or that work, has needed stays away, and is the first that the kernel drops when
+/// memory is short; mapped code it keeps for long (`VM_EXEC` in its reclaim). A breakpoint that somebody has set from
+/// outside is lost with it.
 pub(crate) fn give_back() {
-    /// The CPU time up to the last unmapping.
-    static UNMAPPED_AT: AtomicU64 = AtomicU64::new(0);
+    /// The CPU time up to the last unmapping. Before the first one there was the start, which is work enough.
+    static UNMAPPED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) takes no pointer and may be called at any time from any thread.
     unsafe {
         libc::malloc_trim(0);
     }
     let used = cpu_micros();
-    if used.saturating_sub(UNMAPPED_AT.load(Ordering::Relaxed)) >= WORK_MICROS {
+    if is_worth_while(used, UNMAPPED_AT.load(Ordering::Relaxed)) {
         UNMAPPED_AT.store(used, Ordering::Relaxed);
-        unmap_code();
+        unmap_file();
     }
+}
+
+/// Whether to unmap after so much work, when the last time was after so much; `u64::MAX`: it never was.
+fn is_worth_while(used: u64, last: u64) -> bool {
+    last == u64::MAX || used.saturating_sub(last) >= WORK_MICROS
 }
 
 /// Microseconds of CPU time of this process so far.
@@ -45,80 +50,119 @@ fn cpu_micros() -> u64 {
     if result == 0 { part(spent.tv_sec) * 1_000_000 + part(spent.tv_nsec) / 1000 } else { 0 }
 }
 
-fn unmap_code() {
-    if let Some(code) = code() {
+fn unmap_file() {
+    for range in unwritten() {
         // SAFETY: the range is a private mapping of a file that may not be written and was not: a page that is gone
-        // comes back with the same content (madvise(2)). Nothing in it was relocated, as it is position-independent.
+        // comes back with the same content (madvise(2)). What is relocated lies in a segment that may be written.
         unsafe {
-            libc::madvise(code.start as *mut libc::c_void, code.len, libc::MADV_DONTNEED);
+            libc::madvise(range.start as *mut libc::c_void, range.len, libc::MADV_DONTNEED);
         }
     }
 }
 
-/// Where the program's own code is; none when the kernel does not tell.
-fn code() -> Option<Range> {
-    static CODE: OnceLock<Option<Range>> = OnceLock::new();
-    *CODE.get_or_init(|| {
-        let program = fs::read_link("/proc/self/exe").ok()?;
-        code_in(&fs::read_to_string("/proc/self/maps").ok()?, program.to_str()?)
+/// Where the segments of the program are that may not be written; none when the kernel does not tell.
+fn unwritten() -> &'static [Range] {
+    static SEGMENTS: OnceLock<Vec<Range>> = OnceLock::new();
+    SEGMENTS.get_or_init(|| {
+        // SAFETY: getauxval(3) takes a number. The table of program headers that it names is mapped as long as the
+        // process lives, is never written, and has as many entries of this size (elf(5)).
+        let headers = unsafe {
+            let (at, count) = (libc::getauxval(libc::AT_PHDR), libc::getauxval(libc::AT_PHNUM));
+            let size = libc::getauxval(libc::AT_PHENT);
+            if at == 0 || usize::try_from(size) != Ok(size_of::<libc::Elf64_Phdr>()) {
+                return Vec::new();
+            }
+            std::slice::from_raw_parts(at as *const libc::Elf64_Phdr, usize::try_from(count).unwrap_or(0))
+        };
+        unwritten_in(headers, headers.as_ptr() as usize)
     })
 }
 
-/// The executable mapping of `program` in a text such as `/proc/<pid>/maps` (proc_pid_maps(5)). None when it has several
-/// or one that may be written or is shared.
-fn code_in(maps: &str, program: &str) -> Option<Range> {
-    let of_program =
-        |line: &&str| line.split_once('/').is_some_and(|(_, path)| program.strip_prefix('/') == Some(path));
-    let mut executable = maps
-        .lines()
-        .filter(of_program)
-        .filter(|line| line.split(' ').nth(1).is_some_and(|permissions| permissions.contains('x')));
-    let line = executable.next()?;
-    if executable.next().is_some() || line.split(' ').nth(1) != Some("r-xp") {
-        return None;
-    }
-    let (start, end) = line.split(' ').next()?.split_once('-')?;
-    let (start, end) = (usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
-    Some(Range { start, len: end.checked_sub(start)? })
+/// The loaded segments without the right to write, of a program whose headers lie at this address.
+fn unwritten_in(headers: &[libc::Elf64_Phdr], address: usize) -> Vec<Range> {
+    let number = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+    let Some(own) = headers.iter().find(|header| header.p_type == libc::PT_PHDR) else { return Vec::new() };
+    let base = address.wrapping_sub(number(own.p_vaddr));
+    let page = rustix::param::page_size();
+    let loaded = headers.iter().filter(|h| h.p_type == libc::PT_LOAD && h.p_flags & libc::PF_W == 0);
+    let range = |header: &libc::Elf64_Phdr| {
+        let start = base.wrapping_add(number(header.p_vaddr));
+        let end = start.wrapping_add(number(header.p_filesz)).next_multiple_of(page);
+        let start = start - start % page;
+        Range { start, len: end.saturating_sub(start) }
+    };
+    loaded.map(range).filter(|range| range.len > 0).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
-    const MAPS: &str = "\
-55e0a0000000-55e0a0100000 r--p 00000000 fe:00 123                        /usr/bin/keelson-x\n\
-55e0a0100000-55e0a0300000 r-xp 00100000 fe:00 123                        /usr/bin/keelson-x\n\
-55e0a0300000-55e0a0400000 r--p 00300000 fe:00 123                        /usr/bin/keelson-x\n\
-7f0000000000-7f0000100000 r-xp 00000000 fe:00 124                        /usr/lib/libc.so.6\n\
-7ffc00000000-7ffc00001000 r-xp 00000000 00:00 0                          [vdso]\n";
-
-    #[test]
-    fn only_the_programs_own_code_is_found() {
-        let range = Range { start: 0x55e0_a010_0000, len: 0x20_0000 };
-        assert_eq!(code_in(MAPS, "/usr/bin/keelson-x"), Some(range));
-        assert_eq!(code_in(MAPS, "/usr/bin/keelson"), None);
-        let replaced = MAPS.replace("keelson-x\n", "keelson-x (deleted)\n");
-        assert_eq!(code_in(&replaced, "/usr/bin/keelson-x (deleted)"), Some(range));
-        for unusual in ["rwxp 00100000", "r-xs 00100000"] {
-            assert_eq!(
-                code_in(&MAPS.replace("r-xp 00100000", unusual), "/usr/bin/keelson-x"),
-                None,
-                "{unusual}"
-            );
+    fn header(p_type: u32, p_flags: u32, p_vaddr: u64, p_filesz: u64) -> libc::Elf64_Phdr {
+        libc::Elf64_Phdr {
+            p_type,
+            p_flags,
+            p_offset: p_vaddr,
+            p_vaddr,
+            p_paddr: p_vaddr,
+            p_filesz,
+            p_memsz: p_filesz,
+            p_align: 0x1000,
         }
-        let twice = MAPS.replace("r--p 00300000", "r-xp 00300000");
-        assert_eq!(code_in(&twice, "/usr/bin/keelson-x"), None);
     }
 
-    /// KiB of the program's own code that are mapped.
+    #[test]
+    fn only_segments_that_may_not_be_written_are_given_back() {
+        let page = rustix::param::page_size();
+        let at = |n: usize| u64::try_from(n * page).unwrap();
+        let (r, x, w) = (libc::PF_R, libc::PF_X, libc::PF_W);
+        let headers = [
+            header(libc::PT_PHDR, r, 0x40, 0x200),
+            header(libc::PT_LOAD, r, 0, at(2) + 1),
+            header(libc::PT_LOAD, r | x, at(4) + 16, at(1)),
+            header(libc::PT_LOAD, r | w, at(8), at(1)),
+            header(libc::PT_GNU_RELRO, r, at(8), at(1)),
+        ];
+        let base = 0x5500_0000_0000;
+        let expected =
+            [Range { start: base, len: 3 * page }, Range { start: base + 4 * page, len: 2 * page }];
+        assert_eq!(unwritten_in(&headers, base + 0x40), expected);
+        assert_eq!(unwritten_in(&headers[1..], base + 0x40), [], "without its place nothing is known");
+    }
+
+    #[test]
+    fn what_the_start_needed_is_given_back_and_then_what_some_work_did() {
+        for (used, last, expected) in [
+            (0, u64::MAX, true),
+            (20_000, u64::MAX, true),
+            (69_999, 20_000, false),
+            (70_000, 20_000, true),
+            (0, 20_000, false),
+        ] {
+            assert_eq!(is_worth_while(used, last), expected, "{used} {last}");
+        }
+    }
+
+    #[test]
+    fn this_programs_code_and_constants_are_found() {
+        let own = unwritten();
+        let holds = |address: usize| own.iter().any(|r| (r.start..r.start + r.len).contains(&address));
+        static CONSTANT: &str = "a constant";
+        assert!(holds(give_back as *const () as usize) && holds(CONSTANT.as_ptr() as usize), "{own:?}");
+        static WRITTEN: AtomicU64 = AtomicU64::new(1);
+        assert!(!holds(&raw const WRITTEN as usize));
+    }
+
+    /// KiB of the program's own code and constants that are mapped.
     fn mapped() -> u64 {
         let program = fs::read_link("/proc/self/exe").unwrap();
         let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
         let mut inside = false;
         smaps.lines().fold(0, |sum, line| {
             if line.contains('-') && line.contains(" r") {
-                inside = line.contains("r-xp") && line.ends_with(program.to_str().unwrap());
+                inside = !line.contains(" rw-p") && line.ends_with(program.to_str().unwrap());
             }
             let rss = line.strip_prefix("Rss:").filter(|_| inside);
             sum + rss.map_or(0, |text| text.trim().strip_suffix(" kB").unwrap().trim().parse().unwrap())
@@ -128,7 +172,7 @@ mod tests {
     #[test]
     fn less_code_is_mapped_afterwards_and_it_still_runs() {
         let before = mapped();
-        unmap_code();
+        unmap_file();
         let after = mapped();
         assert!(before > 0 && after < before, "{before} KiB, then {after} KiB");
         // It goes on running, and counts its work.
@@ -137,6 +181,5 @@ mod tests {
             std::hint::spin_loop();
         }
         give_back();
-        assert_eq!(code_in(MAPS, "/usr/bin/other"), None);
     }
 }

@@ -199,14 +199,19 @@ impl Drop for EtcdCluster {
     }
 }
 
-/// Addresses on loopback with ports that nobody listens on now.
+/// Addresses on loopback with ports that nobody listens on now, below those that the kernel gives to whoever asks for
+/// any: a member that was killed finds its own free again.
 fn free_addresses(number: usize) -> anyhow::Result<Vec<SocketAddr>> {
     // All are held until the last one is chosen, so that none comes twice.
-    let held: Vec<TcpListener> = (0..number)
-        .map(|_| TcpListener::bind("127.0.0.1:0"))
-        .collect::<Result<_, _>>()
-        .context("there is no free port on loopback")?;
-    held.iter().map(|listener| listener.local_addr().context("a listener has an address")).collect()
+    let mut held: Vec<TcpListener> = Vec::new();
+    for _ in 0..number * 100 {
+        held.extend(TcpListener::bind(("127.0.0.1", fastrand::u16(16_384..32_768))));
+        if held.len() == number {
+            let address = |listener: &TcpListener| listener.local_addr().context("a listener has an address");
+            return held.iter().map(address).collect();
+        }
+    }
+    bail!("there are no {number} free ports on loopback")
 }
 
 /// What `/health` says at the address of the metrics, which has no TLS.
