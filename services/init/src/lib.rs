@@ -134,10 +134,11 @@ fn resolved(cli: &Cli) -> Result<(Resolved, Option<Handover>), Vec<String>> {
         resolve(Inputs { flags: &flags, kubelet: kubelet.as_ref(), keelson: keelson.as_ref(), host: &host })
             .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>());
     match (resolved, providers) {
-        (Ok(resolved), Ok(_)) if !etcd_files::missing(&resolved.config).is_empty() => {
-            Err(etcd_files::missing(&resolved.config))
-        }
         (Ok(mut resolved), Ok(providers)) => {
+            let missing = etcd_files::missing(&resolved.config);
+            if !missing.is_empty() {
+                return Err(missing);
+            }
             resolved.config.resolved_unix_nanos = now_unix_nanos();
             Ok((resolved, providers))
         }

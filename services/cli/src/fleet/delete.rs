@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use keelson_etcd::{Expect, NodeKeys, Operation, Written};
 
-use super::{Fleet, Nodes, failure};
+use super::{Fleet, Nodes, failure, objects};
 use crate::args::{DeleteArgs, PodNames};
-use crate::cmd::manifests::{self, ObjectKind};
+use crate::cmd::manifests::{self, NamedObject, ObjectKind};
 use crate::cmd::{Session, delete};
 use crate::error::Failure;
 use crate::output;
@@ -14,12 +14,6 @@ use crate::pods::bare_name;
 
 /// Between two looks whether a pod is gone.
 const LOOK: Duration = Duration::from_millis(200);
-
-struct Wanted {
-    kind: ObjectKind,
-    namespace: String,
-    name: String,
-}
 
 /// Removes what is named from the keys of its node, and waits until the node has no pod of it any more.
 pub(crate) async fn run(session: &Session, fleet: &Fleet, args: &DeleteArgs) -> Result<(), Failure> {
@@ -52,7 +46,7 @@ pub(crate) async fn run(session: &Session, fleet: &Fleet, args: &DeleteArgs) -> 
     delete::all_or_some(session, failures, wanted.len())
 }
 
-fn wanted(session: &Session, args: &DeleteArgs) -> Result<Vec<Wanted>, Failure> {
+fn wanted(session: &Session, args: &DeleteArgs) -> Result<Vec<NamedObject>, Failure> {
     let usage = |message: &str, hint: &str| Failure::Usage { message: message.into(), hint: hint.into() };
     match &args.what {
         Some(_) if !args.files.is_empty() => {
@@ -63,7 +57,7 @@ fn wanted(session: &Session, args: &DeleteArgs) -> Result<Vec<Wanted>, Failure> 
         }
         Some(PodNames::Pod { names }) => {
             let namespace = &session.global.namespace;
-            let pod = |name: &String| Wanted {
+            let pod = |name: &String| NamedObject {
                 kind: ObjectKind::Pod,
                 namespace: namespace.clone(),
                 name: bare_name(name).to_owned(),
@@ -76,29 +70,19 @@ fn wanted(session: &Session, args: &DeleteArgs) -> Result<Vec<Wanted>, Failure> 
         None => {
             let mut wanted = Vec::new();
             for path in manifests::paths(&args.files)? {
-                for object in manifests::objects(&manifests::read(&path)?)? {
-                    let manifests::NamedObject { kind, namespace, name } = object;
-                    wanted.push(Wanted { kind, namespace, name });
-                }
+                wanted.extend(manifests::objects(&manifests::read(&path)?)?);
             }
             Ok(wanted)
         }
     }
 }
 
-fn key(keys: &NodeKeys, object: &Wanted) -> String {
-    match object.kind {
-        ObjectKind::Pod => keys.pod(&object.namespace, &object.name),
-        kind => keys.object(kind.as_str(), &object.namespace, &object.name),
-    }
-}
-
 /// Removes the key, and says of which node it was.
-async fn remove(fleet: &Fleet, nodes: &Nodes, object: &Wanted) -> Result<String, Failure> {
+async fn remove(fleet: &Fleet, nodes: &Nodes, object: &NamedObject) -> Result<String, Failure> {
     let label = object.kind.label(&object.name);
     let mut found = Vec::new();
     for node in nodes.names() {
-        let key = key(&NodeKeys::new(&node), object);
+        let key = objects::key(&node, object.kind, &object.namespace, &object.name);
         if let Some(entry) = fleet.etcd.get(&key).await.map_err(failure)? {
             found.push((node, entry));
         }
@@ -135,7 +119,7 @@ async fn remove(fleet: &Fleet, nodes: &Nodes, object: &Wanted) -> Result<String,
 /// Waits until the node tells of no such pod any more.
 async fn until_gone(
     fleet: &Fleet,
-    object: &Wanted,
+    object: &NamedObject,
     node: &str,
     label: &str,
     deadline: Option<Instant>,

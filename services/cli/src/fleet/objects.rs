@@ -88,11 +88,16 @@ impl Wanted {
 
     /// Where it stands.
     pub(super) fn key(&self, node: &str) -> String {
-        let keys = NodeKeys::new(node);
-        match self.kind {
-            ObjectKind::Pod => keys.pod(&self.namespace, &self.name),
-            kind => keys.object(kind.as_str(), &self.namespace, &self.name),
-        }
+        key(node, self.kind, &self.namespace, &self.name)
+    }
+}
+
+/// Where an object of a node stands.
+pub(super) fn key(node: &str, kind: ObjectKind, namespace: &str, name: &str) -> String {
+    let keys = NodeKeys::new(node);
+    match kind {
+        ObjectKind::Pod => keys.pod(namespace, name),
+        kind => keys.object(kind.as_str(), namespace, name),
     }
 }
 
