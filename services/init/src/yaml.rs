@@ -64,7 +64,11 @@ pub fn read_with_text(flag: &'static str, path: &Path) -> Result<(Document, Stri
     }
 }
 
-fn parse(text: &str, file: &str, folder: &str) -> Result<Document, String> {
+/// Reads `text`, which messages name `file`; its relative paths start from `folder`.
+///
+/// # Errors
+/// It is no YAML or JSON, or no map; with line and column.
+pub fn parse(text: &str, file: &str, folder: &str) -> Result<Document, String> {
     let mut lines = BTreeMap::new();
     let seed = Seed { path: String::new(), lines: &mut lines };
     let value = serde_saphyr::with_deserializer_from_str(text, |deserializer| seed.deserialize(deserializer))
@@ -72,7 +76,7 @@ fn parse(text: &str, file: &str, folder: &str) -> Result<Document, String> {
     let Value::Object(root) = value else {
         return Err("it is not a map of fields".to_owned());
     };
-    Ok(Document { file: file.to_owned(), folder: folder.to_owned(), root, lines })
+    Ok(Document { file: file.to_owned(), folder: folder.to_owned(), root, lines, ..Document::default() })
 }
 
 /// Reads any value and notes the line of every key below `path`.

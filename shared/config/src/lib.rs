@@ -4,9 +4,11 @@
 //! and the services take the result as it is. The file is replaced by rename and holds no secrets.
 
 mod control_plane;
+mod kubelet_document;
 mod lock_name;
 mod machine;
 mod names;
+mod node_configuration;
 mod node_status;
 mod paths;
 mod pods;
@@ -21,9 +23,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile};
+pub use kubelet_document::{KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND};
 pub use lock_name::endpoint_lock_name;
 pub use machine::{Eviction, NodeAllocatable, SystemCgroups};
 pub use names::{ServiceName, UnknownService};
+pub use node_configuration::{
+    AssignedConfiguration, ConfigurationState, ConfigurationStatus, NodeConfiguration, Revision,
+};
 pub use node_status::NodeStatus;
 pub use paths::Paths;
 pub use pods::Pods;
@@ -56,6 +62,9 @@ pub struct Config {
     /// The control plane of this node.
     #[serde(default)]
     pub control_plane: ControlPlane,
+    /// How a configuration under this node's key is tried.
+    #[serde(default)]
+    pub node_configuration: NodeConfiguration,
     /// The HTTP ports.
     pub api: Api,
     /// What pods may use of the machine.
@@ -381,6 +390,7 @@ impl Default for Config {
             runtime: Runtime::default(),
             sources: Sources { static_pod_path: None, file_check_ms: 20_000 },
             control_plane: ControlPlane::None,
+            node_configuration: NodeConfiguration::default(),
             api: Api::default(),
             resources: Resources {
                 max_pods: 110,

@@ -1,15 +1,17 @@
 //! The keys of a node.
 //!
 //! ```text
+//! /keelson/v1/nodes/<node>/config                              a KubeletConfiguration over the node's own, as JSON or YAML
 //! /keelson/v1/nodes/<node>/objects/<kind>/<namespace>/<name>   Secrets and ConfigMaps, as JSON or YAML
 //! /keelson/v1/nodes/<node>/pods/<namespace>/<name>             desired pods
+//! /keelson/v1/nodes/<node>/status/config                       what became of `config`
 //! /keelson/v1/nodes/<node>/status/events/<time>-<service>-<n>  events, for an hour
 //! /keelson/v1/nodes/<node>/status/lease                        there while the node lives; on its lease
 //! /keelson/v1/nodes/<node>/status/node                         the Node
 //! /keelson/v1/nodes/<node>/status/pods/<namespace>/<name>      pods as they are, with status
 //! ```
 //!
-//! A node needs a role on its own prefix alone: it reads `objects` and `pods`, and writes below `status`.
+//! A node needs a role on its own prefix alone: it reads `config`, `objects` and `pods`, and writes below `status`.
 
 /// Below it lies everything of every node.
 pub const NODES: &str = "/keelson/v1/nodes/";
@@ -29,6 +31,12 @@ impl Range {
         // '0' is the next byte after '/'.
         let end = format!("{}0", prefix.strip_suffix('/').unwrap_or(prefix));
         Self { start: prefix.to_owned(), end }
+    }
+
+    /// One key alone.
+    pub fn key(key: String) -> Self {
+        let end = format!("{key}\0");
+        Self { start: key, end }
     }
 
     /// Whether `key` is one of them.
@@ -69,6 +77,10 @@ pub enum Named<'a> {
         /// Its name.
         name: &'a str,
     },
+    /// The configuration over the node's own.
+    Config,
+    /// What became of it.
+    ConfigStatus,
     /// The Node.
     Node,
     /// The sign of life.
@@ -101,6 +113,16 @@ impl NodeKeys {
     /// A Secret or ConfigMap.
     pub fn object(&self, kind: &str, namespace: &str, name: &str) -> String {
         format!("{}objects/{kind}/{namespace}/{name}", self.prefix)
+    }
+
+    /// The configuration over the node's own.
+    pub fn config(&self) -> String {
+        format!("{}config", self.prefix)
+    }
+
+    /// What became of it.
+    pub fn config_status(&self) -> String {
+        format!("{}status/config", self.prefix)
     }
 
     /// The Node.
@@ -154,6 +176,8 @@ fn named(rest: &str) -> Option<Named<'_>> {
         ["pods", namespace, name] => Some(Named::Pod { namespace, name }),
         ["objects", kind, namespace, name] => Some(Named::Object { kind, namespace, name }),
         ["status", "pods", namespace, name] => Some(Named::PodStatus { namespace, name }),
+        ["config"] => Some(Named::Config),
+        ["status", "config"] => Some(Named::ConfigStatus),
         ["status", "node"] => Some(Named::Node),
         ["status", "lease"] => Some(Named::Lease),
         ["status", "events", _] => Some(Named::Event),
@@ -175,6 +199,8 @@ mod tests {
                 Named::Object { kind: "Secret", namespace: "default", name: "db" },
             ),
             (keys.pod_status("default", "web"), Named::PodStatus { namespace: "default", name: "web" }),
+            (keys.config(), Named::Config),
+            (keys.config_status(), Named::ConfigStatus),
             (keys.node(), Named::Node),
             (keys.lease(), Named::Lease),
             (keys.event(7, "pod-sync", 3), Named::Event),
@@ -195,8 +221,14 @@ mod tests {
         let keys = NodeKeys::new("n");
         let desired = keys.desired();
         assert!(desired.holds(&keys.pod("a", "b")) && desired.holds(&keys.object("Secret", "a", "b")));
-        for other in [keys.lease(), keys.node(), keys.pod_status("a", "b"), NodeKeys::new("m").pod("a", "b")]
-        {
+        for other in [
+            keys.config(),
+            keys.config_status(),
+            keys.lease(),
+            keys.node(),
+            keys.pod_status("a", "b"),
+            NodeKeys::new("m").pod("a", "b"),
+        ] {
             assert!(!desired.holds(&other), "{other}");
         }
     }
@@ -205,6 +237,8 @@ mod tests {
     fn a_prefix_holds_what_begins_with_it() {
         let range = Range::prefix("/a/b/");
         assert!(range.holds("/a/b/") && range.holds("/a/b/c") && range.holds("/a/b/\u{fffd}"));
+        let one = Range::key("/a/b".into());
+        assert!(one.holds("/a/b") && !one.holds("/a/b/") && !one.holds("/a/b0") && !one.holds("/a/a"));
         assert!(!range.holds("/a/b") && !range.holds("/a/b0") && !range.holds("/a/c/"));
     }
 

@@ -1,10 +1,15 @@
 //! The control plane, as the KeelsonConfiguration names it (architecture §6, §7).
 
+use std::time::Duration;
+
 use keelson_config::{ControlPlane, Etcd, EtcdEndpoint};
 
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::absolute;
-use crate::resolve::Resolver;
+use crate::resolve::{Resolver, millis};
+
+/// How long a configuration under the node's key may be tried. A service that is well is asked every ten seconds.
+const TRIAL: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 
 /// The fields; `None` where the file does not set them.
 #[derive(Debug, Default)]
@@ -16,10 +21,11 @@ pub(crate) struct ControlPlaneFile {
     key: Option<Sourced<String>>,
     user: Option<Sourced<String>>,
     password: Option<Sourced<String>>,
+    trial_period: Option<Sourced<Duration>>,
 }
 
 impl ControlPlaneFile {
-    /// Reads `controlPlane` and `etcd`; files are taken from `folder`.
+    /// Reads `controlPlane`, `etcd` and `nodeConfiguration`; files are taken from `folder`.
     pub(crate) fn read(reader: &mut Reader<'_>, folder: &str) -> Self {
         let mut own = Self { name: reader.choice("controlPlane", &["none", "etcd"]), ..Self::default() };
         if reader.object("etcd") {
@@ -31,12 +37,18 @@ impl ControlPlaneFile {
             own.password = file("etcd.passwordFile");
             own.user = reader.string("etcd.user");
         }
+        if reader.object("nodeConfiguration") {
+            own.trial_period = reader.duration("nodeConfiguration.trialPeriod", TRIAL);
+        }
         own
     }
 
     /// Checks what belongs together, and takes it.
     pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
-        let Self { name, endpoints, ca, cert, key, user, password } = self;
+        let Self { name, endpoints, ca, cert, key, user, password, trial_period } = self;
+        resolver.set("nodeConfiguration.trialPeriodMs", trial_period, |c, v| {
+            c.node_configuration.trial_period_ms = millis(v);
+        });
         let is_etcd = name.as_ref().is_some_and(|name| name.value == "etcd");
         let Some(endpoints) = endpoints.filter(|_| is_etcd) else {
             if let Some(name) = name.filter(|_| is_etcd) {

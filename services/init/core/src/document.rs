@@ -24,6 +24,17 @@ pub struct Document {
     pub root: Map<String, Value>,
     /// Line of each field, by dotted path.
     pub lines: BTreeMap<String, u32>,
+    /// What of it comes from another file.
+    pub overlay: Overlay,
+}
+
+/// The fields of a document that another one was laid over with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Overlay {
+    /// How messages name it.
+    pub file: String,
+    /// Line of each of its fields, by dotted path.
+    pub lines: BTreeMap<String, u32>,
 }
 
 /// A value with where it came from, as the provenance shows it.
@@ -73,9 +84,10 @@ pub struct ConfigProblem {
 impl Document {
     /// `file:line` of a field.
     pub fn origin(&self, path: &str) -> String {
-        match self.lines.get(path) {
-            Some(line) => format!("{}:{line}", self.file),
-            None => self.file.clone(),
+        match (self.overlay.lines.get(path), self.lines.get(path)) {
+            (Some(line), _) => format!("{}:{line}", self.overlay.file),
+            (None, Some(line)) => format!("{}:{line}", self.file),
+            (None, None) => self.file.clone(),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! The KubeletConfiguration in force, as `/configz` shows it (node-and-api.md §2.5, §8.11).
 
-use keelson_config::Config;
+use keelson_config::{Config, KUBELET_FIELDS};
 use keelson_kube_model::{format_go_duration, parse_go_duration};
 use serde_json::{Map, Value, json};
 
 use crate::document::Document;
-use crate::kubelet_file::{KNOWN, absolute};
+use crate::kubelet_file::absolute;
 
 /// What stands in the place of a value that nobody is to see.
 const MASKED: &str = "<masked>";
@@ -115,7 +115,7 @@ pub(crate) fn effective(file: Option<&Document>, config: &Config) -> Map<String,
 fn overlay(whole: &mut Map<String, Value>, over: &Map<String, Value>, at: &str) {
     for (name, value) in over {
         let path = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
-        let known = !at.is_empty() || KNOWN.contains(&name.as_str());
+        let known = !at.is_empty() || KUBELET_FIELDS.contains(&name.as_str());
         match (whole.get_mut(name), value) {
             (_, Value::Null) => {}
             _ if !known => {}

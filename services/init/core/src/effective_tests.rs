@@ -1,5 +1,5 @@
 use super::*;
-use crate::kubelet_file::{KUBELET_API_VERSION, KUBELET_KIND};
+use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND};
 
 fn document(fields: Value) -> Document {
     let mut root = fields.as_object().unwrap().clone();
@@ -55,11 +55,12 @@ const UNSET: &[&str] = &[
 #[test]
 fn every_field_has_its_default_or_is_known_to_have_none() {
     let whole = of(json!({}));
-    for field in KNOWN {
+    for field in KUBELET_FIELDS {
         assert_ne!(whole.contains_key(*field), UNSET.contains(field), "{field}");
     }
-    let known =
-        |field: &String| KNOWN.contains(&field.as_str()) || ["apiVersion", "kind"].contains(&field.as_str());
+    let known = |field: &String| {
+        KUBELET_FIELDS.contains(&field.as_str()) || ["apiVersion", "kind"].contains(&field.as_str())
+    };
     assert!(whole.keys().all(known), "{:?}", whole.keys().filter(|f| !known(f)).collect::<Vec<_>>());
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use keelson_config::{Config, ServiceName};
+use keelson_config::{Config, ControlPlane, ServiceName};
 
 /// A user and a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ const WITH_CREDENTIALS: [ServiceName; 3] =
 /// - `<run-dir>/<service>` 0750, the service's own; the operator group reaches the socket inside.
 /// - `<run-dir>/credentials` 0711, root's (init's, where it is not root); below it a folder 0700 for each service that gets
 ///   any, the service's own.
-/// - `<state-dir>/<service>` 0700, the service's own.
+/// - `<state-dir>/<service>` 0700, the service's own; init has one where a control plane may assign a configuration.
 /// - the kubelet's root, pod logs and links, made only where they are missing.
 pub fn folders(config: &Config, init_is_root: bool) -> Vec<Folder> {
     let paths = &config.paths;
@@ -68,6 +68,9 @@ pub fn folders(config: &Config, init_is_root: bool) -> Vec<Folder> {
     for service in ServiceName::supervised() {
         list.push(enforced(paths.state(service), 0o700, of(service, group), true));
     }
+    if config.control_plane != ControlPlane::None {
+        list.push(enforced(paths.state(ServiceName::Init), 0o700, own(0, 0), false));
+    }
     list.push(kubelets(&paths.root_dir, 0o750));
     list.push(kubelets(&paths.pod_logs_dir, 0o750));
     list.push(kubelets(&paths.container_links_dir, 0o755));
@@ -87,6 +90,17 @@ mod tests {
 
     fn find<'a>(list: &'a [Folder], path: &str) -> &'a Folder {
         list.iter().find(|f| f.path.to_str() == Some(path)).unwrap_or_else(|| panic!("no {path}"))
+    }
+
+    #[test]
+    fn init_has_a_state_folder_where_a_control_plane_may_assign_a_configuration() {
+        let has_one = |config: &Config| {
+            folders(config, true).iter().any(|f| f.path.ends_with("keelson/init") && f.mode == 0o700)
+        };
+        let mut config = config();
+        assert!(!has_one(&config));
+        config.control_plane = ControlPlane::Etcd(keelson_config::Etcd::plain(Vec::new()));
+        assert!(has_one(&config));
     }
 
     #[test]

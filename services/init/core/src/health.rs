@@ -5,8 +5,11 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// What people see of a service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ServiceState {
     /// Its process runs and has not answered yet.
     Starting,
@@ -25,6 +28,21 @@ pub enum ServiceState {
 }
 
 impl ServiceState {
+    const ALL: [Self; 7] = [
+        Self::Starting,
+        Self::Running,
+        Self::Degraded,
+        Self::Stuck,
+        Self::BackingOff,
+        Self::Failed,
+        Self::Stopped,
+    ];
+
+    /// The state of a word of `keelson.supervisor.v1`.
+    pub fn of_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == word)
+    }
+
     /// The word in `keelson.supervisor.v1`.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -346,11 +364,12 @@ mod tests {
 
     #[test]
     fn the_states_have_the_words_of_the_proto() {
-        use ServiceState::*;
-        let words: Vec<&str> = [Starting, Running, Degraded, Stuck, BackingOff, Failed, Stopped]
-            .into_iter()
-            .map(ServiceState::as_str)
-            .collect();
+        let words = ServiceState::ALL.map(ServiceState::as_str);
         assert_eq!(words, ["starting", "running", "degraded", "stuck", "backing-off", "failed", "stopped"]);
+        for state in ServiceState::ALL {
+            assert_eq!(ServiceState::of_word(state.as_str()), Some(state));
+            assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+        }
+        assert_eq!(ServiceState::of_word("well"), None);
     }
 }

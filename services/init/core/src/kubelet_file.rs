@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use keelson_config::{KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND};
 use keelson_kube_model::parse_go_duration;
 
 use crate::document::{ConfigProblem, Document, Reader, Sourced, YEAR};
@@ -10,140 +11,6 @@ use crate::pressure::PressureFile;
 use crate::reserved::{Capacity, Reservations, read_reserved};
 use crate::running_pods::RunningPodsFile;
 use crate::system_cgroups::SystemCgroupsFile;
-
-/// The API version of the kubelet's configuration.
-pub const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
-/// Its kind.
-pub const KUBELET_KIND: &str = "KubeletConfiguration";
-
-/// Every field of a KubeletConfiguration of 1.36 at its top level.
-pub(crate) const KNOWN: &[&str] = &[
-    "address",
-    "allowedUnsafeSysctls",
-    "authentication",
-    "authorization",
-    "cgroupDriver",
-    "cgroupRoot",
-    "cgroupsPerQOS",
-    "clusterDNS",
-    "clusterDomain",
-    "configMapAndSecretChangeDetectionStrategy",
-    "containerLogMaxFiles",
-    "containerLogMaxSize",
-    "containerLogMaxWorkers",
-    "containerLogMonitorInterval",
-    "containerRuntimeEndpoint",
-    "contentType",
-    "cpuCFSQuota",
-    "cpuCFSQuotaPeriod",
-    "cpuManagerPolicy",
-    "cpuManagerPolicyOptions",
-    "cpuManagerReconcilePeriod",
-    "crashLoopBackOff",
-    "enableContentionProfiling",
-    "enableControllerAttachDetach",
-    "enableDebugFlagsHandler",
-    "enableDebuggingHandlers",
-    "enableProfilingHandler",
-    "enableServer",
-    "enableSystemLogHandler",
-    "enableSystemLogQuery",
-    "enforceNodeAllocatable",
-    "eventBurst",
-    "eventRecordQPS",
-    "evictionHard",
-    "evictionMaxPodGracePeriod",
-    "evictionMinimumReclaim",
-    "evictionPressureTransitionPeriod",
-    "evictionSoft",
-    "evictionSoftGracePeriod",
-    "failCgroupV1",
-    "failSwapOn",
-    "featureGates",
-    "fileCheckFrequency",
-    "hairpinMode",
-    "healthzBindAddress",
-    "healthzPort",
-    "httpCheckFrequency",
-    "imageGCHighThresholdPercent",
-    "imageGCLowThresholdPercent",
-    "imageMaximumGCAge",
-    "imageMinimumGCAge",
-    "imagePullCredentialsVerificationPolicy",
-    "imageServiceEndpoint",
-    "iptablesDropBit",
-    "iptablesMasqueradeBit",
-    "kernelMemcgNotification",
-    "kubeAPIBurst",
-    "kubeAPIQPS",
-    "kubeReserved",
-    "kubeReservedCgroup",
-    "kubeletCgroups",
-    "localStorageCapacityIsolation",
-    "logging",
-    "makeIPTablesUtilChains",
-    "maxOpenFiles",
-    "maxParallelImagePulls",
-    "maxPods",
-    "memoryManagerPolicy",
-    "memoryReservationPolicy",
-    "memorySwap",
-    "memoryThrottlingFactor",
-    "mergeDefaultEvictionSettings",
-    "nodeLeaseDurationSeconds",
-    "nodeStatusMaxImages",
-    "nodeStatusReportFrequency",
-    "nodeStatusUpdateFrequency",
-    "oomScoreAdj",
-    "podCIDR",
-    "podLogsDir",
-    "podPidsLimit",
-    "podsPerCore",
-    "port",
-    "preloadedImagesVerificationAllowlist",
-    "protectKernelDefaults",
-    "providerID",
-    "qosReserved",
-    "readOnlyPort",
-    "registerNode",
-    "registerWithTaints",
-    "registryBurst",
-    "registryPullQPS",
-    "reservedMemory",
-    "reservedSystemCPUs",
-    "resolvConf",
-    "rotateCertificates",
-    "runOnce",
-    "runtimeRequestTimeout",
-    "seccompDefault",
-    "serializeImagePulls",
-    "serverTLSBootstrap",
-    "showHiddenMetricsForVersion",
-    "shutdownGracePeriod",
-    "shutdownGracePeriodByPodPriority",
-    "shutdownGracePeriodCriticalPods",
-    "singleProcessOOMKill",
-    "staticPodPath",
-    "staticPodURL",
-    "staticPodURLHeader",
-    "streamingConnectionIdleTimeout",
-    "syncFrequency",
-    "systemCgroups",
-    "systemReserved",
-    "systemReservedCgroup",
-    "tlsCertFile",
-    "tlsCipherSuites",
-    "tlsCurvePreferences",
-    "tlsMinVersion",
-    "tlsPrivateKeyFile",
-    "topologyManagerPolicy",
-    "topologyManagerPolicyOptions",
-    "topologyManagerScope",
-    "tracing",
-    "userNamespaces",
-    "volumePluginDir",
-    "volumeStatsAggPeriod",
-];
 
 const MILLI: Duration = Duration::from_millis(1);
 
@@ -246,7 +113,7 @@ pub(crate) fn read(
     }
     for field in reader.rest() {
         let top = field.split('.').next().unwrap_or_default();
-        if KNOWN.contains(&top) {
+        if KUBELET_FIELDS.contains(&top) {
             file.not_acted_on.push(field);
         } else {
             let origin = document.origin(&field);
@@ -307,12 +174,6 @@ pub(crate) fn absolute(folder: &str, path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_known_fields_are_sorted_and_unique() {
-        assert!(KNOWN.is_sorted_by(|a, b| a < b));
-        assert_eq!(KNOWN.len(), 125, "a field of the spec's table is missing or too much");
-    }
 
     #[test]
     fn relative_paths_start_from_the_folder_of_the_file() {

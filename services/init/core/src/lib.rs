@@ -5,6 +5,8 @@
 //! - [`folders()`] says which folders exist, with which owner and mode.
 //! - [`privileges`] is the table of what each service may still do.
 //! - [`Restarts`] says when a process that ended is started again, [`judge_exit`] whether it is at all.
+//! - [`resolve_over`] lays a KubeletConfiguration of the control plane over the node's own; [`Kept`] says what becomes of it,
+//!   [`judge_trial`] whether the services do well with it.
 //! - [`Health`] turns the answers of a running service into the state that people see.
 
 mod backoff;
@@ -20,24 +22,29 @@ mod keelson_file;
 mod kubelet_file;
 mod labels;
 mod leftovers;
+mod node_configuration;
 mod pressure;
 pub mod privileges;
 mod reserved;
 mod resolve;
 mod running_pods;
 mod system_cgroups;
+mod trial;
+mod under_key;
 
 pub use backoff::Restarts;
 pub use credential_providers::{
     CREDENTIAL_BIN_FLAG, CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, credential_config_files,
     credential_provider_paths,
 };
-pub use document::{ConfigProblem, Document, Sourced};
+pub use document::{ConfigProblem, Document, Overlay, Sourced};
 pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
 pub use flagz::shown_flags;
 pub use folders::{Folder, Owner, folders};
 pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState};
-pub use keelson_config::endpoint_lock_name;
+pub use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND, endpoint_lock_name};
 pub use keelson_file::{KEELSON_API_VERSION, KEELSON_KIND};
-pub use kubelet_file::{KUBELET_API_VERSION, KUBELET_KIND};
+pub use node_configuration::{Judgement, Kept, Step, Trial, Wellness};
 pub use resolve::{Flags, Host, Inputs, Level, Note, Resolved, resolve};
+pub use trial::{TrialVerdict, Tried, judge_trial};
+pub use under_key::{means_the_same, resolve_over};

@@ -19,7 +19,7 @@ fn document(file: &str, version: &str, kind: &str, fields: Value) -> Document {
     root.insert("apiVersion".into(), version.into());
     root.insert("kind".into(), kind.into());
     let lines = root.keys().zip(3..).map(|(key, line)| (key.clone(), line)).collect();
-    Document { file: file.into(), folder: "/etc/k".into(), root, lines }
+    Document { file: file.into(), folder: "/etc/k".into(), root, lines, ..Document::default() }
 }
 
 fn kubelet(fields: Value) -> Document {

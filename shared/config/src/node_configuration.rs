@@ -1,0 +1,182 @@
+//! The configuration that stands under this node's key: what its readers hand to each other.
+//!
+//! pod-config writes what the control plane says as [`AssignedConfiguration`], init decides what becomes of it and tells
+//! that as [`ConfigurationStatus`], node-status hands it on.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Paths, ServiceName};
+
+/// How a configuration under this node's key is tried.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeConfiguration {
+    /// Milliseconds after which the services must be as well as they were, and once more as long until it is given up.
+    pub trial_period_ms: u64,
+}
+
+impl Default for NodeConfiguration {
+    fn default() -> Self {
+        Self { trial_period_ms: 60_000 }
+    }
+}
+
+/// What stands under the key, as pod-config leaves it for init.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AssignedConfiguration {
+    /// The revision of the key's last change.
+    pub revision: i64,
+    /// A KubeletConfiguration, YAML or JSON; empty where it could not be taken.
+    pub text: String,
+    /// Why it could not be taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+impl AssignedConfiguration {
+    /// The most that is taken, in bytes.
+    pub const MAX_BYTES: usize = 1 << 20;
+
+    /// What stands under the key at `revision`; what is too long or no text is a problem of it.
+    pub fn new(revision: i64, value: Vec<u8>) -> Self {
+        let problem = |problem: String| Self { revision, text: String::new(), problem: Some(problem) };
+        if value.len() > Self::MAX_BYTES {
+            let most = Self::MAX_BYTES;
+            return problem(format!("it has {} bytes, and at most {most} are taken", value.len()));
+        }
+        match String::from_utf8(value) {
+            Ok(text) => Self { revision, text, problem: None },
+            Err(error) => problem(format!("it is no text of UTF-8: {}", error.utf8_error())),
+        }
+    }
+
+    /// How messages and the provenance name it.
+    pub fn name(&self) -> String {
+        format!("etcd config@{}", self.revision)
+    }
+}
+
+/// A revision of the key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revision {
+    /// The revision of etcd.
+    pub revision: i64,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ConfigurationState {
+    /// Nothing stands under the key.
+    #[default]
+    None,
+    /// It is in force.
+    Active,
+    /// It is in force until it is known whether the services do well with it.
+    Trial,
+    /// It is not in force; `error` says why.
+    Refused,
+}
+
+impl ConfigurationState {
+    /// The word in the status.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Active => "active",
+            Self::Trial => "trial",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// What init tells of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigurationStatus {
+    /// What stands under the key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assigned: Option<Revision>,
+    /// What is in force; absent: the files of the node alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active: Option<Revision>,
+    /// What was in force without trouble; absent: the files of the node alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_known_good: Option<Revision>,
+    /// What became of what stands under the key.
+    pub state: ConfigurationState,
+    /// Why it was refused, a line for each reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+impl fmt::Display for ConfigurationStatus {
+    /// `active@12`, or `refused@13: …` with the first line of the reason.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.state.as_str())?;
+        if let Some(assigned) = self.assigned {
+            write!(f, "@{}", assigned.revision)?;
+        }
+        match self.error.as_deref().and_then(|error| error.lines().next()) {
+            Some(line) => write!(f, ": {line}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Paths {
+    /// What stands under this node's key; absent: nothing. See [`AssignedConfiguration`].
+    pub fn assigned_configuration(&self) -> PathBuf {
+        self.state(ServiceName::PodConfig).join("node-configuration.json")
+    }
+
+    /// What became of it; absent: nothing stands there. See [`ConfigurationStatus`].
+    pub fn configuration_status(&self) -> PathBuf {
+        self.run_dir.join("node-configuration.json")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_long_or_no_text_is_a_problem_and_the_longest_is_none() {
+        let of = |value: Vec<u8>| AssignedConfiguration::new(7, value);
+        let longest = of(vec![b' '; AssignedConfiguration::MAX_BYTES]);
+        assert_eq!((longest.text.len(), longest.problem), (1 << 20, None));
+        let long = of(vec![b' '; AssignedConfiguration::MAX_BYTES + 1]);
+        assert_eq!(long.problem.unwrap(), "it has 1048577 bytes, and at most 1048576 are taken");
+        let binary = of(vec![b'a', 0xff]);
+        assert!(binary.text.is_empty());
+        assert!(binary.problem.unwrap().contains("no text of UTF-8"));
+        assert_eq!(of(Vec::new()).name(), "etcd config@7");
+    }
+
+    #[test]
+    fn a_status_is_shown_in_one_line() {
+        let revision = |revision| Some(Revision { revision });
+        let mut status = ConfigurationStatus {
+            assigned: revision(12),
+            active: revision(12),
+            state: ConfigurationState::Trial,
+            ..ConfigurationStatus::default()
+        };
+        assert_eq!(status.to_string(), "trial@12");
+        status.state = ConfigurationState::Refused;
+        status.error = Some("one\ntwo".into());
+        assert_eq!(status.to_string(), "refused@12: one");
+        let json = serde_json::to_value(&status).unwrap();
+        assert_eq!(
+            json,
+            serde_json::json!({
+                "assigned": {"revision": 12}, "active": {"revision": 12}, "state": "refused", "error": "one\ntwo",
+            })
+        );
+        assert_eq!(serde_json::from_value::<ConfigurationStatus>(json).unwrap(), status);
+        assert_eq!(ConfigurationStatus::default().to_string(), "none");
+    }
+}
