@@ -1,7 +1,7 @@
 //! A service without an API of its own, for the tests of init: it takes the name that it was started under.
 //!
 //! What the file `behaviour` in its state folder says, it does: `exit N` ends it at once, `fail TEXT` makes it fail to start, `degraded TEXT`
-//! makes it report a condition, `orphan N` leaves that many processes to init.
+//! makes it report a condition, `orphan N` leaves that many processes to init. `at N` before any of it: only while maxPods is N.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,7 +24,12 @@ fn main() -> ExitCode {
 async fn build(context: Context) -> anyhow::Result<Routes> {
     let file = context.config.paths.state(context.service).join("behaviour");
     let text = std::fs::read_to_string(file).unwrap_or_default();
-    match text.trim().split_once(' ') {
+    let text = match text.trim().strip_prefix("at ").and_then(|rest| rest.split_once(' ')) {
+        Some((pods, text)) if pods == context.config.resources.max_pods.to_string() => text,
+        Some(_) => "",
+        None => text.trim(),
+    };
+    match text.split_once(' ') {
         Some(("exit", code)) => std::process::exit(code.parse()?),
         Some(("fail", why)) => anyhow::bail!("{why}"),
         Some(("degraded", why)) => context.progress.condition("fake", Err(why.to_owned())),

@@ -18,6 +18,7 @@ mod host;
 mod kubelet;
 pub mod launch;
 pub mod lock;
+mod node_configuration;
 mod poller;
 mod server;
 mod signals;
@@ -34,7 +35,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser as _;
 use keelson_config::{Config, ControlPlane, ServiceName};
-use keelson_init_core::{Inputs, Level, Note, Resolved, folders, resolve};
+use keelson_init_core::{Level, Note, Resolved, folders};
 use keelson_proto::descriptors;
 use keelson_proto::keelson::supervisor::v1::supervisor_server::SupervisorServer;
 use keelson_service_kit::{
@@ -47,6 +48,7 @@ use tonic::service::Routes;
 use crate::cli::Cli;
 use crate::credential_providers::Handover;
 use crate::launch::Launcher;
+use crate::node_configuration::{Ingredients, NodeConfiguration};
 use crate::server::SupervisorService;
 use crate::supervisor::{Supervisor, Timing};
 
@@ -77,8 +79,8 @@ fn run() -> ExitCode {
             return if error.use_stderr() { ExitCode::from(EX_USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let (resolved, providers) = match resolved(&cli) {
-        Ok(resolved) => resolved,
+    let Start { resolved, providers, ingredients } = match start(&cli) {
+        Ok(start) => start,
         Err(lines) => {
             for line in lines {
                 eprintln!("keelson-init: {line}");
@@ -103,12 +105,20 @@ fn run() -> ExitCode {
             }
         };
     }
-    let Resolved { config, notes, kubelet_configuration } = resolved;
-    run_with_config(SPEC, config, |context| build(context, notes, kubelet_configuration, providers, cli))
+    let config = resolved.config.clone();
+    let start = Start { resolved, providers, ingredients };
+    run_with_config(SPEC, config, |context| build(context, start, cli))
+}
+
+/// What the command line and the files say.
+struct Start {
+    resolved: Resolved,
+    providers: Option<Handover>,
+    ingredients: Ingredients,
 }
 
 /// Reads the files and resolves; the errors are lines for people.
-fn resolved(cli: &Cli) -> Result<(Resolved, Option<Handover>), Vec<String>> {
+fn start(cli: &Cli) -> Result<Start, Vec<String>> {
     let mut errors = Vec::new();
     let mut document = |flag, path: &Option<std::path::PathBuf>| {
         let read = path.as_ref().map(|path| yaml::read(flag, path)).transpose();
@@ -130,17 +140,20 @@ fn resolved(cli: &Cli) -> Result<(Resolved, Option<Handover>), Vec<String>> {
         cli.image_credential_provider_bin_dir.as_deref(),
         &host.cwd,
     );
+    let mut ingredients =
+        Ingredients { flags, kubelet, keelson, host, resolved_unix_nanos: now_unix_nanos() };
     let resolved =
-        resolve(Inputs { flags: &flags, kubelet: kubelet.as_ref(), keelson: keelson.as_ref(), host: &host })
-            .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>());
+        ingredients.alone().map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>());
     match (resolved, providers) {
-        (Ok(mut resolved), Ok(providers)) => {
+        (Ok(resolved), Ok(providers)) => {
             let missing = etcd_files::missing(&resolved.config);
             if !missing.is_empty() {
                 return Err(missing);
             }
-            resolved.config.resolved_unix_nanos = now_unix_nanos();
-            Ok((resolved, providers))
+            if resolved.config.control_plane == ControlPlane::None {
+                ingredients = Ingredients::default();
+            }
+            Ok(Start { resolved, providers, ingredients })
         }
         (resolved, providers) => {
             Err([resolved.err(), providers.err()].into_iter().flatten().flatten().collect())
@@ -223,23 +236,22 @@ fn give_to_operators(config: &Config, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prepares the machine, takes the locks, ends what an earlier init left, and starts the supervisor.
-async fn build(
-    context: Context,
-    notes: Vec<Note>,
-    kubelet_configuration: Map<String, Value>,
-    providers: Option<Handover>,
-    cli: Cli,
-) -> anyhow::Result<Built<impl Future<Output = ()>>> {
-    let hurry = CancellationToken::new();
-    let listener = signals::Listener::new().context("cannot listen for signals")?;
-    tokio::spawn(listener.run(context.shutdown.clone(), hurry.clone()));
+fn log_notes(notes: &[Note]) {
     for note in notes {
         match note.level {
             Level::Info => tracing::info!("{}", note.text),
             Level::Warn => tracing::warn!("{}", note.text),
         }
     }
+}
+
+/// Prepares the machine, takes the locks, ends what an earlier init left, and starts the supervisor.
+async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built<impl Future<Output = ()>>> {
+    let hurry = CancellationToken::new();
+    let listener = signals::Listener::new().context("cannot listen for signals")?;
+    tokio::spawn(listener.run(context.shutdown.clone(), hurry.clone()));
+    let Start { resolved, providers, ingredients } = start;
+    log_notes(&resolved.notes);
     let config = &*context.config;
     join_operator_group(config)?;
     dirs::prepare(&folders(config, is_root()))?;
@@ -252,10 +264,19 @@ async fn build(
     }
     hand_over(config, providers.as_ref())?;
     etcd_files::hand_over(config)?;
-    if config.control_plane != ControlPlane::None {
-        context.spawn("etcd-files", etcd_files::run(context.clone()));
-    }
-    write_config(config, &kubelet_configuration)?;
+    let (node_configuration, resolved) = match config.control_plane {
+        ControlPlane::None => {
+            node_configuration::forget_status(&config.paths)?;
+            (None, resolved)
+        }
+        ControlPlane::Etcd(_) => {
+            context.spawn("etcd-files", etcd_files::run(context.clone()));
+            let (own, in_force) = NodeConfiguration::open(ingredients, config).await?;
+            (Some(own), in_force)
+        }
+    };
+    write_config(&resolved.config, &resolved.kubelet_configuration)?;
+    drop(resolved);
     write_flags(config, &cli)?;
     drop(providers);
     if let Err(error) = host::lower_oom_score() {
@@ -268,6 +289,10 @@ async fn build(
     }
     let (supervisor, services, commands) = Supervisor::new(&context, launcher, Timing::default(), hurry)
         .context("cannot listen for the ends of services")?;
+    if let Some(own) = node_configuration {
+        let run = own.run(context.clone(), services.clone(), commands.clone());
+        context.spawn("node-configuration", run);
+    }
     let api = SupervisorService::new(services, commands, now_unix_nanos());
     let (done, finished) = oneshot::channel();
     context.spawn("supervisor", async move {

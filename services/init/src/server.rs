@@ -97,7 +97,8 @@ impl Supervisor for SupervisorService {
         }
         let (done, result) = oneshot::channel();
         let ending = || error(Code::Unavailable, "INIT_ENDING", "init is ending");
-        self.commands.send(Command::Restart { service, done }).await.map_err(|_| ending())?;
+        let restart = Command::Restart { service, why: "on request", done };
+        self.commands.send(restart).await.map_err(|_| ending())?;
         match tokio::time::timeout(RESTART_WITHIN, result).await {
             Ok(Ok(Ok(()))) => Ok(Response::new(pb::RestartServiceResponse {})),
             Ok(Ok(Err(why))) => {

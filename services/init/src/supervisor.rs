@@ -46,6 +46,8 @@ pub enum Command {
     Restart {
         /// Which.
         service: ServiceName,
+        /// Why, as its message shows it: `on request`…
+        why: &'static str,
         /// Who waits.
         done: oneshot::Sender<Result<(), String>>,
     },
@@ -142,7 +144,9 @@ impl Supervisor {
             // and the sleep is computed anew.
             tokio::select! {
                 _ = self.children.recv() => {}
-                Some(Command::Restart { service, done }) = self.commands.recv() => self.restart(service, done),
+                Some(Command::Restart { service, why, done }) = self.commands.recv() => {
+                    self.restart(service, why, done);
+                }
                 Some(polled) = self.polled.1.recv() => self.observe(polled),
                 () = shutdown.cancelled(), if !self.stopping => self.stop(),
                 () = hurry.cancelled(), if self.stopping => self.kill_all(),
@@ -229,13 +233,18 @@ impl Supervisor {
         }
     }
 
-    fn restart(&mut self, service: ServiceName, done: oneshot::Sender<Result<(), String>>) {
+    fn restart(
+        &mut self,
+        service: ServiceName,
+        why: &'static str,
+        done: oneshot::Sender<Result<(), String>>,
+    ) {
         let (now, limit) = (self.now(), self.timing.stop_limit);
         if self.stopping {
             let _ = done.send(Err("init is ending".to_owned()));
         } else if let Some(unit) = self.units.iter_mut().find(|unit| unit.name == service) {
-            tracing::info!(%service, "restarting on request");
-            unit.restart(now, limit, done);
+            tracing::info!(%service, "restarting {why}");
+            unit.restart(now, limit, why, done);
         }
     }
 

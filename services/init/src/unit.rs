@@ -65,7 +65,7 @@ pub(crate) struct Ending {
 #[derive(Debug)]
 pub(crate) enum Then {
     Stop,
-    RestartNow,
+    RestartNow(&'static str),
     /// It was killed for this reason.
     RestartLater(String),
 }
@@ -148,8 +148,8 @@ impl Unit {
                 tracing::info!(service = %name, pid, %exit, "the service has ended");
                 self.last_end = String::new();
             }
-            Some(Then::RestartNow) => {
-                self.last_end = format!("restarted on request ({exit})");
+            Some(Then::RestartNow(why)) => {
+                self.last_end = format!("restarted {why} ({exit})");
                 self.backoff.reset();
                 self.phase = Phase::BackingOff(now);
             }
@@ -189,11 +189,12 @@ impl Unit {
         &mut self,
         now: Moment,
         limit: Duration,
+        why: &'static str,
         done: oneshot::Sender<Result<(), String>>,
     ) {
         self.waiting.push(done);
         match &mut self.phase {
-            Phase::Alive(process) => process.end(Some(now + limit), Then::RestartNow),
+            Phase::Alive(process) => process.end(Some(now + limit), Then::RestartNow(why)),
             phase => {
                 self.backoff.reset();
                 *phase = Phase::BackingOff(now);

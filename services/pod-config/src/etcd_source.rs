@@ -57,6 +57,11 @@ impl EtcdPlane {
             remembered: Mutex::new(remembered),
         }
     }
+
+    /// The connection.
+    pub fn etcd(&self) -> Etcd {
+        self.etcd.clone()
+    }
 }
 
 impl ControlPlane for EtcdPlane {

@@ -6,7 +6,7 @@
 //!
 //! Loops: `file-source` (inotify and rescan), `manifest-store` (commands), `checkpoint` (writes to disk what was
 //! good), `control-plane` (the Node, and what etcd says). Each publishes into [`desired::Desired`], where the decisions of
-//! `keelson-pod-config-core` are applied and told.
+//! `keelson-pod-config-core` are applied and told. `node-configuration` hands what etcd says of the configuration to init.
 //!
 //! A manifest that breaks takes nothing away: its last good version goes on, also over a restart. A restart sends
 //! the same bytes for the same pods.
@@ -19,6 +19,7 @@ mod etcd_source;
 mod file_source;
 mod manifest_store;
 mod metrics;
+mod node_configuration;
 mod objects;
 mod server;
 mod waiting;
@@ -83,7 +84,11 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
             stored.keys().for_each(|key| checkpoint.remove(key));
             Arc::new(NoControlPlane::new(Arc::clone(&ctx.config)))
         }
-        ControlPlaneConfig::Etcd(etcd) => Arc::new(EtcdPlane::new(&ctx, etcd, checkpoint.clone(), stored)),
+        ControlPlaneConfig::Etcd(etcd) => {
+            let plane = EtcdPlane::new(&ctx, etcd, checkpoint.clone(), stored);
+            ctx.spawn("node-configuration", node_configuration::run(ctx.clone(), plane.etcd()));
+            Arc::new(plane)
+        }
     };
     let node = WatchHub::incomplete();
     ctx.spawn(

@@ -1,0 +1,148 @@
+//! The files by which pod-config, init and node-status speak of the node configuration.
+
+use std::fs;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use keelson_config::{AssignedConfiguration, Config, ConfigurationStatus, Paths};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// More than JSON makes of the longest content.
+const MOST: u64 = 8 * AssignedConfiguration::MAX_BYTES as u64;
+
+/// Which file it is: device, inode, size and moment of its last change; `None`: there is none.
+pub(super) type Stamp = Option<(u64, u64, u64, i64, i64)>;
+
+/// The file at `path` as it is now.
+pub(super) fn stamp(path: &Path) -> Stamp {
+    let meta = fs::symlink_metadata(path).ok()?;
+    Some((meta.dev(), meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
+}
+
+/// What pod-config says that stands under the key; `None`: nothing. Its folder is not root's, so nothing but a regular
+/// file of a bounded size is read.
+pub(super) fn read(path: &Path) -> io::Result<Option<AssignedConfiguration>> {
+    let named =
+        |error: io::Error| io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display()));
+    let opened = fs::File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
+    let file = match opened {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(named)?,
+    };
+    if !file.metadata().map_err(named)?.is_file() {
+        return Err(named(io::Error::other("it is no regular file")));
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST).read_to_end(&mut bytes).map_err(named)?;
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| named(error.into()))
+}
+
+/// Replaces what others are told, mode 0640, the operator group's; removes it where there is nothing to tell.
+pub(super) fn tell(config: &Config, status: Option<&ConfigurationStatus>) -> anyhow::Result<()> {
+    let Some(status) = status else { return forget_status(&config.paths) };
+    let path = config.paths.configuration_status();
+    let temporary = path.with_extension("json.new");
+    let write = || -> io::Result<()> {
+        crate::remove_if_there(&temporary)?;
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o640).open(&temporary)?;
+        file.write_all(&serde_json::to_vec(status)?)
+    };
+    write().with_context(|| format!("cannot write {}", temporary.display()))?;
+    crate::give_to_operators(config, &temporary)?;
+    fs::rename(&temporary, &path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Removes what others were told.
+pub(crate) fn forget_status(paths: &Paths) -> anyhow::Result<()> {
+    let path = paths.configuration_status();
+    crate::remove_if_there(&path).with_context(|| format!("cannot remove {}", path.display()))
+}
+
+/// What the kernel says about the folder of pod-config (inotify(7)). Without it changes are seen at each heartbeat.
+#[derive(Debug)]
+pub(super) struct Watch {
+    folder: PathBuf,
+    events: Option<AsyncFd<OwnedFd>>,
+}
+
+impl Watch {
+    pub(super) fn new(folder: PathBuf) -> Self {
+        let open = || -> io::Result<AsyncFd<OwnedFd>> {
+            let events = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+            // SAFETY: the descriptor is open, and owned by what is registered as long as that lives.
+            Ok(unsafe { AsyncFd::register_with_interest(events, Interest::READABLE) }?)
+        };
+        let events = open()
+            .inspect_err(|error| tracing::warn!(%error, "changes of the node configuration are seen late"))
+            .ok();
+        Self { folder, events }
+    }
+
+    /// Sets the watch: anew where the folder is another one, else it stays.
+    pub(super) fn renew(&self) {
+        let mask = WatchFlags::MOVED_TO | WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::ONLYDIR;
+        if let Some(events) = &self.events
+            && let Err(error) = inotify::add_watch(events, &self.folder, mask)
+        {
+            tracing::debug!(folder = %self.folder.display(), %error, "cannot watch the folder");
+        }
+    }
+
+    /// Waits until something has come to the folder, or gone. Cancel-safe: events are taken when they are told.
+    pub(super) async fn changed(&self) {
+        let Some(events) = &self.events else { return std::future::pending().await };
+        loop {
+            let Ok(mut ready) = events.readable().await else { return std::future::pending().await };
+            // What they are is of no interest: the file is looked at.
+            let taken = ready.try_io(|events| Ok(rustix::io::read(events, &mut [0; 4096])?));
+            if matches!(taken, Ok(Ok(_))) {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_regular_file_is_read_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("node-configuration.json");
+        assert_eq!((read(&path).unwrap(), stamp(&path)), (None, None));
+        fs::write(&path, r#"{"revision": 7, "text": "kind: X"}"#).unwrap();
+        let first = stamp(&path);
+        let content = read(&path).unwrap().unwrap();
+        assert_eq!((content.revision, content.text.as_str()), (7, "kind: X"));
+
+        fs::write(&path, r#"{"revision": "#).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("node-configuration.json"));
+        assert_ne!(stamp(&path), first);
+        fs::remove_file(&path).unwrap();
+        let other = dir.path().join("other");
+        fs::write(&other, r#"{"revision": 7, "text": ""}"#).unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        assert!(read(&path).is_err(), "a link");
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("no regular file"));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_comes_or_goes_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let watch = Watch::new(dir.path().to_owned());
+        watch.renew();
+        fs::write(dir.path().join("new"), "").unwrap();
+        fs::rename(dir.path().join("new"), dir.path().join("file")).unwrap();
+        watch.changed().await;
+        fs::remove_file(dir.path().join("file")).unwrap();
+        watch.changed().await;
+    }
+}
