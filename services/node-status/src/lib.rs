@@ -12,6 +12,7 @@
 //! | `node` | on news, every 10 s | builds the Node, publishes and writes it |
 //! | `pods` | on news | reports each changed pod status |
 //! | `etcd-writer` | on reports | writes to etcd, where that is the control plane |
+//! | `node-configuration` | every 10 s | hands on what init tells of the configuration under the node's key, where etcd is the control plane |
 //! | `report` | every 10 s | renews the lease, drains events, saves its state |
 //!
 //! Nothing that it holds is needed to run pods. Its state file holds event cursors, the last conditions and the

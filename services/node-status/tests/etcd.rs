@@ -9,6 +9,8 @@ use std::time::Duration;
 use fake::{Neighbours, eventually, pod_document};
 use keelson_config::{ControlPlane, Etcd as Settings, ServiceName};
 use keelson_etcd::{Entry, Etcd, Expect, NodeKeys, Operation, Written};
+use keelson_proto::keelson::events::v1::ListEventsRequest;
+use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_service_kit::{Context, ObjectRef};
 use keelson_testkit::{EtcdCluster, Scratch};
 use serde_json::Value;
@@ -224,4 +226,39 @@ async fn the_node_is_told_dead_when_its_lease_ends_and_what_waited_is_written_wh
     ctx.shutdown.cancel();
     let key = scene.keys.lease();
     eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
+}
+
+#[tokio::test]
+async fn what_init_tells_of_the_configuration_stands_under_a_key_and_each_change_is_one_event() {
+    let scene = Scene::new().await;
+    let ctx = scene.start("a", 40).await;
+    let file = ctx.config.paths.configuration_status();
+    let reasons = async |ctx: &Context| {
+        let request = ListEventsRequest::default();
+        let list = ctx.events.list_events(tonic::Request::new(request)).await.unwrap().into_inner();
+        let of_it = list.events.into_iter().filter(|event| event.reason.starts_with("NodeConfig"));
+        of_it.map(|event| (event.reason, event.message)).collect::<Vec<_>>()
+    };
+    let key = scene.keys.config_status();
+    let refused = r#"{"assigned": {"revision": 7}, "state": "refused", "error": "line 3"}"#;
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, refused).unwrap();
+    eventually(async || (scene.json(&key).await?["state"] == "refused").then_some(())).await;
+    let message =
+        "Node n1 refuses the configuration of revision 7, the files of the node are in force alone: line 3";
+    let told = eventually(async || Some(reasons(&ctx).await).filter(|told| !told.is_empty())).await;
+    assert_eq!(told, [("NodeConfigRefused".to_owned(), message.to_owned())]);
+    ctx.shutdown.cancel();
+
+    // A later start tells what is new alone.
+    let before = scene.entry(&key).await;
+    let ctx = scene.start("a", 40).await;
+    scene.until_what_came_before_is_written("m1").await;
+    assert_eq!(scene.entry(&key).await, before);
+    assert_eq!(reasons(&ctx).await, []);
+    std::fs::remove_file(&file).unwrap();
+    eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
+    let told = eventually(async || Some(reasons(&ctx).await).filter(|told| !told.is_empty())).await;
+    assert_eq!(told[0].0, "NodeConfigRemoved");
+    ctx.shutdown.cancel();
 }

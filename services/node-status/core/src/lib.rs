@@ -5,11 +5,13 @@
 //! | [`node`] | [`build_node`]: the Node object from what the neighbours say |
 //! | [`images`] | [`listed_images`]: which images the Node lists |
 //! | [`conditions`] | MemoryPressure, DiskPressure, PIDPressure and Ready, and the events of their changes |
+//! | [`configuration`] | [`configuration_event`]: what is told of the configuration under the node's key |
 //! | [`health`] | whether a neighbour makes progress: [`Watchdog`] |
 //! | [`pods`] | which pod documents are news for the control plane: [`PodLedger`] |
 //! | [`events`] | where the drain of each event ring stands: [`Cursor`] |
 
 pub mod conditions;
+pub mod configuration;
 pub mod events;
 pub mod health;
 pub mod images;
@@ -19,6 +21,7 @@ pub mod pods;
 pub use conditions::{
     NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event, starting_event,
 };
+pub use configuration::configuration_event;
 pub use events::{Cursor, Page, Taken};
 pub use health::{Answer, Watchdog};
 pub use images::{RuntimeImage, listed_images};

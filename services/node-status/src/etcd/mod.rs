@@ -4,6 +4,7 @@
 //! latest state wins; the loop `etcd-writer` empties it, what has turned first. Every write names the revision that it
 //! replaces and this agent's lease: an agent whose node another one has taken over writes nothing any more.
 
+mod configuration;
 mod lease;
 mod queue;
 
@@ -16,9 +17,10 @@ use std::time::Duration;
 use keelson_config::{Config, Etcd as Settings, ServiceName};
 use keelson_etcd::{Entry, Etcd, EtcdError, Expect, NodeKeys, Operation, Written};
 use keelson_kube_model::{Node, PodFullName, time};
+use keelson_node_status_core::configuration_event;
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Context, LoopHandle, now_unix_nanos};
+use keelson_service_kit::{Context, EventRing, LoopHandle, NewEvent, ObjectRef, now_unix_nanos};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -52,6 +54,8 @@ pub(crate) struct EtcdWriter {
     /// Whether etcd has answered the last renewal of the lease, and since.
     reachable: AtomicBool,
     events: tokio::sync::Mutex<Option<(i64, Instant)>>,
+    /// What this service itself tells.
+    ring: EventRing,
 }
 
 /// What is known of a key that this agent writes.
@@ -90,8 +94,10 @@ impl EtcdWriter {
             wake: Notify::new(),
             reachable: AtomicBool::new(false),
             events: tokio::sync::Mutex::default(),
+            ring: ctx.events.clone(),
         });
         ctx.spawn("etcd-writer", Arc::clone(&own).run(ctx.clone()));
+        ctx.spawn("node-configuration", configuration::run(Arc::clone(&own), ctx.clone()));
         Ok(own)
     }
 
@@ -154,7 +160,14 @@ impl EtcdWriter {
 
     async fn carry_out(&self, job: &Job, known: &mut BTreeMap<String, Known>) -> Result<(), EtcdError> {
         match job {
-            Job::Node(json) => self.write(&self.keys.node(), Some(json), known, |_| true).await,
+            Job::Node(json) => self.write(&self.keys.node(), Some(json), known, |_| true).await.map(drop),
+            Job::Configuration(json) => {
+                let key = self.keys.config_status();
+                if self.write(&key, json.as_ref(), known, |_| true).await? {
+                    self.tell_configuration(json.as_ref());
+                }
+                Ok(())
+            }
             Job::Pod(pod) => {
                 let key = self.keys.pod_status(&pod.name.namespace, &pod.name.name);
                 // Of two pods of one name the one that came later is told of.
@@ -162,10 +175,12 @@ impl EtcdWriter {
                     before.is_none_or(|before| before.uid == pod.uid || before.seen <= pod.seen)
                 })
                 .await
+                .map(drop)
             }
             Job::Gone { uid, name } => {
                 let key = self.keys.pod_status(&name.namespace, &name.name);
-                self.write(&key, None, known, |before| before.is_some_and(|before| before.uid == *uid)).await
+                let theirs = |before: Option<&Told>| before.is_some_and(|before| before.uid == *uid);
+                self.write(&key, None, known, theirs).await.map(drop)
             }
             Job::Retain(uids) => {
                 for entry in self.etcd.list(&self.keys.pod_statuses()).await?.entries {
@@ -178,14 +193,25 @@ impl EtcdWriter {
         }
     }
 
-    /// Makes `key` what it should be, where `may` says yes to the pod that stands there now.
+    /// What stands there now was another thing before, so each change of it is told once, over restarts, too.
+    fn tell_configuration(&self, json: Option<&Vec<u8>>) {
+        let event = configuration_event(&self.node, configuration::decoded(json).as_ref());
+        self.ring.record(NewEvent {
+            warning: event.warning,
+            reason: event.reason.to_owned(),
+            message: event.message,
+            object: ObjectRef::node(&self.node),
+        });
+    }
+
+    /// Makes `key` what it should be, where `may` says yes to the pod that stands there now. Whether it was another.
     async fn write(
         &self,
         key: &str,
         value: Option<&Vec<u8>>,
         known: &mut BTreeMap<String, Known>,
         may: impl Fn(Option<&Told>) -> bool,
-    ) -> Result<(), EtcdError> {
+    ) -> Result<bool, EtcdError> {
         let Some(lease) = self.lease.held() else { return Err(self.no_lease()) };
         // Once more for each other writer that was faster; there should be none.
         for _ in 0..8 {
@@ -197,13 +223,13 @@ impl EtcdWriter {
                     known.insert(key.to_owned(), before.clone());
                     // A start of this service writes nothing that stands there already.
                     if entry.is_some_and(|entry| Some(&entry.value) == value) {
-                        return Ok(());
+                        return Ok(false);
                     }
                     before
                 }
             };
             if !may(before.told.as_ref()) || (value.is_none() && before.revision == 0) {
-                return Ok(());
+                return Ok(false);
             }
             let expect =
                 if before.revision == 0 { Expect::Absent } else { Expect::Revision(before.revision) };
@@ -220,7 +246,7 @@ impl EtcdWriter {
                         }
                         None => drop(known.remove(key)),
                     }
-                    return Ok(());
+                    return Ok(true);
                 }
                 Written::Conflict(found) => {
                     known.remove(key);

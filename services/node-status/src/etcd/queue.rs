@@ -22,6 +22,8 @@ pub(super) struct Pod {
 pub(super) enum Job {
     /// Write the Node.
     Node(Vec<u8>),
+    /// Write what became of the node configuration; `None`: there is none.
+    Configuration(Option<Vec<u8>>),
     /// Write a pod.
     Pod(Pod),
     /// Remove what stands of a pod.
@@ -36,6 +38,7 @@ pub(super) enum Job {
 enum Slot {
     Retain,
     Node,
+    Configuration,
     Pod(String),
 }
 
@@ -43,6 +46,7 @@ impl Job {
     fn slot(&self) -> Slot {
         match self {
             Self::Node(_) => Slot::Node,
+            Self::Configuration(_) => Slot::Configuration,
             Self::Pod(Pod { uid, .. }) | Self::Gone { uid, .. } => Slot::Pod(uid.clone()),
             Self::Retain(_) => Slot::Retain,
         }

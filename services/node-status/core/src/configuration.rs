@@ -1,0 +1,79 @@
+//! What is told of the configuration under the node's key.
+
+use keelson_config::{ConfigurationState, ConfigurationStatus};
+
+use crate::conditions::NodeEvent;
+
+/// The event of the node `name` when its configuration has become `status`; `None`: nothing stands under the key any more.
+pub fn configuration_event(name: &str, status: Option<&ConfigurationStatus>) -> NodeEvent {
+    let told = status.map(|status| (status, status.assigned.map_or(0, |assigned| assigned.revision)));
+    let in_force = |status: &ConfigurationStatus| match status.active {
+        Some(active) => format!("revision {} is in force", active.revision),
+        None => "the files of the node are in force alone".to_owned(),
+    };
+    let (reason, message) = match told {
+        None => ("NodeConfigRemoved", format!("Node {name} is configured by its files alone")),
+        Some((status, revision)) => match status.state {
+            ConfigurationState::Trial => {
+                ("NodeConfigTried", format!("Node {name} tries the configuration of revision {revision}"))
+            }
+            ConfigurationState::Refused => {
+                let why = status.error.as_deref().unwrap_or_default();
+                let now = in_force(status);
+                let text =
+                    format!("Node {name} refuses the configuration of revision {revision}, {now}: {why}");
+                ("NodeConfigRefused", text)
+            }
+            ConfigurationState::Active | ConfigurationState::None => {
+                ("NodeConfigApplied", format!("Node {name} has the configuration of revision {revision}"))
+            }
+        },
+    };
+    NodeEvent { warning: reason == "NodeConfigRefused", reason, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_config::Revision;
+
+    use super::*;
+
+    #[test]
+    fn each_state_has_its_event_and_only_a_refusal_is_a_warning() {
+        let revision = |revision| Some(Revision { revision });
+        let status = |state, active: i64, error: Option<&str>| ConfigurationStatus {
+            assigned: revision(12),
+            active: revision(active).filter(|active| active.revision != 0),
+            last_known_good: None,
+            state,
+            error: error.map(ToOwned::to_owned),
+        };
+        for (status, reason, message) in [
+            (None, "NodeConfigRemoved", "Node n1 is configured by its files alone"),
+            (
+                Some(status(ConfigurationState::Trial, 12, None)),
+                "NodeConfigTried",
+                "Node n1 tries the configuration of revision 12",
+            ),
+            (
+                Some(status(ConfigurationState::Active, 12, None)),
+                "NodeConfigApplied",
+                "Node n1 has the configuration of revision 12",
+            ),
+            (
+                Some(status(ConfigurationState::Refused, 9, Some("line 3"))),
+                "NodeConfigRefused",
+                "Node n1 refuses the configuration of revision 12, revision 9 is in force: line 3",
+            ),
+            (
+                Some(status(ConfigurationState::Refused, 0, Some("line 3"))),
+                "NodeConfigRefused",
+                "Node n1 refuses the configuration of revision 12, the files of the node are in force alone: line 3",
+            ),
+        ] {
+            let event = configuration_event("n1", status.as_ref());
+            assert_eq!((event.reason, event.message.as_str()), (reason, message));
+            assert_eq!(event.warning, reason == "NodeConfigRefused");
+        }
+    }
+}
