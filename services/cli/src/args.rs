@@ -63,7 +63,9 @@ pub(crate) struct Global {
 
 /// A fleet over etcd in place of the agent of this machine.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Options for a fleet over etcd (apply, delete, get pods, get node)")]
+#[command(
+    next_help_heading = "Options for a fleet over etcd (apply, delete, get pods, get node, get config)"
+)]
 pub(crate) struct EtcdArgs {
     /// Members of the etcd that is the nodes' control plane, with commas between them
     #[arg(long, global = true, value_name = "ENDPOINTS", value_delimiter = ',')]
@@ -259,6 +261,8 @@ pub(crate) enum GetWhat {
     /// Where pods come from, and the manifests that are refused
     #[command(visible_aliases = ["source", "src"])]
     Sources,
+    /// With --etcd: the configuration under the key of each node, and what became of it
+    Config,
 }
 
 /// Whether to go on showing changes.
@@ -367,10 +371,24 @@ pub(crate) struct ApplyArgs {
     pub(crate) files: Vec<PathBuf>,
 }
 
+/// What `keelson delete` takes by name.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeleteWhat {
+    /// Pods by name
+    #[command(visible_aliases = ["pods", "po"])]
+    Pod {
+        /// Names of pods
+        #[arg(required = true, add = ArgValueCandidates::new(completion::pods))]
+        names: Vec<String>,
+    },
+    /// With --etcd: the configuration under the node's key, so that its files alone hold
+    Config,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
     #[command(subcommand)]
-    pub(crate) what: Option<PodNames>,
+    pub(crate) what: Option<DeleteWhat>,
     /// The pods of these manifests: a file, a folder, or - for standard input
     #[arg(short, long = "filename", value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,

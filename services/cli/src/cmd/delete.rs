@@ -9,7 +9,7 @@ use keelson_proto::keelson::pod_sync::v1::{WatchPodsRequest, watch_pods_response
 
 use super::manifests::ObjectKind;
 use super::{Session, manifests};
-use crate::args::{DeleteArgs, PodNames};
+use crate::args::{DeleteArgs, DeleteWhat};
 use crate::error::Failure;
 use crate::output::{self, Colour};
 use crate::pods::{self, PodEntry, Scope, bare_name};
@@ -95,7 +95,8 @@ fn wanted(session: &Session, args: &DeleteArgs) -> Result<Vec<Wanted>, Failure> 
             message: "pods are named both on the command line and by -f".into(),
             hint: "one of the two".into(),
         }),
-        Some(PodNames::Pod { names }) => {
+        Some(DeleteWhat::Config) => Err(super::only_with_etcd("delete config")),
+        Some(DeleteWhat::Pod { names }) => {
             let pod =
                 |name: &String| Wanted { kind: ObjectKind::Pod, scope: session.scope(), name: name.clone() };
             Ok(names.iter().map(pod).collect())

@@ -52,7 +52,7 @@ impl Session {
         self.global.output
     }
 
-    fn is_wide(&self) -> bool {
+    pub(crate) fn is_wide(&self) -> bool {
         self.global.output == Some(Format::Wide)
     }
 
@@ -132,6 +132,14 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<(), Failure> {
     }
 }
 
+/// A command about keys, without `--etcd`.
+fn only_with_etcd(command: &str) -> Failure {
+    Failure::Usage {
+        message: format!("`keelson {command}` is about a key of etcd"),
+        hint: "--etcd names the members, as `etcd.endpoints` of the KeelsonConfiguration does".into(),
+    }
+}
+
 async fn get(session: &Session, what: GetWhat) -> Result<(), Failure> {
     match what {
         GetWhat::Pods { names, watch } => get_pods::run(session, &names, watch).await,
@@ -141,5 +149,6 @@ async fn get(session: &Session, what: GetWhat) -> Result<(), Failure> {
         GetWhat::Volumes { pods, watch } => get_volumes::run(session, &pods, watch).await,
         GetWhat::Images { names } => get_images::run(session, &names).await,
         GetWhat::Sources => get_sources::run(session).await,
+        GetWhat::Config => Err(only_with_etcd("get config")),
     }
 }

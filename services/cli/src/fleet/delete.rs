@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use keelson_etcd::{Expect, NodeKeys, Operation, Written};
 
 use super::{Fleet, Nodes, failure, objects};
-use crate::args::{DeleteArgs, PodNames};
+use crate::args::{DeleteArgs, DeleteWhat};
 use crate::cmd::manifests::{self, NamedObject, ObjectKind};
 use crate::cmd::{Session, delete};
 use crate::error::Failure;
@@ -55,7 +55,9 @@ fn wanted(session: &Session, args: &DeleteArgs) -> Result<Vec<NamedObject>, Fail
         Some(_) if session.global.all_namespaces => {
             Err(usage("a pod to be deleted is in one namespace", "-n instead of -A"))
         }
-        Some(PodNames::Pod { names }) => {
+        // Carried out before any object is looked for.
+        Some(DeleteWhat::Config) => Ok(Vec::new()),
+        Some(DeleteWhat::Pod { names }) => {
             let namespace = &session.global.namespace;
             let pod = |name: &String| NamedObject {
                 kind: ObjectKind::Pod,

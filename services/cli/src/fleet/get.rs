@@ -8,7 +8,7 @@ use keelson_kube_model::{Node, Pod};
 use keelson_proto::keelson::pod_sync::v1::PodDocument;
 use serde_json::{Value, json};
 
-use super::{Fleet, Nodes, failure, objects};
+use super::{Fleet, Nodes, configuration, failure, objects};
 use crate::cmd::{Session, get_node};
 use crate::error::Failure;
 use crate::human;
@@ -162,18 +162,26 @@ pub(crate) async fn nodes(session: &Session, fleet: &Fleet, name: Option<&str>) 
         output::notice("No node has a key in this etcd.");
         return Ok(());
     }
-    let mut table = Table::new(["NAME", "STATUS", "ROLES", "AGE", "VERSION"]);
+    let mut header = vec!["NAME", "STATUS", "ROLES", "AGE", "VERSION"];
+    if session.is_wide() {
+        header.push("CONFIG");
+    }
+    let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
     for (alive, json) in found {
         let node: Node = get_node::read(json)?;
         let created = human::nanos_of(node.metadata.creation_timestamp.as_deref());
         let version = &node.status.node_info.kubelet_version;
-        table.row(vec![
+        let mut cells = vec![
             node.metadata.name.clone(),
             if alive { get_node::status(&node) } else { "NotReady".into() },
             get_node::roles(&node),
             human::since(created, session.now),
             if version.is_empty() { "<none>".into() } else { version.clone() },
-        ]);
+        ];
+        if session.is_wide() {
+            cells.push(configuration::state(fleet, &node.metadata.name).await?);
+        }
+        table.row(cells);
     }
     output::print(&table.render(0))
 }

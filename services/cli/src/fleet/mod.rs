@@ -4,6 +4,7 @@
 //! is away, too; it does what is wanted when it is back.
 
 mod apply;
+mod configuration;
 mod delete;
 mod get;
 mod objects;
@@ -14,7 +15,7 @@ use keelson_config::{Etcd as Settings, EtcdEndpoint};
 use keelson_etcd::keys::{NODES, Named, of_any_node};
 use keelson_etcd::{Etcd, EtcdError, NodeKeys, Range};
 
-use crate::args::{Command, EtcdArgs, GetWhat};
+use crate::args::{Command, DeleteWhat, EtcdArgs, GetWhat};
 use crate::cmd::Session;
 use crate::error::Failure;
 use crate::near::near;
@@ -151,14 +152,17 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
     let other = |name: &str| {
         Err(Failure::Usage {
             message: format!("`keelson {name}` asks the agent of this machine; it has no --etcd"),
-            hint: "run it on the node itself; apply, delete, `get pods` and `get node` take --etcd".into(),
+            hint: "run it on the node itself; apply, delete, `get pods`, `get node` and `get config` take --etcd".into(),
         })
     };
     match command {
         Command::Apply(args) => apply::run(session, &fleet, &args.files).await,
         Command::Delete(args) => {
             session.without_format("delete", "leave -o out")?;
-            delete::run(session, &fleet, args).await
+            match args.what {
+                Some(DeleteWhat::Config) => configuration::delete(&fleet).await,
+                _ => delete::run(session, &fleet, args).await,
+            }
         }
         Command::Get(args) => match &args.what {
             GetWhat::Pods { names, watch } if !watch.watch => get::pods(session, &fleet, names).await,
@@ -171,6 +175,7 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
             GetWhat::Volumes { .. } => other("get volumes"),
             GetWhat::Images { .. } => other("get images"),
             GetWhat::Sources => other("get sources"),
+            GetWhat::Config => configuration::get(session, &fleet).await,
         },
         Command::Up(_) => other("up"),
         Command::Logs(_) => other("logs"),
