@@ -3,7 +3,7 @@
 use keelson_config::{ControlPlane, Etcd, EtcdEndpoint};
 
 use crate::document::{Reader, Sourced};
-use crate::kubelet_file::absolute;
+use crate::kubelet_file::{KubeletFile, absolute};
 use crate::resolve::Resolver;
 
 /// The fields; `None` where the file does not set them.
@@ -21,7 +21,8 @@ pub(crate) struct ControlPlaneFile {
 impl ControlPlaneFile {
     /// Reads `controlPlane` and `etcd`; files are taken from `folder`.
     pub(crate) fn read(reader: &mut Reader<'_>, folder: &str) -> Self {
-        let mut own = Self { name: reader.choice("controlPlane", &["none", "etcd"]), ..Self::default() };
+        let name = reader.choice("controlPlane", &["none", "etcd"]);
+        let mut own = Self { name, ..Self::default() };
         if reader.object("etcd") {
             own.endpoints = reader.strings("etcd.endpoints");
             let mut file = |field| reader.string(field).map(|path| path.map(|path| absolute(folder, &path)));
@@ -34,8 +35,8 @@ impl ControlPlaneFile {
         own
     }
 
-    /// Checks what belongs together, and takes it.
-    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
+    /// Checks what belongs together, and takes it, with what the KubeletConfiguration says of it.
+    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
         let Self { name, endpoints, ca, cert, key, user, password } = self;
         let is_etcd = name.as_ref().is_some_and(|name| name.value == "etcd");
         let Some(endpoints) = endpoints.filter(|_| is_etcd) else {
@@ -71,17 +72,30 @@ impl ControlPlaneFile {
         resolver.set("controlPlane.etcd.endpoints", Some(endpoints), |c, v| {
             c.control_plane = ControlPlane::Etcd(Etcd::plain(v));
         });
-        let mut take = |path: &str, value, apply: fn(&mut Etcd, String)| {
-            resolver.set(path, value, |config, value| {
-                if let ControlPlane::Etcd(etcd) = &mut config.control_plane {
-                    apply(etcd, value);
-                }
-            });
-        };
-        take("controlPlane.etcd.caFile", ca, |etcd, v| etcd.ca_file = Some(v.into()));
-        take("controlPlane.etcd.certFile", cert, |etcd, v| etcd.cert_file = Some(v.into()));
-        take("controlPlane.etcd.keyFile", key, |etcd, v| etcd.key_file = Some(v.into()));
-        take("controlPlane.etcd.user", user, |etcd, v| etcd.user = Some(v));
-        take("controlPlane.etcd.passwordFile", password, |etcd, v| etcd.password_file = Some(v.into()));
+        let mut text = |path: &str, value, apply: fn(&mut Etcd, String)| take(resolver, path, value, apply);
+        text("controlPlane.etcd.caFile", ca, |etcd, v| etcd.ca_file = Some(v.into()));
+        text("controlPlane.etcd.certFile", cert, |etcd, v| etcd.cert_file = Some(v.into()));
+        text("controlPlane.etcd.keyFile", key, |etcd, v| etcd.key_file = Some(v.into()));
+        text("controlPlane.etcd.user", user, |etcd, v| etcd.user = Some(v));
+        text("controlPlane.etcd.passwordFile", password, |etcd, v| etcd.password_file = Some(v.into()));
+        let lease = kubelet.lease_seconds.take();
+        take(resolver, "controlPlane.etcd.leaseSeconds", lease, |etcd, v| etcd.lease_seconds = v);
     }
 }
+
+fn take<T>(
+    resolver: &mut Resolver<'_>,
+    path: &str,
+    value: Option<Sourced<T>>,
+    apply: impl FnOnce(&mut Etcd, T),
+) {
+    resolver.set(path, value, |config, value| {
+        if let ControlPlane::Etcd(etcd) = &mut config.control_plane {
+            apply(etcd, value);
+        }
+    });
+}
+
+#[cfg(test)]
+#[path = "control_plane_tests.rs"]
+mod tests;
