@@ -8,6 +8,7 @@ mod lock_name;
 mod machine;
 mod names;
 mod node_status;
+mod offline;
 mod paths;
 mod pods;
 
@@ -25,6 +26,7 @@ pub use lock_name::endpoint_lock_name;
 pub use machine::{Eviction, NodeAllocatable, SystemCgroups};
 pub use names::{ServiceName, UnknownService};
 pub use node_status::NodeStatus;
+pub use offline::{Offline, StartAfterReboot};
 pub use paths::Paths;
 pub use pods::Pods;
 
@@ -56,6 +58,9 @@ pub struct Config {
     /// The control plane of this node.
     #[serde(default)]
     pub control_plane: ControlPlane,
+    /// What starts after a reboot while the control plane does not answer.
+    #[serde(default)]
+    pub offline: Offline,
     /// The HTTP ports.
     pub api: Api,
     /// What pods may use of the machine.
@@ -381,6 +386,7 @@ impl Default for Config {
             runtime: Runtime::default(),
             sources: Sources { static_pod_path: None, file_check_ms: 20_000 },
             control_plane: ControlPlane::None,
+            offline: Offline::default(),
             api: Api::default(),
             resources: Resources {
                 max_pods: 110,

@@ -10,6 +10,7 @@ mod failures;
 mod fake;
 mod running;
 mod up;
+mod waiting;
 mod watch;
 
 use std::path::Path;

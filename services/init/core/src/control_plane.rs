@@ -4,6 +4,7 @@ use keelson_config::{ControlPlane, Etcd, EtcdEndpoint};
 
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::{KubeletFile, absolute};
+use crate::offline::OfflineFile;
 use crate::resolve::Resolver;
 
 /// The fields; `None` where the file does not set them.
@@ -16,13 +17,14 @@ pub(crate) struct ControlPlaneFile {
     key: Option<Sourced<String>>,
     user: Option<Sourced<String>>,
     password: Option<Sourced<String>>,
+    offline: OfflineFile,
 }
 
 impl ControlPlaneFile {
-    /// Reads `controlPlane` and `etcd`; files are taken from `folder`.
+    /// Reads `controlPlane`, `etcd` and `offline`; files are taken from `folder`.
     pub(crate) fn read(reader: &mut Reader<'_>, folder: &str) -> Self {
         let name = reader.choice("controlPlane", &["none", "etcd"]);
-        let mut own = Self { name, ..Self::default() };
+        let mut own = Self { name, offline: OfflineFile::read(reader), ..Self::default() };
         if reader.object("etcd") {
             own.endpoints = reader.strings("etcd.endpoints");
             let mut file = |field| reader.string(field).map(|path| path.map(|path| absolute(folder, &path)));
@@ -37,7 +39,8 @@ impl ControlPlaneFile {
 
     /// Checks what belongs together, and takes it, with what the KubeletConfiguration says of it.
     pub(crate) fn resolve(self, resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
-        let Self { name, endpoints, ca, cert, key, user, password } = self;
+        let Self { name, endpoints, ca, cert, key, user, password, offline } = self;
+        offline.resolve(resolver);
         let is_etcd = name.as_ref().is_some_and(|name| name.value == "etcd");
         let Some(endpoints) = endpoints.filter(|_| is_etcd) else {
             if let Some(name) = name.filter(|_| is_etcd) {

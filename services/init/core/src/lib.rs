@@ -20,6 +20,7 @@ mod keelson_file;
 mod kubelet_file;
 mod labels;
 mod leftovers;
+mod offline;
 mod pressure;
 pub mod privileges;
 mod reserved;
