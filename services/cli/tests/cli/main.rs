@@ -8,6 +8,7 @@ mod completion;
 mod exec;
 mod failures;
 mod fake;
+mod fleet_watch;
 mod running;
 mod up;
 mod waiting;
