@@ -1,6 +1,7 @@
 //! Pods as the commands see them, and which pod a name means.
 
 use keelson_kube_model::{Pod, pod_ext::annotations};
+use keelson_proto::keelson::pod_config::v1::WaitingPod;
 use keelson_proto::keelson::pod_sync::v1::PodDocument;
 use serde_json::Value;
 
@@ -177,9 +178,14 @@ pub(crate) async fn resolve<'a>(
 ) -> Result<&'a PodEntry, Failure> {
     match find(pods, scope, name) {
         Err(Failure::NotFound { what, hint }) => {
-            let problems: Vec<_> =
-                agent.sources().await.into_iter().flatten().flat_map(|s| s.problems).collect();
+            let sources = agent.sources().await.unwrap_or_default();
+            let mut waiting = sources.iter().flat_map(|source| &source.waiting);
+            let waits = |pod: &WaitingPod| pod.name == bare_name(name) && scope.holds(&pod.namespace);
+            let problems: Vec<_> = sources.iter().flat_map(|source| &source.problems).collect();
             let hint = match problems.first() {
+                _ if waiting.any(waits) => {
+                    format!("it waits for the control plane: `keelson explain pod {}`", bare_name(name))
+                }
                 Some(first) => format!(
                     "`keelson get sources`: {} of manifests refused, the first at {}: {}",
                     problems.len(),

@@ -13,7 +13,8 @@
 //! | `pods` | on news | reports each changed pod status |
 //! | `etcd-writer` | on reports | writes to etcd, where that is the control plane |
 //! | `node-configuration` | every 10 s | hands on what init tells of the configuration under the node's key, where etcd is the control plane |
-//! | `report` | every 10 s | renews the lease, drains events, saves its state |
+//! | `lease` | a quarter of the lease, 10 s at most | renews the lease |
+//! | `report` | every 10 s | drains events, saves its state |
 //!
 //! Nothing that it holds is needed to run pods. Its state file holds event cursors, the last conditions and the
 //! boot id; without it some events are read twice and transition times begin anew.
@@ -70,6 +71,7 @@ pub async fn build_with(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) -> an
     let builder = node::NodeLoop::new(&ctx, clock, Arc::clone(&writer), Arc::clone(&saved));
     ctx.spawn("node", builder.run(world_seen, health_seen, published));
     ctx.spawn("pods", pods::run(ctx.clone(), Arc::clone(&writer)));
+    ctx.spawn("lease", report::renew(ctx.clone(), Arc::clone(&writer)));
     ctx.spawn("report", report::run(ctx.clone(), Arc::clone(&writer), saved, file));
     Ok(Routes::new(NodeStatusServer::new(server::Server { node, writer })))
 }

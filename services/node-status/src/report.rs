@@ -1,10 +1,10 @@
-//! The loop that renews the lease, drains events and saves the state.
+//! The loops that renew the lease, and that drain events and save the state.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use keelson_config::ServiceName;
+use keelson_config::{ControlPlane, ServiceName};
 use keelson_node_status_core::{Cursor, Page};
 use keelson_proto::keelson::events::v1 as pb;
 use keelson_proto::keelson::events::v1::events_client::EventsClient;
@@ -36,6 +36,31 @@ struct Drain {
     lost: Counter,
 }
 
+/// Renews the lease until the shutdown: four times in its length, as the kubelet does, and at least every ten seconds.
+pub(crate) async fn renew(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) {
+    let handle = ctx.progress.register("lease");
+    let period = renewal(&ctx.config.control_plane);
+    loop {
+        handle.tick();
+        let lease = writer.renew_lease().await;
+        ctx.progress.condition("node lease", lease.map_err(|error| error.to_string()));
+        // Cancel-safe: neither arm holds anything.
+        tokio::select! {
+            () = ctx.shutdown.cancelled() => return,
+            () = tokio::time::sleep(period) => {}
+        }
+    }
+}
+
+fn renewal(control_plane: &ControlPlane) -> Duration {
+    match control_plane {
+        ControlPlane::None => LoopHandle::HEARTBEAT,
+        ControlPlane::Etcd(etcd) => {
+            (Duration::from_secs(etcd.lease_seconds.into()) / 4).min(LoopHandle::HEARTBEAT)
+        }
+    }
+}
+
 /// Turns every ten seconds until the shutdown.
 pub(crate) async fn run(
     ctx: Context,
@@ -48,8 +73,6 @@ pub(crate) async fn run(
     let mut stored = drain.saved.borrow().clone();
     loop {
         handle.tick();
-        let lease = drain.writer.renew_lease().await;
-        ctx.progress.condition("node lease", lease.map_err(|error| error.to_string()));
         drain.turn().await;
         let saved = drain.saved.borrow().clone();
         if saved != stored {
@@ -134,5 +157,21 @@ impl Ring {
             }
         };
         Ok(response.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_config::Etcd;
+
+    use super::*;
+
+    #[test]
+    fn a_lease_is_renewed_four_times_in_its_length_and_at_least_every_ten_seconds() {
+        for (lease_seconds, millis) in [(1, 250), (10, 2500), (40, 10_000), (3600, 10_000)] {
+            let settings = Etcd { lease_seconds, ..Etcd::plain(Vec::new()) };
+            assert_eq!(renewal(&ControlPlane::Etcd(settings)), Duration::from_millis(millis));
+        }
+        assert_eq!(renewal(&ControlPlane::None), Duration::from_secs(10));
     }
 }

@@ -262,3 +262,23 @@ async fn what_init_tells_of_the_configuration_stands_under_a_key_and_each_change
     assert_eq!(told[0].0, "NodeConfigRemoved");
     ctx.shutdown.cancel();
 }
+
+#[tokio::test]
+async fn a_short_lease_is_as_long_as_it_is_set_and_lives_while_the_node_does() {
+    let scene = Scene::new().await;
+    let ctx = scene.start("a", 4).await;
+    let first = eventually(async || scene.entry(&scene.keys.lease()).await).await;
+    let value: Value = serde_json::from_slice(&first.value).unwrap();
+    assert_eq!(value["spec"]["leaseDurationSeconds"], 4);
+    // Twice its length, in which it is renewed eight times.
+    let end = tokio::time::Instant::now() + Duration::from_secs(8);
+    while tokio::time::Instant::now() < end {
+        assert_eq!(scene.entry(&scene.keys.lease()).await.as_ref(), Some(&first), "the same lease goes on");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    ctx.shutdown.cancel();
+    let ended = tokio::time::Instant::now();
+    let key = scene.keys.lease();
+    eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
+    assert!(ended.elapsed() < Duration::from_secs(20), "it is no lease of forty seconds");
+}

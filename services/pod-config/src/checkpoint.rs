@@ -1,5 +1,5 @@
-//! The last good content of each manifest file, which file's definition of each name counts, and when each pod was
-//! first seen, for the time after a restart (redb).
+//! The last good content of each manifest file, which file's definition of each name counts, when each pod was first
+//! seen, and when the control plane was last heard, for the time after a restart (redb).
 //!
 //! Nothing waits for it: contents are handed over in memory and written by a loop of its own. When the disk is
 //! full or the folder cannot be written, the service says so and goes on without. Secrets are never in it.
@@ -22,6 +22,7 @@ type Table = TableDefinition<'static, &'static str, &'static [u8]>;
 const MANIFESTS: Table = TableDefinition::new("manifests");
 const PODS: Table = TableDefinition::new("pods");
 const HOLDERS: Table = TableDefinition::new("holders");
+const HEARD: Table = TableDefinition::new("heard");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 const SCHEMA: u64 = 1;
 const FILE_NAME: &str = "checkpoint.redb";
@@ -71,6 +72,8 @@ enum Row {
     Pod(String),
     /// The file whose definition counts, by the name that it defines.
     Holder(String),
+    /// When a source that may be away was last heard, by its name.
+    Heard(String),
 }
 
 type RowOf = fn(String) -> Row;
@@ -87,6 +90,8 @@ pub struct Remembered {
     pub pods: BTreeMap<String, Sight>,
     /// The file whose definition of a name counts.
     pub holders: Holders,
+    /// When a source that may be away was last heard, seconds since 1970, by its name.
+    pub heard: BTreeMap<String, i64>,
 }
 
 /// The handing-over side.
@@ -153,6 +158,11 @@ impl Checkpoint {
         }
     }
 
+    /// Remembers when a source was last heard, in seconds since 1970. Returns at once.
+    pub fn put_heard(&self, source: &str, unix_seconds: i64) {
+        self.put_row(Row::Heard(source.to_owned()), unix_seconds.to_be_bytes().to_vec());
+    }
+
     fn put_row(&self, row: Row, bytes: Vec<u8>) {
         let mut state = self.state();
         let hash = hash(&bytes);
@@ -202,6 +212,12 @@ impl Remembered {
                 Row::Holder(name) => {
                     drop(own.holders.insert(name, String::from_utf8_lossy(&bytes).into_owned()));
                 }
+                Row::Heard(source) => match bytes.try_into() {
+                    Ok(bytes) => drop(own.heard.insert(source, i64::from_be_bytes(bytes))),
+                    Err(_) => {
+                        tracing::warn!(source, "it is not known any more when this source was last heard")
+                    }
+                },
                 Row::Pod(uid) => match Sight::decode(&bytes) {
                     Some(sight) => drop(own.pods.insert(uid, sight)),
                     None => tracing::warn!(
@@ -348,8 +364,8 @@ fn load(folder: &Path, store: &Database) -> Result<BTreeMap<Row, Vec<u8>>, Check
             return Ok((version, BTreeMap::new()));
         }
         let mut content = BTreeMap::new();
-        let tables: [(Table, RowOf); 3] =
-            [(MANIFESTS, Row::Manifest), (PODS, Row::Pod), (HOLDERS, Row::Holder)];
+        let tables: [(Table, RowOf); 4] =
+            [(MANIFESTS, Row::Manifest), (PODS, Row::Pod), (HOLDERS, Row::Holder), (HEARD, Row::Heard)];
         for (table, row_of) in tables {
             let table = match transaction.open_table(table) {
                 Ok(table) => table,
@@ -390,18 +406,20 @@ fn write(
         let mut manifests = transaction.open_table(MANIFESTS)?;
         let mut pods = transaction.open_table(PODS)?;
         let mut holders = transaction.open_table(HOLDERS)?;
+        let mut heard = transaction.open_table(HEARD)?;
         for (row, content) in pending {
             let (table, key) = match row {
                 Row::Manifest(path) => (&mut manifests, path),
                 Row::Pod(uid) => (&mut pods, uid),
                 Row::Holder(name) => (&mut holders, name),
+                Row::Heard(source) => (&mut heard, source),
             };
             match content {
                 Some(bytes) => drop(table.insert(key.as_str(), bytes.as_slice())?),
                 None => drop(table.remove(key.as_str())?),
             }
         }
-        drop((manifests, pods, holders));
+        drop((manifests, pods, holders, heard));
         transaction.commit()?;
         Ok(())
     };

@@ -7,6 +7,7 @@ use keelson_kube_model::PodFullName;
 use keelson_pod_config_core::files::{Problem, SourceObject, SourceSet};
 use keelson_pod_config_core::merge::{Change, Merge, MergedPod, Op, Refused};
 use keelson_pod_config_core::object::ObjectKey;
+use keelson_pod_config_core::offline::WaitingPod;
 use keelson_pod_config_core::sight::Sight;
 use keelson_pod_config_core::{ManifestError, Why};
 use keelson_proto::keelson::pod_config::v1 as pb;
@@ -79,6 +80,8 @@ struct SourceState {
     ready: bool,
     objects: BTreeMap<ObjectKey, SourceObject>,
     problems: BTreeMap<Problem, i64>,
+    /// With the moment since when each waits.
+    waiting: BTreeMap<WaitingPod, i64>,
 }
 
 impl Desired {
@@ -127,13 +130,21 @@ impl Desired {
     pub fn publish(&self, source: &str, set: SourceSet, settled: bool) {
         let mut guard = self.state();
         let state = &mut *guard;
-        let SourceSet { pods, objects, mut problems } = set;
+        let SourceSet { pods, objects, mut problems, waiting } = set;
         let outcome = state.merge.set(source, pods, now_unix_nanos());
         problems.extend(outcome.refused.into_iter().map(refused));
         let news = Self::take_problems(state, source, problems);
         let entry = state.sources.entry(source.to_owned()).or_default();
         let other_objects = entry.objects != objects;
         entry.objects = objects;
+        let (since, now) = (std::mem::take(&mut entry.waiting), now_unix_nanos());
+        entry.waiting = waiting
+            .into_iter()
+            .map(|pod| {
+                let since = since.get(&pod).copied().unwrap_or(now);
+                (pod, since)
+            })
+            .collect();
         let newly_ready = settled && !entry.ready;
         entry.ready |= settled;
         if other_objects || newly_ready {
@@ -310,6 +321,7 @@ impl Desired {
                 ready: source.ready,
                 pods: u32::try_from(state.merge.count(name)).unwrap_or(u32::MAX),
                 problems: source.problems.iter().map(|(problem, since)| wire(problem, *since)).collect(),
+                waiting: source.waiting.iter().map(|(pod, since)| waiting(pod, *since)).collect(),
             })
         };
         self.0.configured.iter().filter_map(one).collect()
@@ -334,6 +346,16 @@ fn refused(refused: Refused) -> Problem {
         ..ManifestError::file(Why::Duplicate, refused.message)
     };
     Problem { origin: refused.pod.origin, error, kept: Vec::new() }
+}
+
+fn waiting(pod: &WaitingPod, since: i64) -> pb::WaitingPod {
+    pb::WaitingPod {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        origin: pod.origin.clone(),
+        message: format!("since the reboot the pod waits for etcd, which does not answer: {}", pod.why),
+        since_unix_nanos: since,
+    }
 }
 
 fn wire(problem: &Problem, since: i64) -> pb::SourceProblem {

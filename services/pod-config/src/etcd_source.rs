@@ -1,35 +1,48 @@
 //! The source `etcd`: the pods, Secrets and ConfigMaps that stand under this node's keys (architecture §6).
 //!
-//! What was good is in the checkpoint, without Secrets: while etcd does not answer, pods of this boot go on over a
-//! restart of the service, and after a reboot those start that need nothing but themselves. Only what etcd says settles
+//! What was good is in the checkpoint, and Secrets are in memory: while etcd does not answer, pods of this boot go on over a
+//! restart of the service, and after a reboot those start that the offline policy lets start. Only what etcd says settles
 //! the source, so that nothing is ever removed because it is away.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
-use keelson_config::{Config, Etcd as Settings, ServiceName};
+use keelson_config::{Config, Etcd as Settings, Offline, ServiceName};
 use keelson_etcd::keys::Named;
 use keelson_etcd::{Change, Entry, Etcd, Follower, News, NodeKeys};
 use keelson_kube_model::pod_ext::ETCD;
 use keelson_pod_config_core::files::{Holders, SourceFiles};
 use keelson_pod_config_core::manifest::Kind;
+use keelson_pod_config_core::object::ObjectKey;
+use keelson_pod_config_core::offline::{WaitingPod, age, waits_for, written_every};
 use keelson_pod_config_core::static_pod::StaticRules;
-use keelson_pod_config_core::stored::{StoredName, parse_stored, starts_after_reboot};
+use keelson_pod_config_core::stored::{StoredName, parse_stored};
 use keelson_pod_config_core::{FileContent, ManifestError, Why};
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Context, Progress};
+use keelson_service_kit::{Context, Progress, now_unix_nanos};
+use tokio::time::Instant;
 
 use crate::checkpoint::Checkpoint;
 use crate::control_plane::{
     ControlPlane, ControlPlaneError, NodeState, ObjectRequest, PlanePods, standalone,
 };
+use crate::secrets::{SecretName, Secrets};
+use crate::this_boot::ThisBoot;
 
 /// The condition that says how etcd is.
 const CONDITION: &str = "control-plane";
-/// Made in the run folder, which no reboot survives, when etcd has answered.
-const THIS_BOOT: &str = "etcd-seen-in-this-boot";
+
+/// What an earlier run of the service has left.
+#[derive(Debug, Default)]
+pub struct Earlier {
+    /// What stood under the keys, by key; no Secrets.
+    pub values: BTreeMap<String, Vec<u8>>,
+    /// When etcd was last heard, seconds since 1970; `None`: nobody knows.
+    pub heard: Option<i64>,
+}
 
 /// etcd as pod-config reads it.
 pub struct EtcdPlane {
@@ -38,23 +51,18 @@ pub struct EtcdPlane {
     progress: Progress,
     checkpoint: Checkpoint,
     /// Until the pods are asked for.
-    remembered: Mutex<BTreeMap<String, Vec<u8>>>,
+    earlier: Mutex<Earlier>,
 }
 
 impl EtcdPlane {
-    /// For the node of `ctx`; `remembered` is what the checkpoint has of earlier runs, by key.
-    pub fn new(
-        ctx: &Context,
-        settings: &Settings,
-        checkpoint: Checkpoint,
-        remembered: BTreeMap<String, Vec<u8>>,
-    ) -> Self {
+    /// For the node of `ctx`; `earlier` is what the checkpoint has of earlier runs.
+    pub fn new(ctx: &Context, settings: &Settings, checkpoint: Checkpoint, earlier: Earlier) -> Self {
         Self {
             config: Arc::clone(&ctx.config),
             etcd: Etcd::new(settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig))),
             progress: ctx.progress.clone(),
             checkpoint,
-            remembered: Mutex::new(remembered),
+            earlier: Mutex::new(earlier),
         }
     }
 
@@ -75,18 +83,33 @@ impl ControlPlane for EtcdPlane {
 
     fn pods(&self) -> BoxStream<'static, PlanePods> {
         let keys = NodeKeys::new(&self.config.node_name);
+        let Earlier { mut values, heard } =
+            std::mem::take(&mut *self.earlier.lock().unwrap_or_else(PoisonError::into_inner));
+        let run_dir = self.config.paths.socket_dir(ServiceName::PodConfig);
+        let (secrets, kept) = Secrets::open(&run_dir);
+        let key_of = |(namespace, name): SecretName| keys.object(Kind::Secret.as_str(), &namespace, &name);
+        values.extend(kept.into_iter().map(|(name, bytes)| (key_of(name), bytes)));
         let source = EtcdSource {
             follower: Follower::new(self.etcd.clone(), keys.desired()),
             keys,
             rules: StaticRules::standalone(&self.config.node_name),
             progress: self.progress.clone(),
             checkpoint: self.checkpoint.clone(),
-            remembered: std::mem::take(&mut *self.remembered.lock().unwrap_or_else(PoisonError::into_inner)),
+            secrets,
+            remembered: values,
+            last_word: LastWord {
+                earlier: heard,
+                every: written_every(&self.config.offline),
+                written: None,
+                is_heard: false,
+            },
             files: SourceFiles::resuming(Holders::new()),
             known: BTreeMap::new(),
             settled: false,
             begun: false,
-            marker: self.config.paths.socket_dir(ServiceName::PodConfig).join(THIS_BOOT),
+            boot: ThisBoot::new(&run_dir),
+            offline: self.config.offline.clone(),
+            waiting: BTreeMap::new(),
         };
         stream::unfold(source, |mut source| async move { Some((source.next().await, source)) }).boxed()
     }
@@ -114,13 +137,50 @@ struct EtcdSource {
     rules: StaticRules,
     progress: Progress,
     checkpoint: Checkpoint,
+    secrets: Secrets,
     /// What an earlier run of the service left of keys that have not been read.
     remembered: BTreeMap<String, Vec<u8>>,
+    last_word: LastWord,
     files: SourceFiles,
     known: BTreeMap<String, Revisions>,
     settled: bool,
     begun: bool,
-    marker: std::path::PathBuf,
+    boot: ThisBoot,
+    offline: Offline,
+    /// What does not start before etcd answers, by key.
+    waiting: BTreeMap<String, Vec<WaitingPod>>,
+}
+
+/// When etcd was last heard, as the checkpoint has it.
+struct LastWord {
+    /// Of the runs before; seconds since 1970.
+    earlier: Option<i64>,
+    every: Duration,
+    /// When this run wrote it down.
+    written: Option<Instant>,
+    /// etcd is heard now.
+    is_heard: bool,
+}
+
+impl LastWord {
+    /// Returns when it is time to write it down, which is never while etcd is not heard.
+    async fn due(&self) {
+        match self.written {
+            _ if !self.is_heard => std::future::pending().await,
+            Some(written) => tokio::time::sleep_until(written + self.every).await,
+            None => {}
+        }
+    }
+
+    /// Whether it is to be written down now; then it is not for a while.
+    fn take(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = self.is_heard && self.written.is_none_or(|written| written + self.every <= now);
+        if is_due {
+            self.written = Some(now);
+        }
+        is_due
+    }
 }
 
 impl EtcdSource {
@@ -130,7 +190,15 @@ impl EtcdSource {
             return self.set();
         }
         loop {
-            match self.follower.next().await {
+            // Cancel-safe: a follower tells again what it could not tell.
+            let news = tokio::select! {
+                news = self.follower.next() => news,
+                () = self.last_word.due() => {
+                    self.write_last_word();
+                    continue;
+                }
+            };
+            match news {
                 News::Listed(entries) => {
                     self.in_touch();
                     self.take_all(entries);
@@ -148,7 +216,8 @@ impl EtcdSource {
                 }
                 News::InTouch => self.in_touch(),
                 News::Lost(error) => {
-                    let text = format!("{}; what is known of it goes on", chain(&error));
+                    self.last_word.is_heard = false;
+                    let text = format!("{}; what is known of it goes on{}", chain(&error), self.but());
                     self.progress.condition(CONDITION, Err(text));
                 }
             }
@@ -156,11 +225,30 @@ impl EtcdSource {
     }
 
     fn set(&mut self) -> PlanePods {
-        PlanePods { set: self.files.assemble(), settled: self.settled }
+        let mut set = self.files.assemble();
+        set.waiting = self.waiting.values().flatten().cloned().collect();
+        PlanePods { set, settled: self.settled }
     }
 
-    fn in_touch(&self) {
+    /// What does not go on.
+    fn but(&self) -> String {
+        match self.waiting.values().flatten().count() {
+            0 => String::new(),
+            1 => ", but 1 pod waits for it since the reboot; `keelson get sources` names it".to_owned(),
+            n => format!(", but {n} pods wait for it since the reboot; `keelson get sources` names them"),
+        }
+    }
+
+    fn in_touch(&mut self) {
         self.progress.condition(CONDITION, Ok(()));
+        self.last_word.is_heard = true;
+        self.write_last_word();
+    }
+
+    fn write_last_word(&mut self) {
+        if self.last_word.take() {
+            self.checkpoint.put_heard(ETCD, now_unix_seconds());
+        }
     }
 
     /// Takes everything that there is.
@@ -177,16 +265,20 @@ impl EtcdSource {
             self.take(entry);
         }
         self.remembered.clear();
+        self.waiting.clear();
         self.files.all_are_known();
+        let (keys, files) = (&self.keys, &self.files);
+        self.secrets.retain(|(namespace, name)| {
+            let key = keys.object(Kind::Secret.as_str(), namespace, name);
+            files.content(&key).is_some_and(|content| !content.objects.is_empty())
+        });
         for path in self.checkpoint.paths() {
             if path.starts_with(self.keys.prefix()) && self.files.content(&path).is_none() {
                 self.checkpoint.remove(&path);
             }
         }
-        if !std::mem::replace(&mut self.settled, true)
-            && let Err(error) = std::fs::write(&self.marker, b"")
-        {
-            tracing::warn!(file = %self.marker.display(), %error, "it will not be known whether there was a reboot");
+        if !std::mem::replace(&mut self.settled, true) {
+            self.boot.sees_etcd();
         }
     }
 
@@ -198,12 +290,17 @@ impl EtcdSource {
         }
         if before.is_some_and(|before| before.create != revisions.create) {
             self.files.remove(&entry.key);
+            self.forget_kept(&entry.key);
         }
         match self.read(&entry.key, &entry.value, revisions.create) {
             Ok(mut content) => {
                 match std::mem::take(&mut content.checkpoint) {
                     none if none.is_empty() => self.checkpoint.remove(&entry.key),
                     some => self.checkpoint.put(&entry.key, remember(revisions.create, &some)),
+                }
+                let secrets = content.objects.iter().filter(|object| object.key.kind == Kind::Secret);
+                for ObjectKey { namespace, name, .. } in secrets.map(|object| object.key.clone()) {
+                    self.secrets.put((namespace, name), &remember(revisions.create, &entry.value));
                 }
                 self.files.read(&entry.key, Ok(content));
             }
@@ -240,8 +337,18 @@ impl EtcdSource {
     fn forget(&mut self, key: &str) {
         self.known.remove(key);
         self.remembered.remove(key);
-        self.checkpoint.remove(key);
+        self.forget_kept(key);
         self.files.remove(key);
+    }
+
+    /// Nothing of the key is left for the time after a restart.
+    fn forget_kept(&mut self, key: &str) {
+        self.checkpoint.remove(key);
+        if let Some(Named::Object { kind, namespace, name }) = self.keys.named(key)
+            && kind == Kind::Secret.as_str()
+        {
+            self.secrets.remove(&(namespace.to_owned(), name.to_owned()));
+        }
     }
 
     /// What an earlier run knew of a key, with the revision that made it.
@@ -259,14 +366,14 @@ impl EtcdSource {
 
     /// Brings back what an earlier run knew, as far as it may start now. Whether that is anything.
     fn recall_all(&mut self) -> bool {
-        let same_boot = self.marker.exists();
+        let same_boot = self.boot.has_seen_etcd();
         let keys: Vec<String> = self.remembered.keys().cloned().collect();
         let mut any = false;
         for key in keys {
             let bytes = self.remembered.get(&key).cloned();
             let Some((_, mut content)) = self.recall(&key) else { continue };
             if !same_boot {
-                content.pods.retain(|pod| starts_after_reboot(&pod.json));
+                self.hold_back(&key, &mut content);
             }
             self.files.remember(&key, content);
             self.remembered.extend(bytes.map(|bytes| (key, bytes)));
@@ -277,6 +384,29 @@ impl EtcdSource {
         }
         any
     }
+
+    /// Takes out what does not start after a reboot without etcd.
+    fn hold_back(&mut self, key: &str, content: &mut FileContent) {
+        let age = age(self.last_word.earlier, self.boot.first_look(now_unix_seconds()));
+        let mut waiting = Vec::new();
+        content.pods.retain(|pod| {
+            let why = waits_for(&pod.json, &self.offline, age);
+            if let Some(why) = &why {
+                let name = format!("{}/{}", pod.namespace, pod.name);
+                tracing::info!(pod = name, %why, "the pod does not start after the reboot before etcd answers");
+                let (namespace, name) = (pod.namespace.clone(), pod.name.clone());
+                waiting.push(WaitingPod { namespace, name, origin: key.to_owned(), why: why.clone() });
+            }
+            why.is_none()
+        });
+        if !waiting.is_empty() {
+            self.waiting.insert(key.to_owned(), waiting);
+        }
+    }
+}
+
+fn now_unix_seconds() -> i64 {
+    now_unix_nanos() / 1_000_000_000
 }
 
 /// A value as the checkpoint keeps it: the revision that made its key stands before it.

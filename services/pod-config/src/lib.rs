@@ -21,7 +21,9 @@ mod manifest_store;
 mod metrics;
 mod node_configuration;
 mod objects;
+mod secrets;
 mod server;
+mod this_boot;
 mod waiting;
 mod watcher;
 
@@ -40,10 +42,11 @@ use tonic::service::Routes;
 use crate::checkpoint::{Checkpoint, Remembered};
 use crate::control_plane::{ControlPlane, NoControlPlane, NodeState};
 use crate::desired::{Desired, FILE, MANIFEST};
-use crate::etcd_source::EtcdPlane;
+use crate::etcd_source::{Earlier, EtcdPlane};
 use crate::file_source::FileSource;
 use crate::manifest_store::StoreLoop;
 use crate::objects::Objects;
+use crate::secrets::Secrets;
 use crate::server::Server;
 
 /// Starts the loops and makes the routes of the service.
@@ -66,7 +69,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         tokio::task::spawn_blocking(move || Checkpoint::open(&state)).await?;
     ctx.progress.condition("checkpoint", trouble.map_or(Ok(()), |e| Err(checkpoint::complaint(&e))));
     ctx.spawn("checkpoint", writer.run(ctx.clone()));
-    let Remembered { manifests: contents, pods, holders } = remembered;
+    let Remembered { manifests: contents, pods, holders, heard } = remembered;
     let (stored, contents): (BTreeMap<_, _>, BTreeMap<_, _>) =
         contents.into_iter().partition(|(path, _)| path.starts_with(NODES));
     let desired = Desired::new(&ctx, &sources, checkpoint.clone(), pods);
@@ -82,10 +85,12 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let plane: Arc<dyn ControlPlane> = match &ctx.config.control_plane {
         ControlPlaneConfig::None => {
             stored.keys().for_each(|key| checkpoint.remove(key));
+            Secrets::remove_all(&ctx.config.paths.socket_dir(ServiceName::PodConfig));
             Arc::new(NoControlPlane::new(Arc::clone(&ctx.config)))
         }
         ControlPlaneConfig::Etcd(etcd) => {
-            let plane = EtcdPlane::new(&ctx, etcd, checkpoint.clone(), stored);
+            let earlier = Earlier { values: stored, heard: heard.get(ETCD).copied() };
+            let plane = EtcdPlane::new(&ctx, etcd, checkpoint.clone(), earlier);
             ctx.spawn("node-configuration", node_configuration::run(ctx.clone(), plane.etcd()));
             Arc::new(plane)
         }

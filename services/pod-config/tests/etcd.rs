@@ -4,60 +4,12 @@
 
 mod common;
 
-use common::{Node, Service, image};
-use keelson_config::{ControlPlane, Etcd as Settings};
-use keelson_etcd::{Etcd, Expect, NodeKeys, Operation, Written};
+use common::fleet::{Fleet, object};
+use common::{Service, image};
+use keelson_etcd::NodeKeys;
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
-use keelson_testkit::{EtcdCluster, Scratch};
 use serde_json::json;
-
-struct Fleet {
-    cluster: EtcdCluster,
-    etcd: Etcd,
-    keys: NodeKeys,
-    _scratch: Scratch,
-}
-
-impl Fleet {
-    fn new() -> Self {
-        let scratch = Scratch::new().unwrap();
-        let cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
-        let etcd = Etcd::new(Settings::plain(cluster.endpoints()));
-        Self { cluster, etcd, keys: NodeKeys::new("n1"), _scratch: scratch }
-    }
-
-    /// A node without manifests of its own.
-    fn node(&self) -> Node {
-        let mut node = Node::new();
-        node.config.sources.static_pod_path = None;
-        node.config.control_plane = ControlPlane::Etcd(Settings::plain(self.cluster.endpoints()));
-        node
-    }
-
-    async fn put(&self, key: &str, value: &str) {
-        let expect = match self.etcd.get(key).await.unwrap() {
-            Some(entry) => Expect::Revision(entry.mod_revision),
-            None => Expect::Absent,
-        };
-        let put = Operation::Put { key: key.into(), value: value.into(), lease: 0 };
-        assert!(matches!(self.etcd.write(&[(key.into(), expect)], &[put]).await.unwrap(), Written::Done(_)));
-    }
-
-    async fn delete(&self, key: &str) {
-        self.etcd.write(&[], &[Operation::Delete { key: key.into() }]).await.unwrap();
-    }
-
-    async fn put_pod(&self, name: &str, image: &str) {
-        self.put(&self.keys.pod("default", name), &common::pod(name, image)).await;
-    }
-}
-
-async fn object(service: &Service, kind: &str, name: &str) -> Option<serde_json::Value> {
-    let request = pb::GetObjectRequest { kind: kind.into(), namespace: "default".into(), name: name.into() };
-    let answer = service.client().get_object(request).await.ok()?.into_inner();
-    serde_json::from_slice(&answer.object_json).ok()
-}
 
 #[tokio::test]
 async fn what_stands_under_the_nodes_keys_is_desired_and_each_change_of_it() {

@@ -10,6 +10,7 @@ mod machine;
 mod names;
 mod node_configuration;
 mod node_status;
+mod offline;
 mod paths;
 mod pods;
 
@@ -31,6 +32,7 @@ pub use node_configuration::{
     AssignedConfiguration, ConfigurationState, ConfigurationStatus, NodeConfiguration, Revision,
 };
 pub use node_status::NodeStatus;
+pub use offline::{Offline, StartAfterReboot};
 pub use paths::Paths;
 pub use pods::Pods;
 
@@ -65,6 +67,9 @@ pub struct Config {
     /// How a configuration under this node's key is tried.
     #[serde(default)]
     pub node_configuration: NodeConfiguration,
+    /// What starts after a reboot while the control plane does not answer.
+    #[serde(default)]
+    pub offline: Offline,
     /// The HTTP ports.
     pub api: Api,
     /// What pods may use of the machine.
@@ -391,6 +396,7 @@ impl Default for Config {
             sources: Sources { static_pod_path: None, file_check_ms: 20_000 },
             control_plane: ControlPlane::None,
             node_configuration: NodeConfiguration::default(),
+            offline: Offline::default(),
             api: Api::default(),
             resources: Resources {
                 max_pods: 110,

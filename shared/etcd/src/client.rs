@@ -19,9 +19,11 @@ use crate::error::EtcdError;
 use crate::keys::Range;
 
 /// How long one member may take for a call.
-const ATTEMPT: Duration = Duration::from_secs(3);
+pub(crate) const ATTEMPT: Duration = Duration::from_secs(3);
 /// How long all members together may take.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// When a call has ended at the latest: the last member may be asked just before the deadline.
+pub const CALL_ENDS_WITHIN: Duration = DEADLINE.saturating_add(ATTEMPT);
 /// Before the same call goes to the next member.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Keys of one page. One value may have 1.5 MiB (`--max-request-bytes`).
@@ -288,6 +290,11 @@ impl Etcd {
     }
 
     /// Makes all `operations` at once when every key is as expected, else none of them.
+    ///
+    /// A try whose answer is lost may have been made. It is made again, and one that finds its own values there counts as
+    /// made: values that two writers may write at once must differ by who writes them. When another write has come
+    /// after it, that is a [`Written::Conflict`] all the same, and only what stands in the value tells whether ours was
+    /// made before. The same holds after an error.
     ///
     /// # Errors
     /// No member answers in time: it may have been made or not. Or etcd refuses it.

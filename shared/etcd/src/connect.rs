@@ -28,9 +28,9 @@ use crate::error::EtcdError;
 const CONNECT: Duration = Duration::from_secs(2);
 /// A connection with a call on it is asked for a sign of life as often as this. etcd closes one that asks more often than
 /// every 5 s (`--grpc-keepalive-min-time`).
-const ALIVE_EVERY: Duration = Duration::from_secs(10);
+pub(crate) const ALIVE_EVERY: Duration = Duration::from_secs(10);
 /// How long the sign of life may take.
-const ALIVE_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const ALIVE_WITHIN: Duration = Duration::from_secs(5);
 
 /// A client of the member `endpoint`. The connection itself is made by the first call; with a user, that is here.
 ///

@@ -1,14 +1,20 @@
 //! A range and every change of it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use etcd_client::{EventType, WatchResponse, WatchStream};
 use tokio::time::Instant;
 
-use crate::client::{Entry, Etcd};
+use crate::client::{ATTEMPT, Entry, Etcd};
+use crate::connect::{ALIVE_EVERY, ALIVE_WITHIN};
 use crate::error::EtcdError;
 use crate::keys::Range;
 
+/// When changes are told again after a fault at the latest, once a member answers: the time in which a silent connection is
+/// noticed, one member that does not answer, either, and the longest pause.
+pub const RESUMES_WITHIN: Duration =
+    ALIVE_EVERY.saturating_add(ALIVE_WITHIN).saturating_add(ATTEMPT).saturating_add(MAX_PAUSE);
 /// After the first failure; doubled with each further one.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause.
@@ -21,6 +27,16 @@ pub enum Change {
     Put(Entry),
     /// It is gone.
     Deleted(String),
+}
+
+impl Change {
+    /// The key that has changed.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Put(entry) => &entry.key,
+            Self::Deleted(key) => key,
+        }
+    }
 }
 
 /// What a [`Follower`] tells.
@@ -36,14 +52,16 @@ pub enum News {
     Lost(EtcdError),
 }
 
-/// Follows a range. It never ends, and misses nothing for good.
+/// Follows a range. It never ends, misses nothing for good, and tells nothing twice but in a list.
 #[derive(Debug)]
 pub struct Follower {
     etcd: Etcd,
     range: Range,
     watch: Option<(WatchStream, u64)>,
-    /// The first revision that is not known yet; 0: nothing is known.
+    /// The first revision of which not all is known; 0: nothing is known.
     next: i64,
+    /// The keys of that revision that were told.
+    told: BTreeSet<String>,
     retry: Option<Instant>,
     pause: Duration,
 }
@@ -51,7 +69,7 @@ pub struct Follower {
 impl Follower {
     /// Of a range of which nothing is known.
     pub fn new(etcd: Etcd, range: Range) -> Self {
-        Self { etcd, range, watch: None, next: 0, retry: None, pause: PAUSE }
+        Self { etcd, range, watch: None, next: 0, told: BTreeSet::new(), retry: None, pause: PAUSE }
     }
 
     /// The next news. Cancel-safe: what was read is told by the next call that is not cancelled, or read again.
@@ -64,7 +82,7 @@ impl Follower {
             if self.next == 0 {
                 return match self.etcd.list(&self.range).await {
                     Ok(listing) => {
-                        self.next = listing.revision + 1;
+                        self.turn_to(listing.revision + 1);
                         self.watch = None;
                         News::Listed(listing.entries)
                     }
@@ -89,7 +107,7 @@ impl Follower {
                         "etcd has compacted what was missed; reading all of it"
                     );
                     self.watch = None;
-                    self.next = 0;
+                    self.turn_to(0);
                     continue;
                 }
                 Ok(Some(answer)) if answer.canceled() => self.ended(answer.cancel_reason()),
@@ -113,33 +131,43 @@ impl Follower {
         EtcdError::Unreachable { endpoints: self.etcd.endpoints(), message: message.to_owned() }
     }
 
+    /// All before `revision` is known.
+    fn turn_to(&mut self, revision: i64) {
+        self.next = revision;
+        self.told.clear();
+    }
+
     fn take(&mut self, answer: &WatchResponse) -> News {
         self.pause = PAUSE;
-        let changes: Vec<Change> = answer
-            .events()
-            .iter()
-            .filter_map(|event| {
-                let kv = event.kv()?;
-                Some(match event.event_type() {
-                    EventType::Put => Change::Put(Entry::from(kv)),
-                    EventType::Delete => Change::Deleted(String::from_utf8_lossy(kv.key()).into_owned()),
-                })
-            })
-            .collect();
-        let last = answer.events().iter().filter_map(|event| event.kv()).map(|kv| kv.mod_revision()).max();
-        match last {
-            // Not the one after it: the changes of one revision may come in several answers.
-            Some(last) => {
-                self.next = self.next.max(last);
-                News::Changed(changes)
-            }
-            None => {
-                // The answer that a watch was made tells nothing of what lies between its start and now.
-                let told = answer.header().filter(|_| !answer.created()).map_or(0, |h| h.revision() + 1);
-                self.next = self.next.max(told);
-                News::InTouch
+        let mut changes = Vec::new();
+        for event in answer.events() {
+            let Some(kv) = event.kv() else { continue };
+            let change = match event.event_type() {
+                EventType::Put => Change::Put(Entry::from(kv)),
+                EventType::Delete => Change::Deleted(String::from_utf8_lossy(kv.key()).into_owned()),
+            };
+            if self.is_news(kv.mod_revision(), change.key()) {
+                changes.push(change);
             }
         }
+        if !changes.is_empty() {
+            return News::Changed(changes);
+        }
+        // The answer that a watch was made tells nothing of what lies between its start and now.
+        let told = answer.header().filter(|_| !answer.created() && answer.events().is_empty());
+        if let Some(next) = told.map(|header| header.revision() + 1).filter(|next| *next > self.next) {
+            self.turn_to(next);
+        }
+        News::InTouch
+    }
+
+    /// Whether a change has not been told before. The changes of one revision may come in several answers, with an end of
+    /// the watch between them; the watch goes on from that revision then, and a part of it comes twice.
+    fn is_news(&mut self, revision: i64, key: &str) -> bool {
+        if revision > self.next {
+            self.turn_to(revision);
+        }
+        revision == self.next && self.told.insert(key.to_owned())
     }
 
     fn lost(&mut self, error: EtcdError) -> News {
@@ -147,5 +175,25 @@ impl Follower {
         self.retry = Some(Instant::now() + self.pause.mul_f32(0.5 + fastrand::f32() / 2.0));
         self.pause = (self.pause * 2).min(MAX_PAUSE);
         News::Lost(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_config::Etcd as Settings;
+
+    use super::*;
+
+    #[test]
+    fn what_comes_twice_after_an_end_of_the_watch_is_told_once() {
+        let mut follower = Follower::new(Etcd::new(Settings::plain(Vec::new())), Range::prefix("/a/"));
+        follower.turn_to(5);
+        let mut told = |revision, key| follower.is_news(revision, key);
+        assert!(told(5, "/a/x") && told(5, "/a/y"));
+        assert!(!told(4, "/a/z"), "it is in the list already");
+        // The watch ends here and goes on from 5.
+        assert!(!told(5, "/a/x") && !told(5, "/a/y"));
+        assert!(told(5, "/a/z"), "the rest of the revision");
+        assert!(told(7, "/a/x") && !told(7, "/a/x") && told(8, "/a/x"));
     }
 }

@@ -105,6 +105,16 @@ impl NodeKeys {
         Range { start: format!("{}objects/", self.prefix), end: format!("{}pods0", self.prefix) }
     }
 
+    /// What runs as it should be and as it is, without objects: pods and all below `status`.
+    pub fn wanted_and_told(&self) -> Range {
+        Range { start: format!("{}pods/", self.prefix), end: format!("{}status0", self.prefix) }
+    }
+
+    /// The sign of life and the Node, and nothing between them.
+    pub fn lease_and_node(&self) -> Range {
+        Range { start: self.lease(), end: format!("{}\0", self.node()) }
+    }
+
     /// A desired pod.
     pub fn pod(&self, namespace: &str, name: &str) -> String {
         format!("{}pods/{namespace}/{name}", self.prefix)
@@ -230,6 +240,23 @@ mod tests {
             NodeKeys::new("m").pod("a", "b"),
         ] {
             assert!(!desired.holds(&other), "{other}");
+        }
+    }
+
+    #[test]
+    fn what_is_looked_at_by_a_watch_holds_no_secret() {
+        let keys = NodeKeys::new("n");
+        let pods = keys.wanted_and_told();
+        for key in [keys.pod("a", "b"), keys.pod_status("a", "b"), keys.lease(), keys.node()] {
+            assert!(pods.holds(&key), "{key}");
+        }
+        let node = keys.lease_and_node();
+        assert!(node.holds(&keys.lease()) && node.holds(&keys.node()));
+        for other in [keys.object("Secret", "a", "b"), NodeKeys::new("m").pod("a", "b")] {
+            assert!(!pods.holds(&other) && !node.holds(&other), "{other}");
+        }
+        for other in [keys.pod("a", "b"), keys.pod_status("a", "b"), keys.event(7, "pod-sync", 3)] {
+            assert!(!node.holds(&other), "{other}");
         }
     }
 

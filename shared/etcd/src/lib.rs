@@ -6,6 +6,10 @@
 //! compacted what it missed.
 //!
 //! Every write names the revision that it replaces: of two writers the second one is told, and nothing is lost.
+//!
+//! A member has 3 s for a call, and a call ends within [`CALL_ENDS_WITHIN`], whatever the network does. A watch whose
+//! connection falls silent is noticed after 15 s at the latest and goes on elsewhere; [`RESUMES_WITHIN`] after the fault it
+//! tells what is new again, if there is a member then that answers and has a leader.
 
 mod client;
 mod connect;
@@ -16,7 +20,7 @@ pub mod keys;
 #[allow(clippy::unwrap_used, reason = "helpers of tests")]
 mod secured_tests;
 
-pub use client::{Entry, Etcd, Expect, Listing, Operation, Written};
+pub use client::{CALL_ENDS_WITHIN, Entry, Etcd, Expect, Listing, Operation, Written};
 pub use error::EtcdError;
-pub use follow::{Change, Follower, News};
+pub use follow::{Change, Follower, News, RESUMES_WITHIN};
 pub use keys::{NodeKeys, Range};

@@ -2,35 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod support;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use keelson_config::Etcd as Settings;
 use keelson_etcd::{Change, Etcd, EtcdError, Expect, Follower, News, NodeKeys, Operation, Range, Written};
-use keelson_testkit::{EtcdCluster, Scratch};
+use support::{Scene, put};
 use tokio::time::timeout;
 
 /// Longer than anything here takes; a test that meets it has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-struct Scene {
-    cluster: EtcdCluster,
-    etcd: Etcd,
-    _scratch: Scratch,
-}
-
-impl Scene {
-    fn new(members: usize) -> Self {
-        let scratch = Scratch::new().unwrap();
-        let cluster = EtcdCluster::start(&scratch.path().join("etcd"), members).unwrap();
-        let etcd = Etcd::new(Settings::plain(cluster.endpoints()));
-        Self { cluster, etcd, _scratch: scratch }
-    }
-}
-
-fn put(key: &str, value: &str) -> Operation {
-    Operation::Put { key: key.into(), value: value.into(), lease: 0 }
-}
 
 async fn set(etcd: &Etcd, key: &str, value: &str) -> i64 {
     let expected = match etcd.get(key).await.unwrap() {

@@ -11,6 +11,7 @@ use anyhow::{Context as _, bail};
 
 use crate::containerd::{open_log, tail};
 use crate::process::{ProcessId, Signal};
+use crate::relay::Relay;
 use crate::scratch::remember;
 use crate::{Component, Remains};
 
@@ -157,6 +158,11 @@ impl EtcdCluster {
     /// Where the members answer clients.
     pub fn endpoints(&self) -> Vec<String> {
         self.members.iter().map(|member| format!("{}://{}", self.scheme(), member.client)).collect()
+    }
+
+    /// A network to each member that can be cut, in the order of [`EtcdCluster::endpoints`].
+    pub fn relays(&self) -> anyhow::Result<Vec<Relay>> {
+        self.members.iter().map(|member| Relay::to(member.client)).collect()
     }
 
     /// Kills a member (SIGKILL).

@@ -1,6 +1,7 @@
 //! `keelson explain pod`.
 
 use keelson_config::ServiceName;
+use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem};
 use keelson_proto::keelson::pod_sync::v1::{ExplainPodResponse, Step};
 use serde_json::{Value, json};
@@ -23,7 +24,10 @@ pub(crate) async fn run(session: &Session, names: &[String]) -> Result<(), Failu
     for (index, name) in names.iter().enumerate() {
         let answer = match pods::find(&all, &session.scope(), name) {
             Ok(entry) => explain(session, entry).await?,
-            Err(failure @ Failure::NotFound { .. }) => return refused(session, name, failure).await,
+            Err(failure @ Failure::NotFound { .. }) => match waiting(session, name).await {
+                Some(answer) => answer,
+                None => return refused(session, name, failure).await,
+            },
             Err(failure) => return Err(failure),
         };
         if output::is_document(session.format()) {
@@ -90,6 +94,28 @@ fn refusal(problem: &SourceProblem) -> Step {
     }
 }
 
+/// What there is to say of a pod that does not start after a reboot before the control plane answers.
+async fn waiting(session: &Session, name: &str) -> Option<ExplainPodResponse> {
+    let (sources, scope) = (session.agent.sources().await.ok()?, session.scope());
+    let mut pods = sources.into_iter().flat_map(|source| source.waiting);
+    let pod = pods.find(|pod| pod.name == bare_name(name) && scope.holds(&pod.namespace))?;
+    let step = Step {
+        name: "source".into(),
+        state: "waiting".into(),
+        subject: String::new(),
+        message: format!("{}: {}", pod.origin, pod.message),
+        owner: ServiceName::PodConfig.to_string(),
+        since_unix_nanos: pod.since_unix_nanos,
+        next_retry_unix_nanos: 0,
+    };
+    Some(ExplainPodResponse {
+        pod: Some(PodRef { uid: String::new(), namespace: pod.namespace, name: pod.name }),
+        phase: "Pending".into(),
+        summary: "Waits for the control plane since the reboot.".into(),
+        steps: vec![step],
+    })
+}
+
 /// There is no such pod: shows the manifests that are refused, for it may be in one of them, or that nobody reads
 /// any at present.
 async fn refused(session: &Session, name: &str, failure: Failure) -> Result<(), Failure> {
@@ -115,7 +141,7 @@ async fn refused(session: &Session, name: &str, failure: Failure) -> Result<(), 
         },
     };
     let answer = ExplainPodResponse {
-        pod: Some(keelson_proto::keelson::common::v1::PodRef {
+        pod: Some(PodRef {
             uid: String::new(),
             namespace: session.global.namespace.clone(),
             name: bare_name(name).to_owned(),
@@ -226,11 +252,7 @@ mod tests {
     #[test]
     fn each_step_stands_behind_its_mark() {
         let answer = ExplainPodResponse {
-            pod: Some(keelson_proto::keelson::common::v1::PodRef {
-                uid: "u1".into(),
-                namespace: "default".into(),
-                name: "web-edge".into(),
-            }),
+            pod: Some(PodRef { uid: "u1".into(), namespace: "default".into(), name: "web-edge".into() }),
             phase: "Pending".into(),
             summary: "Waits for the image.".into(),
             steps: vec![

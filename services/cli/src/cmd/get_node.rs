@@ -74,7 +74,7 @@ fn row(session: &Session, json: Value) -> Result<Row, Failure> {
 }
 
 /// A condition that holds on is no change, although its heartbeat is new each time.
-fn without_heartbeats(mut node: Value) -> Value {
+pub(crate) fn without_heartbeats(mut node: Value) -> Value {
     for condition in node["status"]["conditions"].as_array_mut().into_iter().flatten() {
         if let Some(condition) = condition.as_object_mut() {
             condition.remove("lastHeartbeatTime");

@@ -1,8 +1,10 @@
 //! `keelson get pods`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use keelson_config::ServiceName;
+use keelson_proto::keelson::pod_config::v1::WaitingPod;
 use keelson_proto::keelson::pod_sync::v1::{WatchPodsRequest, watch_pods_response::Item};
 use keelson_service_kit::Signal;
 use serde_json::{Value, json};
@@ -18,9 +20,15 @@ use crate::status::summarise;
 use crate::table::Table;
 use crate::watch::{self, Printer};
 
+/// How long the answer of pod-config is waited for, which is not needed.
+const SIDE_GLANCE: Duration = Duration::from_millis(300);
+
 /// Shows the pods of the namespace, or those that are named.
 pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) -> Result<(), Failure> {
-    let all = pods::list(&session.agent).await?;
+    // Side by side: what waits is worth a word, and nobody waits for it.
+    let waiting = tokio::time::timeout(SIDE_GLANCE, session.agent.sources());
+    let (all, waiting) = futures_util::future::join(pods::list(&session.agent), waiting).await;
+    let all = all?;
     let scope = session.scope();
     let mut chosen: Vec<&PodEntry> = Vec::new();
     for name in names {
@@ -39,9 +47,28 @@ pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) ->
     }
     if chosen.is_empty() {
         output::notice(&nothing(session, all.len()));
-        return Ok(());
+    } else {
+        output::print(&table(session, &chosen).render(0))?;
     }
-    output::print(&table(session, &chosen).render(0))
+    if names.is_empty() {
+        let sources = waiting.ok().and_then(Result::ok).unwrap_or_default();
+        let pods = sources.iter().flat_map(|source| &source.waiting);
+        let pods: Vec<&WaitingPod> = pods.filter(|pod| scope.holds(&pod.namespace)).collect();
+        if let Some(first) = pods.first() {
+            output::notice(&left_out(first, pods.len()));
+        }
+    }
+    Ok(())
+}
+
+/// What is said of the pods that have not started since a reboot.
+fn left_out(first: &WaitingPod, count: usize) -> String {
+    let (pods, wait) = if count == 1 { ("pod", "waits") } else { ("pods", "wait") };
+    format!(
+        "{count} {pods} more {wait} for the control plane since the reboot; `keelson explain pod {}` says why, \
+         `keelson get sources` lists all",
+        first.name
+    )
 }
 
 fn nothing(session: &Session, elsewhere: usize) -> String {

@@ -41,6 +41,16 @@ pub(crate) async fn run(session: &Session) -> Result<(), Failure> {
             meanwhile(problem)
         ));
     }
+    for pod in sources.iter().flat_map(|s| &s.waiting) {
+        text.push_str(&format!(
+            "\n{}: pod {}/{}\n  {}\n  for {}; nothing of it runs\n",
+            pod.origin,
+            pod.namespace,
+            pod.name,
+            printable(&pod.message),
+            human::since(pod.since_unix_nanos, session.now)
+        ));
+    }
     output::print(&text)
 }
 
@@ -77,11 +87,25 @@ fn document(source: &Source) -> Value {
             })
         })
         .collect();
+    let waiting: Vec<Value> = source
+        .waiting
+        .iter()
+        .map(|p| {
+            json!({
+                "origin": p.origin,
+                "namespace": p.namespace,
+                "name": p.name,
+                "message": p.message,
+                "since": human::rfc3339(p.since_unix_nanos),
+            })
+        })
+        .collect();
     json!({
         "name": source.name,
         "location": source.location,
         "ready": source.ready,
         "pods": source.pods,
         "problems": problems,
+        "waiting": waiting,
     })
 }

@@ -1,4 +1,4 @@
-//! `keelson get pods --etcd` and `keelson get node --etcd`.
+//! `keelson get pods --etcd` and `keelson get node --etcd`, once or with each change.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +8,18 @@ use keelson_kube_model::{Node, Pod};
 use keelson_proto::keelson::pod_sync::v1::PodDocument;
 use serde_json::{Value, json};
 
-use super::{Fleet, Nodes, configuration, failure, objects};
+use super::watch::{self, Keys, View};
+use super::{Fleet, configuration, failure, objects};
+use crate::args::WatchArgs;
 use crate::cmd::{Session, get_node};
 use crate::error::Failure;
 use crate::human;
 use crate::output;
 use crate::pods::{PodEntry, bare_name};
+use crate::seen::Row;
 use crate::status::summarise;
 use crate::table::Table;
+use crate::watch::Printer;
 
 /// A pod that is wanted or is still there.
 struct Found {
@@ -41,12 +45,19 @@ impl Found {
 }
 
 /// Shows the pods of the fleet, or those that are named.
-pub(crate) async fn pods(session: &Session, fleet: &Fleet, names: &[String]) -> Result<(), Failure> {
+pub(crate) async fn pods(
+    session: &Session,
+    fleet: &Fleet,
+    names: &[String],
+    args: WatchArgs,
+) -> Result<(), Failure> {
+    if args.watch && names.is_empty() {
+        return follow_pods(session, fleet, names, args).await;
+    }
     let nodes = fleet.chosen().await?;
-    let scope = session.scope();
     let mut found = Vec::new();
     for node in nodes.names() {
-        found.extend(of_node(fleet, &node).await?.into_iter().filter(|pod| scope.holds(&pod.namespace)));
+        found.extend(of_node(fleet, &node).await?.into_iter().filter(|pod| is_meant(session, names, pod)));
     }
     for name in names.iter().map(|name| bare_name(name)) {
         if !found.iter().any(|pod| pod.name == name) {
@@ -56,7 +67,9 @@ pub(crate) async fn pods(session: &Session, fleet: &Fleet, names: &[String]) -> 
             });
         }
     }
-    found.retain(|pod| names.is_empty() || names.iter().any(|name| bare_name(name) == pod.name));
+    if args.watch {
+        return follow_pods(session, fleet, names, args).await;
+    }
     if output::is_document(session.format()) {
         let items: Vec<Value> = found.iter().map(Found::json).collect();
         if let ([one], 1) = (items.as_slice(), names.len()) {
@@ -69,7 +82,17 @@ pub(crate) async fn pods(session: &Session, fleet: &Fleet, names: &[String]) -> 
         output::notice(&format!("No pods found on {}.", place(fleet)));
         return Ok(());
     }
-    output::print(&table(session, &nodes, &found).render(0))
+    let mut table = Table::with_header(pod_header(session));
+    for pod in &found {
+        table.row(pod_cells(session, pod, nodes.is_alive(&pod.node), session.now));
+    }
+    output::print(&table.render(0))
+}
+
+/// Whether a pod is in the scope of the command, and is one of those that are named.
+fn is_meant(session: &Session, names: &[String], pod: &Found) -> bool {
+    session.scope().holds(&pod.namespace)
+        && (names.is_empty() || names.iter().any(|name| bare_name(name) == pod.name))
 }
 
 fn place(fleet: &Fleet) -> String {
@@ -81,8 +104,14 @@ async fn of_node(fleet: &Fleet, node: &str) -> Result<Vec<Found>, Failure> {
     let wanted =
         fleet.etcd.list(&Range::prefix(&format!("{}pods/", keys.prefix()))).await.map_err(failure)?;
     let told = fleet.etcd.list(&keys.pod_statuses()).await.map_err(failure)?;
+    Ok(pods_of(node, wanted.entries.into_iter().chain(told.entries)))
+}
+
+/// The pods of a node, as they are wanted and as they are.
+fn pods_of(node: &str, entries: impl Iterator<Item = Entry>) -> Vec<Found> {
+    let keys = NodeKeys::new(node);
     let mut pods: BTreeMap<(String, String), Found> = BTreeMap::new();
-    for entry in wanted.entries.into_iter().chain(told.entries) {
+    for entry in entries {
         let (namespace, name, is_wanted) = match keys.named(&entry.key) {
             Some(Named::Pod { namespace, name }) => (namespace.to_owned(), name.to_owned(), true),
             Some(Named::PodStatus { namespace, name }) => (namespace.to_owned(), name.to_owned(), false),
@@ -97,43 +126,77 @@ async fn of_node(fleet: &Fleet, node: &str) -> Result<Vec<Found>, Failure> {
         });
         *(if is_wanted { &mut found.wanted } else { &mut found.told }) = Some(entry);
     }
-    Ok(pods.into_values().collect())
+    pods.into_values().collect()
 }
 
-fn table(session: &Session, nodes: &Nodes, found: &[Found]) -> Table {
+fn pod_header(session: &Session) -> Vec<String> {
     let mut header = vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE", "NODE"];
     if session.global.all_namespaces {
         header.insert(0, "NAMESPACE");
     }
-    let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
-    for pod in found {
-        let json = pod.json();
-        let typed: Option<Pod> = serde_json::from_value(json.clone()).ok();
-        let mut cells = Vec::new();
-        if session.global.all_namespaces {
-            cells.push(pod.namespace.clone());
-        }
-        cells.push(pod.name.clone());
-        match &typed {
-            Some(typed) => {
-                let summary = summarise(typed);
-                cells.push(format!("{}/{}", summary.ready, summary.total));
-                cells.push(if nodes.is_alive(&pod.node) { summary.status.clone() } else { "Unknown".into() });
-                cells.push(summary.restarts_text(session.now));
-            }
-            None => cells.extend(["?/?".into(), "Unreadable".into(), "?".into()]),
-        }
-        let document =
-            PodDocument { pod_json: json.to_string().into_bytes().into(), ..PodDocument::default() };
-        cells.push(human::since(PodEntry::new(document).created(), session.now));
-        cells.push(pod.node.clone());
-        table.row(cells);
+    header.into_iter().map(ToOwned::to_owned).collect()
+}
+
+fn pod_cells(session: &Session, pod: &Found, is_alive: bool, now: i64) -> Vec<String> {
+    let json = pod.json();
+    let typed: Option<Pod> = serde_json::from_value(json.clone()).ok();
+    let mut cells = Vec::new();
+    if session.global.all_namespaces {
+        cells.push(pod.namespace.clone());
     }
-    table
+    cells.push(pod.name.clone());
+    match &typed {
+        Some(typed) => {
+            let summary = summarise(typed);
+            cells.push(format!("{}/{}", summary.ready, summary.total));
+            cells.push(if is_alive { summary.status.clone() } else { "Unknown".into() });
+            cells.push(summary.restarts_text(now));
+        }
+        None => cells.extend(["?/?".into(), "Unreadable".into(), "?".into()]),
+    }
+    let document = PodDocument { pod_json: json.to_string().into_bytes().into(), ..PodDocument::default() };
+    cells.push(human::since(PodEntry::new(document).created(), now));
+    cells.push(pod.node.clone());
+    cells
+}
+
+async fn follow_pods(
+    session: &Session,
+    fleet: &Fleet,
+    names: &[String],
+    args: WatchArgs,
+) -> Result<(), Failure> {
+    let rows = |node: &str, keys: &Keys| {
+        let is_alive = keys.contains_key(&NodeKeys::new(node).lease());
+        let pods = pods_of(node, keys.values().cloned());
+        let meant = pods.iter().filter(|pod| is_meant(session, names, pod));
+        Ok(meant
+            .map(|pod| (format!("{}/{}", pod.namespace, pod.name), pod_row(session, pod, is_alive)))
+            .collect())
+    };
+    let printer = Printer::new(session.format(), args, pod_header(session), "STATUS");
+    watch::follow(fleet, View { printer, range: NodeKeys::wanted_and_told, rows }).await
+}
+
+/// A pod as a watch shows it.
+fn pod_row(session: &Session, pod: &Found, is_alive: bool) -> Row {
+    if output::is_document(session.format()) {
+        let document = pod.json();
+        return Row { mark: document.to_string(), cells: Vec::new(), document };
+    }
+    // At the moment 0 all ages are alike.
+    let mark = pod_cells(session, pod, is_alive, 0).join("\0");
+    let now = keelson_service_kit::now_unix_nanos();
+    Row { mark, cells: pod_cells(session, pod, is_alive, now), document: Value::Null }
 }
 
 /// Shows the nodes, or the one that is named.
-pub(crate) async fn nodes(session: &Session, fleet: &Fleet, name: Option<&str>) -> Result<(), Failure> {
+pub(crate) async fn nodes(
+    session: &Session,
+    fleet: &Fleet,
+    name: Option<&str>,
+    args: WatchArgs,
+) -> Result<(), Failure> {
     let nodes = fleet.chosen().await?;
     if let Some(name) = name
         && !nodes.alive.contains_key(name)
@@ -143,12 +206,13 @@ pub(crate) async fn nodes(session: &Session, fleet: &Fleet, name: Option<&str>) 
             hint: nodes.meant(name),
         });
     }
+    if args.watch {
+        return follow_nodes(session, fleet, name, args).await;
+    }
     let mut found = Vec::new();
     for node in nodes.names().into_iter().filter(|node| name.is_none_or(|name| name == node)) {
         let entry = fleet.etcd.get(&NodeKeys::new(&node).node()).await.map_err(failure)?;
-        let json = entry.and_then(|entry| serde_json::from_slice::<Value>(&entry.value).ok());
-        let unknown = || json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}});
-        found.push((nodes.is_alive(&node), json.unwrap_or_else(unknown)));
+        found.push((nodes.is_alive(&node), node_json(&node, entry.as_ref())));
     }
     if output::is_document(session.format()) {
         let items: Vec<Value> = found.into_iter().map(|(_, json)| json).collect();
@@ -162,26 +226,71 @@ pub(crate) async fn nodes(session: &Session, fleet: &Fleet, name: Option<&str>) 
         output::notice("No node has a key in this etcd.");
         return Ok(());
     }
-    let mut header = vec!["NAME", "STATUS", "ROLES", "AGE", "VERSION"];
+    let mut header = node_header();
     if session.is_wide() {
-        header.push("CONFIG");
+        header.push("CONFIG".into());
     }
-    let mut table = Table::with_header(header.into_iter().map(ToOwned::to_owned).collect());
-    for (alive, json) in found {
-        let node: Node = get_node::read(json)?;
-        let created = human::nanos_of(node.metadata.creation_timestamp.as_deref());
-        let version = &node.status.node_info.kubelet_version;
-        let mut cells = vec![
-            node.metadata.name.clone(),
-            if alive { get_node::status(&node) } else { "NotReady".into() },
-            get_node::roles(&node),
-            human::since(created, session.now),
-            if version.is_empty() { "<none>".into() } else { version.clone() },
-        ];
+    let mut table = Table::with_header(header);
+    for (is_alive, json) in found {
+        let node = get_node::read(json)?;
+        let mut cells = node_cells(&node, is_alive, session.now);
         if session.is_wide() {
             cells.push(configuration::state(fleet, &node.metadata.name).await?);
         }
         table.row(cells);
     }
     output::print(&table.render(0))
+}
+
+/// A node as it tells itself; its name alone where it has not.
+fn node_json(node: &str, entry: Option<&Entry>) -> Value {
+    let told = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+    told.unwrap_or_else(|| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}))
+}
+
+fn node_header() -> Vec<String> {
+    ["NAME", "STATUS", "ROLES", "AGE", "VERSION"].map(ToOwned::to_owned).into()
+}
+
+fn node_cells(node: &Node, is_alive: bool, now: i64) -> Vec<String> {
+    let created = human::nanos_of(node.metadata.creation_timestamp.as_deref());
+    let version = &node.status.node_info.kubelet_version;
+    vec![
+        node.metadata.name.clone(),
+        if is_alive { get_node::status(node) } else { "NotReady".into() },
+        get_node::roles(node),
+        human::since(created, now),
+        if version.is_empty() { "<none>".into() } else { version.clone() },
+    ]
+}
+
+async fn follow_nodes(
+    session: &Session,
+    fleet: &Fleet,
+    name: Option<&str>,
+    args: WatchArgs,
+) -> Result<(), Failure> {
+    let rows = |node: &str, keys: &Keys| {
+        if name.is_some_and(|name| name != node) {
+            return Ok(Vec::new());
+        }
+        let names = NodeKeys::new(node);
+        let json = node_json(node, keys.get(&names.node()));
+        Ok(vec![("node".to_owned(), node_row(session, json, keys.contains_key(&names.lease()))?)])
+    };
+    let printer = Printer::new(session.format(), args, node_header(), "STATUS");
+    watch::follow(fleet, View { printer, range: NodeKeys::lease_and_node, rows }).await
+}
+
+/// A node as a watch shows it.
+fn node_row(session: &Session, json: Value, is_alive: bool) -> Result<Row, Failure> {
+    if output::is_document(session.format()) {
+        let mark = get_node::without_heartbeats(json.clone()).to_string();
+        return Ok(Row { mark, cells: Vec::new(), document: json });
+    }
+    let node = get_node::read(json)?;
+    // At the moment 0 all ages are alike.
+    let mark = node_cells(&node, is_alive, 0).join("\0");
+    let now = keelson_service_kit::now_unix_nanos();
+    Ok(Row { mark, cells: node_cells(&node, is_alive, now), document: Value::Null })
 }

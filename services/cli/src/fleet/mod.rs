@@ -8,6 +8,7 @@ mod configuration;
 mod delete;
 mod get;
 mod objects;
+mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -165,11 +166,8 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
             }
         }
         Command::Get(args) => match &args.what {
-            GetWhat::Pods { names, watch } if !watch.watch => get::pods(session, &fleet, names).await,
-            GetWhat::Node { name, watch } if !watch.watch => {
-                get::nodes(session, &fleet, name.as_deref()).await
-            }
-            GetWhat::Pods { .. } | GetWhat::Node { .. } => other("get --watch"),
+            GetWhat::Pods { names, watch } => get::pods(session, &fleet, names, *watch).await,
+            GetWhat::Node { name, watch } => get::nodes(session, &fleet, name.as_deref(), *watch).await,
             GetWhat::Services { .. } => other("get services"),
             GetWhat::Events { .. } => other("get events"),
             GetWhat::Volumes { .. } => other("get volumes"),

@@ -206,8 +206,14 @@ fn world_with_a_refused_manifest() -> World {
         since_unix_nanos: now() - (30 * 60 + 5) * SECOND,
         kept_pods: vec!["default/web-edge".into()],
     };
-    let source =
-        Source { name: "file".into(), location: "/m".into(), ready: true, pods: 2, problems: vec![problem] };
+    let source = Source {
+        name: "file".into(),
+        location: "/m".into(),
+        ready: true,
+        pods: 2,
+        problems: vec![problem],
+        ..Source::default()
+    };
     World { sources: vec![source], explanation: explanation(), ..world_with_events() }
 }
 

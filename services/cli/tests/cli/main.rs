@@ -8,8 +8,10 @@ mod completion;
 mod exec;
 mod failures;
 mod fake;
+mod fleet_watch;
 mod running;
 mod up;
+mod waiting;
 mod watch;
 
 use std::path::Path;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use keelson_config::{ControlPlane, Etcd, EtcdEndpoint};
 
 use crate::document::{Reader, Sourced};
-use crate::kubelet_file::absolute;
+use crate::kubelet_file::{KubeletFile, absolute};
+use crate::offline::OfflineFile;
 use crate::resolve::{Resolver, millis};
 
 /// How long a configuration under the node's key may be tried. A service that is well is asked every ten seconds.
@@ -22,12 +23,14 @@ pub(crate) struct ControlPlaneFile {
     user: Option<Sourced<String>>,
     password: Option<Sourced<String>>,
     trial_period: Option<Sourced<Duration>>,
+    offline: OfflineFile,
 }
 
 impl ControlPlaneFile {
-    /// Reads `controlPlane`, `etcd` and `nodeConfiguration`; files are taken from `folder`.
+    /// Reads `controlPlane`, `etcd`, `nodeConfiguration` and `offline`; files are taken from `folder`.
     pub(crate) fn read(reader: &mut Reader<'_>, folder: &str) -> Self {
-        let mut own = Self { name: reader.choice("controlPlane", &["none", "etcd"]), ..Self::default() };
+        let name = reader.choice("controlPlane", &["none", "etcd"]);
+        let mut own = Self { name, offline: OfflineFile::read(reader), ..Self::default() };
         if reader.object("etcd") {
             own.endpoints = reader.strings("etcd.endpoints");
             let mut file = |field| reader.string(field).map(|path| path.map(|path| absolute(folder, &path)));
@@ -43,9 +46,10 @@ impl ControlPlaneFile {
         own
     }
 
-    /// Checks what belongs together, and takes it.
-    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
-        let Self { name, endpoints, ca, cert, key, user, password, trial_period } = self;
+    /// Checks what belongs together, and takes it, with what the KubeletConfiguration says of it.
+    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
+        let Self { name, endpoints, ca, cert, key, user, password, trial_period, offline } = self;
+        offline.resolve(resolver);
         resolver.set("nodeConfiguration.trialPeriodMs", trial_period, |c, v| {
             c.node_configuration.trial_period_ms = millis(v);
         });
@@ -83,17 +87,30 @@ impl ControlPlaneFile {
         resolver.set("controlPlane.etcd.endpoints", Some(endpoints), |c, v| {
             c.control_plane = ControlPlane::Etcd(Etcd::plain(v));
         });
-        let mut take = |path: &str, value, apply: fn(&mut Etcd, String)| {
-            resolver.set(path, value, |config, value| {
-                if let ControlPlane::Etcd(etcd) = &mut config.control_plane {
-                    apply(etcd, value);
-                }
-            });
-        };
-        take("controlPlane.etcd.caFile", ca, |etcd, v| etcd.ca_file = Some(v.into()));
-        take("controlPlane.etcd.certFile", cert, |etcd, v| etcd.cert_file = Some(v.into()));
-        take("controlPlane.etcd.keyFile", key, |etcd, v| etcd.key_file = Some(v.into()));
-        take("controlPlane.etcd.user", user, |etcd, v| etcd.user = Some(v));
-        take("controlPlane.etcd.passwordFile", password, |etcd, v| etcd.password_file = Some(v.into()));
+        let mut text = |path: &str, value, apply: fn(&mut Etcd, String)| take(resolver, path, value, apply);
+        text("controlPlane.etcd.caFile", ca, |etcd, v| etcd.ca_file = Some(v.into()));
+        text("controlPlane.etcd.certFile", cert, |etcd, v| etcd.cert_file = Some(v.into()));
+        text("controlPlane.etcd.keyFile", key, |etcd, v| etcd.key_file = Some(v.into()));
+        text("controlPlane.etcd.user", user, |etcd, v| etcd.user = Some(v));
+        text("controlPlane.etcd.passwordFile", password, |etcd, v| etcd.password_file = Some(v.into()));
+        let lease = kubelet.lease_seconds.take();
+        take(resolver, "controlPlane.etcd.leaseSeconds", lease, |etcd, v| etcd.lease_seconds = v);
     }
 }
+
+fn take<T>(
+    resolver: &mut Resolver<'_>,
+    path: &str,
+    value: Option<Sourced<T>>,
+    apply: impl FnOnce(&mut Etcd, T),
+) {
+    resolver.set(path, value, |config, value| {
+        if let ControlPlane::Etcd(etcd) = &mut config.control_plane {
+            apply(etcd, value);
+        }
+    });
+}
+
+#[cfg(test)]
+#[path = "control_plane_tests.rs"]
+mod tests;

@@ -159,6 +159,9 @@ fn derived(whole: &mut Map<String, Value>, file: &Map<String, Value>) {
     if parallel >= 2 && !set("serializeImagePulls") {
         whole.insert("serializeImagePulls".to_owned(), false.into());
     }
+    if file.get("nodeLeaseDurationSeconds").and_then(Value::as_i64) == Some(0) {
+        whole.insert("nodeLeaseDurationSeconds".to_owned(), defaults()["nodeLeaseDurationSeconds"].clone());
+    }
     if set("nodeStatusUpdateFrequency") && !set("nodeStatusReportFrequency") {
         let update = whole.get("nodeStatusUpdateFrequency").cloned().unwrap_or_default();
         whole.insert("nodeStatusReportFrequency".to_owned(), update);

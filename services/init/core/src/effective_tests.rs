@@ -127,6 +127,7 @@ fn relative_paths_are_shown_from_the_root() {
 
 #[test]
 fn defaults_that_depend_on_other_fields_follow_them() {
+    assert_eq!(of(json!({"nodeLeaseDurationSeconds": 0}))["nodeLeaseDurationSeconds"], 40);
     assert_eq!(of(json!({"maxParallelImagePulls": 3}))["serializeImagePulls"], false);
     assert_eq!(of(json!({"maxParallelImagePulls": 1}))["serializeImagePulls"], true);
     assert_eq!(of(json!({"nodeStatusUpdateFrequency": "4s"}))["nodeStatusReportFrequency"], "4s");

@@ -15,7 +15,7 @@ pub const KEELSON_KIND: &str = "KeelsonConfiguration";
 /// All fields, for messages.
 const FIELDS: &str = "runDir, stateDir, containerLinksDir, binDir, controlPlane, etcd.endpoints, \
                       etcd.caFile, etcd.certFile, etcd.keyFile, etcd.user, etcd.passwordFile, \
-                      nodeConfiguration.trialPeriod, uidBase, operatorGid, \
+                      nodeConfiguration.trialPeriod, offline.startAfterReboot, offline.maxAge, uidBase, operatorGid, \
                       sandboxImage, imagePullProgressTimeout, startParallelism, relistPeriod, manageHost, logging.format, logging.level, \
                       tracing.endpoint, tracing.samplingRatePerMillion";
 

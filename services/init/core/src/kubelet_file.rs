@@ -28,6 +28,7 @@ pub(crate) struct KubeletFile {
     pub(crate) healthz_port: Option<Sourced<u16>>,
     pub(crate) max_pods: Option<Sourced<u32>>,
     pub(crate) max_images: Option<Sourced<i64>>,
+    pub(crate) lease_seconds: Option<Sourced<u32>>,
     pub(crate) cgroup_driver: Option<Sourced<String>>,
     pub(crate) cgroup_root: Option<Sourced<String>>,
     pub(crate) pod_logs_dir: Option<Sourced<String>>,
@@ -83,6 +84,7 @@ pub(crate) fn read(
         healthz_port: reader.port("healthzPort"),
         max_pods: reader.u32("maxPods", 0..=1_000_000),
         max_images: reader.integer("nodeStatusMaxImages", -1..=i64::from(i32::MAX)),
+        lease_seconds: lease_seconds(&mut reader),
         cgroup_driver: reader.choice("cgroupDriver", &["cgroupfs", "systemd"]),
         cgroup_root: reader.string("cgroupRoot"),
         pod_logs_dir: path(reader.string("podLogsDir")),
@@ -121,6 +123,12 @@ pub(crate) fn read(
         }
     }
     file
+}
+
+/// Zero is the default, as in the kubelet; below it is refused (node-and-api.md §2.5).
+fn lease_seconds(reader: &mut Reader<'_>) -> Option<Sourced<u32>> {
+    const MOST: u32 = i32::MAX.cast_unsigned();
+    reader.u32("nodeLeaseDurationSeconds", 0..=MOST).filter(|seconds| seconds.value > 0)
 }
 
 /// The only duration that may be below zero, which turns the measurements off; zero is the default (node-and-api.md

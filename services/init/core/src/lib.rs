@@ -23,6 +23,7 @@ mod kubelet_file;
 mod labels;
 mod leftovers;
 mod node_configuration;
+mod offline;
 mod pressure;
 pub mod privileges;
 mod reserved;

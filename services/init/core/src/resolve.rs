@@ -167,7 +167,7 @@ impl Resolver<'_> {
         self.paths(&mut kubelet, &mut keelson);
         self.users(&keelson);
         self.sources(&mut kubelet);
-        std::mem::take(&mut keelson.control_plane).resolve(self);
+        std::mem::take(&mut keelson.control_plane).resolve(self, &mut kubelet);
         crate::system_cgroups::resolve(self, &mut kubelet);
         self.runtime(&mut kubelet, &mut keelson);
         self.images(&mut kubelet);
@@ -620,4 +620,4 @@ fn is_filter(text: &str) -> bool {
 
 #[cfg(test)]
 #[path = "resolve_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn host() -> Host {
+pub(crate) fn host() -> Host {
     Host {
         hostname: "Edge-1".into(),
         exe_dir: "/opt/keelson/bin".into(),
@@ -22,15 +22,15 @@ fn document(file: &str, version: &str, kind: &str, fields: Value) -> Document {
     Document { file: file.into(), folder: "/etc/k".into(), root, lines, ..Document::default() }
 }
 
-fn kubelet(fields: Value) -> Document {
+pub(crate) fn kubelet(fields: Value) -> Document {
     document("kubelet.yaml", "kubelet.config.k8s.io/v1beta1", "KubeletConfiguration", fields)
 }
 
-fn keelson(fields: Value) -> Document {
+pub(crate) fn keelson(fields: Value) -> Document {
     document("keelson.yaml", "keelson/v1", "KeelsonConfiguration", fields)
 }
 
-fn run(
+pub(crate) fn run(
     flags: &Flags,
     kubelet: Option<&Document>,
     keelson: Option<&Document>,
@@ -48,7 +48,7 @@ fn with_keelson(fields: Value) -> Config {
     run(&Flags::default(), None, Some(&keelson(fields)), &host()).unwrap().config
 }
 
-fn problems_of(fields: Value) -> Vec<String> {
+pub(crate) fn problems_of(fields: Value) -> Vec<String> {
     run(&Flags::default(), Some(&kubelet(fields)), None, &host()).unwrap_err()
 }
 
@@ -203,7 +203,7 @@ fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
     }
 }
 
-fn etcd(fields: Value) -> Value {
+pub(crate) fn etcd(fields: Value) -> Value {
     json!({"controlPlane": "etcd", "etcd": fields})
 }
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::etcd::in_words;
 use crate::writer::WriteError;
 
-/// How long a renewal may take; it is tried again ten seconds after the last one.
+/// How long a renewal may take; then it is tried again.
 const RENEWAL: Duration = Duration::from_secs(10);
 
 /// The node's lease, as far as this agent has it.

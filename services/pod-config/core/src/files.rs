@@ -13,6 +13,7 @@ use keelson_kube_model::PodFullName;
 use crate::error::{ManifestError, Why};
 use crate::merge::SourcePod;
 use crate::object::ObjectKey;
+use crate::offline::WaitingPod;
 use crate::parse::FileContent;
 use crate::static_pod::StaticPod;
 
@@ -52,6 +53,8 @@ pub struct SourceSet {
     pub objects: BTreeMap<ObjectKey, SourceObject>,
     /// What is refused.
     pub problems: Vec<Problem>,
+    /// Pods that do not start before the control plane answers.
+    pub waiting: Vec<WaitingPod>,
 }
 
 /// A Secret or ConfigMap of a source.

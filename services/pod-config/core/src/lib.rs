@@ -10,6 +10,7 @@
 //! | [`merge`] | what a new set of a source changes (pod-lifecycle.md §2.5) |
 //! | [`sight`] | what is kept of a pod over a restart, so that a restart changes nothing |
 //! | [`scan`] | which files of a folder are to be read, and when a folder that is away counts as empty |
+//! | [`offline`] | what starts after a reboot without the control plane (architecture §5) |
 //! | [`node`] | the Node object while no control plane has one |
 //!
 //! [`parse_file`] is the way through the first three.
@@ -22,6 +23,7 @@ pub mod manifest;
 pub mod merge;
 pub mod node;
 pub mod object;
+pub mod offline;
 mod parse;
 pub mod scan;
 pub mod sight;

@@ -64,28 +64,6 @@ pub fn parse_stored(
     }
 }
 
-/// Whether a pod may start after a reboot although its store does not answer: it would be wrong to start one that another
-/// node may run by now and that must not run twice, which is what a StatefulSet promises (architecture §5).
-pub fn starts_after_reboot(pod_json: &[u8]) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Of {
-        metadata: Metadata,
-    }
-    #[derive(serde::Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Metadata {
-        #[serde(default)]
-        owner_references: Vec<Owner>,
-    }
-    #[derive(serde::Deserialize)]
-    struct Owner {
-        #[serde(default)]
-        kind: String,
-    }
-    serde_json::from_slice::<Of>(pod_json)
-        .is_ok_and(|pod| pod.metadata.owner_references.iter().all(|owner| owner.kind != "StatefulSet"))
-}
-
 fn refused(promised: StoredName<'_>, field: &str, message: String) -> ManifestError {
     let pod = (promised.kind == Kind::Pod).then(|| PodFullName::new(promised.name, promised.namespace));
     ManifestError { pod, field: field.to_owned(), ..ManifestError::file(Why::Invalid, message) }

@@ -4,7 +4,7 @@
 
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::static_pod::StaticRules;
-use keelson_pod_config_core::stored::{StoredName, parse_stored, starts_after_reboot};
+use keelson_pod_config_core::stored::{StoredName, parse_stored};
 use keelson_pod_config_core::{FileContent, ManifestError};
 use serde_json::{Value, json};
 
@@ -99,16 +99,4 @@ fn an_object_that_is_not_its_keys_is_refused_by_the_field_that_differs() {
     }
     assert!(stored(&secret, Kind::Secret, 7).is_ok());
     assert!(stored(&pod(), Kind::Pod, 7).is_ok());
-}
-
-#[test]
-fn what_a_stateful_set_owns_does_not_start_after_a_reboot_without_its_store() {
-    let owned = |kind: &str| {
-        let mut value = pod();
-        value["metadata"]["ownerReferences"] = json!([{"kind": "Other"}, {"kind": kind, "name": "x"}]);
-        starts_after_reboot(value.to_string().as_bytes())
-    };
-    assert!(starts_after_reboot(pod().to_string().as_bytes()));
-    assert!(owned("ReplicaSet") && !owned("StatefulSet"));
-    assert!(!starts_after_reboot(b"no pod"));
 }

@@ -1,0 +1,57 @@
+//! A node whose control plane is an etcd of its own.
+
+use keelson_config::{ControlPlane, Etcd as Settings};
+use keelson_etcd::{Etcd, Expect, NodeKeys, Operation, Written};
+use keelson_proto::keelson::pod_config::v1 as pb;
+use keelson_testkit::{EtcdCluster, Scratch};
+
+use super::{Node, Service, pod};
+
+/// An etcd of one member, and the node `n1` that belongs to it.
+pub struct Fleet {
+    pub cluster: EtcdCluster,
+    pub etcd: Etcd,
+    pub keys: NodeKeys,
+    _scratch: Scratch,
+}
+
+impl Fleet {
+    pub fn new() -> Self {
+        let scratch = Scratch::new().unwrap();
+        let cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
+        let etcd = Etcd::new(Settings::plain(cluster.endpoints()));
+        Self { cluster, etcd, keys: NodeKeys::new("n1"), _scratch: scratch }
+    }
+
+    /// A node without manifests of its own.
+    pub fn node(&self) -> Node {
+        let mut node = Node::new();
+        node.config.sources.static_pod_path = None;
+        node.config.control_plane = ControlPlane::Etcd(Settings::plain(self.cluster.endpoints()));
+        node
+    }
+
+    pub async fn put(&self, key: &str, value: &str) {
+        let expect = match self.etcd.get(key).await.unwrap() {
+            Some(entry) => Expect::Revision(entry.mod_revision),
+            None => Expect::Absent,
+        };
+        let put = Operation::Put { key: key.into(), value: value.into(), lease: 0 };
+        assert!(matches!(self.etcd.write(&[(key.into(), expect)], &[put]).await.unwrap(), Written::Done(_)));
+    }
+
+    pub async fn delete(&self, key: &str) {
+        self.etcd.write(&[], &[Operation::Delete { key: key.into() }]).await.unwrap();
+    }
+
+    pub async fn put_pod(&self, name: &str, image: &str) {
+        self.put(&self.keys.pod("default", name), &pod(name, image)).await;
+    }
+}
+
+/// What the service answers for an object.
+pub async fn object(service: &Service, kind: &str, name: &str) -> Option<serde_json::Value> {
+    let request = pb::GetObjectRequest { kind: kind.into(), namespace: "default".into(), name: name.into() };
+    let answer = service.client().get_object(request).await.ok()?.into_inner();
+    serde_json::from_slice(&answer.object_json).ok()
+}
