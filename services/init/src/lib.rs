@@ -12,8 +12,8 @@
 mod cli;
 mod credential_providers;
 mod dirs;
-mod etcd_files;
 mod flags_file;
+mod handed_files;
 mod host;
 mod kubelet;
 pub mod launch;
@@ -33,7 +33,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use keelson_config::{Config, ControlPlane, ServiceName};
+use keelson_config::{Config, ServiceName};
 use keelson_init_core::{Inputs, Level, Note, Resolved, folders, resolve};
 use keelson_proto::descriptors;
 use keelson_proto::keelson::supervisor::v1::supervisor_server::SupervisorServer;
@@ -135,7 +135,7 @@ fn resolved(cli: &Cli) -> Result<(Resolved, Option<Handover>), Vec<String>> {
             .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>());
     match (resolved, providers) {
         (Ok(mut resolved), Ok(providers)) => {
-            let missing = etcd_files::missing(&resolved.config);
+            let missing = handed_files::missing(&resolved.config);
             if !missing.is_empty() {
                 return Err(missing);
             }
@@ -176,7 +176,7 @@ fn resolve_only(resolved: &Resolved, providers: Option<&Handover>, cli: &Cli) ->
     dirs::prepare(&below_run)?;
     let _lock = lock::run_dir(config)?;
     hand_over(config, providers)?;
-    etcd_files::hand_over(config)?;
+    handed_files::hand_over(config)?;
     write_config(config, &resolved.kubelet_configuration)?;
     write_flags(config, cli)
 }
@@ -251,9 +251,9 @@ async fn build(
         tracing::warn!("ended what an earlier init left: {}", left.join(", "));
     }
     hand_over(config, providers.as_ref())?;
-    etcd_files::hand_over(config)?;
-    if config.control_plane != ControlPlane::None {
-        context.spawn("etcd-files", etcd_files::run(context.clone()));
+    handed_files::hand_over(config)?;
+    if handed_files::any(config) {
+        context.spawn("handed-files", handed_files::run(context.clone()));
     }
     write_config(config, &kubelet_configuration)?;
     write_flags(config, &cli)?;

@@ -1,12 +1,14 @@
 //! A fleet over etcd: the nodes behind `--etcd`, without their agents.
 //!
 //! `keelson apply`, `get` and `delete` read and write the keys of the nodes (architecture §6), so they work for a node that
-//! is away, too; it does what is wanted when it is back.
+//! is away, too; it does what is wanted when it is back. `logs` and `exec` go to the node's own API.
 
 mod apply;
 mod delete;
 mod get;
+mod node_api;
 mod objects;
+mod pods;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -151,7 +153,9 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
     let other = |name: &str| {
         Err(Failure::Usage {
             message: format!("`keelson {name}` asks the agent of this machine; it has no --etcd"),
-            hint: "run it on the node itself; apply, delete, `get pods` and `get node` take --etcd".into(),
+            hint:
+                "run it on the node itself; apply, delete, `get pods`, `get node`, logs and exec take --etcd"
+                    .into(),
         })
     };
     match command {
@@ -173,13 +177,20 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
             GetWhat::Sources => other("get sources"),
         },
         Command::Up(_) => other("up"),
-        Command::Logs(_) => other("logs"),
-        Command::Exec(_) => other("exec"),
+        Command::Logs(args) => {
+            session.without_format("logs", "leave -o out")?;
+            pods::logs(session, &fleet, args).await
+        }
+        Command::Exec(args) => {
+            session.without_format("exec", "leave -o out")?;
+            pods::exec(session, &fleet, args).await
+        }
         Command::Describe(_) => other("describe"),
         Command::Explain(_) => other("explain"),
         Command::Retry(_) => other("retry"),
         Command::Run(_) => other("run"),
         Command::Services(_) => other("services"),
+        Command::Grpc(_) => other("grpc"),
         Command::Version(_) => other("version"),
         Command::Completion(_) => other("completion"),
         Command::Man(_) => other("man"),

@@ -7,6 +7,7 @@
 //! - [`Restarts`] says when a process that ended is started again, [`judge_exit`] whether it is at all.
 //! - [`Health`] turns the answers of a running service into the state that people see.
 
+mod api_access;
 mod backoff;
 mod control_plane;
 mod credential_providers;
