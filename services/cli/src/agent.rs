@@ -58,7 +58,8 @@ impl Agent {
         Paths::socket_below(&self.run_dir, service)
     }
 
-    fn channel(&self, service: ServiceName) -> PeerChannel {
+    /// The way to a service.
+    pub(crate) fn channel(&self, service: ServiceName) -> PeerChannel {
         Peer::service(&self.run_dir, service).channel()
     }
 

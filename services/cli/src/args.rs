@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::ArgValueCandidates;
+use keelson_config::ServiceName;
 
 use crate::cmd::completion;
 use crate::human::parse_duration;
@@ -64,7 +65,7 @@ pub(crate) struct Global {
 /// A fleet over etcd in place of the agent of this machine.
 #[derive(Debug, Args)]
 #[command(
-    next_help_heading = "Options for a fleet over etcd (apply, delete, get pods, get node, get config)"
+    next_help_heading = "Options for a fleet over etcd (apply, delete, get pods, get node, get config, logs, exec)"
 )]
 pub(crate) struct EtcdArgs {
     /// Members of the etcd that is the nodes' control plane, with commas between them
@@ -88,6 +89,15 @@ pub(crate) struct EtcdArgs {
     /// File with the user's password
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) etcd_password_file: Option<PathBuf>,
+    /// PEM file of the certificate that says who you are to a node, for logs and exec [default: --etcd-cert]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) node_cert: Option<PathBuf>,
+    /// PEM file of its key [default: --etcd-key]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) node_key: Option<PathBuf>,
+    /// Where logs and exec reach the node, as through a tunnel [default: where it says to be]
+    #[arg(long, global = true, value_name = "HOST:PORT")]
+    pub(crate) node_address: Option<String>,
 }
 
 /// Form of an answer.
@@ -135,6 +145,8 @@ pub(crate) enum Command {
     /// Operate the services of the agent
     #[command(visible_alias = "service")]
     Services(ServicesArgs),
+    /// Call the methods of the services' own APIs
+    Grpc(GrpcArgs),
     /// Show the version of this command and of each service
     Version(VersionArgs),
     /// Print what a shell needs to complete command lines, with the names of pods and services
@@ -427,6 +439,39 @@ pub(crate) enum ServicesWhat {
         #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
         timeout: Duration,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GrpcArgs {
+    #[command(subcommand)]
+    pub(crate) what: GrpcWhat,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GrpcWhat {
+    /// Show the methods of all services or of one, and who may call them
+    List(GrpcListArgs),
+    /// Call a method; each answer is a line of JSON
+    Call(GrpcCallArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GrpcListArgs {
+    /// Name of a service
+    #[arg(add = ArgValueCandidates::new(completion::services))]
+    pub(crate) service: Option<ServiceName>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GrpcCallArgs {
+    /// Name of the service
+    #[arg(add = ArgValueCandidates::new(completion::services))]
+    pub(crate) service: ServiceName,
+    /// Name of the method, with its API before it where two have one
+    pub(crate) method: String,
+    /// The request as JSON, or - for standard input; several after one another for a stream
+    #[arg(default_value = "{}", value_name = "JSON")]
+    pub(crate) message: String,
 }
 
 #[derive(Debug, Args)]

@@ -74,6 +74,12 @@ pub(crate) enum Failure {
     /// No member of etcd answers.
     #[error("{message}")]
     NoEtcd { message: String, hint: String },
+    /// A node that is another machine does not answer.
+    #[error("{message}")]
+    NodeAway { message: String, hint: String },
+    /// A node does not let in who asks.
+    #[error("{message}")]
+    NotLetIn { message: String, hint: String },
     /// The command that was run in a container has ended so; it has said itself what there was to say.
     #[error("the command ended with exit code {code}")]
     Ended { code: u8 },
@@ -112,6 +118,8 @@ impl Failure {
             | Self::TimedOut { hint, .. }
             | Self::Start { hint, .. }
             | Self::NoEtcd { hint, .. }
+            | Self::NodeAway { hint, .. }
+            | Self::NotLetIn { hint, .. }
             | Self::NoRuntime { hint, .. } => Some(hint.clone()),
             Self::Answer { hint, .. } => hint.clone(),
             Self::BrokenPipe
@@ -130,13 +138,16 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::BrokenPipe => 0,
-            Self::Refused { .. } | Self::Forbidden { .. } | Self::NotRoot { .. } => 77,
+            Self::Refused { .. } | Self::Forbidden { .. } | Self::NotRoot { .. } | Self::NotLetIn { .. } => {
+                77
+            }
             Self::Usage { .. } => 64,
             Self::NotRunning { .. }
             | Self::ServiceAway { .. }
             | Self::NoInit { .. }
             | Self::Silent { .. }
             | Self::NoEtcd { .. }
+            | Self::NodeAway { .. }
             | Self::NoRuntime { .. } => 69,
             Self::Encode { .. } | Self::Runtime { .. } => 70,
             Self::Output { .. } => 74,
@@ -163,6 +174,7 @@ impl Failure {
                 | Self::Silent { .. }
                 | Self::Forbidden { .. }
                 | Self::NoEtcd { .. }
+                | Self::NodeAway { .. }
         )
     }
 

@@ -12,8 +12,8 @@
 mod cli;
 mod credential_providers;
 mod dirs;
-mod etcd_files;
 mod flags_file;
+mod handed_files;
 mod host;
 mod kubelet;
 pub mod launch;
@@ -146,7 +146,7 @@ fn start(cli: &Cli) -> Result<Start, Vec<String>> {
         ingredients.alone().map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>());
     match (resolved, providers) {
         (Ok(resolved), Ok(providers)) => {
-            let missing = etcd_files::missing(&resolved.config);
+            let missing = handed_files::missing(&resolved.config);
             if !missing.is_empty() {
                 return Err(missing);
             }
@@ -189,7 +189,7 @@ fn resolve_only(resolved: &Resolved, providers: Option<&Handover>, cli: &Cli) ->
     dirs::prepare(&below_run)?;
     let _lock = lock::run_dir(config)?;
     hand_over(config, providers)?;
-    etcd_files::hand_over(config)?;
+    handed_files::hand_over(config)?;
     write_config(config, &resolved.kubelet_configuration)?;
     write_flags(config, cli)
 }
@@ -263,14 +263,16 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
         tracing::warn!("ended what an earlier init left: {}", left.join(", "));
     }
     hand_over(config, providers.as_ref())?;
-    etcd_files::hand_over(config)?;
+    handed_files::hand_over(config)?;
+    if handed_files::any(config) {
+        context.spawn("handed-files", handed_files::run(context.clone()));
+    }
     let (node_configuration, resolved) = match config.control_plane {
         ControlPlane::None => {
             node_configuration::forget_status(&config.paths)?;
             (None, resolved)
         }
         ControlPlane::Etcd(_) => {
-            context.spawn("etcd-files", etcd_files::run(context.clone()));
             let (own, in_force) = NodeConfiguration::open(ingredients, config).await?;
             (Some(own), in_force)
         }

@@ -1,8 +1,8 @@
 //! node-api: answers the network.
 //!
 //! It holds nothing: every request is a question to a neighbour, and the answer passes through as it comes. A
-//! neighbour that does not answer gives 503 with its name. Until requests are authenticated, the kubelet API
-//! listens on loopback only and lets nobody into a container.
+//! neighbour that does not answer gives 503 with its name. With authorities of clients the kubelet API speaks TLS and asks for
+//! certificates ([`access`]); without, it listens on loopback only and lets nobody into a container.
 //!
 //! | port | path | answer |
 //! |---|---|---|
@@ -15,15 +15,15 @@
 //! | | `/runningpods/` | a PodList of what the runtime runs, from runtime-shim |
 //! | | `/configz` | the KubeletConfiguration in force, from the file that init has written |
 //! | | `/statusz`, `/flagz` | [`statusz`], [`flagz`]: version and age of this process, the flags that init has left |
-//! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`debugging`]: 401, until requests are authenticated |
-//! | read-only | `/healthz…`, `/metrics…`, `/pods`, `/stats/summary` | the same; debugging paths are [`debugging::disabled`] |
+//! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`streams`]: bytes between who asks and the runtime |
+//! | read-only | `/healthz…`, `/metrics…`, `/pods`, `/stats/summary` | the same; debugging paths are [`streams::disabled`] |
 //! | health | `/healthz`, `/healthz/ping` | whether this process answers |
 //!
 //! Requests of the kubelet API are counted ([`requests`]). On its socket it has the RPCs of every service and none of its own.
 
+pub mod access;
 mod cadvisor;
 mod configz;
-mod debugging;
 mod failure;
 mod flagz;
 mod gzip;
@@ -32,13 +32,16 @@ pub mod listen;
 mod log_target;
 pub mod logs;
 pub mod metrics;
+mod own_pair;
 pub mod pods;
 mod requests;
 mod resource_metrics;
 mod running_pods;
+pub mod serving;
 mod slis;
 mod statistics;
 mod statusz;
+mod streams;
 mod summary;
 mod zpages;
 
@@ -51,10 +54,12 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::get;
 use jiff::Timestamp;
 use keelson_config::{Config, ServiceName};
-use keelson_service_kit::{Context, Peer};
+use keelson_service_kit::{CancellationToken, Context, Peer};
 use tonic::service::Routes;
 
+pub use access::Access;
 pub use requests::Requests;
+pub use serving::Serving;
 pub use slis::Slis;
 
 use requests::OfServer;
@@ -72,8 +77,9 @@ pub enum SettingError {
     },
     /// The API would be open to the network.
     #[error(
-        "api.address is {address}, but requests to the kubelet API are not authenticated yet, so it may only \
-         listen on a loopback address; set it to 127.0.0.1 or ::1, or turn the API off with port 0"
+        "api.address is {address}, but without authorities of clients nobody could tell who asks, so the kubelet API may only \
+         listen on a loopback address; set it to 127.0.0.1 or ::1, set authentication.x509.clientCAFile, or turn the API \
+         off with port 0"
     )]
     NotLoopback {
         /// The address.
@@ -104,7 +110,7 @@ impl Addresses {
     /// The addresses of the configuration; port 0 is off.
     ///
     /// # Errors
-    /// An address is none, or the kubelet API would not be on loopback.
+    /// An address is none, or the kubelet API would be open to the network without TLS.
     pub fn of(config: &Config) -> Result<Self, SettingError> {
         let socket = |field, address: &str, port: u16| {
             if port == 0 {
@@ -118,8 +124,8 @@ impl Addresses {
         let api = socket("api.address", &config.api.address, config.api.port)?;
         let read_only = socket("api.address", &config.api.address, config.api.read_only_port)?;
         let health = socket("api.healthzAddress", &config.api.healthz_address, config.api.healthz_port)?;
-        if let Some(open) = [api, read_only].into_iter().flatten().find(|address| !address.ip().is_loopback())
-        {
+        let is_open = |address: &SocketAddr| !address.ip().is_loopback() && config.api.tls.is_none();
+        if let Some(open) = [api, read_only].into_iter().flatten().find(is_open) {
             return Err(SettingError::NotLoopback { address: open.ip() });
         }
         for (one, other) in [(api, read_only), (api, health), (read_only, health)] {
@@ -151,6 +157,11 @@ impl App {
         let known = self.peers.iter().find(|(service, _)| *service == name);
         known.map_or_else(|| self.ctx.peer(name), |(_, peer)| peer.clone())
     }
+
+    /// Cancelled when the service ends.
+    pub(crate) fn shutdown(&self) -> CancellationToken {
+        self.ctx.shutdown.clone()
+    }
 }
 
 /// Builds the service and starts its listeners.
@@ -163,15 +174,19 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     statusz::register_build(&ctx.metrics);
     let requests = Requests::register(&ctx.metrics);
     if let Some(address) = addresses.api {
-        let router = api_router(&ctx, &slis, &requests);
-        ctx.spawn("kubelet API", listen::run(ctx.clone(), "kubelet API", address, router));
+        let tls = ctx.config.api.tls.clone();
+        let serving = tls.as_ref().map(|tls| Serving::start(&ctx, tls));
+        let access = Access::of(serving.as_ref(), tls.as_ref());
+        let router = api_router(&ctx, &slis, &requests, access);
+        ctx.spawn("kubelet API", listen::run(ctx.clone(), "kubelet API", address, router, serving));
     }
     if let Some(address) = addresses.read_only {
         let router = read_only_router(&ctx, &slis, &requests);
-        ctx.spawn("read-only port", listen::run(ctx.clone(), "read-only port", address, router));
+        ctx.spawn("read-only port", listen::run(ctx.clone(), "read-only port", address, router, None));
     }
     if let Some(address) = addresses.health {
-        ctx.spawn("health port", listen::run(ctx.clone(), "health port", address, health_router(&slis)));
+        let router = health_router(&slis);
+        ctx.spawn("health port", listen::run(ctx.clone(), "health port", address, router, None));
     }
     Ok(Routes::default())
 }
@@ -190,8 +205,9 @@ fn open_paths() -> Router<App> {
         .route("/stats/summary", get(summary::get).post(summary::get))
 }
 
-/// Everything that the kubelet API answers. `slis` are filled here and by [`health_router`].
-pub fn api_router(ctx: &Context, slis: &Slis, requests: &Requests) -> Router {
+/// Everything that the kubelet API answers, to those whom `access` lets in. `slis` are filled here and by
+/// [`health_router`].
+pub fn api_router(ctx: &Context, slis: &Slis, requests: &Requests, access: Access) -> Router {
     let own = Router::new()
         .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::read))
         .route("/runningpods", get(running_pods::list))
@@ -199,21 +215,22 @@ pub fn api_router(ctx: &Context, slis: &Slis, requests: &Requests) -> Router {
         .route("/configz", get(configz::get))
         .route("/statusz", get(statusz::get))
         .route("/flagz", get(flagz::get))
-        .merge(debugging::router());
-    counted(own, ctx, slis, requests.of_server("readwrite"))
+        .merge(streams::router());
+    counted(own, ctx, slis, requests.of_server("readwrite"), access)
 }
 
 /// What the read-only port answers, to whoever reaches it: nothing of what pods say.
 pub fn read_only_router(ctx: &Context, slis: &Slis, requests: &Requests) -> Router {
-    counted(debugging::disabled(), ctx, slis, requests.of_server("readonly"))
+    counted(streams::disabled(), ctx, slis, requests.of_server("readonly"), Access::Unasked)
 }
 
-fn counted(own: Router<App>, ctx: &Context, slis: &Slis, requests: OfServer) -> Router {
+fn counted(own: Router<App>, ctx: &Context, slis: &Slis, requests: OfServer, access: Access) -> Router {
     open_paths()
         .merge(own)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .with_state(App::new(ctx, slis))
+        .layer(from_fn_with_state(access, access::guard))
         .layer(from_fn_with_state(requests, requests::count))
 }
 
@@ -279,6 +296,8 @@ mod tests {
         let mut open = config("0.0.0.0", 0, 0);
         open.api.read_only_port = 10255;
         assert!(matches!(Addresses::of(&open), Err(SettingError::NotLoopback { .. })));
+        open.api.tls = Some(keelson_config::ApiTls::with_client_ca("/ca".into()));
+        assert!(Addresses::of(&open).is_ok(), "who asks for it has it, as of a kubelet");
     }
 
     #[test]

@@ -6,12 +6,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use keelson_service_kit::{Backoff, Context, LoopHandle};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt;
+
+use crate::access::Shown;
+use crate::serving::Serving;
 
 /// Connections per listener; one more waits.
 const CONNECTIONS: usize = 256;
@@ -22,9 +30,18 @@ const LONGEST: Duration = Duration::from_secs(4 * 3600);
 /// What open connections get at the shutdown.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// Binds `address` and serves `router` there until the shutdown. A port that is taken is tried again and shown
+/// How long a client may take for the handshake of TLS.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Binds `address` and serves `router` there until the shutdown, with TLS if there is any. A port that is taken is tried again and shown
 /// as a condition; it never ends the service.
-pub async fn run(ctx: Context, name: &'static str, address: SocketAddr, router: Router) {
+pub async fn run(
+    ctx: Context,
+    name: &'static str,
+    address: SocketAddr,
+    router: Router,
+    tls: Option<Serving>,
+) {
     let handle = ctx.progress.register(name);
     let condition = format!("port {}", address.port());
     let mut again = Backoff::new(Duration::from_millis(200), LoopHandle::HEARTBEAT);
@@ -42,7 +59,7 @@ pub async fn run(ctx: Context, name: &'static str, address: SocketAddr, router: 
     };
     ctx.progress.condition(&condition, Ok(()));
     tracing::info!(%address, "the {name} listens");
-    serve(&ctx, &handle, listener, router).await;
+    serve(&ctx, &handle, listener, router, tls).await;
 }
 
 fn bind_problem(name: &str, address: SocketAddr, error: &io::Error) -> String {
@@ -61,7 +78,13 @@ fn bind_problem(name: &str, address: SocketAddr, error: &io::Error) -> String {
 }
 
 /// Serves `router` on a bound listener until the shutdown.
-pub async fn serve(ctx: &Context, handle: &LoopHandle, listener: TcpListener, router: Router) {
+pub async fn serve(
+    ctx: &Context,
+    handle: &LoopHandle,
+    listener: TcpListener,
+    router: Router,
+    tls: Option<Serving>,
+) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         handle.tick();
@@ -77,7 +100,7 @@ pub async fn serve(ctx: &Context, handle: &LoopHandle, listener: TcpListener, ro
         };
         match accepted {
             Ok((stream, _)) => {
-                let connection = connection(ctx.clone(), stream, router.clone());
+                let connection = connection(ctx.clone(), stream, router.clone(), tls.clone());
                 tokio::spawn(async move {
                     connection.await;
                     drop(permit);
@@ -91,13 +114,41 @@ pub async fn serve(ctx: &Context, handle: &LoopHandle, listener: TcpListener, ro
     }
 }
 
-async fn connection(ctx: Context, stream: TcpStream, router: Router) {
+async fn connection(ctx: Context, stream: TcpStream, router: Router, tls: Option<Serving>) {
     let _ = stream.set_nodelay(true);
-    let service = TowerToHyperService::new(router);
+    let Some(serving) = tls else { return requests(&ctx, stream, router, Shown::default()).await };
+    let Some(config) = serving.config() else {
+        tracing::warn!("closed a connection: there is no certificate to show yet");
+        return;
+    };
+    match tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await {
+        Ok(Ok(stream)) => {
+            let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
+            let shown = Shown(shown.iter().map(|certificate| certificate.clone().into_owned()).collect());
+            requests(&ctx, stream, router, shown).await;
+        }
+        Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake has failed"),
+        Err(_) => tracing::debug!("a TLS handshake has taken too long"),
+    }
+}
+
+/// Serves the requests of one connection, whose client has shown what `shown` holds.
+async fn requests(
+    ctx: &Context,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    shown: Shown,
+) {
+    let router =
+        ServiceExt::<Request<Incoming>>::map_request(router, move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(shown.clone());
+            request
+        });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .with_upgrades();
     tokio::pin!(served);
     // Cancel-safe: `served` is pinned outside; when the time is up it is dropped, and with it the calls to
     // neighbours that it was waiting for.

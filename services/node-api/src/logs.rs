@@ -8,7 +8,6 @@ use bytes::Bytes;
 use futures_util::{TryStreamExt as _, stream};
 use jiff::Timestamp;
 use keelson_config::ServiceName;
-use keelson_proto::keelson::pod_sync::v1::PodDocument;
 use keelson_proto::keelson::runtime::v1::ReadLogsRequest;
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 use keelson_service_kit::now_unix_nanos;
@@ -16,7 +15,7 @@ use keelson_service_kit::now_unix_nanos;
 use crate::App;
 use crate::failure::Failure;
 use crate::log_target::{Instance, NoLog, choose};
-use crate::pods::{documents, failed};
+use crate::pods::find;
 
 /// The options of a log request, as a v1 PodLogOptions in the query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -126,7 +125,8 @@ pub(crate) async fn read(
     Query(query): Query<Vec<(String, String)>>,
 ) -> Result<Response, Failure> {
     let options = LogOptions::parse(&query)?;
-    let document = find(&app, &namespace, &pod).await?;
+    let missing = || Failure::new(StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist"));
+    let document = find(&app, &namespace, &pod).await?.ok_or_else(missing)?;
     let instance = choose(&document.pod_json, &pod, &container, options.previous)?;
     let peer = app.peer(ServiceName::RuntimeShim);
     let request = ReadLogsRequest {
@@ -152,21 +152,6 @@ pub(crate) async fn read(
         tracing::warn!(error = status.message(), "a log stream broke");
     }));
     Ok(([(header::CONTENT_TYPE, "text/plain")], body).into_response())
-}
-
-/// The pod of that name; one that has ended only when no other has the name.
-async fn find(app: &App, namespace: &str, name: &str) -> Result<PodDocument, Failure> {
-    let mut documents = documents(app).await?;
-    let mut ended = None;
-    while let Some(document) = documents.try_next().await.map_err(failed)? {
-        if document.namespace == namespace && document.name == name {
-            if !document.finished {
-                return Ok(document);
-            }
-            ended = Some(document);
-        }
-    }
-    ended.ok_or_else(|| Failure::new(StatusCode::NOT_FOUND, format!("pod {name:?} does not exist")))
 }
 
 #[cfg(test)]

@@ -64,6 +64,29 @@ async fn next(
     }
 }
 
+/// A pod that was asked for by name.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) uid: String,
+    pub(crate) pod_json: Bytes,
+}
+
+/// The pod of that name; one that has ended only when no other has the name.
+pub(crate) async fn find(app: &App, namespace: &str, name: &str) -> Result<Option<Found>, Failure> {
+    let mut documents = documents(app).await?;
+    let mut ended = None;
+    while let Some(document) = documents.try_next().await.map_err(failed)? {
+        if document.namespace == namespace && document.name == name {
+            let found = Found { uid: document.uid, pod_json: document.pod_json };
+            if !document.finished {
+                return Ok(Some(found));
+            }
+            ended = Some(found);
+        }
+    }
+    Ok(ended)
+}
+
 pub(crate) fn failed(status: Status) -> Failure {
     Failure::of_peer("pod-sync", &status)
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use keelson_config::KUBELET_VERSION;
-use keelson_kube_model::{Node, NodeCondition};
+use keelson_config::{KUBELET_VERSION, Paths};
+use keelson_kube_model::{Node, NodeCondition, annotations};
 use keelson_node_status_core::health::SILENCE_MS;
 use keelson_node_status_core::{
     NodeEvent, NodeInputs, RuntimeState, Watchdog, build_node, condition_events, rebooted_event,
@@ -26,6 +26,9 @@ const SETTLE: Duration = Duration::from_secs(3);
 
 /// A Node without news is written as often as this (`nodeStatusReportFrequency`).
 const REPORT_EVERY_SECONDS: i64 = 300;
+
+/// Certificates that are longer are none that a Node could carry.
+const LONGEST_CERTIFICATES: usize = 64 << 10;
 
 pub(crate) struct NodeLoop {
     ctx: Context,
@@ -121,7 +124,7 @@ impl NodeLoop {
         let lost = RuntimeState { unreachable: true, ..world.runtime.clone().unwrap_or_default() };
         let default_address = default_route_address();
         let service_errors = watchdog.errors(now_ms);
-        let node = build_node(
+        let mut node = build_node(
             &NodeInputs {
                 node_name: &config.node_name,
                 labels: &config.resources.node_labels,
@@ -137,6 +140,12 @@ impl NodeLoop {
             },
             &self.conditions,
         );
+        if config.api.tls.is_some() {
+            let shown = serving_certificate(&config.paths);
+            node.metadata
+                .annotations
+                .extend(shown.map(|pem| (annotations::SERVING_CERTIFICATE.to_owned(), pem)));
+        }
         self.remember(&node);
         node
     }
@@ -216,6 +225,12 @@ async fn settled(world: &mut watch::Receiver<World>, health: &mut watch::Receive
     both.await;
 }
 
+/// What the kubelet API shows, for those who want to know it again; `None` before there is any.
+fn serving_certificate(paths: &Paths) -> Option<String> {
+    let text = std::fs::read_to_string(paths.serving_certificate()).ok()?;
+    Some(text).filter(|text| text.len() <= LONGEST_CERTIFICATES)
+}
+
 #[cfg(test)]
 mod tests {
     use keelson_config::{Config, ServiceName};
@@ -237,7 +252,12 @@ mod tests {
     }
 
     fn bench(saved: Saved) -> Bench {
-        let config = Config { node_name: "n1".into(), ..Config::default() };
+        bench_with(saved, |_| ())
+    }
+
+    fn bench_with(saved: Saved, change: impl FnOnce(&mut Config)) -> Bench {
+        let mut config = Config { node_name: "n1".into(), ..Config::default() };
+        change(&mut config);
         let ctx = Context::detached(ServiceName::NodeStatus, config);
         let clock = Clock::start();
         let writer = Arc::new(NoControlPlane::new(&ctx.metrics));
@@ -431,5 +451,30 @@ mod tests {
         assert_eq!(bench.writer.taken("node"), 1);
         assert!(bench.ctx.progress.report("").loops.iter().any(|l| l.name == "node"));
         assert!(bench.ctx.metrics.text().contains("kubelet_node_name{node=\"n1\"} 1"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_api_shows_is_told_once_it_is_there_and_when_it_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut bench = bench_with(Saved::default(), |config| {
+            config.paths.run_dir = dir.path().to_owned();
+            config.api.tls = Some(keelson_config::ApiTls::with_client_ca("/ca".into()));
+        });
+        bench.all_well();
+        bench.ready().await;
+        let file = Paths { run_dir: dir.path().to_owned(), ..Paths::default() }.serving_certificate();
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        for text in ["one", "two"] {
+            std::fs::write(&file, text).unwrap();
+            let told = |node: &Option<Arc<Node>>| {
+                let node = node.as_ref()?;
+                node.metadata.annotations.get(annotations::SERVING_CERTIFICATE).cloned()
+            };
+            bench.node.wait_for(|node| told(node).as_deref() == Some(text)).await.unwrap();
+            let written = bench.writer.taken("node");
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            assert_eq!(bench.writer.taken("node"), written, "no more than once");
+        }
+        assert_eq!(bench.writer.taken("node"), 3);
     }
 }

@@ -8,11 +8,11 @@
 //! protocols only `v5.channel.k8s.io` can say that stdin has ended, and containerd knows it since 2.0: with 1.6 and 1.7
 //! `echo x | keelson exec -i pod -- cat` would never end. SPDY/3.1 with `v4.channel.k8s.io` can, in all of them, and
 //! is what a kubelet speaks to a runtime. One protocol that always works is less to keep than two of which one is
-//! chosen. No usable crate speaks it; the part that is needed is small ([`keelson_runtime_shim_core::spdy`]).
+//! chosen. No usable crate speaks it; the part that is needed is small ([`keelson_spdy`]).
 //! `docs/adr/0005-exec-speaks-spdy.md` has what it costs.
 //!
 //! ```text
-//! caller ⇄ gRPC stream ⇄ [`relay`] ⇄ one TCP connection: error, stdin, stdout, stderr, resize ⇄ runtime ⇄ command
+//! caller ⇄ gRPC stream ⇄ [`keelson_spdy::relay`] ⇄ one TCP connection: error, stdin, stdout, stderr, resize ⇄ runtime ⇄ command
 //! ```
 //!
 //! **Nothing is stored up.** Everything that the runtime sends goes to one reader in the order in which it comes, so one
@@ -29,8 +29,9 @@
 mod dial;
 #[cfg(test)]
 mod fake;
-mod relay;
-mod session;
+mod raw;
+#[cfg(test)]
+mod raw_tests;
 #[cfg(test)]
 mod tests;
 
@@ -43,17 +44,21 @@ use k8s_cri::v1 as cri;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_runtime_shim_core::exec::{Instance, NotThere, State, choose};
 use keelson_service_kit::status::is_unanswered;
-use tokio::sync::{Semaphore, mpsc};
+use keelson_spdy::relay::{self, Answers};
+use keelson_spdy::session::{self, SETUP_WITHIN, Wanted};
+use tokio::sync::Semaphore;
 use tonic::Status;
 
 use crate::cri::Cri;
 use crate::labels;
 use crate::observe::state_of;
 use dial::StreamUrl;
-use session::Wanted;
+
+pub use keelson_spdy::relay::RelayError;
+pub use keelson_spdy::session::SetupError;
 
 pub use dial::DialError;
-pub use session::{FrameError, SetupError};
+pub use raw::Pieces;
 
 /// Commands that run at the same time. Each holds a connection to the runtime and at most some 300 KiB.
 const AT_ONCE: usize = 64;
@@ -65,7 +70,7 @@ const START_WITHIN: Duration = Duration::from_secs(10);
 pub enum ExecError {
     /// The caller says something that cannot be.
     #[error("{0}")]
-    BadRequest(&'static str),
+    BadRequest(String),
     /// What the caller has sent cannot be read, or it has gone.
     #[error("the caller's stream has broken: {}", .0.message())]
     Caller(Status),
@@ -81,28 +86,16 @@ pub enum ExecError {
     /// The runtime does not take the command; its own words.
     #[error("{}", .0.message())]
     Refused(Status),
-    /// The command's streams could not be had.
+    /// The runtime's streaming server could not be had.
+    #[error("cannot get the command's streams from the container runtime")]
+    Dial(#[from] DialError),
+    /// The streams could not be had.
     #[error("cannot get the command's streams from the container runtime")]
     Setup(#[from] SetupError),
-    /// The connection has ended, and nobody has said how the command did.
-    #[error(
-        "the connection to the container runtime was lost while the command ran ({how}): how it ended is not known, \
-         and it may still run"
-    )]
-    Lost {
-        /// What was seen of it.
-        how: String,
-    },
-    /// The runtime could not run the command; its own words.
-    #[error("{0}")]
-    Failed(String),
-    /// The runtime has said how it ended, in a way that is not understood.
-    #[error("the container runtime tells of the command's end what is not understood: {0:?}")]
-    Unclear(String),
+    /// Between the caller and the command.
+    #[error(transparent)]
+    Relay(#[from] RelayError),
 }
-
-/// Where answers go. Few, so that the command waits for a slow caller and not memory.
-pub type Answers = mpsc::Sender<Result<pb::ExecResponse, Status>>;
 
 /// Runs commands.
 #[derive(Debug, Clone)]
@@ -157,22 +150,19 @@ impl Execs {
             "runs a command in a container"
         );
         let url = self.url(&container_id, &start).await?;
-        let session = session::open(&url, wanted).await?;
-        relay::relay(session, &container_id, start.size, messages, answers).await
+        let opened = async {
+            let (socket, input) = dial::spdy(&url).await?;
+            let (reader, writer) = socket.into_split();
+            Ok::<_, ExecError>(session::open(reader, writer, input, wanted).await?)
+        };
+        let session =
+            tokio::time::timeout(SETUP_WITHIN, opened).await.unwrap_or(Err(SetupError::Slow.into()))?;
+        Ok(relay::relay(session, &container_id, start.size, messages, answers).await?)
     }
 
     /// The container that is meant, as the runtime has it now.
     async fn find(&self, start: &pb::ExecStart) -> Result<String, ExecError> {
-        let wanted = [
-            (labels::UID, &start.pod_uid),
-            (labels::NAMESPACE, &start.namespace),
-            (labels::NAME, &start.name),
-        ];
-        let wanted: HashMap<String, String> = wanted
-            .into_iter()
-            .filter(|(_, value)| !value.is_empty())
-            .map(|(key, value)| (key.to_owned(), value.clone()))
-            .collect();
+        let wanted = selector(&start.pod_uid, &start.namespace, &start.name);
         let (sandboxes, containers) = self.cri.list_labelled(wanted).await.map_err(runtime_says)?;
         let instances: Vec<Instance<'_>> = containers
             .iter()
@@ -197,7 +187,7 @@ impl Execs {
             stderr: !start.tty,
         };
         let answer = self.cri.runtime().exec(self.cri.quick(request)).await.map_err(runtime_says)?;
-        Ok(StreamUrl::parse(&answer.into_inner().url).map_err(SetupError::from)?)
+        Ok(StreamUrl::parse(&answer.into_inner().url)?)
     }
 }
 
@@ -211,7 +201,7 @@ async fn first<M>(messages: &mut M) -> Result<pb::ExecStart, ExecError>
 where
     M: Stream<Item = Result<pb::ExecRequest, Status>> + Unpin + Send,
 {
-    let bad = |text| Err(ExecError::BadRequest(text));
+    let bad = |text: &str| Err(ExecError::BadRequest(text.to_owned()));
     let message = match tokio::time::timeout(START_WITHIN, messages.next()).await {
         Ok(Some(message)) => message.map_err(ExecError::Caller)?,
         Ok(None) => return bad("the stream has ended before it said what to run"),
@@ -226,10 +216,24 @@ where
     if start.container.is_empty() {
         return bad("`container` is empty");
     }
-    if start.pod_uid.is_empty() && (start.namespace.is_empty() || start.name.is_empty()) {
-        return bad("the pod has to be named by `pod_uid` or by `namespace` and `name`");
-    }
+    wants_a_pod(&start.pod_uid, &start.namespace, &start.name)?;
     Ok(start)
+}
+
+/// A request has to name a pod.
+fn wants_a_pod(uid: &str, namespace: &str, name: &str) -> Result<(), ExecError> {
+    if uid.is_empty() && (namespace.is_empty() || name.is_empty()) {
+        let text = "the pod has to be named by `pod_uid` or by `namespace` and `name`";
+        return Err(ExecError::BadRequest(text.to_owned()));
+    }
+    Ok(())
+}
+
+/// The labels by which the runtime finds what belongs to a pod; what is empty does not count.
+fn selector(uid: &str, namespace: &str, name: &str) -> HashMap<String, String> {
+    let wanted = [(labels::UID, uid), (labels::NAMESPACE, namespace), (labels::NAME, name)];
+    let given = wanted.into_iter().filter(|(_, value)| !value.is_empty());
+    given.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
 fn doing(state: i32) -> State {

@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::collect::Collector;
-use crate::exec::{DialError, ExecError, Execs, SetupError};
+use crate::exec::{DialError, ExecError, Execs, RelayError, SetupError};
 use crate::files::FileError;
 use crate::filesystem::Filesystems;
 use crate::image_list;
@@ -72,6 +72,7 @@ impl Runtime for RuntimeServer {
     type EnsureImageStream = ReceiverStream<Result<pb::EnsureImageResponse, Status>>;
     type ReadLogsStream = ReceiverStream<Result<pb::ReadLogsResponse, Status>>;
     type ExecStream = ReceiverStream<Result<pb::ExecResponse, Status>>;
+    type StreamStream = ReceiverStream<Result<pb::StreamResponse, Status>>;
 
     async fn sync(
         &self,
@@ -192,6 +193,20 @@ impl Runtime for RuntimeServer {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
+    async fn stream(
+        &self,
+        request: Request<Streaming<pb::StreamRequest>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
+        let (pieces, stream) = mpsc::channel(4);
+        let execs = self.execs.clone();
+        tokio::spawn(async move {
+            if let Err(failure) = execs.stream(request.into_inner(), &pieces).await {
+                let _ = pieces.send(Err(exec_status(&failure))).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
     async fn filesystem_stats(
         &self,
         request: Request<pb::FilesystemStatsRequest>,
@@ -252,27 +267,35 @@ fn exec_status(failure: &ExecError) -> Status {
             code @ (Code::NotFound | Code::ResourceExhausted) => (code, "RUNTIME_REFUSED"),
             _ => (Code::Unknown, "RUNTIME_REFUSED"),
         },
+        ExecError::Dial(dial) => dial_status(dial),
         ExecError::Setup(setup) => setup_status(setup),
-        ExecError::Lost { .. } => (Code::Unavailable, "RUNTIME_LOST"),
-        ExecError::Failed(_) | ExecError::Unclear(_) => (Code::Unknown, "COMMAND_FAILED"),
+        ExecError::Relay(relay) => match relay {
+            RelayError::BadRequest(_) | RelayError::Caller(_) => (Code::InvalidArgument, "BAD_REQUEST"),
+            RelayError::Lost { .. } => (Code::Unavailable, "RUNTIME_LOST"),
+            RelayError::Failed(_) | RelayError::Unclear(_) => (Code::Unknown, "COMMAND_FAILED"),
+        },
     };
     error(code, reason, chain(failure))
 }
 
-fn setup_status(failure: &SetupError) -> (Code, &'static str) {
-    let unavailable = (Code::Unavailable, "RUNTIME_UNAVAILABLE");
-    let unusable = (Code::FailedPrecondition, "STREAMS_UNUSABLE");
+const STREAMS_AWAY: (Code, &str) = (Code::Unavailable, "RUNTIME_UNAVAILABLE");
+const STREAMS_UNUSABLE: (Code, &str) = (Code::FailedPrecondition, "STREAMS_UNUSABLE");
+
+fn dial_status(failure: &DialError) -> (Code, &'static str) {
     match failure {
-        SetupError::Dial(dial) => match dial {
-            DialError::Connect { .. } | DialError::Broken { .. } => unavailable,
-            DialError::NoAddress
-            | DialError::Tls
-            | DialError::NotHttp { .. }
-            | DialError::Refused { .. }
-            | DialError::OtherProtocol { .. } => unusable,
-        },
-        SetupError::Read(_) | SetupError::Write(_) | SetupError::Slow => unavailable,
-        SetupError::Stream(_) | SetupError::Early => unusable,
+        DialError::Connect { .. } | DialError::Broken { .. } => STREAMS_AWAY,
+        DialError::NoAddress
+        | DialError::Tls
+        | DialError::NotHttp { .. }
+        | DialError::Refused { .. }
+        | DialError::OtherProtocol { .. } => STREAMS_UNUSABLE,
+    }
+}
+
+fn setup_status(failure: &SetupError) -> (Code, &'static str) {
+    match failure {
+        SetupError::Read(_) | SetupError::Write(_) | SetupError::Slow => STREAMS_AWAY,
+        SetupError::Stream(_) | SetupError::Early => STREAMS_UNUSABLE,
     }
 }
 

@@ -3,6 +3,7 @@
 //! Nothing is parsed twice: flags, the KubeletConfiguration and the keelson file are merged by init alone,
 //! and the services take the result as it is. The file is replaced by rename and holds no secrets.
 
+mod api;
 mod control_plane;
 mod kubelet_document;
 mod lock_name;
@@ -23,6 +24,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use api::{Api, ApiFile, ApiTls};
 pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile};
 pub use kubelet_document::{KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND};
 pub use lock_name::endpoint_lock_name;
@@ -160,23 +162,6 @@ pub struct Sources {
     pub static_pod_path: Option<PathBuf>,
     /// Milliseconds between two full reads of the file source (`fileCheckFrequency`).
     pub file_check_ms: u64,
-}
-
-/// The HTTP ports of node-api.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Api {
-    /// Address of the kubelet API; loopback only until authentication is there.
-    pub address: String,
-    /// 10250 in a kubelet; 0: off.
-    pub port: u16,
-    /// Answers a part of the same without asking who it is, at the same address; 0: off.
-    #[serde(default)]
-    pub read_only_port: u16,
-    /// Address of the health port.
-    pub healthz_address: String,
-    /// 10248 in a kubelet; 0: off.
-    pub healthz_port: u16,
 }
 
 /// What pods may use of the machine.
@@ -354,25 +339,6 @@ impl Default for Runtime {
             cluster_dns: Vec::new(),
             cluster_domain: String::new(),
             resolv_conf: "/etc/resolv.conf".into(),
-        }
-    }
-}
-
-impl Api {
-    /// The ports of the kubelet API, with and without a question who it is.
-    pub fn ports(&self) -> [u16; 2] {
-        [self.port, self.read_only_port]
-    }
-}
-
-impl Default for Api {
-    fn default() -> Self {
-        Self {
-            address: "127.0.0.1".into(),
-            port: 10250,
-            read_only_port: 0,
-            healthz_address: "127.0.0.1".into(),
-            healthz_port: 10248,
         }
     }
 }

@@ -56,6 +56,11 @@ impl Paths {
         self.run_dir.join("credentials").join(service.as_str())
     }
 
+    /// The certificates with which the kubelet API shows itself, PEM; node-api writes them, for who tells others of them.
+    pub fn serving_certificate(&self) -> PathBuf {
+        self.socket_dir(ServiceName::NodeApi).join("serving.crt")
+    }
+
     /// The own state of `service`.
     pub fn state(&self, service: ServiceName) -> PathBuf {
         self.state_dir.join(service.as_str())

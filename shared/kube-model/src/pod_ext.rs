@@ -13,6 +13,8 @@ pub mod annotations {
     pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
     /// On a static pod: its UID as computed from the manifest.
     pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+    /// On a Node: the certificate with which its kubelet API shows itself, PEM.
+    pub const SERVING_CERTIFICATE: &str = "keelson.dev/serving-certificate";
     /// When this agent first saw the pod, RFC 3339 with nanoseconds.
     pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 }

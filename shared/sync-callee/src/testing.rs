@@ -190,6 +190,7 @@ impl Runtime for FakeRuntime {
     type EnsureImageStream = Answers<pb::EnsureImageResponse>;
     type ReadLogsStream = Answers<pb::ReadLogsResponse>;
     type ExecStream = Answers<pb::ExecResponse>;
+    type StreamStream = Answers<pb::StreamResponse>;
 
     async fn get_pod(
         &self,
@@ -255,6 +256,13 @@ impl Runtime for FakeRuntime {
         &self,
         _: Request<pb::ListImagesRequest>,
     ) -> Result<Response<pb::ListImagesResponse>, Status> {
+        not_here()
+    }
+
+    async fn stream(
+        &self,
+        _: Request<Streaming<pb::StreamRequest>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
         not_here()
     }
 

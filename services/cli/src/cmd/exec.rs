@@ -30,6 +30,31 @@ const WAITING_CHUNKS: usize = 8;
 /// Runs the command and ends with its exit code.
 pub(crate) async fn run(session: &Session, args: &ExecArgs) -> Result<(), Failure> {
     let target = find(session, args).await?;
+    let begin = async |tty: bool| {
+        let start = ExecStart {
+            tty,
+            stdin: args.stdin,
+            command: args.command.clone(),
+            size: if tty { terminal::size() } else { None },
+            ..target.start.clone()
+        };
+        begin(session, start).await
+    };
+    match attended(args, begin).await {
+        Ok(code) => ended(code),
+        Err(Broken::Local(failure)) => Err(failure),
+        Err(Broken::Remote { status, started }) => Err(explain(session, args, &target, status, started)),
+    }
+}
+
+/// Begins the command, with a terminal or without, and attends it until it has ended; its exit code.
+pub(crate) async fn attended<S>(
+    args: &ExecArgs,
+    begin: impl AsyncFnOnce(bool) -> Result<S, Broken>,
+) -> Result<i32, Broken>
+where
+    S: Stream<Item = Result<ExecResponse, Status>> + Unpin,
+{
     // As kubectl: a terminal is for somebody who types.
     let raw = if args.tty && args.stdin { take_terminal()? } else { None };
     if args.tty && raw.is_none() {
@@ -40,30 +65,23 @@ pub(crate) async fn run(session: &Session, args: &ExecArgs) -> Result<(), Failur
         });
     }
     let tty = raw.is_some();
-    let start = ExecStart {
-        tty,
-        stdin: args.stdin,
-        command: args.command.clone(),
-        size: if tty { terminal::size() } else { None },
-        ..target.start.clone()
-    };
-    let begun = begin(session, start).await;
-    let end = match begun {
+    let end = match begin(tty).await {
         Ok(answers) => attend(answers, tty).await,
         Err(failure) => Err(failure),
     };
     // The terminal is itself again before anything is said.
     drop(raw);
-    match end {
-        Ok(0) => Ok(()),
-        Ok(code) => {
-            output::notice(&format!("The command ended with exit code {code}."));
-            // More than eight bits do not come out of a process; that it failed must.
-            Err(Failure::Ended { code: u8::try_from(code).unwrap_or(1) })
-        }
-        Err(Broken::Local(failure)) => Err(failure),
-        Err(Broken::Remote { status, started }) => Err(explain(session, args, &target, status, started)),
+    end
+}
+
+/// Ends as the command has.
+pub(crate) fn ended(code: i32) -> Result<(), Failure> {
+    if code == 0 {
+        return Ok(());
     }
+    output::notice(&format!("The command ended with exit code {code}."));
+    // More than eight bits do not come out of a process; that it failed must.
+    Err(Failure::Ended { code: u8::try_from(code).unwrap_or(1) })
 }
 
 /// The container that is meant.
@@ -112,7 +130,7 @@ fn take_terminal() -> Result<Option<RawTerminal>, Failure> {
 }
 
 /// Why there is no exit code.
-enum Broken {
+pub(crate) enum Broken {
     /// Something here.
     Local(Failure),
     /// The service or the connection to it; `started` says whether the command had begun.
@@ -130,7 +148,17 @@ fn ask(item: Ask) -> ExecRequest {
 }
 
 async fn begin(session: &Session, start: ExecStart) -> Result<Streaming<ExecResponse>, Broken> {
-    let (with_stdin, tty) = (start.stdin, start.tty);
+    let rest = input(start.stdin, start.tty)?.filter_map(async |message| message.ok());
+    let all = stream::once(std::future::ready(ask(Ask::Start(start)))).chain(rest);
+    let answer = session.agent.runtime().exec(session.agent.request(all)).await;
+    answer.map(tonic::Response::into_inner).map_err(|status| Broken::Remote { status, started: false })
+}
+
+/// What a person types, and the size of their terminal. Never ended: what has an end is the input, and that is said.
+pub(crate) fn input(
+    with_stdin: bool,
+    tty: bool,
+) -> Result<impl Stream<Item = Result<ExecRequest, Status>> + Send, Failure> {
     let input: Pin<Box<dyn Stream<Item = ExecRequest> + Send>> =
         if with_stdin { Box::pin(keys()?) } else { Box::pin(stream::empty()) };
     let resizes: Pin<Box<dyn Stream<Item = ExecRequest> + Send>> = if tty {
@@ -139,11 +167,7 @@ async fn begin(session: &Session, start: ExecStart) -> Result<Streaming<ExecResp
     } else {
         Box::pin(stream::empty())
     };
-    let first = stream::once(std::future::ready(ask(Ask::Start(start))));
-    // Never ended: what has an end is the input, and that is said.
-    let all = first.chain(stream::select(input, resizes)).chain(stream::pending());
-    let answer = session.agent.runtime().exec(session.agent.request(all)).await;
-    answer.map(tonic::Response::into_inner).map_err(|status| Broken::Remote { status, started: false })
+    Ok(stream::select(input, resizes).chain(stream::pending()).map(Ok))
 }
 
 /// Standard input, read by a thread that nobody waits for: a read of a terminal cannot be cut short.
@@ -183,7 +207,10 @@ fn sizes(changed: Signal) -> impl Stream<Item = ExecRequest> + Send {
 }
 
 /// Hands the output on until the command has ended, and says how.
-async fn attend(mut answers: Streaming<ExecResponse>, tty: bool) -> Result<i32, Broken> {
+async fn attend<S>(mut answers: S, tty: bool) -> Result<i32, Broken>
+where
+    S: Stream<Item = Result<ExecResponse, Status>> + Unpin,
+{
     let mut pump = Pump::start()?;
     let mut signals = if tty { Some(Signals::new()?) } else { None };
     let mut started = false;
@@ -191,21 +218,21 @@ async fn attend(mut answers: Streaming<ExecResponse>, tty: bool) -> Result<i32, 
     loop {
         // Cancel-safe: a message that has not come whole stays with the stream, a signal with the kernel.
         let answer = tokio::select! {
-            answer = answers.message() => answer,
+            answer = answers.next() => answer,
             signal = next_signal(signals.as_mut()) => return Err(Failure::Signalled { signal }.into()),
         };
         match answer {
-            Ok(Some(ExecResponse { item })) => match item {
+            Some(Ok(ExecResponse { item })) => match item {
                 Some(Told::Started(_)) => started = true,
                 Some(Told::Stdout(bytes)) => pump.write(Target::Stdout, bytes).await?,
                 Some(Told::Stderr(bytes)) => pump.write(Target::Stderr, bytes).await?,
                 Some(Told::ExitCode(code)) => exit_code = Some(code),
                 None => {}
             },
-            Ok(None) => break,
+            None => break,
             // How it ended is known already.
-            Err(_) if exit_code.is_some() => break,
-            Err(status) => {
+            Some(Err(_)) if exit_code.is_some() => break,
+            Some(Err(status)) => {
                 pump.finish().await?;
                 return Err(Broken::Remote { status, started });
             }

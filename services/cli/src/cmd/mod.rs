@@ -5,7 +5,7 @@ pub(crate) mod completion;
 pub(crate) mod delete;
 mod describe_node;
 mod describe_pod;
-mod exec;
+pub(crate) mod exec;
 mod explain;
 mod get_events;
 mod get_images;
@@ -14,7 +14,8 @@ mod get_pods;
 mod get_services;
 pub(crate) mod get_sources;
 mod get_volumes;
-mod logs;
+mod grpc;
+pub(crate) mod logs;
 mod man;
 pub(crate) mod manifests;
 mod retry;
@@ -24,7 +25,7 @@ mod up;
 mod version;
 
 use crate::agent::Agent;
-use crate::args::{Cli, Command, DescribeWhat, Format, GetWhat, Global, PodNames, ServicesWhat};
+use crate::args::{Cli, Command, DescribeWhat, Format, GetWhat, Global, GrpcWhat, PodNames, ServicesWhat};
 use crate::error::Failure;
 use crate::output::Colour;
 use crate::pods::Scope;
@@ -120,6 +121,16 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<(), Failure> {
             let ServicesWhat::Restart { names, all, timeout } = args.what;
             services::restart(&session, &names, all, timeout).await
         }
+        Command::Grpc(args) => match args.what {
+            GrpcWhat::List(args) => {
+                session.without_format("grpc list", plain)?;
+                grpc::list(&args)
+            }
+            GrpcWhat::Call(args) => {
+                session.without_format("grpc call", "its answers are JSON")?;
+                grpc::call(&session, &args).await
+            }
+        },
         Command::Version(args) => version::run(&session, args.client).await,
         Command::Completion(args) => {
             session.without_format("completion", plain)?;

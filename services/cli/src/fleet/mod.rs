@@ -1,13 +1,15 @@
 //! A fleet over etcd: the nodes behind `--etcd`, without their agents.
 //!
 //! `keelson apply`, `get` and `delete` read and write the keys of the nodes (architecture §6), so they work for a node that
-//! is away, too; it does what is wanted when it is back.
+//! is away, too; it does what is wanted when it is back. `logs` and `exec` go to the node's own API.
 
 mod apply;
 mod configuration;
 mod delete;
 mod get;
+mod node_api;
 mod objects;
+mod pods;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -153,7 +155,8 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
     let other = |name: &str| {
         Err(Failure::Usage {
             message: format!("`keelson {name}` asks the agent of this machine; it has no --etcd"),
-            hint: "run it on the node itself; apply, delete, `get pods`, `get node` and `get config` take --etcd".into(),
+            hint: "run it on the node itself; apply, delete, `get pods`, `get node`, `get config`, logs and exec take --etcd"
+                .into(),
         })
     };
     match command {
@@ -176,13 +179,20 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
             GetWhat::Config => configuration::get(session, &fleet).await,
         },
         Command::Up(_) => other("up"),
-        Command::Logs(_) => other("logs"),
-        Command::Exec(_) => other("exec"),
+        Command::Logs(args) => {
+            session.without_format("logs", "leave -o out")?;
+            pods::logs(session, &fleet, args).await
+        }
+        Command::Exec(args) => {
+            session.without_format("exec", "leave -o out")?;
+            pods::exec(session, &fleet, args).await
+        }
         Command::Describe(_) => other("describe"),
         Command::Explain(_) => other("explain"),
         Command::Retry(_) => other("retry"),
         Command::Run(_) => other("run"),
         Command::Services(_) => other("services"),
+        Command::Grpc(_) => other("grpc"),
         Command::Version(_) => other("version"),
         Command::Completion(_) => other("completion"),
         Command::Man(_) => other("man"),

@@ -404,6 +404,7 @@ impl Runtime for Api {
     type EnsureImageStream = Boxed<runtime::EnsureImageResponse>;
     type ReadLogsStream = Boxed<runtime::ReadLogsResponse>;
     type ExecStream = Boxed<runtime::ExecResponse>;
+    type StreamStream = Boxed<runtime::StreamResponse>;
 
     async fn sync(
         &self,
@@ -472,6 +473,13 @@ impl Runtime for Api {
         _: Request<runtime::ListImagesRequest>,
     ) -> Result<Response<runtime::ListImagesResponse>, Status> {
         Ok(Response::new(runtime::ListImagesResponse { images: self.world.images.clone() }))
+    }
+
+    async fn stream(
+        &self,
+        _: Request<Streaming<runtime::StreamRequest>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
+        Err(Status::unimplemented("not faked"))
     }
 
     async fn exec(

@@ -108,6 +108,15 @@ impl<'a> Reader<'a> {
     /// The value at a dotted path; `null` counts as absent, as in Kubernetes.
     fn get(&mut self, path: &str) -> Option<&'a Value> {
         self.taken.insert(path.to_owned());
+        self.look(path)
+    }
+
+    /// Whether there is a value at a dotted path; it does not count as taken.
+    pub(crate) fn is_set(&self, path: &str) -> bool {
+        self.look(path).is_some()
+    }
+
+    fn look(&self, path: &str) -> Option<&'a Value> {
         let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
         let mut map = &self.document.root;
         for segment in parent.split('.').filter(|s| !s.is_empty()) {

@@ -174,6 +174,13 @@ fn in_force(whole: &mut Map<String, Value>, config: &Config) {
         whole.insert(name.to_owned(), value);
     };
     set("address", config.api.address.clone().into());
+    if config.api.tls.is_some() {
+        // Whose token it is nobody could say.
+        change(whole, "authentication.webhook.enabled", |_| Some(false.into()));
+    }
+    let mut set = |name: &str, value: Value| {
+        whole.insert(name.to_owned(), value);
+    };
     set("healthzBindAddress", config.api.healthz_address.clone().into());
     set("cgroupRoot", config.runtime.cgroup_root.clone().into());
     set("cgroupDriver", config.runtime.cgroup_driver.clone().into());

@@ -29,8 +29,8 @@ pub struct Folder {
 }
 
 /// The services that are handed what nobody else may read.
-const WITH_CREDENTIALS: [ServiceName; 3] =
-    [ServiceName::RuntimeShim, ServiceName::PodConfig, ServiceName::NodeStatus];
+const WITH_CREDENTIALS: [ServiceName; 4] =
+    [ServiceName::RuntimeShim, ServiceName::PodConfig, ServiceName::NodeStatus, ServiceName::NodeApi];
 
 /// The folders of `config`, parents first.
 ///
@@ -133,6 +133,7 @@ mod tests {
                 ("/run/keelson/credentials/runtime-shim", 0o700, 0),
                 ("/run/keelson/credentials/pod-config", 0o700, 64_201),
                 ("/run/keelson/credentials/node-status", 0o700, 0),
+                ("/run/keelson/credentials/node-api", 0o700, 0),
             ] {
                 let folder = find(&list, path);
                 let owner = init_is_root.then_some(Owner { uid, gid: 0 });

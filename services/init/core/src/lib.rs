@@ -9,6 +9,7 @@
 //!   [`judge_trial`] whether the services do well with it.
 //! - [`Health`] turns the answers of a running service into the state that people see.
 
+mod api_access;
 mod backoff;
 mod control_plane;
 mod credential_providers;

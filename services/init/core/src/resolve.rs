@@ -9,6 +9,7 @@ use keelson_config::{Config, ServiceName, Tracing};
 use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value};
 
+use crate::api_access::listeners;
 use crate::document::{ConfigProblem, Document, Sourced};
 use crate::effective::effective;
 use crate::keelson_file::{self, KeelsonFile};
@@ -174,7 +175,8 @@ impl Resolver<'_> {
         crate::leftovers::resolve(self, &mut kubelet);
         std::mem::take(&mut kubelet.running_pods).resolve(self);
         self.dns(&mut kubelet);
-        self.api(&mut kubelet);
+        std::mem::take(&mut kubelet.api_access).resolve(self);
+        listeners(self, &mut kubelet);
         self.resources(&mut kubelet);
         crate::pressure::resolve(self, &mut kubelet);
         self.telemetry(&mut kubelet, &mut keelson);
@@ -447,44 +449,6 @@ impl Resolver<'_> {
         self.set("runtime.clusterDns", servers, |c, v| c.runtime.cluster_dns = v);
         self.set("runtime.clusterDomain", kubelet.cluster_domain.take(), |c, v| c.runtime.cluster_domain = v);
         self.set("runtime.resolvConf", kubelet.resolv_conf.take(), |c, v| c.runtime.resolv_conf = v);
-    }
-
-    fn api(&mut self, kubelet: &mut KubeletFile) {
-        if let Some(address) = kubelet.address.clone() {
-            match address.value.parse::<IpAddr>() {
-                Ok(ip) if ip.is_loopback() => {}
-                Ok(_) => self.refuse(
-                    &address,
-                    "authentication is not there yet, so the API may listen on loopback only; write 127.0.0.1 or ::1",
-                ),
-                Err(_) => self.refuse(&address, "this is not a valid IP address"),
-            }
-        }
-        if let Some(address) = kubelet.healthz_address.clone()
-            && address.value.parse::<IpAddr>().is_err()
-        {
-            self.refuse(&address, "this is not a valid IP address");
-        }
-        self.set("api.address", kubelet.address.take(), |c, v| c.api.address = v);
-        self.set("api.port", kubelet.port.take(), |c, v| c.api.port = v);
-        if let Some(off) = kubelet.enable_server.take().filter(|enabled| !enabled.value) {
-            self.set("api.port", Some(off), |c, _| c.api.port = 0);
-        }
-        let read_only = kubelet.read_only_port.take();
-        if let Some(port) =
-            read_only.as_ref().filter(|port| port.value != 0 && port.value == self.config.api.port)
-        {
-            self.refuse(port, "the API listens on this port already; the read-only port needs another one");
-        }
-        self.set("api.readOnlyPort", read_only, |c, v| c.api.read_only_port = v);
-        self.set("api.healthzAddress", kubelet.healthz_address.take(), |c, v| c.api.healthz_address = v);
-        let healthz = kubelet.healthz_port.take();
-        if let Some(port) =
-            healthz.as_ref().filter(|port| port.value != 0 && self.config.api.ports().contains(&port.value))
-        {
-            self.refuse(port, "the API listens on this port already; the health port needs another one");
-        }
-        self.set("api.healthzPort", healthz, |c, v| c.api.healthz_port = v);
     }
 
     fn resources(&mut self, kubelet: &mut KubeletFile) {

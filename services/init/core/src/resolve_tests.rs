@@ -165,7 +165,7 @@ fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
         (json!({"port": 70000}), "port = 70000", "from 0 to 65535"),
         (json!({"port": "10250"}), r#"port = "10250""#, "whole number"),
         (json!({"maxPods": -1}), "maxPods = -1", "from 0"),
-        (json!({"address": "0.0.0.0"}), r#"address = "0.0.0.0""#, "authentication is not there yet"),
+        (json!({"address": "0.0.0.0"}), r#"address = "0.0.0.0""#, "without authentication.x509.clientCAFile"),
         (json!({"address": "here"}), r#"address = "here""#, "not a valid IP address"),
         (json!({"healthzBindAddress": "x"}), r#"healthzBindAddress = "x""#, "not a valid IP address"),
         (json!({"healthzPort": 10250}), "healthzPort = 10250", "another one"),

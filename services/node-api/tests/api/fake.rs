@@ -14,7 +14,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use keelson_config::{Config, ServiceName};
-use keelson_node_api::{Requests, Slis};
+use keelson_node_api::{Access, Requests, Slis};
 use keelson_proto::keelson::admin::v1 as admin;
 use keelson_proto::keelson::admin::v1::admin_server::{Admin, AdminServer};
 use keelson_proto::keelson::pod_sync::v1 as ps;
@@ -66,6 +66,10 @@ pub struct Shared {
     pub cgroups: Mutex<Option<Vec<rm::CgroupStatsResponse>>>,
     /// Whether CPU and memory were enough, per question.
     pub asked_for_little: Mutex<Vec<bool>>,
+    /// What streams were asked for, and what is answered.
+    pub connected: Mutex<Vec<rt::StreamStart>>,
+    pub stream_error: Mutex<Option<Status>>,
+    pub stream_head: Mutex<rt::StreamHead>,
     /// What the runtime runs.
     pub running: Mutex<Vec<rt::RuntimePod>>,
 }
@@ -106,7 +110,7 @@ impl World {
     /// The kubelet API on a port that the kernel chose.
     pub async fn api(&self) -> SocketAddr {
         let requests = Requests::register(&self.ctx.metrics);
-        self.listen(keelson_node_api::api_router(&self.ctx, &self.slis, &requests)).await
+        self.listen(keelson_node_api::api_router(&self.ctx, &self.slis, &requests, Access::Unasked)).await
     }
 
     /// Its read-only port on one that the kernel chose.
@@ -122,7 +126,7 @@ impl World {
         let ctx = self.ctx.clone();
         tokio::spawn(async move {
             let handle = ctx.progress.register("test");
-            keelson_node_api::listen::serve(&ctx, &handle, listener, router).await;
+            keelson_node_api::listen::serve(&ctx, &handle, listener, router, None).await;
         });
         address
     }
@@ -276,6 +280,7 @@ impl Runtime for Fake {
     type EnsureImageStream = BoxStream<rt::EnsureImageResponse>;
     type ReadLogsStream = BoxStream<rt::ReadLogsResponse>;
     type ExecStream = BoxStream<rt::ExecResponse>;
+    type StreamStream = BoxStream<rt::StreamResponse>;
 
     async fn read_logs(&self, request: Request<rt::ReadLogsRequest>) -> Answer<Self::ReadLogsStream> {
         let request = request.into_inner();
@@ -295,6 +300,46 @@ impl Runtime for Fake {
         *self.0.following.lock().unwrap() = Some(sender);
         let more = stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
         Ok(Response::new(Box::pin(futures_util::StreamExt::chain(stream::iter(written), more))))
+    }
+
+    async fn stream(&self, request: Request<Streaming<rt::StreamRequest>>) -> Answer<Self::StreamStream> {
+        use rt::stream_request::Item as Ask;
+        use rt::stream_response::Item as Told;
+        let mut asked = request.into_inner();
+        let Some(rt::StreamRequest { item: Some(Ask::Start(start)) }) = asked.message().await? else {
+            return Err(Status::invalid_argument("`start` has to come first"));
+        };
+        self.0.connected.lock().unwrap().push(start);
+        if let Some(status) = self.0.stream_error.lock().unwrap().clone() {
+            return Err(status);
+        }
+        let head = self.0.stream_head.lock().unwrap().clone();
+        let told = |item| Ok(rt::StreamResponse { item: Some(item) });
+        if head.status != 101 {
+            let answer = [
+                told(Told::Head(head)),
+                told(Told::Data(b"no, ".to_vec())),
+                told(Told::Data(b"not now".to_vec())),
+            ];
+            return Ok(Response::new(Box::pin(stream::iter(answer))));
+        }
+        // Says again what it hears, and ends after "end".
+        let echo = stream::unfold(
+            (asked, false),
+            move |(mut asked, ended): (Streaming<rt::StreamRequest>, bool)| async move {
+                if ended {
+                    return None;
+                }
+                let item = asked.message().await.ok()??.item;
+                let Some(Ask::Data(bytes)) = item else { return None };
+                let last = bytes.ends_with(b"end");
+                Some((told(Told::Data(bytes)), (asked, last)))
+            },
+        );
+        Ok(Response::new(Box::pin(futures_util::StreamExt::chain(
+            stream::iter([told(Told::Head(head))]),
+            echo,
+        ))))
     }
 
     async fn watch_pods(&self, _: Request<rt::WatchPodsRequest>) -> Answer<Self::WatchPodsStream> {
@@ -337,8 +382,21 @@ impl Runtime for Fake {
         Err(Status::unimplemented("not faked"))
     }
 
-    async fn exec(&self, _: Request<Streaming<rt::ExecRequest>>) -> Answer<Self::ExecStream> {
-        Err(Status::unimplemented("not faked"))
+    async fn exec(&self, request: Request<Streaming<rt::ExecRequest>>) -> Answer<Self::ExecStream> {
+        use rt::exec_response::Item;
+        let Some(rt::ExecRequest { item: Some(rt::exec_request::Item::Start(start)) }) =
+            request.into_inner().message().await?
+        else {
+            return Err(Status::invalid_argument("`start` has to come first"));
+        };
+        let code = if start.command == ["id", "-u"] { 0 } else { 3 };
+        let items = [
+            Item::Started(rt::ExecStarted::default()),
+            Item::Stdout(b"out\n".to_vec()),
+            Item::Stderr(b"err\n".to_vec()),
+            Item::ExitCode(code),
+        ];
+        Ok(Response::new(Box::pin(stream::iter(items.map(|item| Ok(rt::ExecResponse { item: Some(item) }))))))
     }
 
     async fn collect_garbage(

@@ -12,7 +12,7 @@ async fn a_busy_port_is_a_condition_until_it_is_free() {
     let holder = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = holder.local_addr().unwrap();
     let ctx = world.ctx.clone();
-    tokio::spawn(listen::run(ctx.clone(), "health port", address, health_router(&world.slis)));
+    tokio::spawn(listen::run(ctx.clone(), "health port", address, health_router(&world.slis), None));
     let name = format!("port {}", address.port());
     let condition = |ok: bool| {
         let (ctx, name) = (ctx.clone(), name.clone());
@@ -44,7 +44,7 @@ async fn an_api_open_to_the_network_is_refused_at_the_start() {
     config.api.address = "0.0.0.0".into();
     world.ctx.config = config.into();
     let error = build(world.ctx.clone()).await.map(drop).unwrap_err();
-    assert!(error.to_string().contains("not authenticated"), "{error}");
+    assert!(error.to_string().contains("authentication.x509.clientCAFile"), "{error}");
 }
 
 #[tokio::test]

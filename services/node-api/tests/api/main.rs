@@ -5,4 +5,5 @@ mod figures;
 mod listening;
 mod requests;
 mod scrapes;
+mod secured;
 mod zpages;

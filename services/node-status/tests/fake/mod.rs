@@ -312,6 +312,7 @@ impl Runtime for Fake<(), rt::RuntimeState> {
     type EnsureImageStream = BoxStream<rt::EnsureImageResponse>;
     type ReadLogsStream = BoxStream<rt::ReadLogsResponse>;
     type ExecStream = BoxStream<rt::ExecResponse>;
+    type StreamStream = BoxStream<rt::StreamResponse>;
 
     async fn watch_pods(&self, _: Request<rt::WatchPodsRequest>) -> Answer<Self::WatchPodsStream> {
         use rt::watch_pods_response::Item;
@@ -357,6 +358,13 @@ impl Runtime for Fake<(), rt::RuntimeState> {
     }
 
     async fn list_images(&self, _: Request<rt::ListImagesRequest>) -> Answer<rt::ListImagesResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn stream(
+        &self,
+        _: Request<Streaming<rt::StreamRequest>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
         Err(Status::unimplemented("not faked"))
     }
 

@@ -223,6 +223,7 @@ impl Runtime for Handle {
     type EnsureImageStream = Answers<rt::EnsureImageResponse>;
     type ReadLogsStream = Answers<rt::ReadLogsResponse>;
     type ExecStream = Answers<rt::ExecResponse>;
+    type StreamStream = Answers<rt::StreamResponse>;
 
     async fn sync(
         &self,
@@ -337,6 +338,13 @@ impl Runtime for Handle {
         &self,
         _: Request<rt::ListImagesRequest>,
     ) -> Result<Response<rt::ListImagesResponse>, Status> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn stream(
+        &self,
+        _: Request<Streaming<rt::StreamRequest>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
         Err(Status::unimplemented("not faked"))
     }
 

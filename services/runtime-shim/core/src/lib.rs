@@ -4,7 +4,7 @@
 //! - [`collection`]: which dead containers and sandboxes to remove.
 //! - [`credential_config`]: which credential provider plugins there are.
 //! - [`credential_plugin`]: what they are asked and answer, and how long that is kept.
-//! - [`exec`]: which container a command is run in, and how it ended.
+//! - [`exec`]: which container a command is run in.
 //! - [`image`]: references, pull policies and pull back-off.
 //! - [`keyring`]: docker configurations, and which credentials are for an image.
 //! - [`log`]: the lines of container logs and what a reader is shown of them.
@@ -14,9 +14,8 @@
 //! - [`pull_record`]: who may use an image that is already there.
 //! - [`rotation`]: which files of a log to move, compress and remove.
 //! - [`size_text`]: numbers of bytes for people.
-//! - [`spdy`]: the frames in which the runtime carries the streams of a command.
 //! - [`unused_images`]: which images to remove.
-//! - [`upgrade`]: the answer with which a connection changes to them.
+//! - [`upgrade`]: the answer with which a connection to the runtime's streaming server changes its protocol.
 
 pub mod cgroup_driver;
 pub mod collection;
@@ -32,6 +31,5 @@ pub mod pull_rate;
 pub mod pull_record;
 pub mod rotation;
 pub mod size_text;
-pub mod spdy;
 pub mod unused_images;
 pub mod upgrade;

@@ -46,6 +46,11 @@ impl Head {
         Ok(Some((Self { status, headers }, length + 4)))
     }
 
+    /// All headers, as they came.
+    pub fn headers(&self) -> &[(String, String)] {
+        &self.headers
+    }
+
     /// The first value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
@@ -69,6 +74,8 @@ mod tests {
         assert_eq!((head.status, length), (101, whole));
         assert_eq!((head.header("upgrade"), head.header("X-A")), (Some("SPDY/3.1"), Some("1:2")));
         assert_eq!(head.header("odd"), None);
+        let all = [("Upgrade", "SPDY/3.1"), ("x-a", "1:2")].map(|(n, v)| (n.to_owned(), v.to_owned()));
+        assert_eq!(head.headers(), all);
     }
 
     #[test]

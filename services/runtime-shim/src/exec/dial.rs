@@ -1,4 +1,4 @@
-//! The connection to the runtime's streaming server: from a URL to a socket that speaks SPDY.
+//! The connection to the runtime's streaming server: from a URL to a socket on which it has answered.
 
 use std::fmt;
 use std::io;
@@ -7,14 +7,11 @@ use std::time::Duration;
 use bytes::BytesMut;
 use http::Uri;
 use keelson_runtime_shim_core::upgrade::{Head, HeadError};
+use keelson_spdy::{PROTOCOL, STREAMS, STREAMS_HEADER};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// The streams of a command as numbered by Kubernetes; the fourth version has half-close, resize and a status as JSON.
-const STREAMS: &str = "v4.channel.k8s.io";
-const STREAMS_HEADER: &str = "X-Stream-Protocol-Version";
-const PROTOCOL: &str = "SPDY/3.1";
 /// A server on the same machine that does not take the connection by then has a full backlog.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// So much is told of an answer that is no upgrade, after at most so long.
@@ -118,18 +115,32 @@ impl StreamUrl {
         }
     }
 
-    fn request(&self) -> String {
-        format!(
-            "POST {} HTTP/1.1\r\nHost: {}\r\nUser-Agent: keelson-runtime-shim\r\nConnection: Upgrade\r\n\
-             Upgrade: {PROTOCOL}\r\n{STREAMS_HEADER}: {STREAMS}\r\nContent-Length: 0\r\n\r\n",
-            self.path,
-            self.address()
-        )
+    /// The head of a request with `headers` beside the host.
+    fn request(&self, method: &str, headers: &[(&str, &str)]) -> String {
+        let mut text = format!("{method} {} HTTP/1.1\r\nHost: {}\r\n", self.path, self.address());
+        for (name, value) in headers {
+            text.extend([name, ": ", value, "\r\n"]);
+        }
+        text.push_str("\r\n");
+        text
     }
 }
 
-/// Connects and changes to SPDY. What the server has said since is in the buffer.
-pub(super) async fn dial(url: &StreamUrl) -> Result<(TcpStream, BytesMut), DialError> {
+/// A connection on which the server has answered.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub socket: TcpStream,
+    pub head: Head,
+    /// What has come after the head.
+    pub rest: BytesMut,
+}
+
+/// Connects, asks, and waits for the head of the answer.
+pub(super) async fn ask(
+    url: &StreamUrl,
+    method: &str,
+    headers: &[(&str, &str)],
+) -> Result<Answered, DialError> {
     let address = url.address();
     let broken = |source| DialError::Broken { address: address.clone(), source };
     let connected = timeout(CONNECT_WITHIN, TcpStream::connect((url.host.as_str(), url.port))).await;
@@ -137,23 +148,35 @@ pub(super) async fn dial(url: &StreamUrl) -> Result<(TcpStream, BytesMut), DialE
     let mut socket = connected.map_err(|source| DialError::Connect { address: address.clone(), source })?;
     // A keystroke is not to wait for the next one.
     socket.set_nodelay(true).map_err(broken)?;
-    socket.write_all(url.request().as_bytes()).await.map_err(broken)?;
-    let mut input = BytesMut::with_capacity(4 << 10);
-    let head = loop {
-        if socket.read_buf(&mut input).await.map_err(broken)? == 0 {
+    socket.write_all(url.request(method, headers).as_bytes()).await.map_err(broken)?;
+    let mut rest = BytesMut::with_capacity(4 << 10);
+    loop {
+        if socket.read_buf(&mut rest).await.map_err(broken)? == 0 {
             return Err(broken(io::ErrorKind::UnexpectedEof.into()));
         }
-        match Head::parse(&input) {
+        match Head::parse(&rest) {
             Ok(Some((head, length))) => {
-                let _ = input.split_to(length);
-                break head;
+                let _ = rest.split_to(length);
+                return Ok(Answered { socket, head, rest });
             }
             Ok(None) => {}
             Err(source) => return Err(DialError::NotHttp { address, source }),
         }
-    };
+    }
+}
+
+/// Connects and changes to SPDY. What the server has said since is in the buffer.
+pub(super) async fn spdy(url: &StreamUrl) -> Result<(TcpStream, BytesMut), DialError> {
+    let headers = [
+        ("User-Agent", "keelson-runtime-shim"),
+        ("Connection", "Upgrade"),
+        ("Upgrade", PROTOCOL),
+        (STREAMS_HEADER, STREAMS),
+        ("Content-Length", "0"),
+    ];
+    let Answered { mut socket, head, rest } = ask(url, "POST", &headers).await?;
     if head.status != 101 {
-        let text = what_it_says(&mut socket, input, &head).await;
+        let text = what_it_says(&mut socket, rest, &head).await;
         return Err(DialError::Refused { status: head.status, text });
     }
     let said = |name| head.header(name).unwrap_or_default();
@@ -161,11 +184,11 @@ pub(super) async fn dial(url: &StreamUrl) -> Result<(TcpStream, BytesMut), DialE
     if !protocol.eq_ignore_ascii_case(PROTOCOL) || streams != STREAMS {
         return Err(DialError::OtherProtocol { found: format!("{protocol} {streams}") });
     }
-    Ok((socket, input))
+    Ok((socket, rest))
 }
 
 /// The beginning of the body of an answer that is no upgrade.
-async fn what_it_says(socket: &mut TcpStream, mut input: BytesMut, head: &Head) -> String {
+pub(super) async fn what_it_says(socket: &mut TcpStream, mut input: BytesMut, head: &Head) -> String {
     let length = head.header("Content-Length").and_then(|l| l.parse().ok()).unwrap_or(TELL).min(TELL);
     let rest = async {
         while input.len() < length && socket.read_buf(&mut input).await.is_ok_and(|read| read > 0) {}
@@ -189,7 +212,8 @@ mod tests {
             let url = StreamUrl::parse(text).unwrap();
             assert_eq!((url.address().as_str(), url.path.as_str()), (address, path));
             assert!(!format!("{url:?}").contains("exec"), "{url:?}");
-            assert!(url.request().starts_with(&format!("POST {path} HTTP/1.1\r\nHost: {address}\r\n")));
+            let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nA: b\r\n\r\n");
+            assert_eq!(url.request("GET", &[("A", "b")]), request);
         }
     }
 

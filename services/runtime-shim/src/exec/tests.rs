@@ -4,6 +4,7 @@ use pb::exec_request::Item as Ask;
 use pb::exec_response::Item as Told;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;

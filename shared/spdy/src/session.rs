@@ -4,15 +4,13 @@ use std::io;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
-use keelson_runtime_shim_core::spdy::{Decoder, Event, Opener, SpdyError, data_head, pong};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use super::dial::{DialError, StreamUrl, dial};
+use crate::frames::{Decoder, Event, Opener, SpdyError, data_head, pong};
 
 /// From the connection to the last stream that is taken (runtime-and-resources.md §0.2).
-const SETUP_WITHIN: Duration = Duration::from_secs(30);
+pub const SETUP_WITHIN: Duration = Duration::from_secs(30);
 /// Room for one read.
 const READ: usize = 64 << 10;
 /// With less room than this a read gets a new buffer.
@@ -23,9 +21,6 @@ const WRITE: usize = 32 << 10;
 /// Why there are no streams.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// No connection, or one that does not speak SPDY.
-    #[error(transparent)]
-    Dial(#[from] DialError),
     /// The connection ended or broke.
     #[error("its streaming server has broken the connection")]
     Read(#[from] FrameError),
@@ -59,7 +54,7 @@ pub enum FrameError {
 
 /// Which streams a command has beside its output.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub struct Wanted {
     /// It gets input.
     pub stdin: bool,
     /// It has a terminal: one output, and a size.
@@ -68,7 +63,7 @@ pub(super) struct Wanted {
 
 /// The numbers of the streams.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Streams {
+pub struct Streams {
     /// On which the end is told.
     pub error: u32,
     /// Input.
@@ -113,15 +108,18 @@ impl Streams {
 
 /// The reading half.
 #[derive(Debug)]
-pub(super) struct Frames {
-    socket: OwnedReadHalf,
+pub struct Frames<R> {
+    socket: R,
     input: BytesMut,
     decoder: Decoder,
 }
 
-impl Frames {
+impl<R: AsyncRead + Unpin> Frames<R> {
     /// What comes next. Cancel-safe: what was read stays.
-    pub(super) async fn next(&mut self) -> Result<Event, FrameError> {
+    ///
+    /// # Errors
+    /// The connection has ended, or what comes is no SPDY.
+    pub async fn next(&mut self) -> Result<Event, FrameError> {
         loop {
             if let Some(event) = self.decoder.next(&mut self.input)? {
                 return Ok(event);
@@ -138,17 +136,17 @@ impl Frames {
 
 /// The writing half. Once a write has failed nothing is written any more: how the command ended may still be read.
 #[derive(Debug)]
-pub(super) struct Writer {
-    socket: OwnedWriteHalf,
+pub struct Writer<W> {
+    socket: W,
     streams: Streams,
     tty: bool,
     input_ended: bool,
     broken: bool,
 }
 
-impl Writer {
+impl<W: AsyncWrite + Unpin> Writer<W> {
     /// Hands on input, as far as there is a stdin that has not ended. Returns when the runtime has room for more.
-    pub(super) async fn input(&mut self, bytes: Vec<u8>) {
+    pub async fn input(&mut self, bytes: Vec<u8>) {
         let Some(stream) = self.streams.stdin.filter(|_| !self.input_ended) else { return };
         let mut bytes = Bytes::from(bytes);
         while !bytes.is_empty() {
@@ -159,7 +157,7 @@ impl Writer {
 
     /// Ends the input. A terminal's input has no end: what a person types is an end or not as the terminal is set, and
     /// containerd would end the command's output, too.
-    pub(super) async fn end_input(&mut self) {
+    pub async fn end_input(&mut self) {
         let Some(stream) = self.streams.stdin.filter(|_| !self.tty) else { return };
         if !std::mem::replace(&mut self.input_ended, true) {
             self.data(stream, Bytes::new(), true).await;
@@ -167,7 +165,7 @@ impl Writer {
     }
 
     /// Tells the size of the terminal in characters, if there is one; a size that cannot be is passed over.
-    pub(super) async fn resize(&mut self, width: u32, height: u32) {
+    pub async fn resize(&mut self, width: u32, height: u32) {
         let fits = |length| (1..=u32::from(u16::MAX)).contains(&length);
         if let Some(stream) = self.streams.resize.filter(|_| fits(width) && fits(height)) {
             let size = format!("{{\"Width\":{width},\"Height\":{height}}}\n");
@@ -176,7 +174,7 @@ impl Writer {
     }
 
     /// Answers a ping.
-    pub(super) async fn pong(&mut self, id: u32) {
+    pub async fn pong(&mut self, id: u32) {
         self.write(pong(id).as_slice()).await;
     }
 
@@ -187,27 +185,52 @@ impl Writer {
 
     async fn write(&mut self, mut bytes: impl Buf) {
         if !self.broken {
-            self.broken = self.socket.write_all_buf(&mut bytes).await.is_err();
+            // With TLS what was written may still be here.
+            self.broken =
+                self.socket.write_all_buf(&mut bytes).await.is_err() || self.socket.flush().await.is_err();
         }
     }
 }
 
 /// The streams of one command, all of them taken by the runtime.
 #[derive(Debug)]
-pub(super) struct Session {
-    pub frames: Frames,
-    pub writer: Writer,
+pub struct Session<R, W> {
+    /// What comes.
+    pub frames: Frames<R>,
+    /// What goes.
+    pub writer: Writer<W>,
+    /// The numbers of the streams.
     pub streams: Streams,
 }
 
-/// Connects and opens the streams.
-pub(super) async fn open(url: &StreamUrl, wanted: Wanted) -> Result<Session, SetupError> {
-    timeout(SETUP_WITHIN, open_at_leisure(url, wanted)).await.unwrap_or(Err(SetupError::Slow))
+/// Opens the streams on a connection that has changed to SPDY; `input` is what has been read of it since.
+///
+/// # Errors
+/// The connection breaks, or the other side does not take the streams within [`SETUP_WITHIN`].
+pub async fn open<R, W>(
+    reader: R,
+    writer: W,
+    input: BytesMut,
+    wanted: Wanted,
+) -> Result<Session<R, W>, SetupError>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let opened = timeout(SETUP_WITHIN, open_at_leisure(reader, writer, input, wanted)).await;
+    opened.unwrap_or(Err(SetupError::Slow))
 }
 
-async fn open_at_leisure(url: &StreamUrl, wanted: Wanted) -> Result<Session, SetupError> {
-    let (socket, input) = dial(url).await?;
-    let (reader, writer) = socket.into_split();
+async fn open_at_leisure<R, W>(
+    reader: R,
+    writer: W,
+    input: BytesMut,
+    wanted: Wanted,
+) -> Result<Session<R, W>, SetupError>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
     let streams = Streams::of(wanted);
     let mut frames = Frames { socket: reader, input, decoder: Decoder::default() };
     let mut writer = Writer { socket: writer, streams, tty: wanted.tty, input_ended: false, broken: false };
@@ -215,6 +238,7 @@ async fn open_at_leisure(url: &StreamUrl, wanted: Wanted) -> Result<Session, Set
     let opening: Vec<u8> =
         streams.named().flat_map(|(stream, name)| opener.open(stream, "streamtype", name)).collect();
     writer.socket.write_all(&opening).await.map_err(SetupError::Write)?;
+    writer.socket.flush().await.map_err(SetupError::Write)?;
     // The other side drops data of a stream that it has not taken yet, so all have to be taken first.
     let mut left: Vec<(u32, &str)> = streams.named().collect();
     while !left.is_empty() {

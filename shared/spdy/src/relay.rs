@@ -5,15 +5,14 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt as _};
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_proto::keelson::runtime::v1::exec_response::Item;
-use keelson_runtime_shim_core::exec::{End, end_of};
-use keelson_runtime_shim_core::spdy::Event;
-use keelson_service_kit::status::chain;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
-use super::session::{FrameError, Frames, Session, Streams, Writer};
-use super::{Answers, ExecError};
+use crate::end::{End, end_of};
+use crate::frames::Event;
+use crate::session::{FrameError, Frames, Session, Streams, Writer};
 
 /// How long output may still come once the end is told. Runtimes tell it after all output.
 const LAG: Duration = Duration::from_secs(10);
@@ -22,19 +21,50 @@ const LONGEST_STATUS: usize = 64 << 10;
 /// Pings that wait for an answer; one more gets none.
 const PINGS: usize = 4;
 
+/// Where answers go. Few, so that the command waits for a slow caller and not memory.
+pub type Answers = mpsc::Sender<Result<pb::ExecResponse, Status>>;
+
+/// Why there is no exit code, once the streams are open.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayError {
+    /// The caller says something that cannot be.
+    #[error("{0}")]
+    BadRequest(&'static str),
+    /// What the caller has sent cannot be read, or it has gone.
+    #[error("the caller's stream has broken: {}", .0.message())]
+    Caller(Status),
+    /// The connection has ended, and nobody has said how the command did.
+    #[error(
+        "the connection to the container runtime was lost while the command ran ({how}): how it ended is not known, \
+         and it may still run"
+    )]
+    Lost {
+        /// What was seen of it.
+        how: String,
+    },
+    /// The runtime could not run the command; its own words.
+    #[error("{0}")]
+    Failed(String),
+    /// The runtime has said how it ended, in a way that is not understood.
+    #[error("the container runtime tells of the command's end what is not understood: {0:?}")]
+    Unclear(String),
+}
+
 /// Hands everything on both ways.
 ///
 /// # Errors
 /// The caller breaks the rules, the connection breaks, or the runtime tells something else than an exit code.
-pub(super) async fn relay<M>(
-    session: Session,
+pub async fn relay<M, R, W>(
+    session: Session<R, W>,
     container_id: &str,
     size: Option<pb::TerminalSize>,
     messages: &mut M,
     answers: &Answers,
-) -> Result<(), ExecError>
+) -> Result<(), RelayError>
 where
     M: Stream<Item = Result<pb::ExecRequest, Status>> + Unpin + Send,
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
 {
     let Session { frames, mut writer, streams } = session;
     if let Some(size) = size {
@@ -58,9 +88,10 @@ async fn answer(answers: &Answers, item: Item) -> bool {
 }
 
 /// Does what the caller says, for ever; returns when it breaks the rules or has gone.
-async fn input<M>(messages: &mut M, mut writer: Writer, mut pings: mpsc::Receiver<u32>) -> ExecError
+async fn input<M, W>(messages: &mut M, mut writer: Writer<W>, mut pings: mpsc::Receiver<u32>) -> RelayError
 where
     M: Stream<Item = Result<pb::ExecRequest, Status>> + Unpin + Send,
+    W: AsyncWrite + Unpin,
 {
     use pb::exec_request::Item;
     let mut more = true;
@@ -72,11 +103,11 @@ where
                     Some(Item::Stdin(bytes)) => writer.input(bytes).await,
                     Some(Item::CloseStdin(true)) => writer.end_input().await,
                     Some(Item::Resize(size)) => writer.resize(size.width, size.height).await,
-                    Some(Item::Start(_)) => return ExecError::BadRequest("`start` has come a second time"),
+                    Some(Item::Start(_)) => return RelayError::BadRequest("`start` has come a second time"),
                     // What a newer caller has and this version does not know.
                     Some(Item::CloseStdin(false)) | None => {}
                 },
-                Some(Err(status)) => return ExecError::Caller(status),
+                Some(Err(status)) => return RelayError::Caller(status),
                 None => {
                     more = false;
                     writer.end_input().await;
@@ -110,12 +141,12 @@ impl Open {
 }
 
 /// Hands on what the command writes, and its end.
-async fn output(
-    mut frames: Frames,
+async fn output<R: AsyncRead + Unpin>(
+    mut frames: Frames<R>,
     streams: Streams,
     pings: mpsc::Sender<u32>,
     answers: &Answers,
-) -> Result<(), ExecError> {
+) -> Result<(), RelayError> {
     let mut open = Open { status: true, stdout: true, stderr: streams.stderr.is_some() };
     let (mut told, mut until, mut broke) = (Vec::new(), None, None);
     while open.any() {
@@ -166,18 +197,25 @@ async fn end(
     status_is_open: bool,
     broke: Option<FrameError>,
     answers: &Answers,
-) -> Result<(), ExecError> {
-    let lost = |how: String| Err(ExecError::Lost { how });
+) -> Result<(), RelayError> {
+    let lost = |how: String| Err(RelayError::Lost { how });
     match (end_of(told), broke) {
         (End::Exited(code), _) => {
             answer(answers, Item::ExitCode(code)).await;
             Ok(())
         }
-        (End::Failed(text), _) => Err(ExecError::Failed(text)),
-        (End::Unclear(_), Some(failure)) if status_is_open => lost(chain(&failure)),
+        (End::Failed(text), _) => Err(RelayError::Failed(text)),
+        (End::Unclear(_), Some(failure)) if status_is_open => lost(with_cause(&failure)),
         (End::Unclear(text), _) if text.is_empty() => {
             lost("it has ended the streams without a word".to_owned())
         }
-        (End::Unclear(text), _) => Err(ExecError::Unclear(text)),
+        (End::Unclear(text), _) => Err(RelayError::Unclear(text)),
+    }
+}
+
+fn with_cause(failure: &FrameError) -> String {
+    match failure {
+        FrameError::NotSpdy(cause) => format!("{failure}: {cause}"),
+        FrameError::Closed | FrameError::Broken(_) => failure.to_string(),
     }
 }

@@ -1,0 +1,343 @@
+//! `keelson grpc`: any method of any service, for those who build on the APIs.
+//!
+//! Messages are JSON as protobuf maps it, with one ease: the bytes of a field that holds JSON (`*_json`, as a whole Pod) are
+//! shown and taken as that JSON and not as base64.
+
+use std::io::Read as _;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures_util::stream;
+use http::uri::PathAndQuery;
+use keelson_config::ServiceName;
+use keelson_proto::{CALLERS, descriptors};
+use prost::Message as _;
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, MethodDescriptor,
+    ReflectMessage as _, SerializeOptions, ServiceDescriptor,
+};
+use serde_json::Value;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::{Request, Status};
+
+use super::Session;
+use crate::args::{GrpcCallArgs, GrpcListArgs};
+use crate::error::Failure;
+use crate::near::near;
+use crate::output;
+use crate::table::Table;
+
+/// The API of a service beside those that all have; node-api has none of its own.
+fn own_api(service: ServiceName) -> Option<&'static str> {
+    match service {
+        ServiceName::Init => Some("keelson.supervisor.v1.Supervisor"),
+        ServiceName::PodConfig => Some("keelson.pod_config.v1.PodConfig"),
+        ServiceName::PodSync => Some("keelson.pod_sync.v1.PodSync"),
+        ServiceName::RuntimeShim => Some("keelson.runtime.v1.Runtime"),
+        ServiceName::VolumeManager => Some("keelson.volume_manager.v1.VolumeManager"),
+        ServiceName::ResourceManager => Some("keelson.resource_manager.v1.ResourceManager"),
+        ServiceName::NodeStatus => Some("keelson.node_status.v1.NodeStatus"),
+        ServiceName::NodeApi => None,
+    }
+}
+
+/// The APIs that every service has.
+const OF_ALL: [&str; 2] = ["keelson.admin.v1.Admin", "keelson.events.v1.Events"];
+
+fn pool() -> Result<DescriptorPool, Failure> {
+    let mut pool = DescriptorPool::new();
+    for set in [
+        descriptors::ADMIN,
+        descriptors::EVENTS,
+        descriptors::SUPERVISOR,
+        descriptors::POD_CONFIG,
+        descriptors::RUNTIME,
+        descriptors::VOLUME_MANAGER,
+        descriptors::RESOURCE_MANAGER,
+        descriptors::POD_SYNC,
+        descriptors::NODE_STATUS,
+    ] {
+        pool.decode_file_descriptor_set(set).map_err(|e| Failure::Encode { reason: e.to_string() })?;
+    }
+    Ok(pool)
+}
+
+/// The APIs of a service, its own first.
+fn apis(pool: &DescriptorPool, service: ServiceName) -> Vec<ServiceDescriptor> {
+    let names = own_api(service).into_iter().chain(OF_ALL);
+    names.filter_map(|name| pool.get_service_by_name(name)).collect()
+}
+
+/// Shows the methods of all services, or of one.
+pub(crate) fn list(args: &GrpcListArgs) -> Result<(), Failure> {
+    let pool = pool()?;
+    let mut table = Table::new(["SERVICE", "METHOD", "REQUEST", "ANSWER", "CALLERS"]);
+    let mut rows = |place: &str, api: &ServiceDescriptor| {
+        for method in api.methods() {
+            table.row(vec![
+                place.to_owned(),
+                method.name().to_owned(),
+                shape(&method.input(), method.is_client_streaming()),
+                shape(&method.output(), method.is_server_streaming()),
+                callers(&method),
+            ]);
+        }
+    };
+    match args.service {
+        Some(service) => apis(&pool, service).iter().for_each(|api| rows(service.as_str(), api)),
+        None => {
+            for service in ServiceName::ALL {
+                if let Some(api) = own_api(service).and_then(|name| pool.get_service_by_name(name)) {
+                    rows(service.as_str(), &api);
+                }
+            }
+            OF_ALL
+                .iter()
+                .filter_map(|name| pool.get_service_by_name(name))
+                .for_each(|api| rows("each", &api));
+        }
+    }
+    output::print(&table.render(0))
+}
+
+fn shape(message: &MessageDescriptor, is_stream: bool) -> String {
+    format!("{}{}", if is_stream { "stream " } else { "" }, message.name())
+}
+
+fn path_of(method: &MethodDescriptor) -> String {
+    format!("/{}/{}", method.parent_service().full_name(), method.name())
+}
+
+fn callers(method: &MethodDescriptor) -> String {
+    let path = path_of(method);
+    let known = CALLERS.iter().find(|(known, _)| *known == path);
+    known.map_or_else(String::new, |(_, names)| names.join(", "))
+}
+
+/// Calls a method and prints each answer on a line of its own.
+pub(crate) async fn call(session: &Session, args: &GrpcCallArgs) -> Result<(), Failure> {
+    let pool = pool()?;
+    let method = find(&pool, args)?;
+    let messages = requests(&method, &text(&args.message)?)?;
+    let path: PathAndQuery =
+        path_of(&method).parse().map_err(|_| Failure::Encode { reason: path_of(&method) })?;
+    let fail = |status| session.agent.failure(args.service, status);
+    let mut client = tonic::client::Grpc::new(session.agent.channel(args.service));
+    client.ready().await.map_err(|error| fail(Status::unavailable(error.to_string())))?;
+    let is_stream = method.is_client_streaming() || method.is_server_streaming();
+    let all = stream::iter(messages);
+    let request = if is_stream { Request::new(all) } else { session.agent.request(all) };
+    let answer = client.streaming(request, path, Dynamic(method.output())).await.map_err(fail)?;
+    let mut answers = answer.into_inner();
+    while let Some(message) = answers.message().await.map_err(fail)? {
+        output::print(&format!("{}\n", shown(&message)?))?;
+    }
+    Ok(())
+}
+
+/// The method that is meant: by its name, or with the API before it.
+fn find(pool: &DescriptorPool, args: &GrpcCallArgs) -> Result<MethodDescriptor, Failure> {
+    let apis = apis(pool, args.service);
+    let (api, name) = match args.method.rsplit_once('/') {
+        Some((api, name)) => (Some(api.trim_start_matches('/')), name),
+        None => (None, args.method.as_str()),
+    };
+    let mut methods = apis
+        .iter()
+        .filter(|known| api.is_none_or(|api| known.full_name() == api))
+        .flat_map(|known| known.methods().collect::<Vec<_>>());
+    methods.find(|method| method.name() == name).ok_or_else(|| {
+        let all: Vec<String> = apis
+            .iter()
+            .flat_map(|api| api.methods().map(|m| m.name().to_owned()).collect::<Vec<_>>())
+            .collect();
+        let near = near(name, all.iter().map(String::as_str));
+        Failure::Usage {
+            message: format!("{} has no method {:?}", args.service, args.method),
+            hint: if near.is_empty() {
+                format!("`keelson grpc list {}` shows its methods", args.service)
+            } else {
+                format!("did you mean {}?", near.join(" or "))
+            },
+        }
+    })
+}
+
+/// What is given, or standard input for `-`.
+fn text(message: &str) -> Result<String, Failure> {
+    if message != "-" {
+        return Ok(message.to_owned());
+    }
+    let mut text = String::new();
+    let read = std::io::stdin().read_to_string(&mut text);
+    read.map_err(|source| Failure::Read { path: "standard input".into(), source })?;
+    Ok(text)
+}
+
+/// The messages of a JSON text: one, or any number after one another for a method that takes a stream.
+fn requests(method: &MethodDescriptor, text: &str) -> Result<Vec<DynamicMessage>, Failure> {
+    let input = method.input();
+    let wrong = |why: String| Failure::Usage {
+        message: format!("this is no {}: {why}", input.name()),
+        hint: format!("its fields: {}", fields(&input)),
+    };
+    let mut messages = Vec::new();
+    for value in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
+        let mut value = value.map_err(|error| wrong(error.to_string()))?;
+        change_json_fields(&input, &mut value, &encode_json);
+        messages.push(DynamicMessage::deserialize(input.clone(), value).map_err(|e| wrong(e.to_string()))?);
+    }
+    if !method.is_client_streaming() && messages.len() != 1 {
+        return Err(wrong(format!("one message is wanted, and here are {}", messages.len())));
+    }
+    Ok(messages)
+}
+
+fn fields(message: &MessageDescriptor) -> String {
+    let names: Vec<String> = message.fields().map(|field| field.json_name().to_owned()).collect();
+    if names.is_empty() { "none, write {}".to_owned() } else { names.join(", ") }
+}
+
+fn shown(message: &DynamicMessage) -> Result<Value, Failure> {
+    let failed = |error: serde_json::Error| Failure::Encode { reason: error.to_string() };
+    let options = SerializeOptions::new().stringify_64_bit_integers(false);
+    let mut value =
+        message.serialize_with_options(serde_json::value::Serializer, &options).map_err(failed)?;
+    change_json_fields(&message.descriptor(), &mut value, &decode_json);
+    Ok(value)
+}
+
+/// Applies `change` to every field below `value` that holds JSON as bytes.
+fn change_json_fields(message: &MessageDescriptor, value: &mut Value, change: &dyn Fn(&mut Value)) {
+    let Some(object) = value.as_object_mut() else { return };
+    for field in message.fields() {
+        let keys = [field.json_name(), field.name()];
+        let Some(found) = keys.into_iter().find(|key| object.contains_key(*key)) else { continue };
+        let Some(value) = object.get_mut(found) else { continue };
+        change_field(&field, value, change);
+    }
+}
+
+fn change_field(field: &FieldDescriptor, value: &mut Value, change: &dyn Fn(&mut Value)) {
+    let one = |value: &mut Value| match field.kind() {
+        Kind::Bytes if field.name().ends_with("_json") => change(value),
+        Kind::Message(inner) => change_json_fields(&inner, value, change),
+        _ => {}
+    };
+    match value {
+        Value::Array(all) if field.is_list() => all.iter_mut().for_each(one),
+        Value::Object(_) if field.is_map() => {}
+        _ => one(value),
+    }
+}
+
+fn encode_json(value: &mut Value) {
+    if value.is_object() || value.is_array() {
+        *value = STANDARD.encode(value.to_string()).into();
+    }
+}
+
+fn decode_json(value: &mut Value) {
+    let decoded = value.as_str().and_then(|text| STANDARD.decode(text).ok());
+    if let Some(json) = decoded.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+        *value = json;
+    }
+}
+
+/// Messages whose shape is known when they come.
+#[derive(Debug, Clone)]
+struct Dynamic(MessageDescriptor);
+
+impl Codec for Dynamic {
+    type Encode = DynamicMessage;
+    type Decode = DynamicMessage;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        self.clone()
+    }
+
+    fn decoder(&mut self) -> Self {
+        self.clone()
+    }
+}
+
+impl Encoder for Dynamic {
+    type Item = DynamicMessage;
+    type Error = Status;
+
+    fn encode(&mut self, item: DynamicMessage, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        item.encode(to).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+impl Decoder for Dynamic {
+    type Item = DynamicMessage;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<DynamicMessage>, Status> {
+        let mut message = DynamicMessage::new(self.0.clone());
+        message.merge(from).map_err(|error| Status::internal(error.to_string()))?;
+        Ok(Some(message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn method(service: ServiceName, method: &str) -> Result<MethodDescriptor, Failure> {
+        let args = GrpcCallArgs { service, method: method.into(), message: "{}".into() };
+        find(&pool().unwrap(), &args)
+    }
+
+    #[test]
+    fn every_method_has_its_callers_and_can_be_found() {
+        let pool = pool().unwrap();
+        let mut found = 0;
+        for service in ServiceName::ALL {
+            for api in apis(&pool, service) {
+                for known in api.methods() {
+                    assert!(!callers(&known).is_empty(), "{}", known.full_name());
+                    assert_eq!(method(service, known.name()).unwrap().full_name(), known.full_name());
+                    found += usize::from(!OF_ALL.contains(&api.full_name()));
+                }
+            }
+        }
+        let of_all = OF_ALL.iter().map(|name| pool.get_service_by_name(name).unwrap().methods().count());
+        assert_eq!(found + of_all.sum::<usize>(), CALLERS.len(), "no API is forgotten");
+    }
+
+    #[test]
+    fn a_method_may_be_named_with_its_api_and_one_that_is_not_there_is_answered_with_what_is_near() {
+        let named = method(ServiceName::NodeApi, "keelson.admin.v1.Admin/GetProgress").unwrap();
+        assert_eq!(path_of(&named), "/keelson.admin.v1.Admin/GetProgress");
+        let failure = method(ServiceName::PodSync, "ListPod").unwrap_err();
+        assert_eq!(failure.exit_code(), 64);
+        assert!(failure.hint().unwrap().contains("ListPods"), "{failure:?}");
+    }
+
+    #[test]
+    fn json_in_bytes_is_shown_and_taken_as_json() {
+        let watch = method(ServiceName::PodSync, "ListPods").unwrap().output();
+        let pod = serde_json::json!({"metadata": {"name": "a"}});
+        let mut value = serde_json::json!({"uid": "u", "podJson": pod});
+        change_json_fields(&watch, &mut value, &encode_json);
+        assert!(value["podJson"].is_string());
+        let message = DynamicMessage::deserialize(watch, value).unwrap();
+        assert_eq!(shown(&message).unwrap(), serde_json::json!({"uid": "u", "podJson": pod}));
+    }
+
+    #[test]
+    fn a_message_that_does_not_fit_names_what_is_wrong_and_the_fields() {
+        let explain = method(ServiceName::PodSync, "ExplainPod").unwrap();
+        for (text, what) in
+            [("{\"uuid\": 1}", "uuid"), ("{", "EOF"), ("{} {}", "here are 2"), ("", "here are 0")]
+        {
+            let failure = requests(&explain, text).unwrap_err();
+            assert!(failure.to_string().contains(what), "{text}: {failure}");
+            assert!(failure.hint().unwrap().starts_with("its fields: "), "{text}");
+        }
+    }
+}

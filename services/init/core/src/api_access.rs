@@ -1,0 +1,266 @@
+//! Who may use the kubelet API over the network, and how it shows itself, as the KubeletConfiguration says it
+//! (node-and-api.md §6, §7).
+//!
+//! Without a control plane that answers who a token belongs to and what somebody may do, it is certificates alone: a file
+//! with the authorities of clients turns TLS on, and with it the API may listen on any address.
+
+use std::net::IpAddr;
+
+use keelson_config::ApiTls;
+
+use crate::document::{Reader, Sourced};
+use crate::kubelet_file::{KubeletFile, absolute};
+use crate::resolve::{Level, Resolver};
+
+/// `0.0.0.0`, where a kubelet listens unless it is told otherwise.
+const ANYWHERE: &str = "0.0.0.0";
+
+/// The fields; `None` where the file does not set them.
+#[derive(Debug, Default)]
+pub(crate) struct ApiAccessFile {
+    client_ca: Option<Sourced<String>>,
+    anonymous: Option<Sourced<bool>>,
+    webhook: Option<Sourced<bool>>,
+    mode: Option<Sourced<String>>,
+    cert: Option<Sourced<String>>,
+    key: Option<Sourced<String>>,
+    min_version: Option<Sourced<String>>,
+}
+
+impl ApiAccessFile {
+    /// Reads the fields; without authorities of clients none of them has a meaning yet, and they are left for the note on what
+    /// is not acted on.
+    pub(crate) fn read(reader: &mut Reader<'_>, folder: &str) -> Self {
+        const CLIENT_CA: &str = "authentication.x509.clientCAFile";
+        if !reader.is_set(CLIENT_CA) {
+            return Self::default();
+        }
+        let _ = reader.object("authentication") && reader.object("authentication.x509");
+        let file =
+            |reader: &mut Reader<'_>, field| reader.string(field).map(|p| p.map(|p| absolute(folder, &p)));
+        let client_ca = file(reader, CLIENT_CA);
+        let (cert, key) = (file(reader, "tlsCertFile"), file(reader, "tlsPrivateKeyFile"));
+        let nested = |reader: &mut Reader<'_>, parent, field| {
+            if reader.object(parent) { reader.boolean(field) } else { None }
+        };
+        let anonymous = nested(reader, "authentication.anonymous", "authentication.anonymous.enabled");
+        let webhook = nested(reader, "authentication.webhook", "authentication.webhook.enabled");
+        let mode = if reader.object("authorization") {
+            reader.choice("authorization.mode", &["AlwaysAllow", "Webhook"])
+        } else {
+            None
+        };
+        let min_version =
+            reader.choice("tlsMinVersion", &["VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]);
+        Self { client_ca, anonymous, webhook, mode, cert, key, min_version }
+    }
+
+    /// Checks what belongs together, and takes it.
+    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
+        let Self { client_ca, anonymous, webhook, mode, cert, key, min_version } = self;
+        let Some(client_ca) = client_ca.filter(|ca| !ca.value.is_empty()) else { return };
+        for (one, missing) in [(&cert, &key), (&key, &cert)] {
+            if let (Some(given), None) = (one, missing) {
+                resolver.refuse(given, "tlsCertFile and tlsPrivateKeyFile are of use only together");
+            }
+        }
+        if let Some(webhook) = webhook.filter(|webhook| webhook.value) {
+            resolver.refuse(&webhook, "there is no API server that could say whose token it is; write false");
+        }
+        let asks = "Webhook asks an API server what somebody may do, and there is none; write AlwaysAllow: then each \
+                    certificate that authentication.x509.clientCAFile stands behind may do everything";
+        match &mode {
+            Some(mode) if mode.value == "AlwaysAllow" => {}
+            Some(mode) => resolver.refuse(mode, asks),
+            None => {
+                let unset = Sourced {
+                    value: "Webhook",
+                    field: "authorization.mode".into(),
+                    origin: client_ca.origin.clone(),
+                };
+                resolver.refuse(&unset, asks);
+            }
+        }
+        if anonymous.as_ref().is_some_and(|anonymous| anonymous.value) {
+            resolver.note(
+                Level::Warn,
+                "authentication.anonymous lets everybody who reaches the kubelet API into every container"
+                    .to_owned(),
+            );
+        }
+        if let Some(old) =
+            min_version.as_ref().filter(|v| ["VersionTLS10", "VersionTLS11"].contains(&v.value.as_str()))
+        {
+            resolver.note(
+                Level::Warn,
+                format!(
+                    "tlsMinVersion {:?} ({}) is older than what is spoken: 1.2 it is",
+                    old.value, old.origin
+                ),
+            );
+        }
+        resolver.set("api.tls.clientCaFile", Some(client_ca), |c, v| {
+            c.api.tls = Some(ApiTls::with_client_ca(v.into()));
+            ANYWHERE.clone_into(&mut c.api.address);
+        });
+        let mut take = |path: &str, value, apply: fn(&mut ApiTls, String)| {
+            resolver.set(path, value, |config, value| {
+                if let Some(tls) = &mut config.api.tls {
+                    apply(tls, value);
+                }
+            });
+        };
+        take("api.tls.certFile", cert, |tls, v| tls.cert_file = Some(v.into()));
+        take("api.tls.keyFile", key, |tls, v| tls.key_file = Some(v.into()));
+        take("api.tls.onlyTls13", min_version, |tls, v| tls.only_tls13 = v == "VersionTLS13");
+        resolver.set("api.tls.anonymous", anonymous, |config, value| {
+            if let Some(tls) = &mut config.api.tls {
+                tls.anonymous = value;
+            }
+        });
+    }
+}
+
+/// The addresses and ports of the three listeners.
+pub(crate) fn listeners(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
+    let secured = resolver.config.api.tls.is_some();
+    if let Some(address) = kubelet.address.clone() {
+        match address.value.parse::<IpAddr>() {
+            Ok(ip) if ip.is_loopback() || secured => {}
+            Ok(_) => resolver.refuse(
+                &address,
+                "without authentication.x509.clientCAFile nobody could tell who asks, so the API may listen on loopback only; \
+                 set that, or write 127.0.0.1 or ::1",
+            ),
+            Err(_) => resolver.refuse(&address, "this is not a valid IP address"),
+        }
+    }
+    if let Some(address) = kubelet.healthz_address.clone()
+        && address.value.parse::<IpAddr>().is_err()
+    {
+        resolver.refuse(&address, "this is not a valid IP address");
+    }
+    resolver.set("api.address", kubelet.address.take(), |c, v| c.api.address = v);
+    resolver.set("api.port", kubelet.port.take(), |c, v| c.api.port = v);
+    if let Some(off) = kubelet.enable_server.take().filter(|enabled| !enabled.value) {
+        resolver.set("api.port", Some(off), |c, _| c.api.port = 0);
+    }
+    let read_only = kubelet.read_only_port.take();
+    if let Some(port) =
+        read_only.as_ref().filter(|port| port.value != 0 && port.value == resolver.config.api.port)
+    {
+        resolver.refuse(port, "the API listens on this port already; the read-only port needs another one");
+    }
+    resolver.set("api.readOnlyPort", read_only, |c, v| c.api.read_only_port = v);
+    resolver.set("api.healthzAddress", kubelet.healthz_address.take(), |c, v| c.api.healthz_address = v);
+    let healthz = kubelet.healthz_port.take();
+    if let Some(port) =
+        healthz.as_ref().filter(|port| port.value != 0 && resolver.config.api.ports().contains(&port.value))
+    {
+        resolver.refuse(port, "the API listens on this port already; the health port needs another one");
+    }
+    resolver.set("api.healthzPort", healthz, |c, v| c.api.healthz_port = v);
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_config::Config;
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+    use crate::document::Document;
+    use crate::resolve::{Flags, Host, Inputs, Resolved, resolve};
+
+    fn with(fields: Value) -> Result<Resolved, Vec<String>> {
+        let mut root = Map::new();
+        root.insert("apiVersion".into(), "kubelet.config.k8s.io/v1beta1".into());
+        root.insert("kind".into(), "KubeletConfiguration".into());
+        root.extend(fields.as_object().unwrap().clone());
+        let document =
+            Document { file: "k.yaml".into(), folder: "/etc/k".into(), root, ..Document::default() };
+        let host = Host { hostname: "n1".into(), exe_dir: "/usr/libexec".into(), ..Host::default() };
+        let inputs =
+            Inputs { flags: &Flags::default(), kubelet: Some(&document), keelson: None, host: &host };
+        resolve(inputs).map_err(|problems| problems.iter().map(ToString::to_string).collect())
+    }
+
+    fn secured(more: Value) -> Value {
+        let mut fields = json!({
+            "authentication": {"x509": {"clientCAFile": "pki/ca.crt"}},
+            "authorization": {"mode": "AlwaysAllow"},
+        });
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        fields
+    }
+
+    #[test]
+    fn authorities_of_clients_turn_tls_on_and_open_the_api() {
+        let resolved = with(secured(json!({}))).unwrap();
+        let Config { api, provenance, .. } = resolved.config;
+        assert_eq!(api.tls, Some(ApiTls::with_client_ca("/etc/k/pki/ca.crt".into())));
+        assert_eq!(api.address, "0.0.0.0", "as a kubelet");
+        assert!(provenance.contains_key("api.tls.clientCaFile"), "{provenance:?}");
+        assert_eq!(resolved.kubelet_configuration["authentication"]["webhook"]["enabled"], false);
+        assert!(
+            resolved.notes.iter().all(|note| !note.text.contains("authentication")),
+            "{:?}",
+            resolved.notes
+        );
+
+        let more = json!({"tlsCertFile": "/a.crt", "tlsPrivateKeyFile": "a.key", "tlsMinVersion": "VersionTLS13",
+            "address": "10.0.0.7", "readOnlyPort": 10255});
+        let api = with(secured(more)).unwrap().config.api;
+        let tls = api.tls.unwrap();
+        assert_eq!((api.address.as_str(), api.read_only_port), ("10.0.0.7", 10255));
+        assert_eq!((tls.cert_file, tls.key_file), (Some("/a.crt".into()), Some("/etc/k/a.key".into())));
+        assert!(tls.only_tls13 && !tls.anonymous);
+    }
+
+    #[test]
+    fn what_would_leave_nobody_or_somebody_unknown_in_is_refused() {
+        let x509 = json!({"clientCAFile": "/ca"});
+        let no_mode = json!({"authentication": {"x509": x509}});
+        let webhook_mode = secured(json!({"authorization": {"mode": "Webhook"}}));
+        let tokens = secured(json!({"authentication": {"x509": x509, "webhook": {"enabled": true}}}));
+        for (fields, what, way_out) in [
+            (no_mode, r#"authorization.mode = "Webhook""#, "write AlwaysAllow"),
+            (webhook_mode, r#"authorization.mode = "Webhook""#, "write AlwaysAllow"),
+            (tokens, "authentication.webhook.enabled = true", "write false"),
+            (secured(json!({"tlsCertFile": "/a"})), r#"tlsCertFile = "/a""#, "only together"),
+            (secured(json!({"tlsPrivateKeyFile": "/a"})), r#"tlsPrivateKeyFile = "/a""#, "only together"),
+            (secured(json!({"tlsMinVersion": "1.3"})), r#"tlsMinVersion = "1.3""#, "VersionTLS13"),
+            (secured(json!({"address": "here"})), r#"address = "here""#, "not a valid IP address"),
+            (json!({"authentication": {"x509": {"clientCAFile": 1}}}), "clientCAFile = 1", "quotes"),
+        ] {
+            let problems = with(fields.clone()).unwrap_err();
+            assert_eq!(problems.len(), 1, "{fields}: {problems:?}");
+            assert!(problems[0].contains(what) && problems[0].contains(way_out), "{fields}: {problems:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_dangerous_or_too_old_is_a_warning() {
+        let anonymous =
+            json!({"authentication": {"x509": {"clientCAFile": "/ca"}, "anonymous": {"enabled": true}}});
+        for (more, text) in [
+            (anonymous, "everybody who reaches the kubelet API"),
+            (json!({"tlsMinVersion": "VersionTLS10"}), "older than what is spoken"),
+        ] {
+            let resolved = with(secured(more)).unwrap();
+            assert!(resolved.notes.iter().any(|n| n.level == Level::Warn && n.text.contains(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn without_authorities_of_clients_the_fields_are_not_acted_on() {
+        for fields in [
+            json!({"authentication": {"anonymous": {"enabled": false}}, "tlsCertFile": "/a"}),
+            json!({"authentication": {"x509": {"clientCAFile": null}}, "tlsCertFile": "/a"}),
+        ] {
+            let resolved = with(fields).unwrap();
+            assert_eq!((resolved.config.api.tls, resolved.config.api.address.as_str()), (None, "127.0.0.1"));
+            let told = |name| resolved.notes.iter().any(|n| n.level == Level::Info && n.text.contains(name));
+            assert!(told("authentication") && told("tlsCertFile"), "{:?}", resolved.notes);
+        }
+    }
+}

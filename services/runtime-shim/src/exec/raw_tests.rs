@@ -1,0 +1,184 @@
+use std::time::Duration;
+
+use keelson_service_kit::status::chain;
+use pb::stream_request::Item as Ask;
+use pb::stream_response::Item as Told;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::fake::soon;
+use super::*;
+use crate::fake::FakeRuntime;
+
+struct World {
+    runtime: FakeRuntime,
+    server: TcpListener,
+    execs: Execs,
+}
+
+struct Caller {
+    ask: mpsc::Sender<Result<pb::StreamRequest, Status>>,
+    pieces: mpsc::Receiver<Result<pb::StreamResponse, Status>>,
+    end: JoinHandle<Result<(), ExecError>>,
+}
+
+fn start() -> pb::StreamStart {
+    let exec = pb::StreamExec {
+        container: "c".into(),
+        command: vec!["cat".into()],
+        stdin: true,
+        stdout: true,
+        ..Default::default()
+    };
+    let header = |name: &str, value: &str| pb::HttpHeader { name: name.into(), value: value.into() };
+    pb::StreamStart {
+        namespace: "default".into(),
+        name: "u".into(),
+        what: Some(pb::stream_start::What::Exec(exec)),
+        method: "GET".into(),
+        headers: vec![
+            header("host", "node:10250"),
+            header("authorization", "Bearer secret"),
+            header("upgrade", "websocket"),
+            header("connection", "Upgrade"),
+        ],
+        ..Default::default()
+    }
+}
+
+impl World {
+    async fn new() -> Self {
+        let (runtime, server) = (FakeRuntime::start().await, TcpListener::bind("127.0.0.1:0").await.unwrap());
+        runtime.sandbox("s-u", "u", true);
+        runtime.container("c", "u", cri::ContainerState::ContainerRunning);
+        runtime.execs_at(&format!("http://{}/exec/token", server.local_addr().unwrap()));
+        let execs = Execs::new(runtime.cri.clone());
+        Self { runtime, server, execs }
+    }
+
+    async fn call(&self, first: pb::StreamStart) -> Caller {
+        let (ask, asked) = mpsc::channel(1);
+        let (to_caller, pieces) = mpsc::channel(4);
+        let execs = self.execs.clone();
+        let end = tokio::spawn(async move { execs.stream(ReceiverStream::new(asked), &to_caller).await });
+        let caller = Caller { ask, pieces, end };
+        caller.say(Ask::Start(first)).await;
+        caller
+    }
+
+    /// The runtime's side of a connection: the head of the request, and the socket after `answer`.
+    async fn accept(&self, answer: &str) -> (String, TcpStream) {
+        let (mut socket, _) = soon(self.server.accept()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(soon(socket.read_u8()).await.unwrap());
+        }
+        socket.write_all(answer.as_bytes()).await.unwrap();
+        (String::from_utf8(head).unwrap(), socket)
+    }
+}
+
+impl Caller {
+    async fn say(&self, item: Ask) {
+        soon(self.ask.send(Ok(pb::StreamRequest { item: Some(item) }))).await.unwrap();
+    }
+
+    async fn next(&mut self) -> Option<Told> {
+        soon(self.pieces.recv()).await.map(|piece| piece.unwrap().item.unwrap())
+    }
+
+    async fn failure(self) -> String {
+        chain(&soon(self.end).await.unwrap().unwrap_err())
+    }
+}
+
+const CHANGED: &str =
+    "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-A: b\r\n\r\nfirst";
+
+#[tokio::test]
+async fn what_is_said_after_the_runtime_has_changed_is_not_looked_at() {
+    let world = World::new().await;
+    let mut caller = world.call(start()).await;
+    let (asked, mut socket) = world.accept(CHANGED).await;
+    assert!(asked.starts_with("GET /exec/token HTTP/1.1\r\nHost: 127.0.0.1:"), "{asked}");
+    assert!(asked.contains("\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"), "{asked}");
+    assert!(!asked.contains("secret") && !asked.contains("10250"), "{asked}");
+    let exec = world.runtime.last_exec();
+    assert_eq!((exec.stdin, exec.stdout, exec.stderr, exec.tty), (true, true, false, false));
+
+    let Some(Told::Head(head)) = caller.next().await else { panic!("the head comes first") };
+    assert_eq!(head.status, 101);
+    assert!(head.headers.iter().any(|h| h.name == "X-A" && h.value == "b"), "{:?}", head.headers);
+    assert_eq!(caller.next().await, Some(Told::Data(b"first".to_vec())), "what came with the head");
+    let odd = vec![0, 255, 13, 10, 13, 10];
+    caller.say(Ask::Data(odd.clone())).await;
+    let mut heard = vec![0; odd.len()];
+    soon(socket.read_exact(&mut heard)).await.unwrap();
+    assert_eq!(heard, odd);
+    soon(socket.write_all(&odd)).await.unwrap();
+    assert_eq!(caller.next().await, Some(Told::Data(odd)));
+    // The runtime ends it.
+    drop(socket);
+    assert_eq!(caller.next().await, None);
+    soon(caller.end).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn the_runtime_hears_when_the_caller_has_ended_or_is_gone() {
+    let world = World::new().await;
+    for ends in [true, false] {
+        let mut caller = world.call(start()).await;
+        let (_, mut socket) = world.accept(CHANGED).await;
+        assert!(matches!(caller.next().await, Some(Told::Head(_))));
+        if ends {
+            drop(caller.ask);
+        } else {
+            drop(caller.pieces);
+        }
+        assert_eq!(soon(socket.read(&mut [0; 8])).await.unwrap(), 0, "the connection ends");
+        soon(caller.end).await.unwrap().unwrap();
+    }
+    let free = || world.execs.permits.available_permits() == AT_ONCE;
+    crate::fake::until("their places are free", free).await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_change_is_handed_on_with_its_text() {
+    let world = World::new().await;
+    let mut caller = world.call(start()).await;
+    let (_, _socket) = world.accept("HTTP/1.1 403 Forbidden\r\nContent-Length: 4\r\n\r\nno!\nrest").await;
+    assert!(matches!(caller.next().await, Some(Told::Head(head)) if head.status == 403));
+    assert_eq!(caller.next().await, Some(Told::Data(b"no!".to_vec())));
+    assert_eq!(caller.next().await, None);
+}
+
+#[tokio::test]
+async fn what_is_asked_wrongly_is_refused_before_the_runtime_hears_of_it() {
+    let world = World::new().await;
+    let changed = |change: &dyn Fn(&mut pb::StreamStart)| {
+        let mut start = start();
+        change(&mut start);
+        start
+    };
+    let odd = pb::HttpHeader { name: "x".into(), value: "a\r\nhost: b".into() };
+    for (first, text) in [
+        (changed(&|s| s.method = "PUT".into()), "`method` has to be GET or POST"),
+        (changed(&|s| s.headers.push(odd.clone())), "the header \"x\" has characters that none may have"),
+        (changed(&|s| s.name.clear()), "the pod has to be named"),
+        (changed(&|s| s.what = None), "does not say what to connect to"),
+        (changed(&|s| s.name = "none".into()), "pod does not exist"),
+    ] {
+        assert!(world.call(first).await.failure().await.contains(text), "{text}");
+    }
+    let never = tokio::time::timeout(Duration::from_millis(50), world.server.accept()).await;
+    assert!(never.is_err(), "nobody has connected");
+    let mut caller = world.call(start()).await;
+    let (_, _socket) = world.accept(CHANGED).await;
+    assert!(matches!(caller.next().await, Some(Told::Head(_))));
+    caller.say(Ask::Start(start())).await;
+    drop(caller.next().await);
+    assert!(caller.failure().await.contains("`start` has come a second time"));
+}

@@ -1,0 +1,152 @@
+//! The HTTP ports of node-api.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// The HTTP ports of node-api.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Api {
+    /// Address of the kubelet API; without `tls` it has to be on loopback.
+    pub address: String,
+    /// 10250 in a kubelet; 0: off.
+    pub port: u16,
+    /// Answers a part of the same without asking who it is, at the same address; 0: off.
+    #[serde(default)]
+    pub read_only_port: u16,
+    /// Address of the health port.
+    pub healthz_address: String,
+    /// 10248 in a kubelet; 0: off.
+    pub healthz_port: u16,
+    /// TLS on the kubelet API, which then lets in whom a certificate names; absent: HTTP, and nobody into a container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<ApiTls>,
+}
+
+/// TLS on the kubelet API (node-and-api.md §6, §7).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ApiTls {
+    /// PEM file of the authorities that clients are checked against (`authentication.x509.clientCAFile`).
+    pub client_ca_file: PathBuf,
+    /// PEM file of our certificate (`tlsCertFile`), with `key_file`; absent: one that we sign ourselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cert_file: Option<PathBuf>,
+    /// PEM file of its key (`tlsPrivateKeyFile`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<PathBuf>,
+    /// Whether who shows no certificate is let in as `system:anonymous` (`authentication.anonymous.enabled`).
+    #[serde(default)]
+    pub anonymous: bool,
+    /// No TLS older than 1.3 (`tlsMinVersion: VersionTLS13`).
+    #[serde(default)]
+    pub only_tls13: bool,
+}
+
+impl ApiTls {
+    /// TLS with these authorities of clients, and a certificate that we sign ourselves.
+    pub fn with_client_ca(client_ca_file: PathBuf) -> Self {
+        Self { client_ca_file, cert_file: None, key_file: None, anonymous: false, only_tls13: false }
+    }
+
+    /// The same with the copies that init has put into `folder`; where there is none, with the file itself.
+    #[must_use]
+    pub fn handed_over(&self, folder: &Path) -> Self {
+        let mut own = self.clone();
+        for file in ApiFile::ALL {
+            let copy = folder.join(file.copy());
+            if copy.exists() {
+                match file {
+                    ApiFile::ClientCa => own.client_ca_file = copy,
+                    ApiFile::Cert => own.cert_file = own.cert_file.map(|_| copy),
+                    ApiFile::Key => own.key_file = own.key_file.map(|_| copy),
+                }
+            }
+        }
+        own
+    }
+}
+
+/// A file that TLS on the kubelet API needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ApiFile {
+    /// The authorities of clients.
+    ClientCa,
+    /// Our certificate.
+    Cert,
+    /// Its key.
+    Key,
+}
+
+impl ApiFile {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::ClientCa, Self::Cert, Self::Key];
+
+    /// The setting that names it.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::ClientCa => "authentication.x509.clientCAFile",
+            Self::Cert => "tlsCertFile",
+            Self::Key => "tlsPrivateKeyFile",
+        }
+    }
+
+    /// The name of the copy that node-api gets.
+    pub fn copy(self) -> &'static str {
+        match self {
+            Self::ClientCa => "client-ca.pem",
+            Self::Cert => "tls-cert.pem",
+            Self::Key => "tls-key.pem",
+        }
+    }
+
+    /// Where it is.
+    pub fn of(self, tls: &ApiTls) -> Option<&Path> {
+        match self {
+            Self::ClientCa => Some(&tls.client_ca_file),
+            Self::Cert => tls.cert_file.as_deref(),
+            Self::Key => tls.key_file.as_deref(),
+        }
+    }
+}
+
+impl Api {
+    /// The ports of the kubelet API, with and without a question who it is.
+    pub fn ports(&self) -> [u16; 2] {
+        [self.port, self.read_only_port]
+    }
+}
+
+impl Default for Api {
+    fn default() -> Self {
+        Self {
+            address: "127.0.0.1".into(),
+            port: 10250,
+            read_only_port: 0,
+            healthz_address: "127.0.0.1".into(),
+            healthz_port: 10248,
+            tls: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_take_the_place_of_the_files_that_there_are() {
+        let dir = std::env::temp_dir().join(format!("keelson-api-files-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let mut tls = ApiTls::with_client_ca("/etc/ca.pem".into());
+        tls.key_file = Some("/etc/key.pem".into());
+        for file in [ApiFile::ClientCa, ApiFile::Cert] {
+            std::fs::write(dir.join(file.copy()), "").unwrap();
+        }
+        let own = tls.handed_over(&dir);
+        assert_eq!(own.client_ca_file, dir.join("client-ca.pem"));
+        assert_eq!((own.cert_file, own.key_file), (None, Some("/etc/key.pem".into())));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
