@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod compose;
 mod down;
 mod fuzz;
 mod packages;
@@ -29,6 +30,11 @@ enum Task {
     Quickstart,
     /// Stop what quickstart has started and remove everything it has made (needs root)
     Down,
+    /// Two nodes and etcd in containers, as compose.yaml has them (needs root and Docker)
+    Compose {
+        #[command(subcommand)]
+        task: compose::ComposeTask,
+    },
     /// Install the Debian packages that a build, a run and the tests need, without starting any daemon
     Packages,
     /// Run the tests
@@ -45,6 +51,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Task::Quickstart => quickstart::run(),
         Task::Down => down::run(),
+        Task::Compose { task } => compose::run(task),
         Task::Packages => packages::install_to_test(),
         Task::Test(arguments) => test::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),

@@ -114,12 +114,15 @@ impl Agent {
 
     /// What each service says about itself, asked side by side.
     pub(crate) async fn progress(&self) -> Vec<(ServiceName, Result<GetProgressResponse, Failure>)> {
-        join_all(ServiceName::ALL.map(|service| async move {
-            let mut client = AdminClient::new(self.channel(service));
-            let answer = client.get_progress(self.request(GetProgressRequest {})).await;
-            (service, answer.map(tonic::Response::into_inner).map_err(|s| self.failure(service, s)))
-        }))
-        .await
+        join_all(ServiceName::ALL.map(|service| async move { (service, self.progress_of(service).await) }))
+            .await
+    }
+
+    /// What one service says about itself.
+    pub(crate) async fn progress_of(&self, service: ServiceName) -> Result<GetProgressResponse, Failure> {
+        let mut client = AdminClient::new(self.channel(service));
+        let answer = client.get_progress(self.request(GetProgressRequest {})).await;
+        answer.map(tonic::Response::into_inner).map_err(|s| self.failure(service, s))
     }
 
     /// Every pod with its status.

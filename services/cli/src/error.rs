@@ -25,7 +25,7 @@ pub(crate) enum Failure {
     /// The agent runs, but not this service.
     #[error("{service} is not running: nothing answers at {}", socket.display())]
     ServiceAway { service: ServiceName, socket: PathBuf },
-    /// The services run without init, which alone could do it.
+    /// The services run without init, and whoever keeps them is not known.
     #[error("init is not running here, so nothing of ours starts or ends services: {}", socket.display())]
     NoInit {
         socket: PathBuf,
@@ -205,13 +205,15 @@ fn not_running(others: &[PathBuf]) -> String {
     )
 }
 
-/// Services that somebody else starts: systemd's units and compose's services have our names.
+/// Services that somebody else starts: systemd's units have our names, and containers those that compose.yaml gives them.
 fn without_init(services: &[ServiceName]) -> String {
-    let names = |prefix: &str| -> String { services.iter().map(|s| format!(" {prefix}{s}")).collect() };
+    let names = |prefix: &str, suffix: &str| -> String {
+        services.iter().map(|s| format!(" {prefix}{s}{suffix}")).collect()
+    };
     format!(
-        "whoever starts them: `systemctl restart{}` under systemd, `docker compose restart{}` under compose",
-        names("keelson-"),
-        names("")
+        "whoever starts them: `systemctl restart{}` under systemd, `docker compose restart{}` on the first node of compose.yaml",
+        names("keelson-", ""),
+        names("", "-1")
     )
 }
 
@@ -237,7 +239,7 @@ mod tests {
         let failure = Failure::NoInit { socket: "/r/init.sock".into(), services };
         let hint = failure.hint().unwrap();
         assert!(hint.contains("`systemctl restart keelson-pod-sync keelson-node-api`"), "{hint}");
-        assert!(hint.contains("`docker compose restart pod-sync node-api`"), "{hint}");
+        assert!(hint.contains("`docker compose restart pod-sync-1 node-api-1`"), "{hint}");
         assert_eq!(failure.exit_code(), 69);
     }
 }

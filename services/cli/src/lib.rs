@@ -16,6 +16,7 @@ mod describer;
 mod error;
 mod fleet;
 mod human;
+mod keeper;
 mod machine;
 mod near;
 mod output;

@@ -16,7 +16,7 @@ use tonic::service::Routes;
 use crate::admin::AdminService;
 use crate::context::{Context, ServiceArgs};
 use crate::server::{CallerPolicy, StackLayer, serve};
-use crate::{events::EventRing, last_words, lifeline, memory, metrics::Metrics, progress::Progress};
+use crate::{events::EventRing, health, last_words, lifeline, memory, metrics::Metrics, progress::Progress};
 
 const EX_USAGE: u8 = 64;
 const EX_SOFTWARE: u8 = 70;
@@ -60,6 +60,9 @@ where
             return ExitCode::from(EX_CONFIG);
         }
     };
+    if args.health {
+        return health::ask(spec.name, &config.paths.socket(spec.name));
+    }
     run_with_config(spec, config, |context| async move {
         let routes = build(context).await?;
         Ok(Built { routes, finish: std::future::ready(()), announces_ready: false })

@@ -19,6 +19,9 @@ pub struct ServiceArgs {
     /// The resolved configuration, as keelson-init writes it.
     #[arg(long, value_name = "FILE", default_value = "/run/keelson/config.json")]
     pub config: PathBuf,
+    /// Ask the service that runs whether it is well, and exit: 0 when it is, 69 when it is not.
+    #[arg(long)]
+    pub health: bool,
 }
 
 /// What a service is built from.

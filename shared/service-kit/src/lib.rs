@@ -16,6 +16,7 @@ mod context;
 mod deadline;
 mod events;
 mod follow;
+mod health;
 pub mod last_words;
 mod lifeline;
 mod memory;

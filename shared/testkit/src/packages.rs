@@ -16,6 +16,10 @@ const CNI_BIN_DIRS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 /// The plugins that the kit's network needs.
 const CNI_PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
 
+/// Where packages put the plugin by which `docker compose` is known.
+const COMPOSE_PLUGINS: [&str; 2] =
+    ["/usr/libexec/docker/cli-plugins/docker-compose", "/usr/lib/docker/cli-plugins/docker-compose"];
+
 /// Something that is not ours and must be installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Component {
@@ -43,6 +47,12 @@ pub enum Component {
     Dbus,
     /// `etcd`.
     EtcdServer,
+    /// `dockerd` and `docker`.
+    Docker,
+    /// `docker-compose`, or Docker's plugin.
+    DockerCompose,
+    /// `debootstrap`.
+    Debootstrap,
 }
 
 impl Component {
@@ -59,7 +69,15 @@ impl Component {
     ];
 
     /// What only tests need besides.
-    pub const TO_TEST: [Self; 4] = [Self::DockerRegistry, Self::Systemd, Self::Dbus, Self::EtcdServer];
+    pub const TO_TEST: [Self; 7] = [
+        Self::DockerRegistry,
+        Self::Systemd,
+        Self::Dbus,
+        Self::EtcdServer,
+        Self::Docker,
+        Self::DockerCompose,
+        Self::Debootstrap,
+    ];
 
     /// The Debian package that has it.
     pub const fn package(self) -> &'static str {
@@ -76,6 +94,9 @@ impl Component {
             Self::Systemd => "systemd",
             Self::Dbus => "dbus",
             Self::EtcdServer => "etcd-server",
+            Self::Docker => "docker.io",
+            Self::DockerCompose => "docker-compose",
+            Self::Debootstrap => "debootstrap",
         }
     }
 
@@ -109,6 +130,12 @@ impl Component {
             }
             Self::Dbus => find_file("dbus-daemon"),
             Self::EtcdServer => find_file("etcd"),
+            Self::Docker => find_file("docker").and_then(|_| find_file("dockerd")),
+            Self::DockerCompose => find_file("docker-compose").or_else(|missing| {
+                let found = COMPOSE_PLUGINS.iter().map(PathBuf::from).find(|path| path.is_file());
+                found.ok_or(missing)
+            }),
+            Self::Debootstrap => find_file("debootstrap"),
             Self::ProtobufTypes => {
                 let path = PathBuf::from("/usr/include/google/protobuf/timestamp.proto");
                 if path.is_file() { Ok(path) } else { bail!("{} does not exist", path.display()) }
@@ -130,6 +157,9 @@ impl Component {
             Self::Systemd => "systemd",
             Self::Dbus => "the message bus dbus-daemon",
             Self::EtcdServer => "the server etcd",
+            Self::Docker => "Docker (dockerd and docker)",
+            Self::DockerCompose => "docker-compose",
+            Self::Debootstrap => "the command debootstrap",
         }
     }
 }

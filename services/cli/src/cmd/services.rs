@@ -1,5 +1,6 @@
 //! `keelson services`.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use keelson_config::ServiceName;
@@ -7,9 +8,10 @@ use keelson_proto::keelson::supervisor::v1::{RestartServiceRequest, Service};
 
 use super::{Session, get_services};
 use crate::error::Failure;
+use crate::keeper::Keeper;
 use crate::output;
 
-/// How often init is asked whether a service serves again.
+/// How often it is asked whether a service serves again.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Restarts the named services, or all but init, one after the other: each serves again before the next one goes, so
@@ -28,7 +30,10 @@ pub(crate) async fn restart(
     for service in &services {
         let before = match session.agent.services().await {
             Ok(list) => pid(&list, *service),
-            Err(failure) => return Err(without_init(failure, &services)),
+            Err(Failure::ServiceAway { socket, .. }) => {
+                return without_init(session, &services, socket, timeout).await;
+            }
+            Err(failure) => return Err(failure),
         };
         let request = session.agent.request(RestartServiceRequest { name: service.to_string() });
         let answer = session.agent.supervisor().restart_service(request).await;
@@ -43,10 +48,48 @@ fn pid(services: &[Service], service: ServiceName) -> u32 {
     services.iter().find(|s| s.name == service.as_str()).map_or(0, |s| s.pid)
 }
 
-/// There is no init: services that run all the same are somebody else's to restart.
-fn without_init(failure: Failure, services: &[ServiceName]) -> Failure {
-    let Failure::ServiceAway { socket, .. } = &failure else { return failure };
-    Failure::NoInit { socket: socket.clone(), services: services.to_vec() }
+/// There is no init: each service is restarted by whoever keeps it running, and asked itself whether it serves again. One
+/// that nobody known keeps stays as it is, and so do those after it.
+async fn without_init(
+    session: &Session,
+    services: &[ServiceName],
+    init: PathBuf,
+    timeout: Duration,
+) -> Result<(), Failure> {
+    for (at, service) in services.iter().enumerate() {
+        let Some(keeper) = Keeper::of(*service, &session.agent.socket(*service)).await else {
+            return Err(Failure::NoInit { socket: init, services: services[at..].to_vec() });
+        };
+        let before = session.agent.progress_of(*service).await.ok().map(|told| told.started_unix_nanos);
+        keeper.restart().await?;
+        until_it_answers(session, *service, before, timeout).await?;
+        output::print(&format!("service/{service} restarted\n"))?;
+    }
+    Ok(())
+}
+
+/// Waits until a service answers that has started at another moment than `before`.
+async fn until_it_answers(
+    session: &Session,
+    service: ServiceName,
+    before: Option<i64>,
+    timeout: Duration,
+) -> Result<(), Failure> {
+    let begun = Instant::now();
+    loop {
+        let fault = match session.agent.progress_of(service).await {
+            Ok(told) if Some(told.started_unix_nanos) != before => return Ok(()),
+            Ok(_) => "it has not ended yet".to_owned(),
+            Err(failure) => failure.to_string(),
+        };
+        if begun.elapsed() >= timeout {
+            return Err(Failure::TimedOut {
+                message: format!("{service} does not serve again after {} s: {fault}", timeout.as_secs_f32()),
+                hint: "`keelson get services -w`".into(),
+            });
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
 }
 
 /// Waits until another process of the service than `before` has answered init.

@@ -260,13 +260,13 @@ fn names_that_are_nearly_those_of_pods_and_services_are_offered() {
 }
 
 #[test]
-fn services_that_run_without_init_are_restarted_by_whoever_starts_them() {
+fn who_keeps_services_without_init_and_is_not_known_is_named_by_both_means() {
     let fake = Fake::start_some(world(), &[ServiceName::PodSync], &Config::default());
     let said = keelson(&fake.run_dir, &["services", "restart", "pod-sync", "node-api"]);
     let (error, hint) = said.failed(69);
     assert!(error.starts_with("init is not running here") && error.contains("init.sock"), "{error}");
     assert!(hint.contains("systemctl restart keelson-pod-sync keelson-node-api"), "{hint}");
-    assert!(hint.contains("docker compose restart pod-sync node-api"), "{hint}");
+    assert!(hint.contains("docker compose restart pod-sync-1 node-api-1"), "{hint}");
 }
 
 /// The table of the README, a row each.

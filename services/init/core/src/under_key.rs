@@ -11,7 +11,9 @@ use crate::resolve::{Inputs, Resolved, resolve};
 
 /// What no key changes: init, the locks, the folders and the cgroups of all that runs hang on it. The paths of the
 /// resolved configuration, what lies below included, each with the field that sets it, where there is one.
-const FIXED: [(&str, &str); 9] = [
+const FIXED: [(&str, &str); 10] = [
+    // The files are handed over once, and who writes the key is not to say who is let in.
+    ("api.tls", ""),
     ("controlPlane", ""),
     ("manageHost", ""),
     ("nodeName", ""),

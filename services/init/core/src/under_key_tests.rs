@@ -153,12 +153,13 @@ fn what_no_field_sets_is_named_by_its_place_and_what_may_change_is_not_named() {
     other.resources.max_pods = 3;
     other.runtime.request_timeout_ms = 1;
     other.api.port = 1;
+    other.api.tls = Some(keelson_config::ApiTls::with_client_ca("/ca".into()));
     let problems = changes_of_the_fixed(&files, &other, "etcd config@7");
     let fields: Vec<&str> = problems.iter().map(|problem| problem.field.as_str()).collect();
     assert!(fields.iter().all(|field| {
-        ["controlPlane", "manageHost", "nodeName", "users.uids.pod-sync"].iter().any(|f| field.starts_with(f))
+        ["api.tls", "controlPlane", "manageHost", "nodeName", "users.uids.pod-sync"].iter().any(|f| field.starts_with(f))
     }));
-    for field in ["manageHost", "nodeName", "users.uids.pod-sync"] {
+    for field in ["api.tls.clientCaFile", "manageHost", "nodeName", "users.uids.pod-sync"] {
         assert!(fields.contains(&field), "{fields:?}");
     }
     assert!(fields.iter().any(|field| field.starts_with("controlPlane")), "{fields:?}");
