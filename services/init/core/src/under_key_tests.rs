@@ -157,7 +157,9 @@ fn what_no_field_sets_is_named_by_its_place_and_what_may_change_is_not_named() {
     let problems = changes_of_the_fixed(&files, &other, "etcd config@7");
     let fields: Vec<&str> = problems.iter().map(|problem| problem.field.as_str()).collect();
     assert!(fields.iter().all(|field| {
-        ["api.tls", "controlPlane", "manageHost", "nodeName", "users.uids.pod-sync"].iter().any(|f| field.starts_with(f))
+        ["api.tls", "controlPlane", "manageHost", "nodeName", "users.uids.pod-sync"]
+            .iter()
+            .any(|f| field.starts_with(f))
     }));
     for field in ["api.tls.clientCaFile", "manageHost", "nodeName", "users.uids.pod-sync"] {
         assert!(fields.contains(&field), "{fields:?}");
