@@ -33,6 +33,8 @@ use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish, repu
 
 /// How long one call asks whether something is released before it is made again.
 const ASK: Duration = Duration::from_secs(60);
+/// How long volumes may be in the way before it is looked at what the runtime has.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Ends the processes of a pod, or of what only the runtime knows.
 pub async fn terminate(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
@@ -281,11 +283,37 @@ pub async fn clean(agent: &Arc<Agent>, job: &Job) -> Result<Turn, Trouble> {
     Ok(Turn::of(SyncOutcome::Done))
 }
 
-async fn unmount(agent: &Agent, job: &Job, wanted: &Wanted) -> Result<(), Trouble> {
+async fn unmount(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<(), Trouble> {
     desires::unmount(agent, wanted);
     let request = volume::UnmountPodRequest { uid: job.uid.clone() };
-    gone_is_done(agent.clients.volumes().unmount_pod(bounded(request, ASK)).await)
-        .map_err(|s| Trouble::call("volumes are not unmounted yet", &s))
+    let mut volumes = agent.clients.volumes();
+    let asked = volumes.unmount_pod(bounded(request, ASK));
+    tokio::pin!(asked);
+    loop {
+        // Cancel-safe: `asked` is pinned outside and goes on at the next turn.
+        tokio::select! {
+            answer = &mut asked => {
+                return gone_is_done(answer).map_err(|s| Trouble::call("volumes are not unmounted yet", &s));
+            }
+            () = tokio::time::sleep(LOOK_AGAIN) => end_latecomers(agent, job, wanted).await?,
+        }
+    }
+}
+
+/// Ends what comes to light only now: the runtime may finish a sandbox after the call that wanted it was cut, by the end of
+/// an earlier pod-sync (architecture §4, "Calls that were cut"). volume-manager waits for it, and nobody else would end it.
+async fn end_latecomers(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<(), Trouble> {
+    // A runtime that does not answer is what volume-manager waits for, too.
+    let Ok(observed) = read(agent, &job.uid).await else { return Ok(()) };
+    if !observed.anything_running() && !observed.any_sandbox_ready() {
+        return Ok(());
+    }
+    tracing::warn!(
+        pod = name_of(&wanted.pod),
+        uid = job.uid,
+        "something of the pod has come to light after its end; ending that, too"
+    );
+    stop_pod(agent, job, Some(&wanted.pod), &observed, Grace::whole(0)).await
 }
 
 async fn release(agent: &Agent, job: &Job, wanted: &Wanted) -> Result<(), Trouble> {

@@ -46,3 +46,17 @@ async fn starts_and_ends_are_counted_once() {
     }
     service.kill();
 }
+
+#[tokio::test]
+async fn a_sandbox_that_comes_to_light_after_the_end_is_ended_too() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    world.name("web", "Always", 1);
+    service.phase("web", "Running").await;
+    world.shim.finish_late("web");
+    world.pods.remove(&"web".to_owned());
+    eventually("the end", async || service.pod("web").await.is_none().then_some(())).await;
+    let late = world.shim.pod("web").unwrap().sandboxes.pop().unwrap();
+    assert_eq!((late.id.as_str(), late.ready), ("web-late", false));
+    service.kill();
+}

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
 use keelson_proto::keelson::common::v1 as common;
@@ -18,7 +19,7 @@ use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::shim::Answers;
+use super::shim::{Answers, Shim};
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -46,8 +47,8 @@ pub fn pod_config(pods: WatchHub<String, pc::DesiredPod>, ready: watch::Receiver
     Routes::new(PodConfigServer::new(Source { pods, ready }))
 }
 
-pub fn volume_manager() -> Routes {
-    Routes::new(VolumeManagerServer::new(Yes))
+pub fn volume_manager(shim: &Arc<Shim>) -> Routes {
+    Routes::new(VolumeManagerServer::new(Volumes(Arc::clone(shim))))
 }
 
 pub fn resource_manager(machine: &Arc<MachineRoom>) -> Routes {
@@ -165,12 +166,13 @@ impl PodConfig for Source {
     }
 }
 
-struct Yes;
+/// Unmounts nothing of a pod whose sandbox is ready, as the real one.
+struct Volumes(Arc<Shim>);
 
 struct Resources(Arc<MachineRoom>);
 
 #[tonic::async_trait]
-impl VolumeManager for Yes {
+impl VolumeManager for Volumes {
     type SyncStream = Answers<common::SyncAck>;
     type MountPodStream = Answers<vm::MountPodResponse>;
     type WatchPodVolumesStream = Answers<vm::WatchPodVolumesResponse>;
@@ -219,7 +221,12 @@ impl VolumeManager for Yes {
         Ok(Response::new(one(vm::MountPodResponse { item: Some(ready) })))
     }
 
-    async fn unmount_pod(&self, _: Request<vm::UnmountPodRequest>) -> Answer<vm::UnmountPodResponse> {
+    async fn unmount_pod(&self, request: Request<vm::UnmountPodRequest>) -> Answer<vm::UnmountPodResponse> {
+        let uid = request.into_inner().uid;
+        self.0.comes_late(&uid);
+        while self.0.pod(&uid).is_some_and(|pod| pod.sandboxes.iter().any(|sandbox| sandbox.ready)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         Ok(Response::new(vm::UnmountPodResponse {}))
     }
 

@@ -89,7 +89,7 @@ impl World {
         let (config, never) = (world.config(), CancellationToken::new());
         serve(&config, ServiceName::PodConfig, callees::pod_config(world.pods.clone(), reported), &never);
         serve(&config, ServiceName::RuntimeShim, shim::routes(&world.shim), &never);
-        serve(&config, ServiceName::VolumeManager, callees::volume_manager(), &never);
+        serve(&config, ServiceName::VolumeManager, callees::volume_manager(&world.shim), &never);
         serve(&config, ServiceName::ResourceManager, callees::resource_manager(&world.machine), &never);
         world
     }

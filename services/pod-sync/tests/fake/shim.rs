@@ -1,6 +1,6 @@
 //! runtime-shim, and the runtime behind it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
@@ -41,6 +41,7 @@ struct State {
     images_fail: bool,
     handlers: Vec<rt::RuntimeHandler>,
     sweeps: bool,
+    late: BTreeSet<String>,
 }
 
 pub fn routes(shim: &Arc<Shim>) -> Routes {
@@ -153,6 +154,18 @@ impl Shim {
                 container.finished_unix_nanos = now_unix_nanos();
             }
         });
+    }
+
+    /// A sandbox of the pod comes to light when its volumes are to be unmounted: its making was cut and goes on.
+    pub fn finish_late(&self, uid: &str) {
+        self.state.lock().unwrap().late.insert(uid.to_owned());
+    }
+
+    pub(super) fn comes_late(&self, uid: &str) {
+        if self.state.lock().unwrap().late.remove(uid) {
+            let late = rt::Sandbox { id: format!("{uid}-late"), ready: true, ..rt::Sandbox::default() };
+            self.change(uid, |pod| pod.sandboxes.push(late));
+        }
     }
 
     /// Removes everything that is left of a pod.
