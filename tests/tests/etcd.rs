@@ -8,13 +8,16 @@ use std::path::Path;
 
 use etcd_client::{Client, Permission};
 use keelson_config::ServiceName;
-use keelson_testkit::process::Signal;
-use keelson_testkit::{Agent, EtcdCluster, Scratch, eventually};
+use keelson_testkit::process::{ProcessId, Signal};
+use keelson_testkit::{Agent, AgentSpec, EtcdCluster, Relay, Scratch, eventually};
 use keelson_tests::{LIMIT, is_ready, running, sleeper};
+use rustix::mount::{MountFlags, mount};
 use serde_json::{Value, json};
 
 struct Fleet {
     cluster: EtcdCluster,
+    /// The networks between the nodes and the members.
+    relays: Vec<Relay>,
     nodes: Vec<Agent>,
     scratch: Scratch,
 }
@@ -22,18 +25,26 @@ struct Fleet {
 impl Fleet {
     /// So many members and so many nodes, whose names are nobody else's: so are their cgroups.
     async fn new(members: usize, nodes: usize) -> Self {
+        Self::with(members, nodes, |_| {}).await
+    }
+
+    /// As [`Fleet::new`], with nodes that are set up in another way.
+    async fn with(members: usize, nodes: usize, configure: fn(&mut AgentSpec)) -> Self {
         let scratch = Scratch::new().unwrap();
         let own = scratch.path().file_name().unwrap().to_str().unwrap().to_owned();
         let cluster = EtcdCluster::start(&scratch.path().join("e"), members).unwrap();
+        let relays = cluster.relays().unwrap();
+        let endpoints: Vec<String> = relays.iter().map(|r| format!("http://{}", r.address())).collect();
         let mut agents = Vec::new();
         for n in 0..nodes {
             let node = format!("{own}-{n}");
             let builder = Agent::builder(&scratch.path().join(format!("n{n}")))
                 .node_name(&node)
-                .etcd(json!({"endpoints": cluster.endpoints()}));
+                .etcd(json!({"endpoints": endpoints}))
+                .configure(configure);
             agents.push(builder.start().await.unwrap());
         }
-        let fleet = Self { cluster, nodes: agents, scratch };
+        let fleet = Self { cluster, relays, nodes: agents, scratch };
         fleet
             .until("every node has its lease", &["get", "node"], |list| {
                 let ready = |node: &Value| is_ready(node);
@@ -223,6 +234,124 @@ async fn what_changes_on_two_nodes_while_a_member_is_killed_is_not_lost() {
         }
     }
     fleet.cluster.restart(0).unwrap();
+    for agent in fleet.nodes {
+        agent.end().unwrap();
+    }
+}
+
+/// A run folder in memory, as `/run` is one.
+fn run_in_memory(spec: &mut AgentSpec) {
+    std::fs::create_dir_all(&spec.run_dir).unwrap();
+    mount("tmpfs", &spec.run_dir, "tmpfs", MountFlags::empty(), None).unwrap();
+}
+
+/// Whether any file below the folder holds the text.
+fn holds(folder: &Path, text: &str) -> bool {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).any(|path| {
+        let has = |bytes: Vec<u8>| bytes.windows(text.len()).any(|part| part == text.as_bytes());
+        if path.is_dir() { holds(&path, text) } else { std::fs::read(&path).is_ok_and(has) }
+    })
+}
+
+#[tokio::test]
+async fn a_container_with_a_secret_starts_again_while_etcd_is_away_and_the_services_were_killed() {
+    let mut fleet = Fleet::with(1, 1, run_in_memory).await;
+    let env =
+        "    env: [{name: TOKEN, valueFrom: {secretKeyRef: {name: key, key: token}}}]\n    volumeMounts:\n";
+    let manifest =
+        with_secret().replacen("    volumeMounts:\n", env, 1).replace("token: one", "token: xyzzy");
+    fleet.good(&["apply", "-f", &fleet.file("web.yaml", &manifest)]).await;
+    fleet.until_ready(&["web"]).await;
+    let agent = &fleet.nodes[0];
+    let before = running(agent).await.unwrap()["web/main"].clone();
+
+    fleet.cluster.kill(0);
+    // All who could know the Secret otherwise.
+    let services = [ServiceName::PodConfig, ServiceName::PodSync, ServiceName::VolumeManager];
+    let killed: Vec<_> =
+        services.iter().map(|service| (*service, agent.service(*service).unwrap())).collect();
+    for (_, process) in &killed {
+        assert!(process.signal(Signal::KILL));
+    }
+    for (service, process) in killed {
+        let back = async || agent.service(service).is_some_and(|now| now != process);
+        eventually(LIMIT, format!("{service} is back"), back).await.unwrap();
+    }
+    assert!(ProcessId::of(before.pid).unwrap().signal(Signal::KILL));
+    let mut after = None;
+    let started = eventually(LIMIT, "the container runs again", async || {
+        // One that ends while it is looked at is no answer.
+        let now = running(agent).await.ok().and_then(|mut all| all.remove("web/main"));
+        after = now.filter(|now| now.id != before.id);
+        after.is_some()
+    });
+    started.await.unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    let process = Path::new("/proc").join(after.unwrap().pid.to_string());
+    assert!(std::fs::read_to_string(process.join("environ")).unwrap().contains("TOKEN=xyzzy"));
+    assert_eq!(std::fs::read_to_string(process.join("root/key/token")).unwrap(), "xyzzy");
+    for text in ["xyzzy", "eHl6enk="] {
+        assert!(!holds(&agent.spec().state_dir, text), "the Secret is on the disk");
+    }
+    for agent in fleet.nodes {
+        agent.end().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_network_that_is_cut_for_longer_than_the_lease_touches_no_pod_and_nothing_is_lost_of_what_changes()
+{
+    let fleet = Fleet::with(3, 1, |spec| {
+        spec.kubelet.insert("nodeLeaseDurationSeconds".to_owned(), json!(10));
+    })
+    .await;
+    let node = fleet.names().remove(0);
+    let manifest = fleet.file("all.yaml", &[sleeper("web"), sleeper("gone")].join("---\n"));
+    fleet.good(&["apply", "-f", &manifest]).await;
+    fleet.until_ready(&["gone", "web"]).await;
+    let agent = &fleet.nodes[0];
+    let before = running(agent).await.unwrap();
+    let mut direct = Client::connect(fleet.cluster.endpoints(), None).await.unwrap();
+    let lease = format!("/keelson/v1/nodes/{node}/status/lease");
+    let mut lives = async || !direct.get(lease.as_str(), None).await.unwrap().kvs().is_empty();
+    assert!(lives().await);
+
+    fleet.relays.iter().for_each(Relay::cut);
+    let cut = std::time::Instant::now();
+    eventually(LIMIT, "the lease has ended", async || !lives().await).await.unwrap();
+    assert!(cut.elapsed() < std::time::Duration::from_secs(30), "it is one of ten seconds");
+    let table = fleet.good(&["get", "node"]).await;
+    assert!(table.lines().nth(1).unwrap().contains("NotReady"), "{table}");
+    let mut labelled = fleet.json(&["get", "pod", "web"]).await;
+    labelled["metadata"]["labels"] = json!({"tier": "front"});
+    fleet.good(&["apply", "-f", &fleet.file("labelled.json", &labelled.to_string())]).await;
+    fleet.good(&["apply", "-f", &fleet.file("late.yaml", &sleeper("late"))]).await;
+    fleet.good(&["delete", "pod", "gone", "--wait=false"]).await;
+    // Both who speak to etcd have noticed, and nobody has done anything about it.
+    for (service, says) in
+        [("pod-config", "does not answer"), ("node-status", "the node's lease will be written again")]
+    {
+        eventually(LIMIT, format!("{service} says that etcd is away"), async || {
+            let text = agent.keelson(&["get", "services"]).await.unwrap().stdout;
+            let text = String::from_utf8(text).unwrap();
+            text.lines().any(|line| line.starts_with(service) && line.contains(says))
+        })
+        .await
+        .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
+    }
+    assert_eq!(running(agent).await.unwrap(), before, "the same containers and processes");
+
+    fleet.relays.iter().for_each(Relay::heal);
+    eventually(LIMIT, "the lease is back", async || lives().await).await.unwrap();
+    fleet.until_ready(&["late", "web"]).await;
+    fleet
+        .until("the label is told", &["get", "pod", "web"], |pod| {
+            pod["metadata"]["labels"]["tier"] == "front"
+        })
+        .await;
+    let after = running(agent).await.unwrap();
+    assert_eq!(after.keys().collect::<Vec<_>>(), ["late/main", "web/main"]);
+    assert_eq!(after["web/main"], before["web/main"], "the container went on");
     for agent in fleet.nodes {
         agent.end().unwrap();
     }

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use keelson_config::ControlPlane;
 use keelson_proto::keelson::node_status::v1::node_status_server::NodeStatusServer;
 use keelson_service_kit::Context;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tonic::service::Routes;
 
 use crate::etcd::EtcdWriter;
@@ -71,7 +71,8 @@ pub async fn build_with(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) -> an
     let builder = node::NodeLoop::new(&ctx, clock, Arc::clone(&writer), Arc::clone(&saved));
     ctx.spawn("node", builder.run(world_seen, health_seen, published));
     ctx.spawn("pods", pods::run(ctx.clone(), Arc::clone(&writer)));
-    ctx.spawn("lease", report::renew(ctx.clone(), Arc::clone(&writer)));
-    ctx.spawn("report", report::run(ctx.clone(), Arc::clone(&writer), saved, file));
+    let (tried, lease_tried) = oneshot::channel();
+    ctx.spawn("lease", report::renew(ctx.clone(), Arc::clone(&writer), tried));
+    ctx.spawn("report", report::run(ctx.clone(), Arc::clone(&writer), saved, file, lease_tried));
     Ok(Routes::new(NodeStatusServer::new(server::Server { node, writer })))
 }

@@ -12,7 +12,7 @@ use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Context, LoopHandle, Peer, StateFile};
 use prometheus_client::metrics::counter::Counter;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tonic::{Request, Status};
 
 use crate::saved::Saved;
@@ -37,13 +37,19 @@ struct Drain {
 }
 
 /// Renews the lease until the shutdown: four times in its length, as the kubelet does, and at least every ten seconds.
-pub(crate) async fn renew(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) {
+/// `tried` is told when that has been tried once.
+pub(crate) async fn renew(ctx: Context, writer: Arc<dyn ControlPlaneWriter>, tried: oneshot::Sender<()>) {
+    let mut tried = Some(tried);
     let handle = ctx.progress.register("lease");
     let period = renewal(&ctx.config.control_plane);
     loop {
         handle.tick();
         let lease = writer.renew_lease().await;
         ctx.progress.condition("node lease", lease.map_err(|error| error.to_string()));
+        if let Some(tried) = tried.take() {
+            // Nobody waits for it any more when the service ends.
+            let _ = tried.send(());
+        }
         // Cancel-safe: neither arm holds anything.
         tokio::select! {
             () = ctx.shutdown.cancelled() => return,
@@ -61,14 +67,21 @@ fn renewal(control_plane: &ControlPlane) -> Duration {
     }
 }
 
-/// Turns every ten seconds until the shutdown.
+/// Turns every ten seconds until the shutdown. Events may be written under the lease alone, so the first turn comes after
+/// `lease_tried`.
 pub(crate) async fn run(
     ctx: Context,
     writer: Arc<dyn ControlPlaneWriter>,
     saved: Arc<watch::Sender<Saved>>,
     file: StateFile<Saved>,
+    lease_tried: oneshot::Receiver<()>,
 ) {
     let handle = ctx.progress.register("report");
+    // Cancel-safe: neither arm holds anything.
+    tokio::select! {
+        () = ctx.shutdown.cancelled() => return,
+        _ = lease_tried => {}
+    }
     let drain = Drain::new(&ctx, writer, saved);
     let mut stored = drain.saved.borrow().clone();
     loop {

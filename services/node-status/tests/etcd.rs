@@ -100,6 +100,11 @@ async fn node_lease_pods_and_events_stand_under_the_nodes_keys() {
 
     let lease = eventually(async || scene.entry(&scene.keys.lease()).await).await;
     assert_ne!(lease.lease, 0, "the key ends with the node");
+    let conditions = ctx.progress.report("").conditions;
+    assert!(
+        !conditions.iter().any(|c| c.name == "events" && !c.ok),
+        "events wait for the lease: {conditions:?}"
+    );
     let value: Value = serde_json::from_slice(&lease.value).unwrap();
     assert_eq!(value["spec"]["leaseDurationSeconds"], 40);
     assert!(value["spec"]["holderIdentity"].as_str().unwrap().starts_with("n1_"), "{value}");
