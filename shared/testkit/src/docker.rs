@@ -18,8 +18,9 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 /// It ends every container first.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 
-/// A running dockerd with everything below one folder. It touches no packet filter and has no bridge but those that
-/// somebody makes with it. Dropping it ends it and its containers and removes what it made.
+/// A running dockerd with everything below one folder and a network namespace of its own, so that its bridges, addresses
+/// and packet filters are nobody else's; nothing is pulled by it. Dropping it ends it and its containers and removes what
+/// it made.
 #[derive(Debug)]
 pub struct PrivateDocker {
     dir: PathBuf,
@@ -32,6 +33,7 @@ impl PrivateDocker {
     pub fn start(dir: &Path, cgroup_root: &str) -> anyhow::Result<Self> {
         ensure!(rustix::process::geteuid().is_root(), "dockerd needs root");
         let program = Component::Docker.find()?;
+        Component::Iproute.find()?;
         fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let mut docker = Self { dir: dir.to_owned(), cgroup_root: cgroup_root.to_owned(), child: None };
         remember(dir, &docker.remains())?;
@@ -41,7 +43,9 @@ impl PrivateDocker {
         fs::write(&settings, "{}").with_context(|| format!("cannot write {}", settings.display()))?;
         // A containerd of the machine would be used, in a namespace that is nobody else's.
         let namespace = cgroup_root.trim_start_matches('/');
-        let child = Command::new(program)
+        let child = Command::new("unshare")
+            .args(["--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"])
+            .arg(program)
             .arg("--config-file")
             .arg(&settings)
             .arg("--data-root")
@@ -50,10 +54,9 @@ impl PrivateDocker {
             .arg(docker.exec_root())
             .arg("--pidfile")
             .arg(dir.join("docker.pid"))
-            .args(["--host", &docker.host(), "--cgroup-parent", cgroup_root, "--bridge", "none"])
+            .args(["--host", &docker.host(), "--cgroup-parent", cgroup_root])
             .args(["--containerd-namespace", namespace])
             .args(["--containerd-plugins-namespace", &format!("{namespace}-plugins")])
-            .args(["--iptables=false", "--ip6tables=false"])
             .env("PATH", full_path(None)?)
             .current_dir("/")
             .stdin(Stdio::null())
@@ -70,6 +73,14 @@ impl PrivateDocker {
     /// What `DOCKER_HOST` is to be.
     pub fn host(&self) -> String {
         format!("unix://{}", self.dir.join("docker.sock").display())
+    }
+
+    /// A command that runs `program` where its published ports are.
+    pub fn beside(&self, program: &Path) -> anyhow::Result<Command> {
+        let pid = self.child.as_ref().map(Child::id).context("dockerd has been ended")?;
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{pid}/ns/net")).arg(program).env("DOCKER_HOST", self.host());
+        Ok(command)
     }
 
     fn exec_root(&self) -> PathBuf {
