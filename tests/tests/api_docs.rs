@@ -30,14 +30,20 @@ async fn every_example_of_the_api_pages_answers_with_json() {
             let output = agent.keelson(args).await.unwrap();
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{}: {command}: {said}", path.display());
-            let lines: Vec<Value> =
-                String::from_utf8(output.stdout).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+            let lines: Vec<Value> = String::from_utf8(output.stdout)
+                .unwrap()
+                .lines()
+                .map(|l| serde_json::from_str(l).unwrap())
+                .collect();
             ran += 1;
             match path.file_stem().unwrap().to_str().unwrap() {
                 "pod-sync" => assert_eq!(lines[0]["podJson"]["status"]["phase"], "Running", "{lines:?}"),
                 "supervisor" => assert_eq!(lines[0]["services"].as_array().unwrap().len(), 8, "{lines:?}"),
                 "volume-manager" => {}
-                _ => assert!(lines[0].as_object().is_some_and(|answer| !answer.is_empty()), "{command}: {lines:?}"),
+                _ => assert!(
+                    lines[0].as_object().is_some_and(|answer| !answer.is_empty()),
+                    "{command}: {lines:?}"
+                ),
             }
         }
     }
