@@ -48,7 +48,7 @@ const PAGES: [Page; 9] = [
         service: "volume-manager",
         api: "keelson.volume_manager.v1.VolumeManager",
         about: "Gives pods their volumes.",
-        example: "keelson grpc call volume-manager ListOrphans",
+        example: "keelson grpc call volume-manager PodVolumeStats",
     },
     Page {
         file: "resource-manager",

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         Task::Quickstart => quickstart::run(),
         Task::Down => down::run(),
         Task::Compose { task } => compose::run(task),
-        Task::Packages => packages::install_to_test(),
+        Task::Packages => packages::install_to_test(false),
         Task::Test(arguments) => test::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments).map(|never| match never {}),

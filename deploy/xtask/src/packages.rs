@@ -21,9 +21,10 @@ pub fn install_to_run() -> anyhow::Result<()> {
     install_missing(&Component::TO_RUN)
 }
 
-/// Installs what is missing to build, to run and to test.
-pub fn install_to_test() -> anyhow::Result<()> {
-    install_missing(&[&Component::TO_RUN[..], &Component::TO_TEST].concat())
+/// Installs what is missing to build, to run and to test; with `long` also what the tests need that take minutes.
+pub fn install_to_test(long: bool) -> anyhow::Result<()> {
+    let of_long: &[Component] = if long { &Component::TO_TEST_LONG } else { &[] };
+    install_missing(&[&Component::TO_RUN[..], &Component::TO_TEST, of_long].concat())
 }
 
 fn install_missing(components: &[Component]) -> anyhow::Result<()> {

@@ -20,7 +20,7 @@ pub struct TestArguments {
 
 /// Runs every test, or with `--long` also the ignored ones.
 pub fn run(arguments: &TestArguments) -> anyhow::Result<()> {
-    packages::install_to_test()?;
+    packages::install_to_test(arguments.long)?;
     // The whole-agent tests start the services' binaries.
     // With the tests, so that both are built with the same features of their dependencies, once.
     run_command(cargo().args(["build", "--workspace", "--bins", "--tests"]))?;
