@@ -76,7 +76,7 @@ const PAGES: [Page; 9] = [
         service: "node-api",
         api: "keelson.admin.v1.Admin",
         about: "What every service tells of itself.",
-        example: "keelson grpc call node-api GetProgress",
+        example: "keelson grpc call node-api GetProgress\nkeelson grpc call node-api GetUsage\nkeelson grpc call pod-sync ListSpans",
     },
     Page {
         file: "events",

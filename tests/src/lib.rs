@@ -4,17 +4,21 @@ pub mod beside;
 pub mod disk;
 pub mod http;
 pub mod link;
+pub mod promql;
+pub mod screen;
 pub mod seen;
 pub mod waits;
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Output;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use k8s_cri::v1 as cri;
 use keelson_config::ServiceName;
-use keelson_testkit::{Agent, BUSYBOX_IMAGE, eventually};
+use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, copy_binaries, eventually};
 use serde_json::Value;
 
 /// How long anything that has to happen may take on a busy machine.
@@ -28,6 +32,20 @@ pub fn sleeper(name: &str) -> String {
          command: [\"/bin/sh\", \"-c\", \"echo hello from {name}; exec sleep 1000000\"]\n    \
          volumeMounts:\n    - name: scratch\n      mountPath: /scratch\n  volumes:\n  - name: scratch\n    emptyDir: {{}}\n"
     )
+}
+
+/// Has another program stand in for a service of an agent that is not started yet.
+///
+/// # Panics
+/// The agent's binaries cannot be copied, or the program cannot be put among them.
+pub fn replace_service(spec: &mut AgentSpec, service: ServiceName, program: &str) {
+    let bins = spec.config_dir.with_file_name("other-bin");
+    copy_binaries(&spec.bin_dir, &bins).expect("the agent's binaries are there");
+    let own = bins.join(service.binary());
+    fs::remove_file(&own).expect("it is among them");
+    fs::copy(program, &own).expect("the program is there");
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    spec.bin_dir = bins;
 }
 
 /// A running container as the runtime and /proc know it.

@@ -38,13 +38,15 @@ const EVERYBODY: &[&str] = &[
 /// What every service answers, beside its own methods (architecture §3): the health and the description of the API are
 /// for whoever may connect; progress and events for who collects them; figures and settings for who shows them; and
 /// only a person sets what is logged, by the tool or by init.
-const COMMON: [(&str, &[&str]); 8] = [
+const COMMON: [(&str, &[&str]); 10] = [
     ("/grpc.health.v1.Health/Check", EVERYBODY),
     ("/grpc.health.v1.Health/Watch", EVERYBODY),
     ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", EVERYBODY),
     ("/keelson.admin.v1.Admin/GetConfig", &["init", "node-api", "cli"]),
     ("/keelson.admin.v1.Admin/GetMetrics", &["init", "node-api", "cli"]),
     ("/keelson.admin.v1.Admin/GetProgress", &["init", "node-status", "node-api", "cli"]),
+    ("/keelson.admin.v1.Admin/GetUsage", &["cli"]),
+    ("/keelson.admin.v1.Admin/ListSpans", &["cli"]),
     ("/keelson.admin.v1.Admin/SetLogLevel", &["init", "cli"]),
     ("/keelson.events.v1.Events/ListEvents", &["node-status", "cli"]),
 ];

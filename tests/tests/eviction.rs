@@ -2,14 +2,11 @@
 
 #![allow(clippy::unwrap_used)] // A test fails where it stands.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
-use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Scratch, copy_binaries, eventually};
+use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Scratch, eventually};
 use keelson_tests::disk::SmallDisk;
-use keelson_tests::{LIMIT, is_ready, pods, running, until_event, until_explained};
+use keelson_tests::{LIMIT, is_ready, pods, replace_service, running, until_event, until_explained};
 use serde_json::{Value, json};
 
 /// Serves the manifests as pods of an API server: static pods are critical, and never evicted.
@@ -17,13 +14,7 @@ const STAND_IN: &str = env!("CARGO_BIN_EXE_pods-of-the-api");
 
 /// An agent whose pods are none of its own files.
 fn with_pods_of_the_api(spec: &mut AgentSpec) {
-    let bins = spec.config_dir.with_file_name("api-bin");
-    copy_binaries(&spec.bin_dir, &bins).unwrap();
-    let own = bins.join(ServiceName::PodConfig.binary());
-    fs::remove_file(&own).unwrap();
-    fs::copy(STAND_IN, &own).unwrap();
-    fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).unwrap();
-    spec.bin_dir = bins;
+    replace_service(spec, ServiceName::PodConfig, STAND_IN);
     spec.kubelet.insert("volumeStatsAggPeriod".into(), "1s".into());
 }
 

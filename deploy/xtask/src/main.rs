@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod compose;
+mod deb;
 mod down;
 mod fuzz;
 mod packages;
@@ -43,6 +44,8 @@ enum Task {
     Fuzz(fuzz::FuzzArguments),
     /// Measure the agent against the same requests straight at containerd (needs root)
     Bench(bench::BenchArguments),
+    /// Make the Debian packages
+    Deb(deb::DebArguments),
     /// Check that the cores are pure and that services call only whom they may
     Check,
 }
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Task::Test(arguments) => test::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments).map(|never| match never {}),
+        Task::Deb(arguments) => deb::run(&arguments),
         Task::Check => check::run(),
     };
     match result {

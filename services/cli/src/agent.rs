@@ -9,7 +9,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use keelson_config::{Paths, ServiceName};
 use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
-use keelson_proto::keelson::admin::v1::{GetProgressRequest, GetProgressResponse};
+use keelson_proto::keelson::admin::v1::{
+    GetProgressRequest, GetProgressResponse, GetUsageRequest, GetUsageResponse, ListSpansRequest,
+    ListSpansResponse,
+};
 use keelson_proto::keelson::events::v1::events_client::EventsClient;
 use keelson_proto::keelson::events::v1::{Event, ListEventsRequest};
 use keelson_proto::keelson::node_status::v1::GetNodeRequest;
@@ -19,6 +22,10 @@ use keelson_proto::keelson::pod_config::v1::{ListSourcesRequest, Source};
 use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
 use keelson_proto::keelson::pod_sync::v1::{
     ExplainPodRequest, ExplainPodResponse, ListPodsRequest, PodDocument,
+};
+use keelson_proto::keelson::resource_manager::v1::resource_manager_client::ResourceManagerClient;
+use keelson_proto::keelson::resource_manager::v1::{
+    NodeStatsRequest, NodeStatsResponse, PodStatsRequest, PodStatsResponse,
 };
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 use keelson_proto::keelson::runtime::v1::{ListImagesRequest, RuntimeImage};
@@ -51,6 +58,11 @@ impl Agent {
     /// The agent whose sockets lie below `run_dir`; a service may take `timeout` to answer.
     pub(crate) fn new(run_dir: PathBuf, timeout: Duration) -> Self {
         Self { run_dir, timeout }
+    }
+
+    /// The same agent, where no service may take longer than `most`.
+    pub(crate) fn within(&self, most: Duration) -> Self {
+        Self { run_dir: self.run_dir.clone(), timeout: self.timeout.min(most) }
     }
 
     /// The socket of a service.
@@ -123,6 +135,54 @@ impl Agent {
         let mut client = AdminClient::new(self.channel(service));
         let answer = client.get_progress(self.request(GetProgressRequest {})).await;
         answer.map(tonic::Response::into_inner).map_err(|s| self.failure(service, s))
+    }
+
+    /// What the process of a service uses.
+    pub(crate) async fn usage(
+        &self,
+        service: ServiceName,
+        with_pss: bool,
+    ) -> Result<GetUsageResponse, Failure> {
+        let mut client = AdminClient::new(self.channel(service));
+        let answer = client.get_usage(self.request(GetUsageRequest { with_pss })).await;
+        answer.map(tonic::Response::into_inner).map_err(|s| self.failure(service, s))
+    }
+
+    /// The spans that a service still has.
+    pub(crate) async fn spans(
+        &self,
+        service: ServiceName,
+        request: ListSpansRequest,
+    ) -> Result<ListSpansResponse, Failure> {
+        let mut client = AdminClient::new(self.channel(service));
+        let answer = client.list_spans(self.request(request)).await;
+        answer.map(tonic::Response::into_inner).map_err(|s| self.failure(service, s))
+    }
+
+    fn resource_manager(&self) -> ResourceManagerClient<PeerChannel> {
+        ResourceManagerClient::new(self.channel(ServiceName::ResourceManager))
+    }
+
+    /// CPU and memory of each pod that runs.
+    pub(crate) async fn pod_stats(&self) -> Result<Vec<PodStatsResponse>, Failure> {
+        let fail = |s| self.failure(ServiceName::ResourceManager, s);
+        let read = async {
+            let request = self.request(PodStatsRequest { cpu_and_memory_only: true });
+            let mut stream = self.resource_manager().pod_stats(request).await.map_err(fail)?.into_inner();
+            let mut pods = Vec::new();
+            while let Some(pod) = stream.message().await.map_err(fail)? {
+                pods.push(pod);
+            }
+            Ok(pods)
+        };
+        self.in_time(ServiceName::ResourceManager, read).await
+    }
+
+    /// CPU and memory of the node.
+    pub(crate) async fn node_stats(&self) -> Result<NodeStatsResponse, Failure> {
+        let request = self.request(NodeStatsRequest { cpu_and_memory_only: true });
+        let answer = self.resource_manager().node_stats(request).await;
+        answer.map(tonic::Response::into_inner).map_err(|s| self.failure(ServiceName::ResourceManager, s))
     }
 
     /// Every pod with its status.

@@ -7,7 +7,8 @@ use clap_complete::ArgValueCandidates;
 use keelson_config::ServiceName;
 
 use crate::cmd::completion;
-use crate::human::parse_duration;
+use crate::figures::Sort;
+use crate::human::{parse_duration, parse_interval};
 
 /// Where an agent keeps its sockets when nothing else is said.
 pub(crate) const DEFAULT_RUN_DIR: &str = "/run/keelson";
@@ -127,6 +128,13 @@ pub(crate) enum Command {
     Describe(DescribeArgs),
     /// Say what a pod waits for, step by step
     Explain(ExplainArgs),
+    /// Show what services, pods and the node use, again and again until q or Ctrl-C
+    ///
+    /// CPU is that of the time since the last look. Where standard output is no terminal, and with --once or -o json,
+    /// it is shown once, of one second.
+    Top(TopArgs),
+    /// Show the spans of a pod's last start as a waterfall, across all services
+    Trace(TraceArgs),
     /// Store manifests, so that their pods run here
     Apply(ApplyArgs),
     /// Remove pods that were applied, and wait until they are gone
@@ -364,6 +372,44 @@ pub(crate) struct ExplainArgs {
     pub(crate) what: PodNames,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct TraceArgs {
+    #[command(subcommand)]
+    pub(crate) what: PodNames,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    #[command(subcommand)]
+    pub(crate) what: Option<TopWhat>,
+    /// Time between two looks
+    #[arg(long, global = true, value_name = "DURATION", default_value = "2s", value_parser = parse_interval)]
+    pub(crate) interval: Duration,
+    /// Show it once and end
+    #[arg(long, global = true)]
+    pub(crate) once: bool,
+    /// What comes first
+    #[arg(long, global = true, value_enum, value_name = "COLUMN", default_value = "cpu")]
+    pub(crate) sort: Sort,
+    /// No line with the names of the columns
+    #[arg(long, global = true)]
+    pub(crate) no_headers: bool,
+}
+
+/// What `keelson top` is about; all three without any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+pub(crate) enum TopWhat {
+    /// Pods: CPU, working set, restarts
+    #[command(visible_aliases = ["pod", "po"])]
+    Pods,
+    /// The agent's own services: health, CPU, memory, restarts
+    #[command(visible_aliases = ["service", "svc"])]
+    Services,
+    /// The node, of what it has for pods
+    #[command(visible_aliases = ["nodes", "no"])]
+    Node,
+}
+
 /// What a command takes that is only about pods.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PodNames {
@@ -496,7 +542,7 @@ pub(crate) struct ManArgs {
 
 /// Turns `get pod/web` into `get pod web`, for every command that takes a type and names.
 pub(crate) fn split_type_and_name(args: Vec<OsString>) -> Vec<OsString> {
-    const VERBS: [&str; 5] = ["get", "describe", "explain", "delete", "retry"];
+    const VERBS: [&str; 6] = ["get", "describe", "explain", "delete", "retry", "trace"];
     let mut split = Vec::with_capacity(args.len() + 1);
     let mut after_verb = false;
     let mut escaped = false;

@@ -102,6 +102,15 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     if text.is_empty() { Err(wrong()) } else { Ok(Duration::from_millis(total)) }
 }
 
+/// A time between two looks: [`parse_duration`], and not less than 100 ms.
+///
+/// # Errors
+/// As there; or it is too short.
+pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_duration(text)?;
+    if interval < Duration::from_millis(100) { Err("100ms is the shortest".into()) } else { Ok(interval) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,6 +158,8 @@ mod tests {
         for wrong in ["", "s", "5x", "1m30", "-5s", "99999999999999999999s"] {
             assert!(parse_duration(wrong).unwrap_err().contains("is no duration"), "{wrong}");
         }
+        assert_eq!(parse_interval("100ms"), Ok(Duration::from_millis(100)));
+        assert!(parse_interval("99ms").is_err() && parse_interval("x").is_err());
     }
 
     #[test]

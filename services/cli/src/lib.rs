@@ -6,7 +6,8 @@
 //!
 //! The exit codes are in the README and in `keelson --help`; [`error`] decides which failure has which.
 //!
-//! [`fleet`] speaks to etcd in place of an agent, for a fleet of nodes. [`status`], [`human`], [`near`] and [`seen`] hold what is decided and are pure; [`agent`] is the only module that
+//! [`fleet`] speaks to etcd in place of an agent, for a fleet of nodes. [`status`], [`human`], [`near`], [`seen`], [`figures`] and
+//! [`waterfall`] hold what is decided and are pure; [`agent`] is the only module that
 //! calls a service; [`watch`] follows one through its restarts; [`cmd`] has one module per command.
 
 mod agent;
@@ -14,6 +15,7 @@ mod args;
 mod cmd;
 mod describer;
 mod error;
+mod figures;
 mod fleet;
 mod human;
 mod keeper;
@@ -21,11 +23,13 @@ mod machine;
 mod near;
 mod output;
 mod pods;
+mod screen;
 mod seen;
 mod status;
 mod table;
 mod terminal;
 mod watch;
+mod waterfall;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

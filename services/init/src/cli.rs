@@ -3,136 +3,197 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use clap::Parser;
+use keelson_config::KUBELET_VERSION;
+use keelson_init_core::flags::{Asked, CommandLine, FieldFlag, FlagError, help, parse};
 use keelson_init_core::{Flags, shown_flags};
+use serde_json::Value;
 
-/// Keeps the services of a Keelson node agent running.
-#[derive(Debug, Clone, Parser)]
-#[command(name = "keelson-init", version, max_term_width = 100)]
-pub struct Cli {
-    /// A KubeletConfiguration (kubelet.config.k8s.io/v1beta1), YAML or JSON.
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// A KeelsonConfiguration (keelson/v1), YAML or JSON.
-    #[arg(long, value_name = "FILE")]
-    pub keelson_config: Option<PathBuf>,
-    /// The folder of pods and volumes [default: /var/lib/kubelet].
-    #[arg(long, value_name = "DIR")]
-    pub root_dir: Option<String>,
-    /// The name of the node [default: the host's name].
-    #[arg(long, value_name = "NAME")]
-    pub hostname_override: Option<String>,
-    /// A folder or file with static pods.
-    #[arg(long, value_name = "PATH")]
-    pub pod_manifest_path: Option<String>,
-    /// The socket of the container runtime [default: unix:///run/containerd/containerd.sock].
-    #[arg(long, value_name = "ENDPOINT")]
-    pub container_runtime_endpoint: Option<String>,
-    /// Labels of the node.
-    #[arg(long, value_name = "KEY=VALUE,…")]
-    pub node_labels: Vec<String>,
-    /// The folder of sockets and the resolved configuration [default: /run/keelson].
-    #[arg(long, value_name = "DIR")]
-    pub run_dir: Option<String>,
-    /// The folder of the services' own state [default: /var/lib/keelson].
-    #[arg(long, value_name = "DIR")]
-    pub state_dir: Option<String>,
-    /// A level, or a list such as info,keelson_pod_sync=debug [default: info].
-    #[arg(long, value_name = "FILTER")]
-    pub log_level: Option<String>,
-    /// text or json [default: text].
-    #[arg(long, value_name = "FORMAT")]
-    pub log_format: Option<String>,
-    /// How long a container stays after it was made, dead or not [default: 0s].
-    #[arg(long, value_name = "DURATION")]
-    pub minimum_container_ttl_duration: Option<String>,
-    /// Dead containers that are kept of each name in a pod; below 0: all [default: 1].
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
-    pub maximum_dead_containers_per_container: Option<i32>,
-    /// Dead containers that are kept in all; below 0: any number [default: -1].
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
-    pub maximum_dead_containers: Option<i32>,
-    /// The cgroup of the container runtime, whose statistics are shown.
-    #[arg(long, value_name = "CGROUP")]
-    pub runtime_cgroups: Option<String>,
-    /// A CredentialProviderConfig (kubelet.config.k8s.io/v1), or a folder with such files.
-    #[arg(long, value_name = "PATH")]
-    pub image_credential_provider_config: Option<String>,
-    /// The folder of the credential provider plugins.
-    #[arg(long, value_name = "DIR")]
-    pub image_credential_provider_bin_dir: Option<String>,
-    /// Write the resolved configuration and exit: for units and containers that run the services themselves.
-    #[arg(long)]
-    pub resolve_only: bool,
-    /// Make the folders with their owners and modes, share the mounts below the root folder, and exit.
-    #[arg(long)]
-    pub prepare_host: bool,
-}
+/// Flags without a field that have a place of their own in [`Flags`] or here, or that are spent on the way.
+const TAKEN: &[&str] = &[
+    "config",
+    "config-dir",
+    "help",
+    "hostname-override",
+    "image-credential-provider-bin-dir",
+    "image-credential-provider-config",
+    "keelson-config",
+    "log-format",
+    "log-level",
+    "maximum-dead-containers",
+    "maximum-dead-containers-per-container",
+    "minimum-container-ttl-duration",
+    "node-labels",
+    "prepare-host",
+    "resolve-only",
+    "root-dir",
+    "run-dir",
+    "runtime-cgroups",
+    "seccomp-default",
+    "state-dir",
+    "version",
+];
+
+/// A command line that was read.
+#[derive(Debug, Clone, Default)]
+pub struct Cli(CommandLine);
 
 impl Cli {
+    /// Reads the arguments after the name of the program; relative paths start from `cwd`.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn parse(arguments: &[String], cwd: &str) -> Result<Self, FlagError> {
+        parse(arguments, cwd).map(Self)
+    }
+
+    /// What to print instead of running, if that is what is asked for.
+    pub fn instead(&self, program: &str, is_kubelet: bool) -> Option<String> {
+        match (self.0.asked, is_kubelet) {
+            (Asked::Run, _) => None,
+            (Asked::Help, _) => Some(help(program)),
+            (Asked::Version { raw: false }, true) => Some(format!("Kubernetes {KUBELET_VERSION}\n")),
+            (Asked::Version { raw: false }, false) => {
+                Some(format!("{program} {}\n", env!("CARGO_PKG_VERSION")))
+            }
+            (Asked::Version { raw: true }, _) => Some(raw_version()),
+        }
+    }
+
+    /// What to say of flags that should not be used any more.
+    pub fn warnings(&self) -> &[String] {
+        &self.0.warnings
+    }
+
+    /// `--config`.
+    pub fn config(&self) -> Option<PathBuf> {
+        self.path("config")
+    }
+
+    /// `--config-dir`.
+    pub fn config_dir(&self) -> Option<PathBuf> {
+        self.path("config-dir")
+    }
+
+    /// `--keelson-config`.
+    pub fn keelson_config(&self) -> Option<PathBuf> {
+        self.path("keelson-config")
+    }
+
+    /// `--image-credential-provider-config`.
+    pub fn image_credential_provider_config(&self) -> Option<String> {
+        self.0.text("image-credential-provider-config")
+    }
+
+    /// `--image-credential-provider-bin-dir`.
+    pub fn image_credential_provider_bin_dir(&self) -> Option<String> {
+        self.0.text("image-credential-provider-bin-dir")
+    }
+
+    /// `--resolve-only`.
+    pub fn resolve_only(&self) -> bool {
+        self.0.is_on("resolve-only")
+    }
+
+    /// `--prepare-host`.
+    pub fn prepare_host(&self) -> bool {
+        self.0.is_on("prepare-host")
+    }
+
+    fn path(&self, name: &str) -> Option<PathBuf> {
+        self.0.text(name).filter(|text| !text.is_empty()).map(PathBuf::from)
+    }
+
     /// The values that take part in the resolution.
     pub fn flags(&self) -> Flags {
+        let line = &self.0;
+        let mut fields = line.fields.clone();
+        if line.is_on("seccomp-default") {
+            // The flag adds to the file and takes nothing from it.
+            let flag = "--seccomp-default".to_owned();
+            fields.push(FieldFlag { flag, path: "seccompDefault", value: Value::Bool(true) });
+        }
+        let labels = line.given("node-labels").map(ToOwned::to_owned);
         Flags {
-            root_dir: self.root_dir.clone(),
-            hostname_override: self.hostname_override.clone(),
-            pod_manifest_path: self.pod_manifest_path.clone(),
-            container_runtime_endpoint: self.container_runtime_endpoint.clone(),
-            node_labels: self.node_labels.clone(),
-            run_dir: self.run_dir.clone(),
-            state_dir: self.state_dir.clone(),
-            log_level: self.log_level.clone(),
-            log_format: self.log_format.clone(),
-            minimum_container_ttl: self.minimum_container_ttl_duration.clone(),
-            max_dead_per_container: self.maximum_dead_containers_per_container,
-            max_dead_containers: self.maximum_dead_containers,
-            runtime_cgroups: self.runtime_cgroups.clone(),
+            root_dir: line.text("root-dir"),
+            hostname_override: line.text("hostname-override"),
+            node_labels: labels.into_iter().collect(),
+            run_dir: line.text("run-dir"),
+            state_dir: line.text("state-dir"),
+            log_level: line.text("log-level"),
+            log_format: line.text("log-format"),
+            minimum_container_ttl: line.text("minimum-container-ttl-duration"),
+            max_dead_per_container: line.number("maximum-dead-containers-per-container"),
+            max_dead_containers: line.number("maximum-dead-containers"),
+            runtime_cgroups: line.text("runtime-cgroups"),
+            fields,
+            others: line.own_besides(TAKEN),
         }
     }
 
     /// Every flag with its value, for `/flagz`.
     pub fn shown(&self) -> BTreeMap<&'static str, String> {
-        let path =
-            |path: &Option<PathBuf>| path.as_ref().map_or_else(String::new, |p| p.display().to_string());
-        let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        let others = [
-            ("image-credential-provider-config", text(&self.image_credential_provider_config)),
-            ("image-credential-provider-bin-dir", text(&self.image_credential_provider_bin_dir)),
-            ("config", path(&self.config)),
-            ("keelson-config", path(&self.keelson_config)),
-            ("resolve-only", self.resolve_only.to_string()),
-            ("prepare-host", self.prepare_host.to_string()),
-        ];
-        shown_flags(&self.flags(), others)
+        shown_flags(&self.0)
     }
+}
+
+/// Every fact of the version, in the form that a kubelet prints it in (node-and-api.md §1.3).
+fn raw_version() -> String {
+    let mut numbers = KUBELET_VERSION.trim_start_matches('v').split('.');
+    let mut number = || numbers.next().unwrap_or_default();
+    let (major, minor) = (number(), number());
+    format!(
+        "version.Info{{Major:{major:?}, Minor:{minor:?}, GitVersion:{KUBELET_VERSION:?}, GitCommit:\"\", \
+         GitTreeState:\"\", BuildDate:\"\", GoVersion:\"\", Compiler:\"rustc\", Platform:\"linux/{}\"}}\n",
+        match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => other,
+        }
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory as _;
 
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn every_flag_is_shown() {
-        let command = Cli::command();
-        let mut flags: Vec<&str> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
-        flags.sort_unstable();
-        let cli = Cli::try_parse_from(["keelson-init", "--config", "/k.yaml", "--resolve-only"]).unwrap();
-        let shown = cli.shown();
-        assert_eq!(shown.keys().copied().collect::<Vec<_>>(), flags);
-        let of = |name| shown[name].as_str();
-        assert_eq!((of("config"), of("keelson-config")), ("/k.yaml", ""));
-        assert_eq!((of("resolve-only"), of("prepare-host")), ("true", "false"));
+    fn read(arguments: &[&str]) -> Cli {
+        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        Cli::parse(&arguments, "/srv").unwrap()
     }
 
     #[test]
     fn labels_may_be_given_several_times() {
+        let cli = read(&["--node-labels", "a=1,b=2", "--node-labels=c=3"]);
+        assert_eq!(cli.flags().node_labels, ["a=1,b=2,c=3"]);
+    }
+
+    #[test]
+    fn what_nothing_acts_on_is_known_and_an_unused_flag_is_not_among_it() {
         let cli =
-            Cli::try_parse_from(["keelson-init", "--node-labels", "a=1,b=2", "--node-labels=c=3"]).unwrap();
-        assert_eq!(cli.flags().node_labels, ["a=1,b=2", "c=3"]);
+            read(&["--lock-file=l", "--exit-on-lock-contention", "--boot-id-file=/x", "--config=k.yaml"]);
+        let others = cli.flags().others;
+        let expected = [("exit-on-lock-contention", "true"), ("lock-file", "l")];
+        assert_eq!(others, expected.map(|(name, text)| (name, text.to_owned())).into());
+        assert_eq!(cli.config().unwrap().to_str(), Some("/srv/k.yaml"));
+        assert_eq!(read(&["--config="]).config(), None);
+    }
+
+    #[test]
+    fn the_flag_for_seccomp_adds_to_the_file_and_takes_nothing_from_it() {
+        let fields = |flag| read(&[flag]).flags().fields;
+        assert_eq!(fields("--seccomp-default")[0].path, "seccompDefault");
+        assert_eq!(fields("--seccomp-default=false"), []);
+    }
+
+    #[test]
+    fn help_goes_before_the_version_and_a_kubelet_has_the_version_of_one() {
+        let instead = |arguments: &[&str], is_kubelet| read(arguments).instead("p", is_kubelet);
+        assert_eq!(instead(&[], false), None);
+        assert_eq!(instead(&["--version=false"], true), None);
+        assert!(instead(&["--version", "-h"], true).unwrap().contains("\nUsage:\n  p [flags]\n\nFlags:\n"));
+        assert_eq!(instead(&["--version"], true).unwrap(), format!("Kubernetes {KUBELET_VERSION}\n"));
+        assert_eq!(instead(&["--version"], false).unwrap(), format!("p {}\n", env!("CARGO_PKG_VERSION")));
+        let raw = instead(&["--version=raw"], true).unwrap();
+        assert!(raw.starts_with("version.Info{Major:\"1\", Minor:\"36\", GitVersion:\"v1.36."), "{raw}");
     }
 }

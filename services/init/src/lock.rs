@@ -1,19 +1,26 @@
 //! One agent per run dir, per root folder and per container runtime.
 //!
 //! A lock is flock(2) on a file: it goes with the process, however that ends, and a new init takes it over at
-//! once. The descriptors are close-on-exec, so no service keeps a lock of its init.
+//! once. The descriptors are close-on-exec, so no service keeps a lock of its init; a child that was about to become one
+//! when init was killed keeps it for that moment, which is waited for.
 
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use keelson_config::Config;
 use keelson_init_core::endpoint_lock_name;
 use rustix::fs::{FlockOperation, OFlags, flock};
-use rustix::process::geteuid;
+use rustix::io::Errno;
+use rustix::process::{Pid, geteuid, test_kill_process};
 
+/// How long a lock may stay with a child of a holder that is gone.
+const LEFT_BEHIND: Duration = Duration::from_secs(5);
+/// How often it is tried meanwhile.
+const AGAIN: Duration = Duration::from_millis(10);
 /// Where locks lie that belong to no folder of one agent.
 const LOCKS: &str = "/run/lock";
 
@@ -55,6 +62,15 @@ impl Holder {
         let mut lines = text.lines();
         let pid = lines.next().and_then(|line| line.trim().parse().ok());
         Self { pid, run_dir: lines.next().filter(|dir| !dir.is_empty()).map(ToOwned::to_owned) }
+    }
+}
+
+impl Holder {
+    /// Whether its process has ended. What holds the lock then is a child that it had not yet turned into a service when it
+    /// was killed: the lock goes with the last descriptor, and the child's are closed as it runs another program.
+    fn is_gone(&self) -> bool {
+        let pid = self.pid.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
     }
 }
 
@@ -157,16 +173,22 @@ fn take(
     way_out: &'static str,
 ) -> Result<Held, LockError> {
     let fail = |source| LockError::Open { path: path.to_owned(), source };
+    let patience = Instant::now() + LEFT_BEHIND;
     loop {
         let mut file = open(path).map_err(fail)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             // Its holder has ended in order between our open and our lock.
             Ok(()) if !is_at(&file, path) => continue,
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(Errno::WOULDBLOCK) => {
                 let mut text = String::new();
                 let _ = file.read_to_string(&mut text);
-                return Err(LockError::Taken { holder: Holder::read(&text), what: what(), way_out });
+                let holder = Holder::read(&text);
+                if Instant::now() < patience && holder.is_gone() {
+                    std::thread::sleep(AGAIN);
+                    continue;
+                }
+                return Err(LockError::Taken { holder, what: what(), way_out });
             }
             Err(error) => return Err(fail(error.into())),
         }
@@ -236,6 +258,25 @@ mod tests {
         let held = take(&path, Path::new("/run/a"), || "runs here".into(), "stop it").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{}\n/run/a\n", std::process::id()));
         drop(held);
+    }
+
+    #[test]
+    fn a_lock_that_a_child_of_a_killed_init_still_has_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("init.lock");
+        let held = fs::File::create(&path).unwrap();
+        flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
+        // More than any process can have: it is gone.
+        fs::write(&path, "12345678\n/run/a\n").unwrap();
+        std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            let path = &path;
+            scope.spawn(move || tell.send(take(path, Path::new("/run/b"), || "x".into(), "y").map(drop)));
+            let early = told.recv_timeout(AGAIN * 20);
+            assert!(early.is_err(), "it is not ours yet: {early:?}");
+            drop(held);
+            told.recv().unwrap().unwrap();
+        });
     }
 
     #[test]

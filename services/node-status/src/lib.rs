@@ -22,6 +22,7 @@
 mod etcd;
 mod images;
 mod inputs;
+mod metrics;
 mod neighbours;
 mod node;
 mod pods;
@@ -72,7 +73,8 @@ pub async fn build_with(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) -> an
     ctx.spawn("node", builder.run(world_seen, health_seen, published));
     ctx.spawn("pods", pods::run(ctx.clone(), Arc::clone(&writer)));
     let (tried, lease_tried) = oneshot::channel();
-    ctx.spawn("lease", report::renew(ctx.clone(), Arc::clone(&writer), tried));
+    let renewed = metrics::register(&ctx.metrics, &writer);
+    ctx.spawn("lease", report::renew(ctx.clone(), Arc::clone(&writer), renewed, tried));
     ctx.spawn("report", report::run(ctx.clone(), Arc::clone(&writer), saved, file, lease_tried));
     Ok(Routes::new(NodeStatusServer::new(server::Server { node, writer })))
 }

@@ -15,6 +15,7 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{oneshot, watch};
 use tonic::{Request, Status};
 
+use crate::metrics::Renewed;
 use crate::saved::Saved;
 use crate::writer::ControlPlaneWriter;
 
@@ -38,13 +39,21 @@ struct Drain {
 
 /// Renews the lease until the shutdown: four times in its length, as the kubelet does, and at least every ten seconds.
 /// `tried` is told when that has been tried once.
-pub(crate) async fn renew(ctx: Context, writer: Arc<dyn ControlPlaneWriter>, tried: oneshot::Sender<()>) {
+pub(crate) async fn renew(
+    ctx: Context,
+    writer: Arc<dyn ControlPlaneWriter>,
+    renewed: Renewed,
+    tried: oneshot::Sender<()>,
+) {
     let mut tried = Some(tried);
     let handle = ctx.progress.register("lease");
     let period = renewal(&ctx.config.control_plane);
     loop {
         handle.tick();
         let lease = writer.renew_lease().await;
+        if lease.is_ok() {
+            renewed.now();
+        }
         ctx.progress.condition("node lease", lease.map_err(|error| error.to_string()));
         if let Some(tried) = tried.take() {
             // Nobody waits for it any more when the service ends.

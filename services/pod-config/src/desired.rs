@@ -196,10 +196,15 @@ impl Desired {
                 self.set(source, pod, keelson_telemetry::traceparent_of(&span).unwrap_or_default());
             }
             Op::Add | Op::Update | Op::Delete | Op::Reconcile => {
-                let traceparent = pod.resumed.clone().unwrap_or_default();
+                let traceparent = pod.resumed.clone().unwrap_or_else(|| self.trace_of(&pod.uid));
                 self.set(source, pod, traceparent);
             }
         }
+    }
+
+    /// The trace of what was sent of the pod last: a change that begins nothing belongs to it.
+    fn trace_of(&self, uid: &str) -> String {
+        self.pod(uid).map(|sent| sent.traceparent.clone()).unwrap_or_default()
     }
 
     fn set(&self, source: &str, pod: MergedPod, traceparent: String) {

@@ -18,6 +18,7 @@ use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_service_kit::default_route_address;
 use tokio::sync::SemaphorePermit;
 use tonic::Status;
+use tracing::Instrument as _;
 
 use crate::agent::{Agent, Wanted, object_of};
 use crate::clients::bounded;
@@ -165,10 +166,14 @@ pub async fn start_containers(
 }
 
 async fn gate<'a>(start: &'a Start<'_>) -> Result<SemaphorePermit<'a>, Unfinished> {
+    if let Ok(permit) = start.agent.gate.try_acquire() {
+        return Ok(permit);
+    }
+    let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for other starts");
     // Cancel-safe: a permit that was not taken is not held.
     tokio::select! {
         () = start.job.cancel.cancelled() => Err(Unfinished::Superseded),
-        permit = start.agent.gate.acquire() => {
+        permit = start.agent.gate.acquire().instrument(span) => {
             permit.map_err(|_| Trouble::fault("the service is ending").into())
         }
     }
@@ -556,7 +561,9 @@ async fn post_start(
     // Bounded, so that a hook that hangs cannot hold the pod's worker for ever.
     let bound = start.agent.clients.cri_timeout;
     let subject = Subject { pod: &start.wanted.pod, container, id };
-    let hook = tokio::time::timeout(bound, hooks::run(start.agent, &subject, hook, bound));
+    let span = tracing::info_span!(
+        target: keelson_telemetry::TRACE_TARGET, "postStart hook", container = container.name);
+    let hook = tokio::time::timeout(bound, hooks::run(start.agent, &subject, hook, bound)).instrument(span);
     // Cancel-safe: whoever ends the pod stops the container, and the hook with it.
     let outcome = tokio::select! {
         () = start.job.cancel.cancelled() => return Err(Unfinished::Superseded),

@@ -210,7 +210,8 @@ async fn carry_out(
     observed: &Observed,
     actions: &PodActions,
 ) -> Result<Done, Trouble> {
-    if let Some(turn) = admit(agent, job, wanted).await? {
+    let admission = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "admit pod");
+    if let Some(turn) = admit(agent, job, wanted).instrument(admission).await? {
         return Ok(Done::Stop(turn));
     }
     let pod = &wanted.pod;

@@ -324,6 +324,9 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
                 }
                 if entry.start.shown(status.phase()) {
                     agent.metrics.pods.runs(&wanted.pod, &at);
+                    // A moment and no time: what comes before it is the start.
+                    let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "pod runs");
+                    keelson_telemetry::set_parent(&span, &wanted.traceparent);
                 }
                 entry.status = Arc::new(*status);
                 entry.version += 1;

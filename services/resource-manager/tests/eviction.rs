@@ -21,7 +21,7 @@ use volumes::FakeVolumes;
 
 /// Signals are looked at every 10 s.
 const LONG: Duration = Duration::from_secs(60);
-const SHORT: Duration = Duration::from_millis(300);
+const SHORT: Duration = Duration::from_secs(2);
 
 async fn synced(service: &Service) -> Sync {
     let mut sync = Sync::open(&mut service.client()).await;

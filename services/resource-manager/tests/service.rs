@@ -16,7 +16,7 @@ use support::{Process, Service, Sync, World, admit, desire, eventually, prepare,
 use tonic::Code;
 
 const LONG: Duration = Duration::from_secs(20);
-const SHORT: Duration = Duration::from_millis(300);
+const SHORT: Duration = Duration::from_secs(2);
 
 fn admitted() -> Verdict {
     Verdict::Admitted(pb::Admitted {})

@@ -228,7 +228,7 @@ async fn nothing_is_unmounted_while_a_container_runs() {
     let waiting = tokio::spawn(async move { unmount(&mut other, "u1", LONG).await });
     runtime.read_at_least(3).await;
     assert!(world.empty_dir("u1", "data").exists());
-    let status = unmount(&mut client, "u1", Duration::from_millis(300)).await.unwrap_err();
+    let status = unmount(&mut client, "u1", Duration::from_secs(2)).await.unwrap_err();
     assert!(status.message().contains("container main"), "{}", status.message());
     runtime.container("u1", ContainerState::Exited);
     waiting.await.unwrap().unwrap();

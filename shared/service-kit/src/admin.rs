@@ -6,7 +6,9 @@ use keelson_telemetry::Telemetry;
 use tonic::{Code, Request, Response, Status};
 
 use crate::context::Context;
+use crate::spans;
 use crate::status::error;
+use crate::usage;
 
 /// `keelson.admin.v1` of every service.
 pub(crate) struct AdminService {
@@ -50,5 +52,28 @@ impl Admin for AdminService {
             .map_err(|e| error(Code::InvalidArgument, "LOG_FILTER", e.to_string()))?;
         tracing::info!(filter, previous, "log filter changed");
         Ok(Response::new(pb::SetLogLevelResponse { previous }))
+    }
+
+    async fn get_usage(
+        &self,
+        request: Request<pb::GetUsageRequest>,
+    ) -> Result<Response<pb::GetUsageResponse>, Status> {
+        let started = self.context.progress.started_unix_nanos();
+        Ok(Response::new(usage::read(request.into_inner().with_pss, started)))
+    }
+
+    async fn list_spans(
+        &self,
+        request: Request<pb::ListSpansRequest>,
+    ) -> Result<Response<pb::ListSpansResponse>, Status> {
+        let request = request.into_inner();
+        let ids = spans::trace_ids(&request.trace_ids).map_err(|text| {
+            error(Code::InvalidArgument, "TRACE_ID", format!("trace_ids: {text:?} is no trace id"))
+        })?;
+        let traces = self.telemetry.kept().traces(&ids, &request.pod_uid);
+        Ok(Response::new(pb::ListSpansResponse {
+            traces: traces.into_iter().map(spans::trace).collect(),
+            started_unix_nanos: self.context.progress.started_unix_nanos(),
+        }))
     }
 }

@@ -15,8 +15,9 @@ use tonic::service::Routes;
 
 use crate::admin::AdminService;
 use crate::context::{Context, ServiceArgs};
+use crate::heartbeat::{self, ConfigFile};
 use crate::server::{CallerPolicy, StackLayer, serve};
-use crate::{events::EventRing, health, last_words, lifeline, memory, metrics::Metrics, progress::Progress};
+use crate::{events::EventRing, health, last_words, lifeline, metrics::Metrics, progress::Progress};
 
 const EX_USAGE: u8 = 64;
 const EX_SOFTWARE: u8 = 70;
@@ -53,8 +54,8 @@ where
             return if error.use_stderr() { ExitCode::from(EX_USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let config = match Config::load(&args.config) {
-        Ok(config) => config,
+    let (file, config) = match ConfigFile::load(&args.config) {
+        Ok(loaded) => loaded,
         Err(error) => {
             eprintln!("keelson-{}: {}", spec.name, crate::status::chain(&error));
             return ExitCode::from(EX_CONFIG);
@@ -63,10 +64,11 @@ where
     if args.health {
         return health::ask(spec.name, &config.paths.socket(spec.name));
     }
-    run_with_config(spec, config, |context| async move {
+    let built = |context| async move {
         let routes = build(context).await?;
         Ok(Built { routes, finish: std::future::ready(()), announces_ready: false })
-    })
+    };
+    run_on_runtime(spec, config, Some(file), built)
 }
 
 /// What a service that resolves its configuration itself is made of: init.
@@ -87,13 +89,22 @@ where
     F: Future<Output = anyhow::Result<Built<D>>>,
     D: Future<Output = ()>,
 {
+    run_on_runtime(spec, config, None, build)
+}
+
+fn run_on_runtime<B, F, D>(spec: ServiceSpec, config: Config, file: Option<ConfigFile>, build: B) -> ExitCode
+where
+    B: FnOnce(Context) -> F,
+    F: Future<Output = anyhow::Result<Built<D>>>,
+    D: Future<Output = ()>,
+{
     let runtime = match spec.threads {
         0 | 1 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
         n => tokio::runtime::Builder::new_multi_thread().worker_threads(n).enable_all().build(),
     };
     match runtime {
         Ok(runtime) => {
-            let code = runtime.block_on(serve_service(spec, config, build));
+            let code = runtime.block_on(serve_service(spec, config, file, build));
             runtime.shutdown_timeout(Duration::from_millis(500));
             code
         }
@@ -109,7 +120,12 @@ fn parse(spec: ServiceSpec) -> Result<ServiceArgs, clap::Error> {
     ServiceArgs::from_arg_matches(&command.try_get_matches()?)
 }
 
-async fn serve_service<B, F, D>(spec: ServiceSpec, config: Config, build: B) -> ExitCode
+async fn serve_service<B, F, D>(
+    spec: ServiceSpec,
+    config: Config,
+    file: Option<ConfigFile>,
+    build: B,
+) -> ExitCode
 where
     B: FnOnce(Context) -> F,
     F: Future<Output = anyhow::Result<Built<D>>>,
@@ -148,7 +164,7 @@ where
             ExitCode::from(EX_CONFIG)
         }
         Ok(Built { routes, finish, announces_ready }) => {
-            let routes = with_common(routes, spec, &context, &telemetry).await;
+            let routes = with_common(routes, spec, &context, &telemetry, file).await;
             let server = serve_until_told(routes, &context, !announces_ready);
             // Cancel-safe: whichever ends first, the process ends.
             let code = tokio::select! {
@@ -175,34 +191,11 @@ async fn with_common(
     spec: ServiceSpec,
     context: &Context,
     telemetry: &Arc<Telemetry>,
+    file: Option<ConfigFile>,
 ) -> Routes {
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_service_status("", tonic_health::ServingStatus::Serving).await;
-    let progress = context.progress.clone();
-    let shutdown = context.shutdown.clone();
-    tokio::spawn(async move {
-        let mut serving = true;
-        loop {
-            tokio::select! {
-                () = shutdown.cancelled() => return,
-                () = tokio::time::sleep(Duration::from_secs(10)) => {}
-            }
-            memory::give_back();
-            let good = progress.stuck().is_none();
-            if good {
-                let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
-            }
-            if good != serving {
-                serving = good;
-                let status = if good {
-                    tonic_health::ServingStatus::Serving
-                } else {
-                    tonic_health::ServingStatus::NotServing
-                };
-                health.set_service_status("", status).await;
-            }
-        }
-    });
+    tokio::spawn(heartbeat::run(context.clone(), health, file));
     let mut reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(descriptors::ADMIN)
         .register_encoded_file_descriptor_set(descriptors::EVENTS)

@@ -9,6 +9,11 @@ use tokio_util::sync::CancellationToken;
 /// The environment variable with the number of the lifeline's descriptor.
 const VARIABLE: &str = "KEELSON_LIFELINE_FD";
 
+/// Whether an init keeps this service running, and starts it again when it ends.
+pub(crate) fn is_held() -> bool {
+    std::env::var_os(VARIABLE).is_some()
+}
+
 /// Cancels `shutdown` when the other end of the lifeline pipe closes: init has died, and a service must not
 /// outlive it. Without the variable (systemd, compose) there is no lifeline.
 pub(crate) fn watch(shutdown: CancellationToken) {

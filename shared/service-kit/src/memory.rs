@@ -43,11 +43,16 @@ fn is_worth_while(used: u64, last: u64) -> bool {
 
 /// Microseconds of CPU time of this process so far.
 fn cpu_micros() -> u64 {
+    cpu_nanos() / 1000
+}
+
+/// Nanoseconds of CPU time of this process so far, user and system.
+pub(crate) fn cpu_nanos() -> u64 {
     let mut spent = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is that of a timespec that outlives the call (clock_gettime(3)).
     let result = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut spent) };
     let part = |value: i64| u64::try_from(value).unwrap_or(0);
-    if result == 0 { part(spent.tv_sec) * 1_000_000 + part(spent.tv_nsec) / 1000 } else { 0 }
+    if result == 0 { part(spent.tv_sec) * 1_000_000_000 + part(spent.tv_nsec) } else { 0 }
 }
 
 fn unmap_file() {

@@ -68,9 +68,14 @@ impl Default for Progress {
 impl Progress {
     /// Registers a loop that counts as stuck after 30 s of silence (architecture §5).
     pub fn register(&self, name: &'static str) -> LoopHandle {
+        self.register_within(name, Duration::from_secs(30))
+    }
+
+    /// [`Progress::register`] with another time.
+    pub(crate) fn register_within(&self, name: &'static str, stuck_after: Duration) -> LoopHandle {
         let entry = Arc::new(LoopEntry {
             name,
-            stuck_after: Duration::from_secs(30),
+            stuck_after,
             last_ms: AtomicU64::new(millis(self.0.origin.elapsed())),
         });
         self.0.loops.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&entry));
@@ -91,6 +96,11 @@ impl Progress {
             None => tracing::debug!(condition = name, "recovered"),
         }
         conditions.insert(name.to_owned(), Condition { message, since_unix_nanos });
+    }
+
+    /// When this process began to work.
+    pub(crate) fn started_unix_nanos(&self) -> i64 {
+        self.0.started_unix_nanos
     }
 
     /// The name of a loop that has not turned for too long.

@@ -1,16 +1,20 @@
 //! Logs and traces of every Keelson service.
 //!
-//! Log lines go to standard error as text or JSON. Traces go out over OTLP/gRPC only when the configuration
-//! names a collector; without one no span is exported and no trace header is sent.
+//! Log lines go to standard error as text or JSON. The spans of traces are kept in memory, a bounded number of them
+//! (see [`Kept`]), and their W3C context goes along with every call. They go out over OTLP/gRPC only when the
+//! configuration names a collector; without one their context says that they are not sampled.
+
+mod kept;
 
 use std::io::IsTerminal as _;
 use std::str::FromStr as _;
 
-use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator as _};
-use opentelemetry::trace::{TraceContextExt as _, TracerProvider as _};
+use opentelemetry::Context;
+use opentelemetry::trace::{
+    SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState, TracerProvider as _,
+};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
@@ -19,8 +23,11 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, Registry, reload};
 
-/// The target of the spans that make up a trace. They are exported whatever the log level, and the log
-/// does not show them.
+use crate::kept::{Keeper, Place};
+pub use crate::kept::{Kept, KeptSpan, KeptTrace};
+
+/// The target of the spans that make up a trace, all of level INFO. They are kept and exported whatever the log level,
+/// and the log does not show them. One with `parent: None` begins a trace; a span that belongs to none is not kept.
 pub const TRACE_TARGET: &str = "keelson_trace";
 
 /// What to log and where to send traces.
@@ -64,6 +71,7 @@ pub enum TelemetryError {
 pub struct Telemetry {
     filter: reload::Handle<Targets, Registry>,
     provider: Option<SdkTracerProvider>,
+    kept: Kept,
     current: std::sync::Mutex<String>,
 }
 
@@ -78,7 +86,7 @@ pub fn init(options: &Options<'_>) -> Result<Telemetry, TelemetryError> {
             .with_location(false)
             .with_threads(false)
             .with_target(false)
-            .with_filter(Targets::new().with_target(TRACE_TARGET, tracing::Level::TRACE))
+            .with_filter(only_traces())
     });
     let builder = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = if options.format == "json" {
@@ -89,13 +97,21 @@ pub fn init(options: &Options<'_>) -> Result<Telemetry, TelemetryError> {
     // One filter and not one around the other, and never an absent layer as `None`: a span that one of two layers or
     // filters would take is made and dropped again although nobody looks at it, with each call of each dependency.
     let lines = lines.with_filter(filter.and(not_traces()));
-    let registry = tracing_subscriber::registry().with(lines);
+    let kept = Kept::default();
+    // Below the layer that exports: a span is kept while its ids are known.
+    let registry =
+        tracing_subscriber::registry().with(lines).with(Keeper(kept.clone()).with_filter(only_traces()));
     match traces {
         Some(traces) => registry.with(traces).try_init(),
         None => registry.try_init(),
     }
     .map_err(|_| TelemetryError::Twice)?;
-    Ok(Telemetry { filter: handle, provider, current: std::sync::Mutex::new(options.level.to_owned()) })
+    Ok(Telemetry { filter: handle, provider, kept, current: std::sync::Mutex::new(options.level.to_owned()) })
+}
+
+/// No finer level than INFO: what a dependency has below the level of the log is not even asked about.
+fn only_traces() -> Targets {
+    Targets::new().with_target(TRACE_TARGET, tracing::Level::INFO)
 }
 
 fn not_traces() -> Targets {
@@ -135,6 +151,11 @@ impl Telemetry {
         Ok(std::mem::replace(&mut current, text.to_owned()))
     }
 
+    /// The spans that this process has kept.
+    pub fn kept(&self) -> &Kept {
+        &self.kept
+    }
+
     /// Whether traces are exported.
     pub fn traces(&self) -> bool {
         self.provider.is_some()
@@ -148,54 +169,53 @@ impl Telemetry {
     }
 }
 
-/// The W3C `traceparent` of the current span, when it belongs to a sampled trace.
+/// The W3C `traceparent` of the current span, when it belongs to a trace.
 pub fn current_traceparent() -> Option<String> {
     traceparent_of(&Span::current())
 }
 
-/// The W3C `traceparent` of `span`, when it belongs to a sampled trace.
+/// The W3C `traceparent` of `span`, when it belongs to a trace; sampled when it is exported.
 pub fn traceparent_of(span: &Span) -> Option<String> {
     if span.is_disabled() {
         return None;
     }
-    let context = span.context();
-    if !context.span().span_context().is_sampled() {
-        return None;
-    }
-    let mut carrier = Carrier::default();
-    TraceContextPropagator::new().inject_context(&context, &mut carrier);
-    Some(carrier.0).filter(|v| !v.is_empty())
+    exported(span).or_else(|| kept::place(span)).map(|place| place.to_string())
 }
 
 /// Makes `span` a child of the remote span that `traceparent` names; an empty or broken value changes
 /// nothing.
 pub fn set_parent(span: &Span, traceparent: &str) {
-    if traceparent.is_empty() || span.is_disabled() {
+    if span.is_disabled() {
         return;
     }
-    let carrier = Carrier(traceparent.to_owned());
-    let _ = span.set_parent(TraceContextPropagator::new().extract(&carrier));
-}
-
-#[derive(Default)]
-struct Carrier(String);
-
-impl Injector for Carrier {
-    fn set(&mut self, key: &str, value: String) {
-        if key == "traceparent" {
-            self.0 = value;
-        }
+    let Some(parent) = Place::parse(traceparent) else { return };
+    kept::set_parent(span, parent);
+    let context = SpanContext::new(
+        TraceId::from(parent.trace),
+        SpanId::from(parent.span),
+        TraceFlags::new(u8::from(parent.sampled)),
+        true,
+        TraceState::NONE,
+    );
+    if span.set_parent(Context::new().with_remote_span_context(context)).is_ok() {
+        exported(span);
     }
 }
 
-impl Extractor for Carrier {
-    fn get(&self, key: &str) -> Option<&str> {
-        (key == "traceparent").then_some(self.0.as_str())
+/// Where the span stands for whoever reads what is exported, and from now on here too; none when nothing is exported.
+fn exported(span: &Span) -> Option<Place> {
+    let context = span.context();
+    let exported = context.span().span_context().clone();
+    if !exported.is_valid() {
+        return None;
     }
-
-    fn keys(&self) -> Vec<&str> {
-        vec!["traceparent"]
-    }
+    let place = Place {
+        trace: u128::from_be_bytes(exported.trace_id().to_bytes()),
+        span: u64::from_be_bytes(exported.span_id().to_bytes()),
+        sampled: exported.is_sampled(),
+    };
+    kept::adopt(span, place);
+    Some(place)
 }
 
 #[cfg(test)]

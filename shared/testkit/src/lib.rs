@@ -30,6 +30,7 @@ mod scratch;
 mod spec;
 mod system;
 mod systemd;
+mod vm;
 
 #[cfg(feature = "grpc")]
 mod agent;
@@ -57,6 +58,7 @@ pub use scratch::Scratch;
 pub use spec::{AgentSpec, binary_names, built_binaries, copy_binaries, reachable_binaries};
 pub use system::{cgroup_hierarchies, has_cap_sys_resource, mounts_below};
 pub use systemd::Systemd;
+pub use vm::{Said, Vm};
 
 #[cfg(feature = "grpc")]
 pub use agent::{Agent, AgentBuilder};

@@ -53,6 +53,12 @@ pub enum Component {
     DockerCompose,
     /// `debootstrap`.
     Debootstrap,
+    /// `qemu-system-x86_64`.
+    Qemu,
+    /// `mkfs.ext4`.
+    Ext4,
+    /// `promtool`.
+    Prometheus,
 }
 
 impl Component {
@@ -72,7 +78,8 @@ impl Component {
     pub const TO_TEST: [Self; 4] = [Self::DockerRegistry, Self::Systemd, Self::Dbus, Self::EtcdServer];
 
     /// What the tests that take minutes need besides.
-    pub const TO_TEST_LONG: [Self; 3] = [Self::Docker, Self::DockerCompose, Self::Debootstrap];
+    pub const TO_TEST_LONG: [Self; 6] =
+        [Self::Docker, Self::DockerCompose, Self::Debootstrap, Self::Qemu, Self::Ext4, Self::Prometheus];
 
     /// The Debian package that has it.
     pub const fn package(self) -> &'static str {
@@ -92,6 +99,9 @@ impl Component {
             Self::Docker => "docker.io",
             Self::DockerCompose => "docker-compose",
             Self::Debootstrap => "debootstrap",
+            Self::Qemu => "qemu-system-x86",
+            Self::Ext4 => "e2fsprogs",
+            Self::Prometheus => "prometheus",
         }
     }
 
@@ -131,6 +141,9 @@ impl Component {
                 found.ok_or(missing)
             }),
             Self::Debootstrap => find_file("debootstrap"),
+            Self::Qemu => find_file("qemu-system-x86_64"),
+            Self::Ext4 => find_file("mkfs.ext4"),
+            Self::Prometheus => find_file("promtool"),
             Self::ProtobufTypes => {
                 let path = PathBuf::from("/usr/include/google/protobuf/timestamp.proto");
                 if path.is_file() { Ok(path) } else { bail!("{} does not exist", path.display()) }
@@ -155,6 +168,9 @@ impl Component {
             Self::Docker => "Docker (dockerd and docker)",
             Self::DockerCompose => "docker-compose",
             Self::Debootstrap => "the command debootstrap",
+            Self::Qemu => "qemu (qemu-system-x86_64)",
+            Self::Ext4 => "the command mkfs.ext4",
+            Self::Prometheus => "the command promtool",
         }
     }
 }

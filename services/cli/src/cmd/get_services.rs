@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Session;
+use crate::agent::Agent;
 use crate::args::WatchArgs;
 use crate::error::Failure;
 use crate::human;
@@ -60,6 +61,46 @@ impl From<Service> for ServiceRow {
 }
 
 impl ServiceRow {
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its process, as init sees it; `None` without one or without init.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// One word of the Supervisor API.
+    pub(crate) fn state(&self) -> &str {
+        &self.state
+    }
+
+    /// How often init has started it again.
+    pub(crate) fn restarts(&self) -> Option<u32> {
+        self.restarts
+    }
+
+    /// Proportional set size in bytes, as init tells it.
+    pub(crate) fn pss_bytes(&self) -> Option<u64> {
+        self.pss_kib.filter(|kib| *kib > 0).map(|kib| kib * 1024)
+    }
+
+    /// Why it is not `running`.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// When its process began; 0: not known.
+    pub(crate) fn started(&self) -> i64 {
+        self.started
+    }
+
+    /// It has a process, as far as is known.
+    pub(crate) fn may_answer(&self) -> bool {
+        !matches!(self.state.as_str(), "stopped" | "stuck" | "backing-off" | "failed")
+    }
+
     /// What a service says about itself, where init does not tell.
     fn asked(name: ServiceName, answer: Result<GetProgressResponse, Failure>) -> Self {
         let mut row = Self {
@@ -145,9 +186,11 @@ async fn asked_one_by_one(session: &Session, failure: Failure) -> Result<Vec<Ser
     Ok(answers.into_iter().map(|(name, answer)| ServiceRow::asked(name, answer)).collect())
 }
 
-async fn asked(session: &Session) -> Vec<ServiceRow> {
-    let answers = session.agent.progress().await;
-    answers.into_iter().map(|(name, answer)| ServiceRow::asked(name, answer)).collect()
+/// What each service says of itself, and whether any does.
+pub(crate) async fn asked(agent: &Agent) -> (Vec<ServiceRow>, bool) {
+    let answers = agent.progress().await;
+    let any = answers.iter().any(|(_, answer)| answer.is_ok());
+    (answers.into_iter().map(|(name, answer)| ServiceRow::asked(name, answer)).collect(), any)
 }
 
 fn table(session: &Session, items: &[ServiceRow]) -> Table {
@@ -225,7 +268,7 @@ async fn follow(session: &Session, names: &[String], args: WatchArgs) -> Result<
             let mut first = Some(first);
             let ask = async || match first.take() {
                 Some(rows) => Ok(rows),
-                None => Ok(asked(session).await),
+                None => Ok(asked(&session.agent).await.0),
             };
             let end = watch::poll(ServiceName::Init, ask, |items| {
                 printer.hold();

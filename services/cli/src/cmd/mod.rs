@@ -11,7 +11,7 @@ mod get_events;
 mod get_images;
 pub(crate) mod get_node;
 mod get_pods;
-mod get_services;
+pub(crate) mod get_services;
 pub(crate) mod get_sources;
 mod get_volumes;
 mod grpc;
@@ -21,6 +21,8 @@ pub(crate) mod manifests;
 mod retry;
 mod run_once;
 mod services;
+mod top;
+mod trace;
 mod up;
 mod version;
 
@@ -114,6 +116,11 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<(), Failure> {
             session.without_format("retry", plain)?;
             let PodNames::Pod { names } = args.what;
             retry::run(&session, &names).await
+        }
+        Command::Top(args) => top::run(&session, &args).await,
+        Command::Trace(args) => {
+            let PodNames::Pod { names } = args.what;
+            trace::run(&session, &names).await
         }
         Command::Run(args) => run_once::run(&session, &args).await,
         Command::Services(args) => {

@@ -189,6 +189,8 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
         }
         Command::Describe(_) => other("describe"),
         Command::Explain(_) => other("explain"),
+        Command::Top(_) => other("top"),
+        Command::Trace(_) => other("trace"),
         Command::Retry(_) => other("retry"),
         Command::Run(_) => other("run"),
         Command::Services(_) => other("services"),

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::Stdio;
 
 use keelson_config::{Config, ServiceName};
-use keelson_proto::keelson::admin::v1::GetProgressResponse;
+use keelson_proto::keelson::admin::v1::{GetProgressResponse, GetUsageResponse};
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem};
 use keelson_proto::keelson::pod_sync::v1::{ExplainPodResponse, Step};
@@ -91,6 +91,58 @@ fn services_are_shown_as_init_tells_them() {
     let one = keelson(&fake.run_dir, &["get", "services", "node-api", "-o", "json"]).json();
     assert_eq!(one["items"].as_array().unwrap().len(), 1);
     assert!(one["items"][0]["pid"].is_null());
+}
+
+#[test]
+fn top_shows_services_once_where_nobody_watches() {
+    let usage = GetUsageResponse { rss_bytes: 8 << 20, pid: 7, ..Default::default() };
+    let fake = Fake::start(World { usage, ..world() });
+    let said = keelson(&fake.run_dir, &["top", "services", "--interval", "100ms"]).ok();
+    assert_eq!(
+        said,
+        "NAME       STATE         PID    CPU(%)   PSS     RSS     RESTARTS   UPTIME   MESSAGE\n\
+         node-api   backing-off   -      -        -       -       5          -        ended with exit code 70\n\
+         pod-sync   running       4242   -        5.2Mi   8.0Mi   2          30m\n"
+    );
+    let bare = keelson(
+        &fake.run_dir,
+        &["top", "svc", "--once", "--no-headers", "--interval", "100ms", "--sort", "memory"],
+    );
+    assert!(bare.ok().starts_with("pod-sync"), "who uses most comes first");
+    let items = keelson(&fake.run_dir, &["top", "services", "--interval", "100ms", "-o", "json"]).json();
+    assert_eq!((&items["items"][1]["rssBytes"], &items["items"][0]["pid"]), (&json!(8 << 20), &Value::Null));
+}
+
+#[test]
+fn top_services_goes_on_without_init() {
+    let usage =
+        GetUsageResponse { rss_bytes: 8 << 20, pss_bytes: Some(4 << 20), pid: 7, ..Default::default() };
+    let world = World {
+        usage,
+        progress: GetProgressResponse { started_unix_nanos: now(), ..Default::default() },
+        ..world()
+    };
+    let services: Vec<ServiceName> =
+        ServiceName::supervised().filter(|s| *s != ServiceName::NodeApi).collect();
+    let fake = Fake::start_some(world, &services, &Default::default());
+    let items = keelson(&fake.run_dir, &["top", "services", "--interval", "100ms", "-o", "json"]).json();
+    let find =
+        |name: &str| items["items"].as_array().unwrap().iter().find(|i| i["name"] == name).unwrap().clone();
+    let (running, stopped) = (find("pod-sync"), find("node-api"));
+    assert_eq!(
+        (&running["pid"], &running["pssBytes"], &running["restarts"]),
+        (&json!(7), &json!(4 << 20), &Value::Null)
+    );
+    assert_eq!((&stopped["state"], &stopped["pid"]), (&json!("stopped"), &Value::Null));
+}
+
+#[test]
+fn a_pod_of_whose_start_nothing_was_kept_is_told_with_a_way_on() {
+    let fake = Fake::start(world());
+    let said = keelson(&fake.run_dir, &["trace", "pod/web"]);
+    assert_eq!(said.code, Some(1), "{}", said.err);
+    assert!(said.err.contains("has kept anything of the start of default/web-edge"), "{}", said.err);
+    assert!(said.err.contains("keelson explain pod web-edge"), "{}", said.err);
 }
 
 #[test]

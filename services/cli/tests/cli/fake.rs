@@ -44,6 +44,7 @@ pub struct World {
     pub explanation: pod_sync::ExplainPodResponse,
     pub sources: Vec<pod_config::Source>,
     pub progress: admin::GetProgressResponse,
+    pub usage: admin::GetUsageResponse,
     /// Chunks of the only log.
     pub log: Vec<&'static str>,
     pub images: Vec<runtime::RuntimeImage>,
@@ -205,6 +206,20 @@ impl Admin for Api {
         _: Request<admin::SetLogLevelRequest>,
     ) -> Result<Response<admin::SetLogLevelResponse>, Status> {
         never()
+    }
+
+    async fn get_usage(
+        &self,
+        _: Request<admin::GetUsageRequest>,
+    ) -> Result<Response<admin::GetUsageResponse>, Status> {
+        Ok(Response::new(self.world.usage))
+    }
+
+    async fn list_spans(
+        &self,
+        _: Request<admin::ListSpansRequest>,
+    ) -> Result<Response<admin::ListSpansResponse>, Status> {
+        Ok(Response::new(admin::ListSpansResponse::default()))
     }
 }
 

@@ -179,8 +179,13 @@ mod tests {
         let document =
             Document { file: "k.yaml".into(), folder: "/etc/k".into(), root, ..Document::default() };
         let host = Host { hostname: "n1".into(), exe_dir: "/usr/libexec".into(), ..Host::default() };
-        let inputs =
-            Inputs { flags: &Flags::default(), kubelet: Some(&document), keelson: None, host: &host };
+        let inputs = Inputs {
+            flags: &Flags::default(),
+            kubelet: Some(&document),
+            drop_ins: &[],
+            keelson: None,
+            host: &host,
+        };
         resolve(inputs).map_err(|problems| problems.iter().map(ToString::to_string).collect())
     }
 

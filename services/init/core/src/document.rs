@@ -24,17 +24,9 @@ pub struct Document {
     pub root: Map<String, Value>,
     /// Line of each field, by dotted path.
     pub lines: BTreeMap<String, u32>,
-    /// What of it comes from another file.
-    pub overlay: Overlay,
-}
-
-/// The fields of a document that another one was laid over with.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Overlay {
-    /// How messages name it.
-    pub file: String,
-    /// Line of each of its fields, by dotted path.
-    pub lines: BTreeMap<String, u32>,
+    /// Where the fields come from that are not of this file, by dotted path: `file:line` or `--flag`. It holds for all
+    /// that is below one of them as well.
+    pub elsewhere: BTreeMap<String, String>,
 }
 
 /// A value with where it came from, as the provenance shows it.
@@ -82,12 +74,68 @@ pub struct ConfigProblem {
 }
 
 impl Document {
-    /// `file:line` of a field.
+    /// `file:line` or `--flag` of a field.
     pub fn origin(&self, path: &str) -> String {
-        match (self.overlay.lines.get(path), self.lines.get(path)) {
-            (Some(line), _) => format!("{}:{line}", self.overlay.file),
+        let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
+        let from_elsewhere = ends.rev().find_map(|end| self.elsewhere.get(&path[..end]));
+        match (from_elsewhere, self.lines.get(path)) {
+            (Some(origin), _) => origin.clone(),
             (None, Some(line)) => format!("{}:{line}", self.file),
             (None, None) => self.file.clone(),
+        }
+    }
+
+    /// Lays the fields of `over` on those of this one: maps are merged, all else is replaced, `null` removes (RFC 7386,
+    /// as node-and-api.md §2.4 has it).
+    pub(crate) fn lay(&mut self, over: &Self) {
+        merge(&mut self.root, &over.root);
+        for path in over.lines.keys() {
+            self.elsewhere.insert(path.clone(), over.origin(path));
+        }
+    }
+
+    /// Sets the field at a dotted path, whatever was there; of a map that `merges`, the keys of `value`.
+    pub(crate) fn set(&mut self, path: &str, value: &Value, origin: &str, merges: bool) {
+        let (parents, name) = path.rsplit_once('.').unwrap_or(("", path));
+        let mut map = &mut self.root;
+        for parent in parents.split('.').filter(|parent| !parent.is_empty()) {
+            let below = map.entry(parent).or_insert(Value::Null);
+            if !below.is_object() {
+                *below = Map::new().into();
+            }
+            let Value::Object(below) = below else { return };
+            map = below;
+        }
+        match (map.get_mut(name), value) {
+            (Some(Value::Object(there)), Value::Object(keys)) if merges => {
+                for (key, value) in keys {
+                    there.insert(key.clone(), value.clone());
+                    self.elsewhere.insert(format!("{path}.{key}"), origin.to_owned());
+                }
+                return;
+            }
+            _ => drop(map.insert(name.to_owned(), value.clone())),
+        }
+        let below = format!("{path}.");
+        self.elsewhere.retain(|other, _| !other.starts_with(&below));
+        self.elsewhere.insert(path.to_owned(), origin.to_owned());
+    }
+}
+
+pub(crate) fn merge(whole: &mut Map<String, Value>, over: &Map<String, Value>) {
+    for (name, value) in over {
+        match value {
+            Value::Null => drop(whole.remove(name)),
+            Value::Object(fields) => {
+                let below = whole.entry(name.clone()).or_insert(Value::Null);
+                if !below.is_object() {
+                    *below = Map::new().into();
+                }
+                if let Value::Object(below) = below {
+                    merge(below, fields);
+                }
+            }
+            other => drop(whole.insert(name.clone(), other.clone())),
         }
     }
 }

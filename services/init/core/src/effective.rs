@@ -75,30 +75,42 @@ fn default_thresholds() -> Map<String, Value> {
     pairs.into_iter().map(|(signal, threshold)| (signal.to_owned(), threshold.into())).collect()
 }
 
-/// The whole KubeletConfiguration: the defaults, over them the file, over that what flags and this agent have made of
-/// it. Written into a file and read again it gives the same, but for masked values.
-pub(crate) fn effective(file: Option<&Document>, config: &Config) -> Map<String, Value> {
+/// The default of the field at a dotted path; none when it has none of its own.
+pub(crate) fn default_at(path: &str) -> Option<Value> {
     let mut whole = defaults();
-    match file {
-        Some(document) => {
-            overlay(&mut whole, &document.root, "");
-            for path in PATHS {
-                change(&mut whole, path, |value| {
-                    value.as_str().map(|path| absolute(&document.folder, path).into())
-                });
-            }
-            eviction(&mut whole, &document.root);
-            derived(&mut whole, &document.root);
-        }
+    whole.insert("evictionHard".to_owned(), default_thresholds().into());
+    path.split('.').try_fold(Value::Object(whole), |value, name| value.get(name).cloned())
+}
+
+/// The same document with relative paths made absolute, which start from `folder`.
+pub(crate) fn with_paths_from(folder: &str, document: &Document) -> Document {
+    let mut document = document.clone();
+    for path in PATHS {
+        change(&mut document.root, path, |value| value.as_str().map(|path| absolute(folder, path).into()));
+    }
+    document
+}
+
+/// The whole KubeletConfiguration: the defaults, over them the file with the flags, over that what this agent has made of
+/// it. Written into a file and read again it gives the same, but for masked values. `with_file`: not of flags alone.
+pub(crate) fn effective(document: Option<&Document>, with_file: bool, config: &Config) -> Map<String, Value> {
+    let mut whole = defaults();
+    if !with_file {
         // What a kubelet without a file does (§2.2), but for the port that is not served here.
-        None => {
-            let flags_only = json!({
-                "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
-                "authorization": {"mode": "AlwaysAllow"},
-            });
-            if let Value::Object(flags_only) = flags_only {
-                overlay(&mut whole, &flags_only, "");
-            }
+        let flags_only = json!({
+            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+            "authorization": {"mode": "AlwaysAllow"},
+        });
+        if let Value::Object(flags_only) = flags_only {
+            overlay(&mut whole, &flags_only, "");
+        }
+    }
+    if let Some(document) = document {
+        overlay(&mut whole, &with_paths_from(&document.folder, document).root, "");
+        eviction(&mut whole, &document.root);
+        derived(&mut whole, &document.root);
+        if !with_file && whole["evictionHard"] == json!({}) {
+            whole.remove("evictionHard");
         }
     }
     for path in DURATIONS {

@@ -9,7 +9,7 @@ fn document(fields: Value) -> Document {
 }
 
 fn of(fields: Value) -> Map<String, Value> {
-    effective(Some(&document(fields)), &Config::default())
+    effective(Some(&document(fields)), true, &Config::default())
 }
 
 /// Fields of the spec's table without a default of their own (node-and-api.md §2.5).
@@ -91,12 +91,12 @@ fn thresholds_are_those_of_the_file_the_defaults_or_both() {
     let merged = of(json!({"evictionHard": own, "mergeDefaultEvictionSettings": true}));
     assert_eq!(merged["evictionHard"]["memory.available"], "1Gi");
     assert_eq!(merged["evictionHard"]["nodefs.inodesFree"], "5%");
-    assert!(!effective(None, &Config::default()).contains_key("evictionHard"));
+    assert!(!effective(None, false, &Config::default()).contains_key("evictionHard"));
 }
 
 #[test]
 fn without_a_file_access_is_as_open_as_a_kubelets() {
-    let whole = effective(None, &Config::default());
+    let whole = effective(None, false, &Config::default());
     assert_eq!(whole["authentication"]["anonymous"]["enabled"], true);
     assert_eq!(whole["authentication"]["webhook"], json!({"enabled": false, "cacheTTL": "2m0s"}));
     assert_eq!(whole["authorization"]["mode"], "AlwaysAllow");
@@ -110,7 +110,7 @@ fn flags_and_the_agents_own_defaults_are_in_force() {
     config.runtime.endpoint = "unix:///run/other.sock".into();
     config.logging.format = "json".into();
     let file = document(json!({"staticPodPath": "manifests", "containerRuntimeEndpoint": "unix:///a"}));
-    let whole = effective(Some(&file), &config);
+    let whole = effective(Some(&file), true, &config);
     assert_eq!((&whole["staticPodPath"], &whole["address"]), (&json!("/from/flag"), &json!("127.0.0.1")));
     assert_eq!(whole["containerRuntimeEndpoint"], "unix:///run/other.sock");
     assert_eq!(whole["logging"]["format"], "json");
@@ -150,7 +150,7 @@ fn what_is_shown_reads_back_to_the_same() {
         "nodeStatusUpdateFrequency": "4s", "maxParallelImagePulls": 3,
     }));
     let again = Document { root: first.clone(), folder: "/elsewhere".into(), ..Document::default() };
-    assert_eq!(effective(Some(&again), &Config::default()), first);
+    assert_eq!(effective(Some(&again), true, &Config::default()), first);
 }
 
 #[test]
@@ -160,7 +160,8 @@ fn what_is_shown_is_a_file_that_init_takes() {
     let host =
         Host { hostname: "edge".into(), memory_bytes: 8 << 30, nodefs_bytes: 1 << 40, ..Host::default() };
     let run = |kubelet: Option<&Document>| {
-        resolve(Inputs { flags: &Flags::default(), kubelet, keelson: None, host: &host }).unwrap()
+        resolve(Inputs { flags: &Flags::default(), kubelet, drop_ins: &[], keelson: None, host: &host })
+            .unwrap()
     };
     for first in [run(None), run(Some(&document(json!({"maxPods": 7, "fileCheckFrequency": "3s"}))))] {
         let file = Document { root: first.kubelet_configuration.clone(), ..Document::default() };

@@ -48,6 +48,7 @@ pub(crate) struct KubeletFile {
     pub(crate) fail_cgroup_v1: Option<Sourced<bool>>,
     pub(crate) fail_swap_on: Option<Sourced<bool>>,
     pub(crate) log_format: Option<Sourced<String>>,
+    pub(crate) verbosity: Option<Sourced<u32>>,
     pub(crate) container_logs: ContainerLogsFile,
     pub(crate) image_collection: ImageCollectionFile,
     pub(crate) image_pulls: ImagePullsFile,
@@ -115,6 +116,7 @@ pub(crate) fn read(
     };
     if reader.object("logging") {
         file.log_format = reader.choice("logging.format", &["text", "json"]);
+        file.verbosity = reader.u32("logging.verbosity", 0..=i32::MAX.cast_unsigned());
     }
     for field in reader.rest() {
         let top = field.split('.').next().unwrap_or_default();

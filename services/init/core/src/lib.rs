@@ -16,6 +16,7 @@ mod credential_providers;
 mod document;
 mod effective;
 mod exit;
+pub mod flags;
 mod flagz;
 mod folders;
 mod health;
@@ -39,7 +40,7 @@ pub use credential_providers::{
     CREDENTIAL_BIN_FLAG, CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, credential_config_files,
     credential_provider_paths,
 };
-pub use document::{ConfigProblem, Document, Overlay, Sourced};
+pub use document::{ConfigProblem, Document, Sourced};
 pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
 pub use flagz::shown_flags;
 pub use folders::{Folder, Owner, folders};

@@ -118,7 +118,7 @@ fn graces(reader: &mut Reader<'_>) -> Option<Sourced<BTreeMap<String, u64>>> {
 pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     let file = std::mem::take(&mut kubelet.pressure);
     if let Some(reserved) = kubelet.reserved.take() {
-        if !reserved.dropped.is_empty() {
+        if resolver.with_file && !reserved.dropped.is_empty() {
             resolver.note(
                 Level::Warn,
                 format!(

@@ -13,7 +13,7 @@ fn resolved(fields: Value) -> Result<Resolved, Vec<String>> {
     let host =
         Host { hostname: "edge".into(), memory_bytes: 8 << 30, nodefs_bytes: 1 << 40, ..Host::default() };
     let flags = Flags::default();
-    resolve_all(Inputs { flags: &flags, kubelet: Some(&document), keelson: None, host: &host })
+    resolve_all(Inputs { flags: &flags, kubelet: Some(&document), drop_ins: &[], keelson: None, host: &host })
         .map_err(|problems| problems.iter().map(ToString::to_string).collect())
 }
 

@@ -137,6 +137,26 @@ mod tests {
     }
 
     #[test]
+    fn the_units_of_systemd_keep_the_same() {
+        let units = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../deploy/systemd");
+        for service in ServiceName::supervised() {
+            let unit = std::fs::read_to_string(units.join(format!("keelson-{service}.service"))).unwrap();
+            let set = |key: &str| {
+                let line = unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+                line.map(|names| names.split_whitespace().collect::<Vec<_>>())
+            };
+            let names: Vec<&str> = kept(service).iter().map(|capability| capability.name()).collect();
+            assert_eq!(set("CapabilityBoundingSet"), Some(names.clone()), "{service}");
+            let user = (!service.needs_root()).then(|| format!("keelson-{service}"));
+            assert_eq!(set("User"), user.as_deref().map(|user| vec![user]), "{service}");
+            // Root has them by itself, another user as ambient ones.
+            let ambient = (!service.needs_root() && !names.is_empty()).then_some(names);
+            assert_eq!(set("AmbientCapabilities"), ambient, "{service}");
+            assert_eq!(set("NoNewPrivileges"), Some(vec!["yes"]), "{service}");
+        }
+    }
+
+    #[test]
     fn only_volume_manager_may_mount() {
         for service in ServiceName::supervised() {
             let may = kept_bits(service) & SysAdmin.bit() != 0;

@@ -5,15 +5,16 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use keelson_config::{Config, ServiceName, Tracing};
+use keelson_config::{Config, KUBELET_API_VERSION, KUBELET_KIND, ServiceName, Tracing};
 use keelson_kube_model::parse_go_duration;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::api_access::listeners;
 use crate::document::{ConfigProblem, Document, Sourced};
-use crate::effective::effective;
+use crate::effective::{effective, with_paths_from};
+use crate::flags::FieldFlag;
 use crate::keelson_file::{self, KeelsonFile};
-use crate::kubelet_file::{self, KubeletFile, absolute};
+use crate::kubelet_file::{self, KubeletFile, absolute, is_kind};
 use crate::labels::{is_subdomain, parse_node_labels};
 use crate::reserved::Capacity;
 
@@ -33,10 +34,6 @@ pub struct Flags {
     pub root_dir: Option<String>,
     /// `--hostname-override`.
     pub hostname_override: Option<String>,
-    /// `--pod-manifest-path`.
-    pub pod_manifest_path: Option<String>,
-    /// `--container-runtime-endpoint`.
-    pub container_runtime_endpoint: Option<String>,
     /// `--node-labels`, once per use.
     pub node_labels: Vec<String>,
     /// `--run-dir`.
@@ -55,6 +52,10 @@ pub struct Flags {
     pub max_dead_containers: Option<i32>,
     /// `--runtime-cgroups`.
     pub runtime_cgroups: Option<String>,
+    /// What sets fields of the KubeletConfiguration.
+    pub fields: Vec<FieldFlag>,
+    /// What was given for the flags that nothing acts on yet or that are only checked, by name without dashes.
+    pub others: BTreeMap<&'static str, String>,
 }
 
 /// What the configuration depends on besides flags and files.
@@ -91,6 +92,8 @@ pub struct Inputs<'a> {
     pub flags: &'a Flags,
     /// `--config`.
     pub kubelet: Option<&'a Document>,
+    /// The files of `--config-dir`, in the order in which they are laid over it.
+    pub drop_ins: &'a [Document],
     /// `--keelson-config`.
     pub keelson: Option<&'a Document>,
     /// The machine.
@@ -131,26 +134,71 @@ pub struct Resolved {
 /// # Errors
 /// Everything that is wrong, each with field, value, where it stands and the way out.
 pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigProblem>> {
-    let Inputs { flags, kubelet, keelson, host } = inputs;
+    let Inputs { flags, kubelet, keelson, host, .. } = inputs;
+    let with_file = kubelet.is_some();
     let mut problems = Vec::new();
+    for drop_in in inputs.drop_ins {
+        is_kind(drop_in, KUBELET_API_VERSION, KUBELET_KIND, &mut problems);
+    }
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    let laid = inputs.laid();
+    let kubelet = laid.as_ref();
     let capacity = Capacity { memory: host.memory_bytes, nodefs: host.nodefs_bytes };
     let kubelet_file = kubelet.map(|document| kubelet_file::read(document, capacity, &mut problems));
     let keelson_file = keelson.map(|document| keelson_file::read(document, &mut problems));
-    let mut resolver = Resolver {
-        config: Config::default(),
-        problems,
-        notes: Vec::new(),
-        flags,
-        host,
-        with_file: kubelet.is_some(),
-    };
+    let mut resolver =
+        Resolver { config: Config::default(), problems, notes: Vec::new(), flags, host, with_file };
     resolver.run(kubelet_file.unwrap_or_default(), keelson_file.unwrap_or_default());
     if resolver.problems.is_empty() {
-        let kubelet_configuration = effective(kubelet, &resolver.config);
+        let kubelet_configuration = effective(kubelet, with_file, &resolver.config);
         Ok(Resolved { config: resolver.config, notes: resolver.notes, kubelet_configuration })
     } else {
         Err(resolver.problems)
     }
+}
+
+impl Inputs<'_> {
+    /// The KubeletConfiguration with the files of `--config-dir` over it (node-and-api.md §2.4); none without any.
+    pub(crate) fn files(&self) -> Option<Document> {
+        if self.drop_ins.is_empty() {
+            return self.kubelet.cloned();
+        }
+        let mut whole = self.kubelet.cloned().unwrap_or_else(|| flags_alone(&[]));
+        for drop_in in self.drop_ins {
+            whole.lay(&with_paths_from(&self.host.cwd, drop_in));
+        }
+        Some(whole)
+    }
+
+    /// The same with the flags over it (§2.3): a flag replaces what the files have, maps included, but for feature gates.
+    fn laid(&self) -> Option<Document> {
+        let files = self.files();
+        if self.flags.fields.is_empty() {
+            return files;
+        }
+        let mut whole = files.unwrap_or_else(|| flags_alone(&self.flags.fields));
+        for FieldFlag { flag, path, value } in &self.flags.fields {
+            whole.set(path, value, flag, *path == "featureGates");
+        }
+        Some(whole)
+    }
+}
+
+/// A KubeletConfiguration for flags without a file (§2.2): the thresholds that a file would bring are not there, and who is
+/// let in is decided as before there were files.
+fn flags_alone(flags: &[FieldFlag]) -> Document {
+    let mut root = Map::new();
+    let mut set = |field: &str, value: Value| drop(root.insert(field.to_owned(), value));
+    set("apiVersion", KUBELET_API_VERSION.into());
+    set("kind", KUBELET_KIND.into());
+    set("evictionHard", json!({}));
+    if flags.iter().any(|flag| flag.path == "authentication.x509.clientCAFile") {
+        set("authentication", json!({"anonymous": {"enabled": true}, "webhook": {"enabled": false}}));
+        set("authorization", json!({"mode": "AlwaysAllow"}));
+    }
+    Document { file: "command line".to_owned(), folder: "/".to_owned(), root, ..Document::default() }
 }
 
 pub(crate) struct Resolver<'a> {
@@ -159,11 +207,12 @@ pub(crate) struct Resolver<'a> {
     notes: Vec<Note>,
     pub(crate) flags: &'a Flags,
     pub(crate) host: &'a Host,
-    with_file: bool,
+    pub(crate) with_file: bool,
 }
 
 impl Resolver<'_> {
     fn run(&mut self, mut kubelet: KubeletFile, mut keelson: KeelsonFile) {
+        self.own_flags();
         self.node();
         self.paths(&mut kubelet, &mut keelson);
         self.users(&keelson);
@@ -205,6 +254,45 @@ impl Resolver<'_> {
 
     pub(crate) fn note(&mut self, level: Level, text: impl Into<String>) {
         self.notes.push(Note { level, text: text.into() });
+    }
+
+    /// The flags that no field has and that nothing else looks at.
+    fn own_flags(&mut self) {
+        let mut idle = Vec::new();
+        for (name, text) in self.flags.others.iter().filter(|(_, text)| !text.is_empty()) {
+            let given = Sourced {
+                value: text.clone(),
+                origin: "command line".to_owned(),
+                field: format!("--{name}"),
+            };
+            match (*name, text.as_str()) {
+                ("kubeconfig" | "bootstrap-kubeconfig", _) => {
+                    self.problems.push(given.problem(
+                        "this version talks to no API server yet; leave it out to run the agent alone",
+                    ))
+                }
+                ("cloud-provider", "external") => {}
+                ("cloud-provider", _) => self.problems.push(given.problem(
+                    "clouds are seen to by controllers of their own; write external, or leave it out",
+                )),
+                _ => idle.push(format!("--{name}")),
+            }
+        }
+        if !idle.is_empty() {
+            self.note(Level::Info, format!("these flags are not acted on yet: {}", idle.join(", ")));
+        }
+        if self.flags.others.get("exit-on-lock-contention").is_some_and(|on| on == "true")
+            && self.flags.others.get("lock-file").is_none_or(String::is_empty)
+        {
+            let given = Sourced {
+                value: true,
+                origin: "command line".to_owned(),
+                field: "--exit-on-lock-contention".to_owned(),
+            };
+            self.problems.push(given.problem(
+                "cannot exit on lock file contention: no lock file specified; name one with --lock-file",
+            ));
+        }
     }
 
     fn node(&mut self) {
@@ -328,10 +416,7 @@ impl Resolver<'_> {
     }
 
     fn sources(&mut self, kubelet: &mut KubeletFile) {
-        let manifests = flag("--pod-manifest-path", self.flags.pod_manifest_path.as_ref())
-            .map(|p| p.map(|p| absolute(&self.host.cwd, &p)))
-            .or(kubelet.static_pod_path.take())
-            .filter(|path| !path.value.is_empty());
+        let manifests = kubelet.static_pod_path.take().filter(|path| !path.value.is_empty());
         self.set("sources.staticPodPath", manifests, |c, v| c.sources.static_pod_path = Some(v.into()));
         self.set("volumes.statsPeriodMs", kubelet.volume_stats_period.take(), |c, v| {
             c.volumes.stats_period_ms = millis(v);
@@ -342,9 +427,7 @@ impl Resolver<'_> {
     }
 
     fn runtime(&mut self, kubelet: &mut KubeletFile, keelson: &mut KeelsonFile) {
-        let endpoint = flag("--container-runtime-endpoint", self.flags.container_runtime_endpoint.as_ref())
-            .or(kubelet.endpoint.take());
-        if let Some(endpoint) = endpoint {
+        if let Some(endpoint) = kubelet.endpoint.take() {
             // A bare path stands for a unix socket, as in the kubelet.
             let socket = endpoint.value.strip_prefix("unix://").unwrap_or(&endpoint.value).to_owned();
             if !is_clean(&socket) {
@@ -472,7 +555,9 @@ impl Resolver<'_> {
             self.refuse(format, "this must be one of: text, json");
         }
         self.set("logging.format", format, |c, v| c.logging.format = v);
-        let level = flag("--log-level", self.flags.log_level.as_ref()).or(keelson.log_level.take());
+        let verbosity = kubelet.verbosity.take().filter(|v| v.value > 0).map(|v| v.map(level_of));
+        let level =
+            flag("--log-level", self.flags.log_level.as_ref()).or(verbosity).or(keelson.log_level.take());
         if let Some(level) = level.as_ref().filter(|level| !is_filter(&level.value)) {
             self.refuse(
                 level,
@@ -571,6 +656,16 @@ pub(crate) fn is_clean(path: &str) -> bool {
     path.strip_prefix('/').is_some_and(|rest| {
         !rest.is_empty() && rest.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
     }) && !path.contains('\0')
+}
+
+/// The level that shows what a kubelet shows at a verbosity: details from 4 on, every step from 6 on.
+fn level_of(verbosity: u32) -> String {
+    match verbosity {
+        0..=3 => "info",
+        4..=5 => "debug",
+        6.. => "trace",
+    }
+    .to_owned()
 }
 
 /// A level, or a list of `level` and `target=level`.

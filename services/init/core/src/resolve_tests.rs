@@ -1,4 +1,4 @@
-use keelson_config::{ControlPlane, Etcd};
+use keelson_config::{ControlPlane, Etcd, KUBELET_API_VERSION, KUBELET_KIND};
 use serde_json::{Value, json};
 
 use super::*;
@@ -36,8 +36,14 @@ pub(crate) fn run(
     keelson: Option<&Document>,
     host: &Host,
 ) -> Result<Resolved, Vec<String>> {
-    resolve(Inputs { flags, kubelet, keelson, host })
+    resolve(Inputs { flags, kubelet, drop_ins: &[], keelson, host })
         .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+}
+
+/// What a command line sets of the KubeletConfiguration.
+fn fields(arguments: &[&str]) -> Vec<FieldFlag> {
+    let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    crate::flags::parse(&arguments, "/srv").unwrap().fields
 }
 
 fn with_kubelet(fields: Value) -> Config {
@@ -128,7 +134,7 @@ fn every_field_of_the_keelson_configuration_arrives() {
 #[test]
 fn flags_win_over_the_kubelet_s_file_and_that_over_ours_and_each_value_says_where_it_is_from() {
     let flags = Flags {
-        pod_manifest_path: Some("pods".into()),
+        fields: fields(&["--pod-manifest-path", "pods"]),
         run_dir: Some("/run/flag".into()),
         hostname_override: Some(" Node-A ".into()),
         node_labels: vec!["zone=a".into()],
@@ -288,7 +294,7 @@ fn each_wrong_flag_is_told() {
         ),
         (Flags { run_dir: Some(String::new()), ..Flags::default() }, "--run-dir", "absolute path"),
         (
-            Flags { container_runtime_endpoint: Some("x".into()), ..Flags::default() },
+            Flags { fields: fields(&["--container-runtime-endpoint=x"]), ..Flags::default() },
             "--container-runtime-endpoint",
             "unix://",
         ),
@@ -332,12 +338,12 @@ fn a_file_of_another_kind_is_refused() {
 fn what_is_not_acted_on_is_one_line_and_what_no_kubelet_has_is_a_warning_each() {
     let file = kubelet(json!({
         "kubeAPIBurst": 9, "authentication": {"anonymous": {"enabled": false}}, "staticPodPth": "/x",
-        "logging": {"verbosity": 4},
+        "logging": {"flushFrequency": "5s"},
     }));
     let notes = run(&Flags::default(), Some(&file), None, &host()).unwrap().notes;
     let infos: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Info).collect();
     assert_eq!(infos.len(), 1, "{notes:?}");
-    assert!(infos[0].text.contains("kubeAPIBurst, authentication, logging.verbosity"), "{notes:?}");
+    assert!(infos[0].text.contains("kubeAPIBurst, authentication, logging.flushFrequency"), "{notes:?}");
     let warnings: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Warn).collect();
     assert_eq!(warnings.len(), 1, "{notes:?}");
     assert!(
@@ -647,4 +653,138 @@ fn how_images_are_pulled_and_dead_containers_kept_comes_from_fields_and_flags() 
     let bad = Flags { minimum_container_ttl: Some("soon".into()), ..Flags::default() };
     let problems = run(&bad, None, None, &host()).unwrap_err();
     assert!(problems[0].to_string().contains("--minimum-container-ttl-duration"), "{problems:?}");
+}
+
+#[test]
+fn a_flag_replaces_the_map_of_the_file_and_each_value_says_where_it_is_from() {
+    let flags = Flags {
+        fields: fields(&[
+            "--eviction-hard=memory.available<1Gi",
+            "--max-pods=7",
+            "--v=4",
+            "--kube-reserved=cpu=1",
+        ]),
+        ..Flags::default()
+    };
+    let file = kubelet(json!({
+        "evictionHard": {"nodefs.available": "5%"}, "maxPods": 50, "port": 1234, "kubeReserved": {"memory": "1Gi"},
+    }));
+    let resolved = run(&flags, Some(&file), None, &host()).unwrap();
+    let (config, whole) = (&resolved.config, &resolved.kubelet_configuration);
+    assert_eq!((config.resources.max_pods, config.logging.level.as_str()), (7, "debug"));
+    assert_eq!(whole["evictionHard"], json!({"memory.available": "1Gi"}));
+    assert_eq!(whole["kubeReserved"], json!({"cpu": "1"}));
+    assert_eq!((&whole["maxPods"], &whole["port"]), (&json!(7), &json!(1234)));
+    assert_eq!(config.provenance["resources.maxPods"], "--max-pods");
+    assert_eq!(config.provenance["api.port"], "kubelet.yaml:5");
+}
+
+#[test]
+fn feature_gates_of_flags_are_added_to_those_of_the_file() {
+    let flags = Flags { fields: fields(&["--feature-gates=A=true,B=true"]), ..Flags::default() };
+    let file = kubelet(json!({"featureGates": {"B": false, "C": false}}));
+    let whole = run(&flags, Some(&file), None, &host()).unwrap().kubelet_configuration;
+    assert_eq!(whole["featureGates"], json!({"A": true, "B": true, "C": false}));
+}
+
+#[test]
+fn flags_without_a_file_bring_no_thresholds_and_their_errors_name_them() {
+    let alone = |arguments: &[&str]| {
+        run(&Flags { fields: fields(arguments), ..Flags::default() }, None, None, &host())
+    };
+    let resolved = alone(&["--max-pods=7"]).unwrap();
+    assert!(!resolved.kubelet_configuration.contains_key("evictionHard"));
+    assert_eq!(resolved.kubelet_configuration["authorization"]["mode"], "AlwaysAllow");
+    assert!(resolved.config.resources.eviction.hard.is_empty());
+    assert!(!resolved.notes.iter().any(|note| note.text.contains("dropped")), "{:?}", resolved.notes);
+    let some = alone(&["--eviction-hard=memory.available<1Gi"]).unwrap();
+    assert_eq!(some.kubelet_configuration["evictionHard"], json!({"memory.available": "1Gi"}));
+    assert_eq!(some.config.resources.eviction.hard.len(), 1);
+    let errors = alone(&["--max-pods=-1", "--cgroup-driver=other"]).unwrap_err();
+    assert!(errors.iter().any(|error| error.contains("maxPods = -1 (--max-pods)")), "{errors:?}");
+    assert!(
+        errors.iter().any(|error| error.contains("cgroupDriver = \"other\" (--cgroup-driver)")),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn flags_that_nothing_acts_on_are_told_and_those_that_cannot_be_are_refused() {
+    let with = |others: &[(&'static str, &str)]| {
+        let others = others.iter().map(|(name, text)| (*name, (*text).to_owned())).collect();
+        run(&Flags { others, ..Flags::default() }, None, None, &host())
+    };
+    let notes =
+        with(&[("node-ip", "10.0.0.1"), ("cert-dir", ""), ("cloud-provider", "external")]).unwrap().notes;
+    assert!(notes.iter().any(|note| note.text == "these flags are not acted on yet: --node-ip"), "{notes:?}");
+    for (others, expected) in [
+        (
+            &[("kubeconfig", "/k")][..],
+            "--kubeconfig = \"/k\" (command line): this version talks to no API server",
+        ),
+        (&[("cloud-provider", "aws")], "write external"),
+        (
+            &[("exit-on-lock-contention", "true")],
+            "cannot exit on lock file contention: no lock file specified",
+        ),
+    ] {
+        let errors = with(others).unwrap_err();
+        assert!(errors.len() == 1 && errors[0].contains(expected), "{errors:?}");
+    }
+}
+
+#[test]
+fn drop_ins_are_laid_over_the_file_in_their_order_and_flags_over_them() {
+    let lined = |file: &str, fields: Value| Document {
+        file: file.to_owned(),
+        ..document(file, KUBELET_API_VERSION, KUBELET_KIND, fields)
+    };
+    let drop_ins = [
+        lined("10.conf", json!({"maxPods": 60, "clusterDNS": ["10.0.0.1"], "kubeReserved": {"cpu": "1"}})),
+        lined(
+            "20.conf",
+            json!({"maxPods": 70, "clusterDNS": ["10.0.0.2"], "port": null, "staticPodPath": "pods"}),
+        ),
+    ];
+    let file =
+        kubelet(json!({"maxPods": 50, "port": 1234, "kubeReserved": {"memory": "1Gi"}, "healthzPort": 0}));
+    let flags = Flags { fields: fields(&["--healthz-port=99"]), ..Flags::default() };
+    let resolved = resolve(Inputs {
+        flags: &flags,
+        kubelet: Some(&file),
+        drop_ins: &drop_ins,
+        keelson: None,
+        host: &host(),
+    });
+    let Resolved { config, kubelet_configuration: whole, .. } = resolved.unwrap();
+    assert_eq!(whole["kubeReserved"], json!({"cpu": "1", "memory": "1Gi"}));
+    assert_eq!((&whole["clusterDNS"], &whole["maxPods"]), (&json!(["10.0.0.2"]), &json!(70)));
+    assert_eq!((&whole["port"], &whole["healthzPort"]), (&json!(10250), &json!(99)), "null removes");
+    assert_eq!(config.provenance["resources.maxPods"], "20.conf:3");
+    assert_eq!(config.provenance["api.healthzPort"], "--healthz-port");
+    assert_eq!(whole["staticPodPath"], "/srv/pods", "it starts from the working directory");
+}
+
+#[test]
+fn a_drop_in_of_another_kind_is_refused_and_an_unknown_field_in_one_is_told() {
+    let with = |drop_in: Document| {
+        let inputs = Inputs {
+            flags: &Flags::default(),
+            kubelet: None,
+            drop_ins: &[drop_in],
+            keelson: None,
+            host: &host(),
+        };
+        resolve(inputs)
+    };
+    let errors = with(document("x.conf", "v1", KUBELET_KIND, json!({}))).unwrap_err();
+    assert!(errors.len() == 1 && errors[0].to_string().contains("x.conf"), "{errors:?}");
+    let notes =
+        with(document("x.conf", KUBELET_API_VERSION, KUBELET_KIND, json!({"maxPod": 1}))).unwrap().notes;
+    assert!(
+        notes
+            .iter()
+            .any(|note| note.text.starts_with("x.conf:3: ") && note.text.contains("has no field maxPod")),
+        "{notes:?}"
+    );
 }

@@ -77,7 +77,7 @@ mod tests {
         };
         let host = Host { hostname: "edge".into(), ..Host::default() };
         let flags = Flags { runtime_cgroups: runtime.map(str::to_owned), ..Flags::default() };
-        resolve(Inputs { flags: &flags, kubelet: Some(&document), keelson: None, host: &host })
+        resolve(Inputs { flags: &flags, kubelet: Some(&document), drop_ins: &[], keelson: None, host: &host })
             .map_err(|problems| problems.iter().map(ToString::to_string).collect())
     }
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use keelson_config::{Config, KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use crate::document::{ConfigProblem, Document, Overlay};
+use crate::document::{ConfigProblem, Document};
 use crate::kubelet_file::is_kind;
 use crate::resolve::{Inputs, Resolved, resolve};
 
@@ -41,8 +41,8 @@ pub fn resolve_over(
         return Err(problems);
     }
     problems.extend(unknown(assigned));
-    let whole = laid_over(inputs.kubelet, assigned);
-    match resolve(Inputs { kubelet: Some(&whole), ..inputs }) {
+    let whole = laid_over(inputs.files(), assigned);
+    match resolve(Inputs { kubelet: Some(&whole), drop_ins: &[], ..inputs }) {
         Ok(resolved) => {
             problems.extend(changes_of_the_fixed(files, &resolved.config, &assigned.file));
             if problems.is_empty() { Ok(resolved) } else { Err(problems) }
@@ -73,30 +73,10 @@ fn unknown(document: &Document) -> impl Iterator<Item = ConfigProblem> {
 }
 
 /// `over` laid over `base`.
-fn laid_over(base: Option<&Document>, over: &Document) -> Document {
-    let mut whole =
-        base.cloned().unwrap_or_else(|| Document { folder: "/".to_owned(), ..Document::default() });
-    merge(&mut whole.root, &over.root);
-    whole.overlay = Overlay { file: over.file.clone(), lines: over.lines.clone() };
+fn laid_over(base: Option<Document>, over: &Document) -> Document {
+    let mut whole = base.unwrap_or_else(|| Document { folder: "/".to_owned(), ..Document::default() });
+    whole.lay(over);
     whole
-}
-
-fn merge(whole: &mut Map<String, Value>, over: &Map<String, Value>) {
-    for (name, value) in over {
-        match value {
-            Value::Null => drop(whole.remove(name)),
-            Value::Object(fields) => {
-                let below = whole.entry(name.clone()).or_insert(Value::Null);
-                if !below.is_object() {
-                    *below = Map::new().into();
-                }
-                if let Value::Object(below) = below {
-                    merge(below, fields);
-                }
-            }
-            other => drop(whole.insert(name.clone(), other.clone())),
-        }
-    }
 }
 
 fn changes_of_the_fixed(files: &Config, other: &Config, name: &str) -> Vec<ConfigProblem> {

@@ -2,6 +2,7 @@ use keelson_config::ControlPlane;
 use serde_json::json;
 
 use super::*;
+use crate::document::merge;
 use crate::resolve::{Flags, Host};
 
 fn document(file: &str, fields: Value) -> Document {
@@ -26,7 +27,7 @@ fn over(flags: &Flags, base: Option<Value>, over: Value) -> Result<Resolved, Vec
         ..Host::default()
     };
     let base = base.map(|fields| document("kubelet.yaml", fields));
-    let inputs = Inputs { flags, kubelet: base.as_ref(), keelson: None, host: &host };
+    let inputs = Inputs { flags, kubelet: base.as_ref(), drop_ins: &[], keelson: None, host: &host };
     let files = resolve(inputs).unwrap();
     resolve_over(inputs, &files.config, &document("etcd config@7", over))
         .map_err(|problems| problems.iter().map(ToString::to_string).collect())
@@ -104,7 +105,7 @@ fn what_is_wrong_with_it_is_told_with_its_field_and_line() {
     }
     let host = Host { hostname: "n".into(), ..Host::default() };
     let flags = Flags::default();
-    let inputs = Inputs { flags: &flags, kubelet: None, keelson: None, host: &host };
+    let inputs = Inputs { flags: &flags, kubelet: None, drop_ins: &[], keelson: None, host: &host };
     let none = Document { file: "etcd config@8".into(), ..Document::default() };
     let problems = resolve_over(inputs, &Config::default(), &none).unwrap_err();
     let texts: Vec<String> = problems.iter().map(ToString::to_string).collect();

@@ -35,7 +35,7 @@ fn resolved(flags: &Flags, kubelet: &Value, keelson: &Value) -> Result<Resolved,
     let kubelet = document(KUBELET_API_VERSION, KUBELET_KIND, kubelet);
     let keelson = document(KEELSON_API_VERSION, KEELSON_KIND, keelson);
     let host = host();
-    resolve(Inputs { flags, kubelet: Some(&kubelet), keelson: Some(&keelson), host: &host })
+    resolve(Inputs { flags, kubelet: Some(&kubelet), drop_ins: &[], keelson: Some(&keelson), host: &host })
         .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
 }
 

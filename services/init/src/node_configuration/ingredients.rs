@@ -12,6 +12,7 @@ use crate::yaml;
 pub(crate) struct Ingredients {
     pub(crate) flags: Flags,
     pub(crate) kubelet: Option<Document>,
+    pub(crate) drop_ins: Vec<Document>,
     pub(crate) keelson: Option<Document>,
     pub(crate) host: Host,
     /// When they were resolved.
@@ -23,6 +24,7 @@ impl Ingredients {
         Inputs {
             flags: &self.flags,
             kubelet: self.kubelet.as_ref(),
+            drop_ins: &self.drop_ins,
             keelson: self.keelson.as_ref(),
             host: &self.host,
         }

@@ -216,6 +216,14 @@ impl Admin for FakeAdmin {
     ) -> Answer<admin::SetLogLevelResponse> {
         Err(Status::unimplemented("not faked"))
     }
+
+    async fn get_usage(&self, _: Request<admin::GetUsageRequest>) -> Answer<admin::GetUsageResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn list_spans(&self, _: Request<admin::ListSpansRequest>) -> Answer<admin::ListSpansResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
 }
 
 #[tonic::async_trait]

@@ -1,0 +1,229 @@
+//! Values of flags as text, and what they are in a KubeletConfiguration (node-and-api.md §1.2).
+
+use std::net::IpAddr;
+
+use keelson_kube_model::parse_go_duration;
+use serde_json::{Map, Value, json};
+
+/// How the value of a flag is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `true` or `false`; the name alone is `true`.
+    Bool,
+    /// A whole number of 32 bits.
+    Int,
+    /// Any text.
+    Text,
+    /// A path; one that is relative starts from the working directory.
+    Path,
+    /// A duration as Go writes it.
+    Duration,
+    /// An IP address.
+    Ip,
+    /// Texts with commas between; several uses add up.
+    List,
+    /// `key=value` with commas between; several uses add up.
+    Map,
+    /// As [`Kind::Map`], and a key without `=` has an empty value.
+    Labels,
+    /// One `key=value` for each use, whose value may have commas.
+    Pair,
+    /// `signal<quantity` with commas between.
+    Thresholds,
+    /// `key:value` with commas between; a key may come several times.
+    Headers,
+    /// `Name=true|false` with commas between.
+    Gates,
+    /// `node:type=quantity,…` with semicolons between.
+    ReservedMemory,
+    /// `key=value:effect` with commas between.
+    Taints,
+    /// `pattern=number` with commas between.
+    VModule,
+    /// `true`, `false`, `raw` or a version.
+    Version,
+}
+
+impl Kind {
+    /// What the help says that is to be written.
+    pub(super) const fn placeholder(self) -> &'static str {
+        match self {
+            Self::Bool => "",
+            Self::Int => "int",
+            Self::Text | Self::Path => "string",
+            Self::Duration => "duration",
+            Self::Ip => "ip",
+            Self::List => "strings",
+            Self::Map | Self::Labels => "key=value,...",
+            Self::Pair => "key=value",
+            Self::Thresholds => "signal<quantity,...",
+            Self::Headers => "key:value,...",
+            Self::Gates => "name=true|false,...",
+            Self::ReservedMemory => "node:type=quantity,...;...",
+            Self::Taints => "key=value:effect,...",
+            Self::VModule => "pattern=N,...",
+            Self::Version => "version[=true]",
+        }
+    }
+
+    /// Whether the name alone is a use.
+    pub(super) const fn alone(self) -> Option<&'static str> {
+        match self {
+            Self::Bool | Self::Version => Some("true"),
+            _ => None,
+        }
+    }
+}
+
+/// What all uses of a flag come to, in the form of the KubeletConfiguration.
+///
+/// # Errors
+/// The use that does not do, and what should stand there.
+pub(super) fn value(kind: Kind, uses: &[&str], cwd: &str) -> Result<Value, (String, String)> {
+    let last = uses.last().copied().unwrap_or_default();
+    let of = |found: Option<Value>, wanted: &str| found.ok_or_else(|| (last.to_owned(), wanted.to_owned()));
+    match kind {
+        Kind::Bool => of(truth(last).map(Value::Bool), "write true or false"),
+        Kind::Int => of(last.parse::<i32>().ok().map(Value::from), "write a whole number"),
+        Kind::Text => Ok(last.into()),
+        Kind::Version => of(version(last), "write true, false or raw"),
+        Kind::Path => Ok(crate::kubelet_file::absolute(cwd, last).into()),
+        Kind::Duration => of(duration(last).then(|| last.into()), "write numbers with units, such as 1m30s"),
+        Kind::Ip => {
+            let good = last.parse::<IpAddr>().is_ok();
+            good.then(|| last.into())
+                .ok_or_else(|| (last.to_owned(), format!("{last:?} is not a valid IP address")))
+        }
+        Kind::List => Ok(parts(uses, ',').map(Value::from).collect::<Vec<_>>().into()),
+        Kind::Map => pairs(parts(uses, ','), '=', "write key=value,key=value", |text| Some(text.into())),
+        Kind::Labels => {
+            let pair = |part: &str| {
+                let (key, value) = part.split_once('=').unwrap_or((part, ""));
+                (key.to_owned(), Value::from(value))
+            };
+            Ok(Value::Object(parts(uses, ',').map(pair).collect()))
+        }
+        Kind::Pair => pairs(uses.iter().copied(), '=', "write key=value", |text| Some(text.into())),
+        Kind::Thresholds => pairs(
+            parts(uses, ','),
+            '<',
+            "write signal<quantity, such as memory.available<1Gi,nodefs.available<10%",
+            |text| Some(text.into()),
+        ),
+        Kind::Gates => {
+            pairs(parts(uses, ','), '=', "write Name=true or Name=false", |text| truth(text).map(Value::Bool))
+        }
+        Kind::Headers => headers(uses),
+        Kind::ReservedMemory => each(
+            parts(uses, ';'),
+            reserved_memory,
+            "write node:memory=1Gi, such as 0:memory=1Gi,hugepages-1Gi=2Gi",
+        ),
+        Kind::Taints => each(
+            parts(uses, ','),
+            taint,
+            "write key=value:effect, where the effect is NoSchedule, PreferNoSchedule or NoExecute",
+        ),
+        Kind::VModule => each(parts(uses, ','), pattern, "write pattern=N, such as pod_workers=4"),
+    }
+}
+
+/// What Go's `strconv.ParseBool` takes.
+fn truth(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
+
+/// `true`, `false`, `raw`, or the version that a kubelet is to give itself out for.
+fn version(text: &str) -> Option<Value> {
+    let told = text == "raw"
+        || text.strip_prefix('v').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    truth(text).map(|truth| truth.to_string().into()).or_else(|| told.then(|| text.into()))
+}
+
+/// Whether this is a duration; fields say themselves which they take below zero.
+fn duration(text: &str) -> bool {
+    parse_go_duration(text.strip_prefix('-').unwrap_or(text)).is_some()
+}
+
+/// The parts of all uses that are not empty.
+fn parts<'a>(uses: &[&'a str], between: char) -> impl Iterator<Item = &'a str> {
+    uses.iter().flat_map(move |text| text.split(between)).map(str::trim).filter(|part| !part.is_empty())
+}
+
+fn pairs<'a>(
+    parts: impl Iterator<Item = &'a str>,
+    between: char,
+    wanted: &str,
+    value: impl Fn(&str) -> Option<Value>,
+) -> Result<Value, (String, String)> {
+    let wrong = |part: &str| (part.to_owned(), wanted.to_owned());
+    let pair = |part: &'a str| {
+        let (key, text) = part.split_once(between).ok_or_else(|| wrong(part))?;
+        let (key, text) = (key.trim(), text.trim());
+        if key.is_empty() {
+            return Err(wrong(part));
+        }
+        Ok((key.to_owned(), value(text).ok_or_else(|| wrong(part))?))
+    };
+    parts.map(pair).collect::<Result<Map<String, Value>, _>>().map(Value::Object)
+}
+
+fn each<'a>(
+    parts: impl Iterator<Item = &'a str>,
+    read: impl Fn(&str) -> Option<Value>,
+    wanted: &str,
+) -> Result<Value, (String, String)> {
+    let one = |part: &'a str| read(part).ok_or_else(|| (part.to_owned(), wanted.to_owned()));
+    parts.map(one).collect::<Result<Vec<_>, _>>().map(Value::Array)
+}
+
+fn headers(uses: &[&str]) -> Result<Value, (String, String)> {
+    let mut all = Map::new();
+    for part in parts(uses, ',') {
+        let Some((key, value)) = part.split_once(':').filter(|(key, _)| !key.trim().is_empty()) else {
+            // A value may be a token: it is not repeated.
+            return Err(("…".to_owned(), "write key:value,key:value".to_owned()));
+        };
+        let values = all.entry(key.trim()).or_insert_with(|| json!([]));
+        if let Value::Array(values) = values {
+            values.push(value.trim().into());
+        }
+    }
+    Ok(Value::Object(all))
+}
+
+/// `0:memory=1Gi,hugepages-1Gi=2Gi`.
+fn reserved_memory(text: &str) -> Option<Value> {
+    let (node, limits) = text.split_once(':')?;
+    let node: i32 = node.trim().parse().ok().filter(|node| *node >= 0)?;
+    let limit = |pair: &str| {
+        let (kind, quantity) = pair.split_once('=')?;
+        let known = kind == "memory" || kind.strip_prefix("hugepages-").is_some_and(|size| !size.is_empty());
+        (known && !quantity.is_empty()).then(|| (kind.to_owned(), Value::from(quantity)))
+    };
+    let limits = limits.split(',').map(|pair| limit(pair.trim())).collect::<Option<Map<_, _>>>()?;
+    Some(json!({"numaNode": node, "limits": limits}))
+}
+
+/// `key=value:effect`, or `key:effect`.
+fn taint(text: &str) -> Option<Value> {
+    let (key, effect) = text.rsplit_once(':')?;
+    let (key, value) = key.split_once('=').unwrap_or((key, ""));
+    let good = !key.is_empty() && ["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect);
+    let mut taint = json!({"key": key, "effect": effect});
+    if !value.is_empty() {
+        taint["value"] = value.into();
+    }
+    good.then_some(taint)
+}
+
+/// `pattern=N`.
+fn pattern(text: &str) -> Option<Value> {
+    let (pattern, verbosity) = text.split_once('=')?;
+    let verbosity: u32 = verbosity.parse().ok().filter(|v| *v <= i32::MAX.cast_unsigned())?;
+    (!pattern.is_empty()).then(|| json!({"filePattern": pattern, "verbosity": verbosity}))
+}

@@ -1,0 +1,182 @@
+//! What a service does again and again while it runs: it tells systemd and whoever asks for health whether its loops turn,
+//! gives memory back, and looks whether its configuration is still the one that it has.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use keelson_config::{Config, ConfigError};
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use crate::context::Context;
+use crate::progress::LoopHandle;
+use crate::{lifeline, memory};
+
+/// Beats until the shutdown. The watchdog of systemd is fed only while all loops turn (sd_notify(3), `WATCHDOG=1`), twice
+/// in its time. A service that no init keeps ends when its configuration changes, to be started with the new one.
+pub(crate) async fn run(context: Context, health: HealthReporter, file: Option<ConfigFile>) {
+    // init starts its services anew itself.
+    let file = file.filter(|_| !lifeline::is_held());
+    let watchdog = sd_notify::watchdog_enabled();
+    beat(context, health, file, watchdog, || {
+        if watchdog.is_some() {
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
+        }
+    })
+    .await;
+}
+
+async fn beat(
+    context: Context,
+    health: HealthReporter,
+    mut file: Option<ConfigFile>,
+    watchdog: Option<Duration>,
+    feed: impl Fn(),
+) {
+    let period = watchdog.map_or(LoopHandle::HEARTBEAT, |time| (time / 2).min(LoopHandle::HEARTBEAT));
+    let mut serving = true;
+    loop {
+        // Cancel-safe: nothing is taken while waiting.
+        tokio::select! {
+            () = context.shutdown.cancelled() => return,
+            () = tokio::time::sleep(period) => {}
+        }
+        memory::give_back();
+        let good = context.progress.stuck().is_none();
+        if good {
+            feed();
+        }
+        if good != serving {
+            serving = good;
+            let status = if good { ServingStatus::Serving } else { ServingStatus::NotServing };
+            health.set_service_status("", status).await;
+        }
+        if file.as_mut().is_some_and(|file| file.has_changed(&context.config)) {
+            tracing::info!("the configuration has changed, ending to be started with the new one");
+            context.shutdown.cancel();
+        }
+    }
+}
+
+/// The file with the resolved configuration, which is replaced by rename.
+#[derive(Debug)]
+pub(crate) struct ConfigFile {
+    path: PathBuf,
+    /// What told the file that was read last from its successor.
+    seen: Option<Version>,
+}
+
+/// Inode and time of change: no two files that replace each other have both in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Version(u64, i64, i64);
+
+impl Version {
+    fn of(path: &Path) -> Option<Self> {
+        fs::metadata(path).ok().map(|meta| Self(meta.ino(), meta.ctime(), meta.ctime_nsec()))
+    }
+}
+
+impl ConfigFile {
+    /// Reads the configuration.
+    pub(crate) fn load(path: &Path) -> Result<(Self, Config), ConfigError> {
+        // Looked at first: what replaces the file meanwhile is seen later.
+        let seen = Version::of(path);
+        Ok((Self { path: path.to_owned(), seen }, Config::load(path)?))
+    }
+
+    /// Whether the file now holds another configuration than `current`. When it was resolved and where values come from
+    /// does not count, and neither does a file that cannot be read.
+    fn has_changed(&mut self, current: &Config) -> bool {
+        let now = Version::of(&self.path);
+        if now.is_none() || now == self.seen {
+            return false;
+        }
+        self.seen = now;
+        let new = match Config::load(&self.path) {
+            Ok(new) => new,
+            Err(error) => {
+                let error = crate::status::chain(&error);
+                tracing::warn!(%error, "the new configuration is not used");
+                return false;
+            }
+        };
+        let (provenance, resolved_unix_nanos) = (current.provenance.clone(), current.resolved_unix_nanos);
+        Config { provenance, resolved_unix_nanos, ..new } != *current
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn another_configuration_is_a_change_and_the_same_one_resolved_again_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        assert!(ConfigFile::load(&path).is_err());
+        let mut written = Config::default();
+        written.store(&path).unwrap();
+        let (mut file, current) = ConfigFile::load(&path).unwrap();
+        assert!(!file.has_changed(&current));
+
+        written.resolved_unix_nanos += 1;
+        written.provenance.insert("nodeName".into(), "the host".into());
+        written.store(&path).unwrap();
+        assert!(!file.has_changed(&current));
+
+        fs::write(&path, "{").unwrap();
+        assert!(!file.has_changed(&current), "unreadable");
+        fs::remove_file(&path).unwrap();
+        assert!(!file.has_changed(&current), "absent");
+
+        written.node_name = "other".into();
+        written.store(&path).unwrap();
+        assert!(file.has_changed(&current));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_watchdog_is_fed_twice_in_its_time_until_a_loop_stands_still() {
+        let context = Context::detached(keelson_config::ServiceName::PodSync, Config::default());
+        let (progress, shutdown) = (context.progress.clone(), context.shutdown.clone());
+        let (health, _service) = tonic_health::server::health_reporter();
+        let fed = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&fed);
+        let feed = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+        };
+        let beating = tokio::spawn(beat(context, health, None, Some(Duration::from_secs(8)), feed));
+        tokio::time::sleep(Duration::from_secs(41)).await;
+        assert_eq!(fed.swap(0, Ordering::Relaxed), 10);
+        let _stuck = progress.register_within("stuck", Duration::ZERO);
+        // Progress goes by the machine's clock.
+        std::thread::sleep(Duration::from_millis(2));
+        tokio::time::sleep(Duration::from_secs(80)).await;
+        assert_eq!(fed.load(Ordering::Relaxed), 0);
+        shutdown.cancel();
+        beating.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_without_init_ends_when_its_configuration_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        let mut written = Config::default();
+        written.store(&path).unwrap();
+        let (file, config) = ConfigFile::load(&path).unwrap();
+        let context = Context::detached(keelson_config::ServiceName::PodSync, config);
+        let shutdown = context.shutdown.clone();
+        let (health, _service) = tonic_health::server::health_reporter();
+        let beating = tokio::spawn(run(context, health, Some(file)));
+        tokio::time::sleep(LoopHandle::HEARTBEAT * 3).await;
+        assert!(!shutdown.is_cancelled());
+        written.node_name = "other".into();
+        written.store(&path).unwrap();
+        shutdown.cancelled().await;
+        beating.await.unwrap();
+    }
+}

@@ -1,0 +1,267 @@
+//! What a PromQL expression asks for, and what a text of metrics has: enough of both to tell whether the one finds the
+//! other. It reads names and takes no expression apart; whether one is well-formed is for promtool to say.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context as _, bail, ensure};
+
+/// Operators and modifiers that stand between expressions.
+const WORDS: [&str; 8] = ["and", "or", "unless", "bool", "offset", "inf", "nan", "atan2"];
+/// They are followed by labels in brackets.
+const GROUPINGS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
+/// They may stand before `by`, without a bracket behind them.
+const AGGREGATIONS: [&str; 9] =
+    ["sum", "min", "max", "avg", "count", "topk", "bottomk", "quantile", "stddev"];
+
+/// A label of a selector, with the value that it must or must not have where that is written out.
+pub type Matcher = (String, Option<String>);
+
+/// What an expression asks for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// Metrics, each with its matchers.
+    pub metrics: Vec<(String, Vec<Matcher>)>,
+    /// Labels of `by`, `on` and the like.
+    pub grouping: BTreeSet<String>,
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    fn skip_blanks(&mut self) {
+        self.rest = self.rest.trim_start();
+    }
+
+    fn take_while(&mut self, fits: impl Fn(char) -> bool) -> &'a str {
+        let end = self.rest.find(|c| !fits(c)).unwrap_or(self.rest.len());
+        let (taken, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        taken
+    }
+
+    fn name(&mut self) -> &'a str {
+        self.take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ':'))
+    }
+
+    fn takes(&mut self, text: &str) -> bool {
+        self.skip_blanks();
+        self.rest.strip_prefix(text).map(|rest| self.rest = rest).is_some()
+    }
+
+    /// A string in quotes, without them; none here is escaped.
+    fn string(&mut self) -> anyhow::Result<&'a str> {
+        self.skip_blanks();
+        let quote = self.rest.chars().next().filter(|c| matches!(c, '"' | '\'')).context("no string")?;
+        let (text, rest) = self.rest[1..].split_once(quote).context("a string without an end")?;
+        ensure!(!text.contains('\\'), "an escape in {text:?}");
+        self.rest = rest;
+        Ok(text)
+    }
+
+    fn labels(&mut self) -> anyhow::Result<BTreeSet<String>> {
+        let mut labels = BTreeSet::new();
+        while !self.takes(")") {
+            self.skip_blanks();
+            let name = self.name();
+            ensure!(!name.is_empty(), "no label before {:?}", self.rest);
+            labels.insert(name.to_owned());
+            self.takes(",");
+        }
+        Ok(labels)
+    }
+
+    fn matchers(&mut self) -> anyhow::Result<Vec<Matcher>> {
+        let mut matchers = Vec::new();
+        while !self.takes("}") {
+            self.skip_blanks();
+            let name = self.name();
+            ensure!(!name.is_empty(), "no label before {:?}", self.rest);
+            let operator = ["=~", "!~", "!=", "="].into_iter().find(|op| self.takes(op));
+            let operator = operator.with_context(|| format!("no operator before {:?}", self.rest))?;
+            let value = self.string()?;
+            let written = !operator.contains('~') && !value.is_empty() && !value.contains('$');
+            matchers.push((name.to_owned(), written.then(|| value.to_owned())));
+            self.takes(",");
+        }
+        Ok(matchers)
+    }
+}
+
+/// Reads the names in an expression.
+///
+/// # Errors
+/// What it does not understand.
+pub fn asked(expression: &str) -> anyhow::Result<Asked> {
+    let mut reader = Reader { rest: expression };
+    let mut asked = Asked::default();
+    loop {
+        reader.skip_blanks();
+        let Some(next) = reader.rest.chars().next() else { return Ok(asked) };
+        match next {
+            '$' => {
+                reader.rest = &reader.rest[1..];
+                reader.name();
+            }
+            '"' | '\'' => drop(reader.string()?),
+            '[' => {
+                reader.rest = reader.rest.split_once(']').context("[ without ]")?.1;
+            }
+            '0'..='9' | '.' => drop(reader.take_while(|c| c.is_ascii_alphanumeric() || c == '.')),
+            'a'..='z' | 'A'..='Z' | '_' | ':' => {
+                let name = reader.name();
+                if GROUPINGS.contains(&name) {
+                    if reader.takes("(") {
+                        asked.grouping.extend(reader.labels()?);
+                    }
+                } else if WORDS.contains(&name) || AGGREGATIONS.contains(&name) {
+                } else if reader.takes("{") {
+                    let matchers = reader.matchers()?;
+                    asked.metrics.push((name.to_owned(), matchers));
+                } else if !reader.takes("(") {
+                    asked.metrics.push((name.to_owned(), Vec::new()));
+                }
+            }
+            '(' | ')' | ',' | '+' | '-' | '*' | '/' | '%' | '^' | '<' | '>' | '=' | '!' | '@' => {
+                reader.rest = &reader.rest[1..];
+            }
+            other => bail!("{other:?} is not understood in {expression}"),
+        }
+    }
+}
+
+/// What a text of metrics has: for each name of a sample its labels with the values that they have had.
+pub type Exported = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+/// Adds what a text in Prometheus' format 0.0.4 has.
+///
+/// # Errors
+/// A line that is no sample.
+pub fn exported(text: &str, into: &mut Exported) -> anyhow::Result<()> {
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let mut reader = Reader { rest: line };
+        let name = reader.name();
+        ensure!(!name.is_empty(), "no sample: {line}");
+        let labels = into.entry(name.to_owned()).or_default();
+        if reader.rest.starts_with('{') {
+            reader.rest = &reader.rest[1..];
+            while !reader.takes("}") {
+                let label = reader.name();
+                ensure!(!label.is_empty() && reader.takes("=\""), "no label: {line}");
+                let value = value(&mut reader).with_context(|| format!("a value without an end: {line}"))?;
+                labels.entry(label.to_owned()).or_default().insert(value);
+                reader.takes(",");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The rest of a value behind its opening quote.
+fn value(reader: &mut Reader<'_>) -> Option<String> {
+    let mut value = String::new();
+    let mut chars = reader.rest.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match c {
+            '"' => {
+                reader.rest = &reader.rest[at + 1..];
+                return Some(value);
+            }
+            '\\' => value.push(chars.next()?.1),
+            c => value.push(c),
+        }
+    }
+    None
+}
+
+/// Labels that Prometheus itself puts on what it reads.
+const OF_THE_TARGET: [&str; 2] = ["instance", "job"];
+
+/// Why `asked` would find nothing, or not what it means, in `exported`; empty when it would. `shown` are further labels,
+/// as those of a legend.
+pub fn faults(asked: &Asked, shown: &BTreeSet<String>, exported: &Exported) -> Vec<String> {
+    let mut faults = Vec::new();
+    let mut labels: BTreeSet<&str> = OF_THE_TARGET.into();
+    for (metric, matchers) in &asked.metrics {
+        let Some(known) = exported.get(metric) else {
+            faults.push(format!("{metric} is not exported"));
+            continue;
+        };
+        labels.extend(known.keys().map(String::as_str));
+        for (label, value) in matchers.iter().filter(|(label, _)| !OF_THE_TARGET.contains(&label.as_str())) {
+            match (known.get(label), value) {
+                (None, _) => faults.push(format!("{metric} has no label {label}")),
+                (Some(values), Some(value)) if !values.contains(value) => {
+                    faults.push(format!("{label} of {metric} is never {value:?} but {values:?}"));
+                }
+                _ => {}
+            }
+        }
+    }
+    if asked.metrics.is_empty() {
+        faults.push("no metric is asked for".to_owned());
+    }
+    let unknown = asked.grouping.iter().chain(shown).filter(|label| !labels.contains(label.as_str()));
+    faults.extend(unknown.map(|label| format!("no metric here has the label {label}")));
+    faults
+}
+
+/// The labels in `{{label}}` of a legend, or `{{ $labels.label }}` of an alert.
+pub fn in_braces(text: &str) -> BTreeSet<String> {
+    let inside = text.split("{{").skip(1).filter_map(|rest| rest.split("}}").next());
+    inside.map(|name| name.trim().trim_start_matches("$labels.").to_owned()).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // A test fails where it stands.
+mod tests {
+    use super::*;
+
+    fn names(expression: &str) -> Vec<String> {
+        asked(expression).unwrap().metrics.into_iter().map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn the_metrics_of_an_expression_are_told_from_its_functions_and_labels() {
+        let one = asked(
+            r#"histogram_quantile(0.99, sum by (le, op) (rate(a_bucket{x="1", y!~"z|$w", i=~"$i"}[$__rate_interval])))"#,
+        );
+        let one = one.unwrap();
+        let matchers = vec![("x".into(), Some("1".into())), ("y".into(), None), ("i".into(), None)];
+        assert_eq!(one.metrics, [("a_bucket".into(), matchers)]);
+        assert_eq!(one.grouping, ["le".to_owned(), "op".to_owned()].into());
+        assert_eq!(
+            names("time() - max by (instance) (b) > 15.5e3 and on (x) c offset 5m or sum(d) by (y)"),
+            ["b", "c", "d"]
+        );
+        assert_eq!(names("topk(10, e:rate5m) / ignoring(z) group_left f"), ["e:rate5m", "f"]);
+        assert!(asked("a{").is_err() && asked("a{x}").is_err() && asked("ä").is_err());
+    }
+
+    #[test]
+    fn what_is_not_exported_is_a_fault_and_so_are_labels_and_values() {
+        let mut known = Exported::new();
+        exported("# TYPE a counter\na{x=\"1\",y=\"}\\\"\"} 4\na{x=\"2\"} 5 17\nb 3\n", &mut known).unwrap();
+        assert_eq!(known["a"]["y"], ["}\"".to_owned()].into());
+        let of = |expression: &str, shown: &[&str]| {
+            let shown = shown.iter().map(|label| (*label).to_owned()).collect();
+            faults(&asked(expression).unwrap(), &shown, &known)
+        };
+        assert_eq!(of("sum by (x, instance) (a{x=\"1\"})", &["y"]), Vec::<String>::new());
+        assert_eq!(of("c", &[]), ["c is not exported"]);
+        assert_eq!(of("b{x=\"1\"}", &[]), ["b has no label x"]);
+        assert_eq!(of("a{x!=\"3\"}", &[]), ["x of a is never \"3\" but {\"1\", \"2\"}"]);
+        assert_eq!(
+            of("sum by (z) (a)", &["w"]),
+            ["no metric here has the label z", "no metric here has the label w"]
+        );
+        assert_eq!(of("1 + 2", &[]), ["no metric is asked for"]);
+        assert!(exported("{x=\"1\"} 3", &mut known).is_err());
+    }
+
+    #[test]
+    fn the_labels_of_texts_are_found() {
+        assert_eq!(in_braces("{{a}}: {{ $labels.b }} {c}"), ["a".to_owned(), "b".to_owned()].into());
+    }
+}

@@ -1,0 +1,178 @@
+//! The dashboard and the alerts ask for what the agent exports.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use keelson_config::ServiceName;
+use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, Component, Scratch, eventually};
+use keelson_tests::promql::{Asked, Exported, asked, exported, faults, in_braces};
+use keelson_tests::{LIMIT, http, replace_service};
+use serde_json::{Value, json};
+
+/// Serves the manifests as pods of an API server: static pods are critical, and never evicted.
+const STAND_IN: &str = env!("CARGO_BIN_EXE_pods-of-the-api");
+
+/// The paths that Prometheus is to read.
+const PATHS: [&str; 4] = ["/metrics", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"];
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/dashboards").join(name)
+}
+
+/// An expression, where it stands, and the labels that are shown beside it.
+struct Query {
+    place: String,
+    expression: String,
+    shown: BTreeSet<String>,
+}
+
+fn of_dashboard() -> Vec<Query> {
+    let board: Value = serde_json::from_str(&fs::read_to_string(file("keelson.json")).unwrap()).unwrap();
+    let panels = board["panels"].as_array().unwrap();
+    let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+    assert_eq!(ids.len(), panels.len(), "each panel has an id of its own");
+    let mut queries = Vec::new();
+    for panel in panels.iter().filter(|panel| panel["type"] != "row") {
+        let title = panel["title"].as_str().unwrap();
+        let targets = panel["targets"].as_array().unwrap();
+        assert!(!targets.is_empty(), "{title} shows nothing");
+        queries.extend(targets.iter().map(|target| Query {
+            place: format!("the panel {title:?}"),
+            expression: target["expr"].as_str().unwrap().to_owned(),
+            shown: in_braces(target["legendFormat"].as_str().unwrap()),
+        }));
+    }
+    queries
+}
+
+fn of_rules() -> Vec<Query> {
+    let rules: Value =
+        serde_saphyr::from_str(&fs::read_to_string(file("keelson-rules.yaml")).unwrap()).unwrap();
+    let groups = rules["groups"].as_array().unwrap();
+    let rules = groups.iter().flat_map(|group| group["rules"].as_array().unwrap());
+    let query = |rule: &Value| {
+        let name = rule["alert"].as_str().unwrap();
+        let text =
+            |key: &str| rule["annotations"][key].as_str().unwrap_or_else(|| panic!("{name} has no {key}"));
+        assert!(text("runbook").ends_with('.'), "{name}: a sentence on what to do");
+        assert!(["warning", "critical"].contains(&rule["labels"]["severity"].as_str().unwrap()), "{name}");
+        let shown = in_braces(text("summary")).union(&in_braces(text("runbook"))).cloned().collect();
+        Query {
+            place: format!("the alert {name}"),
+            expression: rule["expr"].as_str().unwrap().to_owned(),
+            shown,
+        }
+    };
+    rules.map(query).collect()
+}
+
+fn pod(name: &str, change: impl FnOnce(&mut Value)) -> String {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "uid": format!("uid-of-{name}")},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "restartPolicy": "Never",
+            "containers": [{
+                "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
+                "command": ["/bin/sh", "-c", "exec sleep 1000000"],
+                "resources": {"requests": {"cpu": "1m"}, "limits": {"cpu": "500m"}},
+                "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}],
+            }],
+            "volumes": [{"name": "scratch", "emptyDir": {}}],
+        },
+    });
+    change(&mut pod["spec"]);
+    pod.to_string()
+}
+
+/// An agent whose pods are none of its own files, and whose volumes are measured soon.
+fn with_pods_of_the_api(spec: &mut AgentSpec) {
+    replace_service(spec, ServiceName::PodConfig, STAND_IN);
+    spec.kubelet.insert("volumeStatsAggPeriod".into(), "1s".into());
+}
+
+/// Reads what the agent exports again and again until `queries` find everything in it; what they do not find at last.
+async fn until_found(agent: &Agent, known: &mut Exported, queries: &[(Query, Asked)]) -> Vec<String> {
+    let mut missing = Vec::new();
+    let found = eventually(LIMIT * 2, "everything that is asked for is exported", async || {
+        for path in PATHS {
+            let text = http::good(&format!("{}{path}", agent.api_url())).await.unwrap_or_default();
+            exported(&text, known).unwrap();
+        }
+        missing = queries
+            .iter()
+            .flat_map(|(query, asked)| {
+                let faults = faults(asked, &query.shown, known);
+                faults.into_iter().map(|fault| format!("{}: {fault}", query.place))
+            })
+            .collect();
+        missing.is_empty()
+    });
+    // What is missing at the end says more than that something is.
+    let _ = found.await;
+    missing
+}
+
+#[tokio::test]
+async fn every_metric_label_and_value_of_the_dashboard_and_the_alerts_is_exported() {
+    let queries: Vec<(Query, Asked)> = of_dashboard()
+        .into_iter()
+        .chain(of_rules())
+        .map(|query| {
+            let asked = asked(&query.expression).unwrap_or_else(|e| panic!("{}: {e:#}", query.place));
+            (query, asked)
+        })
+        .collect();
+    assert!(queries.len() > 60, "{} expressions", queries.len());
+    let (evictions, others): (Vec<_>, Vec<_>) = queries
+        .into_iter()
+        .partition(|(_, asked)| asked.metrics.iter().any(|(name, _)| name.starts_with("kubelet_evictions")));
+    assert!(!evictions.is_empty());
+
+    let mut known = Exported::new();
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let probe = json!({"exec": {"command": ["/bin/true"]}, "periodSeconds": 1});
+    let manifests = [
+        ("runs", pod("runs", |spec| spec["containers"][0]["readinessProbe"] = probe)),
+        ("ends", pod("ends", |spec| spec["containers"][0]["command"] = json!(["/bin/false"]))),
+        ("no-command", pod("no-command", |spec| spec["containers"][0]["command"] = json!(["/no/such"]))),
+        ("no-image", pod("no-image", |spec| spec["containers"][0]["image"] = "127.0.0.1:1/no:1".into())),
+        ("elsewhere", pod("elsewhere", |spec| spec["nodeSelector"] = json!({"no": "such"}))),
+    ];
+    for (name, text) in manifests {
+        agent.write_manifest(&format!("{name}.json"), &text).unwrap();
+    }
+    agent.write_manifest("broken.yaml", "kind: Pod\nspec: {").unwrap();
+    let missing = until_found(&agent, &mut known, &others).await;
+    assert!(missing.is_empty(), "{missing:#?}\n{}", agent.log_tail());
+    agent.end().unwrap();
+
+    // Pods of files are never evicted.
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).configure(with_pods_of_the_api).start().await.unwrap();
+    let full = pod("full", |spec| {
+        let fill = "dd if=/dev/zero of=/scratch/file bs=1048576 count=8; exec sleep 1000000";
+        spec["containers"][0]["command"] = json!(["/bin/sh", "-c", fill]);
+        spec["volumes"][0]["emptyDir"] = json!({"sizeLimit": "4Mi"});
+    });
+    agent.write_manifest("full.json", &full).unwrap();
+    let missing = until_found(&agent, &mut known, &evictions).await;
+    assert!(missing.is_empty(), "{missing:#?}\n{}", agent.log_tail());
+    agent.end().unwrap();
+}
+
+#[test]
+#[ignore = "promtool comes with the whole of Prometheus; cargo xtask test --long runs it"]
+fn prometheus_takes_the_rules() {
+    let promtool = Component::Prometheus.find().unwrap();
+    let output =
+        Command::new(promtool).args(["check", "rules"]).arg(file("keelson-rules.yaml")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains(&format!("SUCCESS: {} rules found", of_rules().len())), "{said}");
+}

@@ -1,0 +1,166 @@
+//! What `cargo xtask deb` makes: contents, modes, owners, conffiles, scripts, and the same bytes each time.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use keelson_testkit::{Scratch, binary_names, built_binaries, find_file};
+
+const VERSION: &str = "1.2.3~test";
+
+/// What a command that must succeed prints.
+fn said(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{command:?}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// The binaries without what a debugger needs, which is most of them.
+fn stripped(folder: &Path) {
+    let built = built_binaries().unwrap();
+    fs::create_dir_all(folder).unwrap();
+    for name in binary_names() {
+        said(
+            Command::new(find_file("strip").unwrap()).arg("-o").arg(folder.join(name)).arg(built.join(name)),
+        );
+    }
+}
+
+/// The program `xtask`, which is built beside this test.
+fn xtask() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let program = own.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).unwrap().join("xtask");
+    assert!(program.is_file(), "no {}; run: cargo build --workspace --bins", program.display());
+    program
+}
+
+/// Packs the binaries; the packages by their name.
+fn pack(binaries: &Path, out: &Path, umask: &str) -> BTreeMap<String, PathBuf> {
+    let line = format!("umask {umask}; exec \"$0\" deb --uncompressed --version {VERSION} --out \"$1\"");
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(line).arg(xtask()).arg(out).env("KEELSON_BIN_DIR", binaries);
+    let listed = said(&mut command);
+    let name =
+        |path: &Path| path.file_name().unwrap().to_string_lossy().split('_').next().unwrap().to_owned();
+    listed.lines().map(PathBuf::from).map(|path| (name(&path), path)).collect()
+}
+
+/// The entries of a package as `dpkg-deb --contents` shows them: mode and owner by path, links with their target.
+fn contents(package: &Path) -> BTreeMap<String, String> {
+    let listed = said(Command::new("dpkg-deb").arg("--contents").arg(package));
+    let entry = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        (words[5..].join(" ").trim_start_matches('.').to_owned(), format!("{} {}", words[0], words[1]))
+    };
+    listed.lines().map(entry).collect()
+}
+
+fn field(package: &Path, name: &str) -> String {
+    said(Command::new("dpkg-deb").arg("--field").arg(package).arg(name)).trim().to_owned()
+}
+
+#[test]
+fn the_packages_have_what_they_should_and_are_the_same_each_time() {
+    let scratch = Scratch::new().unwrap();
+    let binaries = scratch.path().join("bin");
+    stripped(&binaries);
+    let first = pack(&binaries, &scratch.path().join("one"), "022");
+    let second = pack(&binaries, &scratch.path().join("two"), "077");
+    assert_eq!(first.keys().collect::<Vec<_>>(), ["keelson", "keelson-kubelet"]);
+    for (name, package) in &first {
+        let (one, two) = (fs::read(package).unwrap(), fs::read(&second[name]).unwrap());
+        assert!(one == two, "{name} has other bytes the second time");
+        assert_eq!(field(package, "Version"), VERSION);
+        scripts_are_well_formed(package, &scratch.path().join(name));
+    }
+
+    let (agent, kubelet) = (contents(&first["keelson"]), contents(&first["keelson-kubelet"]));
+    for (path, what) in agent.iter().chain(&kubelet) {
+        let program = path.starts_with("/usr/bin/") || path.starts_with("/usr/libexec/keelson/");
+        let mode = match (path.ends_with('/'), what.starts_with('l'), program) {
+            (true, ..) => "drwxr-xr-x",
+            (_, true, _) => "lrwxrwxrwx",
+            (.., true) => "-rwxr-xr-x",
+            _ => "-rw-r--r--",
+        };
+        assert_eq!(what, &format!("{mode} root/root"), "{path}");
+    }
+    for path in [
+        "/etc/keelson/keelson.yaml",
+        "/etc/keelson/kubelet.yaml",
+        "/usr/bin/keelson",
+        "/usr/lib/systemd/system/keelson.target",
+        "/usr/lib/systemd/system/keelson-config.path",
+        "/usr/lib/systemd/system/keelson.slice",
+        "/usr/lib/sysusers.d/keelson.conf",
+        "/usr/lib/tmpfiles.d/keelson.conf",
+        "/usr/share/bash-completion/completions/keelson",
+        "/usr/share/doc/keelson/README.Debian",
+        "/usr/share/doc/keelson/changelog.gz",
+        "/usr/share/doc/keelson/copyright",
+        "/usr/share/fish/vendor_completions.d/keelson.fish",
+        "/usr/share/man/man1/keelson.1.gz",
+        "/usr/share/man/man1/keelson-get-pods.1.gz",
+        "/usr/share/zsh/vendor-completions/_keelson",
+    ] {
+        assert!(agent.contains_key(path), "no {path} in {agent:#?}");
+    }
+    assert!(!agent.contains_key("/usr/lib/systemd/system/kubelet.service"));
+    assert!(kubelet.contains_key("/usr/lib/systemd/system/kubelet.service"));
+    assert!(kubelet.contains_key("/usr/bin/kubelet -> ../libexec/keelson/keelson-init"), "{kubelet:#?}");
+
+    let unpacked = scratch.path().join("unpacked");
+    for package in first.values() {
+        said(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked));
+    }
+    units_run_only_what_is_there(&unpacked);
+    let conffiles = said(Command::new("dpkg-deb").arg("--info").arg(&first["keelson"]).arg("conffiles"));
+    let below_etc = agent.keys().filter(|path| path.starts_with("/etc/") && !path.ends_with('/'));
+    assert_eq!(conffiles.lines().collect::<Vec<_>>(), below_etc.collect::<Vec<_>>());
+    assert!(field(&first["keelson"], "Depends").starts_with("libc6 (>= 2."));
+    assert_eq!(field(&first["keelson-kubelet"], "Depends"), format!("keelson (= {VERSION})"));
+    for relation in ["Conflicts", "Provides", "Replaces"] {
+        assert_eq!(field(&first["keelson-kubelet"], relation), "kubelet");
+    }
+}
+
+/// Each script is one of a POSIX shell, and nothing of the template is left in it.
+fn scripts_are_well_formed(package: &Path, folder: &Path) {
+    said(Command::new("dpkg-deb").arg("--control").arg(package).arg(folder));
+    for script in ["preinst", "postinst", "prerm", "postrm"] {
+        said(Command::new("sh").arg("-n").arg(folder.join(script)));
+    }
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        let left = text
+            .split('@')
+            .skip(1)
+            .any(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_uppercase()));
+        assert!(!left, "{}:\n{text}", path.display());
+    }
+}
+
+/// Every program that a unit starts is in the packages.
+fn units_run_only_what_is_there(unpacked: &Path) {
+    let mut started = 0;
+    for entry in fs::read_dir(unpacked.join("usr/lib/systemd/system")).unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        for line in text.lines().filter_map(|line| line.strip_prefix("ExecStart=")) {
+            let program = line.split_whitespace().next().unwrap();
+            let place = unpacked.join(program.trim_start_matches('/'));
+            assert!(
+                place.symlink_metadata().is_ok(),
+                "{} starts {program}, which is not there",
+                path.display()
+            );
+            started += 1;
+        }
+    }
+    assert_eq!(started, 10, "seven services, two steps of the configuration, the kubelet");
+}

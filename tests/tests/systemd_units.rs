@@ -1,0 +1,211 @@
+//! The units of deploy/systemd as systemd itself reads and judges them, without running them.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use keelson_config::ServiceName;
+use keelson_testkit::{Component, Scratch, built_binaries, find_file};
+
+/// How exposed a service may be, in tenths of what `systemd-analyze security` shows, and where it is more than 30, why; the
+/// same numbers and more words are in deploy/systemd/README.md.
+const EXPOSURE: [(&str, u32, &str); 9] = [
+    ("keelson-pod-config.service", 18, ""),
+    ("keelson-pod-sync.service", 14, ""),
+    ("keelson-node-status.service", 14, ""),
+    ("keelson-node-api.service", 14, ""),
+    ("keelson-runtime-shim.service", 29, ""),
+    (
+        "keelson-resource-manager.service",
+        40,
+        "writes cgroups, tunables and oom scores, looks at pods' processes",
+    ),
+    ("keelson-volume-manager.service", 50, "mounts for the machine, in the machine's mount namespace"),
+    (
+        "keelson-config.service",
+        51,
+        "makes folders of others, shares the mounts below the root folder, and ends",
+    ),
+    ("kubelet.service", 96, "starts the services and takes from each what it does not need itself"),
+];
+
+/// What a service without root may be exposed, and what those with root are asked to stay below where they can.
+const USUAL: u32 = 30;
+
+fn deployed() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd")
+}
+
+/// The unit files, by name.
+fn units() -> Vec<(String, String)> {
+    let is_unit =
+        |name: &str| [".service", ".slice", ".target", ".path"].iter().any(|ending| name.ends_with(ending));
+    let mut units: Vec<(String, String)> = fs::read_dir(deployed())
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| is_unit(entry.file_name().to_str().unwrap()))
+        .map(|entry| (entry.file_name().into_string().unwrap(), fs::read_to_string(entry.path()).unwrap()))
+        .collect();
+    units.sort();
+    units
+}
+
+/// The units with the binaries of this build in place of installed ones, and systemd's own behind them.
+struct Installed {
+    scratch: Scratch,
+    analyze: PathBuf,
+}
+
+impl Installed {
+    fn new() -> Self {
+        Component::Systemd.find().unwrap();
+        let scratch = Scratch::new().unwrap();
+        let binaries = built_binaries().unwrap();
+        symlink(binaries.join("keelson-init"), scratch.path().join("kubelet")).unwrap();
+        for (name, text) in units() {
+            let text = text.replace("/usr/libexec/keelson", binaries.to_str().unwrap());
+            let text = text.replace("/usr/bin/kubelet", scratch.path().join("kubelet").to_str().unwrap());
+            fs::write(scratch.path().join(name), text).unwrap();
+        }
+        Self { scratch, analyze: find_file("systemd-analyze").unwrap() }
+    }
+
+    fn analyze(&self, arguments: &[&str], units: &[&str]) -> Output {
+        let folder = self.scratch.path();
+        let mut command = Command::new(&self.analyze);
+        // A colon at the end: the usual folders follow (systemd(1)).
+        command.env("SYSTEMD_UNIT_PATH", format!("{}:", folder.display())).args(arguments);
+        command.args(units.iter().map(|unit| folder.join(unit))).output().unwrap()
+    }
+}
+
+#[test]
+fn systemd_finds_nothing_wrong_with_any_unit() {
+    let installed = Installed::new();
+    let units = units();
+    let names: Vec<&str> = units.iter().map(|(name, _)| name.as_str()).collect();
+    let output = installed.analyze(&["verify", "--man=no"], &names);
+    let said = String::from_utf8_lossy(&output.stderr);
+    // What it does not know it only mentions.
+    let ours: Vec<&str> = said.lines().filter(|line| names.iter().any(|name| line.contains(name))).collect();
+    assert!(output.status.success() && ours.is_empty(), "{said}");
+
+    fs::write(installed.scratch.path().join("keelson-pod-sync.service"), "[Service]\nExecStat=/bin/true\n")
+        .unwrap();
+    let output = installed.analyze(&["verify", "--man=no"], &["keelson-pod-sync.service"]);
+    assert!(!output.status.success(), "a broken one is found");
+}
+
+#[test]
+fn no_service_is_more_exposed_than_it_must_be() {
+    let installed = Installed::new();
+    let mut judged: Vec<&str> = EXPOSURE.iter().map(|(unit, ..)| *unit).collect();
+    judged.sort_unstable();
+    let units = units();
+    let services: Vec<&str> =
+        units.iter().map(|(name, _)| name.as_str()).filter(|name| name.ends_with(".service")).collect();
+    assert_eq!(judged, services);
+    for (unit, stated, reason) in EXPOSURE {
+        assert_eq!(stated > USUAL, !reason.is_empty(), "{unit}");
+        let within = |threshold: u32| {
+            let threshold = format!("--threshold={threshold}");
+            let output =
+                installed.analyze(&["security", "--offline=true", "--no-pager", &threshold], &[unit]);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            (output.status.success(), text)
+        };
+        let (good, text) = within(stated);
+        assert!(good, "{unit} is more exposed than {stated}:\n{text}");
+        // The number is the smallest one that holds.
+        assert!(!within(stated - 1).0, "{unit} is less exposed than {stated}: state it");
+    }
+    for service in ServiceName::supervised().filter(|service| !service.needs_root()) {
+        let unit = format!("keelson-{service}.service");
+        let stated = EXPOSURE.iter().find(|(name, ..)| *name == unit).unwrap().1;
+        assert!(stated <= USUAL, "{unit}");
+    }
+}
+
+#[test]
+fn no_service_waits_for_another_and_each_is_kept_running() {
+    let units = units();
+    let of =
+        |name: &str| &units.iter().find(|(unit, _)| unit == name).unwrap_or_else(|| panic!("no {name}")).1;
+    let values = |unit: &str, key: &str| -> Vec<String> {
+        let lines = of(unit).lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        lines.flat_map(str::split_whitespace).map(ToOwned::to_owned).collect()
+    };
+    let wanted = values("keelson.target", "Wants");
+    let started = values("keelson-config.service", "OnSuccess");
+    let conflicting = values("kubelet.service", "Conflicts");
+    for service in ServiceName::supervised() {
+        let unit = format!("keelson-{service}.service");
+        assert_eq!(values(&unit, "After"), ["keelson-config.service"], "{unit}");
+        for key in ["Before", "Requires", "Requisite", "Wants", "BindsTo", "Upholds", "JoinsNamespaceOf"] {
+            assert!(values(&unit, key).is_empty(), "{unit}: {key}");
+        }
+        let expected = [
+            ("Type", "notify"),
+            ("PartOf", "keelson.target"),
+            ("Slice", "keelson.slice"),
+            ("Group", "keelson"),
+            ("Restart", "always"),
+            ("RestartPreventExitStatus", "64 78"),
+            ("WatchdogSec", "30"),
+            ("WatchdogSignal", "SIGKILL"),
+            ("OOMScoreAdjust", "-999"),
+            ("StartLimitIntervalSec", "0"),
+        ];
+        for (key, value) in expected {
+            assert_eq!(values(&unit, key).join(" "), value, "{unit}: {key}");
+        }
+        for list in [&wanted, &started, &conflicting] {
+            assert!(list.contains(&unit), "{unit}");
+        }
+    }
+    // What takes a service out of the machine's mount namespace (systemd.exec(5)).
+    let taken_out = [
+        "ProtectS",
+        "ProtectHome",
+        "ProtectP",
+        "ProtectK",
+        "ProtectControlGroups",
+        "Private",
+        "ReadW",
+        "Root",
+    ];
+    let text = of("keelson-volume-manager.service");
+    let settings = text.lines().filter(|line| !line.starts_with('#'));
+    let out: Vec<&str> = settings.filter(|line| taken_out.iter().any(|key| line.starts_with(key))).collect();
+    assert!(out.is_empty() && !text.contains("\nMemoryMax="), "{out:?}");
+}
+
+#[test]
+fn the_users_are_those_that_the_configuration_looks_for() {
+    let scratch = Scratch::new().unwrap();
+    fs::create_dir(scratch.path().join("etc")).unwrap();
+    Component::Systemd.find().unwrap();
+    let output = Command::new(find_file("systemd-sysusers").unwrap())
+        .arg(format!("--root={}", scratch.path().display()))
+        .arg(deployed().join("sysusers.d/keelson.conf").canonicalize().unwrap())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let read = |name: &str| fs::read_to_string(scratch.path().join("etc").join(name)).unwrap();
+    let group = read("group");
+    let gid = group.lines().find_map(|line| line.strip_prefix("keelson:")?.split(':').nth(1)).unwrap();
+    let passwd = read("passwd");
+    let mut found: Vec<&str> = passwd
+        .lines()
+        .filter(|line| line.split(':').nth(3) == Some(gid) && line.ends_with("nologin"))
+        .filter_map(|line| line.split(':').next()?.strip_prefix("keelson-"))
+        .collect();
+    found.sort_unstable();
+    let mut wanted: Vec<&str> =
+        ServiceName::supervised().filter(|s| !s.needs_root()).map(ServiceName::as_str).collect();
+    wanted.sort_unstable();
+    assert_eq!(found, wanted);
+}

@@ -1,0 +1,456 @@
+//! The units of deploy/systemd under a real systemd, on cgroup v2, with Debian's kernel and containerd, in a machine of
+//! their own: installed as docs/systemd.md says, killed, stopped, changed, rebooted, replaced by `kubelet.service`.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use keelson_config::ServiceName;
+use keelson_testkit::{
+    BUSYBOX_IMAGE, Scratch, Vm, binary_names, built_binaries, find_file, standard_images, write_archive,
+};
+use keelson_tests::is_ready;
+use serde_json::{Value, json};
+
+/// How long anything that has to happen may take in an emulated machine.
+const LIMIT: Duration = Duration::from_secs(240);
+
+const CONTAINERS: &str = r#"set -o pipefail
+ctr -n k8s.io tasks list | while read -r id pid status; do
+  if [ "$status" = RUNNING ]; then echo "$id $pid $(sed 's/.*) //' /proc/$pid/stat | cut -d ' ' -f 20)"; fi
+done | sort"#;
+
+/// What the machine has at `/payload`: a repository after a release build, as far as docs/systemd.md needs it.
+fn pack(folder: &Path) {
+    let (built, release) = (built_binaries().unwrap(), folder.join("target/release"));
+    fs::create_dir_all(&release).unwrap();
+    for name in binary_names() {
+        // Without what a debugger needs, which is most of it.
+        let mut strip = Command::new(find_file("strip").unwrap());
+        let status = strip.arg("-o").arg(release.join(name)).arg(built.join(name)).status().unwrap();
+        assert!(status.success(), "{name}");
+    }
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
+    fs::create_dir_all(folder.join("deploy")).unwrap();
+    let copied = Command::new("cp").arg("-r").arg(deploy.join("systemd")).arg(folder.join("deploy")).status();
+    assert!(copied.unwrap().success());
+    write_archive(&folder.join("images.tar"), &standard_images()).unwrap();
+}
+
+/// The commands in the shell blocks of a section of docs/systemd.md.
+fn section(title: &str) -> String {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/systemd.md");
+    let page = fs::read_to_string(page).unwrap();
+    let section = page.split("\n## ").find(|section| section.starts_with(&format!("{title}\n")));
+    let section = section.unwrap_or_else(|| panic!("docs/systemd.md has no section {title}"));
+    let blocks = section.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+    format!("set -e\ncd /payload\n{}", blocks.collect::<String>())
+}
+
+/// A container of a pod with what it may use.
+fn container(command: &str, requests: &Value, limits: &Value) -> Value {
+    json!({
+        "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
+        "command": ["/bin/sh", "-c", command], "resources": {"requests": requests, "limits": limits},
+    })
+}
+
+fn pod(name: &str, container: &Value, volumes: &Value) -> String {
+    let spec = json!({"terminationGracePeriodSeconds": 0, "containers": [container], "volumes": volumes});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}).to_string()
+}
+
+/// A pod with memory of its own, a ConfigMap and a probe over the network.
+fn web() -> String {
+    let limits = json!({"memory": "128Mi"});
+    let mut main = container(
+        "echo ok > /scratch/index.html; exec busybox httpd -f -p 8080 -h /scratch",
+        &json!({"cpu": "250m", "memory": "64Mi"}),
+        &limits,
+    );
+    main["volumeMounts"] = json!([
+        {"name": "scratch", "mountPath": "/scratch"}, {"name": "conf", "mountPath": "/conf"},
+    ]);
+    let get = json!({"path": "/index.html", "port": 8080});
+    main["readinessProbe"] = json!({"httpGet": get, "periodSeconds": 2, "timeoutSeconds": 30});
+    let volumes = json!([
+        {"name": "scratch", "emptyDir": {"medium": "Memory"}},
+        {"name": "conf", "configMap": {"name": "greeting"}},
+    ]);
+    pod("web", &main, &volumes)
+}
+
+/// A pod that may use half a core and 64 MiB.
+fn bound() -> String {
+    let both = json!({"cpu": "500m", "memory": "64Mi"});
+    pod("bound", &container("exec sleep 1000000", &both, &both), &json!([]))
+}
+
+/// A machine with the agent in it.
+struct Node {
+    vm: Vm,
+    _scratch: Scratch,
+}
+
+impl Node {
+    fn install() -> Self {
+        let scratch = Scratch::new().unwrap();
+        let payload = scratch.path().join("payload");
+        pack(&payload);
+        let mut vm = Vm::boot(&scratch.path().join("vm"), &payload).unwrap();
+        assert_eq!(vm.sh("cat /proc/1/comm").unwrap().trim(), "systemd");
+        assert_eq!(vm.sh("stat -f -c %T /sys/fs/cgroup").unwrap().trim(), "cgroup2fs");
+        vm.sh("until ctr version > /dev/null; do sleep 0.2; done; ctr -n k8s.io images import /payload/images.tar")
+            .unwrap();
+        vm.sh(&section("Install")).unwrap();
+        Self { vm, _scratch: scratch }
+    }
+
+    fn sh(&mut self, line: &str) -> String {
+        self.vm.sh(line).unwrap_or_else(|error| {
+            let journal =
+                self.vm.run("journalctl -b -n 60 --no-pager -u 'keelson*' -u kubelet -u containerd");
+            panic!("{error:#}\n{}", journal.map_or_else(|error| error.to_string(), |said| said.stdout))
+        })
+    }
+
+    /// Waits until a line of bash succeeds.
+    fn until(&mut self, what: &str, line: &str) {
+        let done = self.vm.until(what, LIMIT, line, |said| (said.code == 0).then_some(()));
+        if let Err(error) = done {
+            let state = self.sh(
+                "systemctl list-units --all --no-pager 'keelson*' kubelet*; keelson get services || true",
+            );
+            let journal = self.sh("journalctl -b -n 80 --no-pager -u 'keelson*' -u kubelet -u containerd");
+            panic!("{error:#}\n{state}\n{journal}");
+        }
+    }
+
+    fn write(&mut self, path: &str, text: &str) {
+        assert!(!text.contains("\nEND\n"));
+        self.sh(&format!("cat > {path} <<'END'\n{text}\nEND"));
+    }
+
+    /// A property of a unit.
+    fn property(&mut self, unit: &str, name: &str) -> String {
+        self.sh(&format!("systemctl show --property {name} --value {unit}")).trim().to_owned()
+    }
+
+    fn pods(&mut self) -> BTreeMap<String, Value> {
+        let said = self.vm.run("keelson get pods -A -o json").unwrap();
+        let list: Value = serde_json::from_str(&said.stdout).unwrap_or_default();
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        items.into_iter().map(|pod| (pod["metadata"]["name"].as_str().unwrap().to_owned(), pod)).collect()
+    }
+
+    /// Waits until these pods, and no others, are Ready.
+    fn until_ready(&mut self, names: &[&str]) -> BTreeMap<String, Value> {
+        let mut wanted: Vec<String> = names.iter().map(|name| format!("{name}-vm")).collect();
+        wanted.sort();
+        let deadline = std::time::Instant::now() + LIMIT;
+        loop {
+            let pods = self.pods();
+            if pods.keys().eq(wanted.iter()) && pods.values().all(is_ready) {
+                return pods;
+            }
+            if std::time::Instant::now() > deadline {
+                let why = self.sh("keelson get services; keelson get pods -A; keelson get events || true");
+                let journal =
+                    self.sh("journalctl -b -n 80 --no-pager -u 'keelson*' -u kubelet -u containerd");
+                panic!("{names:?} are not Ready: {pods:#?}\n{why}\n{journal}");
+            }
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+
+    /// Every running container with its process and when that has started, from the runtime and /proc alone.
+    fn containers(&mut self) -> String {
+        self.sh(CONTAINERS)
+    }
+
+    /// The process of a service.
+    fn pid(&mut self, service: ServiceName) -> u32 {
+        self.property(&format!("keelson-{service}.service"), "MainPID").parse().unwrap()
+    }
+
+    fn until_all_are(&mut self, state: &str) {
+        for service in ServiceName::supervised() {
+            let line = format!("[ $(systemctl show -P ActiveState keelson-{service}) = {state} ]");
+            self.until(&format!("{service} is {state}"), &line);
+        }
+    }
+
+    /// Waits until each unit has a process that says that it is well.
+    fn until_well(&mut self) {
+        for service in ServiceName::supervised() {
+            self.until(
+                &format!("{service} is well"),
+                &format!(
+                    "systemctl is-active --quiet keelson-{service} && runuser -u $(stat -c %U /run/keelson/{service}) -- \
+                     /usr/libexec/keelson/keelson-{service} --health"
+                ),
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "boots an emulated machine; minutes"]
+fn the_units_keep_pods_running_whatever_becomes_of_the_agent() {
+    let mut node = Node::install();
+    node.until("the target is active", "systemctl is-active keelson.target");
+    node.until_well();
+    each_service_is_what_its_unit_says(&mut node);
+
+    node.write(
+        "/etc/kubernetes/manifests/greeting.yaml",
+        "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: greeting\ndata:\n  text: hello",
+    );
+    node.write("/etc/kubernetes/manifests/web.yaml", &web());
+    node.write("/etc/kubernetes/manifests/bound.yaml", &bound());
+    let pods = node.until_ready(&["web", "bound"]);
+    let before = node.containers();
+    assert_eq!(before.lines().count(), 4, "two sandboxes and two containers:\n{before}");
+    cgroups_are_as_the_pods_say(&mut node, &pods);
+    mounts_are_seen_on_the_host_and_in_the_pod(&mut node, &pods, "hello");
+
+    println!("--- look around, logs");
+    for title in ["Look around", "Logs"] {
+        node.sh(&section(title));
+    }
+    stopped_and_started(&mut node, &before);
+    killed(&mut node, &before);
+    hung(&mut node, &before);
+    configured(&mut node, &before);
+    as_kubelet(&mut node, &before);
+    rebooted(&mut node);
+
+    println!("--- pods go with everything of theirs");
+    node.sh("rm /etc/kubernetes/manifests/*");
+    node.until_ready(&[]);
+    node.until(
+        "no cgroup of a pod is left",
+        "! find /sys/fs/cgroup/kubepods.slice -name '*pod*-*pod*.slice' | grep .",
+    );
+    node.until("no mount of a pod is left", "! grep /var/lib/kubelet/pods/ /proc/1/mountinfo");
+    node.until("no folder of a pod is left", "! ls /var/lib/kubelet/pods | grep .");
+    node.sh(&section("Remove"));
+    node.until("no process is left", "! pgrep keelson");
+}
+
+/// User, capabilities, cgroup, mount namespace and oom score, as /proc has them (proof of what is deployed).
+fn each_service_is_what_its_unit_says(node: &mut Node) {
+    println!("--- each service is what its unit says");
+    let machine = node.sh("readlink /proc/1/ns/mnt");
+    for service in ServiceName::supervised() {
+        let pid = node.pid(service);
+        let unit = format!("keelson-{service}.service");
+        assert_eq!(
+            node.sh(&format!("readlink /proc/{pid}/exe")).trim(),
+            format!("/usr/libexec/keelson/keelson-{service}")
+        );
+        assert_eq!(node.sh(&format!("cat /proc/{pid}/cgroup")).trim(), format!("0::/keelson.slice/{unit}"));
+        assert_eq!(node.sh(&format!("cat /proc/{pid}/oom_score_adj")).trim(), "-999", "{service}");
+        let user = if service.needs_root() { "root".to_owned() } else { format!("keelson-{service}") };
+        let owner = node.sh(&format!("ps -o euser:32=,egroup:32= -p {pid}"));
+        assert_eq!(owner.split_whitespace().collect::<Vec<_>>(), [user.as_str(), "keelson"], "{service}");
+        let status = node.sh(&format!("cat /proc/{pid}/status"));
+        let field =
+            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+        assert_eq!(field("NoNewPrivs:"), "1", "{service}");
+        let kept = keelson_init_core::privileges::kept_bits(service);
+        for set in ["CapEff:", "CapBnd:"] {
+            assert_eq!(u64::from_str_radix(&field(set), 16).unwrap(), kept, "{service} {set}");
+        }
+        let own = node.sh(&format!("readlink /proc/{pid}/ns/mnt"));
+        assert_eq!(own == machine, service == ServiceName::VolumeManager, "{service}");
+    }
+}
+
+fn cgroups_are_as_the_pods_say(node: &mut Node, pods: &BTreeMap<String, Value>) {
+    println!("--- cgroups");
+    let slice = |name: &str| {
+        format!("pod{}.slice", pods[name]["metadata"]["uid"].as_str().unwrap().replace('-', "_"))
+    };
+    let web = format!("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-{}", slice("web-vm"));
+    let bound = format!("/kubepods.slice/kubepods-{}", slice("bound-vm"));
+    // 250m and 500m are 256 and 512 shares.
+    for (name, place, weight, max, memory) in
+        [("web", &web, "10", "max 100000", 128 << 20), ("bound", &bound, "20", "50000 100000", 64 << 20)]
+    {
+        let scopes = node.sh(&format!("ls -d /sys/fs/cgroup{place}/cri-containerd-*.scope"));
+        assert_eq!(scopes.lines().count(), 2, "{name}: a sandbox and a container:\n{scopes}");
+        let id =
+            pods[&format!("{name}-vm")]["status"]["containerStatuses"][0]["containerID"].as_str().unwrap();
+        let id = id.rsplit('/').next().unwrap();
+        let scope = format!("{place}/cri-containerd-{id}.scope");
+        let process = node.sh(&format!("ctr -n k8s.io tasks list | while read -r id pid _; do [ $id = {id} ] && cat /proc/$pid/cgroup; done; true"));
+        assert_eq!(process.trim(), format!("0::{scope}"), "{name}");
+        for dir in [place, &scope] {
+            let read = |node: &mut Node, file: &str| {
+                node.sh(&format!("cat /sys/fs/cgroup{dir}/{file}")).trim().to_owned()
+            };
+            assert_eq!(read(node, "cpu.weight"), weight, "{dir}");
+            assert_eq!(read(node, "cpu.max"), max, "{dir}");
+            assert_eq!(read(node, "memory.max"), memory.to_string(), "{dir}");
+        }
+        // systemd knows them as well, so that no reload takes them away.
+        let unit = place.rsplit('/').next().unwrap();
+        assert_eq!(node.property(unit, "MemoryMax"), memory.to_string());
+        assert_eq!(node.property(unit, "CPUWeight"), weight);
+    }
+    node.sh("systemctl daemon-reload");
+    assert_eq!(node.sh(&format!("cat /sys/fs/cgroup{bound}/memory.max")).trim(), (64 << 20).to_string());
+    assert!(node.sh("cat /sys/fs/cgroup/kubepods.slice/cgroup.controllers").contains("memory"));
+}
+
+fn mounts_are_seen_on_the_host_and_in_the_pod(node: &mut Node, pods: &BTreeMap<String, Value>, text: &str) {
+    println!("--- mounts");
+    let uid = pods["web-vm"]["metadata"]["uid"].as_str().unwrap();
+    let volumes = format!("/var/lib/kubelet/pods/{uid}/volumes");
+    let on_host = node.sh(&format!("findmnt -n -o FSTYPE {volumes}/kubernetes.io~empty-dir/scratch"));
+    assert_eq!(on_host.trim(), "tmpfs");
+    assert_eq!(node.sh(&format!("cat {volumes}/kubernetes.io~configmap/conf/text")).trim(), text);
+    assert_eq!(node.sh("keelson exec web-vm -- cat /conf/text").trim(), text);
+    let in_pod = node.sh("keelson exec web-vm -- sh -c 'grep \" /scratch \" /proc/mounts'");
+    assert!(in_pod.starts_with("tmpfs /scratch tmpfs"), "{in_pod}");
+    // The same one: what is written inside is read outside.
+    node.sh("keelson exec web-vm -- sh -c 'echo inside > /scratch/mark'");
+    assert_eq!(node.sh(&format!("cat {volumes}/kubernetes.io~empty-dir/scratch/mark")).trim(), "inside");
+}
+
+fn stopped_and_started(node: &mut Node, before: &str) {
+    println!("--- restart, stop, start");
+    node.sh("systemctl stop keelson.target");
+    node.until_all_are("inactive");
+    assert_eq!(node.property("keelson-config.path", "ActiveState"), "inactive");
+    node.until("no process is left", "! pgrep keelson");
+    assert_eq!(node.containers(), before, "pods go on without the agent");
+    node.sh("systemctl start keelson.target");
+    node.until_well();
+    node.until_ready(&["web", "bound"]);
+    assert_eq!(node.containers(), before);
+
+    node.sh(&section("Restart, stop"));
+    node.until_well();
+    let pods = node.until_ready(&["web", "bound"]);
+    assert_eq!(node.containers(), before);
+    for (name, pod) in pods {
+        assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0, "{name}");
+    }
+}
+
+fn killed(node: &mut Node, before: &str) {
+    for service in ServiceName::supervised() {
+        println!("--- kill -9 {service}");
+        let pid = node.pid(service);
+        node.sh(&format!("kill -9 {pid}"));
+        let unit = format!("keelson-{service}.service");
+        let line = format!("[ $(systemctl show -P MainPID {unit}) != {pid} ] && systemctl is-active {unit}");
+        node.until(&format!("{service} is started again"), &line);
+    }
+    node.until_well();
+    node.until_ready(&["web", "bound"]);
+    assert_eq!(node.containers(), before);
+}
+
+fn hung(node: &mut Node, before: &str) {
+    println!("--- stopped beyond the watchdog");
+    for service in [ServiceName::PodSync, ServiceName::VolumeManager] {
+        let (pid, unit) = (node.pid(service), format!("keelson-{service}.service"));
+        let restarts: u32 = node.property(&unit, "NRestarts").parse().unwrap();
+        node.sh(&format!("kill -STOP {pid}"));
+        let line =
+            format!("[ $(systemctl show -P NRestarts {unit}) -gt {restarts} ] && systemctl is-active {unit}");
+        node.until(&format!("{service} is killed and started again"), &line);
+        node.sh(&format!("journalctl -b -u {unit} --no-pager | grep -i 'watchdog timeout'"));
+        assert_eq!(node.containers(), before);
+    }
+    node.until_well();
+    node.until_ready(&["web", "bound"]);
+    assert_eq!(node.containers(), before);
+}
+
+fn configured(node: &mut Node, before: &str) {
+    println!("--- another configuration");
+    let config = "/run/keelson/config.json";
+    let pids: Vec<u32> = ServiceName::supervised().map(|service| node.pid(service)).collect();
+    node.sh("echo 'maxPods: 55' >> /etc/keelson/kubelet.yaml");
+    node.until("it is resolved", &format!("grep -q '\"maxPods\": 55' {config}"));
+    for (service, pid) in ServiceName::supervised().zip(pids) {
+        let line = format!("[ $(systemctl show -P MainPID keelson-{service}) != {pid} ]");
+        node.until(&format!("{service} takes it"), &line);
+    }
+    node.until_well();
+    node.until("the node has it", "keelson get node -o json | grep -Eq '\"pods\": ?\"55\"'");
+
+    // One that is wrong changes nothing, and says so.
+    let good = node.sh(&format!("cat {config}"));
+    node.sh("cp /etc/keelson/kubelet.yaml /root/ && echo 'maxPods: many' >> /etc/keelson/kubelet.yaml");
+    node.until("it is refused", "systemctl is-failed keelson-config.service");
+    node.sh("journalctl -b -u keelson-config.service --no-pager | grep maxPods");
+    assert_eq!(node.sh(&format!("cat {config}")), good);
+    node.until_well();
+    node.sh("cp /root/kubelet.yaml /etc/keelson/");
+    node.until("the former one is good again", "[ $(systemctl show -P Result keelson-config) = success ]");
+    node.sh(&section("Configuration"));
+    node.until_ready(&["web", "bound"]);
+    assert_eq!(node.containers(), before);
+}
+
+fn as_kubelet(node: &mut Node, before: &str) {
+    println!("--- as the kubelet, with a drop-in");
+    node.sh("mkdir -p /etc/systemd/system/kubelet.service.d");
+    let drop_in = "[Service]\n\
+        Environment=\"KUBELET_CONFIG_ARGS=--config=/etc/keelson/kubelet.yaml\"\n\
+        EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env\n\
+        EnvironmentFile=-/etc/default/kubelet\n\
+        ExecStart=\n\
+        ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS";
+    node.write("/etc/systemd/system/kubelet.service.d/10-kubeadm.conf", drop_in);
+    node.sh("echo 'KUBELET_EXTRA_ARGS=--node-labels=from=drop-in' > /etc/default/kubelet");
+    node.sh(&section("As the kubelet"));
+    node.until("it is active", "systemctl is-active kubelet");
+    assert_eq!(node.property("keelson.target", "ActiveState"), "inactive");
+    node.until_all_are("inactive");
+    node.until_ready(&["web", "bound"]);
+    assert_eq!(node.containers(), before, "the same pods go on");
+    node.until("the drop-in counts", "keelson get node -o json | grep -Eq '\"from\": ?\"drop-in\"'");
+    let asked =
+        "exec 4<>/dev/tcp/127.0.0.1/10248; printf 'GET /healthz HTTP/1.0\\r\\n\\r\\n' >&4; tail -n 1 <&4";
+    assert_eq!(node.sh(asked).trim(), "ok");
+
+    let pid = node.property("kubelet.service", "MainPID");
+    node.sh(&format!("kill -9 {pid}"));
+    node.until(
+        "it is started again",
+        &format!("[ $(systemctl show -P MainPID kubelet) != {pid} ] && systemctl is-active kubelet"),
+    );
+    node.until_ready(&["web", "bound"]);
+    node.sh("systemctl stop kubelet");
+    node.until("no process is left", "! pgrep keelson");
+    assert_eq!(node.containers(), before);
+    node.sh("systemctl start keelson.target");
+    node.until_well();
+    node.until_ready(&["web", "bound"]);
+    assert_eq!(node.containers(), before);
+}
+
+fn rebooted(node: &mut Node) {
+    println!("--- reboot");
+    let before = node.pods();
+    node.vm.reboot().unwrap();
+    node.until("the target is active", "systemctl is-active keelson.target");
+    node.until_well();
+    let pods = node.until_ready(&["web", "bound"]);
+    assert_eq!(node.containers().lines().count(), 4);
+    for (name, pod) in &pods {
+        assert_eq!(pod["metadata"]["uid"], before[name]["metadata"]["uid"], "{name}");
+    }
+    cgroups_are_as_the_pods_say(node, &pods);
+    mounts_are_seen_on_the_host_and_in_the_pod(node, &pods, "hello");
+}
