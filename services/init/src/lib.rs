@@ -12,6 +12,7 @@
 mod cli;
 mod credential_providers;
 mod dirs;
+mod drop_ins;
 mod flags_file;
 mod handed_files;
 mod host;
@@ -28,12 +29,12 @@ mod systemd;
 mod unit;
 mod yaml;
 
+use std::io::Write as _;
 use std::os::unix::fs::chown;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::Parser as _;
 use keelson_config::{Config, ControlPlane, ServiceName};
 use keelson_init_core::{Level, Note, Resolved, folders};
 use keelson_proto::descriptors;
@@ -72,13 +73,26 @@ pub fn main() -> ExitCode {
 }
 
 fn run() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let is_kubelet = host::invoked_as("kubelet");
+    let program = if is_kubelet { "kubelet" } else { "keelson-init" };
+    let arguments: Vec<String> =
+        std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned()).collect();
+    let cwd = std::env::current_dir().unwrap_or_default();
+    let cli = match Cli::parse(&arguments, &cwd.to_string_lossy()) {
         Ok(cli) => cli,
         Err(error) => {
-            let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(EX_USAGE) } else { ExitCode::SUCCESS };
+            eprintln!("{program}: failed to parse kubelet flag: {error}");
+            return ExitCode::from(EX_USAGE);
         }
     };
+    if let Some(text) = cli.instead(program, is_kubelet) {
+        let _ = std::io::stdout().write_all(text.as_bytes());
+        return ExitCode::SUCCESS;
+    }
+    // Units and scripts of a kubelet look for these lines; under its own name the agent has these flags by choice.
+    for warning in cli.warnings().iter().filter(|_| is_kubelet) {
+        eprintln!("{warning}");
+    }
     let Start { resolved, providers, ingredients } = match start(&cli) {
         Ok(start) => start,
         Err(lines) => {
@@ -88,11 +102,11 @@ fn run() -> ExitCode {
             return ExitCode::from(EX_CONFIG);
         }
     };
-    if cli.prepare_host || cli.resolve_only {
+    if cli.prepare_host() || cli.resolve_only() {
         for note in &resolved.notes {
             eprintln!("keelson-init: {}", note.text);
         }
-        let done = if cli.prepare_host {
+        let done = if cli.prepare_host() {
             prepare_host(&resolved.config)
         } else {
             resolve_only(&resolved, providers.as_ref(), &cli)
@@ -127,8 +141,13 @@ fn start(cli: &Cli) -> Result<Start, Vec<String>> {
             None
         })
     };
-    let kubelet = document("--config", &cli.config);
-    let keelson = document("--keelson-config", &cli.keelson_config);
+    let kubelet = document("--config", &cli.config());
+    let keelson = document("--keelson-config", &cli.keelson_config());
+    let drop_ins = cli.config_dir().map_or_else(|| Ok((Vec::new(), Vec::new())), |dir| drop_ins::read(&dir));
+    let (drop_ins, passed_over) = drop_ins.unwrap_or_else(|error| {
+        errors.push(status::chain(&error));
+        Default::default()
+    });
     if !errors.is_empty() {
         return Err(errors);
     }
@@ -136,16 +155,17 @@ fn start(cli: &Cli) -> Result<Start, Vec<String>> {
     let default_root = Config::default().paths.root_dir;
     let host = host::facts(flags.root_dir.as_deref().map_or(&default_root, Path::new));
     let providers = credential_providers::read(
-        cli.image_credential_provider_config.as_deref(),
-        cli.image_credential_provider_bin_dir.as_deref(),
+        cli.image_credential_provider_config().as_deref(),
+        cli.image_credential_provider_bin_dir().as_deref(),
         &host.cwd,
     );
     let mut ingredients =
-        Ingredients { flags, kubelet, keelson, host, resolved_unix_nanos: now_unix_nanos() };
+        Ingredients { flags, kubelet, drop_ins, keelson, host, resolved_unix_nanos: now_unix_nanos() };
     let resolved =
         ingredients.alone().map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>());
     match (resolved, providers) {
-        (Ok(resolved), Ok(providers)) => {
+        (Ok(mut resolved), Ok(providers)) => {
+            resolved.notes.extend(drop_ins::note(&passed_over));
             let missing = handed_files::missing(&resolved.config);
             if !missing.is_empty() {
                 return Err(missing);
@@ -183,6 +203,7 @@ fn prepare_host(config: &Config) -> anyhow::Result<()> {
 /// `--resolve-only`.
 fn resolve_only(resolved: &Resolved, providers: Option<&Handover>, cli: &Cli) -> anyhow::Result<()> {
     let config = &resolved.config;
+    kubelet::refuse(config)?;
     join_operator_group(config)?;
     let mut below_run = folders(config, is_root());
     below_run.retain(|folder| folder.path.starts_with(&config.paths.run_dir));

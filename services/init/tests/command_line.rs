@@ -39,8 +39,17 @@ fn under_the_name_kubelet_the_exit_codes_are_0_and_1() {
     let dir = tempfile::tempdir().unwrap();
     let kubelet = dir.path().join("kubelet");
     std::os::unix::fs::symlink(INIT, &kubelet).unwrap();
-    let code = |arguments: &[&str]| Command::new(&kubelet).args(arguments).output().unwrap().status.code();
-    assert_eq!(code(&["--version"]), Some(0));
+    let run = |arguments: &[&str]| Command::new(&kubelet).args(arguments).output().unwrap();
+    let code = |arguments: &[&str]| run(arguments).status.code();
+    let version = run(&["--version"]);
+    assert_eq!(version.status.code(), Some(0));
+    assert!(version.stdout.starts_with(b"Kubernetes v1.36."), "{version:?}");
+    let deprecated = ["--max-pods=1", "--config=/nonexistent.yaml"];
+    let warned = String::from_utf8(run(&deprecated).stderr).unwrap();
+    let warning = "Flag --max-pods has been deprecated, set maxPods in the file of --config instead\n";
+    assert!(warned.starts_with(warning), "{warned}");
+    let (_, under_its_own_name) = init(&deprecated);
+    assert!(!under_its_own_name.contains("deprecated"), "{under_its_own_name}");
     assert_eq!(code(&["--no-such-flag"]), Some(1));
     assert_eq!(code(&["--config", "/nonexistent.yaml"]), Some(1));
 }
