@@ -183,9 +183,11 @@ impl EtcdWriter {
                 self.write(&key, None, known, theirs).await.map(drop)
             }
             Job::Retain(uids) => {
+                // A pod that came while this waited may have been written before it: its turn is more urgent.
+                let is_here = |uid: &str| uids.contains(uid) || self.names().contains_key(uid);
                 for entry in self.etcd.list(&self.keys.pod_statuses()).await?.entries {
                     known.insert(entry.key.clone(), Known::of(Some(&entry)));
-                    let stale = |before: Option<&Told>| before.is_none_or(|told| !uids.contains(&told.uid));
+                    let stale = |before: Option<&Told>| before.is_none_or(|told| !is_here(&told.uid));
                     self.write(&entry.key, None, known, stale).await?;
                 }
                 Ok(())
