@@ -4,9 +4,11 @@ pub mod beside;
 pub mod disk;
 pub mod http;
 pub mod link;
+pub mod packages;
 pub mod promql;
 pub mod screen;
 pub mod seen;
+pub mod vm_node;
 pub mod waits;
 
 use std::collections::BTreeMap;

@@ -4,50 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use keelson_testkit::{Scratch, binary_names, built_binaries, find_file};
+use keelson_testkit::Scratch;
+use keelson_tests::packages::{make_packages, said, strip_binaries};
 
 const VERSION: &str = "1.2.3~test";
-
-/// What a command that must succeed prints.
-fn said(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{command:?}: {}{}", text(&output.stdout), text(&output.stderr));
-    text(&output.stdout)
-}
-
-/// The binaries without what a debugger needs, which is most of them.
-fn stripped(folder: &Path) {
-    let built = built_binaries().unwrap();
-    fs::create_dir_all(folder).unwrap();
-    for name in binary_names() {
-        said(
-            Command::new(find_file("strip").unwrap()).arg("-o").arg(folder.join(name)).arg(built.join(name)),
-        );
-    }
-}
-
-/// The program `xtask`, which is built beside this test.
-fn xtask() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let program = own.ancestors().skip(1).find(|folder| !folder.ends_with("deps")).unwrap().join("xtask");
-    assert!(program.is_file(), "no {}; run: cargo build --workspace --bins", program.display());
-    program
-}
-
-/// Packs the binaries; the packages by their name.
-fn pack(binaries: &Path, out: &Path, umask: &str) -> BTreeMap<String, PathBuf> {
-    let line = format!("umask {umask}; exec \"$0\" deb --uncompressed --version {VERSION} --out \"$1\"");
-    let mut command = Command::new("sh");
-    command.arg("-c").arg(line).arg(xtask()).arg(out).env("KEELSON_BIN_DIR", binaries);
-    let listed = said(&mut command);
-    let name =
-        |path: &Path| path.file_name().unwrap().to_string_lossy().split('_').next().unwrap().to_owned();
-    listed.lines().map(PathBuf::from).map(|path| (name(&path), path)).collect()
-}
 
 /// The entries of a package as `dpkg-deb --contents` shows them: mode and owner by path, links with their target.
 fn contents(package: &Path) -> BTreeMap<String, String> {
@@ -67,9 +30,9 @@ fn field(package: &Path, name: &str) -> String {
 fn the_packages_have_what_they_should_and_are_the_same_each_time() {
     let scratch = Scratch::new().unwrap();
     let binaries = scratch.path().join("bin");
-    stripped(&binaries);
-    let first = pack(&binaries, &scratch.path().join("one"), "022");
-    let second = pack(&binaries, &scratch.path().join("two"), "077");
+    strip_binaries(&binaries);
+    let first = make_packages(&binaries, &scratch.path().join("one"), VERSION, "022");
+    let second = make_packages(&binaries, &scratch.path().join("two"), VERSION, "077");
     assert_eq!(first.keys().collect::<Vec<_>>(), ["keelson", "keelson-kubelet"]);
     for (name, package) in &first {
         let (one, two) = (fs::read(package).unwrap(), fs::read(&second[name]).unwrap());

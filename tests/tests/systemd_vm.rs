@@ -7,38 +7,20 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use keelson_config::ServiceName;
-use keelson_testkit::{
-    BUSYBOX_IMAGE, Scratch, Vm, binary_names, built_binaries, find_file, standard_images, write_archive,
-};
-use keelson_tests::is_ready;
-use serde_json::{Value, json};
-
-/// How long anything that has to happen may take in an emulated machine.
-const LIMIT: Duration = Duration::from_secs(240);
-
-const CONTAINERS: &str = r#"set -o pipefail
-ctr -n k8s.io tasks list | while read -r id pid status; do
-  if [ "$status" = RUNNING ]; then echo "$id $pid $(sed 's/.*) //' /proc/$pid/stat | cut -d ' ' -f 20)"; fi
-done | sort"#;
+use keelson_testkit::Scratch;
+use keelson_tests::packages::strip_binaries;
+use keelson_tests::vm_node::{Node, bound, web};
+use serde_json::Value;
 
 /// What the machine has at `/payload`: a repository after a release build, as far as docs/systemd.md needs it.
 fn pack(folder: &Path) {
-    let (built, release) = (built_binaries().unwrap(), folder.join("target/release"));
-    fs::create_dir_all(&release).unwrap();
-    for name in binary_names() {
-        // Without what a debugger needs, which is most of it.
-        let mut strip = Command::new(find_file("strip").unwrap());
-        let status = strip.arg("-o").arg(release.join(name)).arg(built.join(name)).status().unwrap();
-        assert!(status.success(), "{name}");
-    }
+    strip_binaries(&folder.join("target/release"));
     let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
     fs::create_dir_all(folder.join("deploy")).unwrap();
     let copied = Command::new("cp").arg("-r").arg(deploy.join("systemd")).arg(folder.join("deploy")).status();
     assert!(copied.unwrap().success());
-    write_archive(&folder.join("images.tar"), &standard_images()).unwrap();
 }
 
 /// The commands in the shell blocks of a section of docs/systemd.md.
@@ -51,157 +33,13 @@ fn section(title: &str) -> String {
     format!("set -e\ncd /payload\n{}", blocks.collect::<String>())
 }
 
-/// A container of a pod with what it may use.
-fn container(command: &str, requests: &Value, limits: &Value) -> Value {
-    json!({
-        "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
-        "command": ["/bin/sh", "-c", command], "resources": {"requests": requests, "limits": limits},
-    })
-}
-
-fn pod(name: &str, container: &Value, volumes: &Value) -> String {
-    let spec = json!({"terminationGracePeriodSeconds": 0, "containers": [container], "volumes": volumes});
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}).to_string()
-}
-
-/// A pod with memory of its own, a ConfigMap and a probe over the network.
-fn web() -> String {
-    let limits = json!({"memory": "128Mi"});
-    let mut main = container(
-        "echo ok > /scratch/index.html; exec busybox httpd -f -p 8080 -h /scratch",
-        &json!({"cpu": "250m", "memory": "64Mi"}),
-        &limits,
-    );
-    main["volumeMounts"] = json!([
-        {"name": "scratch", "mountPath": "/scratch"}, {"name": "conf", "mountPath": "/conf"},
-    ]);
-    let get = json!({"path": "/index.html", "port": 8080});
-    main["readinessProbe"] = json!({"httpGet": get, "periodSeconds": 2, "timeoutSeconds": 30});
-    let volumes = json!([
-        {"name": "scratch", "emptyDir": {"medium": "Memory"}},
-        {"name": "conf", "configMap": {"name": "greeting"}},
-    ]);
-    pod("web", &main, &volumes)
-}
-
-/// A pod that may use half a core and 64 MiB.
-fn bound() -> String {
-    let both = json!({"cpu": "500m", "memory": "64Mi"});
-    pod("bound", &container("exec sleep 1000000", &both, &both), &json!([]))
-}
-
-/// A machine with the agent in it.
-struct Node {
-    vm: Vm,
-    _scratch: Scratch,
-}
-
-impl Node {
-    fn install() -> Self {
-        let scratch = Scratch::new().unwrap();
-        let payload = scratch.path().join("payload");
-        pack(&payload);
-        let mut vm = Vm::boot(&scratch.path().join("vm"), &payload).unwrap();
-        assert_eq!(vm.sh("cat /proc/1/comm").unwrap().trim(), "systemd");
-        assert_eq!(vm.sh("stat -f -c %T /sys/fs/cgroup").unwrap().trim(), "cgroup2fs");
-        vm.sh("until ctr version > /dev/null; do sleep 0.2; done; ctr -n k8s.io images import /payload/images.tar")
-            .unwrap();
-        vm.sh(&section("Install")).unwrap();
-        Self { vm, _scratch: scratch }
-    }
-
-    fn sh(&mut self, line: &str) -> String {
-        self.vm.sh(line).unwrap_or_else(|error| {
-            let journal =
-                self.vm.run("journalctl -b -n 60 --no-pager -u 'keelson*' -u kubelet -u containerd");
-            panic!("{error:#}\n{}", journal.map_or_else(|error| error.to_string(), |said| said.stdout))
-        })
-    }
-
-    /// Waits until a line of bash succeeds.
-    fn until(&mut self, what: &str, line: &str) {
-        let done = self.vm.until(what, LIMIT, line, |said| (said.code == 0).then_some(()));
-        if let Err(error) = done {
-            let state = self.sh(
-                "systemctl list-units --all --no-pager 'keelson*' kubelet*; keelson get services || true",
-            );
-            let journal = self.sh("journalctl -b -n 80 --no-pager -u 'keelson*' -u kubelet -u containerd");
-            panic!("{error:#}\n{state}\n{journal}");
-        }
-    }
-
-    fn write(&mut self, path: &str, text: &str) {
-        assert!(!text.contains("\nEND\n"));
-        self.sh(&format!("cat > {path} <<'END'\n{text}\nEND"));
-    }
-
-    /// A property of a unit.
-    fn property(&mut self, unit: &str, name: &str) -> String {
-        self.sh(&format!("systemctl show --property {name} --value {unit}")).trim().to_owned()
-    }
-
-    fn pods(&mut self) -> BTreeMap<String, Value> {
-        let said = self.vm.run("keelson get pods -A -o json").unwrap();
-        let list: Value = serde_json::from_str(&said.stdout).unwrap_or_default();
-        let items = list["items"].as_array().cloned().unwrap_or_default();
-        items.into_iter().map(|pod| (pod["metadata"]["name"].as_str().unwrap().to_owned(), pod)).collect()
-    }
-
-    /// Waits until these pods, and no others, are Ready.
-    fn until_ready(&mut self, names: &[&str]) -> BTreeMap<String, Value> {
-        let mut wanted: Vec<String> = names.iter().map(|name| format!("{name}-vm")).collect();
-        wanted.sort();
-        let deadline = std::time::Instant::now() + LIMIT;
-        loop {
-            let pods = self.pods();
-            if pods.keys().eq(wanted.iter()) && pods.values().all(is_ready) {
-                return pods;
-            }
-            if std::time::Instant::now() > deadline {
-                let why = self.sh("keelson get services; keelson get pods -A; keelson get events || true");
-                let journal =
-                    self.sh("journalctl -b -n 80 --no-pager -u 'keelson*' -u kubelet -u containerd");
-                panic!("{names:?} are not Ready: {pods:#?}\n{why}\n{journal}");
-            }
-            std::thread::sleep(Duration::from_secs(1));
-        }
-    }
-
-    /// Every running container with its process and when that has started, from the runtime and /proc alone.
-    fn containers(&mut self) -> String {
-        self.sh(CONTAINERS)
-    }
-
-    /// The process of a service.
-    fn pid(&mut self, service: ServiceName) -> u32 {
-        self.property(&format!("keelson-{service}.service"), "MainPID").parse().unwrap()
-    }
-
-    fn until_all_are(&mut self, state: &str) {
-        for service in ServiceName::supervised() {
-            let line = format!("[ $(systemctl show -P ActiveState keelson-{service}) = {state} ]");
-            self.until(&format!("{service} is {state}"), &line);
-        }
-    }
-
-    /// Waits until each unit has a process that says that it is well.
-    fn until_well(&mut self) {
-        for service in ServiceName::supervised() {
-            self.until(
-                &format!("{service} is well"),
-                &format!(
-                    "systemctl is-active --quiet keelson-{service} && runuser -u $(stat -c %U /run/keelson/{service}) -- \
-                     /usr/libexec/keelson/keelson-{service} --health"
-                ),
-            );
-        }
-    }
-}
-
 #[test]
 #[ignore = "boots an emulated machine; minutes"]
 fn the_units_keep_pods_running_whatever_becomes_of_the_agent() {
-    let mut node = Node::install();
+    let scratch = Scratch::new().unwrap();
+    pack(&scratch.path().join("payload"));
+    let mut node = Node::boot(scratch);
+    node.sh(&section("Install"));
     node.until("the target is active", "systemctl is-active keelson.target");
     node.until_well();
     each_service_is_what_its_unit_says(&mut node);
@@ -443,7 +281,7 @@ fn as_kubelet(node: &mut Node, before: &str) {
 fn rebooted(node: &mut Node) {
     println!("--- reboot");
     let before = node.pods();
-    node.vm.reboot().unwrap();
+    node.reboot();
     node.until("the target is active", "systemctl is-active keelson.target");
     node.until_well();
     let pods = node.until_ready(&["web", "bound"]);

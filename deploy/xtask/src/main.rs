@@ -9,6 +9,7 @@ mod fuzz;
 mod packages;
 mod progress;
 mod quickstart;
+mod skew;
 mod test;
 
 use std::path::{Path, PathBuf};
@@ -40,6 +41,8 @@ enum Task {
     Packages,
     /// Run the tests
     Test(test::TestArguments),
+    /// Test that services of this release work among those of the one before (needs root)
+    Skew(skew::SkewArguments),
     /// Fuzz the readers of untrusted text (needs cargo-fuzz and a C++ compiler)
     Fuzz(fuzz::FuzzArguments),
     /// Measure the agent against the same requests straight at containerd (needs root)
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Task::Compose { task } => compose::run(task),
         Task::Packages => packages::install_to_test(false),
         Task::Test(arguments) => test::run(&arguments),
+        Task::Skew(arguments) => skew::run(&arguments),
         Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Bench(arguments) => bench::run(&arguments).map(|never| match never {}),
         Task::Deb(arguments) => deb::run(&arguments),

@@ -1,0 +1,82 @@
+//! The configuration that units and packages bring along: what stands there as a default is the default.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::Scene;
+use serde_json::Value;
+
+/// The files with what they leave to the defaults.
+const FILES: [(&str, usize); 2] = [("kubelet.yaml", 14), ("keelson.yaml", 7)];
+
+fn shipped(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/systemd").join(name)).unwrap()
+}
+
+/// A text with its commented defaults, `#field: value`, as if they were set, and how many fields those are. A comment for
+/// people has a blank behind the `#`.
+fn uncommented(text: &str) -> (String, usize) {
+    let mut fields = 0;
+    let mut in_field = false;
+    let lines = text.lines().map(|line| {
+        let bare = line.strip_prefix('#').filter(|rest| {
+            let starts = rest.starts_with(char::is_alphabetic);
+            in_field = starts || (in_field && rest.starts_with("  "));
+            in_field
+        });
+        fields += usize::from(bare.is_some_and(|rest| rest.starts_with(char::is_alphabetic)));
+        format!("{}\n", bare.unwrap_or(line))
+    });
+    (lines.collect(), fields)
+}
+
+/// What all services would get, without where it is from.
+fn resolved(scene: &Scene, files: [String; 2]) -> (Value, String) {
+    // This machine's cgroups and swap are not the question.
+    let kubelet = format!("{}failCgroupV1: false\nfailSwapOn: false\n", files[0]);
+    fs::write(scene.path("kubelet.yaml"), kubelet).unwrap();
+    fs::write(scene.path("keelson.yaml"), &files[1]).unwrap();
+    let output = scene.command().arg("--resolve-only").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let text = fs::read_to_string(scene.path("run/config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    for changing in ["resolvedUnixNanos", "provenance"] {
+        config.as_object_mut().unwrap().remove(changing).unwrap();
+    }
+    (config, said)
+}
+
+#[test]
+fn every_commented_default_is_the_default() {
+    let scene = Scene::new();
+    let (as_shipped, said) = resolved(&scene, FILES.map(|(name, _)| shipped(name)));
+    assert!(!said.contains("unknown"), "{said}");
+    let all = FILES.map(|(name, expected)| {
+        let (text, fields) = uncommented(&shipped(name));
+        assert_eq!(fields, expected, "{name}:\n{text}");
+        text
+    });
+    let (spelt_out, said) = resolved(&scene, all);
+    assert!(!said.contains("unknown"), "{said}");
+    assert_eq!(spelt_out, as_shipped);
+}
+
+/// The comparison sees a default that is wrong.
+#[test]
+fn a_commented_line_that_is_no_default_would_show() {
+    let scene = Scene::new();
+    let (as_shipped, _) = resolved(&scene, FILES.map(|(name, _)| shipped(name)));
+    for (place, from, to) in
+        [(0, "maxPods: 110", "maxPods: 111"), (1, "relistPeriod: 1m", "relistPeriod: 2m")]
+    {
+        let mut files = FILES.map(|(name, _)| uncommented(&shipped(name)).0);
+        assert!(files[place].contains(from));
+        files[place] = files[place].replace(from, to);
+        assert_ne!(resolved(&scene, files).0, as_shipped, "{to}");
+    }
+}

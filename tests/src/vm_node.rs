@@ -1,0 +1,212 @@
+//! A node in an emulated machine, with systemd and cgroup v2: what is done in it, and looks at it from outside the agent.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use keelson_config::ServiceName;
+use keelson_testkit::{BUSYBOX_IMAGE, Scratch, Vm, standard_images, write_archive};
+use serde_json::{Value, json};
+
+use crate::is_ready;
+
+/// How long anything that has to happen may take in an emulated machine.
+pub const LIMIT: Duration = Duration::from_secs(240);
+
+const CONTAINERS: &str = r#"set -o pipefail
+ctr -n k8s.io tasks list | while read -r id pid status; do
+  if [ "$status" = RUNNING ]; then echo "$id $pid $(sed 's/.*) //' /proc/$pid/stat | cut -d ' ' -f 20)"; fi
+done | sort"#;
+
+/// A container of a pod with what it may use.
+fn container(command: &str, requests: &Value, limits: &Value) -> Value {
+    json!({
+        "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
+        "command": ["/bin/sh", "-c", command], "resources": {"requests": requests, "limits": limits},
+    })
+}
+
+fn pod(name: &str, container: &Value, volumes: &Value) -> String {
+    let spec = json!({"terminationGracePeriodSeconds": 0, "containers": [container], "volumes": volumes});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}).to_string()
+}
+
+/// A pod with memory of its own, a ConfigMap and a probe over the network.
+pub fn web() -> String {
+    let limits = json!({"memory": "128Mi"});
+    let mut main = container(
+        "echo ok > /scratch/index.html; exec busybox httpd -f -p 8080 -h /scratch",
+        &json!({"cpu": "250m", "memory": "64Mi"}),
+        &limits,
+    );
+    main["volumeMounts"] = json!([
+        {"name": "scratch", "mountPath": "/scratch"}, {"name": "conf", "mountPath": "/conf"},
+    ]);
+    let get = json!({"path": "/index.html", "port": 8080});
+    main["readinessProbe"] = json!({"httpGet": get, "periodSeconds": 2, "timeoutSeconds": 30});
+    let volumes = json!([
+        {"name": "scratch", "emptyDir": {"medium": "Memory"}},
+        {"name": "conf", "configMap": {"name": "greeting"}},
+    ]);
+    pod("web", &main, &volumes)
+}
+
+/// A pod that may use half a core and 64 MiB.
+pub fn bound() -> String {
+    let both = json!({"cpu": "500m", "memory": "64Mi"});
+    pod("bound", &container("exec sleep 1000000", &both, &both), &json!([]))
+}
+
+/// A machine with the agent in it.
+#[derive(Debug)]
+pub struct Node {
+    vm: Vm,
+    _scratch: Scratch,
+}
+
+impl Node {
+    /// Boots one that has the folder `payload` of a scratch folder as its `/payload`, with the images of `images.tar` there.
+    ///
+    /// # Panics
+    /// It does not boot, or not with systemd and cgroup v2.
+    pub fn boot(scratch: Scratch) -> Self {
+        let payload = scratch.path().join("payload");
+        write_archive(&payload.join("images.tar"), &standard_images()).unwrap();
+        let mut vm = Vm::boot(&scratch.path().join("vm"), &payload).unwrap();
+        assert_eq!(vm.sh("cat /proc/1/comm").unwrap().trim(), "systemd");
+        assert_eq!(vm.sh("stat -f -c %T /sys/fs/cgroup").unwrap().trim(), "cgroup2fs");
+        vm.sh("until ctr version > /dev/null; do sleep 0.2; done; ctr -n k8s.io images import /payload/images.tar")
+            .unwrap();
+        Self { vm, _scratch: scratch }
+    }
+
+    /// The output of a line of bash that must succeed.
+    ///
+    /// # Panics
+    /// It fails; with the last lines of the journal.
+    pub fn sh(&mut self, line: &str) -> String {
+        self.vm.sh(line).unwrap_or_else(|error| {
+            let journal =
+                self.vm.run("journalctl -b -n 60 --no-pager -u 'keelson*' -u kubelet -u containerd");
+            panic!("{error:#}\n{}", journal.map_or_else(|error| error.to_string(), |said| said.stdout))
+        })
+    }
+
+    /// Waits until a line of bash succeeds.
+    ///
+    /// # Panics
+    /// It has not within [`LIMIT`]; with the state of all units.
+    pub fn until(&mut self, what: &str, line: &str) {
+        let done = self.vm.until(what, LIMIT, line, |said| (said.code == 0).then_some(()));
+        if let Err(error) = done {
+            let state = self.sh(
+                "systemctl list-units --all --no-pager 'keelson*' kubelet*; keelson get services || true",
+            );
+            let journal = self.sh("journalctl -b -n 80 --no-pager -u 'keelson*' -u kubelet -u containerd");
+            panic!("{error:#}\n{state}\n{journal}");
+        }
+    }
+
+    /// Writes a file.
+    ///
+    /// # Panics
+    /// It cannot be written.
+    pub fn write(&mut self, path: &str, text: &str) {
+        assert!(!text.contains("\nEND\n"));
+        self.sh(&format!("cat > {path} <<'END'\n{text}\nEND"));
+    }
+
+    /// A property of a unit.
+    ///
+    /// # Panics
+    /// systemd cannot be asked.
+    pub fn property(&mut self, unit: &str, name: &str) -> String {
+        self.sh(&format!("systemctl show --property {name} --value {unit}")).trim().to_owned()
+    }
+
+    /// The pods that the agent tells, by name; none where it does not answer.
+    ///
+    /// # Panics
+    /// The machine does not answer.
+    pub fn pods(&mut self) -> BTreeMap<String, Value> {
+        let said = self.vm.run("keelson get pods -A -o json").unwrap();
+        let list: Value = serde_json::from_str(&said.stdout).unwrap_or_default();
+        let items = list["items"].as_array().cloned().unwrap_or_default();
+        items.into_iter().map(|pod| (pod["metadata"]["name"].as_str().unwrap().to_owned(), pod)).collect()
+    }
+
+    /// Waits until these pods, and no others, are Ready.
+    ///
+    /// # Panics
+    /// They are not within [`LIMIT`].
+    pub fn until_ready(&mut self, names: &[&str]) -> BTreeMap<String, Value> {
+        let mut wanted: Vec<String> = names.iter().map(|name| format!("{name}-vm")).collect();
+        wanted.sort();
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let pods = self.pods();
+            if pods.keys().eq(wanted.iter()) && pods.values().all(is_ready) {
+                return pods;
+            }
+            if Instant::now() > deadline {
+                let why = self.sh("keelson get services; keelson get pods -A; keelson get events || true");
+                let journal =
+                    self.sh("journalctl -b -n 80 --no-pager -u 'keelson*' -u kubelet -u containerd");
+                panic!("{names:?} are not Ready: {pods:#?}\n{why}\n{journal}");
+            }
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+
+    /// Every running container with its process and when that has started, from the runtime and /proc alone.
+    ///
+    /// # Panics
+    /// The runtime does not answer.
+    pub fn containers(&mut self) -> String {
+        self.sh(CONTAINERS)
+    }
+
+    /// The process of a service.
+    ///
+    /// # Panics
+    /// The unit has none.
+    pub fn pid(&mut self, service: ServiceName) -> u32 {
+        self.property(&format!("keelson-{service}.service"), "MainPID").parse().unwrap()
+    }
+
+    /// Waits until the unit of each service is in this state.
+    ///
+    /// # Panics
+    /// One is not within [`LIMIT`].
+    pub fn until_all_are(&mut self, state: &str) {
+        for service in ServiceName::supervised() {
+            let line = format!("[ $(systemctl show -P ActiveState keelson-{service}) = {state} ]");
+            self.until(&format!("{service} is {state}"), &line);
+        }
+    }
+
+    /// Waits until each unit has a process that says that it is well.
+    ///
+    /// # Panics
+    /// One has not within [`LIMIT`].
+    pub fn until_well(&mut self) {
+        for service in ServiceName::supervised() {
+            self.until(
+                &format!("{service} is well"),
+                &format!(
+                    "systemctl is-active --quiet keelson-{service} && runuser -u $(stat -c %U /run/keelson/{service}) -- \
+                     /usr/libexec/keelson/keelson-{service} --health"
+                ),
+            );
+        }
+    }
+
+    /// Boots the machine anew.
+    ///
+    /// # Panics
+    /// It does not come back.
+    pub fn reboot(&mut self) {
+        self.vm.reboot().unwrap();
+    }
+}
