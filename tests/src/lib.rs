@@ -1,6 +1,7 @@
 //! What the whole-agent tests in `tests/tests` share: manifests, and looks at the world from outside the agent.
 
 pub mod beside;
+pub mod cluster;
 pub mod disk;
 pub mod http;
 pub mod link;

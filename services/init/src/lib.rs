@@ -170,7 +170,7 @@ fn start(cli: &Cli) -> Result<Start, Vec<String>> {
             if !missing.is_empty() {
                 return Err(missing);
             }
-            if resolved.config.control_plane == ControlPlane::None {
+            if !resolved.config.control_plane.may_assign_a_configuration() {
                 ingredients = Ingredients::default();
             }
             Ok(Start { resolved, providers, ingredients })
@@ -289,7 +289,7 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
         context.spawn("handed-files", handed_files::run(context.clone()));
     }
     let (node_configuration, resolved) = match config.control_plane {
-        ControlPlane::None => {
+        ControlPlane::None | ControlPlane::Kubernetes(_) => {
             node_configuration::forget_status(&config.paths)?;
             (None, resolved)
         }

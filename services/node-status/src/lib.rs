@@ -12,6 +12,8 @@
 //! | `node` | on news, every 10 s | builds the Node, publishes and writes it |
 //! | `pods` | on news | reports each changed pod status |
 //! | `etcd-writer` | on reports | writes to etcd, where that is the control plane |
+//! | `kubernetes-writer` | on reports | writes to the API server, where that is the control plane |
+//! | `mirrors` | on news | follows the Node and the mirrors of static pods at pod-config, and has them made again |
 //! | `node-configuration` | every 10 s | hands on what init tells of the configuration under the node's key, where etcd is the control plane |
 //! | `lease` | a quarter of the lease, 10 s at most | renews the lease |
 //! | `report` | every 10 s | drains events, saves its state |
@@ -22,10 +24,12 @@
 mod etcd;
 mod images;
 mod inputs;
+mod kubernetes;
 mod metrics;
 mod neighbours;
 mod node;
 mod pods;
+mod queue;
 mod report;
 mod saved;
 mod server;
@@ -40,6 +44,7 @@ use tokio::sync::{oneshot, watch};
 use tonic::service::Routes;
 
 use crate::etcd::EtcdWriter;
+use crate::kubernetes::KubernetesWriter;
 
 pub use writer::{ControlPlaneWriter, GonePods, NoControlPlane, PodReport, ReportState, WriteError};
 
@@ -51,6 +56,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let writer: Arc<dyn ControlPlaneWriter> = match &ctx.config.control_plane {
         ControlPlane::None => Arc::new(NoControlPlane::new(&ctx.metrics)),
         ControlPlane::Etcd(settings) => EtcdWriter::start(&ctx, settings)?,
+        ControlPlane::Kubernetes(settings) => KubernetesWriter::start(&ctx, settings),
     };
     build_with(ctx, writer).await
 }

@@ -73,6 +73,9 @@ fn renewal(control_plane: &ControlPlane) -> Duration {
         ControlPlane::Etcd(etcd) => {
             (Duration::from_secs(etcd.lease_seconds.into()) / 4).min(LoopHandle::HEARTBEAT)
         }
+        ControlPlane::Kubernetes(api) => {
+            (Duration::from_secs(api.lease_seconds.into()) / 4).min(LoopHandle::HEARTBEAT)
+        }
     }
 }
 

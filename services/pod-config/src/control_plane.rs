@@ -7,6 +7,7 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use keelson_config::Config;
 use keelson_pod_config_core::files::SourceSet;
 use keelson_pod_config_core::node::standalone_node;
+use tokio::sync::watch;
 
 /// The pods and objects of a control plane at one moment.
 #[derive(Debug, Default)]
@@ -67,6 +68,14 @@ pub trait ControlPlane: Send + Sync + 'static {
 
     /// An object that a pod refers to; `None` when there is none.
     fn get_object(&self, wanted: ObjectRequest) -> BoxFuture<'_, Result<Option<Vec<u8>>, ControlPlaneError>>;
+
+    /// Counts how often what [`ControlPlane::get_object`] answers may have changed; `None` where it tells nothing by itself.
+    fn objects_change(&self) -> Option<watch::Receiver<u64>> {
+        None
+    }
+
+    /// One more caller follows an object, or one less.
+    fn retain_objects(&self, _wanted: &ObjectRequest, _watched: bool) {}
 }
 
 /// Standalone: no pods and no objects but those of the manifests, and a Node that is made up here.

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
@@ -17,18 +16,18 @@ use keelson_kube_model::pod_ext::ETCD;
 use keelson_pod_config_core::files::{Holders, SourceFiles};
 use keelson_pod_config_core::manifest::Kind;
 use keelson_pod_config_core::object::ObjectKey;
-use keelson_pod_config_core::offline::{WaitingPod, age, waits_for, written_every};
+use keelson_pod_config_core::offline::{WaitingPod, age, waits_for};
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::stored::{StoredName, parse_stored};
 use keelson_pod_config_core::{FileContent, ManifestError, Why};
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Context, Progress, now_unix_nanos};
-use tokio::time::Instant;
+use keelson_service_kit::{Context, Progress};
 
 use crate::checkpoint::Checkpoint;
 use crate::control_plane::{
     ControlPlane, ControlPlaneError, NodeState, ObjectRequest, PlanePods, standalone,
 };
+use crate::last_word::{LastWord, but, now_unix_seconds};
 use crate::secrets::{SecretName, Secrets};
 use crate::this_boot::ThisBoot;
 
@@ -97,17 +96,12 @@ impl ControlPlane for EtcdPlane {
             checkpoint: self.checkpoint.clone(),
             secrets,
             remembered: values,
-            last_word: LastWord {
-                earlier: heard,
-                every: written_every(&self.config.offline),
-                written: None,
-                is_heard: false,
-            },
+            last_word: LastWord::new(ETCD, heard, &self.config.offline, self.checkpoint.clone()),
             files: SourceFiles::resuming(Holders::new()),
             known: BTreeMap::new(),
             settled: false,
             begun: false,
-            boot: ThisBoot::new(&run_dir),
+            boot: ThisBoot::new(&run_dir, ETCD),
             offline: self.config.offline.clone(),
             waiting: BTreeMap::new(),
         };
@@ -151,38 +145,6 @@ struct EtcdSource {
     waiting: BTreeMap<String, Vec<WaitingPod>>,
 }
 
-/// When etcd was last heard, as the checkpoint has it.
-struct LastWord {
-    /// Of the runs before; seconds since 1970.
-    earlier: Option<i64>,
-    every: Duration,
-    /// When this run wrote it down.
-    written: Option<Instant>,
-    /// etcd is heard now.
-    is_heard: bool,
-}
-
-impl LastWord {
-    /// Returns when it is time to write it down, which is never while etcd is not heard.
-    async fn due(&self) {
-        match self.written {
-            _ if !self.is_heard => std::future::pending().await,
-            Some(written) => tokio::time::sleep_until(written + self.every).await,
-            None => {}
-        }
-    }
-
-    /// Whether it is to be written down now; then it is not for a while.
-    fn take(&mut self) -> bool {
-        let now = Instant::now();
-        let is_due = self.is_heard && self.written.is_none_or(|written| written + self.every <= now);
-        if is_due {
-            self.written = Some(now);
-        }
-        is_due
-    }
-}
-
 impl EtcdSource {
     /// The next set.
     async fn next(&mut self) -> PlanePods {
@@ -194,7 +156,7 @@ impl EtcdSource {
             let news = tokio::select! {
                 news = self.follower.next() => news,
                 () = self.last_word.due() => {
-                    self.write_last_word();
+                    self.last_word.write();
                     continue;
                 }
             };
@@ -216,8 +178,9 @@ impl EtcdSource {
                 }
                 News::InTouch => self.in_touch(),
                 News::Lost(error) => {
-                    self.last_word.is_heard = false;
-                    let text = format!("{}; what is known of it goes on{}", chain(&error), self.but());
+                    self.last_word.is_not_heard();
+                    let waiting = self.waiting.values().flatten().count();
+                    let text = format!("{}; what is known of it goes on{}", chain(&error), but(waiting));
                     self.progress.condition(CONDITION, Err(text));
                 }
             }
@@ -230,25 +193,9 @@ impl EtcdSource {
         PlanePods { set, settled: self.settled }
     }
 
-    /// What does not go on.
-    fn but(&self) -> String {
-        match self.waiting.values().flatten().count() {
-            0 => String::new(),
-            1 => ", but 1 pod waits for it since the reboot; `keelson get sources` names it".to_owned(),
-            n => format!(", but {n} pods wait for it since the reboot; `keelson get sources` names them"),
-        }
-    }
-
     fn in_touch(&mut self) {
         self.progress.condition(CONDITION, Ok(()));
-        self.last_word.is_heard = true;
-        self.write_last_word();
-    }
-
-    fn write_last_word(&mut self) {
-        if self.last_word.take() {
-            self.checkpoint.put_heard(ETCD, now_unix_seconds());
-        }
+        self.last_word.is_heard();
     }
 
     /// Takes everything that there is.
@@ -278,7 +225,7 @@ impl EtcdSource {
             }
         }
         if !std::mem::replace(&mut self.settled, true) {
-            self.boot.sees_etcd();
+            self.boot.sees();
         }
     }
 
@@ -366,7 +313,7 @@ impl EtcdSource {
 
     /// Brings back what an earlier run knew, as far as it may start now. Whether that is anything.
     fn recall_all(&mut self) -> bool {
-        let same_boot = self.boot.has_seen_etcd();
+        let same_boot = self.boot.has_seen();
         let keys: Vec<String> = self.remembered.keys().cloned().collect();
         let mut any = false;
         for key in keys {
@@ -387,7 +334,7 @@ impl EtcdSource {
 
     /// Takes out what does not start after a reboot without etcd.
     fn hold_back(&mut self, key: &str, content: &mut FileContent) {
-        let age = age(self.last_word.earlier, self.boot.first_look(now_unix_seconds()));
+        let age = age(self.last_word.of_earlier_runs(), self.boot.first_look(now_unix_seconds()));
         let mut waiting = Vec::new();
         content.pods.retain(|pod| {
             let why = waits_for(&pod.json, &self.offline, age);
@@ -403,10 +350,6 @@ impl EtcdSource {
             self.waiting.insert(key.to_owned(), waiting);
         }
     }
-}
-
-fn now_unix_seconds() -> i64 {
-    now_unix_nanos() / 1_000_000_000
 }
 
 /// A value as the checkpoint keeps it: the revision that made its key stands before it.

@@ -17,6 +17,9 @@ pub mod desired;
 mod disk;
 mod etcd_source;
 mod file_source;
+mod kubernetes_objects;
+mod kubernetes_source;
+mod last_word;
 mod manifest_store;
 mod metrics;
 mod node_configuration;
@@ -33,7 +36,7 @@ use std::sync::Arc;
 use futures_util::StreamExt as _;
 use keelson_config::{ControlPlane as ControlPlaneConfig, ServiceName};
 use keelson_etcd::keys::NODES;
-use keelson_kube_model::pod_ext::ETCD;
+use keelson_kube_model::pod_ext::{API, ETCD};
 use keelson_pod_config_core::manifest::MAX_BYTES;
 use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfigServer;
 use keelson_service_kit::{Context, LoopHandle, WatchHub};
@@ -44,6 +47,7 @@ use crate::control_plane::{ControlPlane, NoControlPlane, NodeState};
 use crate::desired::{Desired, FILE, MANIFEST};
 use crate::etcd_source::{Earlier, EtcdPlane};
 use crate::file_source::FileSource;
+use crate::kubernetes_source::{KEPT, KubernetesPlane};
 use crate::manifest_store::StoreLoop;
 use crate::objects::Objects;
 use crate::secrets::Secrets;
@@ -65,6 +69,9 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     if let ControlPlaneConfig::Etcd(etcd) = &ctx.config.control_plane {
         sources.push((ETCD, etcd.endpoints.join(", ")));
     }
+    if let ControlPlaneConfig::Kubernetes(api) = &ctx.config.control_plane {
+        sources.push((API, api.kubeconfig.display().to_string()));
+    }
     let (checkpoint, writer, remembered, trouble) =
         tokio::task::spawn_blocking(move || Checkpoint::open(&state)).await?;
     ctx.progress.condition("checkpoint", trouble.map_or(Ok(()), |e| Err(checkpoint::complaint(&e))));
@@ -72,6 +79,8 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let Remembered { manifests: contents, pods, holders, heard } = remembered;
     let (stored, contents): (BTreeMap<_, _>, BTreeMap<_, _>) =
         contents.into_iter().partition(|(path, _)| path.starts_with(NODES));
+    let (of_api, contents): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        contents.into_iter().partition(|(path, _)| path.starts_with(KEPT));
     let desired = Desired::new(&ctx, &sources, checkpoint.clone(), pods);
 
     let (store, store_loop) = StoreLoop::new(&ctx, &manifests, desired.clone());
@@ -84,11 +93,17 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
 
     let plane: Arc<dyn ControlPlane> = match &ctx.config.control_plane {
         ControlPlaneConfig::None => {
-            stored.keys().for_each(|key| checkpoint.remove(key));
+            stored.keys().chain(of_api.keys()).for_each(|key| checkpoint.remove(key));
             Secrets::remove_all(&ctx.config.paths.socket_dir(ServiceName::PodConfig));
             Arc::new(NoControlPlane::new(Arc::clone(&ctx.config)))
         }
+        ControlPlaneConfig::Kubernetes(api) => {
+            stored.keys().for_each(|key| checkpoint.remove(key));
+            let earlier = kubernetes_source::Earlier { values: of_api, heard: heard.get(API).copied() };
+            Arc::new(KubernetesPlane::new(&ctx, api, checkpoint.clone(), earlier))
+        }
         ControlPlaneConfig::Etcd(etcd) => {
+            of_api.keys().for_each(|key| checkpoint.remove(key));
             let earlier = Earlier { values: stored, heard: heard.get(ETCD).copied() };
             let plane = EtcdPlane::new(&ctx, etcd, checkpoint.clone(), earlier);
             ctx.spawn("node-configuration", node_configuration::run(ctx.clone(), plane.etcd()));

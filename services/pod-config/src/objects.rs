@@ -55,10 +55,12 @@ pub fn answers(
     requests: Streaming<pb::WatchObjectsRequest>,
 ) -> impl Stream<Item = Result<pb::WatchObjectsResponse, Status>> + Send {
     let changes = objects.desired.objects_change();
+    let plane_changes = objects.plane.objects_change();
     let watch = Watch {
         objects,
         requests,
         changes,
+        plane_changes,
         told: BTreeMap::new(),
         to_look_at: VecDeque::new(),
         first: None,
@@ -82,6 +84,7 @@ struct Watch {
     objects: Objects,
     requests: Streaming<pb::WatchObjectsRequest>,
     changes: watch::Receiver<u64>,
+    plane_changes: Option<watch::Receiver<u64>>,
     /// The watched objects with what was told of each last; none before anything was.
     told: BTreeMap<ObjectRequest, Option<Told>>,
     /// The keys of `told` that may have changed. One answer is made at a time, however many there are.
@@ -118,6 +121,9 @@ impl Watch {
                     Ok(()) => self.to_look_at = self.told.keys().cloned().collect(),
                     Err(_) => return Ok(None),
                 },
+                () = changed(self.plane_changes.as_mut()) => {
+                    self.to_look_at = self.told.keys().cloned().collect();
+                }
                 () = tokio::time::sleep(ASK_AGAIN), if self.away => {
                     self.away = false;
                     self.to_look_at = self.told.keys().cloned().collect();
@@ -129,7 +135,9 @@ impl Watch {
     fn take(&mut self, request: pb::WatchObjectsRequest) -> Result<(), Status> {
         for reference in request.unwatch {
             let key = key_of(reference)?;
-            self.told.remove(&key);
+            if self.told.remove(&key).is_some() {
+                self.objects.plane.retain_objects(&key, false);
+            }
             if let Some(first) = &mut self.first {
                 first.remove(&key);
             }
@@ -137,7 +145,10 @@ impl Watch {
         let mut watched = BTreeSet::new();
         for reference in request.watch {
             let key = key_of(reference)?;
-            self.told.entry(key.clone()).or_default();
+            if !self.told.contains_key(&key) {
+                self.objects.plane.retain_objects(&key, true);
+                self.told.insert(key.clone(), None);
+            }
             self.to_look_at.push_back(key.clone());
             watched.insert(key);
         }
@@ -171,6 +182,23 @@ impl Watch {
         let ObjectRequest { kind, namespace, name } = key.clone();
         let reference = Some(pb::ObjectReference { kind, namespace, name });
         Some(pb::ObjectState { reference, object_json: now.map(|json| json.to_vec()) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        for key in self.told.keys() {
+            self.objects.plane.retain_objects(key, false);
+        }
+    }
+}
+
+/// Returns when the control plane may tell something else of an object; never where it tells nothing by itself.
+async fn changed(changes: Option<&mut watch::Receiver<u64>>) {
+    match changes {
+        // The sender lives as long as the plane.
+        Some(changes) if changes.changed().await.is_ok() => {}
+        _ => std::future::pending().await,
     }
 }
 

@@ -135,6 +135,10 @@ fn take_in(
         return Ok(());
     }
     let mut pod: Pod = serde_json::from_slice(&raw)?;
+    if pod.is_mirror() {
+        // The API's picture of a static pod, which comes from its own source.
+        return Ok(());
+    }
     pod.shrink_to_fit();
     let pod = Arc::new(pod);
     let wanted = Wanted {

@@ -13,6 +13,45 @@ pub enum ControlPlane {
     None,
     /// etcd alone.
     Etcd(Etcd),
+    /// The Kubernetes API.
+    Kubernetes(Kubernetes),
+}
+
+impl ControlPlane {
+    /// Whether a configuration of the node may come from it.
+    pub fn may_assign_a_configuration(&self) -> bool {
+        matches!(self, Self::Etcd(_))
+    }
+}
+
+/// An API server, and how this node names itself to it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Kubernetes {
+    /// The kubeconfig that says both (`--kubeconfig`). It may name other files, and only root may be able to read them.
+    pub kubeconfig: PathBuf,
+    /// Whether the Node is made where there is none (`registerNode`).
+    #[serde(default = "yes")]
+    pub register_node: bool,
+    /// Seconds without a sign of life after which the node counts as gone (`nodeLeaseDurationSeconds`).
+    #[serde(default = "lease_seconds")]
+    pub lease_seconds: u32,
+}
+
+impl Kubernetes {
+    /// The name of the copy that a service gets: one that names no other file.
+    pub const COPY: &str = "kubeconfig.json";
+
+    /// A kubeconfig, and otherwise as a kubelet is by default.
+    pub fn of(kubeconfig: PathBuf) -> Self {
+        Self { kubeconfig, register_node: true, lease_seconds: lease_seconds() }
+    }
+
+    /// The copy that init has put into `folder`; where there is none, the file itself.
+    pub fn handed_over(&self, folder: &Path) -> PathBuf {
+        let copy = folder.join(Self::COPY);
+        if copy.exists() { copy } else { self.kubeconfig.clone() }
+    }
 }
 
 /// An etcd cluster, and how this node names itself to it. Files are read at each new connection.
@@ -172,6 +211,10 @@ impl Endpoint {
 
 fn lease_seconds() -> u32 {
     40
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[cfg(test)]

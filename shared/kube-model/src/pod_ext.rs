@@ -20,7 +20,7 @@ pub mod annotations {
 }
 
 /// The source that is a Kubernetes API server.
-const API: &str = "api";
+pub const API: &str = "api";
 /// The source that is etcd alone.
 pub const ETCD: &str = "etcd";
 

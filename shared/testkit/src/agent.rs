@@ -46,6 +46,7 @@ pub struct AgentBuilder {
     trace_endpoint: Option<String>,
     manifests: Vec<(String, String)>,
     etcd: Option<Value>,
+    kubeconfig: Option<PathBuf>,
 }
 
 impl AgentBuilder {
@@ -84,6 +85,13 @@ impl AgentBuilder {
         self
     }
 
+    /// The Kubernetes API is its control plane (`--kubeconfig`).
+    #[must_use]
+    pub fn kubeconfig(mut self, path: PathBuf) -> Self {
+        self.kubeconfig = Some(path);
+        self
+    }
+
     /// A manifest that is there before the agent starts.
     #[must_use]
     pub fn manifest(mut self, name: &str, text: &str) -> Self {
@@ -104,6 +112,9 @@ impl AgentBuilder {
         if let Some(settings) = self.etcd {
             spec.keelson.insert("controlPlane".to_owned(), json!("etcd"));
             spec.keelson.insert("etcd".to_owned(), settings);
+        }
+        if let Some(path) = self.kubeconfig {
+            spec.flags.push(format!("--kubeconfig={}", path.display()));
         }
         for change in self.configure {
             change(&mut spec);
@@ -131,6 +142,7 @@ impl Agent {
             trace_endpoint: None,
             manifests: Vec::new(),
             etcd: None,
+            kubeconfig: None,
         }
     }
 

@@ -62,6 +62,8 @@ pub struct AgentSpec {
     pub kubelet: Map<String, Value>,
     /// More fields of the KeelsonConfiguration, or other values for those above.
     pub keelson: Map<String, Value>,
+    /// More flags.
+    pub flags: Vec<String>,
 }
 
 impl AgentSpec {
@@ -89,6 +91,7 @@ impl AgentSpec {
             log_level: "info".to_owned(),
             kubelet: Map::new(),
             keelson: Map::new(),
+            flags: Vec::new(),
         }
     }
 
@@ -134,6 +137,7 @@ impl AgentSpec {
         command.arg("--keelson-config").arg(self.keelson_file());
         command.arg("--root-dir").arg(&self.root_dir);
         command.arg("--hostname-override").arg(&self.node_name);
+        command.args(&self.flags);
         command
     }
 

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use keelson_config::{ControlPlane, Etcd, EtcdEndpoint};
+use keelson_config::{ControlPlane, Etcd, EtcdEndpoint, Kubernetes};
 
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::{KubeletFile, absolute};
 use crate::offline::OfflineFile;
-use crate::resolve::{Resolver, millis};
+use crate::resolve::{Level, Resolver, millis};
 
 /// How long a configuration under the node's key may be tried. A service that is well is asked every ten seconds.
 const TRIAL: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
@@ -29,7 +29,7 @@ pub(crate) struct ControlPlaneFile {
 impl ControlPlaneFile {
     /// Reads `controlPlane`, `etcd`, `nodeConfiguration` and `offline`; files are taken from `folder`.
     pub(crate) fn read(reader: &mut Reader<'_>, folder: &str) -> Self {
-        let name = reader.choice("controlPlane", &["none", "etcd"]);
+        let name = reader.choice("controlPlane", &["none", "kubernetes", "etcd"]);
         let mut own = Self { name, offline: OfflineFile::read(reader), ..Self::default() };
         if reader.object("etcd") {
             own.endpoints = reader.strings("etcd.endpoints");
@@ -53,6 +53,9 @@ impl ControlPlaneFile {
         resolver.set("nodeConfiguration.trialPeriodMs", trial_period, |c, v| {
             c.node_configuration.trial_period_ms = millis(v);
         });
+        if kubernetes(resolver, name.as_ref(), kubelet) {
+            return;
+        }
         let is_etcd = name.as_ref().is_some_and(|name| name.value == "etcd");
         let Some(endpoints) = endpoints.filter(|_| is_etcd) else {
             if let Some(name) = name.filter(|_| is_etcd) {
@@ -95,6 +98,58 @@ impl ControlPlaneFile {
         text("controlPlane.etcd.passwordFile", password, |etcd, v| etcd.password_file = Some(v.into()));
         let lease = kubelet.lease_seconds.take();
         take(resolver, "controlPlane.etcd.leaseSeconds", lease, |etcd, v| etcd.lease_seconds = v);
+    }
+}
+
+/// Takes the Kubernetes API for the control plane where `--kubeconfig` is given and our own file says nothing else. Whether it
+/// is.
+fn kubernetes(
+    resolver: &mut Resolver<'_>,
+    name: Option<&Sourced<String>>,
+    kubelet: &mut KubeletFile,
+) -> bool {
+    let given = |flag: &'static str| {
+        let path = resolver.flags.others.get(flag).filter(|path| !path.is_empty())?;
+        let (origin, field) = ("command line".to_owned(), format!("--{flag}"));
+        Some(Sourced { value: absolute(&resolver.host.cwd, path), origin, field })
+    };
+    let (kubeconfig, bootstrap) = (given("kubeconfig"), given("bootstrap-kubeconfig"));
+    let chosen = name.map(|name| name.value.as_str());
+    match (kubeconfig, chosen) {
+        (Some(kubeconfig), None | Some("kubernetes")) => {
+            resolver.set("controlPlane.kubernetes.kubeconfig", Some(kubeconfig), |c, v| {
+                c.control_plane = ControlPlane::Kubernetes(Kubernetes::of(v.into()));
+            });
+            resolver.set("controlPlane.kubernetes.leaseSeconds", kubelet.lease_seconds.take(), |c, v| {
+                if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
+                    api.lease_seconds = v;
+                }
+            });
+            true
+        }
+        (Some(kubeconfig), Some("etcd")) => {
+            resolver.refuse(
+                &kubeconfig,
+                "controlPlane says etcd, and a node has one control plane; leave one of both out",
+            );
+            true
+        }
+        (Some(_), _) => {
+            resolver.note(Level::Info, "controlPlane says none, so --kubeconfig is not used");
+            true
+        }
+        (None, Some("kubernetes")) => {
+            if let Some(name) = name {
+                resolver.refuse(name, "--kubeconfig says how to reach the API server and is missing");
+            }
+            true
+        }
+        (None, _) => {
+            if let Some(bootstrap) = bootstrap {
+                resolver.refuse(&bootstrap, "it is of use only with --kubeconfig, which is missing");
+            }
+            false
+        }
     }
 }
 

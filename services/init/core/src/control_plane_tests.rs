@@ -1,4 +1,4 @@
-use keelson_config::{ControlPlane, Etcd};
+use keelson_config::{ControlPlane, Etcd, Kubernetes};
 use serde_json::{Value, json};
 
 use crate::resolve::Flags;
@@ -10,7 +10,7 @@ fn lease(fields: Value) -> (Etcd, bool) {
     let told = config.provenance.contains_key("controlPlane.etcd.leaseSeconds");
     match config.control_plane {
         ControlPlane::Etcd(etcd) => (etcd, told),
-        ControlPlane::None => panic!("there is an etcd"),
+        _ => panic!("there is an etcd"),
     }
 }
 
@@ -38,4 +38,49 @@ fn without_a_control_plane_the_length_of_the_lease_is_no_problem_and_nothing_to_
     let resolved = run(&Flags::default(), Some(&file), None, &host()).unwrap();
     assert_eq!(resolved.config.control_plane, ControlPlane::None);
     assert!(!resolved.notes.iter().any(|note| note.text.contains("nodeLease")), "{:?}", resolved.notes);
+}
+
+fn with_flags(flags: &[(&'static str, &str)], own: Value) -> Result<keelson_config::Config, Vec<String>> {
+    let mut others = Flags::default();
+    others.others.extend(flags.iter().map(|(name, text)| (*name, (*text).to_owned())));
+    let kubelet = kubelet(json!({"nodeLeaseDurationSeconds": 20}));
+    run(&others, Some(&kubelet), Some(&keelson(own)), &host()).map(|resolved| resolved.config)
+}
+
+#[test]
+fn a_kubeconfig_makes_the_kubernetes_api_the_control_plane() {
+    let bootstrap = ("bootstrap-kubeconfig", "/etc/kubernetes/bootstrap-kubelet.conf");
+    for (flags, own) in [
+        (vec![("kubeconfig", "/etc/kubernetes/kubelet.conf"), bootstrap], json!({})),
+        (vec![("kubeconfig", "/etc/kubernetes/kubelet.conf")], json!({"controlPlane": "kubernetes"})),
+    ] {
+        let config = with_flags(&flags, own).unwrap();
+        let mut expected = Kubernetes::of("/etc/kubernetes/kubelet.conf".into());
+        expected.lease_seconds = 20;
+        assert_eq!(config.control_plane, ControlPlane::Kubernetes(expected));
+        assert_eq!(config.provenance["controlPlane.kubernetes.kubeconfig"], "command line");
+    }
+    let relative = with_flags(&[("kubeconfig", "k.conf")], json!({})).unwrap().control_plane;
+    assert!(
+        matches!(relative, ControlPlane::Kubernetes(api) if api.kubeconfig == std::path::Path::new("/srv/k.conf"))
+    );
+    let none = with_flags(&[("kubeconfig", "/k")], json!({"controlPlane": "none"})).unwrap();
+    assert_eq!(none.control_plane, ControlPlane::None, "our own file has the last word");
+}
+
+#[test]
+fn one_control_plane_and_how_to_reach_it() {
+    let two = json!({"controlPlane": "etcd", "etcd": {"endpoints": ["http://h:1"]}});
+    for (flags, own, expected) in [
+        (vec![("kubeconfig", "/k")], two, "--kubeconfig"),
+        (
+            vec![],
+            json!({"controlPlane": "kubernetes"}),
+            "--kubeconfig says how to reach the API server and is missing",
+        ),
+        (vec![("bootstrap-kubeconfig", "/b")], json!({}), "it is of use only with --kubeconfig"),
+    ] {
+        let problems = with_flags(&flags, own).unwrap_err();
+        assert!(problems.len() == 1 && problems[0].contains(expected), "{problems:?}");
+    }
 }

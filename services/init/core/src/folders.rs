@@ -68,7 +68,7 @@ pub fn folders(config: &Config, init_is_root: bool) -> Vec<Folder> {
     for service in ServiceName::supervised() {
         list.push(enforced(paths.state(service), 0o700, of(service, group), true));
     }
-    if config.control_plane != ControlPlane::None {
+    if config.control_plane.may_assign_a_configuration() {
         list.push(enforced(paths.state(ServiceName::Init), 0o700, own(0, 0), false));
     }
     list.push(kubelets(&paths.root_dir, 0o750));

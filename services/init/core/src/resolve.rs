@@ -266,11 +266,8 @@ impl Resolver<'_> {
                 field: format!("--{name}"),
             };
             match (*name, text.as_str()) {
-                ("kubeconfig" | "bootstrap-kubeconfig", _) => {
-                    self.problems.push(given.problem(
-                        "this version talks to no API server yet; leave it out to run the agent alone",
-                    ))
-                }
+                // The control plane is told of with the rest of it.
+                ("kubeconfig" | "bootstrap-kubeconfig", _) => {}
                 ("cloud-provider", "external") => {}
                 ("cloud-provider", _) => self.problems.push(given.problem(
                     "clouds are seen to by controllers of their own; write external, or leave it out",

@@ -7,6 +7,7 @@
 //! | [`conditions`] | MemoryPressure, DiskPressure, PIDPressure and Ready, and the events of their changes |
 //! | [`configuration`] | [`configuration_event`]: what is told of the configuration under the node's key |
 //! | [`health`] | whether a neighbour makes progress: [`Watchdog`] |
+//! | [`patch`] | what an API server is sent: patches against what it has, mirrors of static pods |
 //! | [`pods`] | which pod documents are news for the control plane: [`PodLedger`] |
 //! | [`events`] | where the drain of each event ring stands: [`Cursor`] |
 
@@ -16,6 +17,7 @@ pub mod events;
 pub mod health;
 pub mod images;
 pub mod node;
+pub mod patch;
 pub mod pods;
 
 pub use conditions::{

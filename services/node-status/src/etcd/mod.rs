@@ -6,7 +6,6 @@
 
 mod configuration;
 mod lease;
-mod queue;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,7 +27,7 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
 use crate::etcd::lease::Lease;
-use crate::etcd::queue::{Job, Queue};
+use crate::queue::{self, Job, Queue};
 use crate::writer::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
 
 /// The condition that says whether reports get through.
@@ -340,7 +339,14 @@ impl ControlPlaneWriter for EtcdWriter {
         let seen = Told::of(&pod.pod_json).map_or_else(String::new, |told| told.seen);
         let name = PodFullName::new(&pod.name, &pod.namespace);
         self.names().insert(pod.uid.clone(), name.clone());
-        let job = queue::Pod { uid: pod.uid.clone(), name, seen, json: pod.pod_json.to_vec() };
+        let job = queue::Pod {
+            uid: pod.uid.clone(),
+            name,
+            seen,
+            json: pod.pod_json.to_vec(),
+            is_static: false,
+            finished: pod.finished,
+        };
         self.put(Job::Pod(job), pod.turned);
         Ok(())
     }

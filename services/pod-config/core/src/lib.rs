@@ -15,6 +15,7 @@
 //!
 //! [`parse_file`] is the way through the first three.
 
+pub mod api_pod;
 mod bounds;
 pub mod error;
 pub mod files;

@@ -1,25 +1,33 @@
 //! What waits to be written, one slot for each key.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use keelson_kube_model::PodFullName;
 use tokio::time::Instant;
 use tracing::Span;
 
+/// Between two tries of what is refused.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
 /// A pod to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Pod {
-    pub(super) uid: String,
-    pub(super) name: PodFullName,
+pub(crate) struct Pod {
+    pub(crate) uid: String,
+    pub(crate) name: PodFullName,
     /// When the agent first saw it, RFC 3339.
-    pub(super) seen: String,
+    pub(crate) seen: String,
     /// The Pod with its status.
-    pub(super) json: Vec<u8>,
+    pub(crate) json: Vec<u8>,
+    /// It is a static pod: the control plane has at most a picture of it.
+    pub(crate) is_static: bool,
+    /// Nothing of it is left on this node.
+    pub(crate) finished: bool,
 }
 
 /// One thing to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Job {
+pub(crate) enum Job {
     /// Write the Node.
     Node(Vec<u8>),
     /// Write what became of the node configuration; `None`: there is none.
@@ -55,65 +63,93 @@ impl Job {
 
 /// A job that waits.
 #[derive(Debug, Clone)]
-pub(super) struct Pending {
-    pub(super) job: Job,
+pub(crate) struct Pending {
+    pub(crate) job: Job,
     /// Goes before what is not.
-    pub(super) urgent: bool,
+    pub(crate) urgent: bool,
     /// The step of the pod's trace.
-    pub(super) span: Span,
+    pub(crate) span: Span,
     /// Since when the oldest state that it replaces has waited.
-    pub(super) since: Instant,
+    pub(crate) since: Instant,
+    /// Not before this moment: it was refused.
+    pub(crate) not_before: Option<Instant>,
+    /// How often it was refused.
+    pub(crate) refused: u32,
 }
 
 /// All that waits.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     waiting: BTreeMap<Slot, Pending>,
 }
 
 impl Queue {
     /// Adds a job; one of the same slot is replaced, and its wait goes on.
-    pub(super) fn put(&mut self, job: Job, urgent: bool, span: Span, now: Instant) {
+    pub(crate) fn put(&mut self, job: Job, urgent: bool, span: Span, now: Instant) {
         let slot = job.slot();
         let before = self.waiting.remove(&slot);
         let since = before.as_ref().map_or(now, |before| before.since);
         let urgent = urgent || before.is_some_and(|before| before.urgent);
-        self.waiting.insert(slot, Pending { job, urgent, span, since });
+        self.waiting.insert(slot, Pending { job, urgent, span, since, not_before: None, refused: 0 });
     }
 
     /// Puts a job back that failed, unless there is a later one by now.
-    pub(super) fn put_back(&mut self, pending: Pending) {
+    pub(crate) fn put_back(&mut self, pending: Pending) {
         let later = self.waiting.entry(pending.job.slot()).or_insert_with(|| pending.clone());
         later.since = later.since.min(pending.since);
         later.urgent |= pending.urgent;
     }
 
-    /// The job that is next: the urgent ones first, and among equals the one that has waited longest.
-    pub(super) fn take(&mut self) -> Option<Pending> {
-        let next = self.waiting.iter().min_by_key(|(slot, p)| (!p.urgent, p.since, (*slot).clone()));
+    /// Puts a job back that was refused: others go first, and it is tried again later, after a longer while each time.
+    pub(crate) fn defer(&mut self, mut pending: Pending, now: Instant) {
+        pending.refused += 1;
+        let pause = Duration::from_secs(1 << pending.refused.min(6)).min(LONGEST_PAUSE);
+        pending.not_before = Some(now + pause);
+        self.put_back(pending);
+    }
+
+    /// When a job that was refused is to be tried again; `None` where there is none.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.waiting.values().filter_map(|pending| pending.not_before).min()
+    }
+
+    /// The job that is next at `now`: the urgent ones first, and among equals the one that has waited longest.
+    pub(crate) fn take_at(&mut self, now: Instant) -> Option<Pending> {
+        let ready = self.waiting.iter().filter(|(_, p)| p.not_before.is_none_or(|at| at <= now));
+        let next = ready.min_by_key(|(slot, p)| (!p.urgent, p.since, (*slot).clone()));
         let slot = next.map(|(slot, _)| slot.clone())?;
         self.waiting.remove(&slot)
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// The job that is next now.
+    pub(crate) fn take(&mut self) -> Option<Pending> {
+        self.take_at(Instant::now())
+    }
+
+    pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }
 
     /// Since when the oldest has waited.
-    pub(super) fn oldest(&self) -> Option<Instant> {
+    pub(crate) fn oldest(&self) -> Option<Instant> {
         self.waiting.values().map(|pending| pending.since).min()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn pod(uid: &str, json: &str) -> Job {
         let name = PodFullName::new("web", "default");
-        Job::Pod(Pod { uid: uid.into(), name, seen: String::new(), json: json.into() })
+        Job::Pod(Pod {
+            uid: uid.into(),
+            name,
+            seen: String::new(),
+            json: json.into(),
+            is_static: false,
+            finished: false,
+        })
     }
 
     fn drain(queue: &mut Queue) -> Vec<Job> {
@@ -148,6 +184,24 @@ mod tests {
         queue.put_back(b);
         assert_eq!(queue.oldest(), Some(now));
         assert_eq!(drain(&mut queue), [gone, pod("b", "1")]);
+    }
+
+    #[test]
+    fn what_is_refused_lets_others_go_first_and_comes_again_after_a_longer_while_each_time() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        queue.put(pod("a", "1"), true, Span::none(), now);
+        let refused = queue.take_at(now).unwrap();
+        queue.defer(refused, now);
+        queue.put(pod("b", "1"), false, Span::none(), now);
+        assert_eq!(queue.take_at(now).unwrap().job, pod("b", "1"));
+        assert!(queue.take_at(now).is_none());
+        let first = queue.due().unwrap();
+        let again = queue.take_at(first).unwrap();
+        queue.defer(again, first);
+        assert!(queue.due().unwrap() - first > first - now);
+        // Something newer need not wait for it.
+        queue.put(pod("a", "2"), false, Span::none(), now);
+        assert_eq!(queue.take_at(now).unwrap().job, pod("a", "2"));
     }
 
     #[test]

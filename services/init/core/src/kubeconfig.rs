@@ -1,0 +1,190 @@
+//! A kubeconfig as one file that names no other, for services that may read none of root's (architecture §7).
+//!
+//! Only what the current context uses is taken; what stands beside it, such as the credentials of other clusters, is not
+//! handed to anybody.
+
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+
+/// What is wrong with a kubeconfig: the field and the words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct KubeconfigProblem {
+    /// Where, such as `users[1].user.client-key`.
+    pub field: String,
+    /// What.
+    pub message: String,
+}
+
+/// Fields with the path of a file, and the field that has its content in base64.
+const FILES_OF_CLUSTER: [(&str, &str, Pem); 1] =
+    [("certificate-authority", "certificate-authority-data", Pem::Certificates)];
+const FILES_OF_USER: [(&str, &str, Pem); 2] = [
+    ("client-certificate", "client-certificate-data", Pem::Certificates),
+    ("client-key", "client-key-data", Pem::Key),
+];
+/// What is taken as it is.
+const OF_CLUSTER: [&str; 4] = ["server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url"];
+const OF_USER: [&str; 3] = ["token", "username", "password"];
+
+/// What of a PEM file is meant. A kubelet keeps certificate and key in one file and names it twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pem {
+    Certificates,
+    Key,
+}
+
+impl Pem {
+    /// The blocks that are meant, or everything where that is none: whoever reads it says what is wrong.
+    fn of(self, content: &[u8]) -> Vec<u8> {
+        let text = String::from_utf8_lossy(content);
+        let mut kept = String::new();
+        let mut block: Option<String> = None;
+        for line in text.lines().map(str::trim_end) {
+            if let Some(label) = line.strip_prefix("-----BEGIN ").and_then(|rest| rest.strip_suffix("-----"))
+            {
+                let is_key = label.ends_with("PRIVATE KEY");
+                let wanted = match self {
+                    Self::Certificates => label == "CERTIFICATE",
+                    Self::Key => is_key,
+                };
+                block = wanted.then(String::new);
+            }
+            let Some(open) = &mut block else { continue };
+            open.push_str(line);
+            open.push('\n');
+            if line.starts_with("-----END ") {
+                kept.extend(block.take());
+            }
+        }
+        if kept.is_empty() { content.to_vec() } else { kept.into_bytes() }
+    }
+}
+
+/// The current context of a kubeconfig in `folder`, with the content of every file that it names.
+///
+/// # Errors
+/// There is none, it names something that is not there, or a way to log in that is not supported.
+pub fn flatten(
+    root: &Map<String, Value>,
+    folder: &Path,
+    read: &mut dyn FnMut(&Path) -> Result<Vec<u8>, String>,
+) -> Result<Value, KubeconfigProblem> {
+    let context_name = text(root, "current-context")
+        .ok_or_else(|| problem("current-context", "is missing; it names one of the contexts"))?;
+    let (place, context) = entry(root, "contexts", "context", context_name)?;
+    let cluster_name = text(context, "cluster")
+        .ok_or_else(|| problem(&format!("{place}.cluster"), "is missing; it names one of the clusters"))?;
+    let (place_of_cluster, cluster) = entry(root, "clusters", "cluster", cluster_name)?;
+    if text(cluster, "server").is_none() {
+        return Err(problem(
+            &format!("{place_of_cluster}.server"),
+            "is missing; it is the URL of the API server, such as https://10.0.0.1:6443",
+        ));
+    }
+    let mut flat_cluster = taken(cluster, &OF_CLUSTER);
+    let mut files = Files { folder, read };
+    files.take(cluster, &place_of_cluster, &FILES_OF_CLUSTER, &mut flat_cluster)?;
+    let mut flat_user = Map::new();
+    // A context without a user is anonymous.
+    if let Some(user_name) = text(context, "user") {
+        let (place, user) = entry(root, "users", "user", user_name)?;
+        if let Some(method) = ["exec", "auth-provider"].into_iter().find(|method| user.contains_key(*method))
+        {
+            return Err(problem(
+                &format!("{place}.{method}"),
+                "no program is run to log in; use a client certificate or a token",
+            ));
+        }
+        flat_user = taken(user, &OF_USER);
+        files.take(user, &place, &FILES_OF_USER, &mut flat_user)?;
+        if let Some(path) = text(user, "tokenFile") {
+            let field = format!("{place}.tokenFile");
+            let token = files.content(&field, path)?;
+            let token = String::from_utf8(token).map_err(|_| problem(&field, "the token is no text"))?;
+            flat_user.insert("token".to_owned(), token.trim().into());
+        }
+    }
+    Ok(json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "keelson",
+        "contexts": [{"name": "keelson", "context": {"cluster": "keelson", "user": "keelson"}}],
+        "clusters": [{"name": "keelson", "cluster": flat_cluster}],
+        "users": [{"name": "keelson", "user": flat_user}],
+    }))
+}
+
+struct Files<'a> {
+    folder: &'a Path,
+    read: &'a mut dyn FnMut(&Path) -> Result<Vec<u8>, String>,
+}
+
+impl Files<'_> {
+    /// Takes what stands inline, and else what a file has (inline counts where both are there, as in kubectl).
+    fn take(
+        &mut self,
+        from: &Map<String, Value>,
+        place: &str,
+        fields: &[(&str, &str, Pem)],
+        into: &mut Map<String, Value>,
+    ) -> Result<(), KubeconfigProblem> {
+        for (file, inline, pem) in fields {
+            let content = match (text(from, inline), text(from, file)) {
+                (Some(encoded), _) => {
+                    STANDARD.decode(encoded.split_whitespace().collect::<String>()).map_err(|error| {
+                        problem(&format!("{place}.{inline}"), &format!("is no base64: {error}"))
+                    })?
+                }
+                (None, Some(path)) => self.content(&format!("{place}.{file}"), path)?,
+                (None, None) => continue,
+            };
+            into.insert((*inline).to_owned(), STANDARD.encode(pem.of(&content)).into());
+        }
+        Ok(())
+    }
+
+    fn content(&mut self, field: &str, path: &str) -> Result<Vec<u8>, KubeconfigProblem> {
+        let path: PathBuf = self.folder.join(path);
+        (self.read)(&path)
+            .map_err(|error| problem(field, &format!("cannot read {}: {error}", path.display())))
+    }
+}
+
+fn problem(field: &str, message: &str) -> KubeconfigProblem {
+    KubeconfigProblem { field: field.to_owned(), message: message.to_owned() }
+}
+
+fn text<'a>(map: &'a Map<String, Value>, field: &str) -> Option<&'a str> {
+    map.get(field).and_then(Value::as_str).filter(|text| !text.is_empty())
+}
+
+fn taken(from: &Map<String, Value>, fields: &[&str]) -> Map<String, Value> {
+    let found = fields.iter().filter_map(|field| Some(((*field).to_owned(), from.get(*field)?.clone())));
+    found.filter(|(_, value)| !value.is_null()).collect()
+}
+
+/// The map in an entry of a list by its name, and where it stands.
+fn entry<'a>(
+    root: &'a Map<String, Value>,
+    list: &str,
+    inner: &str,
+    name: &str,
+) -> Result<(String, &'a Map<String, Value>), KubeconfigProblem> {
+    let entries = root.get(list).and_then(Value::as_array).into_iter().flatten();
+    for (index, entry) in entries.enumerate() {
+        if entry["name"] == name {
+            let place = format!("{list}[{index}].{inner}");
+            return match entry[inner].as_object() {
+                Some(found) => Ok((place, found)),
+                None => Err(problem(&place, "is missing")),
+            };
+        }
+    }
+    Err(problem(list, &format!("there is none with the name {name:?}")))
+}
+
+#[cfg(test)]
+#[path = "kubeconfig_tests.rs"]
+mod tests;

@@ -1,0 +1,106 @@
+use super::*;
+
+const PAIR: &str = "-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n\
+                    -----BEGIN EC PRIVATE KEY-----\nYg==\n-----END EC PRIVATE KEY-----\n";
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n";
+const KEY: &str = "-----BEGIN EC PRIVATE KEY-----\nYg==\n-----END EC PRIVATE KEY-----\n";
+
+fn files(path: &Path) -> Result<Vec<u8>, String> {
+    match path.to_str() {
+        Some("/etc/kubernetes/pki/ca.crt") => Ok(CERTIFICATE.into()),
+        Some("/var/lib/kubelet/pki/kubelet-client-current.pem") => Ok(PAIR.into()),
+        Some("/etc/kubernetes/token") => Ok(b"secret\n".to_vec()),
+        _ => Err("No such file or directory (os error 2)".to_owned()),
+    }
+}
+
+fn flat(file: Value) -> Result<Value, String> {
+    let root = file.as_object().unwrap();
+    flatten(root, Path::new("/etc/kubernetes"), &mut files).map_err(|problem| problem.to_string())
+}
+
+/// As kubeadm writes it.
+fn kubeadm() -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "default-context", "preferences": {},
+        "clusters": [
+            {"name": "other", "cluster": {"server": "https://other"}},
+            {"name": "default-cluster", "cluster": {"server": "https://10.0.0.1:6443", "certificate-authority": "pki/ca.crt"}},
+        ],
+        "contexts": [{"name": "default-context", "context": {"cluster": "default-cluster", "namespace": "default", "user": "default-auth"}}],
+        "users": [
+            {"name": "other", "user": {"token": "not yours"}},
+            {"name": "default-auth", "user": {
+                "client-certificate": "/var/lib/kubelet/pki/kubelet-client-current.pem",
+                "client-key": "/var/lib/kubelet/pki/kubelet-client-current.pem",
+            }},
+        ],
+    })
+}
+
+#[test]
+fn kubeadms_file_becomes_one_with_all_that_it_names_and_nothing_of_others() {
+    let flat = flat(kubeadm()).unwrap();
+    assert_eq!(
+        flat["clusters"],
+        json!([{"name": "keelson", "cluster": {
+            "server": "https://10.0.0.1:6443", "certificate-authority-data": STANDARD.encode(CERTIFICATE)}}])
+    );
+    assert_eq!(
+        flat["users"],
+        json!([{"name": "keelson", "user": {
+            "client-certificate-data": STANDARD.encode(CERTIFICATE), "client-key-data": STANDARD.encode(KEY)}}])
+    );
+    assert!(!flat.to_string().contains("not yours") && !flat.to_string().contains("other"));
+}
+
+#[test]
+fn what_stands_inline_counts_before_a_file_and_tokens_come_from_files() {
+    let mut file = kubeadm();
+    file["clusters"][1]["cluster"]["certificate-authority-data"] = STANDARD.encode("no PEM").into();
+    file["users"][1]["user"] = json!({"tokenFile": "token", "token": "older"});
+    let flat = flat(file).unwrap();
+    assert_eq!(flat["clusters"][0]["cluster"]["certificate-authority-data"], STANDARD.encode("no PEM"));
+    assert_eq!(flat["users"][0]["user"], json!({"token": "secret"}));
+}
+
+#[test]
+fn a_context_without_a_user_is_anonymous() {
+    let mut file = kubeadm();
+    file["contexts"][0]["context"].as_object_mut().unwrap().remove("user");
+    assert_eq!(flat(file).unwrap()["users"][0]["user"], json!({}));
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_place() {
+    type Change = fn(&mut Value);
+    let cases: [(Change, &str); 9] = [
+        (|f| f["current-context"] = Value::Null, "current-context: is missing"),
+        (|f| f["current-context"] = "x".into(), "contexts: there is none with the name \"x\""),
+        (
+            |f| f["contexts"][0]["context"]["cluster"] = "x".into(),
+            "clusters: there is none with the name \"x\"",
+        ),
+        (|f| f["contexts"][0]["context"]["user"] = "x".into(), "users: there is none with the name \"x\""),
+        (|f| f["clusters"][1]["cluster"]["server"] = "".into(), "clusters[1].cluster.server: is missing"),
+        (|f| f["clusters"][1] = json!({"name": "default-cluster"}), "clusters[1].cluster: is missing"),
+        (
+            |f| f["clusters"][1]["cluster"]["certificate-authority"] = "gone.crt".into(),
+            "clusters[1].cluster.certificate-authority: cannot read /etc/kubernetes/gone.crt: No such file",
+        ),
+        (
+            |f| f["users"][1]["user"]["client-key-data"] = "%".into(),
+            "users[1].user.client-key-data: is no base64",
+        ),
+        (
+            |f| f["users"][1]["user"]["exec"] = json!({"command": "aws"}),
+            "users[1].user.exec: no program is run to log in; use a client certificate or a token",
+        ),
+    ];
+    for (change, expected) in cases {
+        let mut file = kubeadm();
+        change(&mut file);
+        let error = flat(file).unwrap_err();
+        assert!(error.starts_with(expected), "{error}");
+    }
+}

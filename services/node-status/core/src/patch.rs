@@ -1,0 +1,285 @@
+//! What is sent to an API server, as patches against what it has (node-and-api.md §9.8, pod-lifecycle.md §14.5).
+//!
+//! Strategic merge patches: lists with keys are merged by them, so that conditions of others stay, and whole lists that are
+//! the node's own are replaced. Everything here takes and gives JSON as the API has it.
+
+use std::collections::BTreeSet;
+
+use keelson_kube_model::annotations;
+use serde_json::{Map, Value, json};
+
+/// Labels that a node has by itself; on an existing node they are brought up to date (node-and-api.md §9.1).
+const OWN_LABELS: [&str; 11] = [
+    "kubernetes.io/hostname",
+    "kubernetes.io/os",
+    "kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
+];
+
+/// Fields of a pod's status that are the agent's; what else stands there is left alone.
+const OWN_FIELDS: [&str; 13] = [
+    "phase",
+    "reason",
+    "message",
+    "hostIP",
+    "podIP",
+    "qosClass",
+    "observedGeneration",
+    "initContainerStatuses",
+    "containerStatuses",
+    "ephemeralContainerStatuses",
+    "resize",
+    "allocatedResources",
+    "resources",
+];
+/// Lists that are merged by their key, and of which the agent has all.
+const OWN_LISTS: [&str; 2] = ["hostIPs", "podIPs"];
+/// Conditions that go when the agent does not tell them any more.
+const PASSING_CONDITIONS: [&str; 3] = ["PodResizePending", "PodResizeInProgress", "AllContainersRestarting"];
+
+/// The Node with which this one is registered.
+pub fn new_node(ours: &Value) -> Value {
+    let mut node = ours.clone();
+    if let Some(metadata) = node["metadata"].as_object_mut() {
+        // The server gives these.
+        metadata.remove("uid");
+        metadata.remove("creationTimestamp");
+    }
+    node["apiVersion"] = "v1".into();
+    node["kind"] = "Node".into();
+    node
+}
+
+/// What has to change at the Node that the server has, for its subresource `status`; `None`: nothing.
+pub fn node_patch(live: &Value, ours: &Value) -> Option<Value> {
+    let mut metadata = Map::new();
+    let labels =
+        differing(&live["metadata"]["labels"], &ours["metadata"]["labels"], |key| OWN_LABELS.contains(&key));
+    let annotations = differing(&live["metadata"]["annotations"], &ours["metadata"]["annotations"], |_| true);
+    for (field, changes) in [("labels", labels), ("annotations", annotations)] {
+        if !changes.is_empty() {
+            metadata.insert(field.to_owned(), changes.into());
+        }
+    }
+    let (before, empty) = (&live["status"], Map::new());
+    let mut status = Map::new();
+    for (field, value) in ours["status"].as_object().unwrap_or(&empty) {
+        let old = &before[field];
+        match field.as_str() {
+            _ if old == value => {}
+            "addresses" if old.as_array().is_some_and(|list| !list.is_empty()) => {
+                status.insert(field.clone(), replaced(value));
+            }
+            // Whole, or the server would keep the time of the last heartbeat of some.
+            "conditions" => drop(status.insert(field.clone(), value.clone())),
+            // Maps are merged: what others have added stays.
+            "capacity" | "allocatable" => {
+                let changed = differing(old, value, |_| true);
+                if !changed.is_empty() {
+                    status.insert(field.clone(), changed.into());
+                }
+            }
+            _ => drop(status.insert(field.clone(), value.clone())),
+        }
+    }
+    if ours["status"]["images"].is_null() && !before["images"].is_null() {
+        status.insert("images".to_owned(), Value::Null);
+    }
+    let mut patch = Map::new();
+    for (part, changes) in [("metadata", metadata), ("status", status)] {
+        if !changes.is_empty() {
+            patch.insert(part.to_owned(), changes.into());
+        }
+    }
+    (!patch.is_empty()).then(|| patch.into())
+}
+
+/// Entries of `ours` that are other ones in `live`, where `owned` says yes to their key.
+fn differing(live: &Value, ours: &Value, owned: impl Fn(&str) -> bool) -> Map<String, Value> {
+    let ours = ours.as_object().into_iter().flatten();
+    let changed = ours.filter(|(key, value)| owned(key) && live.get(key.as_str()) != Some(*value));
+    changed.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+/// A list that takes the place of the one before, although it is one that is merged.
+fn replaced(list: &Value) -> Value {
+    let mut list = list.as_array().cloned().unwrap_or_default();
+    list.push(json!({"$patch": "replace"}));
+    list.into()
+}
+
+fn is_terminal(phase: &Value) -> bool {
+    phase == "Succeeded" || phase == "Failed"
+}
+
+/// What has to change at the status of the pod that the server has; `None`: nothing. `uid` is that of the server's pod, which
+/// makes sure that no other pod of the name is changed.
+///
+/// A phase that is terminal on the server stays, with its reason and message.
+pub fn pod_status_patch(live: &Value, ours: &Value) -> Option<Value> {
+    let (before, now) = (&live["status"], &ours["status"]);
+    let over = is_terminal(&before["phase"]);
+    let mut status = Map::new();
+    for field in OWN_FIELDS {
+        let (old, new) = (&before[field], &now[field]);
+        let kept = over && ["phase", "reason", "message"].contains(&field);
+        // The server sets it when the pod is made.
+        let theirs = field == "qosClass" && !old.is_null();
+        if old != new && !kept && !theirs && !(is_nothing(old) && is_nothing(new)) {
+            status.insert(field.to_owned(), new.clone());
+        }
+    }
+    for field in OWN_LISTS {
+        let (old, new) = (&before[field], &now[field]);
+        match (is_nothing(old), is_nothing(new)) {
+            _ if old == new => {}
+            (true, true) => {}
+            (true, false) => drop(status.insert(field.to_owned(), new.clone())),
+            (false, true) => drop(status.insert(field.to_owned(), Value::Null)),
+            (false, false) => drop(status.insert(field.to_owned(), replaced(new))),
+        }
+    }
+    if before["startTime"].is_null() && !now["startTime"].is_null() {
+        status.insert("startTime".to_owned(), now["startTime"].clone());
+    }
+    let conditions = condition_changes(&before["conditions"], &now["conditions"]);
+    if !conditions.is_empty() {
+        status.insert("conditions".to_owned(), conditions.into());
+    }
+    (!status.is_empty()).then(|| json!({"metadata": {"uid": live["metadata"]["uid"]}, "status": status}))
+}
+
+/// Absent, null, empty text, empty list: the same to the API.
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+fn condition_changes(before: &Value, now: &Value) -> Vec<Value> {
+    fn all(list: &Value) -> impl Iterator<Item = &Value> {
+        list.as_array().into_iter().flatten()
+    }
+    let mut changes = Vec::new();
+    for condition in all(now) {
+        let old = all(before).find(|old| old["type"] == condition["type"]);
+        let mut new = condition.clone();
+        if let Some(old) = old
+            && old["status"] == new["status"]
+            && !old["lastTransitionTime"].is_null()
+        {
+            // It has not turned, whenever this agent has begun to look.
+            new["lastTransitionTime"] = old["lastTransitionTime"].clone();
+        }
+        let same = |field: &str, old: &Value| {
+            old[field] == new[field] || (is_nothing(&old[field]) && is_nothing(&new[field]))
+        };
+        let fields = ["status", "reason", "message", "lastTransitionTime", "observedGeneration"];
+        if old.is_none_or(|old| !fields.iter().all(|field| same(field, old))) {
+            changes.push(new);
+        }
+    }
+    let told: BTreeSet<&str> = all(now).filter_map(|condition| condition["type"].as_str()).collect();
+    for old in all(before).filter_map(|old| old["type"].as_str()) {
+        if PASSING_CONDITIONS.contains(&old) && !told.contains(old) {
+            changes.push(json!({"type": old, "$patch": "delete"}));
+        }
+    }
+    changes
+}
+
+/// Whether the pod of the server is to be deleted: that was asked for, it is over, and nothing of it is left here
+/// (pod-lifecycle.md §14.6).
+pub fn may_be_deleted(live: &Value, finished: bool) -> bool {
+    finished && !live["metadata"]["deletionTimestamp"].is_null() && is_terminal(&live["status"]["phase"])
+}
+
+/// What is said with a deletion that is not graceful, of the object with this UID alone.
+pub fn delete_now(uid: &str) -> Value {
+    json!({"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
+}
+
+/// What the mirror of a static pod on the server has to become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mirror {
+    /// There is none, or it is to be made anew.
+    Make {
+        /// The one there has to go first.
+        instead: bool,
+    },
+    /// It is this pod's.
+    Stands,
+    /// A pod of the name that is no mirror: it is left alone.
+    Foreign,
+    /// None is made for a pod that is ending.
+    NotAnyMore,
+}
+
+/// What has to become of the mirror (pod-lifecycle.md §3): `live` is the pod of the name on the server.
+pub fn judge_mirror(live: Option<&Value>, ours: &Value) -> Mirror {
+    let ending = !ours["metadata"]["deletionTimestamp"].is_null();
+    let Some(live) = live else {
+        return if ending { Mirror::NotAnyMore } else { Mirror::Make { instead: false } };
+    };
+    let Some(mirror) = live["metadata"]["annotations"][annotations::CONFIG_MIRROR].as_str() else {
+        return Mirror::Foreign;
+    };
+    let going = !live["metadata"]["deletionTimestamp"].is_null();
+    let hash = ours["metadata"]["annotations"][annotations::CONFIG_HASH].as_str();
+    match (going || Some(mirror) != hash, ending) {
+        (false, _) => Mirror::Stands,
+        (true, false) => Mirror::Make { instead: true },
+        (true, true) => Mirror::NotAnyMore,
+    }
+}
+
+/// The mirror of a static pod, which the Node owns.
+pub fn mirror_of(ours: &Value, node_name: &str, node_uid: &str) -> Value {
+    let mut pod = ours.clone();
+    if let Some(map) = pod.as_object_mut() {
+        map.remove("status");
+    }
+    let metadata = &mut pod["metadata"];
+    let hash = metadata["annotations"][annotations::CONFIG_HASH].clone();
+    metadata["annotations"][annotations::CONFIG_MIRROR] = hash;
+    metadata["ownerReferences"] = json!([
+        {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": node_uid, "controller": true},
+    ]);
+    pod
+}
+
+/// Adds the addresses of the node to a pod's status where the agent tells none.
+pub fn add_host_addresses(pod: &mut Value, node: &Value) {
+    let addresses = node["status"]["addresses"].as_array().into_iter().flatten();
+    let ips: Vec<Value> = addresses
+        .filter(|address| address["type"] == "InternalIP")
+        .map(|address| address["address"].clone())
+        .collect();
+    let (Some(first), true) = (ips.first(), pod["status"].is_object()) else { return };
+    let host_network = pod["spec"]["hostNetwork"] == true;
+    let list: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+    let status = &mut pod["status"];
+    if is_nothing(&status["hostIP"]) {
+        status["hostIP"] = first.clone();
+        status["hostIPs"] = list.clone().into();
+    }
+    if host_network && is_nothing(&status["podIP"]) {
+        status["podIP"] = first.clone();
+        status["podIPs"] = list.into();
+    }
+}
+
+#[cfg(test)]
+#[path = "patch_tests.rs"]
+mod tests;

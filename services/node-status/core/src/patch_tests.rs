@@ -1,0 +1,191 @@
+use super::*;
+
+fn node() -> Value {
+    json!({
+        "metadata": {"name": "n", "uid": "n", "labels": {"kubernetes.io/os": "linux", "rack": "7"}, "annotations": {"a": "b"}},
+        "status": {
+            "capacity": {"cpu": "4", "memory": "8Ki"},
+            "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "Hostname", "address": "n"}],
+            "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:10Z"}],
+            "nodeInfo": {"kubeletVersion": "v1.36.2"},
+        },
+    })
+}
+
+/// As the server has it after the registration.
+fn registered() -> Value {
+    let mut node = new_node(&node());
+    node["metadata"]["uid"] = "u-1".into();
+    node
+}
+
+#[test]
+fn a_node_is_registered_with_all_it_has_but_what_the_server_gives() {
+    let new = new_node(&node());
+    assert_eq!(new["metadata"].get("uid"), None);
+    assert_eq!(new["metadata"]["labels"]["rack"], "7");
+    assert_eq!(new["metadata"]["annotations"], json!({"a": "b"}));
+    assert_eq!((&new["kind"], &new["status"]), (&json!("Node"), &node()["status"]));
+}
+
+#[test]
+fn what_the_server_has_already_is_no_patch() {
+    assert_eq!(node_patch(&registered(), &node()), None);
+}
+
+#[test]
+fn labels_of_the_node_itself_are_mended_and_those_of_people_left_alone() {
+    let mut live = registered();
+    live["metadata"]["labels"] = json!({"kubernetes.io/os": "plan9", "rack": "8"});
+    live["metadata"]["annotations"] = json!({"other": "1"});
+    let patch = node_patch(&live, &node()).unwrap();
+    assert_eq!(
+        patch,
+        json!({"metadata": {"labels": {"kubernetes.io/os": "linux"}, "annotations": {"a": "b"}}})
+    );
+}
+
+#[test]
+fn only_what_differs_of_the_status_is_sent_and_conditions_of_others_stay() {
+    let mut live = registered();
+    live["status"]["conditions"] = json!([
+        {"type": "NetworkUnavailable", "status": "False"},
+        {"type": "Ready", "status": "False", "lastHeartbeatTime": "2026-01-01T00:00:00Z"},
+    ]);
+    live["status"]["capacity"] = json!({"cpu": "2", "memory": "8Ki", "example.com/gpu": "1"});
+    live["status"]["addresses"] = json!([{"type": "InternalIP", "address": "10.9.9.9"}]);
+    live["status"]["images"] = json!([{"names": ["a"]}]);
+    let patch = node_patch(&live, &node()).unwrap();
+    assert_eq!(
+        patch,
+        json!({"status": {
+            "capacity": {"cpu": "4"},
+            "addresses": [
+                {"type": "InternalIP", "address": "10.0.0.1"}, {"type": "Hostname", "address": "n"},
+                {"$patch": "replace"},
+            ],
+            "conditions": node()["status"]["conditions"],
+            "images": null,
+        }})
+    );
+    live["status"]["addresses"] = json!([]);
+    let patch = node_patch(&live, &node()).unwrap();
+    assert_eq!(patch["status"]["addresses"], node()["status"]["addresses"]);
+}
+
+fn pod(phase: &str) -> Value {
+    json!({
+        "metadata": {"name": "web", "uid": "u"},
+        "spec": {},
+        "status": {"phase": phase, "qosClass": "Burstable",
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:05Z"}]},
+    })
+}
+
+#[test]
+fn a_pods_status_is_patched_under_its_uid_and_only_where_it_differs() {
+    let live = json!({"metadata": {"uid": "u"}, "status": {"phase": "Pending", "qosClass": "Burstable",
+        "conditions": [{"type": "PodScheduled", "status": "True"}], "nominatedNodeName": "x"}});
+    let mut ours = pod("Running");
+    ours["status"]["podIPs"] = json!([{"ip": "10.1.0.2"}]);
+    ours["status"]["startTime"] = "2026-01-01T00:00:00Z".into();
+    assert_eq!(
+        pod_status_patch(&live, &ours).unwrap(),
+        json!({"metadata": {"uid": "u"}, "status": {
+            "phase": "Running", "podIPs": [{"ip": "10.1.0.2"}], "startTime": "2026-01-01T00:00:00Z",
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:05Z"}]}})
+    );
+    assert_eq!(pod_status_patch(&ours, &ours), None);
+}
+
+#[test]
+fn a_phase_that_is_over_stays_and_what_is_not_told_any_more_goes() {
+    let mut live = pod("Failed");
+    live["status"]["reason"] = "Evicted".into();
+    live["status"]["podIP"] = "10.1.0.2".into();
+    live["status"]["podIPs"] = json!([{"ip": "10.1.0.2"}]);
+    let patch = pod_status_patch(&live, &pod("Running")).unwrap();
+    assert_eq!(patch["status"], json!({"podIP": null, "podIPs": null}));
+
+    let mut live = pod("Running");
+    live["status"]["reason"] = "Old".into();
+    live["status"]["podIPs"] = json!([{"ip": "10.1.0.2"}]);
+    let mut ours = pod("Running");
+    ours["status"]["podIPs"] = json!([{"ip": "10.1.0.3"}]);
+    let patch = pod_status_patch(&live, &ours).unwrap();
+    assert_eq!(
+        patch["status"],
+        json!({"reason": null, "podIPs": [{"ip": "10.1.0.3"}, {"$patch": "replace"}]})
+    );
+}
+
+#[test]
+fn a_condition_that_has_not_turned_keeps_its_time_and_those_that_pass_are_removed() {
+    let mut live = pod("Running");
+    live["status"]["conditions"] = json!([
+        {"type": "Ready", "status": "True", "lastTransitionTime": "2025-12-31T00:00:00Z", "message": ""},
+        {"type": "PodResizePending", "status": "True"},
+        {"type": "example.com/gate", "status": "True"},
+    ]);
+    let patch = pod_status_patch(&live, &pod("Running")).unwrap();
+    assert_eq!(patch["status"], json!({"conditions": [{"type": "PodResizePending", "$patch": "delete"}]}));
+    let mut ours = pod("Running");
+    ours["status"]["conditions"][0]["status"] = "False".into();
+    let patch = pod_status_patch(&live, &ours).unwrap();
+    let turned = json!({"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:05Z"});
+    assert_eq!(patch["status"]["conditions"][0], turned);
+}
+
+#[test]
+fn a_pod_is_deleted_when_that_was_asked_for_and_it_is_over_and_gone_from_here() {
+    for (phase, asked, finished, expected) in [
+        ("Failed", true, true, true),
+        ("Succeeded", true, true, true),
+        ("Running", true, true, false),
+        ("Failed", false, true, false),
+        ("Failed", true, false, false),
+    ] {
+        let mut live = pod(phase);
+        if asked {
+            live["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        }
+        assert_eq!(may_be_deleted(&live, finished), expected, "{phase} {asked} {finished}");
+    }
+}
+
+fn static_pod(hash: &str) -> Value {
+    json!({"metadata": {"name": "s-n", "namespace": "d", "uid": hash,
+        "annotations": {annotations::CONFIG_HASH: hash, annotations::CONFIG_SOURCE: "file"}},
+        "spec": {}, "status": {"phase": "Running"}})
+}
+
+#[test]
+fn a_mirror_is_made_where_none_stands_and_anew_where_it_is_anothers() {
+    let mirror = mirror_of(&static_pod("h1"), "n", "u-n");
+    assert_eq!(mirror["metadata"]["annotations"][annotations::CONFIG_MIRROR], "h1");
+    assert_eq!(mirror["metadata"]["ownerReferences"][0]["uid"], "u-n");
+    assert_eq!(mirror.get("status"), None);
+    assert_eq!(judge_mirror(None, &static_pod("h1")), Mirror::Make { instead: false });
+    assert_eq!(judge_mirror(Some(&mirror), &static_pod("h1")), Mirror::Stands);
+    assert_eq!(judge_mirror(Some(&mirror), &static_pod("h2")), Mirror::Make { instead: true });
+    let mut going = mirror.clone();
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    assert_eq!(judge_mirror(Some(&going), &static_pod("h1")), Mirror::Make { instead: true });
+    assert_eq!(judge_mirror(Some(&pod("Running")), &static_pod("h1")), Mirror::Foreign);
+    let mut ending = static_pod("h1");
+    ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    assert_eq!(judge_mirror(None, &ending), Mirror::NotAnyMore);
+    assert_eq!(judge_mirror(Some(&mirror), &ending), Mirror::Stands);
+    assert_eq!(judge_mirror(Some(&mirror_of(&static_pod("h0"), "n", "u")), &ending), Mirror::NotAnyMore);
+}
+
+#[test]
+fn pods_tell_the_addresses_of_their_node() {
+    let mut web = pod("Running");
+    add_host_addresses(&mut web, &node());
+    assert_eq!((&web["status"]["hostIP"], &web["status"]["podIP"]), (&json!("10.0.0.1"), &Value::Null));
+    let mut host = pod("Running");
+    host["spec"]["hostNetwork"] = true.into();
+    add_host_addresses(&mut host, &node());
+    assert_eq!(host["status"]["podIPs"], json!([{"ip": "10.0.0.1"}]));
+}

@@ -1,0 +1,139 @@
+//! The lease of the node (node-and-api.md §10): `kube-node-lease/<node>`, renewed four times in its length.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use keelson_kube_api::{KubeApi, KubeError, Object, Resource};
+use keelson_kube_model::time;
+use keelson_service_kit::now_unix_nanos;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+const NAMESPACE: Option<&str> = Some("kube-node-lease");
+/// How long the first renewal waits for the node to be registered.
+const REGISTRATION: Duration = Duration::from_secs(5);
+/// Tries of one renewal.
+const TRIES: u32 = 5;
+
+/// The node's lease.
+pub(super) struct Lease {
+    api: KubeApi,
+    node: String,
+    seconds: u32,
+    /// As the server has it, as far as it is known.
+    last: Mutex<Option<Object>>,
+    /// The UID of the Node, empty before there is one.
+    owner: watch::Sender<String>,
+}
+
+impl Lease {
+    /// Nothing is written yet.
+    pub(super) fn new(api: KubeApi, node: &str, seconds: u32) -> Self {
+        let owner = watch::Sender::new(String::new());
+        Self { api, node: node.to_owned(), seconds, last: Mutex::default(), owner }
+    }
+
+    /// The Node is there, with this UID.
+    pub(super) fn belongs_to(&self, uid: &str) {
+        self.owner.send_if_modified(|owner| {
+            let other = owner != uid;
+            uid.clone_into(owner);
+            other
+        });
+    }
+
+    /// Says that the node lives.
+    ///
+    /// # Errors
+    /// The server does not answer, or there is no Node yet that the lease could belong to.
+    pub(super) async fn renew(&self) -> Result<(), KubeError> {
+        let mut failed = None;
+        for attempt in 1..=TRIES {
+            match self.turn().await {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                    if attempt >= 2 && error.code().is_none() {
+                        // It may be the connection: the next try has another one.
+                        self.api.give_up_connection();
+                    }
+                    let again = error.is_conflict();
+                    failed = Some(error);
+                    if !again && attempt >= 2 {
+                        break;
+                    }
+                }
+            }
+        }
+        Err(failed
+            .unwrap_or_else(|| self.api.unreachable("the node's lease", "nothing was tried".to_owned())))
+    }
+
+    async fn turn(&self) -> Result<(), KubeError> {
+        let known = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = match known {
+            Some(known) => Some(known),
+            None => self.api.get(Resource::LEASE, NAMESPACE, &self.node).await?,
+        };
+        let now = match known {
+            Some(before) => {
+                let lease = self.renewed(before.0);
+                self.api.replace(Resource::LEASE, NAMESPACE, &lease).await?
+            }
+            None => {
+                let mut owner = self.owner.subscribe();
+                // The sender lives as long as the lease.
+                let there = tokio::time::timeout(REGISTRATION, owner.wait_for(|uid| !uid.is_empty())).await;
+                if there.is_err() {
+                    let message = format!("the Node {} that it belongs to is not registered yet", self.node);
+                    return Err(self.api.unreachable("the node's lease", message));
+                }
+                let name = json!({"metadata": {"name": self.node, "namespace": NAMESPACE}, "spec": {}});
+                self.api.create(Resource::LEASE, NAMESPACE, &self.renewed(name)).await?
+            }
+        };
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        Ok(())
+    }
+
+    fn renewed(&self, mut lease: Value) -> Value {
+        lease["apiVersion"] = "coordination.k8s.io/v1".into();
+        lease["kind"] = "Lease".into();
+        let spec = &mut lease["spec"];
+        spec["holderIdentity"] = self.node.clone().into();
+        spec["leaseDurationSeconds"] = self.seconds.into();
+        spec["renewTime"] = time::format_micros(i128::from(now_unix_nanos())).unwrap_or_default().into();
+        let owner = self.owner.borrow().clone();
+        if !owner.is_empty() {
+            lease["metadata"]["ownerReferences"] =
+                json!([{"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": owner}]);
+        }
+        lease
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_renewal_changes_the_time_and_keeps_what_others_have_written() {
+        let lease = Lease::new(KubeApi::new("/nowhere".into(), "test"), "n", 40);
+        let before = json!({"metadata": {"name": "n", "resourceVersion": "7", "labels": {"a": "b"}},
+            "spec": {"holderIdentity": "n", "renewTime": "2020-01-01T00:00:00.000000Z", "leaseTransitions": 3}});
+        let now = lease.renewed(before);
+        assert_eq!(
+            (&now["metadata"]["resourceVersion"], &now["metadata"]["labels"]["a"]),
+            (&json!("7"), &json!("b"))
+        );
+        assert_eq!(
+            (&now["spec"]["leaseDurationSeconds"], &now["spec"]["leaseTransitions"]),
+            (&json!(40), &json!(3))
+        );
+        assert_ne!(now["spec"]["renewTime"], "2020-01-01T00:00:00.000000Z");
+        assert_eq!(now["metadata"].get("ownerReferences"), None, "there is no Node yet");
+        lease.belongs_to("u-1");
+        let owner = &lease.renewed(now)["metadata"]["ownerReferences"][0];
+        assert_eq!(*owner, json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u-1"}));
+    }
+}

@@ -1,0 +1,334 @@
+//! The Kubernetes API as the control plane that node-status writes to (node-and-api.md §9, §10; pod-lifecycle.md §14.5).
+//!
+//! Lease and Node, everything else, and events have a connection each, so that none waits for another. Node and pods are put
+//! into a queue with one slot each; the loop `kubernetes-writer` empties it, what has turned first. What the server refuses
+//! lets others go first and is tried again; what it does not answer waits in its place.
+
+mod events;
+mod lease;
+mod mirrors;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use keelson_config::{Kubernetes as Settings, ServiceName};
+use keelson_kube_api::{KubeApi, KubeError, Object, Patch, Resource};
+use keelson_kube_model::pod_ext::API;
+use keelson_kube_model::{Node, PodFullName};
+use keelson_node_status_core::patch::{
+    add_host_addresses, delete_now, may_be_deleted, new_node, node_patch, pod_status_patch,
+};
+use keelson_proto::keelson::events::v1::Event;
+use keelson_service_kit::status::chain;
+use keelson_service_kit::{Context, LoopHandle};
+use serde_json::Value;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tracing::{Instrument as _, Span};
+
+use crate::kubernetes::events::Events;
+use crate::kubernetes::lease::Lease;
+use crate::queue::{self, Job, Queue};
+use crate::writer::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
+
+/// The condition that says whether reports get through.
+const CONDITION: &str = "control-plane";
+/// How this service names itself to the server.
+const USER_AGENT: &str = concat!("keelson-node-status/", env!("CARGO_PKG_VERSION"));
+/// After a call that was not answered; doubled with each further one.
+const AGAIN: Duration = Duration::from_millis(250);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// Writes to an API server.
+pub(crate) struct KubernetesWriter {
+    main: KubeApi,
+    /// The Node and the lease alone.
+    heartbeat: KubeApi,
+    events: Events,
+    lease: Lease,
+    node_name: String,
+    register: bool,
+    queue: Mutex<Queue>,
+    known: Mutex<Known>,
+    wake: Notify,
+}
+
+/// What is remembered of what was told.
+#[derive(Default)]
+struct Known {
+    /// The pods, by UID.
+    pods: BTreeMap<String, Told>,
+    /// The Node as it was told last.
+    node: Option<Vec<u8>>,
+    /// The UID of the server's Node.
+    node_uid: Option<String>,
+}
+
+struct Told {
+    name: PodFullName,
+    /// The last report of a static pod: its mirror may have to be made again.
+    mirrored: Option<queue::Pod>,
+}
+
+impl KubernetesWriter {
+    /// A writer for the node of `ctx`, with its loops.
+    pub(crate) fn start(ctx: &Context, settings: &Settings) -> Arc<Self> {
+        let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::NodeStatus));
+        let connection = || KubeApi::new(kubeconfig.clone(), USER_AGENT);
+        let (heartbeat, node_name) = (connection(), ctx.config.node_name.clone());
+        let own = Arc::new(Self {
+            main: connection(),
+            lease: Lease::new(heartbeat.clone(), &node_name, settings.lease_seconds),
+            heartbeat,
+            events: Events::new(connection(), &node_name),
+            node_name,
+            register: settings.register_node,
+            queue: Mutex::default(),
+            known: Mutex::default(),
+            wake: Notify::new(),
+        });
+        ctx.spawn("kubernetes-writer", Arc::clone(&own).run(ctx.clone()));
+        ctx.spawn("mirrors", mirrors::run(Arc::clone(&own), ctx.clone()));
+        own
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, job: Job, urgent: bool) {
+        self.queue().put(job, urgent, Span::current(), Instant::now());
+        self.wake.notify_one();
+    }
+
+    async fn run(self: Arc<Self>, ctx: Context) {
+        let handle = ctx.progress.register("kubernetes-writer");
+        let mut pause = AGAIN;
+        loop {
+            handle.tick();
+            let job = self.queue().take();
+            let Some(pending) = job else {
+                let due = self.queue().due();
+                let heartbeat = Instant::now() + LoopHandle::HEARTBEAT;
+                let next = due.map_or(heartbeat, |due| due.min(heartbeat));
+                // Cancel-safe: the queue keeps what it has.
+                tokio::select! {
+                    () = ctx.shutdown.cancelled() => return,
+                    () = self.wake.notified() => continue,
+                    () = tokio::time::sleep_until(next) => continue,
+                }
+            };
+            let result = {
+                let work = self.carry_out(&pending.job).instrument(pending.span.clone());
+                tokio::pin!(work);
+                loop {
+                    // Cancel-safe: the work is polled on; given up at the end, it may have been made, and the next start
+                    // finds it so.
+                    tokio::select! {
+                        () = ctx.shutdown.cancelled() => return,
+                        result = &mut work => break result,
+                        () = tokio::time::sleep(LoopHandle::HEARTBEAT) => handle.tick(),
+                    }
+                }
+            };
+            match result {
+                Ok(()) => {
+                    pause = AGAIN;
+                    ctx.progress.condition(CONDITION, Ok(()));
+                }
+                Err(error) if error.code().is_none() || error.code() == Some(429) => {
+                    ctx.progress.condition(CONDITION, Err(chain(&error)));
+                    self.queue().put_back(pending);
+                    let asked_for = Duration::from_secs(error.retry_after().into());
+                    let wait = pause.mul_f32(0.5 + fastrand::f32() / 2.0).max(asked_for);
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    tokio::select! {
+                        () = ctx.shutdown.cancelled() => return,
+                        () = tokio::time::sleep(wait) => {}
+                    }
+                }
+                Err(error) => {
+                    let text = chain(&error);
+                    if pending.refused == 0 {
+                        tracing::warn!(error = text, "a report is refused; it is tried again");
+                    }
+                    ctx.progress.condition(CONDITION, Err(text));
+                    self.queue().defer(pending, Instant::now());
+                }
+            }
+        }
+    }
+
+    async fn carry_out(&self, job: &Job) -> Result<(), KubeError> {
+        match job {
+            Job::Node(json) => self.write_own_node(json).await,
+            // Comes from etcd alone.
+            Job::Configuration(_) => Ok(()),
+            Job::Pod(pod) => self.write_one_pod(pod).await,
+            Job::Gone { uid, name } => self.remove_mirror(name, Some(uid)).await,
+            Job::Retain(uids) => self.remove_stale_mirrors(uids).await,
+        }
+    }
+
+    /// Registers the Node, or makes the server's what this one is.
+    async fn write_own_node(&self, json: &[u8]) -> Result<(), KubeError> {
+        let ours: Value = serde_json::from_slice(json).unwrap_or_default();
+        let live = match self.heartbeat.get(Resource::NODE, None, &self.node_name).await? {
+            Some(live) => live,
+            None if self.register => {
+                match self.heartbeat.create(Resource::NODE, None, &new_node(&ours)).await {
+                    Ok(made) => {
+                        tracing::info!(node = self.node_name, uid = made.uid(), "the node is registered");
+                        made
+                    }
+                    Err(error) if error.is_conflict() => return Box::pin(self.write_own_node(json)).await,
+                    Err(error) => return Err(error),
+                }
+            }
+            None => {
+                let message = "there is none, and registerNode is false".to_owned();
+                return Err(self.heartbeat.unreachable(&format!("nodes {}", self.node_name), message));
+            }
+        };
+        let live = match node_patch(&live.0, &ours) {
+            Some(patch) => {
+                let patch = (Patch::Strategic, &patch);
+                self.heartbeat.patch(Resource::NODE, None, &self.node_name, Some("status"), patch).await?
+            }
+            None => live,
+        };
+        self.known().node_uid = Some(live.uid().to_owned());
+        self.lease.belongs_to(live.uid());
+        Ok(())
+    }
+
+    async fn write_one_pod(&self, pod: &queue::Pod) -> Result<(), KubeError> {
+        let mut ours: Value = serde_json::from_slice(&pod.json).unwrap_or_default();
+        if let Some(node) = &self.known().node {
+            add_host_addresses(&mut ours, &serde_json::from_slice(node).unwrap_or_default());
+        }
+        let PodFullName { name, namespace } = &pod.name;
+        let live = if pod.is_static {
+            self.mirror(pod, &ours).await?
+        } else {
+            let live = self.main.get(Resource::POD, Some(namespace), name).await?;
+            live.filter(|live| live.uid() == pod.uid)
+        };
+        // It is gone, or another one of the name has come.
+        let Some(mut live) = live else { return Ok(()) };
+        if let Some(patch) = pod_status_patch(&live.0, &ours) {
+            let patch = (Patch::Strategic, &patch);
+            live = match self.main.patch(Resource::POD, Some(namespace), name, Some("status"), patch).await {
+                Ok(live) => live,
+                // Deleted between the two, or by another one of the name replaced.
+                Err(error) if error.is_not_found() || error.is_conflict() => return Ok(()),
+                Err(error) => return Err(error),
+            };
+        }
+        if !pod.is_static && may_be_deleted(&live.0, pod.finished) {
+            self.delete(&live).await?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a pod of the server at once, this one and no other of its name.
+    async fn delete(&self, live: &Object) -> Result<(), KubeError> {
+        let options = delete_now(live.uid());
+        match self.main.delete(Resource::POD, Some(live.namespace()), live.name(), &options).await {
+            Ok(_) => Ok(()),
+            // Another one of the name.
+            Err(error) if error.is_conflict() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl ControlPlaneWriter for KubernetesWriter {
+    fn control_plane(&self) -> &'static str {
+        "kubernetes"
+    }
+
+    async fn renew_lease(&self) -> Result<(), WriteError> {
+        self.lease.renew().await.map_err(|error| in_words("the node's lease", &error))
+    }
+
+    async fn write_node(&self, node: &Node) -> Result<(), WriteError> {
+        let json = serde_json::to_vec(node).map_err(|error| WriteError::Refused {
+            what: "the Node".to_owned(),
+            message: error.to_string(),
+        })?;
+        let ready = |json: &[u8]| -> Option<Value> {
+            let node: Value = serde_json::from_slice(json).ok()?;
+            let mut conditions = node["status"]["conditions"].as_array()?.iter();
+            conditions.find(|condition| condition["type"] == "Ready").map(|ready| ready["status"].clone())
+        };
+        let before = self.known().node.replace(json.clone());
+        let turned = before.and_then(|before| ready(&before)) != ready(&json);
+        self.put(Job::Node(json), turned);
+        Ok(())
+    }
+
+    async fn write_pod(&self, pod: &PodReport) -> Result<(), WriteError> {
+        let is_static = pod.source != API;
+        let name = PodFullName::new(&pod.name, &pod.namespace);
+        let report = queue::Pod {
+            uid: pod.uid.clone(),
+            name: name.clone(),
+            seen: String::new(),
+            json: pod.pod_json.to_vec(),
+            is_static,
+            finished: pod.finished,
+        };
+        let told = Told { name, mirrored: is_static.then(|| report.clone()) };
+        self.known().pods.insert(pod.uid.clone(), told);
+        self.put(Job::Pod(report), pod.turned);
+        Ok(())
+    }
+
+    async fn drop_pods(&self, gone: GonePods) {
+        match gone {
+            GonePods::One(uid) => {
+                let told = self.known().pods.remove(&uid);
+                match told {
+                    Some(Told { name, mirrored: Some(_) }) => self.put(Job::Gone { uid, name }, false),
+                    // The server's own pod: it is gone there, or its last report says that it may be.
+                    Some(_) | None => {}
+                }
+            }
+            GonePods::AllBut(uids) => {
+                self.known().pods.retain(|uid, _| uids.contains(uid));
+                self.put(Job::Retain(uids), false);
+            }
+        }
+    }
+
+    async fn write_events(&self, _service: &str, events: &[Event]) -> Result<(), WriteError> {
+        self.events.write(events).await.map_err(|error| in_words("events", &error))
+    }
+
+    fn state(&self) -> ReportState {
+        let queue = self.queue();
+        let oldest = queue.oldest().map_or(0, |since| since.elapsed().as_millis());
+        ReportState {
+            queued: u32::try_from(queue.len()).unwrap_or(u32::MAX),
+            oldest_age_ms: u64::try_from(oldest).unwrap_or(u64::MAX),
+            throttled_seconds: self.events.throttled().as_secs_f64(),
+        }
+    }
+}
+
+/// What a failed call means for a report.
+fn in_words(what: &str, error: &KubeError) -> WriteError {
+    let (what, message) = (what.to_owned(), chain(error));
+    match error.code() {
+        None | Some(429) => WriteError::Unreachable { what, message },
+        Some(_) => WriteError::Refused { what, message },
+    }
+}

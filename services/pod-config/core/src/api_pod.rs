@@ -1,0 +1,112 @@
+//! Pods as an API server gives them (pod-lifecycle.md §2.4).
+//!
+//! Parity: a kubelet drops a pod that it cannot decode, with a line in its log. Here the version before goes on, and the
+//! problem is told like one of a manifest, in `ListSources` and as an event of the pod.
+
+use std::sync::Arc;
+
+use keelson_kube_model::{Pod, PodFullName, default_pod};
+use serde_json::{Value, json};
+
+use crate::error::{ManifestError, Why};
+use crate::merge::SourcePod;
+use crate::static_pod::Fingerprint;
+
+/// Takes a Pod of the API. Its server has checked it; an older one leaves out defaults that are younger than it is.
+///
+/// # Errors
+/// It is no Pod that can be run: it has no name or UID, or a field of another type.
+pub fn api_pod(mut object: Value) -> Result<SourcePod, ManifestError> {
+    let text =
+        |object: &Value, field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+    let (name, namespace, uid) = (text(&object, "name"), text(&object, "namespace"), text(&object, "uid"));
+    let fail = |field: &str, message: String| ManifestError {
+        field: field.to_owned(),
+        pod: Some(PodFullName::new(&name, &namespace)),
+        ..ManifestError::file(Why::Invalid, message)
+    };
+    for (field, value) in
+        [("metadata.name", &name), ("metadata.namespace", &namespace), ("metadata.uid", &uid)]
+    {
+        if value.is_empty() {
+            return Err(fail(field, "Required value: the API server has sent a pod without it".to_owned()));
+        }
+    }
+    let Some(map) = object.as_object_mut() else { return Err(fail("", "this is no object".to_owned())) };
+    // Objects of a list do not say what they are.
+    map.insert("apiVersion".to_owned(), json!("v1"));
+    map.insert("kind".to_owned(), json!("Pod"));
+    if let Some(metadata) = map.get_mut("metadata").and_then(Value::as_object_mut) {
+        // Who has written which field: as long as the pod itself, and nothing to a node.
+        metadata.remove("managedFields");
+    }
+    default_pod(&mut object);
+    if let Err(error) = serde_path_to_error::deserialize::<_, Pod>(&object) {
+        let field = error.path().to_string();
+        let field = if field == "." { "" } else { &field };
+        return Err(fail(field, format!("Invalid type: {}", error.inner())));
+    }
+    Ok(SourcePod {
+        origin: format!("{namespace}/{name}"),
+        fingerprint: Fingerprint::of(&object),
+        json: Arc::from(object.to_string().into_bytes()),
+        uid,
+        namespace,
+        name,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object() -> Value {
+        json!({
+            "metadata": {"name": "web", "namespace": "default", "uid": "u-1", "resourceVersion": "7",
+                "managedFields": [{"manager": "kubectl"}]},
+            "spec": {"nodeName": "n", "containers": [{"name": "c", "image": "i", "futureField": {"a": 1}}]},
+            "status": {"phase": "Pending"},
+        })
+    }
+
+    #[test]
+    fn a_pod_keeps_its_name_its_uid_and_what_this_release_does_not_know() {
+        let pod = api_pod(object()).unwrap();
+        assert_eq!((pod.uid.as_str(), pod.namespace.as_str(), pod.name.as_str()), ("u-1", "default", "web"));
+        let value: Value = serde_json::from_slice(&pod.json).unwrap();
+        assert_eq!((&value["kind"], &value["apiVersion"]), (&json!("Pod"), &json!("v1")));
+        assert_eq!(value["spec"]["containers"][0]["futureField"], json!({"a": 1}));
+        assert_eq!(value["spec"]["restartPolicy"], "Always", "an older server may leave defaults out");
+        assert_eq!(value["metadata"].get("managedFields"), None);
+        assert_eq!(value["metadata"]["resourceVersion"], "7");
+    }
+
+    #[test]
+    fn who_wrote_a_field_and_the_version_are_no_change_of_the_pod() {
+        let before = api_pod(object()).unwrap().fingerprint;
+        let mut other = object();
+        other["metadata"]["resourceVersion"] = "8".into();
+        other["metadata"]["managedFields"] = json!([]);
+        assert_eq!(api_pod(other).unwrap().fingerprint, before);
+        let mut other = object();
+        other["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        assert!(api_pod(other).unwrap().fingerprint.deleting);
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_named_with_its_field() {
+        type Change = fn(&mut Value);
+        let cases: [(Change, &str); 4] = [
+            (|o| o["metadata"]["uid"] = Value::Null, "metadata.uid: Required value"),
+            (|o| o["metadata"]["name"] = "".into(), "metadata.name: Required value"),
+            (|o| o["spec"]["containers"] = "none".into(), "spec.containers: Invalid type"),
+            (|o| o["spec"]["containers"][0]["image"] = json!(3), "spec.containers[0].image: Invalid type"),
+        ];
+        for (change, expected) in cases {
+            let mut object = object();
+            change(&mut object);
+            let error = api_pod(object).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The objects that pods of the API refer to: each is followed by a watch of its own while somebody asks for it, as a node
+//! may read no others (node-and-api.md §10).
+//!
+//! The last known version goes on while the server is away, over a restart of the service too: ConfigMaps by the checkpoint,
+//! Secrets in memory alone.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as Slot;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use keelson_config::ServiceName;
+use keelson_kube_api::{Change, Follower, KubeApi, KubeError, News, Object, Range, Resource};
+use keelson_kube_model::pod_ext::API;
+use keelson_service_kit::Context;
+use keelson_service_kit::status::chain;
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::checkpoint::Checkpoint;
+use crate::control_plane::{ControlPlaneError, ObjectRequest};
+use crate::kubernetes_source::KEPT;
+use crate::secrets::Secrets;
+
+/// For so long an object is followed that nobody asks for: who asks may be starting again.
+const LINGER: Duration = Duration::from_secs(300);
+
+/// The objects that are followed.
+#[derive(Clone)]
+pub struct ObjectCache(Arc<Inner>);
+
+struct Inner {
+    api: KubeApi,
+    checkpoint: Checkpoint,
+    shutdown: CancellationToken,
+    state: Mutex<State>,
+    changes: watch::Sender<u64>,
+}
+
+struct State {
+    followed: BTreeMap<ObjectRequest, Followed>,
+    /// What an earlier run of the service knew.
+    remembered: BTreeMap<ObjectRequest, Vec<u8>>,
+    secrets: Secrets,
+}
+
+/// An object that somebody asks for.
+struct Followed {
+    /// How many do.
+    users: usize,
+    known: Known,
+    /// Ends its watch.
+    end: CancellationToken,
+}
+
+enum Known {
+    /// The server has not answered.
+    NotYet,
+    /// The server does not answer, or refuses.
+    Failed(String),
+    /// As it is; none: there is none.
+    As(Option<Vec<u8>>),
+}
+
+fn resource(kind: &str) -> Option<Resource> {
+    match kind {
+        "Secret" => Some(Resource::SECRET),
+        "ConfigMap" => Some(Resource::CONFIG_MAP),
+        "RuntimeClass" => Some(Resource::RUNTIME_CLASS),
+        _ => None,
+    }
+}
+
+fn key(wanted: &ObjectRequest) -> String {
+    let ObjectRequest { kind, namespace, name } = wanted;
+    format!("{KEPT}objects/{kind}/{namespace}/{name}")
+}
+
+fn named(key: &str) -> Option<ObjectRequest> {
+    let mut parts = key.strip_prefix(KEPT)?.strip_prefix("objects/")?.split('/').map(str::to_owned);
+    let (Some(kind), Some(namespace), Some(name), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return None;
+    };
+    Some(ObjectRequest { kind, namespace, name })
+}
+
+impl ObjectCache {
+    /// Nothing is followed yet. What an earlier run knew is taken out of `earlier`.
+    pub fn new(
+        ctx: &Context,
+        api: KubeApi,
+        checkpoint: Checkpoint,
+        earlier: &mut BTreeMap<String, Vec<u8>>,
+    ) -> Self {
+        let (secrets, kept) = Secrets::open(&ctx.config.paths.socket_dir(ServiceName::PodConfig));
+        let of_secret = |(namespace, name)| ObjectRequest { kind: "Secret".to_owned(), namespace, name };
+        let mut remembered: BTreeMap<_, _> =
+            kept.into_iter().map(|(name, bytes)| (of_secret(name), bytes)).collect();
+        let keys: Vec<(String, ObjectRequest)> =
+            earlier.keys().filter_map(|key| Some((key.clone(), named(key)?))).collect();
+        for (key, wanted) in keys {
+            remembered.extend(earlier.remove(&key).map(|bytes| (wanted, bytes)));
+        }
+        let state = State { followed: BTreeMap::new(), remembered, secrets };
+        Self(Arc::new(Inner {
+            api,
+            checkpoint,
+            shutdown: ctx.shutdown.clone(),
+            state: Mutex::new(state),
+            changes: watch::Sender::new(0),
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts how often what [`ObjectCache::get`] answers may have changed.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+
+    /// An object as it is known; one that nobody follows is read now.
+    ///
+    /// # Errors
+    /// The server has not told, and nothing is known from before.
+    pub async fn get(&self, wanted: ObjectRequest) -> Result<Option<Vec<u8>>, ControlPlaneError> {
+        let Some(resource) = resource(&wanted.kind) else { return Ok(None) };
+        let unavailable = |cause: String| ControlPlaneError::Unavailable { name: API, cause };
+        {
+            let state = self.state();
+            let cause = match state.followed.get(&wanted).map(|followed| &followed.known) {
+                Some(Known::As(object)) => return Ok(object.clone()),
+                Some(Known::NotYet) => Some("it has not been asked yet".to_owned()),
+                Some(Known::Failed(cause)) => Some(cause.clone()),
+                None => None,
+            };
+            if let Some(cause) = cause {
+                return state.remembered.get(&wanted).cloned().map(Some).ok_or_else(|| unavailable(cause));
+            }
+        }
+        let namespace = (!wanted.namespace.is_empty()).then_some(wanted.namespace.as_str());
+        match self.0.api.get(resource, namespace, &wanted.name).await {
+            Ok(object) => Ok(object.map(|object| bytes(&wanted, object))),
+            Err(error) => {
+                let before = self.state().remembered.get(&wanted).cloned();
+                before.map(Some).ok_or_else(|| unavailable(chain(&error)))
+            }
+        }
+    }
+
+    /// One more asks for an object, or one less.
+    pub fn retain(&self, wanted: &ObjectRequest, watched: bool) {
+        let Some(resource) = resource(&wanted.kind) else { return };
+        let mut state = self.state();
+        match (state.followed.entry(wanted.clone()), watched) {
+            (Slot::Occupied(mut slot), true) => slot.get_mut().users += 1,
+            (Slot::Occupied(mut slot), false) => {
+                let followed = slot.get_mut();
+                followed.users = followed.users.saturating_sub(1);
+                if followed.users == 0 {
+                    tokio::spawn(self.clone().let_go(wanted.clone(), followed.end.clone()));
+                }
+            }
+            (Slot::Vacant(slot), true) => {
+                let end = self.0.shutdown.child_token();
+                slot.insert(Followed { users: 1, known: Known::NotYet, end: end.clone() });
+                tokio::spawn(self.clone().follow(wanted.clone(), resource, end));
+            }
+            (Slot::Vacant(_), false) => {}
+        }
+    }
+
+    /// Ends the watch of an object that nobody has asked for in a while.
+    async fn let_go(self, wanted: ObjectRequest, end: CancellationToken) {
+        tokio::select! {
+            () = end.cancelled() => return,
+            () = tokio::time::sleep(LINGER) => {}
+        }
+        let mut state = self.state();
+        if state.followed.get(&wanted).is_some_and(|followed| followed.users == 0) {
+            state.followed.remove(&wanted);
+            self.forget(&mut state, &wanted);
+            end.cancel();
+        }
+    }
+
+    async fn follow(self, wanted: ObjectRequest, resource: Resource, end: CancellationToken) {
+        let namespace = (!wanted.namespace.is_empty()).then_some(wanted.namespace.as_str());
+        let mut follower = Follower::new(self.0.api.clone(), Range::one(resource, namespace, &wanted.name));
+        loop {
+            let news = tokio::select! {
+                () = end.cancelled() => return,
+                news = follower.next() => news,
+            };
+            match news {
+                News::Listed(objects) => self.take(&wanted, objects.into_iter().next()),
+                News::Changed(Change::Put(object)) => self.take(&wanted, Some(object)),
+                News::Changed(Change::Deleted(_)) => self.take(&wanted, None),
+                News::InTouch => {}
+                News::Lost(error) => self.miss(&wanted, &error),
+            }
+        }
+    }
+
+    fn take(&self, wanted: &ObjectRequest, object: Option<Object>) {
+        let now = object.map(|object| bytes(wanted, object));
+        let mut state = self.state();
+        match &now {
+            Some(json) if wanted.kind == "Secret" => {
+                state.secrets.put((wanted.namespace.clone(), wanted.name.clone()), json);
+            }
+            Some(json) => self.0.checkpoint.put(&key(wanted), json.clone()),
+            None => self.forget(&mut state, wanted),
+        }
+        state.remembered.remove(wanted);
+        let Some(followed) = state.followed.get_mut(wanted) else { return };
+        if !matches!(&followed.known, Known::As(before) if *before == now) {
+            followed.known = Known::As(now);
+            self.0.changes.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// What is known goes on; where nothing is, it is said why.
+    fn miss(&self, wanted: &ObjectRequest, error: &KubeError) {
+        let mut state = self.state();
+        let Some(followed) = state.followed.get_mut(wanted) else { return };
+        if !matches!(followed.known, Known::As(_)) {
+            let first = matches!(followed.known, Known::NotYet);
+            followed.known = Known::Failed(chain(error));
+            if first {
+                self.0.changes.send_modify(|count| *count += 1);
+            }
+        }
+    }
+
+    /// Nothing of it is left for the time after a restart.
+    fn forget(&self, state: &mut State, wanted: &ObjectRequest) {
+        state.remembered.remove(wanted);
+        if wanted.kind == "Secret" {
+            state.secrets.remove(&(wanted.namespace.clone(), wanted.name.clone()));
+        } else {
+            self.0.checkpoint.remove(&key(wanted));
+        }
+    }
+}
+
+/// An object as it is handed out: it says what it is, and not who has written which field.
+fn bytes(wanted: &ObjectRequest, Object(mut object): Object) -> Vec<u8> {
+    if let Some(map) = object.as_object_mut() {
+        let version = if wanted.kind == "RuntimeClass" { "node.k8s.io/v1" } else { "v1" };
+        map.insert("apiVersion".to_owned(), version.into());
+        map.insert("kind".to_owned(), wanted.kind.clone().into());
+        if let Some(metadata) = map.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
+    }
+    object.to_string().into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_object_is_kept_under_names_it() {
+        let wanted =
+            ObjectRequest { kind: "ConfigMap".to_owned(), namespace: "d".to_owned(), name: "a.b".to_owned() };
+        assert_eq!(key(&wanted), "api:objects/ConfigMap/d/a.b");
+        assert_eq!(named(&key(&wanted)), Some(wanted));
+        for other in ["api:pods/d/a", "api:objects/ConfigMap/d", "/keelson/v1/nodes/n/objects/ConfigMap/d/a"]
+        {
+            assert_eq!(named(other), None, "{other}");
+        }
+    }
+}

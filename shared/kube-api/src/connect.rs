@@ -1,0 +1,413 @@
+//! A connection to the API server, made of a kubeconfig.
+
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::TryStreamExt as _;
+use futures_util::stream::BoxStream;
+use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
+use http::{Method, Request};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::client::{Body, ConfigExt as _};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::WatchEvent;
+use kube::{Client, Config};
+use serde_json::Value;
+use tower::ServiceBuilder;
+
+use crate::error::KubeError;
+use crate::resource::{Object, Range, Resource};
+
+/// How long a call may take, its answer included. A watch has as long to begin.
+pub const CALL_ENDS_WITHIN: Duration = Duration::from_secs(30);
+/// How long the server may take to accept a connection (node-and-api.md §5 has 30 s, which would use up a call).
+const CONNECT: Duration = Duration::from_secs(10);
+/// A connection on which nothing is heard for so long is asked for a sign of life.
+const ALIVE_EVERY: Duration = Duration::from_secs(30);
+/// How long the sign of life may take.
+const ALIVE_WITHIN: Duration = Duration::from_secs(15);
+/// How long a watch may take, at least and at most; the server ends it then, so that watchers spread over its replicas.
+const WATCH_SECONDS: std::ops::Range<u32> = 300..600;
+
+/// How a patch is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patch {
+    /// Lists are merged by their keys (`application/strategic-merge-patch+json`).
+    Strategic,
+    /// Lists are replaced (`application/merge-patch+json`).
+    Merge,
+}
+
+/// The API server that a kubeconfig names. Copies of it share a connection, which is made anew when the file has changed.
+#[derive(Clone)]
+pub struct KubeApi {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    kubeconfig: PathBuf,
+    user_agent: String,
+    current: Mutex<Option<Connected>>,
+}
+
+#[derive(Clone)]
+struct Connected {
+    stamp: Stamp,
+    client: Client,
+    server: String,
+}
+
+/// What tells one content of a file from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    inode: u64,
+    size: u64,
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(path: &Path) -> std::io::Result<Self> {
+        let meta = fs::metadata(path)?;
+        Ok(Self { inode: meta.ino(), size: meta.size(), changed: (meta.ctime(), meta.ctime_nsec()) })
+    }
+}
+
+impl fmt::Debug for KubeApi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KubeApi").field("kubeconfig", &self.inner.kubeconfig).finish_non_exhaustive()
+    }
+}
+
+impl KubeApi {
+    /// The server that `kubeconfig` names; nothing is read yet. `user_agent` is what the server's audit log shows.
+    pub fn new(kubeconfig: PathBuf, user_agent: &str) -> Self {
+        let user_agent = user_agent.to_owned();
+        Self { inner: Arc::new(Inner { kubeconfig, user_agent, current: Mutex::new(None) }) }
+    }
+
+    /// The object; `None` where there is none.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses.
+    pub async fn get(
+        &self,
+        resource: Resource,
+        namespace: Option<&str>,
+        name: &str,
+    ) -> Result<Option<Object>, KubeError> {
+        let path = format!("{}/{name}", resource.path(namespace));
+        let what = resource.named(namespace, name);
+        match self.call(Method::GET, &path, &what, None).await {
+            Ok(value) => Ok(Some(Object(value))),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes an object; what the server has made of it.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses; [`KubeError::is_conflict`] where it is there already.
+    pub async fn create(
+        &self,
+        resource: Resource,
+        namespace: Option<&str>,
+        object: &Value,
+    ) -> Result<Object, KubeError> {
+        let name = object["metadata"]["name"].as_str().unwrap_or("without a name");
+        let what = resource.named(namespace, name);
+        let body = Some(("application/json", object));
+        Ok(Object(self.call(Method::POST, &resource.path(namespace), &what, body).await?))
+    }
+
+    /// Puts an object in the place of the one whose version it names.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses; [`KubeError::is_conflict`] where the version is another one.
+    pub async fn replace(
+        &self,
+        resource: Resource,
+        namespace: Option<&str>,
+        object: &Value,
+    ) -> Result<Object, KubeError> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let path = format!("{}/{name}", resource.path(namespace));
+        let body = Some(("application/json", object));
+        Ok(Object(self.call(Method::PUT, &path, &resource.named(namespace, name), body).await?))
+    }
+
+    /// Changes an object, or with `subresource` that part of it.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses.
+    pub async fn patch(
+        &self,
+        resource: Resource,
+        namespace: Option<&str>,
+        name: &str,
+        subresource: Option<&str>,
+        (kind, patch): (Patch, &Value),
+    ) -> Result<Object, KubeError> {
+        let below = subresource.map(|part| format!("/{part}")).unwrap_or_default();
+        let path = format!("{}/{name}{below}", resource.path(namespace));
+        let what = format!("{}{below}", resource.named(namespace, name));
+        let content_type = match kind {
+            Patch::Strategic => "application/strategic-merge-patch+json",
+            Patch::Merge => "application/merge-patch+json",
+        };
+        Ok(Object(self.call(Method::PATCH, &path, &what, Some((content_type, patch))).await?))
+    }
+
+    /// Deletes an object as `options` (a `DeleteOptions`) say; whether it was there.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses; [`KubeError::is_conflict`] where a precondition does not hold.
+    pub async fn delete(
+        &self,
+        resource: Resource,
+        namespace: Option<&str>,
+        name: &str,
+        options: &Value,
+    ) -> Result<bool, KubeError> {
+        let path = format!("{}/{name}", resource.path(namespace));
+        let body = Some(("application/json", options));
+        match self.call(Method::DELETE, &path, &resource.named(namespace, name), body).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Every object of a range, as the server has it in memory.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses.
+    pub async fn list(&self, range: &Range) -> Result<Vec<Object>, KubeError> {
+        Ok(self.page(range, &Page::NotOlderThan("0")).await?.objects)
+    }
+
+    /// An error of this connection about `what` that no call has brought to light.
+    pub fn unreachable(&self, what: &str, message: String) -> KubeError {
+        KubeError::unreachable(&self.server(), what, message)
+    }
+
+    /// A page of a range: the objects, the version of the list, and where the next page goes on.
+    pub(crate) async fn page(&self, range: &Range, page: &Page<'_>) -> Result<Listed, KubeError> {
+        let mut query = range.query();
+        page.add_to(&mut query);
+        let path = format!("{}?{}", range.resource.path(range.namespace.as_deref()), query.finish());
+        let mut list = self.call(Method::GET, &path, range.resource.plural, None).await?;
+        let (server, metadata) = (self.server(), list["metadata"].take());
+        let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
+        let (version, next) = (text("resourceVersion"), text("continue"));
+        let Value::Array(items) = list["items"].take() else {
+            // A list without items is sent as null.
+            let is_list = list["kind"].as_str().is_some_and(|kind| kind.ends_with("List"));
+            let empty = Listed { objects: Vec::new(), version, next };
+            let wrong = || KubeError::unreachable(&server, range.resource.plural, "what it says is no list");
+            return if is_list { Ok(empty) } else { Err(wrong()) };
+        };
+        Ok(Listed { objects: items.into_iter().map(Object).collect(), version, next })
+    }
+
+    /// Watches a range from a version on. It begins when the server has answered.
+    pub(crate) async fn watch(&self, range: &Range, version: &str) -> Result<Events, KubeError> {
+        let mut query = range.query();
+        query.append_pair("watch", "1");
+        query.append_pair("allowWatchBookmarks", "true");
+        query.append_pair("resourceVersion", version);
+        query.append_pair("timeoutSeconds", &fastrand::u32(WATCH_SECONDS).to_string());
+        let path = format!("{}?{}", range.resource.path(range.namespace.as_deref()), query.finish());
+        let Connected { client, server, .. } = self.connected().await?;
+        let what = format!("a watch of {}", range.resource.plural);
+        let request = self.request(Method::GET, &path, &server, &what, None)?;
+        let events = within(&server, &what, client.request_events::<Value>(request)).await?;
+        Ok(Box::pin(events.map_err(move |error| KubeError::of(&server, &what, error))))
+    }
+
+    /// The server's address, as far as it is known.
+    pub fn server(&self) -> String {
+        let current = self.inner.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().map_or_else(
+            || format!("of {}", self.inner.kubeconfig.display()),
+            |connected| connected.server.clone(),
+        )
+    }
+
+    /// Has the next call make a new connection, for where the present one is doubted. Calls on that one go on.
+    pub fn give_up_connection(&self) {
+        *self.inner.current.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        what: &str,
+        body: Option<(&str, &Value)>,
+    ) -> Result<Value, KubeError> {
+        let Connected { client, server, .. } = self.connected().await?;
+        let request = self.request(method, path, &server, what, body)?;
+        let text = within(&server, what, client.request_text(request)).await?;
+        serde_json::from_str(&text).map_err(|error| {
+            KubeError::unreachable(&server, what, format!("what it says is no Kubernetes object: {error}"))
+        })
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        server: &str,
+        what: &str,
+        body: Option<(&str, &Value)>,
+    ) -> Result<Request<Vec<u8>>, KubeError> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(ACCEPT, "application/json")
+            .header(USER_AGENT, &self.inner.user_agent);
+        if let Some((content_type, _)) = body {
+            request = request.header(CONTENT_TYPE, content_type);
+        }
+        let body = body.map(|(_, value)| value.to_string().into_bytes()).unwrap_or_default();
+        request.body(body).map_err(|error| KubeError::unreachable(server, what, error.to_string()))
+    }
+
+    /// The connection, made anew where the file is another one. Where the new file does not do, the one before goes on.
+    async fn connected(&self) -> Result<Connected, KubeError> {
+        let path = &self.inner.kubeconfig;
+        let wrong = |message: String| KubeError::Kubeconfig { path: path.clone(), message };
+        let current = self.inner.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let stamp = match (Stamp::of(path), &current) {
+            (Ok(stamp), Some(current)) if current.stamp == stamp => return Ok(current.clone()),
+            (Ok(stamp), _) => stamp,
+            (Err(error), None) => return Err(wrong(error.to_string())),
+            (Err(_), Some(current)) => return Ok(current.clone()),
+        };
+        let made = match connect(path).await {
+            Ok((client, server)) => Connected { stamp, client, server },
+            Err(message) => match current {
+                Some(former) => {
+                    tracing::warn!(path = %path.display(), error = message, "the new kubeconfig does not do; the former one goes on");
+                    Connected { stamp, ..former }
+                }
+                None => return Err(wrong(message)),
+            },
+        };
+        *self.inner.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
+        Ok(made)
+    }
+}
+
+/// Which part of a list is asked for.
+#[derive(Debug)]
+pub(crate) enum Page<'a> {
+    /// All at once, not older than a version; `0`: as old as the server likes.
+    NotOlderThan(&'a str),
+    /// As it is now, in pages; `None`: the first one.
+    Now(Option<&'a str>),
+}
+
+impl Page<'_> {
+    /// Objects in a page.
+    const LIMIT: &'static str = "500";
+
+    fn add_to(&self, query: &mut Query) {
+        match self {
+            Self::NotOlderThan(version) => {
+                query.append_pair("resourceVersion", version);
+            }
+            Self::Now(next) => {
+                query.append_pair("limit", Self::LIMIT);
+                if let Some(next) = next {
+                    query.append_pair("continue", next);
+                }
+            }
+        }
+    }
+}
+
+/// A page.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(crate) objects: Vec<Object>,
+    pub(crate) version: String,
+    /// Empty: this was the last one.
+    pub(crate) next: String,
+}
+
+/// What a watch tells.
+pub(crate) type Events = BoxStream<'static, Result<WatchEvent<Value>, KubeError>>;
+
+type Query = form_urlencoded::Serializer<'static, String>;
+
+impl Range {
+    fn query(&self) -> Query {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        if let Some(fields) = &self.fields {
+            query.append_pair("fieldSelector", fields);
+        }
+        query
+    }
+}
+
+async fn within<T>(
+    server: &str,
+    what: &str,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, KubeError> {
+    match tokio::time::timeout(CALL_ENDS_WITHIN, call).await {
+        Ok(done) => done.map_err(|error| KubeError::of(server, what, error)),
+        Err(_) => {
+            let message = format!("not within {} s", CALL_ENDS_WITHIN.as_secs());
+            Err(KubeError::unreachable(server, what, message))
+        }
+    }
+}
+
+/// A client of what the file says, and the server's address.
+async fn connect(path: &Path) -> Result<(Client, String), String> {
+    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let file = Kubeconfig::from_yaml(&text).map_err(|error| error.to_string())?;
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default());
+    let config = config.await.map_err(|error| error.to_string())?;
+    if let Some(proxy) = &config.proxy_url {
+        return Err(format!("proxies are not supported yet, and {proxy} is one"));
+    }
+    let tls = config.rustls_client_config().map_err(|error| error.to_string())?;
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT));
+    tcp.set_keepalive(Some(ALIVE_EVERY));
+    let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+    if let Some(name) = config.tls_server_name.clone() {
+        let name = name.try_into().map_err(|_| "tls-server-name is no name of a server".to_owned())?;
+        builder = builder.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .pool_timer(TokioTimer::new())
+        .http2_keep_alive_interval(ALIVE_EVERY)
+        .http2_keep_alive_timeout(ALIVE_WITHIN)
+        .build::<_, Body>(builder.enable_all_versions().wrap_connector(tcp));
+    let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
+    let auth = config.auth_layer().map_err(|error| error.to_string())?;
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(auth)
+        .map_err(tower::BoxError::from)
+        .service(http);
+    Ok((Client::new(service, config.default_namespace), server))
+}
+
+#[cfg(test)]
+#[path = "connect_tests.rs"]
+mod tests;

@@ -1,0 +1,141 @@
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rustls::crypto::ring;
+use rustls::pki_types::{PrivateKeyDer, pem::PemObject as _};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use serde_json::json;
+
+use super::*;
+use crate::fake::{Answer, FakeApi};
+
+fn encoded(pem: &str) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.encode(pem)
+}
+
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    fn signed(&self, usage: ExtendedKeyUsagePurpose) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        params.extended_key_usages = vec![usage];
+        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+    }
+
+    fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// A server that knows its clients by certificates of this authority.
+    fn server(&self) -> ServerConfig {
+        let (certificate, key) = self.signed(ExtendedKeyUsagePurpose::ServerAuth);
+        let mut roots = RootCertStore::empty();
+        let ca = rustls::pki_types::CertificateDer::from_pem_slice(self.pem().as_bytes()).unwrap();
+        roots.add(ca).unwrap();
+        let provider = Arc::new(ring::default_provider());
+        let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+        let chain = rustls::pki_types::CertificateDer::pem_slice_iter(certificate.as_bytes());
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_client_cert_verifier(clients.build().unwrap())
+            .with_single_cert(
+                chain.collect::<Result<_, _>>().unwrap(),
+                PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap(),
+            )
+            .unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        config
+    }
+}
+
+#[tokio::test]
+async fn it_speaks_http_2_with_the_certificate_of_the_kubeconfig_and_anew_when_that_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    let node = json!({"metadata": {"name": "n"}});
+    let server = FakeApi::with_tls(authority.server(), move |_| Answer::json(&node)).await;
+    let cluster = json!({"certificate-authority-data": encoded(&authority.pem())});
+    let api = KubeApi::new(folder.path().join("kubeconfig"), "kubelet/test");
+
+    let missing = api.get(Resource::NODE, None, "n").await.unwrap_err().to_string();
+    assert!(missing.starts_with("invalid kubeconfig: ") && missing.contains("No such file"), "{missing}");
+
+    let (stranger, key) = Authority::new().signed(ExtendedKeyUsagePurpose::ClientAuth);
+    let user = json!({"client-certificate-data": encoded(&stranger), "client-key-data": encoded(&key)});
+    server.kubeconfig(folder.path(), &cluster, &user);
+    let refused = api.get(Resource::NODE, None, "n").await.unwrap_err().to_string();
+    assert!(refused.contains("does not answer nodes n"), "{refused}");
+
+    let (certificate, key) = authority.signed(ExtendedKeyUsagePurpose::ClientAuth);
+    let user = json!({"client-certificate-data": encoded(&certificate), "client-key-data": encoded(&key)});
+    server.kubeconfig(folder.path(), &cluster, &user);
+    let found = api.get(Resource::NODE, None, "n").await.unwrap().unwrap();
+    assert_eq!(found.name(), "n");
+    assert_eq!(server.asked().last().unwrap().version, http::Version::HTTP_2);
+
+    // A file that does not do changes nothing.
+    std::fs::write(folder.path().join("kubeconfig"), "clusters: [").unwrap();
+    api.get(Resource::NODE, None, "n").await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn an_authority_of_somebody_else_is_no_server_of_ours() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeApi::with_tls(Authority::new().server(), |_| Answer::Nothing).await;
+    let cluster = json!({"certificate-authority-data": encoded(&Authority::new().pem())});
+    let api = KubeApi::new(server.kubeconfig(folder.path(), &cluster, &json!({})), "kubelet/test");
+    let error = api.get(Resource::NODE, None, "n").await.unwrap_err().to_string();
+    assert!(error.contains("certificate"), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_written_goes_where_it_belongs() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeApi::start(|asked| match asked.method.as_str() {
+        "DELETE" => Answer::refusal(404, "NotFound", "gone"),
+        "PUT" => Answer::refusal(409, "Conflict", "newer"),
+        _ => Answer::json(&json!({"metadata": {"name": "x"}})),
+    })
+    .await;
+    let api =
+        KubeApi::new(server.kubeconfig(folder.path(), &json!({}), &json!({"token": "t"})), "kubelet/test");
+    let object = json!({"metadata": {"name": "x"}});
+    api.create(Resource::POD, Some("d"), &object).await.unwrap();
+    assert!(api.replace(Resource::LEASE, Some("l"), &object).await.unwrap_err().is_conflict());
+    api.patch(Resource::NODE, None, "x", Some("status"), (Patch::Strategic, &object)).await.unwrap();
+    api.patch(Resource::NODE, None, "x", None, (Patch::Merge, &object)).await.unwrap();
+    assert!(!api.delete(Resource::POD, Some("d"), "x", &json!({})).await.unwrap());
+    let asked: Vec<String> = server
+        .asked()
+        .into_iter()
+        .map(|asked| format!("{} {} {} {}", asked.method, asked.path, asked.content_type, asked.body))
+        .collect();
+    let body = object.to_string();
+    assert_eq!(
+        asked,
+        [
+            format!("POST /api/v1/namespaces/d/pods application/json {body}"),
+            format!("PUT /apis/coordination.k8s.io/v1/namespaces/l/leases/x application/json {body}"),
+            format!("PATCH /api/v1/nodes/x/status application/strategic-merge-patch+json {body}"),
+            format!("PATCH /api/v1/nodes/x application/merge-patch+json {body}"),
+            "DELETE /api/v1/namespaces/d/pods/x application/json {}".to_owned(),
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_hangs_is_given_up() {
+    let call = std::future::pending::<Result<(), kube::Error>>();
+    let error = within("https://a", "pods", call).await.unwrap_err().to_string();
+    assert_eq!(error, "the API server https://a does not answer pods: not within 30 s");
+}

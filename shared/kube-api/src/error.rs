@@ -1,0 +1,149 @@
+//! What can go wrong between a node and its API server.
+
+use std::path::PathBuf;
+
+use kube::Error;
+use kube::core::Status;
+
+/// Why a call has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeError {
+    /// The kubeconfig does not do.
+    #[error("invalid kubeconfig: {}: {message}", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The server does not answer, or not what it should.
+    #[error("the API server {server} does not answer {what}: {message}")]
+    Unreachable {
+        /// Its address.
+        server: String,
+        /// What was asked.
+        what: String,
+        /// The cause, for people.
+        message: String,
+    },
+    /// The server refuses.
+    #[error("the API server {server} refuses {what}: {} ({code} {reason})", told(.message))]
+    Refused {
+        /// Its address.
+        server: String,
+        /// What was asked.
+        what: String,
+        /// HTTP status.
+        code: u16,
+        /// `Forbidden`, `Conflict`…
+        reason: String,
+        /// In its words.
+        message: String,
+        /// Seconds that it wants to be left alone (`Retry-After`); 0: it has not said.
+        retry_after: u32,
+    },
+}
+
+fn told(message: &str) -> &str {
+    if message.is_empty() { "without a word" } else { message }
+}
+
+impl KubeError {
+    /// The HTTP status of a refusal.
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Refused { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Seconds that the server wants to be left alone; 0: it has not said.
+    pub fn retry_after(&self) -> u32 {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => 0,
+        }
+    }
+
+    /// The object is not there (404).
+    pub fn is_not_found(&self) -> bool {
+        self.code() == Some(404)
+    }
+
+    /// Somebody else was faster, or the object is there already (409).
+    pub fn is_conflict(&self) -> bool {
+        self.code() == Some(409)
+    }
+
+    /// The version that was asked from is forgotten, or not reached yet: all has to be read again (410, or 504 with that cause).
+    pub(crate) fn wants_a_list(&self) -> bool {
+        match self {
+            Self::Refused { code, message, .. } => {
+                *code == 410 || (*code == 504 && message.contains("Too large resource version"))
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn refused(server: &str, what: &str, status: Status) -> Self {
+        let retry_after = status.details.map_or(0, |details| details.retry_after_seconds);
+        let Status { code, reason, message, .. } = status;
+        Self::Refused { server: server.to_owned(), what: what.to_owned(), code, reason, message, retry_after }
+    }
+
+    pub(crate) fn unreachable(server: &str, what: &str, message: impl Into<String>) -> Self {
+        Self::Unreachable { server: server.to_owned(), what: what.to_owned(), message: message.into() }
+    }
+
+    pub(crate) fn of(server: &str, what: &str, error: Error) -> Self {
+        match error {
+            Error::Api(status) => Self::refused(server, what, *status),
+            Error::SerdeError(error) => {
+                Self::unreachable(server, what, format!("what it says is no Kubernetes object: {error}"))
+            }
+            other => Self::unreachable(server, what, causes(&other)),
+        }
+    }
+}
+
+/// An error with its causes, each said once.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let words = cause.to_string();
+        if !text.contains(&words) {
+            text = format!("{text}: {words}");
+        }
+        next = cause.source();
+    }
+    // The library's name of a layer of its own says nothing to anybody.
+    text.trim_start_matches("ServiceError: ").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_server_says_is_told_with_what_was_asked() {
+        let status =
+            Status { code: 403, reason: "Forbidden".into(), message: "no".into(), ..Status::default() };
+        let error = KubeError::refused("https://a:6443", "pods", status);
+        assert_eq!(error.to_string(), "the API server https://a:6443 refuses pods: no (403 Forbidden)");
+        assert!(!error.is_not_found() && !error.wants_a_list());
+    }
+
+    #[test]
+    fn a_forgotten_version_and_one_that_is_not_reached_want_a_list() {
+        for (code, message, expected) in [
+            (410, "too old resource version", true),
+            (504, "Timeout: Too large resource version: 9, current: 3", true),
+            (504, "gateway timeout", false),
+            (500, "", false),
+        ] {
+            let status = Status { code, message: message.into(), ..Status::default() };
+            assert_eq!(KubeError::refused("s", "w", status).wants_a_list(), expected, "{code} {message}");
+        }
+    }
+}

@@ -1,0 +1,189 @@
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::fake::{Answer, Asked, FakeApi};
+use crate::resource::Resource;
+
+fn pod(name: &str, version: u32) -> Value {
+    json!({"metadata": {"name": name, "namespace": "d", "resourceVersion": version.to_string()}})
+}
+
+fn list(version: u32, pods: &[Value], next: &str) -> Answer {
+    Answer::json(
+        &json!({"kind": "PodList", "metadata": {"resourceVersion": version.to_string(), "continue": next},
+        "items": pods}),
+    )
+}
+
+fn event(kind: &str, object: Value) -> Value {
+    json!({"type": kind, "object": object})
+}
+
+async fn follower(answer: impl FnMut(&Asked) -> Answer + Send + 'static) -> (FakeApi, Follower, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeApi::start(answer).await;
+    let path = server.kubeconfig(folder.path(), &json!({}), &json!({}));
+    let range = Range::of_fields(Resource::POD, "spec.nodeName=n 1".to_owned());
+    let follower = Follower::new(KubeApi::new(path, "kubelet/test"), range);
+    (server, follower, folder)
+}
+
+async fn next(follower: &mut Follower) -> News {
+    tokio::time::timeout(Duration::from_secs(20), follower.next()).await.expect("there is news within 20 s")
+}
+
+/// The next news that is more than a sign of life, in short.
+async fn told(follower: &mut Follower) -> String {
+    loop {
+        return match next(follower).await {
+            News::InTouch => continue,
+            News::Listed(objects) => {
+                let names: Vec<&str> = objects.iter().map(Object::name).collect();
+                format!("listed {}", names.join(" "))
+            }
+            News::Changed(Change::Put(object)) => format!("put {} {}", object.name(), object.version()),
+            News::Changed(Change::Deleted(object)) => format!("deleted {}", object.name()),
+            News::Lost(error) => format!("lost {error}"),
+        };
+    }
+}
+
+#[tokio::test]
+async fn a_list_and_every_change_after_it() {
+    let (server, mut follower, _folder) = follower(|asked| match asked.path.contains("watch=1") {
+        false => list(7, &[pod("a", 3), pod("b", 5)], ""),
+        true => Answer::Open(vec![
+            event("ADDED", pod("c", 8)),
+            event(
+                "BOOKMARK",
+                json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}}),
+            ),
+            event("MODIFIED", pod("a", 11)),
+            event("DELETED", pod("b", 12)),
+        ]),
+    })
+    .await;
+    for expected in ["listed a b", "put c 8", "put a 11", "deleted b"] {
+        assert_eq!(told(&mut follower).await, expected);
+    }
+    let asked = server.asked();
+    assert_eq!(asked[0].path, "/api/v1/pods?fieldSelector=spec.nodeName%3Dn+1&resourceVersion=0");
+    assert!(asked[1].path.contains("&resourceVersion=7&timeoutSeconds="), "{}", asked[1].path);
+    assert!(asked[1].path.contains("allowWatchBookmarks=true"));
+    assert_eq!(asked.len(), 2);
+}
+
+#[tokio::test]
+async fn a_watch_that_ends_goes_on_from_where_it_was() {
+    let mut watches = 0;
+    let (server, mut follower, _folder) = follower(move |asked| {
+        if !asked.path.contains("watch=1") {
+            return list(7, &[], "");
+        }
+        watches += 1;
+        match watches {
+            1 => Answer::Lines(vec![event("ADDED", pod("a", 8)), event("BOOKMARK", pod("", 20))]),
+            2 => Answer::Whole(500, "an inner error".to_owned()),
+            _ => Answer::Open(vec![event("ADDED", pod("b", 21))]),
+        }
+    })
+    .await;
+    assert_eq!(told(&mut follower).await, "listed ");
+    assert_eq!(told(&mut follower).await, "put a 8");
+    let lost = told(&mut follower).await;
+    assert!(lost.starts_with("lost the API server http://127.0.0.1:"), "{lost}");
+    assert_eq!(told(&mut follower).await, "put b 21");
+    let versions: Vec<bool> =
+        server.asked()[2..].iter().map(|asked| asked.path.contains("&resourceVersion=20&")).collect();
+    assert_eq!(versions, [true, true]);
+}
+
+#[tokio::test]
+async fn what_the_server_has_forgotten_is_listed_as_it_is_now_in_pages() {
+    for in_the_stream in [true, false] {
+        let mut watches = 0;
+        let (server, mut follower, _folder) = follower(move |asked| {
+            if asked.path.contains("watch=1") {
+                watches += 1;
+                let gone = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"});
+                return match (watches, in_the_stream) {
+                    (1, true) => Answer::Lines(vec![event("ERROR", gone)]),
+                    (1, false) => Answer::refusal(410, "Gone", "too old"),
+                    _ => Answer::Open(Vec::new()),
+                };
+            }
+            match (asked.path.contains("limit=500"), asked.path.contains("continue=more")) {
+                (false, _) => list(7, &[pod("a", 3)], ""),
+                (true, false) => list(90, &[pod("b", 80)], "more"),
+                (true, true) => list(90, &[pod("c", 81)], ""),
+            }
+        })
+        .await;
+        assert_eq!(told(&mut follower).await, "listed a");
+        assert_eq!(told(&mut follower).await, "listed b c", "in the stream: {in_the_stream}");
+        assert!(matches!(next(&mut follower).await, News::InTouch));
+        let last = server.asked().pop().unwrap();
+        assert!(last.path.contains("&resourceVersion=90&"), "{}", last.path);
+    }
+}
+
+#[tokio::test]
+async fn garbage_and_refusals_are_told_and_tried_again() {
+    let mut lists = 0;
+    let (_server, mut follower, _folder) = follower(move |asked| {
+        if asked.path.contains("watch=1") {
+            return Answer::Open(Vec::new());
+        }
+        lists += 1;
+        match lists {
+            1 => Answer::Whole(200, "<html>a proxy</html>".to_owned()),
+            2 => Answer::json(&json!({"kind": "Pod"})),
+            3 => Answer::refusal(403, "Forbidden", "pods is forbidden"),
+            _ => list(7, &[pod("a", 3)], ""),
+        }
+    })
+    .await;
+    for expected in
+        ["is no Kubernetes object", "is no list", "refuses pods: pods is forbidden (403 Forbidden)"]
+    {
+        let told = told(&mut follower).await;
+        assert!(told.starts_with("lost ") && told.contains(expected), "{told}");
+    }
+    assert_eq!(told(&mut follower).await, "listed a");
+}
+
+/// A watch that breaks in the middle of a line loses nothing: the object comes with the next one.
+#[tokio::test]
+async fn a_line_that_is_cut_is_read_again() {
+    let mut watches = 0;
+    let (_server, mut follower, _folder) = follower(move |asked| {
+        if !asked.path.contains("watch=1") {
+            return list(7, &[], "");
+        }
+        watches += 1;
+        let line = event("ADDED", pod("a", 8)).to_string();
+        match watches {
+            1 => Answer::Whole(200, line[..line.len() / 2].to_owned()),
+            _ => Answer::Open(vec![event("ADDED", pod("a", 8))]),
+        }
+    })
+    .await;
+    assert_eq!(told(&mut follower).await, "listed ");
+    assert_eq!(told(&mut follower).await, "put a 8");
+}
+
+#[tokio::test]
+async fn an_object_of_five_megabytes_is_one() {
+    let mut large = pod("a", 8);
+    large["metadata"]["annotations"] = json!({"x": "y".repeat(5 << 20)});
+    let (_server, mut follower, _folder) = follower(move |asked| match asked.path.contains("watch=1") {
+        false => list(7, &[], ""),
+        true => Answer::Open(vec![event("ADDED", large.clone())]),
+    })
+    .await;
+    assert_eq!(told(&mut follower).await, "listed ");
+    assert_eq!(told(&mut follower).await, "put a 8");
+}

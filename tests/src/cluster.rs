@@ -1,0 +1,118 @@
+//! An agent in a cluster of its own: a real API server, and what kubectl sees of the node and its pods.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::time::Duration;
+
+use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, KubeApiServer, KubeOptions, Scratch, eventually};
+use serde_json::{Value, json};
+
+/// How long anything that has to happen may take on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(60);
+/// Where the tests' pods are.
+pub const NAMESPACE: &str = "apps";
+
+/// An API server and an agent that is its node.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The agent.
+    pub agent: Agent,
+    /// The API server.
+    pub server: KubeApiServer,
+    /// The node's name.
+    pub node: String,
+}
+
+impl Cluster {
+    /// Starts both and waits until the node is Ready.
+    ///
+    /// # Panics
+    /// It does not become so.
+    pub async fn start(scratch: &Scratch, configure: fn(&mut AgentSpec)) -> Self {
+        let node = format!("test-{:08x}", std::process::id());
+        let server = KubeApiServer::start(&scratch.path().join("k"), KubeOptions::default()).unwrap();
+        server.namespace(NAMESPACE).unwrap();
+        let agent = Agent::builder(scratch.path())
+            .node_name(&node)
+            .kubeconfig(server.node_kubeconfig(&node).unwrap())
+            .configure(configure)
+            .start()
+            .await
+            .unwrap();
+        let cluster = Self { agent, server, node };
+        cluster.until("the node is Ready", || cluster.node_is_ready()).await;
+        cluster
+    }
+
+    /// Waits until something is so.
+    ///
+    /// # Panics
+    /// It is not within [`LIMIT`]; with the agent's log.
+    pub async fn until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let looked = eventually(LIMIT, what, async || is_so());
+        looked.await.unwrap_or_else(|error| panic!("{error:#}\n{}", self.agent.log_tail()));
+    }
+
+    /// An object as the server has it; none where there is none.
+    pub fn get(&self, kind: &str, name: &str) -> Option<Value> {
+        self.server.kubectl_json(&["-n", NAMESPACE, "get", kind, name]).ok()
+    }
+
+    /// A pod.
+    pub fn pod(&self, name: &str) -> Option<Value> {
+        self.get("pod", name)
+    }
+
+    /// Whether the server has the node as Ready.
+    pub fn node_is_ready(&self) -> bool {
+        self.get("node", &self.node).is_some_and(|node| condition(&node, "Ready") == "True")
+    }
+
+    /// Whether the server has a pod as Ready.
+    pub fn is_ready(&self, name: &str) -> bool {
+        self.pod(name).is_some_and(|pod| condition(&pod, "Ready") == "True")
+    }
+
+    /// Runs kubectl, which must go well.
+    ///
+    /// # Panics
+    /// It fails.
+    pub fn kubectl(&self, args: &[&str]) -> String {
+        let all: Vec<&str> = ["-n", NAMESPACE].iter().chain(args).copied().collect();
+        let output = self.server.kubectl(&all).unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Makes a pod that is bound to the node.
+    ///
+    /// # Panics
+    /// The server refuses.
+    pub fn run(&self, pod: &Value) {
+        let mut pod = pod.clone();
+        pod["spec"]["nodeName"] = self.node.clone().into();
+        self.server.apply(&pod).unwrap();
+    }
+}
+
+/// The status of a condition; empty where it is not told.
+pub fn condition(object: &Value, kind: &str) -> String {
+    let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
+    let found = conditions.filter(|condition| condition["type"] == kind).find_map(|c| c["status"].as_str());
+    found.unwrap_or_default().to_owned()
+}
+
+/// A pod that sleeps and ends at once when told.
+pub fn sleeper(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"app": name}},
+        "spec": {
+            "automountServiceAccountToken": false,
+            "terminationGracePeriodSeconds": 5,
+            "containers": [{
+                "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
+                "command": ["/bin/sh", "-c", format!("echo hello from {name}; trap exit TERM; sleep 1000000 & wait")],
+            }],
+        },
+    })
+}
