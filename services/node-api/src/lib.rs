@@ -39,6 +39,7 @@ mod resource_metrics;
 mod running_pods;
 pub mod serving;
 mod slis;
+mod spoken;
 mod statistics;
 mod statusz;
 mod streams;

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::CipherSuite;
+
 /// The HTTP ports of node-api.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -42,12 +44,22 @@ pub struct ApiTls {
     /// No TLS older than 1.3 (`tlsMinVersion: VersionTLS13`).
     #[serde(default)]
     pub only_tls13: bool,
+    /// The suites that may be spoken (`tlsCipherSuites`), beside those of TLS 1.3, which always may; empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cipher_suites: Vec<CipherSuite>,
 }
 
 impl ApiTls {
     /// TLS with these authorities of clients, and a certificate that we sign ourselves.
     pub fn with_client_ca(client_ca_file: PathBuf) -> Self {
-        Self { client_ca_file, cert_file: None, key_file: None, anonymous: false, only_tls13: false }
+        Self {
+            client_ca_file,
+            cert_file: None,
+            key_file: None,
+            anonymous: false,
+            only_tls13: false,
+            cipher_suites: Vec::new(),
+        }
     }
 
     /// The same with the copies that init has put into `folder`; where there is none, with the file itself.

@@ -14,6 +14,7 @@ mod node_status;
 mod offline;
 mod paths;
 mod pods;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,6 +38,7 @@ pub use node_status::NodeStatus;
 pub use offline::{Offline, StartAfterReboot};
 pub use paths::Paths;
 pub use pods::Pods;
+pub use tls::CipherSuite;
 
 /// The version of the file format; a service refuses a newer one than it knows.
 pub const SCHEMA_VERSION: u32 = 1;
