@@ -24,6 +24,30 @@ pub struct Api {
     /// TLS on the kubelet API, which then lets in whom a certificate names; absent: HTTP, and nobody into a container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<ApiTls>,
+    /// What of the paths for debugging is answered.
+    #[serde(default)]
+    pub handlers: ApiHandlers,
+}
+
+/// What of the paths for debugging the kubelet API answers (node-and-api.md §8.1, §8.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ApiHandlers {
+    /// Logs of containers, the ways into them, and what runs; without it nothing of the others either
+    /// (`enableDebuggingHandlers`).
+    pub debugging: bool,
+    /// `/logs/` (`enableSystemLogHandler`).
+    pub system_log: bool,
+    /// `/debug/pprof/` (`enableProfilingHandler`).
+    pub profiling: bool,
+    /// `/debug/flags/v` (`enableDebugFlagsHandler`).
+    pub debug_flags: bool,
+}
+
+impl Default for ApiHandlers {
+    fn default() -> Self {
+        Self { debugging: true, system_log: true, profiling: true, debug_flags: true }
+    }
 }
 
 /// TLS on the kubelet API (node-and-api.md §6, §7).
@@ -139,6 +163,7 @@ impl Default for Api {
             healthz_address: "127.0.0.1".into(),
             healthz_port: 10248,
             tls: None,
+            handlers: ApiHandlers::default(),
         }
     }
 }

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use api::{Api, ApiFile, ApiTls};
+pub use api::{Api, ApiFile, ApiHandlers, ApiTls};
 pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile};
 pub use kubelet_document::{KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND};
 pub use lock_name::endpoint_lock_name;
