@@ -16,14 +16,15 @@
 //! | | `/configz` | the KubeletConfiguration in force, from the file that init has written |
 //! | | `/statusz`, `/flagz` | [`statusz`], [`flagz`]: version and age of this process, the flags that init has left |
 //! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`streams`]: bytes between who asks and the runtime |
-//! | read-only | `/healthz…`, `/metrics…`, `/pods`, `/stats/summary` | the same; debugging paths are [`streams::disabled`] |
+//! | read-only | `/healthz…`, `/metrics…`, `/pods`, `/stats/summary` | the same; those for debugging are [`disabled`] |
 //! | health | `/healthz`, `/healthz/ping` | whether this process answers |
 //!
-//! Requests of the kubelet API are counted ([`requests`]). On its socket it has the RPCs of every service and none of its own.
+//! Settings turn paths for debugging off ([`disabled`]). Requests of the kubelet API are counted ([`requests`]). On its socket it has the RPCs of every service and none of its own.
 
 pub mod access;
 mod cadvisor;
 mod configz;
+mod disabled;
 mod failure;
 mod flagz;
 mod gzip;
@@ -39,6 +40,7 @@ mod resource_metrics;
 mod running_pods;
 pub mod serving;
 mod slis;
+mod spoken;
 mod statistics;
 mod statusz;
 mod streams;
@@ -205,23 +207,35 @@ fn open_paths() -> Router<App> {
         .route("/stats/summary", get(summary::get).post(summary::get))
 }
 
-/// Everything that the kubelet API answers, to those whom `access` lets in. `slis` are filled here and by
-/// [`health_router`].
-pub fn api_router(ctx: &Context, slis: &Slis, requests: &Requests, access: Access) -> Router {
-    let own = Router::new()
+/// What is for debugging: what pods say, the ways into them, and what runs.
+fn debugging_paths() -> Router<App> {
+    Router::new()
         .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::read))
         .route("/runningpods", get(running_pods::list))
         .route("/runningpods/", get(running_pods::list))
+        .merge(streams::router())
+}
+
+/// Everything that the kubelet API answers, to those whom `access` lets in. `slis` are filled here and by
+/// [`health_router`].
+pub fn api_router(ctx: &Context, slis: &Slis, requests: &Requests, access: Access) -> Router {
+    let handlers = ctx.config.api.handlers;
+    let debugging = if handlers.debugging {
+        debugging_paths().merge(disabled::of(handlers))
+    } else {
+        disabled::debugging()
+    };
+    let own = Router::new()
         .route("/configz", get(configz::get))
         .route("/statusz", get(statusz::get))
         .route("/flagz", get(flagz::get))
-        .merge(streams::router());
+        .merge(debugging);
     counted(own, ctx, slis, requests.of_server("readwrite"), access)
 }
 
 /// What the read-only port answers, to whoever reaches it: nothing of what pods say.
 pub fn read_only_router(ctx: &Context, slis: &Slis, requests: &Requests) -> Router {
-    counted(streams::disabled(), ctx, slis, requests.of_server("readonly"), Access::Unasked)
+    counted(disabled::debugging(), ctx, slis, requests.of_server("readonly"), Access::Unasked)
 }
 
 fn counted(own: Router<App>, ctx: &Context, slis: &Slis, requests: OfServer, access: Access) -> Router {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use keelson_config::{ApiTls, ServiceName};
 use keelson_service_kit::{Context, LoopHandle, default_route_address, now_unix_nanos, status};
 use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::{CryptoProvider, ring};
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
@@ -21,6 +21,7 @@ use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConf
 use tokio::sync::watch;
 
 use crate::own_pair::{PairError, own};
+use crate::spoken;
 
 /// How often it is looked whether a file has changed.
 const LOOK: Duration = LoopHandle::HEARTBEAT;
@@ -213,14 +214,13 @@ fn assemble(tls: &ApiTls, content: &Content) -> Result<Now, ServingError> {
     for certificate in certificates(FIELD, file, &content.client_ca)? {
         roots.add(certificate).map_err(|error| unusable(FIELD, file, error.to_string()))?;
     }
-    let provider = Arc::new(ring::default_provider());
+    let provider = Arc::new(spoken::provider(&tls.cipher_suites));
     let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
         .build()
         .map_err(|error| unusable(FIELD, file, error.to_string()))?;
     let asks = Asks { clients: Arc::clone(&clients), provider: Arc::clone(&provider) };
-    let versions: &[_] = if tls.only_tls13 { &[&rustls::version::TLS13] } else { rustls::DEFAULT_VERSIONS };
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(versions)
+    let mut config = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(spoken::versions(&provider, tls.only_tls13))
         .map_err(ServingError::Pair)?
         .with_client_cert_verifier(Arc::new(asks))
         .with_single_cert(content.certificates.clone(), content.key.clone_key())

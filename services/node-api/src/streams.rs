@@ -55,19 +55,6 @@ pub(crate) fn router() -> Router<App> {
         .route("/run/{namespace}/{pod}/{uid}/{container}", any(run::run))
 }
 
-/// Prefixes of the read-only port that lead to nothing, with the answer that says so (node-and-api.md §8.1).
-pub(crate) fn disabled() -> Router<App> {
-    let prefixes =
-        ["run", "exec", "attach", "portForward", "containerLogs", "runningpods", "debug/pprof", "logs"];
-    prefixes.into_iter().fold(Router::new(), |router, prefix| {
-        let is_disabled =
-            || any(async || (StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.\n"));
-        router
-            .route(&format!("/{prefix}/"), is_disabled())
-            .route(&format!("/{prefix}/{{*rest}}"), is_disabled())
-    })
-}
-
 /// The segments of a path.
 #[derive(Debug, Clone, serde::Deserialize)]
 pub(crate) struct Target {

@@ -67,7 +67,8 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
 /// The state file was written by a newer release.
 pub async fn build_with(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) -> anyhow::Result<Routes> {
     let file = saved::state_file(&ctx.config);
-    let saved = Arc::new(watch::Sender::new(file.load().await?));
+    let stored = file.load().await?;
+    let saved = Arc::new(watch::Sender::new(stored.clone()));
     let (world, world_seen) = watch::channel(inputs::World::default());
     let clock = neighbours::Clock::start();
     let (health, health_seen) = watch::channel(neighbours::watchdog());
@@ -81,6 +82,7 @@ pub async fn build_with(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) -> an
     let (tried, lease_tried) = oneshot::channel();
     let renewed = metrics::register(&ctx.metrics, &writer);
     ctx.spawn("lease", report::renew(ctx.clone(), Arc::clone(&writer), renewed, tried));
-    ctx.spawn("report", report::run(ctx.clone(), Arc::clone(&writer), saved, file, lease_tried));
+    let drain = report::Drain::new(&ctx, Arc::clone(&writer), saved);
+    ctx.spawn("report", report::run(ctx.clone(), drain, file, stored, lease_tried));
     Ok(Routes::new(NodeStatusServer::new(server::Server { node, writer })))
 }

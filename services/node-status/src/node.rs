@@ -37,6 +37,8 @@ pub(crate) struct NodeLoop {
     saved: Arc<watch::Sender<Saved>>,
     handle: LoopHandle,
     conditions: Vec<NodeCondition>,
+    /// When the Node of this name was built first, unix seconds.
+    created: i64,
     written: Option<(Arc<Node>, i64)>,
 }
 
@@ -51,6 +53,10 @@ impl NodeLoop {
         name.get_or_create(&[("node", ctx.config.node_name.clone())]).set(1);
         ctx.metrics.register("kubelet_node_name", "The node's name; the value is always 1", name);
         let conditions = saved.borrow().conditions.clone();
+        let mut created = 0;
+        saved.send_modify(|saved| {
+            created = saved.created(&ctx.config.node_name, now_unix_nanos() / 1_000_000_000);
+        });
         let own = Self {
             handle: ctx.progress.register("node"),
             ctx: ctx.clone(),
@@ -58,6 +64,7 @@ impl NodeLoop {
             writer,
             saved,
             conditions,
+            created,
             written: None,
         };
         own.tell_start();
@@ -136,6 +143,7 @@ impl NodeLoop {
                 images: world.images.as_deref().unwrap_or_default(),
                 runtime: if down.is_some() { Some(&lost) } else { world.runtime.as_ref() },
                 service_errors: &service_errors,
+                created_unix_seconds: self.created,
                 now_unix_seconds: now_unix_nanos() / 1_000_000_000,
             },
             &self.conditions,

@@ -28,7 +28,7 @@ enum Ring {
     Own(Context),
 }
 
-struct Drain {
+pub(crate) struct Drain {
     ctx: Context,
     writer: Arc<dyn ControlPlaneWriter>,
     saved: Arc<watch::Sender<Saved>>,
@@ -80,12 +80,12 @@ fn renewal(control_plane: &ControlPlane) -> Duration {
 }
 
 /// Turns every ten seconds until the shutdown. Events may be written under the lease alone, so the first turn comes after
-/// `lease_tried`.
+/// `lease_tried`. `stored` is what is in the file.
 pub(crate) async fn run(
     ctx: Context,
-    writer: Arc<dyn ControlPlaneWriter>,
-    saved: Arc<watch::Sender<Saved>>,
+    drain: Drain,
     file: StateFile<Saved>,
+    mut stored: Saved,
     lease_tried: oneshot::Receiver<()>,
 ) {
     let handle = ctx.progress.register("report");
@@ -94,8 +94,6 @@ pub(crate) async fn run(
         () = ctx.shutdown.cancelled() => return,
         _ = lease_tried => {}
     }
-    let drain = Drain::new(&ctx, writer, saved);
-    let mut stored = drain.saved.borrow().clone();
     loop {
         handle.tick();
         drain.turn().await;
@@ -116,7 +114,11 @@ pub(crate) async fn run(
 }
 
 impl Drain {
-    fn new(ctx: &Context, writer: Arc<dyn ControlPlaneWriter>, saved: Arc<watch::Sender<Saved>>) -> Self {
+    pub(crate) fn new(
+        ctx: &Context,
+        writer: Arc<dyn ControlPlaneWriter>,
+        saved: Arc<watch::Sender<Saved>>,
+    ) -> Self {
         let (drained, lost) = (Counter::default(), Counter::default());
         let name = "keelson_node_status_events_drained";
         ctx.metrics.register(name, "Events read from the services", drained.clone());

@@ -20,11 +20,26 @@ pub(crate) struct Saved {
     pub(crate) conditions: Vec<NodeCondition>,
     /// Per service: the last event that was taken.
     pub(crate) cursors: BTreeMap<String, Cursor>,
+    /// The name of the Node that was built last.
+    pub(crate) node_name: String,
+    /// When the first of this name was, unix seconds; 0: none was.
+    pub(crate) node_created: i64,
+}
+
+impl Saved {
+    /// When the Node of this name was built first, unix seconds, which is `now` for one that is not known.
+    pub(crate) fn created(&mut self, name: &str, now: i64) -> i64 {
+        if self.node_name != name || self.node_created == 0 {
+            name.clone_into(&mut self.node_name);
+            self.node_created = now;
+        }
+        self.node_created
+    }
 }
 
 impl Kept for Saved {
     const VERSION: u64 = 1;
-    const WITHOUT: &'static str = "some events are then reported twice";
+    const WITHOUT: &'static str = "some events are then reported twice, and the node counts as new";
     const UNWRITTEN: &'static str = "the folder must be writable by the user of node-status";
 }
 
@@ -36,6 +51,16 @@ pub(crate) fn state_file(config: &Config) -> StateFile<Saved> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_is_as_old_as_the_first_of_its_name() {
+        let mut saved = Saved::default();
+        for (name, now, created) in
+            [("a", 5, 5), ("a", 9, 5), ("a", 3, 5), ("b", 9, 9), ("b", 10, 9), ("a", 11, 11)]
+        {
+            assert_eq!(saved.created(name, now), created, "{name} at {now}");
+        }
+    }
 
     #[tokio::test]
     async fn what_is_stored_is_loaded_again() {

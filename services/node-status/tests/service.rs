@@ -79,6 +79,29 @@ async fn the_node_is_ready_once_everybody_has_spoken_and_follows_the_runtime() {
 }
 
 #[tokio::test]
+async fn the_node_is_as_old_as_the_first_of_its_name_over_restarts() {
+    for (name, is_kept) in [("n1", true), ("another", false)] {
+        let neighbours = Neighbours::start().await;
+        let ctx = neighbours.context(ServiceName::NodeStatus);
+        let file = ctx.config.paths.state(ServiceName::NodeStatus).join("report.json");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let kept = format!(r#"{{"nodeName":"{name}","nodeCreated":1700000000}}"#);
+        std::fs::write(&file, kept).unwrap();
+        neighbours.machine();
+        neighbours.runtime(true, "");
+        let service = start_with(ctx).await;
+        service.ready_is("True").await;
+        let created = service.node().await.metadata.creation_timestamp.unwrap();
+        assert_eq!(created == "2023-11-14T22:13:20Z", is_kept, "{name}: {created}");
+        let own = "\"nodeName\":\"n1\"";
+        let read = || std::fs::read_to_string(&file).ok().filter(|text| text.contains("conditions"));
+        let text = eventually(async || read().filter(|text| text.contains(own))).await;
+        assert_eq!(text.contains("\"nodeCreated\":1700000000"), is_kept, "{name}: {text}");
+        service.ctx.shutdown.cancel();
+    }
+}
+
+#[tokio::test]
 async fn the_largest_images_and_the_swap_are_in_the_node() {
     let neighbours = Neighbours::start().await;
     neighbours.images.add("small:1", "small@sha256:1", 10);

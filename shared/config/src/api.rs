@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::CipherSuite;
+
 /// The HTTP ports of node-api.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -22,6 +24,30 @@ pub struct Api {
     /// TLS on the kubelet API, which then lets in whom a certificate names; absent: HTTP, and nobody into a container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<ApiTls>,
+    /// What of the paths for debugging is answered.
+    #[serde(default)]
+    pub handlers: ApiHandlers,
+}
+
+/// What of the paths for debugging the kubelet API answers (node-and-api.md §8.1, §8.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ApiHandlers {
+    /// Logs of containers, the ways into them, and what runs; without it nothing of the others either
+    /// (`enableDebuggingHandlers`).
+    pub debugging: bool,
+    /// `/logs/` (`enableSystemLogHandler`).
+    pub system_log: bool,
+    /// `/debug/pprof/` (`enableProfilingHandler`).
+    pub profiling: bool,
+    /// `/debug/flags/v` (`enableDebugFlagsHandler`).
+    pub debug_flags: bool,
+}
+
+impl Default for ApiHandlers {
+    fn default() -> Self {
+        Self { debugging: true, system_log: true, profiling: true, debug_flags: true }
+    }
 }
 
 /// TLS on the kubelet API (node-and-api.md §6, §7).
@@ -42,12 +68,22 @@ pub struct ApiTls {
     /// No TLS older than 1.3 (`tlsMinVersion: VersionTLS13`).
     #[serde(default)]
     pub only_tls13: bool,
+    /// The suites that may be spoken (`tlsCipherSuites`), beside those of TLS 1.3, which always may; empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cipher_suites: Vec<CipherSuite>,
 }
 
 impl ApiTls {
     /// TLS with these authorities of clients, and a certificate that we sign ourselves.
     pub fn with_client_ca(client_ca_file: PathBuf) -> Self {
-        Self { client_ca_file, cert_file: None, key_file: None, anonymous: false, only_tls13: false }
+        Self {
+            client_ca_file,
+            cert_file: None,
+            key_file: None,
+            anonymous: false,
+            only_tls13: false,
+            cipher_suites: Vec::new(),
+        }
     }
 
     /// The same with the copies that init has put into `folder`; where there is none, with the file itself.
@@ -127,6 +163,7 @@ impl Default for Api {
             healthz_address: "127.0.0.1".into(),
             healthz_port: 10248,
             tls: None,
+            handlers: ApiHandlers::default(),
         }
     }
 }

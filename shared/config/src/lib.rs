@@ -14,6 +14,7 @@ mod node_status;
 mod offline;
 mod paths;
 mod pods;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +25,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use api::{Api, ApiFile, ApiTls};
+pub use api::{Api, ApiFile, ApiHandlers, ApiTls};
 pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile, Kubernetes};
 pub use kubelet_document::{KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND};
 pub use lock_name::endpoint_lock_name;
@@ -37,6 +38,7 @@ pub use node_status::NodeStatus;
 pub use offline::{Offline, StartAfterReboot};
 pub use paths::Paths;
 pub use pods::Pods;
+pub use tls::CipherSuite;
 
 /// The version of the file format; a service refuses a newer one than it knows.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -122,11 +122,7 @@ impl ServiceRow {
                 row.started_at = human::rfc3339(progress.started_unix_nanos);
                 (row.state, row.message) = judge(&progress);
             }
-            Err(failure) => {
-                let state = if matches!(failure, Failure::Silent { .. }) { "stuck" } else { "stopped" };
-                row.state = state.into();
-                row.message = failure.to_string();
-            }
+            Err(failure) => (row.state, row.message) = judge_failure(&failure),
         }
         row
     }
@@ -144,7 +140,18 @@ fn judge(progress: &GetProgressResponse) -> (String, String) {
     }
 }
 
-/// Shows the services, or those that are named.
+/// The same for why it did not answer: what nobody could ask is `unknown`.
+fn judge_failure(failure: &Failure) -> (String, String) {
+    match failure {
+        Failure::NotRunning { socket, .. } | Failure::ServiceAway { socket, .. } => {
+            ("stopped".into(), format!("nothing answers at {}", socket.display()))
+        }
+        Failure::Silent { .. } => ("stuck".into(), failure.to_string()),
+        _ => ("unknown".into(), failure.to_string()),
+    }
+}
+
+/// Shows the services, or those that are named. Where none runs all are shown as stopped, which is a failure none the less.
 pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) -> Result<(), Failure> {
     for name in names {
         known(name)?;
@@ -152,16 +159,22 @@ pub(crate) async fn run(session: &Session, names: &[String], args: WatchArgs) ->
     if args.watch {
         return follow(session, names, args).await;
     }
-    let mut items = match session.agent.services().await {
-        Ok(services) => services.into_iter().map(ServiceRow::from).collect(),
-        Err(failure) if failure.is_unreachable() => asked_one_by_one(session, failure).await?,
+    let (mut items, nobody) = match session.agent.services().await {
+        Ok(services) => (services.into_iter().map(ServiceRow::from).collect(), None),
+        Err(failure) if failure.is_unreachable() => match asked_one_by_one(session, &failure).await {
+            (items, true) => (items, None),
+            (items, false) if matches!(failure, Failure::NotRunning { .. }) => (items, Some(failure)),
+            _ => return Err(failure),
+        },
         Err(failure) => return Err(failure),
     };
     items.retain(|row: &ServiceRow| names.is_empty() || names.contains(&row.name));
     if output::is_document(session.format()) {
-        return output::print_document(session.format(), &Items { items });
+        output::print_document(session.format(), &Items { items })?;
+    } else {
+        output::print(&table(session, &items).render(0))?;
     }
-    output::print(&table(session, &items).render(0))
+    nobody.map_or(Ok(()), Err)
 }
 
 /// Checks the name of a service.
@@ -175,15 +188,15 @@ pub(crate) fn known(name: &str) -> Result<ServiceName, Failure> {
     })
 }
 
-async fn asked_one_by_one(session: &Session, failure: Failure) -> Result<Vec<ServiceRow>, Failure> {
-    let answers = session.agent.progress().await;
-    if answers.iter().all(|(_, answer)| answer.is_err()) {
-        return Err(failure);
+/// What each service says of itself, and whether any does; if so, it is told why it was not init.
+async fn asked_one_by_one(session: &Session, failure: &Failure) -> (Vec<ServiceRow>, bool) {
+    let (rows, any) = asked(&session.agent).await;
+    if any {
+        output::notice(&format!(
+            "{failure}; each service was asked itself: process ids, restarts and memory are not known"
+        ));
     }
-    output::notice(&format!(
-        "{failure}; each service was asked itself: process ids, restarts and memory are not known"
-    ));
-    Ok(answers.into_iter().map(|(name, answer)| ServiceRow::asked(name, answer)).collect())
+    (rows, any)
 }
 
 /// What each service says of itself, and whether any does.
@@ -264,7 +277,7 @@ async fn follow(session: &Session, names: &[String], args: WatchArgs) -> Result<
     match session.agent.services().await {
         Ok(_) => {}
         Err(failure) if failure.is_unreachable() => {
-            let first = asked_one_by_one(session, failure).await?;
+            let (first, true) = asked_one_by_one(session, &failure).await else { return Err(failure) };
             let mut first = Some(first);
             let ask = async || match first.take() {
                 Some(rows) => Ok(rows),
@@ -320,6 +333,30 @@ mod tests {
         assert_eq!(judge(&progress), ("degraded".into(), "runtime: no answer".into()));
         progress.loops.push(Loop { name: "pleg".into(), silent_ms: 31_000, stuck_after_ms: 30_000 });
         assert_eq!(judge(&progress).0, "stuck");
+    }
+
+    #[test]
+    fn what_could_not_be_asked_is_not_taken_for_stopped() {
+        let (service, socket) = (ServiceName::Init, std::path::PathBuf::from("/run/k/init/init.sock"));
+        let group = crate::machine::Group::of_socket(&socket);
+        for (failure, state, message) in [
+            (
+                Failure::ServiceAway { service, socket: socket.clone() },
+                "stopped",
+                "nothing answers at /run/k/init",
+            ),
+            (
+                Failure::NotRunning { socket: socket.clone(), others: Vec::new() },
+                "stopped",
+                "nothing answers at /run/k/init",
+            ),
+            (Failure::Silent { service, message: "init hangs".into() }, "stuck", "init hangs"),
+            (Failure::Forbidden { socket, group }, "unknown", "permission denied"),
+        ] {
+            let row = ServiceRow::asked(service, Err(failure));
+            assert_eq!((row.name(), row.state()), ("init", state));
+            assert!(row.message().starts_with(message), "{}", row.message());
+        }
     }
 
     #[test]

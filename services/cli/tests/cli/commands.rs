@@ -164,6 +164,17 @@ fn without_init_each_service_is_asked_itself() {
     assert!(running["pid"].is_null() && running["pss_kib"].is_null() && running["restarts"].is_null());
     assert_eq!(stopped["state"], "stopped");
     assert!(stopped["message"].as_str().unwrap().contains("node-api.sock"), "{stopped}");
+
+    let table = keelson(&fake.run_dir, &["get", "services"]).out;
+    let rows: Vec<&str> = table.lines().collect();
+    assert_eq!(rows.len(), 1 + ServiceName::ALL.len(), "{table}");
+    let init: Vec<&str> = rows[1].split_whitespace().collect();
+    assert_eq!(init[..6], ["init", "stopped", "-", "<unknown>", "-", "-"], "{table}");
+    assert!(rows[1].contains("nothing answers at ") && rows[1].ends_with("init.sock"), "{table}");
+    let pod_sync = rows.iter().find(|row| row.starts_with("pod-sync")).unwrap();
+    assert!(pod_sync.contains("running"), "{table}");
+    let init = keelson(&fake.run_dir, &["get", "services", "init"]);
+    assert_eq!((init.code, init.out.lines().count()), (Some(0), 2), "{}", init.out);
 }
 
 #[test]
@@ -173,6 +184,12 @@ fn the_node_is_shown_and_is_the_object_as_json() {
         keelson(&fake.run_dir, &["get", "node"]).ok(),
         "NAME   STATUS   ROLES    AGE         VERSION\nedge   Ready    <none>   <unknown>   v1.36.0+keelson\n"
     );
+    let mut old = world();
+    old.node["metadata"]["creationTimestamp"] = json!("2001-01-01T00:00:00Z");
+    let table = keelson(&Fake::start(old).run_dir, &["get", "node"]).ok();
+    let age = table.lines().nth(1).unwrap().split_whitespace().nth(3).unwrap();
+    let years: u32 = age.strip_suffix('y').unwrap().parse().unwrap();
+    assert!(years > 20, "{table}");
     let node = keelson(&fake.run_dir, &["get", "nodes", "edge", "-o", "json"]).json();
     assert_eq!((&node["kind"], &node["metadata"]["name"]), (&json!("Node"), &json!("edge")));
     assert!(keelson(&fake.run_dir, &["get", "node", "other"]).failed(1).1.contains("\"edge\""));

@@ -35,9 +35,8 @@ fn open(path: &Path, mode: u32) {
 #[test]
 fn an_agent_that_does_not_run_is_named_by_its_socket() {
     let folder = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 16] = [
+    let commands: [&[&str]; 15] = [
         &["get", "pods"],
-        &["get", "services"],
         &["get", "node"],
         &["get", "events"],
         &["get", "sources"],
@@ -64,6 +63,25 @@ fn an_agent_that_does_not_run_is_named_by_its_socket() {
     let said = keelson(folder.path(), &["version"]);
     said.failed(69);
     assert!(said.out.starts_with("keelson "), "{}", said.out);
+}
+
+#[test]
+fn where_no_service_runs_all_are_stopped_and_that_is_a_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    let said = keelson(folder.path(), &["get", "services"]);
+    let (error, hint) = said.failed(69);
+    assert!(error.starts_with("the agent is not running: nothing answers at "), "{error}");
+    assert!(hint.contains("sudo keelson up"), "{hint}");
+    let rows: Vec<Vec<&str>> = said.out.lines().skip(1).map(|row| row.split_whitespace().collect()).collect();
+    assert_eq!(rows.len(), ServiceName::ALL.len(), "{}", said.out);
+    for (row, service) in rows.iter().zip(ServiceName::ALL) {
+        assert_eq!(row[..4], [service.as_str(), "stopped", "-", "<unknown>"], "{}", said.out);
+        assert!(row[row.len() - 1].ends_with(&format!("{service}.sock")), "{}", said.out);
+    }
+    let said = keelson(folder.path(), &["get", "services", "init", "-o", "json"]);
+    said.failed(69);
+    let list: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((list["items"].as_array().unwrap().len(), &list["items"][0]["state"]), (1, &"stopped".into()));
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use keelson_config::ApiTls;
+use keelson_config::{ApiTls, CipherSuite};
 
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::{KubeletFile, absolute};
@@ -14,6 +14,8 @@ use crate::resolve::{Level, Resolver};
 
 /// `0.0.0.0`, where a kubelet listens unless it is told otherwise.
 const ANYWHERE: &str = "0.0.0.0";
+const TLS12: &str = "VersionTLS12";
+const TLS13: &str = "VersionTLS13";
 
 /// The fields; `None` where the file does not set them.
 #[derive(Debug, Default)]
@@ -25,6 +27,7 @@ pub(crate) struct ApiAccessFile {
     cert: Option<Sourced<String>>,
     key: Option<Sourced<String>>,
     min_version: Option<Sourced<String>>,
+    cipher_suites: Option<Sourced<Vec<CipherSuite>>>,
 }
 
 impl ApiAccessFile {
@@ -50,14 +53,13 @@ impl ApiAccessFile {
         } else {
             None
         };
-        let min_version =
-            reader.choice("tlsMinVersion", &["VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]);
-        Self { client_ca, anonymous, webhook, mode, cert, key, min_version }
+        let (min_version, cipher_suites) = (min_version(reader), cipher_suites(reader));
+        Self { client_ca, anonymous, webhook, mode, cert, key, min_version, cipher_suites }
     }
 
     /// Checks what belongs together, and takes it.
     pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
-        let Self { client_ca, anonymous, webhook, mode, cert, key, min_version } = self;
+        let Self { client_ca, anonymous, webhook, mode, cert, key, min_version, cipher_suites } = self;
         let Some(client_ca) = client_ca.filter(|ca| !ca.value.is_empty()) else { return };
         for (one, missing) in [(&cert, &key), (&key, &cert)] {
             if let (Some(given), None) = (one, missing) {
@@ -88,16 +90,21 @@ impl ApiAccessFile {
                     .to_owned(),
             );
         }
-        if let Some(old) =
-            min_version.as_ref().filter(|v| ["VersionTLS10", "VersionTLS11"].contains(&v.value.as_str()))
-        {
-            resolver.note(
-                Level::Warn,
-                format!(
-                    "tlsMinVersion {:?} ({}) is older than what is spoken: 1.2 it is",
-                    old.value, old.origin
-                ),
-            );
+        let only_tls13 = min_version.as_ref().is_some_and(|version| version.value == TLS13);
+        if let Some(suites) = cipher_suites.as_ref().filter(|_| cert.is_none() && !only_tls13) {
+            let (tls12, ecdsa) =
+                (suites.value.iter().any(|s| !s.is_tls13()), suites.value.iter().any(|s| s.is_ecdsa()));
+            if tls12 && !ecdsa {
+                resolver.note(
+                    Level::Warn,
+                    format!(
+                        "tlsCipherSuites ({}) has suites of TLS 1.2 for RSA certificates alone, and the certificate that \
+                         the agent signs itself has an elliptic curve: clients of TLS 1.2 cannot connect; name a suite \
+                         with ECDSA, or set tlsCertFile",
+                        suites.origin
+                    ),
+                );
+            }
         }
         resolver.set("api.tls.clientCaFile", Some(client_ca), |c, v| {
             c.api.tls = Some(ApiTls::with_client_ca(v.into()));
@@ -112,13 +119,48 @@ impl ApiAccessFile {
         };
         take("api.tls.certFile", cert, |tls, v| tls.cert_file = Some(v.into()));
         take("api.tls.keyFile", key, |tls, v| tls.key_file = Some(v.into()));
-        take("api.tls.onlyTls13", min_version, |tls, v| tls.only_tls13 = v == "VersionTLS13");
+        take("api.tls.onlyTls13", min_version, |tls, v| tls.only_tls13 = v == TLS13);
+        resolver.set("api.tls.cipherSuites", cipher_suites, |config, value| {
+            if let Some(tls) = &mut config.api.tls {
+                tls.cipher_suites = value;
+            }
+        });
         resolver.set("api.tls.anonymous", anonymous, |config, value| {
             if let Some(tls) = &mut config.api.tls {
                 tls.anonymous = value;
             }
         });
     }
+}
+
+/// The lowest version of TLS; empty text is the default (node-and-api.md §2.5). Those that are not spoken are refused: who
+/// asks for them has clients that could not connect.
+fn min_version(reader: &mut Reader<'_>) -> Option<Sourced<String>> {
+    let version = reader.string("tlsMinVersion").filter(|version| !version.value.is_empty())?;
+    match version.value.as_str() {
+        TLS12 | TLS13 => return Some(version),
+        "VersionTLS10" | "VersionTLS11" => reader.refuse(
+            &version,
+            format!("TLS 1.0 and 1.1 are not spoken here; write {TLS12}, which is the default, or {TLS13}"),
+        ),
+        _ => reader.refuse(&version, format!("this must be one of: {TLS12}, {TLS13}")),
+    }
+    None
+}
+
+/// The suites that may be spoken. One that is not known is refused with those that are: left out in silence it would be missed
+/// by the clients that have no other.
+fn cipher_suites(reader: &mut Reader<'_>) -> Option<Sourced<Vec<CipherSuite>>> {
+    let names = reader.strings("tlsCipherSuites")?;
+    let refused: Vec<&str> =
+        names.value.iter().map(String::as_str).filter(|name| CipherSuite::named(name).is_none()).collect();
+    if refused.is_empty() {
+        return Some(names.map(|names| names.iter().filter_map(|name| CipherSuite::named(name)).collect()));
+    }
+    let possible = CipherSuite::ALL.map(CipherSuite::name).join(", ");
+    let way_out = format!("{} cannot be spoken here; possible are {possible}", refused.join(", "));
+    reader.refuse(&names, way_out);
+    None
 }
 
 /// The addresses and ports of the three listeners.
@@ -170,6 +212,8 @@ mod tests {
     use super::*;
     use crate::document::Document;
     use crate::resolve::{Flags, Host, Inputs, Resolved, resolve};
+
+    const RSA: &str = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256";
 
     fn with(fields: Value) -> Result<Resolved, Vec<String>> {
         let mut root = Map::new();
@@ -234,6 +278,22 @@ mod tests {
             (secured(json!({"tlsCertFile": "/a"})), r#"tlsCertFile = "/a""#, "only together"),
             (secured(json!({"tlsPrivateKeyFile": "/a"})), r#"tlsPrivateKeyFile = "/a""#, "only together"),
             (secured(json!({"tlsMinVersion": "1.3"})), r#"tlsMinVersion = "1.3""#, "VersionTLS13"),
+            (
+                secured(json!({"tlsMinVersion": "VersionTLS10"})),
+                r#"tlsMinVersion = "VersionTLS10""#,
+                "TLS 1.0 and 1.1 are not spoken here; write VersionTLS12",
+            ),
+            (
+                secured(json!({"tlsMinVersion": "VersionTLS11"})),
+                r#"tlsMinVersion = "VersionTLS11""#,
+                "or VersionTLS13",
+            ),
+            (
+                secured(json!({"tlsCipherSuites": [RSA, "TLS_RSA_WITH_RC4_128_SHA", "x"]})),
+                r#"tlsCipherSuites = ["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_RC4_128_SHA", "x"]"#,
+                "TLS_RSA_WITH_RC4_128_SHA, x cannot be spoken here; possible are TLS_AES_128_GCM_SHA256, ",
+            ),
+            (secured(json!({"tlsCipherSuites": RSA})), "tlsCipherSuites = ", "a list of texts"),
             (secured(json!({"address": "here"})), r#"address = "here""#, "not a valid IP address"),
             (json!({"authentication": {"x509": {"clientCAFile": 1}}}), "clientCAFile = 1", "quotes"),
         ] {
@@ -244,15 +304,42 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dangerous_or_too_old_is_a_warning() {
+    fn what_is_dangerous_or_shuts_clients_out_is_a_warning() {
         let anonymous =
             json!({"authentication": {"x509": {"clientCAFile": "/ca"}, "anonymous": {"enabled": true}}});
         for (more, text) in [
             (anonymous, "everybody who reaches the kubelet API"),
-            (json!({"tlsMinVersion": "VersionTLS10"}), "older than what is spoken"),
+            (json!({"tlsCipherSuites": [RSA, "TLS_AES_128_GCM_SHA256"]}), "name a suite with ECDSA"),
         ] {
             let resolved = with(secured(more)).unwrap();
             assert!(resolved.notes.iter().any(|n| n.level == Level::Warn && n.text.contains(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn suites_and_the_lowest_version_of_tls_arrive_and_nothing_set_is_all_of_them() {
+        let both = [CipherSuite::RsaAes128Gcm, CipherSuite::EcdsaChacha20];
+        let old_form = "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305";
+        let pair = json!({"tlsCertFile": "/a.crt", "tlsPrivateKeyFile": "/a.key", "tlsCipherSuites": [RSA]});
+        for (more, suites, only_tls13) in [
+            (json!({}), &[][..], false),
+            (json!({"tlsCipherSuites": [], "tlsMinVersion": ""}), &[], false),
+            (json!({"tlsMinVersion": "VersionTLS12"}), &[], false),
+            (json!({"tlsCipherSuites": [RSA, old_form]}), &both, false),
+            (pair, &both[..1], false),
+            (json!({"tlsCipherSuites": [RSA], "tlsMinVersion": "VersionTLS13"}), &both[..1], true),
+            (json!({"tlsCipherSuites": ["TLS_AES_128_GCM_SHA256"]}), &[CipherSuite::Aes128Gcm], false),
+        ] {
+            let resolved = with(secured(more.clone())).unwrap();
+            assert!(
+                resolved.notes.iter().all(|note| !note.text.contains("tls")),
+                "{more}: {:?}",
+                resolved.notes
+            );
+            let tls = resolved.config.api.tls.unwrap();
+            assert_eq!((tls.cipher_suites.as_slice(), tls.only_tls13), (suites, only_tls13), "{more}");
+            let shown = resolved.config.provenance.contains_key("api.tls.cipherSuites");
+            assert_eq!(shown, more.get("tlsCipherSuites").is_some(), "{more}");
         }
     }
 

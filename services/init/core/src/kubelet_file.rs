@@ -6,6 +6,7 @@ use keelson_config::{KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND};
 use keelson_kube_model::parse_go_duration;
 
 use crate::api_access::ApiAccessFile;
+use crate::api_handlers::ApiHandlersFile;
 use crate::document::{ConfigProblem, Document, Reader, Sourced, YEAR};
 use crate::leftovers::{ContainerLogsFile, ImageCollectionFile, ImagePullsFile};
 use crate::pressure::PressureFile;
@@ -23,6 +24,7 @@ pub(crate) struct KubeletFile {
     pub(crate) file_check: Option<Sourced<Duration>>,
     pub(crate) enable_server: Option<Sourced<bool>>,
     pub(crate) api_access: ApiAccessFile,
+    pub(crate) api_handlers: ApiHandlersFile,
     pub(crate) address: Option<Sourced<String>>,
     pub(crate) port: Option<Sourced<u16>>,
     pub(crate) healthz_address: Option<Sourced<String>>,
@@ -81,6 +83,7 @@ pub(crate) fn read(
         file_check: reader.duration("fileCheckFrequency", MILLI..=YEAR),
         enable_server: reader.boolean("enableServer"),
         api_access: ApiAccessFile::read(&mut reader, &document.folder),
+        api_handlers: ApiHandlersFile::read(&mut reader),
         address: reader.string("address"),
         port: reader.port("port"),
         healthz_address: reader.string("healthzBindAddress"),

@@ -10,6 +10,7 @@
 //! - [`Health`] turns the answers of a running service into the state that people see.
 
 mod api_access;
+mod api_handlers;
 mod backoff;
 mod control_plane;
 mod credential_providers;

@@ -226,6 +226,7 @@ impl Resolver<'_> {
         self.dns(&mut kubelet);
         std::mem::take(&mut kubelet.api_access).resolve(self);
         listeners(self, &mut kubelet);
+        crate::api_handlers::resolve(self, &mut kubelet);
         self.resources(&mut kubelet);
         crate::pressure::resolve(self, &mut kubelet);
         self.telemetry(&mut kubelet, &mut keelson);

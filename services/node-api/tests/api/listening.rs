@@ -1,8 +1,11 @@
 //! The ports of node-api.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::fake::{World, get, soon};
+use crate::fake::{World, get, request, soon};
+use crate::secured::Secured;
+use keelson_config::ApiHandlers;
 use keelson_node_api::{build, health_router, listen};
 use tokio::net::TcpListener;
 
@@ -61,15 +64,115 @@ async fn the_read_only_port_has_figures_and_pods_and_nothing_of_what_pods_say_or
     for path in
         ["/containerLogs/default/web/c", "/exec/default/web/c", "/run/", "/runningpods/", "/logs/syslog"]
     {
-        let reply = get(port, path).await;
-        assert_eq!(reply.status, 405, "{path}");
-        assert_eq!(reply.text().await.unwrap(), "Debug endpoints are disabled.\n");
+        assert_eq!(said(port, "GET", path).await, (405, DISABLED.to_owned()), "{path}");
     }
     for path in ["/configz", "/flagz", "/statusz", "/"] {
         assert_eq!(get(port, path).await.status, 404, "{path}");
     }
     let counted = "path=\"pods\",server_type=\"readonly\",long_running=\"false\"} 1";
     assert!(world.ctx.metrics.text().contains(counted));
+}
+
+const DISABLED: &str = "Debug endpoints are disabled.\n";
+
+/// Status and text of an answer.
+async fn said(port: SocketAddr, method: &str, path: &str) -> (u16, String) {
+    let reply = request(port, method, path).await;
+    let status = reply.status.as_u16();
+    (status, reply.text().await.unwrap())
+}
+
+/// A node whose kubelet API answers these of the paths for debugging.
+fn with_handlers(change: impl FnOnce(&mut ApiHandlers)) -> World {
+    let mut world = World::start();
+    let mut config = (*world.ctx.config).clone();
+    change(&mut config.api.handlers);
+    world.ctx.config = config.into();
+    world.running_pod("web");
+    world
+}
+
+#[tokio::test]
+async fn without_debugging_handlers_nothing_of_what_pods_say_or_do_is_answered_and_the_rest_is() {
+    // What else is off makes no difference then.
+    let world = with_handlers(|of| (of.debugging, of.system_log, of.debug_flags) = (false, false, false));
+    let port = world.api().await;
+    for path in [
+        "/run/default/web/c?cmd=id",
+        "/exec/default/web/c?command=id&output=1",
+        "/exec/default/web/uid-of-web/c",
+        "/attach/default/web/c",
+        "/portForward/default/web",
+        "/containerLogs/default/web/c",
+        "/containerLogs/",
+        "/runningpods",
+        "/runningpods/",
+        "/debug/pprof/",
+        "/debug/pprof/heap",
+        "/logs/",
+        "/logs/syslog",
+    ] {
+        for method in ["GET", "POST", "PUT"] {
+            assert_eq!(said(port, method, path).await, (405, DISABLED.to_owned()), "{method} {path}");
+        }
+    }
+    let headers = get(port, "/exec/default/web/c").await.headers;
+    assert_eq!(headers["content-type"], "text/plain; charset=utf-8");
+    assert_eq!(headers["x-content-type-options"], "nosniff");
+    assert!(world.shared.asked.lock().unwrap().is_empty(), "no log was read");
+    for (path, status) in [
+        ("/healthz", 200),
+        ("/pods", 200),
+        ("/metrics", 200),
+        ("/statusz", 200),
+        ("/debug/flags/v", 404),
+        ("/debug", 404),
+        ("/execute", 404),
+    ] {
+        assert_eq!(said(port, "GET", path).await.0, status, "{path}");
+    }
+    assert_ne!(said(port, "GET", "/configz").await.0, 405);
+    let counted = "method=\"PUT\",path=\"exec\",server_type=\"readwrite\",long_running=\"true\"} 2";
+    assert!(world.ctx.metrics.text().contains(counted), "{}", world.ctx.metrics.text());
+}
+
+#[tokio::test]
+async fn a_switch_of_one_path_turns_off_that_path_alone() {
+    let logs = (&["/logs", "/logs/", "/logs/syslog"][..], "logs endpoint is disabled.\n");
+    let profiles = (&["/debug/pprof/", "/debug/pprof/heap"][..], "profiling endpoint is disabled.\n");
+    let flags = (&["/debug/flags/v"][..], "flags endpoint is disabled.\n");
+    let turn_off: [fn(&mut ApiHandlers); 3] =
+        [|of| of.system_log = false, |of| of.profiling = false, |of| of.debug_flags = false];
+    for (turn_off, off) in turn_off.into_iter().zip([logs, profiles, flags]) {
+        let world = with_handlers(turn_off);
+        let port = world.api().await;
+        for (paths, text) in [logs, profiles, flags] {
+            let expected = if text == off.1 { (405, text) } else { (404, "404 page not found\n") };
+            for path in paths {
+                for method in ["GET", "PUT"] {
+                    let (status, text) = said(port, method, path).await;
+                    assert_eq!((status, text.as_str()), expected, "{method} {path}, off: {}", off.1);
+                }
+            }
+        }
+        for path in ["/containerLogs/default/web/c", "/runningpods/"] {
+            assert_eq!(said(port, "GET", path).await.0, 200, "{path}, off: {}", off.1);
+        }
+        assert_eq!(said(port, "GET", "/exec/default/web/c").await.0, 401, "as ever without TLS");
+    }
+}
+
+#[tokio::test]
+async fn over_tls_only_who_is_known_reads_that_a_path_is_off() {
+    let node = Secured::start_with(|api| api.handlers.debugging = false).await;
+    node.world.running_pod("web");
+    for path in ["/exec/default/web/c?output=1", "/logs/", "/debug/pprof/heap"] {
+        assert_eq!(node.get(None, path).await, 401, "{path}");
+        let (status, _, text) = node.known("GET", path, &[]).await;
+        assert_eq!((status, text.as_str()), (405, DISABLED), "{path}");
+    }
+    assert_eq!(node.known("GET", "/healthz/ping", &[]).await.0, 200);
+    assert!(node.world.shared.connected.lock().unwrap().is_empty(), "the runtime was not asked");
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 mod fake;
 mod figures;
+mod handshakes;
 mod listening;
 mod requests;
 mod scrapes;

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
-use keelson_config::{ApiTls, ServiceName};
+use keelson_config::{Api, ApiTls, ServiceName};
 use keelson_node_api::{Access, Requests, Serving, api_router, listen};
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_service_kit::status::error;
@@ -28,20 +28,20 @@ use tonic::Code;
 
 use crate::fake::{World, soon};
 
-struct Authority(CertifiedIssuer<'static, KeyPair>);
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key.
-type Pair = (CertificateDer<'static>, PrivateKeyDer<'static>);
+pub type Pair = (CertificateDer<'static>, PrivateKeyDer<'static>);
 
 impl Authority {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, name);
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    fn of(&self, name: &str) -> Pair {
+    pub fn of(&self, name: &str) -> Pair {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
         let key = KeyPair::generate().unwrap();
@@ -51,22 +51,29 @@ impl Authority {
 }
 
 /// A node that knows the clients of one authority.
-struct Secured {
-    world: World,
-    clients: Authority,
-    address: SocketAddr,
-    shown: Vec<CertificateDer<'static>>,
+pub struct Secured {
+    pub world: World,
+    pub clients: Authority,
+    pub address: SocketAddr,
+    /// Its certificate, and the authority behind it.
+    pub shown: Vec<CertificateDer<'static>>,
     _files: tempfile::TempDir,
 }
 
 impl Secured {
     async fn start(anonymous: bool) -> Self {
+        Self::start_with(|api| api.tls.as_mut().unwrap().anonymous = anonymous).await
+    }
+
+    /// The same with other settings.
+    pub async fn start_with(change: impl FnOnce(&mut Api)) -> Self {
         let (mut world, files, clients) =
             (World::start(), tempfile::tempdir().unwrap(), Authority::new("clients"));
         let ca = files.path().join("ca.pem");
         std::fs::write(&ca, clients.0.pem()).unwrap();
         let mut config = (*world.ctx.config).clone();
-        config.api.tls = Some(ApiTls { anonymous, ..ApiTls::with_client_ca(ca) });
+        config.api.tls = Some(ApiTls::with_client_ca(ca));
+        change(&mut config.api);
         config.paths.state_dir = files.path().join("state");
         for folder in
             [config.paths.state(ServiceName::NodeApi), config.paths.socket_dir(ServiceName::NodeApi)]
@@ -124,12 +131,17 @@ impl Secured {
         soon(sender.send_request(request.body(Empty::new()).unwrap())).await.unwrap()
     }
 
-    async fn get(&self, own: Option<Pair>, path: &str) -> u16 {
+    pub async fn get(&self, own: Option<Pair>, path: &str) -> u16 {
         self.ask(own, "GET", path, &[]).await.status().as_u16()
     }
 
     /// What somebody whom the node knows is answered.
-    async fn known(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> (u16, HeaderMap, String) {
+    pub async fn known(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> (u16, HeaderMap, String) {
         let (head, body) = self.ask(Some(self.clients.of("jane")), method, path, headers).await.into_parts();
         let text = soon(body.collect()).await.unwrap().to_bytes();
         (head.status.as_u16(), head.headers, String::from_utf8(text.to_vec()).unwrap())

@@ -97,6 +97,8 @@ pub struct NodeInputs<'a> {
     pub images: &'a [ContainerImage],
     /// What is wrong with the services (see [`crate::Watchdog::errors`]).
     pub service_errors: &'a [String],
+    /// When the first Node of this name was built here, in seconds since 1970-01-01 UTC; 0: not known.
+    pub created_unix_seconds: i64,
     /// Now, in seconds since 1970-01-01 UTC.
     pub now_unix_seconds: i64,
 }
@@ -111,6 +113,7 @@ const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-det
 /// transition times.
 ///
 /// Parity: node-and-api.md §9.1 to §9.5. Volumes in use are left out: no volume is of an attachable kind.
+/// `creationTimestamp` is what a control plane sets that has API objects; until there is one it says since when there is this node.
 pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
     let (capacity, allocatable) = resources(inputs);
     let now = format_seconds(inputs.now_unix_seconds).unwrap_or_default();
@@ -127,6 +130,9 @@ pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
             name: inputs.node_name.into(),
             labels: labels(inputs),
             annotations: BTreeMap::from([(ATTACH_DETACH.to_owned(), "true".to_owned())]),
+            creation_timestamp: Some(inputs.created_unix_seconds)
+                .filter(|at| *at > 0)
+                .and_then(|at| format_seconds(at).ok()),
             ..ObjectMeta::default()
         },
         status: NodeStatus {

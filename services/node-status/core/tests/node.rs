@@ -58,6 +58,7 @@ struct World {
     images: Vec<ContainerImage>,
     address: Option<&'static str>,
     name: &'static str,
+    created: i64,
     now: i64,
 }
 
@@ -70,6 +71,7 @@ impl World {
             images: Vec::new(),
             address: Some("192.168.7.2"),
             name: "edge-1",
+            created: 1_600_000_000,
             now: 1_700_000_000,
         }
     }
@@ -87,6 +89,7 @@ impl World {
                 runtime: self.runtime.as_ref(),
                 images: &self.images,
                 service_errors: &[],
+                created_unix_seconds: self.created,
                 now_unix_seconds: self.now,
             },
             &[],
@@ -96,6 +99,13 @@ impl World {
     fn json(&self) -> Value {
         serde_json::to_value(self.node()).unwrap()
     }
+}
+
+#[test]
+fn the_node_says_since_when_it_is_there_where_that_is_known() {
+    let created = |created| World { created, ..World::good() }.node().metadata.creation_timestamp;
+    assert_eq!(created(1_600_000_000).as_deref(), Some("2020-09-13T12:26:40Z"));
+    assert_eq!(created(0), None);
 }
 
 #[test]

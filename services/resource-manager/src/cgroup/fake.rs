@@ -92,18 +92,28 @@ fn files_of(controller: &str) -> &'static [&'static str] {
         "memory" => &["memory.max"],
         "pids" => &["pids.max"],
         "hugetlb" => &["hugetlb.2MB.max"],
+        "cpuset" => &["cpuset.cpus", "cpuset.mems"],
         _ => &[],
     }
 }
 
 impl Dir {
-    /// Its parent gives it these controllers.
+    /// Its parent gives it these controllers, and no others.
     fn give(&mut self, controllers: &str) {
+        let before = self.files.get("cgroup.controllers").cloned().unwrap_or_default();
+        for file in before.split_whitespace().filter(|name| !has(controllers, name)).flat_map(files_of) {
+            self.files.remove(*file);
+        }
         for file in controllers.split_whitespace().flat_map(files_of) {
             self.files.entry((*file).to_owned()).or_default();
         }
         self.files.insert("cgroup.controllers".to_owned(), controllers.to_owned());
     }
+}
+
+/// Whether a list such as `cpu memory` names a controller.
+fn has(list: &str, controller: &str) -> bool {
+    list.split_whitespace().any(|name| name == controller)
 }
 
 fn missing() -> io::Error {
@@ -151,19 +161,35 @@ impl CgroupFs for FakeCgroups {
 
     fn write(&self, dir: &Path, file: &str, value: &str) -> io::Result<()> {
         let mut dirs = self.dirs.lock().unwrap();
+        let is_child = |path: &Path| path.parent() == Some(dir);
+        let used_below = |controller: &str| {
+            dirs.iter().filter(|(path, _)| is_child(path)).any(|(_, child)| {
+                child.files.get("cgroup.subtree_control").is_some_and(|enabled| has(enabled, controller))
+            })
+        };
+        if file == "cgroup.subtree_control"
+            && value.split_whitespace().filter_map(|part| part.strip_prefix('-')).any(used_below)
+        {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
         let there = dirs.get_mut(dir).ok_or_else(missing)?;
         let available = there.files.get("cgroup.controllers").cloned().unwrap_or_default();
         let slot = there.files.get_mut(file).ok_or_else(missing)?;
         if file == "cgroup.subtree_control" {
-            for name in value.split_whitespace().filter_map(|part| part.strip_prefix('+')) {
-                if !available.split_whitespace().any(|a| a == name) {
-                    return Err(missing());
+            let mut enabled: Vec<&str> = slot.split_whitespace().collect();
+            for part in value.split_whitespace() {
+                let name = &part[1..];
+                enabled.retain(|there| *there != name);
+                if part.starts_with('+') {
+                    if !has(&available, name) {
+                        return Err(missing());
+                    }
+                    enabled.push(name);
                 }
-                slot.push_str(if slot.is_empty() { "" } else { " " });
-                slot.push_str(name);
             }
-            let given = slot.clone();
-            for (_, child) in dirs.iter_mut().filter(|(d, _)| d.parent() == Some(dir)) {
+            let given = enabled.join(" ");
+            slot.clone_from(&given);
+            for (_, child) in dirs.iter_mut().filter(|(path, _)| is_child(path)) {
                 child.give(&given);
             }
         } else {
@@ -195,21 +221,40 @@ impl CgroupFs for FakeCgroups {
     }
 }
 
-/// A systemd that makes the cgroups of its slices in a tree: on v1 in the hierarchies that it manages.
+/// A systemd that makes the cgroups of its slices in a tree: on v1 in the hierarchies that it manages. On v2 it wants the
+/// controllers of its own choice there and no `cpuset`, which only `AllowedCPUs` asks for.
 #[derive(Debug, Clone)]
 pub(crate) struct FakeSlices {
     tree: FakeCgroups,
     units: Arc<Mutex<BTreeMap<String, BTreeMap<&'static str, String>>>>,
+    /// The cgroups that it has taken `cpuset` from.
+    taken: Arc<Mutex<Vec<String>>>,
 }
 
 impl FakeSlices {
     pub(crate) fn of(tree: &FakeCgroups) -> Self {
-        Self { tree: tree.clone(), units: Arc::default() }
+        Self { tree: tree.clone(), units: Arc::default(), taken: Arc::default() }
     }
 
     /// The value of a property that a unit was told last.
     pub(crate) fn property(&self, unit: &str, name: &str) -> String {
         self.units.lock().unwrap()[unit].get(name).cloned().unwrap_or_default()
+    }
+
+    /// The cgroups that it has taken `cpuset` from since this was asked last.
+    pub(crate) fn taken(&self) -> Vec<String> {
+        std::mem::take(&mut self.taken.lock().unwrap())
+    }
+
+    /// Takes `cpuset` from what is below a cgroup, unless that is in use further down or asked for there.
+    fn take_cpuset(&self, dir: &Path) {
+        const FILE: &str = "cgroup.subtree_control";
+        let is_enabled = self.tree.read(dir, FILE).is_ok_and(|enabled| has(&enabled, "cpuset"));
+        let is_top = dir == Path::new("/cg");
+        let is_asked_for = self.units.lock().unwrap().values().any(|unit| unit.contains_key("AllowedCPUs"));
+        if is_enabled && !(is_top && is_asked_for) && self.tree.write(dir, FILE, "-cpuset").is_ok() {
+            self.taken.lock().unwrap().push(dir.display().to_string());
+        }
     }
 
     pub(crate) fn runs(&self, unit: &str) -> bool {
@@ -229,21 +274,25 @@ impl FakeSlices {
         let stem = slice.strip_suffix(".slice").unwrap();
         for mount in mounts {
             let mut dir = Path::new("/cg").join(mount);
+            let mut above = Vec::new();
             for (at, _) in stem.match_indices('-').chain([(stem.len(), "")]) {
+                above.push(dir.clone());
                 if self.tree.v2 {
                     let controllers = self.tree.read(&dir, "cgroup.controllers").unwrap();
                     let enabled: Vec<String> = controllers
                         .split_whitespace()
                         .filter(|name| ["cpu", "memory", "pids"].contains(name))
-                        .filter(|name| {
-                            !self.tree.read(&dir, "cgroup.subtree_control").unwrap().contains(name)
-                        })
+                        .filter(|name| !has(&self.tree.read(&dir, "cgroup.subtree_control").unwrap(), name))
                         .map(|name| format!("+{name}"))
                         .collect();
                     self.tree.write(&dir, "cgroup.subtree_control", &enabled.join(" ")).unwrap();
                 }
                 dir.push(format!("{}.slice", &stem[..at]));
                 self.tree.make(&dir).unwrap();
+            }
+            // What is in use below cannot be taken: from the bottom up.
+            for dir in above.iter().rev().filter(|_| self.tree.v2) {
+                self.take_cpuset(dir);
             }
         }
     }
@@ -261,9 +310,15 @@ impl Slices for FakeSlices {
 
     fn set(&self, unit: &str, properties: &[Property]) -> Result<(), SliceError> {
         // A slice that does not run is loaded, and has its properties when it is started.
-        let mut units = self.units.lock().unwrap();
-        let known = units.entry(unit.to_owned()).or_default();
-        known.extend(properties.iter().map(|p| (p.name, format!("{:?}", p.value))));
+        let told = properties.iter().map(|p| (p.name, format!("{:?}", p.value)));
+        self.units.lock().unwrap().entry(unit.to_owned()).or_default().extend(told);
+        if self.tree.v2 {
+            let stem = unit.strip_suffix(".slice").unwrap_or(unit);
+            let ends = stem.match_indices('-').map(|(at, _)| at).chain([stem.len()]);
+            let mut dir = PathBuf::from("/cg");
+            dir.extend(ends.map(|end| format!("{}.slice", &stem[..end])));
+            self.take_cpuset(&dir);
+        }
         Ok(())
     }
 

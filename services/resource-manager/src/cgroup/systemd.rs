@@ -86,10 +86,15 @@ impl Systemd {
         Ok(connection.call_method(Some(SYSTEMD), OBJECT, Some(MANAGER), method, body).await?)
     }
 
-    /// Sets properties, and waits until systemd has written them into files: it answers before that, and takes no other
-    /// call until it has.
+    /// Sets properties, and waits until systemd has written them into files.
     async fn set_properties(&self, unit: &str, properties: &[Property]) -> Result<(), Failure> {
         self.call("SetUnitProperties", &(unit, true, pairs(properties))).await?;
+        self.written().await
+    }
+
+    /// Waits until systemd has written into files what it was told before: it answers before that, and takes no other call
+    /// until it has.
+    async fn written(&self) -> Result<(), Failure> {
         let connection = self.connection().await?;
         connection.call_method(Some(SYSTEMD), OBJECT, Some(PEER), "Ping", &()).await?;
         Ok(())
@@ -140,12 +145,15 @@ impl Systemd {
     async fn start_slice(&self, slice: &str, properties: &[Property]) -> Result<bool, Failure> {
         let none: Vec<(&str, Vec<Pair<'_>>)> = Vec::new();
         let made = self.job("StartTransientUnit", &(slice, REPLACE, pairs(properties), none)).await;
-        match made {
-            Ok(()) => Ok(true),
+        let new = match made {
+            Ok(()) => true,
             // It may be left over and not run.
-            Err(Failure::Exists) => self.job("StartUnit", &(slice, REPLACE)).await.map(|()| false),
-            Err(failure) => Err(failure),
-        }
+            Err(Failure::Exists) => self.job("StartUnit", &(slice, REPLACE)).await.map(|()| false)?,
+            Err(failure) => return Err(failure),
+        };
+        // The job is done before the controllers of what is above and beside are as systemd wants them.
+        self.written().await?;
+        Ok(new)
     }
 
     /// Carries a call out on the runtime.
@@ -330,6 +338,9 @@ mod tests {
                     continue;
                 }
                 if matches!(method.as_str(), "AddMatch" | "RemoveMatch" | "Ping") {
+                    if method == "Ping" {
+                        told.lock().unwrap().push(method);
+                    }
                     connection.reply(&header, &()).await.unwrap();
                     continue;
                 }
@@ -412,7 +423,7 @@ mod tests {
         for name in ["new.slice", "quick.slice"] {
             assert!(world.ask(move |systemd| systemd.start(name, &properties())).await.unwrap(), "{name}");
             let told = world.told();
-            assert_eq!(told.len(), 1, "{told:?}");
+            assert_eq!((told.len(), told[1].as_str()), (2, "Ping"), "until it is written: {told:?}");
             let begin = format!("StartTransientUnit {name} replace ");
             assert!(told[0].starts_with(&begin), "{told:?}");
             for part in ["U64(5)", "Bool(false)", "kubepods.slice", "AllowedCPUs", "pods"] {
@@ -425,7 +436,7 @@ mod tests {
     async fn a_slice_that_is_there_is_started_as_it_is_and_told_its_properties() {
         let world = World::start();
         assert!(!world.ask(|systemd| systemd.start("old.slice", &properties())).await.unwrap());
-        assert_eq!(world.told()[1], "StartUnit old.slice replace");
+        assert_eq!(world.told()[1..], ["StartUnit old.slice replace", "Ping"]);
         world.ask(|systemd| systemd.set("old.slice", &properties()[..1])).await.unwrap();
         let told = world.told();
         assert!(

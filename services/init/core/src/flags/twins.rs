@@ -59,7 +59,7 @@ pub(super) const TWINS: &[FlagSpec] = &[
         "tls-min-version",
         Kind::Text,
         "tlsMinVersion",
-        "The lowest version of TLS: VersionTLS10, VersionTLS11, VersionTLS12 or VersionTLS13.",
+        "The lowest version of TLS: VersionTLS12 or VersionTLS13.",
     ),
     twin(
         "rotate-certificates",

@@ -1,0 +1,119 @@
+//! The cipher suites that the kubelet API can speak, under the names that a KubeletConfiguration has for them.
+
+use serde::{Deserialize, Serialize};
+
+/// A cipher suite of TLS 1.2 or 1.3 (`tlsCipherSuites`; node-and-api.md §2.5). Those that a kubelet knows besides lack forward
+/// secrecy or encrypt with CBC, RC4 or 3DES, and are not here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CipherSuite {
+    /// TLS 1.3.
+    #[serde(rename = "TLS_AES_128_GCM_SHA256")]
+    Aes128Gcm,
+    /// TLS 1.3.
+    #[serde(rename = "TLS_AES_256_GCM_SHA384")]
+    Aes256Gcm,
+    /// TLS 1.3.
+    #[serde(rename = "TLS_CHACHA20_POLY1305_SHA256")]
+    Chacha20,
+    /// TLS 1.2, with a certificate of an elliptic curve.
+    #[serde(rename = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")]
+    EcdsaAes128Gcm,
+    /// TLS 1.2, with a certificate of an elliptic curve.
+    #[serde(rename = "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384")]
+    EcdsaAes256Gcm,
+    /// TLS 1.2, with a certificate of an elliptic curve.
+    #[serde(rename = "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256")]
+    EcdsaChacha20,
+    /// TLS 1.2, with an RSA certificate.
+    #[serde(rename = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256")]
+    RsaAes128Gcm,
+    /// TLS 1.2, with an RSA certificate.
+    #[serde(rename = "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384")]
+    RsaAes256Gcm,
+    /// TLS 1.2, with an RSA certificate.
+    #[serde(rename = "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256")]
+    RsaChacha20,
+}
+
+impl CipherSuite {
+    /// All of them, those of TLS 1.3 first.
+    pub const ALL: [Self; 9] = [
+        Self::Aes128Gcm,
+        Self::Aes256Gcm,
+        Self::Chacha20,
+        Self::EcdsaAes128Gcm,
+        Self::EcdsaAes256Gcm,
+        Self::EcdsaChacha20,
+        Self::RsaAes128Gcm,
+        Self::RsaAes256Gcm,
+        Self::RsaChacha20,
+    ];
+
+    /// Its name, as Go has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Aes128Gcm => "TLS_AES_128_GCM_SHA256",
+            Self::Aes256Gcm => "TLS_AES_256_GCM_SHA384",
+            Self::Chacha20 => "TLS_CHACHA20_POLY1305_SHA256",
+            Self::EcdsaAes128Gcm => "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+            Self::EcdsaAes256Gcm => "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+            Self::EcdsaChacha20 => "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+            Self::RsaAes128Gcm => "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+            Self::RsaAes256Gcm => "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+            Self::RsaChacha20 => "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+        }
+    }
+
+    /// The suite of a name; `None` for one that is not spoken. Two names have an older form without the hash.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305" => Some(Self::EcdsaChacha20),
+            "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305" => Some(Self::RsaChacha20),
+            name => Self::ALL.into_iter().find(|suite| suite.name() == name),
+        }
+    }
+
+    /// Whether it is one of TLS 1.3, whose suites are always all there, whatever is chosen, as in Go.
+    pub fn is_tls13(self) -> bool {
+        matches!(self, Self::Aes128Gcm | Self::Aes256Gcm | Self::Chacha20)
+    }
+
+    /// Whether it is one of TLS 1.2 that goes with a certificate of an elliptic curve.
+    pub fn is_ecdsa(self) -> bool {
+        matches!(self, Self::EcdsaAes128Gcm | Self::EcdsaAes256Gcm | Self::EcdsaChacha20)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_go_and_the_older_forms_of_two() {
+        for suite in CipherSuite::ALL {
+            assert_eq!(CipherSuite::named(suite.name()), Some(suite));
+            let written = serde_json::to_value(suite).unwrap();
+            assert_eq!(written, suite.name(), "the configuration has the same name");
+            assert_eq!(serde_json::from_value::<CipherSuite>(written).unwrap(), suite);
+            assert_eq!(suite.is_tls13(), !suite.name().contains("_WITH_"), "{}", suite.name());
+            assert_eq!(suite.is_ecdsa(), suite.name().contains("_ECDSA_"), "{}", suite.name());
+        }
+        for (name, suite) in [
+            ("TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305", Some(CipherSuite::EcdsaChacha20)),
+            ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", Some(CipherSuite::RsaChacha20)),
+            // Known to a kubelet, and not spoken here.
+            ("TLS_RSA_WITH_AES_128_GCM_SHA256", None),
+            ("TLS_RSA_WITH_AES_256_GCM_SHA384", None),
+            ("TLS_RSA_WITH_RC4_128_SHA", None),
+            ("TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA", None),
+            ("TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256", None),
+            ("TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA", None),
+            // Known to nobody.
+            ("tls_aes_128_gcm_sha256", None),
+            ("ECDHE-RSA-AES128-GCM-SHA256", None),
+            ("", None),
+        ] {
+            assert_eq!(CipherSuite::named(name), suite, "{name}");
+        }
+    }
+}
