@@ -67,8 +67,8 @@ fn every_problem_of_the_configuration_is_a_line_with_file_and_line() {
     let file = scene.text("kubelet.yaml");
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
-    assert!(lines[0].contains(&format!("maxPods = \"many\" ({file}:4)")), "{text}");
-    assert!(lines[1].contains(&format!("address = \"0.0.0.0\" ({file}:5)")), "{text}");
+    assert!(lines[0].contains(&format!("maxPods = \"many\" ({file}:4; --max-pods)")), "{text}");
+    assert!(lines[1].contains(&format!("address = \"0.0.0.0\" ({file}:5; --address)")), "{text}");
     assert!(lines[2].contains("--log-level = \"loud\""), "{text}");
 }
 

@@ -36,15 +36,26 @@ pub(crate) fn parse_node_labels(uses: &[String]) -> Result<BTreeMap<String, Stri
     if errors.is_empty() { Ok(labels) } else { Err(errors) }
 }
 
-fn check(key: &str, value: &str) -> Result<(), String> {
+/// An optional DNS name and '/', then a name (`IsQualifiedName`).
+pub(crate) fn is_qualified_name(key: &str) -> bool {
     let (prefix, name) = key.split_once('/').unwrap_or(("", key));
-    if !is_name(name) || (key.contains('/') && !is_subdomain(prefix)) {
+    is_name(name) && (!key.contains('/') || is_subdomain(prefix))
+}
+
+/// Nothing, or a name.
+pub(crate) fn is_label_value(value: &str) -> bool {
+    value.is_empty() || is_name(value)
+}
+
+fn check(key: &str, value: &str) -> Result<(), String> {
+    let prefix = key.split_once('/').map_or("", |(prefix, _)| prefix);
+    if !is_qualified_name(key) {
         return Err(format!(
             "the key {key:?} is no qualified name: an optional DNS name and '/', then at most 63 letters, \
              digits, '-', '_' and '.', beginning and ending with a letter or digit"
         ));
     }
-    if !value.is_empty() && !is_name(value) {
+    if !is_label_value(value) {
         return Err(format!(
             "the value {value:?} of {key} is no label value: at most 63 letters, digits, '-', '_' and '.', \
              beginning and ending with a letter or digit"

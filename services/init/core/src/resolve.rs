@@ -12,11 +12,13 @@ use serde_json::{Map, Value, json};
 use crate::api_access::listeners;
 use crate::document::{ConfigProblem, Document, Sourced};
 use crate::effective::{effective, with_paths_from};
-use crate::flags::FieldFlag;
+use crate::flags::{FieldFlag, twin_of};
+use crate::gates;
 use crate::keelson_file::{self, KeelsonFile};
 use crate::kubelet_file::{self, KubeletFile, absolute, is_kind};
 use crate::labels::{is_subdomain, parse_node_labels};
 use crate::reserved::Capacity;
+use crate::rules;
 
 /// The longest run dir: a unix socket's path has at most 107 bytes (unix(7)), and
 /// `/resource-manager/resource-manager.` with a process id takes 42.
@@ -148,14 +150,31 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigProblem>> {
     let capacity = Capacity { memory: host.memory_bytes, nodefs: host.nodefs_bytes };
     let kubelet_file = kubelet.map(|document| kubelet_file::read(document, capacity, &mut problems));
     let keelson_file = keelson.map(|document| keelson_file::read(document, &mut problems));
-    let mut resolver =
-        Resolver { config: Config::default(), problems, notes: Vec::new(), flags, host, with_file };
-    resolver.run(kubelet_file.unwrap_or_default(), keelson_file.unwrap_or_default());
+    let kubelet_file = kubelet_file.unwrap_or_default();
+    let (gates, wrong, notes) = gates::judge(&kubelet_file.gates);
+    problems.extend(wrong);
+    if let Some(document) = kubelet {
+        rules::check(document, &gates, &mut problems);
+    }
+    let mut resolver = Resolver { config: Config::default(), problems, notes, flags, host, with_file };
+    resolver.run(kubelet_file, keelson_file.unwrap_or_default());
+    name_flags(&mut resolver.problems, keelson);
     if resolver.problems.is_empty() {
         let kubelet_configuration = effective(kubelet, with_file, &resolver.config);
         Ok(Resolved { config: resolver.config, notes: resolver.notes, kubelet_configuration })
     } else {
         Err(resolver.problems)
+    }
+}
+
+/// Adds to each problem with a field of the KubeletConfiguration the flag that is its twin (node-and-api.md §2.7).
+fn name_flags(problems: &mut [ConfigProblem], keelson: Option<&Document>) {
+    for problem in problems {
+        let is_ours = keelson.is_some_and(|keelson| problem.origin.starts_with(&keelson.file));
+        if let Some(twin) = twin_of(&problem.field).filter(|_| !is_ours && !problem.origin.starts_with("--"))
+        {
+            problem.origin = format!("{}; --{twin}", problem.origin);
+        }
     }
 }
 

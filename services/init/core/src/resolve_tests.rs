@@ -163,12 +163,12 @@ fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
     let cases = [
         (
             json!({"fileCheckFrequency": "20"}),
-            r#"fileCheckFrequency = "20" (kubelet.yaml:3)"#,
+            r#"fileCheckFrequency = "20" (kubelet.yaml:3; --file-check-frequency)"#,
             "20s or 1m30s",
         ),
         (json!({"fileCheckFrequency": 20}), "fileCheckFrequency = 20", "20s or 1m30s"),
         (json!({"cpuCFSQuotaPeriod": "2s"}), r#"cpuCFSQuotaPeriod = "2s""#, "from 1ms to 1s"),
-        (json!({"port": 70000}), "port = 70000", "from 0 to 65535"),
+        (json!({"port": 70000}), "port = 70000", "from 1 to 65535"),
         (json!({"port": "10250"}), r#"port = "10250""#, "whole number"),
         (json!({"maxPods": -1}), "maxPods = -1", "from 0"),
         (json!({"address": "0.0.0.0"}), r#"address = "0.0.0.0""#, "without authentication.x509.clientCAFile"),
@@ -180,7 +180,7 @@ fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
         (json!({"cgroupDriver": "cgroups"}), r#"cgroupDriver = "cgroups""#, "cgroupfs, systemd"),
         (json!({"cgroupRoot": "pods"}), r#"cgroupRoot = "pods""#, "absolute path"),
         (json!({"containerRuntimeEndpoint": "tcp://1.2.3.4:5"}), "tcp://1.2.3.4:5", "unix://"),
-        (json!({"containerRuntimeEndpoint": ""}), "containerRuntimeEndpoint", "unix://"),
+        (json!({"containerRuntimeEndpoint": "run/c.sock"}), "containerRuntimeEndpoint", "unix://"),
         (json!({"podLogsDir": "/var/../log"}), "podLogsDir", "absolute path"),
         (json!({"podLogsDir": "/var/lög"}), "podLogsDir", "ASCII"),
         (json!({"clusterDNS": "10.0.0.10"}), "clusterDNS", "list of texts"),
@@ -293,6 +293,17 @@ fn each_wrong_flag_is_told() {
             "absolute path",
         ),
         (Flags { run_dir: Some(String::new()), ..Flags::default() }, "--run-dir", "absolute path"),
+        (
+            Flags { fields: fields(&["--container-runtime-endpoint="]), ..Flags::default() },
+            "--container-runtime-endpoint",
+            "unix://",
+        ),
+        (Flags { fields: fields(&["--port=0"]), ..Flags::default() }, "port = 0 (--port)", "from 1 to 65535"),
+        (
+            Flags { fields: fields(&["--cpu-manager-policy="]), ..Flags::default() },
+            "--cpu-manager-policy",
+            "none, static",
+        ),
         (
             Flags { fields: fields(&["--container-runtime-endpoint=x"]), ..Flags::default() },
             "--container-runtime-endpoint",
@@ -681,10 +692,16 @@ fn a_flag_replaces_the_map_of_the_file_and_each_value_says_where_it_is_from() {
 
 #[test]
 fn feature_gates_of_flags_are_added_to_those_of_the_file() {
-    let flags = Flags { fields: fields(&["--feature-gates=A=true,B=true"]), ..Flags::default() };
-    let file = kubelet(json!({"featureGates": {"B": false, "C": false}}));
+    let flags = Flags {
+        fields: fields(&["--feature-gates=MemoryQoS=true,NodeLogQuery=true,EnvFiles=true"]),
+        ..Flags::default()
+    };
+    let file =
+        kubelet(json!({"featureGates": {"EnvFiles": false, "NodeLogQuery": false, "QOSReserved": true}}));
     let whole = run(&flags, Some(&file), None, &host()).unwrap().kubelet_configuration;
-    assert_eq!(whole["featureGates"], json!({"A": true, "B": true, "C": false}));
+    // What the file says of a gate that a flag sets is not looked at: it would be refused.
+    let all = json!({"EnvFiles": true, "MemoryQoS": true, "NodeLogQuery": true, "QOSReserved": true});
+    assert_eq!(whole["featureGates"], all);
 }
 
 #[test]

@@ -77,5 +77,14 @@ pub(crate) fn find(name: &str) -> Option<&'static FlagSpec> {
     all.binary_search_by_key(&name.as_str(), |flag| flag.name).ok().map(|at| &all[at])
 }
 
+/// The flag that sets the field at a dotted path, or the map that it is a key of; without the dashes.
+pub(crate) fn twin_of(field: &str) -> Option<&'static str> {
+    let sets =
+        |flag: &FlagSpec, field: &str| matches!(flag.meaning, Meaning::Field { path, .. } if path == field);
+    let ends = field.match_indices(['.', '[']).map(|(at, _)| at).chain([field.len()]);
+    let whole = |end| flags().iter().find(|flag| sets(flag, &field[..end])).map(|flag| flag.name);
+    ends.rev().find_map(whole)
+}
+
 #[cfg(test)]
 mod tests;
