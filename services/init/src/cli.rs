@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use keelson_config::KUBELET_VERSION;
 use keelson_init_core::flags::{Asked, CommandLine, FieldFlag, FlagError, help, parse};
-use keelson_init_core::{Flags, shown_flags};
+use keelson_init_core::{Flags, flag_lines, shown_flags};
 use serde_json::Value;
 
 /// Flags without a field that have a place of their own in [`Flags`] or here, or that are spent on the way.
@@ -128,6 +128,11 @@ impl Cli {
             fields,
             others: line.own_besides(TAKEN),
         }
+    }
+
+    /// The lines that the log has of the flags at a verbosity.
+    pub fn lines(&self, verbosity: i64) -> Vec<String> {
+        flag_lines(&self.0, verbosity)
     }
 
     /// Every flag with its value, for `/flagz`.

@@ -257,11 +257,18 @@ fn give_to_operators(config: &Config, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// `logging.verbosity` of the KubeletConfiguration in force, flags included.
+fn verbosity(kubelet_configuration: &Map<String, Value>) -> i64 {
+    let logging = kubelet_configuration.get("logging");
+    logging.and_then(|logging| logging.get("verbosity")).and_then(Value::as_i64).unwrap_or(0)
+}
+
 fn log_notes(notes: &[Note]) {
     for note in notes {
         match note.level {
             Level::Info => tracing::info!("{}", note.text),
             Level::Warn => tracing::warn!("{}", note.text),
+            Level::Error => tracing::error!("{}", note.text),
         }
     }
 }
@@ -272,6 +279,9 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     let listener = signals::Listener::new().context("cannot listen for signals")?;
     tokio::spawn(listener.run(context.shutdown.clone(), hurry.clone()));
     let Start { resolved, providers, ingredients } = start;
+    for line in cli.lines(verbosity(&resolved.kubelet_configuration)) {
+        tracing::info!("{line}");
+    }
     log_notes(&resolved.notes);
     let config = &*context.config;
     join_operator_group(config)?;

@@ -44,7 +44,7 @@ pub use credential_providers::{
 };
 pub use document::{ConfigProblem, Document, Sourced};
 pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
-pub use flagz::shown_flags;
+pub use flagz::{flag_lines, shown_flags};
 pub use folders::{Folder, Owner, folders};
 pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState};
 pub use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND, endpoint_lock_name};

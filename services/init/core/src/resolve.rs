@@ -109,6 +109,8 @@ pub enum Level {
     Info,
     /// Probably not what was meant.
     Warn,
+    /// Somebody should see to it.
+    Error,
 }
 
 /// Something to say about a configuration that is good enough to start with.
@@ -291,9 +293,10 @@ impl Resolver<'_> {
                     ))
                 }
                 ("cloud-provider", "external") => {}
-                ("cloud-provider", _) => self.problems.push(given.problem(
-                    "clouds are seen to by controllers of their own; write external, or leave it out",
-                )),
+                ("cloud-provider", name) => self.problems.push(given.problem(format!(
+                    "cloud provider {name:?} was specified, but built-in cloud providers are disabled. Please set \
+                     --cloud-provider=external and migrate to an external cloud provider"
+                ))),
                 _ => idle.push(format!("--{name}")),
             }
         }
@@ -321,6 +324,7 @@ impl Resolver<'_> {
             field: "host name".to_owned(),
         };
         let name = flag("--hostname-override", self.flags.hostname_override.as_ref())
+            .filter(|name| !name.value.is_empty())
             .unwrap_or_else(from_host)
             .map(|name| name.trim().to_lowercase());
         if !is_subdomain(&name.value) {
@@ -402,9 +406,10 @@ impl Resolver<'_> {
         if self.host.uid != 0 {
             self.config.users.operator_gid = self.host.gid;
             self.note(
-                Level::Warn,
+                Level::Error,
                 format!(
-                    "init runs as uid {}, not as root: all services run as this user, none with privileges of its own",
+                    "the kubelet needs to run as uid 0, it is being run as {}: all services run as this user, none with \
+                     privileges of its own",
                     self.host.uid
                 ),
             );

@@ -275,6 +275,16 @@ fn each_wrong_value_of_ours_is_told_too() {
 }
 
 #[test]
+fn a_name_of_the_node_is_trimmed_and_lowered_and_an_empty_one_is_the_machines() {
+    for (given, name) in [(None, "edge-1"), (Some(""), "edge-1"), (Some(" Node-A\n"), "node-a")] {
+        let flags = Flags { hostname_override: given.map(ToOwned::to_owned), ..Flags::default() };
+        let config = run(&flags, None, None, &host()).unwrap().config;
+        assert_eq!(config.node_name, name, "{given:?}");
+        assert_eq!(config.provenance.contains_key("nodeName"), name == "node-a");
+    }
+}
+
+#[test]
 fn each_wrong_flag_is_told() {
     let cases = [
         (
@@ -475,9 +485,11 @@ fn without_root_all_services_run_as_the_user_of_init() {
     let resolved = run(&Flags::default(), None, None, &machine).unwrap();
     assert!(resolved.config.users.uids.is_empty());
     assert_eq!(resolved.config.users.operator_gid, 1001);
-    let warnings: Vec<&Note> = resolved.notes.iter().filter(|n| n.level == Level::Warn).collect();
-    assert_eq!(warnings.len(), 1);
-    assert!(warnings[0].text.contains("uid 1000"));
+    let errors: Vec<&Note> = resolved.notes.iter().filter(|n| n.level == Level::Error).collect();
+    assert_eq!(errors.len(), 1);
+    assert!(errors[0].text.contains("kubelet needs to run as uid 0, it is being run as 1000"), "{errors:?}");
+    let as_root = run(&Flags::default(), None, None, &host()).unwrap();
+    assert!(as_root.notes.iter().all(|note| note.level != Level::Error), "{:?}", as_root.notes);
 }
 
 #[test]
@@ -733,13 +745,18 @@ fn flags_that_nothing_acts_on_are_told_and_those_that_cannot_be_are_refused() {
     };
     let notes =
         with(&[("node-ip", "10.0.0.1"), ("cert-dir", ""), ("cloud-provider", "external")]).unwrap().notes;
+    assert!(with(&[("cloud-provider", "")]).is_ok());
     assert!(notes.iter().any(|note| note.text == "these flags are not acted on yet: --node-ip"), "{notes:?}");
     for (others, expected) in [
         (
             &[("kubeconfig", "/k")][..],
             "--kubeconfig = \"/k\" (command line): this version talks to no API server",
         ),
-        (&[("cloud-provider", "aws")], "write external"),
+        (
+            &[("cloud-provider", "aws")],
+            "cloud provider \"aws\" was specified, but built-in cloud providers are disabled. Please set \
+             --cloud-provider=external and migrate to an external cloud provider",
+        ),
         (
             &[("exit-on-lock-contention", "true")],
             "cannot exit on lock file contention: no lock file specified",
