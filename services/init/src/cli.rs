@@ -8,6 +8,8 @@ use keelson_init_core::flags::{Asked, CommandLine, FieldFlag, FlagError, help, p
 use keelson_init_core::{Flags, flag_lines, shown_flags};
 use serde_json::Value;
 
+use crate::lock_file::LockFile;
+
 /// Flags without a field that have a place of their own in [`Flags`] or here, or that are spent on the way.
 const TAKEN: &[&str] = &[
     "config",
@@ -87,6 +89,12 @@ impl Cli {
     /// `--image-credential-provider-bin-dir`.
     pub fn image_credential_provider_bin_dir(&self) -> Option<String> {
         self.0.text("image-credential-provider-bin-dir")
+    }
+
+    /// `--lock-file` with `--exit-on-lock-contention`.
+    pub(crate) fn lock_file(&self) -> Option<LockFile> {
+        let path = self.path("lock-file")?;
+        Some(LockFile { path, gives_way: self.0.is_on("exit-on-lock-contention") })
     }
 
     /// `--resolve-only`.
@@ -170,6 +178,17 @@ mod tests {
     fn labels_may_be_given_several_times() {
         let cli = read(&["--node-labels", "a=1,b=2", "--node-labels=c=3"]);
         assert_eq!(cli.flags().node_labels, ["a=1,b=2,c=3"]);
+    }
+
+    #[test]
+    fn the_lock_file_starts_from_the_working_directory_and_an_empty_one_is_none() {
+        let lock = |arguments: &[&str]| read(arguments).lock_file();
+        let file = |gives_way| Some(LockFile { path: "/srv/l".into(), gives_way });
+        assert_eq!(lock(&[]), None);
+        assert_eq!(lock(&["--lock-file="]), None);
+        assert_eq!(lock(&["--lock-file=l"]), file(false));
+        assert_eq!(lock(&["--lock-file=l", "--exit-on-lock-contention=false"]), file(false));
+        assert_eq!(lock(&["--lock-file=l", "--exit-on-lock-contention"]), file(true));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod host;
 mod kubelet;
 pub mod launch;
 pub mod lock;
+mod lock_file;
 mod node_configuration;
 mod poller;
 mod server;
@@ -284,6 +285,7 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     }
     log_notes(&resolved.notes);
     let config = &*context.config;
+    let lock_file = lock_file(&context, &cli).await?;
     join_operator_group(config)?;
     dirs::prepare(&folders(config, is_root()))?;
     warn_of_closed_parents(config);
@@ -335,9 +337,33 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     let finish = async move {
         // An error means that the loop has panicked: nothing is left to wait for.
         let _ = finished.await;
-        drop((locks, lifeline));
+        drop((locks, lifeline, lock_file));
     };
     Ok(Built { routes: Routes::new(SupervisorServer::new(api)), finish, announces_ready: true })
+}
+
+/// Waits for the lock of `--lock-file`, and sees to it that init ends when somebody else wants it, where that is asked for.
+///
+/// Told to end while it waits, the process ends here: nothing is there yet that would have to end in order.
+async fn lock_file(context: &Context, cli: &Cli) -> anyhow::Result<Option<std::sync::Arc<lock_file::Held>>> {
+    let Some(asked) = cli.lock_file() else { return Ok(None) };
+    let Some(held) = asked.take(&context.shutdown).await? else {
+        tracing::info!("told to end before the file lock was free");
+        std::process::exit(0);
+    };
+    let held = std::sync::Arc::new(held);
+    let (watched, shutdown) = (std::sync::Arc::clone(&held), context.shutdown.clone());
+    context.spawn("lock-file", async move {
+        // Cancel-safe: both only wait.
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = watched.contended() => {
+                tracing::info!("another process wants the file lock: this agent ends, and its pods run on");
+                shutdown.cancel();
+            }
+        }
+    });
+    Ok(Some(held))
 }
 
 /// A service without root cannot reach its socket through a folder that only its owner may pass.

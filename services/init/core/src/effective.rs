@@ -45,7 +45,7 @@ const DURATIONS: &[&str] = &[
     "syncFrequency",
     "volumeStatsAggPeriod",
 ];
-/// Those of them for which zero is the default, as files have it that a program has written.
+/// Those of them, and numbers, for which zero is the default, as files have it that a program has written.
 const ZERO_IS_DEFAULT: &[&str] = &[
     "authentication.webhook.cacheTTL",
     "authorization.webhook.cacheAuthorizedTTL",
@@ -55,8 +55,10 @@ const ZERO_IS_DEFAULT: &[&str] = &[
     "fileCheckFrequency",
     "httpCheckFrequency",
     "imageMinimumGCAge",
+    "logging.flushFrequency",
     "nodeStatusReportFrequency",
     "nodeStatusUpdateFrequency",
+    "port",
     "runtimeRequestTimeout",
     "streamingConnectionIdleTimeout",
     "syncFrequency",
@@ -126,9 +128,6 @@ pub(crate) fn effective(document: Option<&Document>, with_file: bool, config: &C
         overlay(&mut whole, &with_paths_from(&document.folder, document).root, "");
         for path in ZERO_IS_DEFAULT {
             change(&mut whole, path, |value| if is_zero(value) { default_at(path) } else { None });
-        }
-        if whole.get("port") == Some(&json!(0)) {
-            whole.insert("port".to_owned(), defaults()["port"].clone());
         }
         eviction(&mut whole, &document.root);
         derived(&mut whole, &document.root);
@@ -203,9 +202,10 @@ fn derived(whole: &mut Map<String, Value>, file: &Map<String, Value>) {
     }
 }
 
-/// Whether this is a duration of zero.
+/// Whether this is a duration of zero, or the number.
 fn is_zero(value: &Value) -> bool {
-    value.as_str().and_then(parse_go_duration).is_some_and(|duration| duration.is_zero())
+    value.as_i64() == Some(0)
+        || value.as_str().and_then(parse_go_duration).is_some_and(|duration| duration.is_zero())
 }
 
 /// What flags set, and what is in force here although the file says nothing or something else.

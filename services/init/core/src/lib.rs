@@ -27,6 +27,7 @@ mod labels;
 mod leftovers;
 mod node_configuration;
 mod offline;
+mod origins;
 mod pressure;
 pub mod privileges;
 mod reserved;

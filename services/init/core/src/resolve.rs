@@ -17,6 +17,7 @@ use crate::gates;
 use crate::keelson_file::{self, KeelsonFile};
 use crate::kubelet_file::{self, KubeletFile, absolute, is_kind};
 use crate::labels::{is_subdomain, parse_node_labels};
+use crate::origins::origins;
 use crate::reserved::Capacity;
 use crate::rules;
 
@@ -56,7 +57,7 @@ pub struct Flags {
     pub runtime_cgroups: Option<String>,
     /// What sets fields of the KubeletConfiguration.
     pub fields: Vec<FieldFlag>,
-    /// What was given for the flags that nothing acts on yet or that are only checked, by name without dashes.
+    /// What was given for the flags that nothing acts on yet or that are only checked here, by name without dashes.
     pub others: BTreeMap<&'static str, String>,
 }
 
@@ -163,6 +164,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigProblem>> {
     name_flags(&mut resolver.problems, keelson);
     if resolver.problems.is_empty() {
         let kubelet_configuration = effective(kubelet, with_file, &resolver.config);
+        let origins = origins(kubelet, &kubelet_configuration, &resolver.config);
+        resolver.config.provenance.extend(origins);
         Ok(Resolved { config: resolver.config, notes: resolver.notes, kubelet_configuration })
     } else {
         Err(resolver.problems)
@@ -292,7 +295,7 @@ impl Resolver<'_> {
                         "this version talks to no API server yet; leave it out to run the agent alone",
                     ))
                 }
-                ("cloud-provider", "external") => {}
+                ("cloud-provider", "external") | ("lock-file" | "exit-on-lock-contention", _) => {}
                 ("cloud-provider", name) => self.problems.push(given.problem(format!(
                     "cloud provider {name:?} was specified, but built-in cloud providers are disabled. Please set \
                      --cloud-provider=external and migrate to an external cloud provider"

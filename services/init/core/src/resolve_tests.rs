@@ -746,6 +746,9 @@ fn flags_that_nothing_acts_on_are_told_and_those_that_cannot_be_are_refused() {
     let notes =
         with(&[("node-ip", "10.0.0.1"), ("cert-dir", ""), ("cloud-provider", "external")]).unwrap().notes;
     assert!(with(&[("cloud-provider", "")]).is_ok());
+    let locked = with(&[("lock-file", "/l"), ("exit-on-lock-contention", "true")]).unwrap().notes;
+    assert!(locked.iter().all(|note| !note.text.contains("not acted on")), "{locked:?}");
+    assert!(with(&[("exit-on-lock-contention", "false")]).is_ok());
     assert!(notes.iter().any(|note| note.text == "these flags are not acted on yet: --node-ip"), "{notes:?}");
     for (others, expected) in [
         (
