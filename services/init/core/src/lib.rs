@@ -28,6 +28,7 @@ mod leftovers;
 mod node_configuration;
 mod offline;
 mod origins;
+mod own_flags;
 mod pressure;
 pub mod privileges;
 mod reserved;

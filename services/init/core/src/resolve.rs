@@ -16,7 +16,6 @@ use crate::flags::{FieldFlag, twin_of};
 use crate::gates;
 use crate::keelson_file::{self, KeelsonFile};
 use crate::kubelet_file::{self, KubeletFile, absolute, is_kind};
-use crate::labels::{is_subdomain, parse_node_labels};
 use crate::origins::origins;
 use crate::reserved::Capacity;
 use crate::rules;
@@ -227,7 +226,7 @@ fn flags_alone(flags: &[FieldFlag]) -> Document {
 
 pub(crate) struct Resolver<'a> {
     pub(crate) config: Config,
-    problems: Vec<ConfigProblem>,
+    pub(crate) problems: Vec<ConfigProblem>,
     notes: Vec<Note>,
     pub(crate) flags: &'a Flags,
     pub(crate) host: &'a Host,
@@ -278,80 +277,6 @@ impl Resolver<'_> {
 
     pub(crate) fn note(&mut self, level: Level, text: impl Into<String>) {
         self.notes.push(Note { level, text: text.into() });
-    }
-
-    /// The flags that no field has and that nothing else looks at.
-    fn own_flags(&mut self) {
-        let mut idle = Vec::new();
-        for (name, text) in self.flags.others.iter().filter(|(_, text)| !text.is_empty()) {
-            let given = Sourced {
-                value: text.clone(),
-                origin: "command line".to_owned(),
-                field: format!("--{name}"),
-            };
-            match (*name, text.as_str()) {
-                ("kubeconfig" | "bootstrap-kubeconfig", _) => {
-                    self.problems.push(given.problem(
-                        "this version talks to no API server yet; leave it out to run the agent alone",
-                    ))
-                }
-                ("cloud-provider", "external") | ("lock-file" | "exit-on-lock-contention", _) => {}
-                ("cloud-provider", name) => self.problems.push(given.problem(format!(
-                    "cloud provider {name:?} was specified, but built-in cloud providers are disabled. Please set \
-                     --cloud-provider=external and migrate to an external cloud provider"
-                ))),
-                _ => idle.push(format!("--{name}")),
-            }
-        }
-        if !idle.is_empty() {
-            self.note(Level::Info, format!("these flags are not acted on yet: {}", idle.join(", ")));
-        }
-        if self.flags.others.get("exit-on-lock-contention").is_some_and(|on| on == "true")
-            && self.flags.others.get("lock-file").is_none_or(String::is_empty)
-        {
-            let given = Sourced {
-                value: true,
-                origin: "command line".to_owned(),
-                field: "--exit-on-lock-contention".to_owned(),
-            };
-            self.problems.push(given.problem(
-                "cannot exit on lock file contention: no lock file specified; name one with --lock-file",
-            ));
-        }
-    }
-
-    fn node(&mut self) {
-        let from_host = || Sourced {
-            value: self.host.hostname.clone(),
-            origin: String::new(),
-            field: "host name".to_owned(),
-        };
-        let name = flag("--hostname-override", self.flags.hostname_override.as_ref())
-            .filter(|name| !name.value.is_empty())
-            .unwrap_or_else(from_host)
-            .map(|name| name.trim().to_lowercase());
-        if !is_subdomain(&name.value) {
-            self.refuse(
-                &name,
-                "the name of a node is made of lower-case letters, digits, '-' and '.'; set one with --hostname-override",
-            );
-        }
-        self.set("nodeName", Some(name), |c, v| c.node_name = v);
-        match parse_node_labels(&self.flags.node_labels) {
-            Ok(labels) if labels.is_empty() => {}
-            Ok(labels) => {
-                let labels = Sourced { value: labels, origin: "--node-labels".into(), field: String::new() };
-                self.set("resources.nodeLabels", Some(labels), |c, v| c.resources.node_labels = v);
-            }
-            Err(errors) => {
-                let given = Sourced {
-                    value: self.flags.node_labels.join(","),
-                    origin: "command line".into(),
-                    field: "--node-labels".into(),
-                };
-                self.problems.extend(errors.into_iter().map(|error| given.problem(error)));
-            }
-        }
     }
 
     fn paths(&mut self, kubelet: &mut KubeletFile, keelson: &mut KeelsonFile) {

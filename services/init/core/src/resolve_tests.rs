@@ -275,16 +275,6 @@ fn each_wrong_value_of_ours_is_told_too() {
 }
 
 #[test]
-fn a_name_of_the_node_is_trimmed_and_lowered_and_an_empty_one_is_the_machines() {
-    for (given, name) in [(None, "edge-1"), (Some(""), "edge-1"), (Some(" Node-A\n"), "node-a")] {
-        let flags = Flags { hostname_override: given.map(ToOwned::to_owned), ..Flags::default() };
-        let config = run(&flags, None, None, &host()).unwrap().config;
-        assert_eq!(config.node_name, name, "{given:?}");
-        assert_eq!(config.provenance.contains_key("nodeName"), name == "node-a");
-    }
-}
-
-#[test]
 fn each_wrong_flag_is_told() {
     let cases = [
         (
@@ -735,39 +725,6 @@ fn flags_without_a_file_bring_no_thresholds_and_their_errors_name_them() {
         errors.iter().any(|error| error.contains("cgroupDriver = \"other\" (--cgroup-driver)")),
         "{errors:?}"
     );
-}
-
-#[test]
-fn flags_that_nothing_acts_on_are_told_and_those_that_cannot_be_are_refused() {
-    let with = |others: &[(&'static str, &str)]| {
-        let others = others.iter().map(|(name, text)| (*name, (*text).to_owned())).collect();
-        run(&Flags { others, ..Flags::default() }, None, None, &host())
-    };
-    let notes =
-        with(&[("node-ip", "10.0.0.1"), ("cert-dir", ""), ("cloud-provider", "external")]).unwrap().notes;
-    assert!(with(&[("cloud-provider", "")]).is_ok());
-    let locked = with(&[("lock-file", "/l"), ("exit-on-lock-contention", "true")]).unwrap().notes;
-    assert!(locked.iter().all(|note| !note.text.contains("not acted on")), "{locked:?}");
-    assert!(with(&[("exit-on-lock-contention", "false")]).is_ok());
-    assert!(notes.iter().any(|note| note.text == "these flags are not acted on yet: --node-ip"), "{notes:?}");
-    for (others, expected) in [
-        (
-            &[("kubeconfig", "/k")][..],
-            "--kubeconfig = \"/k\" (command line): this version talks to no API server",
-        ),
-        (
-            &[("cloud-provider", "aws")],
-            "cloud provider \"aws\" was specified, but built-in cloud providers are disabled. Please set \
-             --cloud-provider=external and migrate to an external cloud provider",
-        ),
-        (
-            &[("exit-on-lock-contention", "true")],
-            "cannot exit on lock file contention: no lock file specified",
-        ),
-    ] {
-        let errors = with(others).unwrap_err();
-        assert!(errors.len() == 1 && errors[0].contains(expected), "{errors:?}");
-    }
 }
 
 #[test]

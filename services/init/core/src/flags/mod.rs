@@ -12,6 +12,7 @@ mod value;
 pub use help::help;
 pub use line::{Asked, CommandLine, FieldFlag, FlagError, parse};
 pub use value::Kind;
+pub(crate) use value::truth;
 
 /// What a flag does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
