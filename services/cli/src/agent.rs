@@ -1,5 +1,6 @@
 //! The agent behind its sockets: the only module that calls a service.
 
+use std::fs;
 use std::future::Future;
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -7,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use keelson_config::{Paths, ServiceName};
+use keelson_config::{Config, Paths, ServiceName};
 use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
 use keelson_proto::keelson::admin::v1::{
     GetProgressRequest, GetProgressResponse, GetUsageRequest, GetUsageResponse, ListSpansRequest,
@@ -35,6 +36,7 @@ use keelson_proto::keelson::volume_manager::v1::volume_manager_client::VolumeMan
 use keelson_proto::keelson::volume_manager::v1::watch_pod_volumes_response::Item as VolumesItem;
 use keelson_proto::keelson::volume_manager::v1::{PodVolumes, WatchPodVolumesRequest};
 use keelson_service_kit::{Peer, PeerChannel};
+use serde_json::{Map, Value};
 use tonic::{Code, Request, Status};
 
 use crate::error::Failure;
@@ -68,6 +70,25 @@ impl Agent {
     /// The socket of a service.
     pub(crate) fn socket(&self, service: ServiceName) -> PathBuf {
         Paths::socket_below(&self.run_dir, service)
+    }
+
+    /// The file that whoever resolved the configuration has left for the services.
+    ///
+    /// # Errors
+    /// There is none, it is closed to this user, or it is no configuration.
+    pub(crate) fn resolved_configuration(&self) -> Result<Map<String, Value>, Failure> {
+        let path = Paths { run_dir: self.run_dir.clone(), ..Config::default().paths }.config_file();
+        let bytes = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Failure::NotFound {
+                    what: format!("no agent has left its configuration at {}", path.display()),
+                    hint: "`keelson up` starts one; --run-dir names the folder of another".into(),
+                });
+            }
+            read => read.map_err(|source| Failure::Read { path: path.clone(), source })?,
+        };
+        serde_json::from_slice(&bytes)
+            .map_err(|error| Failure::Manifest { path, reason: format!("this is no configuration: {error}") })
     }
 
     /// The way to a service.

@@ -7,6 +7,7 @@ use clap_complete::ArgValueCandidates;
 use keelson_config::ServiceName;
 
 use crate::cmd::completion;
+use crate::cmd::config::ConfigArgs;
 use crate::figures::Sort;
 use crate::human::{parse_duration, parse_interval};
 
@@ -155,6 +156,8 @@ pub(crate) enum Command {
     Services(ServicesArgs),
     /// Call the methods of the services' own APIs
     Grpc(GrpcArgs),
+    /// Show the configuration in force and where each value is from
+    Config(ConfigArgs),
     /// Show the version of this command and of each service
     Version(VersionArgs),
     /// Print what a shell needs to complete command lines, with the names of pods and services

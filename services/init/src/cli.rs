@@ -5,8 +5,10 @@ use std::path::PathBuf;
 
 use keelson_config::KUBELET_VERSION;
 use keelson_init_core::flags::{Asked, CommandLine, FieldFlag, FlagError, help, parse};
-use keelson_init_core::{Flags, shown_flags};
+use keelson_init_core::{Flags, flag_lines, shown_flags};
 use serde_json::Value;
+
+use crate::lock_file::LockFile;
 
 /// Flags without a field that have a place of their own in [`Flags`] or here, or that are spent on the way.
 const TAKEN: &[&str] = &[
@@ -89,6 +91,12 @@ impl Cli {
         self.0.text("image-credential-provider-bin-dir")
     }
 
+    /// `--lock-file` with `--exit-on-lock-contention`.
+    pub(crate) fn lock_file(&self) -> Option<LockFile> {
+        let path = self.path("lock-file")?;
+        Some(LockFile { path, gives_way: self.0.is_on("exit-on-lock-contention") })
+    }
+
     /// `--resolve-only`.
     pub fn resolve_only(&self) -> bool {
         self.0.is_on("resolve-only")
@@ -130,6 +138,11 @@ impl Cli {
         }
     }
 
+    /// The lines that the log has of the flags at a verbosity.
+    pub fn lines(&self, verbosity: i64) -> Vec<String> {
+        flag_lines(&self.0, verbosity)
+    }
+
     /// Every flag with its value, for `/flagz`.
     pub fn shown(&self) -> BTreeMap<&'static str, String> {
         shown_flags(&self.0)
@@ -165,6 +178,17 @@ mod tests {
     fn labels_may_be_given_several_times() {
         let cli = read(&["--node-labels", "a=1,b=2", "--node-labels=c=3"]);
         assert_eq!(cli.flags().node_labels, ["a=1,b=2,c=3"]);
+    }
+
+    #[test]
+    fn the_lock_file_starts_from_the_working_directory_and_an_empty_one_is_none() {
+        let lock = |arguments: &[&str]| read(arguments).lock_file();
+        let file = |gives_way| Some(LockFile { path: "/srv/l".into(), gives_way });
+        assert_eq!(lock(&[]), None);
+        assert_eq!(lock(&["--lock-file="]), None);
+        assert_eq!(lock(&["--lock-file=l"]), file(false));
+        assert_eq!(lock(&["--lock-file=l", "--exit-on-lock-contention=false"]), file(false));
+        assert_eq!(lock(&["--lock-file=l", "--exit-on-lock-contention"]), file(true));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod host;
 mod kubelet;
 pub mod launch;
 pub mod lock;
+mod lock_file;
 mod node_configuration;
 mod poller;
 mod server;
@@ -257,11 +258,18 @@ fn give_to_operators(config: &Config, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// `logging.verbosity` of the KubeletConfiguration in force, flags included.
+fn verbosity(kubelet_configuration: &Map<String, Value>) -> i64 {
+    let logging = kubelet_configuration.get("logging");
+    logging.and_then(|logging| logging.get("verbosity")).and_then(Value::as_i64).unwrap_or(0)
+}
+
 fn log_notes(notes: &[Note]) {
     for note in notes {
         match note.level {
             Level::Info => tracing::info!("{}", note.text),
             Level::Warn => tracing::warn!("{}", note.text),
+            Level::Error => tracing::error!("{}", note.text),
         }
     }
 }
@@ -272,8 +280,12 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     let listener = signals::Listener::new().context("cannot listen for signals")?;
     tokio::spawn(listener.run(context.shutdown.clone(), hurry.clone()));
     let Start { resolved, providers, ingredients } = start;
+    for line in cli.lines(verbosity(&resolved.kubelet_configuration)) {
+        tracing::info!("{line}");
+    }
     log_notes(&resolved.notes);
     let config = &*context.config;
+    let lock_file = lock_file(&context, &cli).await?;
     join_operator_group(config)?;
     dirs::prepare(&folders(config, is_root()))?;
     warn_of_closed_parents(config);
@@ -325,9 +337,33 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     let finish = async move {
         // An error means that the loop has panicked: nothing is left to wait for.
         let _ = finished.await;
-        drop((locks, lifeline));
+        drop((locks, lifeline, lock_file));
     };
     Ok(Built { routes: Routes::new(SupervisorServer::new(api)), finish, announces_ready: true })
+}
+
+/// Waits for the lock of `--lock-file`, and sees to it that init ends when somebody else wants it, where that is asked for.
+///
+/// Told to end while it waits, the process ends here: nothing is there yet that would have to end in order.
+async fn lock_file(context: &Context, cli: &Cli) -> anyhow::Result<Option<std::sync::Arc<lock_file::Held>>> {
+    let Some(asked) = cli.lock_file() else { return Ok(None) };
+    let Some(held) = asked.take(&context.shutdown).await? else {
+        tracing::info!("told to end before the file lock was free");
+        std::process::exit(0);
+    };
+    let held = std::sync::Arc::new(held);
+    let (watched, shutdown) = (std::sync::Arc::clone(&held), context.shutdown.clone());
+    context.spawn("lock-file", async move {
+        // Cancel-safe: both only wait.
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = watched.contended() => {
+                tracing::info!("another process wants the file lock: this agent ends, and its pods run on");
+                shutdown.cancel();
+            }
+        }
+    });
+    Ok(Some(held))
 }
 
 /// A service without root cannot reach its socket through a folder that only its owner may pass.

@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use common::{Scene, eventually, find, status_field};
 use keelson_config::{Config, ServiceName};
@@ -67,8 +67,8 @@ fn every_problem_of_the_configuration_is_a_line_with_file_and_line() {
     let file = scene.text("kubelet.yaml");
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
-    assert!(lines[0].contains(&format!("maxPods = \"many\" ({file}:4)")), "{text}");
-    assert!(lines[1].contains(&format!("address = \"0.0.0.0\" ({file}:5)")), "{text}");
+    assert!(lines[0].contains(&format!("maxPods = \"many\" ({file}:4; --max-pods)")), "{text}");
+    assert!(lines[1].contains(&format!("address = \"0.0.0.0\" ({file}:5; --address)")), "{text}");
     assert!(lines[2].contains("--log-level = \"loud\""), "{text}");
 }
 
@@ -275,6 +275,26 @@ fn namespaced(kinds: &[&str], script: &str, command: &Command) -> Command {
     unshare.args(kinds).args(["--propagation", "private", "sh", "-c", script, "sh"]);
     unshare.arg(command.get_program()).args(command.get_args());
     unshare
+}
+
+#[tokio::test]
+async fn from_verbosity_1_on_the_log_begins_with_every_flag() {
+    for (verbosity, told) in [("0", false), ("1", true)] {
+        let scene = Scene::new();
+        let mut command = scene.command();
+        command.args(["--v", verbosity]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = tokio::task::spawn_blocking({
+            let child = command.spawn().unwrap();
+            move || child.wait_with_output().unwrap()
+        });
+        let services = scene.all_running().await;
+        common::signal(find(&services, ServiceName::Init).pid, Signal::TERM);
+        let (code, text) = code_and_text(&output.await.unwrap());
+        assert_eq!(code, Some(0), "{text}");
+        for line in ["FLAG: --hostname-override=\"testnode\"", "FLAG: --max-pods=\"110\""] {
+            assert_eq!(text.contains(line), told, "{line}: {text}");
+        }
+    }
 }
 
 #[tokio::test]

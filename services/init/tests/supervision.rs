@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
-use common::{Scene, eventually, find, is_alive, signal, status_field};
+use common::{Init, Scene, eventually, find, is_alive, signal, status_field};
 use keelson_config::ServiceName;
 use keelson_init_core::privileges;
 use keelson_proto::keelson::supervisor::v1 as pb;
@@ -295,6 +295,67 @@ async fn a_second_agent_on_the_same_run_dir_root_or_runtime_is_refused_by_name()
         let holder = format!("(pid {}, run dir {})", init.pid(), scene.text("run"));
         assert!(log.contains(&holder) && log.contains(what), "{what}: {log}");
     }
+}
+
+/// init with a lock file.
+fn start_locked<'a>(scene: &'a Scene, more: &[&str]) -> Init<'a> {
+    let mut command = scene.command();
+    command.args(["--lock-file", &scene.text("lock")]).args(more);
+    scene.start_as(command)
+}
+
+/// Waits until the kernel has a process among those that wait for a lock (proc(5), `/proc/locks`).
+async fn waits_for_a_lock(pid: u32) {
+    eventually("it waits for the lock", || {
+        let locks = fs::read_to_string("/proc/locks").unwrap();
+        let mut waiting = locks.lines().filter(|line| line.contains("-> FLOCK"));
+        waiting.any(|line| line.split_whitespace().any(|word| word == pid.to_string()))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_lock_file_of_a_killed_init_goes_to_the_one_that_waits_for_it() {
+    let scene = Scene::new();
+    let mut first = start_locked(&scene, &[]);
+    let before = scene.all_running().await;
+    let second = start_locked(&scene, &[]);
+    waits_for_a_lock(second.pid()).await;
+    assert_eq!(find(&scene.all_running().await, ServiceName::Init).pid, first.pid());
+    // Its services live on for a moment: none of them keeps the lock.
+    first.signal(Signal::KILL);
+    first.ended().await;
+    let after = scene.all_running().await;
+    assert_eq!(find(&after, ServiceName::Init).pid, second.pid());
+    assert!(after.iter().all(|service| before.iter().all(|old| old.pid != service.pid)));
+}
+
+#[tokio::test]
+async fn who_waits_for_the_lock_file_ends_when_told_to_and_starts_nothing() {
+    let scene = Scene::new();
+    let first = start_locked(&scene, &[]);
+    let before = scene.all_running().await;
+    let mut second = start_locked(&scene, &[]);
+    waits_for_a_lock(second.pid()).await;
+    second.signal(Signal::TERM);
+    assert_eq!(second.ended().await, Some(0));
+    let after = scene.all_running().await;
+    assert_eq!(find(&after, ServiceName::Init).pid, first.pid());
+    assert!(before.iter().all(|old| after.iter().any(|service| service.pid == old.pid)));
+}
+
+#[tokio::test]
+async fn an_init_that_gives_way_ends_in_order_for_the_one_that_wants_its_lock_file() {
+    let scene = Scene::new();
+    let mut first = start_locked(&scene, &["--exit-on-lock-contention"]);
+    scene.all_running().await;
+    let mut second = start_locked(&scene, &["--exit-on-lock-contention"]);
+    assert_eq!(first.ended().await, Some(0));
+    assert_eq!(find(&scene.all_running().await, ServiceName::Init).pid, second.pid());
+    // Anybody who opens it is given way to.
+    drop(fs::File::open(scene.path("lock")).unwrap());
+    assert_eq!(second.ended().await, Some(0));
+    assert!(scene.processes().is_empty());
 }
 
 #[tokio::test]

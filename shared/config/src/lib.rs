@@ -27,7 +27,9 @@ use serde_json::{Map, Value};
 
 pub use api::{Api, ApiFile, ApiHandlers, ApiTls};
 pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile, Kubernetes};
-pub use kubelet_document::{KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND};
+pub use kubelet_document::{
+    KUBELET_API_VERSION, KUBELET_CONFIGURATION, KUBELET_FIELDS, KUBELET_KIND, leaves,
+};
 pub use lock_name::endpoint_lock_name;
 pub use machine::{Eviction, NodeAllocatable, SystemCgroups};
 pub use names::{ServiceName, UnknownService};

@@ -2,6 +2,7 @@
 
 mod apply;
 pub(crate) mod completion;
+pub(crate) mod config;
 pub(crate) mod delete;
 mod describe_node;
 mod describe_pod;
@@ -138,6 +139,10 @@ pub(crate) async fn dispatch(cli: Cli) -> Result<(), Failure> {
                 grpc::call(&session, &args).await
             }
         },
+        Command::Config(args) => {
+            let config::ConfigWhat::Show { resolved } = args.what;
+            config::show(&session, resolved)
+        }
         Command::Version(args) => version::run(&session, args.client).await,
         Command::Completion(args) => {
             session.without_format("completion", plain)?;

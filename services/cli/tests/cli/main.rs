@@ -5,6 +5,7 @@
 
 mod commands;
 mod completion;
+mod configuration;
 mod exec;
 mod failures;
 mod fake;

@@ -67,10 +67,12 @@ impl ApiAccessFile {
             }
         }
         if let Some(webhook) = webhook.filter(|webhook| webhook.value) {
-            resolver.refuse(&webhook, "there is no API server that could say whose token it is; write false");
+            let way_out = "no client provided, cannot use webhook authentication: there is no API server that could say \
+                           whose token it is; write false";
+            resolver.refuse(&webhook, way_out);
         }
-        let asks = "Webhook asks an API server what somebody may do, and there is none; write AlwaysAllow: then each \
-                    certificate that authentication.x509.clientCAFile stands behind may do everything";
+        let asks = "no client provided, cannot use webhook authorization: it asks an API server what somebody may do, \
+                    and there is none; write AlwaysAllow: then each certificate that authentication.x509.clientCAFile stands behind may do everything";
         match &mode {
             Some(mode) if mode.value == "AlwaysAllow" => {}
             Some(mode) => resolver.refuse(mode, asks),

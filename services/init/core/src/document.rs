@@ -164,7 +164,8 @@ impl<'a> Reader<'a> {
         self.look(path).is_some()
     }
 
-    fn look(&self, path: &str) -> Option<&'a Value> {
+    /// The value at a dotted path; it does not count as taken.
+    pub(crate) fn look(&self, path: &str) -> Option<&'a Value> {
         let (parent, name) = path.rsplit_once('.').unwrap_or(("", path));
         let mut map = &self.document.root;
         for segment in parent.split('.').filter(|s| !s.is_empty()) {
@@ -177,7 +178,23 @@ impl<'a> Reader<'a> {
         Sourced { value, origin: self.document.origin(path), field: path.to_owned() }
     }
 
-    fn wrong(&mut self, path: &str, value: &Value, way_out: String) {
+    /// Where a field stands.
+    pub(crate) fn origin(&self, path: &str) -> String {
+        self.document.origin(path)
+    }
+
+    /// Reports one value of a list.
+    pub(crate) fn wrong_at(&mut self, one: &Sourced<&Value>, way_out: String) {
+        self.problems.push(ConfigProblem {
+            field: one.field.clone(),
+            value: one.value.to_string(),
+            origin: one.origin.clone(),
+            way_out,
+        });
+    }
+
+    /// Reports the value of a field.
+    pub(crate) fn wrong(&mut self, path: &str, value: &Value, way_out: String) {
         self.problems.push(ConfigProblem {
             field: path.to_owned(),
             value: value.to_string(),
@@ -289,6 +306,24 @@ impl<'a> Reader<'a> {
             }
         }
         Some(self.sourced(path, map))
+    }
+
+    /// The truths of a map, each with a field of its own below that of the map.
+    pub(crate) fn booleans(&mut self, path: &str) -> Vec<Sourced<bool>> {
+        let Some(value) = self.get(path) else { return Vec::new() };
+        let Some(object) = value.as_object() else {
+            self.wrong(path, value, "this must be a map".to_owned());
+            return Vec::new();
+        };
+        let mut truths = Vec::new();
+        for (key, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+            let field = format!("{path}.{key}");
+            match value.as_bool() {
+                Some(truth) => truths.push(self.sourced(&field, truth)),
+                None => self.wrong(&field, value, "this must be true or false".to_owned()),
+            }
+        }
+        truths
     }
 
     /// Checks that the parent of nested fields is a map.

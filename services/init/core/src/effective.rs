@@ -45,6 +45,25 @@ const DURATIONS: &[&str] = &[
     "syncFrequency",
     "volumeStatsAggPeriod",
 ];
+/// Those of them, and numbers, for which zero is the default, as files have it that a program has written.
+const ZERO_IS_DEFAULT: &[&str] = &[
+    "authentication.webhook.cacheTTL",
+    "authorization.webhook.cacheAuthorizedTTL",
+    "authorization.webhook.cacheUnauthorizedTTL",
+    "cpuManagerReconcilePeriod",
+    "evictionPressureTransitionPeriod",
+    "fileCheckFrequency",
+    "httpCheckFrequency",
+    "imageMinimumGCAge",
+    "logging.flushFrequency",
+    "nodeStatusReportFrequency",
+    "nodeStatusUpdateFrequency",
+    "port",
+    "runtimeRequestTimeout",
+    "streamingConnectionIdleTimeout",
+    "syncFrequency",
+    "volumeStatsAggPeriod",
+];
 /// Paths that a file may write relative to its own folder.
 const PATHS: &[&str] = &[
     "authentication.x509.clientCAFile",
@@ -107,6 +126,9 @@ pub(crate) fn effective(document: Option<&Document>, with_file: bool, config: &C
     }
     if let Some(document) = document {
         overlay(&mut whole, &with_paths_from(&document.folder, document).root, "");
+        for path in ZERO_IS_DEFAULT {
+            change(&mut whole, path, |value| if is_zero(value) { default_at(path) } else { None });
+        }
         eviction(&mut whole, &document.root);
         derived(&mut whole, &document.root);
         if !with_file && whole["evictionHard"] == json!({}) {
@@ -166,7 +188,7 @@ fn eviction(whole: &mut Map<String, Value>, file: &Map<String, Value>) {
 
 /// Defaults that depend on other fields.
 fn derived(whole: &mut Map<String, Value>, file: &Map<String, Value>) {
-    let set = |name: &str| file.get(name).is_some_and(|value| !value.is_null());
+    let set = |name: &str| file.get(name).is_some_and(|value| !value.is_null() && !is_zero(value));
     let parallel = file.get("maxParallelImagePulls").and_then(Value::as_i64).unwrap_or(1);
     if parallel >= 2 && !set("serializeImagePulls") {
         whole.insert("serializeImagePulls".to_owned(), false.into());
@@ -178,6 +200,12 @@ fn derived(whole: &mut Map<String, Value>, file: &Map<String, Value>) {
         let update = whole.get("nodeStatusUpdateFrequency").cloned().unwrap_or_default();
         whole.insert("nodeStatusReportFrequency".to_owned(), update);
     }
+}
+
+/// Whether this is a duration of zero, or the number.
+fn is_zero(value: &Value) -> bool {
+    value.as_i64() == Some(0)
+        || value.as_str().and_then(parse_go_duration).is_some_and(|duration| duration.is_zero())
 }
 
 /// What flags set, and what is in force here although the file says nothing or something else.

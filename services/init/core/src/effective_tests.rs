@@ -136,6 +136,21 @@ fn defaults_that_depend_on_other_fields_follow_them() {
 }
 
 #[test]
+fn a_zero_that_a_program_has_written_stands_for_the_default() {
+    let whole = of(json!({
+        "syncFrequency": "0s", "nodeStatusUpdateFrequency": "0s", "nodeStatusReportFrequency": "0s", "port": 0,
+        "authentication": {"webhook": {"cacheTTL": "0s"}}, "imageMaximumGCAge": "0s",
+    }));
+    assert_eq!((&whole["syncFrequency"], &whole["port"]), (&json!("1m0s"), &json!(10250)));
+    assert_eq!(whole["nodeStatusUpdateFrequency"], "10s");
+    assert_eq!(whole["nodeStatusReportFrequency"], "5m0s");
+    assert_eq!(whole["authentication"]["webhook"]["cacheTTL"], "2m0s");
+    assert_eq!(whole["imageMaximumGCAge"], "0s", "no limit");
+    let only_updates = of(json!({"nodeStatusUpdateFrequency": "4s", "nodeStatusReportFrequency": "0s"}));
+    assert_eq!(only_updates["nodeStatusReportFrequency"], "4s");
+}
+
+#[test]
 fn header_values_are_masked_and_their_names_stay() {
     let whole = of(json!({"staticPodURLHeader": {"Authorization": ["Bearer secret"], "X": ["secret", "b"]}}));
     assert_eq!(whole["staticPodURLHeader"], json!({"Authorization": ["<masked>"], "X": ["<masked>"]}));

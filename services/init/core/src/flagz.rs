@@ -24,6 +24,14 @@ pub fn shown_flags(line: &CommandLine) -> BTreeMap<&'static str, String> {
         .collect()
 }
 
+/// A line per flag, sorted by name, for the log from verbosity 1 on (§1.1); below it none.
+pub fn flag_lines(line: &CommandLine, verbosity: i64) -> Vec<String> {
+    if verbosity < 1 {
+        return Vec::new();
+    }
+    shown_flags(line).iter().map(|(name, value)| format!("FLAG: --{name}={value:?}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +76,26 @@ mod tests {
             assert_eq!(all[name], value, "{name}");
         }
         assert_eq!(all.len(), flags().len());
+    }
+
+    #[test]
+    fn flags_are_lines_of_the_log_from_verbosity_1_on() {
+        let arguments =
+            ["--max-pods=7", "--provider-id=a\"b", "--manifest-url-header=Authorization:Bearer abc"];
+        let line = parse(&arguments.map(ToOwned::to_owned), "/srv").unwrap();
+        assert!(flag_lines(&line, 0).is_empty());
+        let lines = flag_lines(&line, 1);
+        assert_eq!(lines.len(), flags().len());
+        let names: Vec<&str> = lines.iter().map(|line| line.split('=').next().unwrap()).collect();
+        assert!(names.is_sorted(), "{names:?}");
+        for expected in [
+            "FLAG: --address=\"0.0.0.0\"",
+            "FLAG: --max-pods=\"7\"",
+            "FLAG: --provider-id=\"a\\\"b\"",
+            "FLAG: --manifest-url-header=\"CLASSIFIED\"",
+        ] {
+            assert!(lines.iter().any(|line| line == expected), "{expected}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use keelson_kube_model::parse_go_duration;
 use crate::api_access::ApiAccessFile;
 use crate::api_handlers::ApiHandlersFile;
 use crate::document::{ConfigProblem, Document, Reader, Sourced, YEAR};
+use crate::gates;
 use crate::leftovers::{ContainerLogsFile, ImageCollectionFile, ImagePullsFile};
 use crate::pressure::PressureFile;
 use crate::reserved::{Capacity, Reservations, read_reserved};
@@ -56,6 +57,7 @@ pub(crate) struct KubeletFile {
     pub(crate) image_pulls: ImagePullsFile,
     pub(crate) running_pods: RunningPodsFile,
     pub(crate) system_cgroups: SystemCgroupsFile,
+    pub(crate) gates: gates::Given,
     pub(crate) image_endpoint: Option<Sourced<String>>,
     /// Zero is off.
     pub(crate) volume_stats_period: Option<Sourced<Duration>>,
@@ -79,14 +81,14 @@ pub(crate) fn read(
     let path = |path: Option<Sourced<String>>| path.map(|p| p.map(|p| absolute(&document.folder, &p)));
     let mut file = KubeletFile {
         static_pod_path: path(reader.string("staticPodPath")),
-        endpoint: reader.string("containerRuntimeEndpoint"),
-        file_check: reader.duration("fileCheckFrequency", MILLI..=YEAR),
+        endpoint: reader.string("containerRuntimeEndpoint").filter(|text| !is_default(text)),
+        file_check: period(&mut reader, "fileCheckFrequency"),
         enable_server: reader.boolean("enableServer"),
         api_access: ApiAccessFile::read(&mut reader, &document.folder),
         api_handlers: ApiHandlersFile::read(&mut reader),
-        address: reader.string("address"),
-        port: reader.port("port"),
-        healthz_address: reader.string("healthzBindAddress"),
+        address: reader.string("address").filter(|text| !is_default(text)),
+        port: port(&mut reader),
+        healthz_address: reader.string("healthzBindAddress").filter(|text| !is_default(text)),
         read_only_port: reader.port("readOnlyPort"),
         healthz_port: reader.port("healthzPort"),
         max_pods: reader.u32("maxPods", 0..=1_000_000),
@@ -98,7 +100,7 @@ pub(crate) fn read(
         cluster_dns: reader.strings("clusterDNS"),
         cluster_domain: reader.string("clusterDomain"),
         resolv_conf: path(reader.string("resolvConf")),
-        request_timeout: reader.duration("runtimeRequestTimeout", MILLI..=YEAR),
+        request_timeout: period(&mut reader, "runtimeRequestTimeout"),
         pod_pids_limit: reader.integer("podPidsLimit", i64::MIN..=i64::MAX),
         cpu_cfs_quota: reader.boolean("cpuCFSQuota"),
         cpu_cfs_period: reader.duration("cpuCFSQuotaPeriod", MILLI..=Duration::from_secs(1)),
@@ -113,6 +115,7 @@ pub(crate) fn read(
         image_pulls: ImagePullsFile::read(&mut reader),
         running_pods: RunningPodsFile::read(&mut reader),
         system_cgroups: SystemCgroupsFile::read(&mut reader),
+        gates: reader.booleans(gates::FIELD),
         image_endpoint: reader.string("imageServiceEndpoint"),
         volume_stats_period: volume_stats_period(&mut reader),
         ..KubeletFile::default()
@@ -131,6 +134,33 @@ pub(crate) fn read(
         }
     }
     file
+}
+
+/// Whether a file leaves this to the default, as one that was written by a program does; a flag says what it says.
+fn is_default(text: &Sourced<String>) -> bool {
+    text.value.is_empty() && !text.origin.starts_with("--")
+}
+
+/// A duration above zero; zero is the default (node-and-api.md §2.5).
+fn period(reader: &mut Reader<'_>, path: &str) -> Option<Sourced<Duration>> {
+    let period = reader.duration(path, Duration::ZERO..=YEAR).filter(|period| !period.value.is_zero())?;
+    if period.value < MILLI {
+        reader.refuse(&period, format!("this must be from {MILLI:?} to {YEAR:?}"));
+        return None;
+    }
+    Some(period)
+}
+
+/// `port`; zero is the default of a file and refused of a flag: `enableServer` turns the server off.
+fn port(reader: &mut Reader<'_>) -> Option<Sourced<u16>> {
+    const FIELD: &str = "port";
+    let is_zero = reader.look(FIELD).is_some_and(|value| value.as_i64() == Some(0));
+    if is_zero && !reader.origin(FIELD).starts_with("--") {
+        let _ = reader.port(FIELD);
+        return None;
+    }
+    let number = reader.integer(FIELD, 1..=65_535)?;
+    Some(number.map(|number| u16::try_from(number).unwrap_or(u16::MAX)))
 }
 
 /// Zero is the default, as in the kubelet; below it is refused (node-and-api.md §2.5).

@@ -20,48 +20,68 @@ const OWN_KEYS: &[&str] = &[
 const OWN_PREFIXES: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
 
 /// Parses `key=value` lists, one per use of the flag; a key without `=` has an empty value. The errors say
-/// what to write instead.
+/// what to write instead: one for each label that is none, then one for all that a node may not give itself.
 pub(crate) fn parse_node_labels(uses: &[String]) -> Result<BTreeMap<String, String>, Vec<String>> {
     let mut labels = BTreeMap::new();
-    let mut errors = Vec::new();
+    let (mut errors, mut foreign) = (Vec::new(), Vec::new());
     for pair in uses.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        match check(key, value) {
-            Ok(()) => {
-                labels.insert(key.to_owned(), value.to_owned());
-            }
-            Err(error) => errors.push(error),
+        if let Err(error) = check(key, value) {
+            errors.push(error);
+        } else if is_own(key) {
+            labels.insert(key.to_owned(), value.to_owned());
+        } else {
+            foreign.push(key);
         }
+    }
+    if !foreign.is_empty() {
+        foreign.sort_unstable();
+        foreign.dedup();
+        errors.push(format!(
+            "unknown 'kubernetes.io' or 'k8s.io' labels specified with --node-labels: [{}]\n\
+             a node may give itself those below {} and {}; others are set through the control plane",
+            foreign.join(" "),
+            OWN_PREFIXES.join(" and "),
+            OWN_KEYS.join(", ")
+        ));
     }
     if errors.is_empty() { Ok(labels) } else { Err(errors) }
 }
 
-fn check(key: &str, value: &str) -> Result<(), String> {
+/// An optional DNS name and '/', then a name (`IsQualifiedName`).
+pub(crate) fn is_qualified_name(key: &str) -> bool {
     let (prefix, name) = key.split_once('/').unwrap_or(("", key));
-    if !is_name(name) || (key.contains('/') && !is_subdomain(prefix)) {
+    is_name(name) && (!key.contains('/') || is_subdomain(prefix))
+}
+
+/// Nothing, or a name.
+pub(crate) fn is_label_value(value: &str) -> bool {
+    value.is_empty() || is_name(value)
+}
+
+fn check(key: &str, value: &str) -> Result<(), String> {
+    if !is_qualified_name(key) {
         return Err(format!(
-            "the key {key:?} is no qualified name: an optional DNS name and '/', then at most 63 letters, \
-             digits, '-', '_' and '.', beginning and ending with a letter or digit"
+            "invalid node labels: '{key}' - the key is no qualified name: an optional DNS name and '/', then at most 63 \
+             letters, digits, '-', '_' and '.', beginning and ending with a letter or digit"
         ));
     }
-    if !value.is_empty() && !is_name(value) {
+    if !is_label_value(value) {
         return Err(format!(
-            "the value {value:?} of {key} is no label value: at most 63 letters, digits, '-', '_' and '.', \
-             beginning and ending with a letter or digit"
-        ));
-    }
-    let kubernetes =
-        ["kubernetes.io", "k8s.io"].into_iter().any(|domain| prefix == domain || below(prefix, domain));
-    let own = OWN_KEYS.contains(&key) || OWN_PREFIXES.iter().any(|p| prefix == *p || below(prefix, p));
-    if kubernetes && !own {
-        return Err(format!(
-            "a node may not give itself the label {key}: of the kubernetes.io and k8s.io domains only {} and \
-             the keys below {} are its own; set the label through the control plane",
-            OWN_KEYS.join(", "),
-            OWN_PREFIXES.join(" and ")
+            "invalid node labels: '{value}' - the value of {key} is no label value: at most 63 letters, digits, '-', '_' \
+             and '.', beginning and ending with a letter or digit"
         ));
     }
     Ok(())
+}
+
+/// Whether a node may give itself a label with this key.
+fn is_own(key: &str) -> bool {
+    let prefix = key.split_once('/').map_or("", |(prefix, _)| prefix);
+    let is_below = |domain: &&str| prefix == *domain || below(prefix, domain);
+    !["kubernetes.io", "k8s.io"].iter().any(is_below)
+        || OWN_KEYS.contains(&key)
+        || OWN_PREFIXES.iter().any(is_below)
 }
 
 fn below(name: &str, domain: &str) -> bool {
@@ -125,11 +145,28 @@ mod tests {
     }
 
     #[test]
+    fn all_labels_that_a_node_may_not_give_itself_are_named_together() {
+        let errors = parse("foo.k8s.io/x=1,ok=1,node-role.kubernetes.io/worker=,-a=1").unwrap_err();
+        assert_eq!(errors.len(), 2, "{errors:?}");
+        let (first, second) = errors[1].split_once('\n').unwrap();
+        assert_eq!(
+            first,
+            "unknown 'kubernetes.io' or 'k8s.io' labels specified with --node-labels: [foo.k8s.io/x node-role.kubernetes.io/worker]"
+        );
+        for part in OWN_KEYS.iter().chain(OWN_PREFIXES) {
+            assert!(second.contains(part), "{part}: {second}");
+        }
+    }
+
+    #[test]
     fn every_wrong_label_is_named() {
         let errors = parse("-a=1,ok=1,b=x y,UP/er/x=1").unwrap_err();
         assert_eq!(errors.len(), 3);
         assert!(
-            errors[0].contains("\"-a\"") && errors[1].contains("\"x y\"") && errors[2].contains("UP/er/x")
+            errors[0].contains("invalid node labels: '-a' - ")
+                && errors[1].contains("invalid node labels: 'x y' - ")
+                && errors[2].contains("'UP/er/x'"),
+            "{errors:?}"
         );
     }
 

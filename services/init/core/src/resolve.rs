@@ -12,11 +12,13 @@ use serde_json::{Map, Value, json};
 use crate::api_access::listeners;
 use crate::document::{ConfigProblem, Document, Sourced};
 use crate::effective::{effective, with_paths_from};
-use crate::flags::FieldFlag;
+use crate::flags::{FieldFlag, twin_of};
+use crate::gates;
 use crate::keelson_file::{self, KeelsonFile};
 use crate::kubelet_file::{self, KubeletFile, absolute, is_kind};
-use crate::labels::{is_subdomain, parse_node_labels};
+use crate::origins::origins;
 use crate::reserved::Capacity;
+use crate::rules;
 
 /// The longest run dir: a unix socket's path has at most 107 bytes (unix(7)), and
 /// `/resource-manager/resource-manager.` with a process id takes 42.
@@ -54,7 +56,7 @@ pub struct Flags {
     pub runtime_cgroups: Option<String>,
     /// What sets fields of the KubeletConfiguration.
     pub fields: Vec<FieldFlag>,
-    /// What was given for the flags that nothing acts on yet or that are only checked, by name without dashes.
+    /// What was given for the flags that nothing acts on yet or that are only checked here, by name without dashes.
     pub others: BTreeMap<&'static str, String>,
 }
 
@@ -107,6 +109,8 @@ pub enum Level {
     Info,
     /// Probably not what was meant.
     Warn,
+    /// Somebody should see to it.
+    Error,
 }
 
 /// Something to say about a configuration that is good enough to start with.
@@ -148,14 +152,33 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigProblem>> {
     let capacity = Capacity { memory: host.memory_bytes, nodefs: host.nodefs_bytes };
     let kubelet_file = kubelet.map(|document| kubelet_file::read(document, capacity, &mut problems));
     let keelson_file = keelson.map(|document| keelson_file::read(document, &mut problems));
-    let mut resolver =
-        Resolver { config: Config::default(), problems, notes: Vec::new(), flags, host, with_file };
-    resolver.run(kubelet_file.unwrap_or_default(), keelson_file.unwrap_or_default());
+    let kubelet_file = kubelet_file.unwrap_or_default();
+    let (gates, wrong, notes) = gates::judge(&kubelet_file.gates);
+    problems.extend(wrong);
+    if let Some(document) = kubelet {
+        rules::check(document, &gates, &mut problems);
+    }
+    let mut resolver = Resolver { config: Config::default(), problems, notes, flags, host, with_file };
+    resolver.run(kubelet_file, keelson_file.unwrap_or_default());
+    name_flags(&mut resolver.problems, keelson);
     if resolver.problems.is_empty() {
         let kubelet_configuration = effective(kubelet, with_file, &resolver.config);
+        let origins = origins(kubelet, &kubelet_configuration, &resolver.config);
+        resolver.config.provenance.extend(origins);
         Ok(Resolved { config: resolver.config, notes: resolver.notes, kubelet_configuration })
     } else {
         Err(resolver.problems)
+    }
+}
+
+/// Adds to each problem with a field of the KubeletConfiguration the flag that is its twin (node-and-api.md §2.7).
+fn name_flags(problems: &mut [ConfigProblem], keelson: Option<&Document>) {
+    for problem in problems {
+        let is_ours = keelson.is_some_and(|keelson| problem.origin.starts_with(&keelson.file));
+        if let Some(twin) = twin_of(&problem.field).filter(|_| !is_ours && !problem.origin.starts_with("--"))
+        {
+            problem.origin = format!("{}; --{twin}", problem.origin);
+        }
     }
 }
 
@@ -203,7 +226,7 @@ fn flags_alone(flags: &[FieldFlag]) -> Document {
 
 pub(crate) struct Resolver<'a> {
     pub(crate) config: Config,
-    problems: Vec<ConfigProblem>,
+    pub(crate) problems: Vec<ConfigProblem>,
     notes: Vec<Note>,
     pub(crate) flags: &'a Flags,
     pub(crate) host: &'a Host,
@@ -255,75 +278,6 @@ impl Resolver<'_> {
 
     pub(crate) fn note(&mut self, level: Level, text: impl Into<String>) {
         self.notes.push(Note { level, text: text.into() });
-    }
-
-    /// The flags that no field has and that nothing else looks at.
-    fn own_flags(&mut self) {
-        let mut idle = Vec::new();
-        for (name, text) in self.flags.others.iter().filter(|(_, text)| !text.is_empty()) {
-            let given = Sourced {
-                value: text.clone(),
-                origin: "command line".to_owned(),
-                field: format!("--{name}"),
-            };
-            match (*name, text.as_str()) {
-                // The control plane is told of with the rest of it.
-                ("kubeconfig" | "bootstrap-kubeconfig", _) => {}
-                ("cloud-provider", "external") => {}
-                ("cloud-provider", _) => self.problems.push(given.problem(
-                    "clouds are seen to by controllers of their own; write external, or leave it out",
-                )),
-                _ => idle.push(format!("--{name}")),
-            }
-        }
-        if !idle.is_empty() {
-            self.note(Level::Info, format!("these flags are not acted on yet: {}", idle.join(", ")));
-        }
-        if self.flags.others.get("exit-on-lock-contention").is_some_and(|on| on == "true")
-            && self.flags.others.get("lock-file").is_none_or(String::is_empty)
-        {
-            let given = Sourced {
-                value: true,
-                origin: "command line".to_owned(),
-                field: "--exit-on-lock-contention".to_owned(),
-            };
-            self.problems.push(given.problem(
-                "cannot exit on lock file contention: no lock file specified; name one with --lock-file",
-            ));
-        }
-    }
-
-    fn node(&mut self) {
-        let from_host = || Sourced {
-            value: self.host.hostname.clone(),
-            origin: String::new(),
-            field: "host name".to_owned(),
-        };
-        let name = flag("--hostname-override", self.flags.hostname_override.as_ref())
-            .unwrap_or_else(from_host)
-            .map(|name| name.trim().to_lowercase());
-        if !is_subdomain(&name.value) {
-            self.refuse(
-                &name,
-                "the name of a node is made of lower-case letters, digits, '-' and '.'; set one with --hostname-override",
-            );
-        }
-        self.set("nodeName", Some(name), |c, v| c.node_name = v);
-        match parse_node_labels(&self.flags.node_labels) {
-            Ok(labels) if labels.is_empty() => {}
-            Ok(labels) => {
-                let labels = Sourced { value: labels, origin: "--node-labels".into(), field: String::new() };
-                self.set("resources.nodeLabels", Some(labels), |c, v| c.resources.node_labels = v);
-            }
-            Err(errors) => {
-                let given = Sourced {
-                    value: self.flags.node_labels.join(","),
-                    origin: "command line".into(),
-                    field: "--node-labels".into(),
-                };
-                self.problems.extend(errors.into_iter().map(|error| given.problem(error)));
-            }
-        }
     }
 
     fn paths(&mut self, kubelet: &mut KubeletFile, keelson: &mut KeelsonFile) {
@@ -381,9 +335,10 @@ impl Resolver<'_> {
         if self.host.uid != 0 {
             self.config.users.operator_gid = self.host.gid;
             self.note(
-                Level::Warn,
+                Level::Error,
                 format!(
-                    "init runs as uid {}, not as root: all services run as this user, none with privileges of its own",
+                    "the kubelet needs to run as uid 0, it is being run as {}: all services run as this user, none with \
+                     privileges of its own",
                     self.host.uid
                 ),
             );

@@ -12,6 +12,7 @@ mod value;
 pub use help::help;
 pub use line::{Asked, CommandLine, FieldFlag, FlagError, parse};
 pub use value::Kind;
+pub(crate) use value::truth;
 
 /// What a flag does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +76,15 @@ pub(crate) fn find(name: &str) -> Option<&'static FlagSpec> {
     let name = name.replace('_', "-");
     let all = flags();
     all.binary_search_by_key(&name.as_str(), |flag| flag.name).ok().map(|at| &all[at])
+}
+
+/// The flag that sets the field at a dotted path, or the map that it is a key of; without the dashes.
+pub(crate) fn twin_of(field: &str) -> Option<&'static str> {
+    let sets =
+        |flag: &FlagSpec, field: &str| matches!(flag.meaning, Meaning::Field { path, .. } if path == field);
+    let ends = field.match_indices(['.', '[']).map(|(at, _)| at).chain([field.len()]);
+    let whole = |end| flags().iter().find(|flag| sets(flag, &field[..end])).map(|flag| flag.name);
+    ends.rev().find_map(whole)
 }
 
 #[cfg(test)]

@@ -43,7 +43,8 @@ const REMOVED: &str = "
     cloud-config container-runtime experimental-dockershim docker-endpoint network-plugin cni-bin-dir cni-conf-dir
     image-pull-progress-deadline keep-terminated-pod-volumes master-service-namespace iptables-masquerade-bit
     iptables-drop-bit non-masquerade-cidr redirect-container-streaming chaos-chance really-crash-for-testing
-    experimental-bootstrap-kubeconfig logtostderr log-dir log-file alsologtostderr add-dir-header";
+    experimental-bootstrap-kubeconfig logtostderr log-dir log-file alsologtostderr add-dir-header log-file-max-size
+    skip-headers skip-log-headers one-output stderrthreshold log-backtrace-at docker docker-only cni-cache-dir";
 
 fn read(arguments: &[&str]) -> Result<CommandLine, String> {
     let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();

@@ -129,7 +129,7 @@ pub(super) fn value(kind: Kind, uses: &[&str], cwd: &str) -> Result<Value, (Stri
 }
 
 /// What Go's `strconv.ParseBool` takes.
-fn truth(text: &str) -> Option<bool> {
+pub(crate) fn truth(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),

@@ -1,0 +1,133 @@
+//! `keelson config show`.
+
+use clap::{Args, Subcommand};
+use keelson_config::{KUBELET_CONFIGURATION, leaves};
+use serde_json::{Map, Value, json};
+
+use super::Session;
+use crate::error::Failure;
+use crate::output;
+use crate::table::Table;
+
+/// What is shown of a value that nothing sets.
+const DEFAULT: &str = "default";
+/// What is in the file beside values.
+const NO_VALUES: [&str; 4] = [KUBELET_CONFIGURATION, "provenance", "resolvedUnixNanos", "schemaVersion"];
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    pub(crate) what: ConfigWhat,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigWhat {
+    /// Each value of the KubeletConfiguration in force, and the default, file, drop-in or flag that it is from
+    Show {
+        /// What the services read, made of flags, files and the machine, instead
+        #[arg(long)]
+        resolved: bool,
+    },
+}
+
+/// Shows each value with where it is from.
+pub(crate) fn show(session: &Session, resolved: bool) -> Result<(), Failure> {
+    let rows = rows(session.agent.resolved_configuration()?, resolved);
+    if output::is_document(session.format()) {
+        let items: Vec<Value> = rows
+            .iter()
+            .map(|row| json!({"field": row.field, "value": row.value, "from": row.from}))
+            .collect();
+        return output::print_document(session.format(), &json!({"items": items}));
+    }
+    let mut table = Table::new(["FIELD", "VALUE", "FROM"]);
+    for row in rows {
+        let value = row.value.as_str().map_or_else(|| row.value.to_string(), ToOwned::to_owned);
+        table.row(vec![row.field, value, row.from]);
+    }
+    output::print(&table.render(0))
+}
+
+/// One value.
+#[derive(Debug, PartialEq)]
+struct Row {
+    field: String,
+    value: Value,
+    from: String,
+}
+
+/// The values of a resolved configuration: those of the KubeletConfiguration, or those that services read.
+fn rows(mut document: Map<String, Value>, resolved: bool) -> Vec<Row> {
+    let provenance = take_map(&mut document, "provenance");
+    let kubelet = take_map(&mut document, KUBELET_CONFIGURATION);
+    document.retain(|name, _| !NO_VALUES.contains(&name.as_str()));
+    let (values, prefix) =
+        if resolved { (document, String::new()) } else { (kubelet, format!("{KUBELET_CONFIGURATION}.")) };
+    let row = |(names, value): (Vec<&str>, &Value)| {
+        let field = names.join(".");
+        let from = origin(&provenance, &format!("{prefix}{field}"));
+        Row { field, value: value.clone(), from }
+    };
+    let mut rows: Vec<Row> = leaves(&values).into_iter().map(row).collect();
+    rows.sort_by(|a, b| a.field.cmp(&b.field));
+    rows
+}
+
+fn take_map(document: &mut Map<String, Value>, name: &str) -> Map<String, Value> {
+    match document.remove(name) {
+        Some(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+/// Where the value at a dotted path is from, or else what it lies in.
+fn origin(provenance: &Map<String, Value>, path: &str) -> String {
+    let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
+    let found = ends.rev().find_map(|end| provenance.get(&path[..end])?.as_str());
+    found.unwrap_or(DEFAULT).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(resolved: bool) -> Vec<(String, String, String)> {
+        let document = json!({
+            "schemaVersion": 1, "resolvedUnixNanos": 5, "nodeName": "edge",
+            "resources": {"reserved": {"memory": "1Gi"}, "maxPods": 7},
+            "kubeletConfiguration": {"maxPods": 7, "evictionHard": {"memory.available": "1Gi"}, "clusterDNS": [], "logging": {}},
+            "provenance": {
+                "resources.reserved": "k.yaml:3", "kubeletConfiguration.maxPods": "--max-pods",
+                "kubeletConfiguration.evictionHard.memory.available": "20.conf:4",
+            },
+        });
+        let Value::Object(document) = document else { panic!("{document}") };
+        let text = |row: Row| (row.field, row.value.to_string(), row.from);
+        rows(document, resolved).into_iter().map(text).collect()
+    }
+
+    fn texts(rows: &[(&str, &str, &str)]) -> Vec<(String, String, String)> {
+        rows.iter().map(|(a, b, c)| ((*a).to_owned(), (*b).to_owned(), (*c).to_owned())).collect()
+    }
+
+    #[test]
+    fn each_value_of_the_kubelet_configuration_has_its_origin_or_is_a_default() {
+        let expected = texts(&[
+            ("clusterDNS", "[]", "default"),
+            ("evictionHard.memory.available", "\"1Gi\"", "20.conf:4"),
+            ("logging", "{}", "default"),
+            ("maxPods", "7", "--max-pods"),
+        ]);
+        assert_eq!(shown(false), expected);
+    }
+
+    #[test]
+    fn what_services_read_takes_the_origin_of_what_it_lies_in() {
+        let expected = texts(&[
+            ("nodeName", "\"edge\"", "default"),
+            ("resources.maxPods", "7", "default"),
+            ("resources.reserved.memory", "\"1Gi\"", "k.yaml:3"),
+        ]);
+        assert_eq!(shown(true), expected);
+    }
+}

@@ -1,0 +1,227 @@
+//! Lists and maps with a form of their own.
+
+use std::collections::BTreeSet;
+
+use keelson_kube_model::Quantity;
+use serde_json::Value;
+
+use super::one;
+use crate::document::Reader;
+use crate::labels::{is_label_value, is_qualified_name};
+
+/// The suites that Go knows, the unsafe ones too; two go by an older name as well.
+const CIPHER_SUITES: &[&str] = &[
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_RSA_WITH_RC4_128_SHA",
+];
+/// P-256, P-384, P-521, X25519 and X25519MLKEM768 (the registry of TLS).
+const CURVES: &[i64] = &[23, 24, 25, 29, 4588];
+const EFFECTS: &[&str] = &["NoSchedule", "PreferNoSchedule", "NoExecute"];
+
+pub(super) fn check(reader: &mut Reader<'_>) {
+    cipher_suites(reader);
+    curves(reader);
+    taints(reader);
+    reserved_memory(reader);
+    qos_reserved(reader);
+    by_priority(reader);
+    vmodule(reader);
+    allowlist(reader);
+}
+
+/// Each value of a list; a value that is none is a problem.
+fn each(reader: &mut Reader<'_>, path: &str, judge: impl Fn(&Value) -> Result<(), String>) {
+    let Some(value) = reader.look(path) else { return };
+    let Some(list) = value.as_array() else {
+        reader.wrong(path, value, "this must be a list".to_owned());
+        return;
+    };
+    for (index, value) in list.iter().enumerate() {
+        if let Err(way_out) = judge(value) {
+            let one = one(reader, path, index, value);
+            reader.wrong_at(&one, way_out);
+        }
+    }
+}
+
+fn cipher_suites(reader: &mut Reader<'_>) {
+    each(reader, "tlsCipherSuites", |suite| match suite.as_str() {
+        Some(name) if CIPHER_SUITES.contains(&name) => Ok(()),
+        _ => {
+            Err("there is no such cipher suite; names are those of Go, such as TLS_AES_128_GCM_SHA256"
+                .to_owned())
+        }
+    });
+}
+
+fn curves(reader: &mut Reader<'_>) {
+    const FIELD: &str = "tlsCurvePreferences";
+    each(reader, FIELD, |curve| match curve.as_i64() {
+        Some(id) if CURVES.contains(&id) => Ok(()),
+        _ => Err(format!("this must be the number of a curve that is known: {CURVES:?}")),
+    });
+    let all: Vec<i64> = reader
+        .look(FIELD)
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_i64)
+        .collect();
+    if all.iter().collect::<BTreeSet<_>>().len() < all.len()
+        && let Some(value) = reader.look(FIELD)
+    {
+        reader.wrong(FIELD, value, "each curve may stand here once".to_owned());
+    }
+}
+
+fn taints(reader: &mut Reader<'_>) {
+    each(reader, "registerWithTaints", |taint| {
+        let text = |field: &str| taint.get(field).and_then(Value::as_str).unwrap_or_default();
+        if taint.get("timeAdded").is_some_and(|time| !time.is_null()) {
+            return Err("a taint has no timeAdded before the node has it; leave that out".to_owned());
+        }
+        let effect = text("effect");
+        if !is_qualified_name(text("key")) || !is_label_value(text("value")) {
+            return Err("the key of a taint is a qualified name and its value one of a label".to_owned());
+        }
+        if !effect.is_empty() && !EFFECTS.contains(&effect) {
+            return Err(format!("the effect of a taint is one of: {}", EFFECTS.join(", ")));
+        }
+        Ok(())
+    });
+}
+
+fn reserved_memory(reader: &mut Reader<'_>) {
+    const FIELD: &str = "reservedMemory";
+    each(reader, FIELD, |node| {
+        let limits = node.get("limits").and_then(Value::as_object).filter(|limits| !limits.is_empty());
+        if node.get("numaNode").and_then(Value::as_i64).is_none_or(|node| node < 0) {
+            return Err("numaNode must be the number of a node of memory, from 0".to_owned());
+        }
+        let Some(limits) = limits else {
+            return Err("limits must name memory or hugepages-<size>".to_owned());
+        };
+        for (kind, amount) in limits {
+            let is_kind =
+                kind == "memory" || kind.strip_prefix("hugepages-").is_some_and(|size| !size.is_empty());
+            if !is_kind {
+                return Err(format!("{kind} cannot be reserved; limits name memory or hugepages-<size>"));
+            }
+            let amount = amount.as_str().and_then(|text| Quantity::parse(text).ok());
+            if amount.is_none_or(|amount| amount.is_zero() || amount.is_negative()) {
+                return Err(format!("{kind} must be a quantity above 0, such as 1Gi"));
+            }
+        }
+        Ok(())
+    });
+    let mut seen = BTreeSet::new();
+    let nodes = reader.look(FIELD).and_then(Value::as_array).cloned().unwrap_or_default();
+    for (index, node) in nodes.iter().enumerate() {
+        let number = node.get("numaNode").and_then(Value::as_i64);
+        let kinds =
+            node.get("limits").and_then(Value::as_object).into_iter().flat_map(|limits| limits.keys());
+        for kind in kinds {
+            if !seen.insert((number, kind.clone())) {
+                let one = one(reader, FIELD, index, node);
+                reader.wrong_at(&one, format!("{kind} of this node stands here twice"));
+            }
+        }
+    }
+}
+
+/// `qosReserved`: how much of what is requested in a class is kept from the classes below it.
+fn qos_reserved(reader: &mut Reader<'_>) {
+    let Some(map) = reader.map("qosReserved") else { return };
+    for (key, text) in &map.value {
+        let one = crate::reserved::entry(&map, key, text);
+        let percent = text.strip_suffix('%').and_then(|text| text.parse::<u8>().ok());
+        if key != "memory" {
+            reader.refuse(&one, "only memory can be reserved by class");
+        } else if percent.is_none_or(|percent| percent > 100) {
+            reader.refuse(&one, "this must be from 0% to 100%");
+        }
+    }
+}
+
+fn by_priority(reader: &mut Reader<'_>) {
+    each(reader, "shutdownGracePeriodByPodPriority", |entry| {
+        let number = |field: &str| entry.get(field).map_or(Some(0), Value::as_i64);
+        match (number("priority"), number("shutdownGracePeriodSeconds")) {
+            (Some(_), Some(seconds)) if seconds >= 0 => Ok(()),
+            _ => {
+                Err("priority and shutdownGracePeriodSeconds, which is at least 0, are whole numbers"
+                    .to_owned())
+            }
+        }
+    });
+}
+
+fn vmodule(reader: &mut Reader<'_>) {
+    const FIELD: &str = "logging.vmodule";
+    each(reader, FIELD, |entry| {
+        let pattern = entry.get("filePattern").and_then(Value::as_str).unwrap_or_default();
+        let verbosity = entry.get("verbosity").map_or(Some(0), Value::as_i64);
+        if pattern.is_empty() || pattern.contains(['=', ',']) {
+            return Err("filePattern must be text without '=' and ','".to_owned());
+        }
+        match verbosity {
+            Some(0..=super::I32_MAX) => Ok(()),
+            _ => Err(format!("verbosity must be a whole number from 0 to {}", super::I32_MAX)),
+        }
+    });
+    let is_json = reader.look("logging.format").is_some_and(|format| format == "json");
+    let entries = reader.look(FIELD).filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
+    if let Some(value) = entries.filter(|_| is_json) {
+        reader.wrong(
+            FIELD,
+            value,
+            "this is for text only; leave it out with logging.format: json".to_owned(),
+        );
+    }
+}
+
+/// `preloadedImagesVerificationAllowlist`: names of images without tag and digest, and `*` only as the last part.
+fn allowlist(reader: &mut Reader<'_>) {
+    let path = "preloadedImagesVerificationAllowlist";
+    if reader.look(path).is_some_and(|list| !list.is_array()) {
+        // That it is none is told where it is read.
+        return;
+    }
+    each(reader, path, |pattern| {
+        let Some(text) = pattern.as_str() else { return Ok(()) };
+        let name = text.strip_suffix("/*").unwrap_or(text);
+        let last = name.rsplit('/').next().unwrap_or_default();
+        let is_tagged = name.contains('@') || (last.contains(':') && (name != last || text == name));
+        if name.is_empty() || text.trim() != text || name.contains('*') || is_tagged {
+            return Err(
+                "this must be the name of an image without tag and digest, or one that ends in /*".to_owned()
+            );
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,69 @@
+//! Fields that only a feature gate allows.
+
+use keelson_kube_model::Quantity;
+use serde_json::Value;
+
+use super::signed;
+use crate::document::Reader;
+use crate::gates::FeatureGates;
+
+/// A field, when its value needs the gate, and the gate.
+type Need = (&'static str, fn(&Value) -> bool, &'static str);
+
+const NEEDS: &[Need] = &[
+    (
+        "cpuCFSQuotaPeriod",
+        |value| is_text(value, |text| signed(text) != Some(100_000_000)),
+        "CustomCPUCFSQuotaPeriod",
+    ),
+    ("crashLoopBackOff.maxContainerRestartPeriod", |_| true, "KubeletCrashLoopBackOffMax"),
+    ("imagePullCredentialsVerificationPolicy", is_some, "KubeletEnsureSecretPulledImages"),
+    ("logging.options.json.infoBufferSize", is_amount, "LoggingAlphaOptions"),
+    ("logging.options.json.splitStream", is_true, "LoggingAlphaOptions"),
+    ("logging.options.text.infoBufferSize", is_amount, "LoggingAlphaOptions"),
+    ("logging.options.text.splitStream", is_true, "LoggingAlphaOptions"),
+    ("memoryReservationPolicy", |value| value == "TieredReservation", "MemoryQoS"),
+    ("preloadedImagesVerificationAllowlist", is_some, "KubeletEnsureSecretPulledImages"),
+    ("qosReserved", is_some, "QOSReserved"),
+    ("serverTLSBootstrap", is_true, "RotateKubeletServerCertificate"),
+    ("shutdownGracePeriod", is_time, "GracefulNodeShutdown"),
+    ("shutdownGracePeriodByPodPriority", is_some, "GracefulNodeShutdownBasedOnPodPriority"),
+    ("shutdownGracePeriodCriticalPods", is_time, "GracefulNodeShutdown"),
+];
+
+pub(super) fn check(reader: &mut Reader<'_>, gates: &FeatureGates) {
+    for (path, needs, gate) in NEEDS {
+        if let Some(value) = reader.look(path).filter(|value| needs(value) && !gates.is_on(gate)) {
+            let way_out = format!("this needs the feature gate {gate}; switch it on, or leave this out");
+            reader.wrong(path, value, way_out);
+        }
+    }
+}
+
+fn is_true(value: &Value) -> bool {
+    *value == Value::Bool(true)
+}
+
+fn is_text(value: &Value, good: impl Fn(&str) -> bool) -> bool {
+    value.as_str().is_some_and(good)
+}
+
+/// Not zero.
+fn is_time(value: &Value) -> bool {
+    is_text(value, |text| signed(text).is_some_and(|nanos| nanos != 0))
+}
+
+/// A quantity that is not zero.
+fn is_amount(value: &Value) -> bool {
+    is_text(value, |text| Quantity::parse(text).is_ok_and(|amount| !amount.is_zero()))
+}
+
+/// Not empty.
+fn is_some(value: &Value) -> bool {
+    match value {
+        Value::String(text) => !text.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+        _ => false,
+    }
+}

@@ -1,0 +1,288 @@
+//! A row per rule of the table of fields: the value, and what is said of it.
+
+use serde_json::{Value, json};
+
+use crate::resolve::Flags;
+use crate::resolve::tests::{host, kubelet, problems_of, run};
+
+/// What is refused, and what of the problem names the field with its value, and the way out.
+fn refused() -> Vec<(Value, &'static str, &'static str)> {
+    vec![
+        (json!({"authentication": []}), "authentication = []", "a map"),
+        (json!({"authentication": {"anonymous": {"enabled": "no"}}}), "enabled = \"no\"", "true or false"),
+        (json!({"authentication": {"webhook": {"cacheTTL": "2"}}}), "cacheTTL = \"2\"", "no duration"),
+        (json!({"authorization": {"mode": "RBAC"}}), "authorization.mode = \"RBAC\"", "AlwaysAllow, Webhook"),
+        (json!({"authorization": {"webhook": {"cacheAuthorizedTTL": 5}}}), "cacheAuthorizedTTL = 5", "text"),
+        (json!({"authorization": {"webhook": {"cacheUnauthorizedTTL": "x"}}}), "\"x\"", "no duration"),
+        (json!({"cgroupsPerQOS": false}), "cgroupsPerQOS = false", "enforceNodeAllocatable"),
+        (
+            json!({"configMapAndSecretChangeDetectionStrategy": "watch"}),
+            "configMapAndSecretChangeDetectionStrategy = \"watch\"",
+            "one of: Get, Cache, Watch",
+        ),
+        (json!({"contentType": 5}), "contentType = 5", "text"),
+        (json!({"cpuManagerPolicy": "Static"}), "cpuManagerPolicy = \"Static\"", "one of: none, static"),
+        (json!({"cpuManagerPolicyOptions": {"full-pcpus-only": true}}), "full-pcpus-only = true", "quotes"),
+        (json!({"cpuManagerReconcilePeriod": "10"}), "cpuManagerReconcilePeriod = \"10\"", "no duration"),
+        (json!({"enableDebuggingHandlers": "on"}), "enableDebuggingHandlers = \"on\"", "true or false"),
+        (
+            json!({"enableSystemLogQuery": true, "enableSystemLogHandler": false}),
+            "enableSystemLogQuery = true",
+            "enableSystemLogHandler: true",
+        ),
+        (json!({"eventBurst": -1}), "eventBurst = -1", "from 0 to 2147483647"),
+        (json!({"eventRecordQPS": -1}), "eventRecordQPS = -1", "from 0 to 2147483647"),
+        (
+            json!({"hairpinMode": "veth"}),
+            "hairpinMode = \"veth\"",
+            "one of: promiscuous-bridge, hairpin-veth, none",
+        ),
+        (json!({"httpCheckFrequency": "often"}), "httpCheckFrequency = \"often\"", "no duration"),
+        (json!({"iptablesDropBit": 32}), "iptablesDropBit = 32", "from 0 to 31"),
+        (json!({"iptablesMasqueradeBit": -1}), "iptablesMasqueradeBit = -1", "from 0 to 31"),
+        (json!({"kubeAPIBurst": -1}), "kubeAPIBurst = -1", "from 0"),
+        (json!({"kubeAPIQPS": -1}), "kubeAPIQPS = -1", "from 0"),
+        (json!({"logging": {"flushFrequency": -1}}), "logging.flushFrequency = -1", "above 0"),
+        (json!({"logging": {"flushFrequency": "soon"}}), "logging.flushFrequency = \"soon\"", "above 0"),
+        (json!({"logging": {"vmodule": {}}}), "logging.vmodule = {}", "a list"),
+        (
+            json!({"logging": {"vmodule": [{"filePattern": "a", "verbosity": 1}, {"filePattern": "b=c"}]}}),
+            "logging.vmodule[1]",
+            "without '=' and ','",
+        ),
+        (json!({"logging": {"vmodule": [{"filePattern": "a", "verbosity": -1}]}}), "vmodule[0]", "from 0 to"),
+        (
+            json!({"logging": {"format": "json", "vmodule": [{"filePattern": "a", "verbosity": 1}]}}),
+            "logging.vmodule",
+            "text only",
+        ),
+        (json!({"maxOpenFiles": -1}), "maxOpenFiles = -1", "from 0"),
+        (
+            json!({"memoryManagerPolicy": "static"}),
+            "memoryManagerPolicy = \"static\"",
+            "one of: None, Static",
+        ),
+        (json!({"memoryReservationPolicy": "All"}), "\"All\"", "one of: None, TieredReservation"),
+        (json!({"memoryThrottlingFactor": 0}), "memoryThrottlingFactor = 0", "above 0 and at most 1"),
+        (json!({"memoryThrottlingFactor": 1.01}), "memoryThrottlingFactor = 1.01", "above 0 and at most 1"),
+        (json!({"nodeStatusUpdateFrequency": 10}), "nodeStatusUpdateFrequency = 10", "text"),
+        (json!({"oomScoreAdj": -1001}), "oomScoreAdj = -1001", "from -1000 to 1000"),
+        (json!({"oomScoreAdj": 1001}), "oomScoreAdj = 1001", "from -1000 to 1000"),
+        (
+            json!({
+                "imagePullCredentialsVerificationPolicy": "NeverVerifyAllowlistedImages",
+                "preloadedImagesVerificationAllowlist": ["r.example:5000/*", "r.example/app", "app:1"],
+            }),
+            "preloadedImagesVerificationAllowlist[2] = \"app:1\"",
+            "without tag and digest",
+        ),
+        (
+            json!({
+                "imagePullCredentialsVerificationPolicy": "NeverVerifyAllowlistedImages",
+                "preloadedImagesVerificationAllowlist": ["r.example/*/app"],
+            }),
+            "preloadedImagesVerificationAllowlist[0]",
+            "ends in /*",
+        ),
+        (json!({"port": 65536}), "port = 65536", "from 1 to 65535"),
+        (
+            json!({"featureGates": {"QOSReserved": true}, "qosReserved": {"cpu": "50%"}}),
+            "qosReserved.cpu = \"50%\"",
+            "only memory",
+        ),
+        (
+            json!({"featureGates": {"QOSReserved": true}, "qosReserved": {"memory": "101%"}}),
+            "qosReserved.memory = \"101%\"",
+            "from 0% to 100%",
+        ),
+        (json!({"registerWithTaints": "a"}), "registerWithTaints = \"a\"", "a list"),
+        (json!({"registerWithTaints": [{"key": "-a", "effect": "NoSchedule"}]}), "[0]", "qualified name"),
+        (json!({"registerWithTaints": [{"key": "a", "value": "b c"}]}), "[0]", "one of a label"),
+        (
+            json!({"registerWithTaints": [{"key": "a", "effect": "No"}]}),
+            "[0]",
+            "NoSchedule, PreferNoSchedule",
+        ),
+        (
+            json!({"registerWithTaints": [{"key": "a", "timeAdded": "2026-01-01T00:00:00Z"}]}),
+            "[0]",
+            "timeAdded",
+        ),
+        (json!({"reservedMemory": [{"limits": {"memory": "1Gi"}}]}), "reservedMemory[0]", "numaNode"),
+        (json!({"reservedMemory": [{"numaNode": 0}]}), "reservedMemory[0]", "must name memory"),
+        (json!({"reservedMemory": [{"numaNode": 0, "limits": {"cpu": "1"}}]}), "[0]", "cpu cannot be"),
+        (json!({"reservedMemory": [{"numaNode": 0, "limits": {"memory": "0"}}]}), "[0]", "above 0"),
+        (
+            json!({"reservedMemory": [
+                {"numaNode": 0, "limits": {"memory": "1Gi"}}, {"numaNode": 1, "limits": {"memory": "1Gi"}},
+                {"numaNode": 0, "limits": {"hugepages-2Mi": "2Mi", "memory": "1Gi"}},
+            ]}),
+            "reservedMemory[2]",
+            "memory of this node stands here twice",
+        ),
+        (
+            json!({"reservedSystemCPUs": "0", "kubeReservedCgroup": "/kube"}),
+            "reservedSystemCPUs = \"0\"",
+            "excludes systemReservedCgroup and kubeReservedCgroup",
+        ),
+        (json!({"reservedSystemCPUs": "0", "systemReservedCgroup": "/s"}), "reservedSystemCPUs", "excludes"),
+        (
+            json!({"runOnce": true}),
+            "runOnce = true",
+            "Runonce mode has been deprecated and should not be set",
+        ),
+        (json!({"showHiddenMetricsForVersion": "1.34"}), "\"1.34\"", "1.35"),
+        (json!({"shutdownGracePeriod": "1"}), "shutdownGracePeriod = \"1\"", "no duration"),
+        (json!({"shutdownGracePeriod": "999ms"}), "shutdownGracePeriod = \"999ms\"", "0, or at least 1s"),
+        (json!({"shutdownGracePeriod": "-1s"}), "shutdownGracePeriod = \"-1s\"", "0, or at least 1s"),
+        (
+            json!({"shutdownGracePeriod": "10s", "shutdownGracePeriodCriticalPods": "11s"}),
+            "shutdownGracePeriodCriticalPods = \"11s\"",
+            "cannot be longer",
+        ),
+        (
+            json!({
+                "shutdownGracePeriod": "10s",
+                "shutdownGracePeriodByPodPriority": [{"priority": 1, "shutdownGracePeriodSeconds": 5}],
+            }),
+            "shutdownGracePeriodByPodPriority",
+            "exclude each other",
+        ),
+        (
+            json!({"shutdownGracePeriodByPodPriority": [{"priority": 1, "shutdownGracePeriodSeconds": -1}]}),
+            "shutdownGracePeriodByPodPriority[0]",
+            "at least 0",
+        ),
+        (
+            json!({"tlsCipherSuites": ["TLS_AES_128_GCM_SHA256", "TLS_X"]}),
+            "[1] = \"TLS_X\"",
+            "names are those",
+        ),
+        (json!({"tlsCurvePreferences": [23, 22]}), "tlsCurvePreferences[1] = 22", "4588"),
+        (json!({"tlsCurvePreferences": [29, 29]}), "tlsCurvePreferences = [29,29]", "once"),
+        (json!({"tlsMinVersion": "1.3"}), "tlsMinVersion = \"1.3\"", "VersionTLS13"),
+        (
+            json!({"topologyManagerPolicy": "best"}),
+            "\"best\"",
+            "none, best-effort, restricted, single-numa-node",
+        ),
+        (json!({"topologyManagerScope": "node"}), "topologyManagerScope = \"node\"", "container, pod"),
+        (
+            json!({"tracing": {"samplingRatePerMillion": -1}}),
+            "samplingRatePerMillion = -1",
+            "from 0 to 1000000",
+        ),
+        (json!({"userNamespaces": {"idsPerPod": 65537}}), "idsPerPod = 65537", "multiple of 65536"),
+        (json!({"userNamespaces": {"idsPerPod": 4_294_967_296_u64}}), "idsPerPod", "from 1 to 4294967295"),
+    ]
+}
+
+#[test]
+fn each_rule_names_the_field_its_value_and_the_way_out() {
+    for (fields, what, way_out) in refused() {
+        let problems = problems_of(fields.clone());
+        assert_eq!(problems.len(), 1, "{fields}: {problems:#?}");
+        let problem = &problems[0];
+        assert!(problem.starts_with("invalid configuration: "), "{problem}");
+        assert!(problem.contains(what), "{problem} lacks {what}");
+        assert!(problem.contains(way_out), "{problem} lacks {way_out}");
+    }
+}
+
+#[test]
+fn what_needs_a_feature_gate_is_refused_without_it_and_with_it_not() {
+    let by_priority = json!([{"priority": 0, "shutdownGracePeriodSeconds": 5}]);
+    let never = "NeverVerifyAllowlistedImages";
+    for (gate, fields, field) in [
+        ("CustomCPUCFSQuotaPeriod", json!({"cpuCFSQuotaPeriod": "50ms"}), "cpuCFSQuotaPeriod"),
+        (
+            "KubeletCrashLoopBackOffMax",
+            json!({"crashLoopBackOff": {"maxContainerRestartPeriod": "60s"}}),
+            "crashLoopBackOff.maxContainerRestartPeriod",
+        ),
+        (
+            "KubeletEnsureSecretPulledImages",
+            json!({"imagePullCredentialsVerificationPolicy": never}),
+            "imagePullCredentialsVerificationPolicy",
+        ),
+        (
+            "LoggingAlphaOptions",
+            json!({"logging": {"options": {"json": {"splitStream": true}}}}),
+            "logging.options.json.splitStream",
+        ),
+        (
+            "LoggingAlphaOptions",
+            json!({"logging": {"options": {"text": {"infoBufferSize": "1Mi"}}}}),
+            "logging.options.text.infoBufferSize",
+        ),
+        ("MemoryQoS", json!({"memoryReservationPolicy": "TieredReservation"}), "memoryReservationPolicy"),
+        ("QOSReserved", json!({"qosReserved": {"memory": "50%"}}), "qosReserved"),
+        ("RotateKubeletServerCertificate", json!({"serverTLSBootstrap": true}), "serverTLSBootstrap"),
+        (
+            "GracefulNodeShutdownBasedOnPodPriority",
+            json!({"shutdownGracePeriodByPodPriority": by_priority}),
+            "shutdownGracePeriodByPodPriority",
+        ),
+    ] {
+        for on in [false, true] {
+            let mut fields = fields.clone();
+            fields["featureGates"] = json!({gate: on});
+            let result = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host());
+            match result {
+                Ok(_) => assert!(on, "{fields}"),
+                Err(problems) => {
+                    assert!(!on && problems.len() == 1, "{fields}: {problems:?}");
+                    assert!(
+                        problems[0].starts_with(&format!("invalid configuration: {field} = ")),
+                        "{problems:?}"
+                    );
+                    assert!(problems[0].contains(&format!("the feature gate {gate}; ")), "{problems:?}");
+                }
+            }
+        }
+    }
+    let fields = json!({
+        "shutdownGracePeriod": "5s", "shutdownGracePeriodCriticalPods": "1s",
+        "featureGates": {"GracefulNodeShutdown": false, "GracefulNodeShutdownBasedOnPodPriority": false},
+    });
+    let problems = problems_of(fields);
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    assert!(problems.iter().all(|problem| problem.contains("the feature gate GracefulNodeShutdown; ")));
+}
+
+#[test]
+fn what_a_kubelet_takes_is_taken() {
+    for fields in [
+        json!({"cgroupsPerQOS": false, "enforceNodeAllocatable": ["none"]}),
+        json!({"cgroupsPerQOS": false, "enforceNodeAllocatable": []}),
+        json!({"cpuManagerPolicy": "", "hairpinMode": "", "topologyManagerScope": "", "tlsMinVersion": ""}),
+        json!({"cpuManagerPolicy": "static", "memoryManagerPolicy": "Static", "hairpinMode": "none"}),
+        json!({"iptablesDropBit": 0, "iptablesMasqueradeBit": 31, "oomScoreAdj": -1000, "maxOpenFiles": 0}),
+        json!({"logging": {"flushFrequency": 0, "options": {
+            "json": {"infoBufferSize": "0", "splitStream": false}, "text": {"infoBufferSize": "0"},
+        }}}),
+        json!({"logging": {"flushFrequency": 5_000_000_000_i64, "vmodule": [{"filePattern": "a*", "verbosity": 4}]}}),
+        json!({"memoryThrottlingFactor": 1, "userNamespaces": {"idsPerPod": 131_072}}),
+        json!({"nodeStatusUpdateFrequency": "0s", "streamingConnectionIdleTimeout": "-1s"}),
+        json!({"registerWithTaints": [{"key": "example.com/a", "value": "b", "effect": "NoExecute"}, {"key": "a"}]}),
+        json!({"reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-1Gi": "2Gi"}}]}),
+        json!({"reservedSystemCPUs": "0", "kubeReservedCgroup": ""}),
+        json!({"runOnce": false, "showHiddenMetricsForVersion": "1.35"}),
+        json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "30s"}),
+        json!({"tlsCipherSuites": ["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305"], "tlsCurvePreferences": [4588, 23]}),
+        json!({"port": 0, "address": "", "healthzBindAddress": "", "containerRuntimeEndpoint": ""}),
+    ] {
+        let resolved = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host());
+        assert!(resolved.is_ok(), "{fields}: {resolved:?}");
+    }
+}
+
+#[test]
+fn every_rule_that_is_broken_is_told_at_once() {
+    let fields = json!({
+        "eventBurst": -1, "hairpinMode": "x", "runOnce": true, "oomScoreAdj": 5000, "maxPods": -1,
+        "featureGates": {"NoSuch": true, "NodeSwap": false}, "tlsCipherSuites": ["X", "Y"],
+    });
+    let problems = problems_of(fields);
+    assert_eq!(problems.len(), 9, "{problems:#?}");
+}
