@@ -60,7 +60,7 @@ fn pod(name: &str, node: &str, secret: &str) -> Value {
 }
 
 #[test]
-#[ignore = "an API server, built from Debian's source package the first time, takes minutes; cargo xtask test --long runs it"]
+#[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
 fn a_node_does_what_its_own_certificate_allows() {
     let scratch = Scratch::new().unwrap();
     let server = start(&scratch);
@@ -130,7 +130,7 @@ fn request(node: &str) -> (Value, KeyPair) {
 }
 
 #[test]
-#[ignore = "an API server, built from Debian's source package the first time, takes minutes; cargo xtask test --long runs it"]
+#[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
 fn a_bearer_of_a_bootstrap_token_gets_a_nodes_certificate() {
     let scratch = Scratch::new().unwrap();
     let server = start(&scratch);
@@ -188,7 +188,7 @@ fn processes_of(dir: &Path) -> Vec<ProcessId> {
 }
 
 #[test]
-#[ignore = "an API server, built from Debian's source package the first time, takes minutes; cargo xtask test --long runs it"]
+#[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
 fn a_killed_server_comes_back_with_its_data_and_a_dropped_one_leaves_nothing() {
     let scratch = Scratch::new().unwrap();
     let mut server = start(&scratch);

@@ -142,7 +142,7 @@ pub(super) fn refused(signer: &str, request: &CertificateParams, usages: &[Strin
         "kubernetes.io/kubelet-serving" => {
             let of_host = |name: &SanType| matches!(name, SanType::DnsName(_) | SanType::IpAddress(_));
             not_of_node(request)
-                .or_else(|| (sans.is_empty()).then(|| "a server has no name".to_owned()))
+                .or_else(|| sans.is_empty().then(|| "a server has no name".to_owned()))
                 .or_else(|| (!sans.iter().all(of_host)).then(|| "a name is of no host".to_owned()))
                 .or_else(|| exactly(["digital signature", "server auth"]))
         }

@@ -229,7 +229,7 @@ impl Source {
 /// What apt says of the machine's lists: origin, code name, address, release and component, one list a line.
 fn machine_lists() -> String {
     let format = "$(ORIGIN)|$(CODENAME)|$(REPO_URI)|$(RELEASE)|$(COMPONENT)";
-    let ask = |program| {
+    let ask = |program: PathBuf| {
         execute(Command::new(program).args(["indextargets", "--format", format, "Created-By: Packages"]))
     };
     find_file("apt-get").and_then(ask).unwrap_or_default()
