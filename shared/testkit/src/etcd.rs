@@ -207,7 +207,7 @@ impl Drop for EtcdCluster {
 
 /// Addresses on loopback with ports that nobody listens on now, below those that the kernel gives to whoever asks for
 /// any: a member that was killed finds its own free again.
-fn free_addresses(number: usize) -> anyhow::Result<Vec<SocketAddr>> {
+pub(crate) fn free_addresses(number: usize) -> anyhow::Result<Vec<SocketAddr>> {
     // All are held until the last one is chosen, so that none comes twice.
     let mut held: Vec<TcpListener> = Vec::new();
     for _ in 0..number * 100 {

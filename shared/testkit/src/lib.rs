@@ -1,5 +1,6 @@
 //! The world around the agent, for the tests and for `cargo xtask`: a private containerd with its own
-//! network and images, a whole agent in folders of its own, a trace collector, and the clean-up of it all.
+//! network and images, a whole agent in folders of its own, control planes, a trace collector, and the clean-up of it
+//! all.
 //!
 //! Nothing here touches what it did not make: every folder, socket, bridge, subnet and cgroup belongs to
 //! one [`Scratch`] folder or one name, and [`Remains`] removes by these names only. What a killed test
@@ -9,7 +10,8 @@
 //! something is absent. [`Reached`] asks the same of the cases that a property test makes.
 //!
 //! The feature `grpc` (on by default) adds what speaks gRPC: [`Agent`], [`TraceCollector`] and the CRI
-//! clients of [`PrivateContainerd`].
+//! clients of [`PrivateContainerd`]. The feature `kube` (on by default) adds a Kubernetes API server with an authority
+//! of its own, [`KubeApiServer`].
 
 mod cleanup;
 mod cni;
@@ -20,6 +22,7 @@ mod etcd;
 mod hung;
 mod image;
 mod json_log;
+mod kept;
 mod leak;
 mod packages;
 pub mod process;
@@ -36,6 +39,8 @@ mod vm;
 mod agent;
 #[cfg(feature = "grpc")]
 mod cri;
+#[cfg(feature = "kube")]
+mod kube;
 #[cfg(feature = "grpc")]
 mod otlp;
 #[cfg(feature = "grpc")]
@@ -62,6 +67,8 @@ pub use vm::{Said, Vm};
 
 #[cfg(feature = "grpc")]
 pub use agent::{Agent, AgentBuilder};
+#[cfg(feature = "kube")]
+pub use kube::{ApiServerBinary, KubeApiServer, KubeOptions};
 #[cfg(feature = "grpc")]
 pub use otlp::{Span, TraceCollector};
 #[cfg(feature = "grpc")]

@@ -59,6 +59,16 @@ pub enum Component {
     Ext4,
     /// `promtool`.
     Prometheus,
+    /// The release of `go` that builds the API server.
+    Go,
+    /// `jq`.
+    Jq,
+    /// `rsync`.
+    Rsync,
+    /// `dpkg-source`, with `make` and `patch`.
+    DpkgDev,
+    /// `kubectl`.
+    Kubectl,
 }
 
 impl Component {
@@ -78,8 +88,19 @@ impl Component {
     pub const TO_TEST: [Self; 4] = [Self::DockerRegistry, Self::Systemd, Self::Dbus, Self::EtcdServer];
 
     /// What the tests that take minutes need besides.
-    pub const TO_TEST_LONG: [Self; 6] =
-        [Self::Docker, Self::DockerCompose, Self::Debootstrap, Self::Qemu, Self::Ext4, Self::Prometheus];
+    pub const TO_TEST_LONG: [Self; 11] = [
+        Self::Docker,
+        Self::DockerCompose,
+        Self::Debootstrap,
+        Self::Qemu,
+        Self::Ext4,
+        Self::Prometheus,
+        Self::Go,
+        Self::Jq,
+        Self::Rsync,
+        Self::DpkgDev,
+        Self::Kubectl,
+    ];
 
     /// The Debian package that has it.
     pub const fn package(self) -> &'static str {
@@ -102,6 +123,11 @@ impl Component {
             Self::Qemu => "qemu-system-x86",
             Self::Ext4 => "e2fsprogs",
             Self::Prometheus => "prometheus",
+            Self::Go => "golang-1.19-go",
+            Self::Jq => "jq",
+            Self::Rsync => "rsync",
+            Self::DpkgDev => "dpkg-dev",
+            Self::Kubectl => "kubernetes-client",
         }
     }
 
@@ -144,6 +170,15 @@ impl Component {
             Self::Qemu => find_file("qemu-system-x86_64"),
             Self::Ext4 => find_file("mkfs.ext4"),
             Self::Prometheus => find_file("promtool"),
+            Self::Go => {
+                // Any other release that is installed beside it comes first in PATH.
+                let path = PathBuf::from("/usr/lib/go-1.19/bin/go");
+                if path.is_file() { Ok(path) } else { bail!("{} does not exist", path.display()) }
+            }
+            Self::Jq => find_file("jq"),
+            Self::Rsync => find_file("rsync"),
+            Self::DpkgDev => find_file("make").and_then(|_| find_file("dpkg-source")),
+            Self::Kubectl => find_file("kubectl"),
             Self::ProtobufTypes => {
                 let path = PathBuf::from("/usr/include/google/protobuf/timestamp.proto");
                 if path.is_file() { Ok(path) } else { bail!("{} does not exist", path.display()) }
@@ -171,6 +206,11 @@ impl Component {
             Self::Qemu => "qemu (qemu-system-x86_64)",
             Self::Ext4 => "the command mkfs.ext4",
             Self::Prometheus => "the command promtool",
+            Self::Go => "go 1.19",
+            Self::Jq => "the command jq",
+            Self::Rsync => "the command rsync",
+            Self::DpkgDev => "the command dpkg-source (with make)",
+            Self::Kubectl => "the command kubectl",
         }
     }
 }

@@ -3,13 +3,14 @@
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context as _, bail, ensure};
 use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest as _, Sha256};
 
 use super::initramfs;
+use crate::kept::{execute, kept_below, remove};
 use crate::{Component, PAUSE_IMAGE, Remains, find_file, mounts_below};
 
 /// The release of the machine.
@@ -129,24 +130,6 @@ fn recipe() -> String {
     digest.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The target folder, which this program was built into.
-fn kept_below() -> anyhow::Result<PathBuf> {
-    let exe = std::env::current_exe().context("this program has no path")?;
-    // A test is in target/<profile>/deps, a tool in target/<profile>.
-    let profile = exe.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
-    let target = profile.and_then(Path::parent).context("this program is in no target folder")?;
-    Ok(target.to_owned())
-}
-
-fn remove(folder: &Path) -> anyhow::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
 fn build(work: &Path, base: &Base) -> anyhow::Result<()> {
     let (root, unpacked) = (work.join("root"), work.join("kernel"));
     fs::create_dir_all(&unpacked)?;
@@ -254,14 +237,4 @@ fn only_entry(folder: &Path) -> anyhow::Result<String> {
     }
     let [name] = &names[..] else { bail!("{} has not one entry, but {names:?}", folder.display()) };
     Ok(name.clone())
-}
-
-/// Runs a command to its end; what it has printed.
-fn execute(command: &mut Command) -> anyhow::Result<String> {
-    command.env("LC_ALL", "C").stdin(Stdio::null());
-    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-    ensure!(output.status.success(), "{command:?} failed with {}:\n{stdout}{stderr}", output.status);
-    Ok(stdout)
 }

@@ -1,0 +1,124 @@
+//! `kubectl` with a home of its own, and the whole of what it says.
+
+use std::fs;
+use std::io::{Read, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Output, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+
+use super::KubeApiServer;
+use crate::Component;
+
+/// How long a command may take.
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(super) struct Kubectl {
+    program: PathBuf,
+    /// Where it keeps what it has learnt of the server.
+    home: PathBuf,
+    admin: PathBuf,
+}
+
+impl Kubectl {
+    pub(super) fn new(dir: &Path, admin: &Path) -> anyhow::Result<Self> {
+        let home = dir.join("home");
+        fs::create_dir_all(&home).with_context(|| format!("cannot make {}", home.display()))?;
+        Ok(Self { program: Component::Kubectl.find()?, home, admin: admin.to_owned() })
+    }
+
+    /// Runs it to its end.
+    fn run(&self, kubeconfig: &Path, args: &[&str], input: &str) -> anyhow::Result<Output> {
+        let mut command = Command::new(&self.program);
+        command.arg("--kubeconfig").arg(kubeconfig).args(args);
+        command.env("HOME", &self.home).env_remove("KUBECONFIG").env_remove("KUBECACHEDIR").current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().with_context(|| format!("cannot run {}", self.program.display()))?;
+        let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (stdout, stderr) = (reader(stdout), reader(stderr));
+        if let Some(mut stdin) = stdin {
+            // One that does not read it has its reason, which it tells.
+            let _ = stdin.write_all(input.as_bytes());
+        }
+        let status = wait(&mut child).with_context(|| format!("kubectl {}", args.join(" ")))?;
+        Ok(Output { status, stdout: read(stdout), stderr: read(stderr) })
+    }
+}
+
+/// Waits for a child that may hang; it is killed then.
+fn wait(child: &mut std::process::Child) -> anyhow::Result<ExitStatus> {
+    let deadline = Instant::now() + COMMAND_LIMIT;
+    let mut pause = Duration::from_millis(2);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() >= deadline {
+            // Both fail only when it has ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+            bail!("does not end in {} s", COMMAND_LIMIT.as_secs());
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+/// Reads a pipe to its end, so that whoever writes never waits.
+fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read until then is all there is.
+        let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+        bytes
+    })
+}
+
+fn read(reader: JoinHandle<Vec<u8>>) -> Vec<u8> {
+    reader.join().unwrap_or_default()
+}
+
+impl KubeApiServer {
+    /// Runs `kubectl` with `args` as the user that may do everything; at most a minute.
+    pub fn kubectl(&self, args: &[&str]) -> anyhow::Result<Output> {
+        self.kubectl_as(&self.kubectl.admin, args)
+    }
+
+    /// Runs `kubectl` with another kubeconfig.
+    pub fn kubectl_as(&self, kubeconfig: &Path, args: &[&str]) -> anyhow::Result<Output> {
+        self.kubectl.run(kubeconfig, args, "")
+    }
+
+    /// What `kubectl … -o json` prints, decoded; an error carries its standard error.
+    pub fn kubectl_json(&self, args: &[&str]) -> anyhow::Result<Value> {
+        let output = self.kubectl(&[args, &["-o", "json"]].concat())?;
+        let text = good(args, &output)?;
+        serde_json::from_str(&text).with_context(|| format!("kubectl {} printed: {text}", args.join(" ")))
+    }
+
+    /// Makes an object, or makes it what it is to be; a List is several.
+    pub fn apply(&self, object: &Value) -> anyhow::Result<()> {
+        self.kubectl_with(&["apply", "--validate=false", "-f", "-"], object)
+    }
+
+    /// Runs `kubectl` with an object as its input; an error carries its standard error.
+    pub(super) fn kubectl_with(&self, args: &[&str], object: &Value) -> anyhow::Result<()> {
+        let output = self.kubectl.run(&self.kubectl.admin, args, &object.to_string())?;
+        good(args, &output).map(drop)
+    }
+
+    /// Runs `kubectl`, which must go well; what it prints.
+    pub(super) fn kubectl_good(&self, args: &[&str]) -> anyhow::Result<String> {
+        good(args, &self.kubectl(args)?)
+    }
+}
+
+fn good(args: &[&str], output: &Output) -> anyhow::Result<String> {
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "kubectl {}: {}", args.join(" "), error.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
