@@ -62,7 +62,8 @@ pub(crate) async fn renew(
         // Cancel-safe: neither arm holds anything.
         tokio::select! {
             () = ctx.shutdown.cancelled() => return,
-            () = tokio::time::sleep(period) => {}
+            // Nodes that have started together do not come together for ever (node-and-api.md §10).
+            () = tokio::time::sleep(period.mul_f32(1.0 + fastrand::f32() * 0.04)) => {}
         }
     }
 }

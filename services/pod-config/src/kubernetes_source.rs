@@ -177,7 +177,7 @@ impl NodeSource {
         if !std::mem::replace(&mut self.begun, true) {
             return match self.remembered.take() {
                 Some(json) => NodeState { json, registered: true },
-                None => self.unregistered().await,
+                None => unregistered(Arc::clone(&self.config)).await,
             };
         }
         loop {
@@ -202,7 +202,7 @@ impl NodeSource {
                 Some(object) => self.registered(object),
                 None => {
                     self.checkpoint.remove(&node_key());
-                    self.unregistered().await
+                    unregistered(Arc::clone(&self.config)).await
                 }
             };
         }
@@ -225,13 +225,13 @@ impl NodeSource {
         self.checkpoint.put(&node_key(), json.clone());
         NodeState { json, registered: true }
     }
+}
 
-    /// One that is made up here while the server has none.
-    async fn unregistered(&self) -> NodeState {
-        match standalone(&self.config).next().await {
-            Some(node) => node,
-            None => std::future::pending().await,
-        }
+/// One that is made up here while the server has none.
+async fn unregistered(config: Arc<Config>) -> NodeState {
+    match standalone(&config).next().await {
+        Some(node) => node,
+        None => std::future::pending().await,
     }
 }
 

@@ -195,11 +195,13 @@ impl Drop for Watch {
 
 /// Returns when the control plane may tell something else of an object; never where it tells nothing by itself.
 async fn changed(changes: Option<&mut watch::Receiver<u64>>) {
-    match changes {
-        // The sender lives as long as the plane.
-        Some(changes) if changes.changed().await.is_ok() => {}
-        _ => std::future::pending().await,
+    if let Some(changes) = changes
+        && changes.changed().await.is_ok()
+    {
+        return;
     }
+    // The sender lives as long as the plane.
+    std::future::pending().await
 }
 
 fn key_of(reference: pb::ObjectReference) -> Result<ObjectRequest, Status> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::TryStreamExt as _;
+use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
 use http::{Method, Request};
@@ -199,9 +199,7 @@ impl KubeApi {
 
     /// A page of a range: the objects, the version of the list, and where the next page goes on.
     pub(crate) async fn page(&self, range: &Range, page: &Page<'_>) -> Result<Listed, KubeError> {
-        let mut query = range.query();
-        page.add_to(&mut query);
-        let path = format!("{}?{}", range.resource.path(range.namespace.as_deref()), query.finish());
+        let path = range.path(|query| page.add_to(query));
         let mut list = self.call(Method::GET, &path, range.resource.plural, None).await?;
         let (server, metadata) = (self.server(), list["metadata"].take());
         let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
@@ -218,17 +216,17 @@ impl KubeApi {
 
     /// Watches a range from a version on. It begins when the server has answered.
     pub(crate) async fn watch(&self, range: &Range, version: &str) -> Result<Events, KubeError> {
-        let mut query = range.query();
-        query.append_pair("watch", "1");
-        query.append_pair("allowWatchBookmarks", "true");
-        query.append_pair("resourceVersion", version);
-        query.append_pair("timeoutSeconds", &fastrand::u32(WATCH_SECONDS).to_string());
-        let path = format!("{}?{}", range.resource.path(range.namespace.as_deref()), query.finish());
+        let path = range.path(|query| {
+            query.append_pair("watch", "1");
+            query.append_pair("allowWatchBookmarks", "true");
+            query.append_pair("resourceVersion", version);
+            query.append_pair("timeoutSeconds", &fastrand::u32(WATCH_SECONDS).to_string());
+        });
         let Connected { client, server, .. } = self.connected().await?;
         let what = format!("a watch of {}", range.resource.plural);
         let request = self.request(Method::GET, &path, &server, &what, None)?;
         let events = within(&server, &what, client.request_events::<Value>(request)).await?;
-        Ok(Box::pin(events.map_err(move |error| KubeError::of(&server, &what, error))))
+        Ok(Box::pin(events.map(move |event| event.map_err(|error| KubeError::of(&server, &what, error)))))
     }
 
     /// The server's address, as far as it is known.
@@ -349,12 +347,14 @@ pub(crate) type Events = BoxStream<'static, Result<WatchEvent<Value>, KubeError>
 type Query = form_urlencoded::Serializer<'static, String>;
 
 impl Range {
-    fn query(&self) -> Query {
+    /// The path of the range, with what `more` adds to its query.
+    fn path(&self, more: impl FnOnce(&mut Query)) -> String {
         let mut query = form_urlencoded::Serializer::new(String::new());
         if let Some(fields) = &self.fields {
             query.append_pair("fieldSelector", fields);
         }
-        query
+        more(&mut query);
+        format!("{}?{}", self.resource.path(self.namespace.as_deref()), query.finish())
     }
 }
 
@@ -376,8 +376,9 @@ async fn within<T>(
 async fn connect(path: &Path) -> Result<(Client, String), String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     let file = Kubeconfig::from_yaml(&text).map_err(|error| error.to_string())?;
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default());
-    let config = config.await.map_err(|error| error.to_string())?;
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(file, &options).await;
+    let config = config.map_err(|error| error.to_string())?;
     if let Some(proxy) = &config.proxy_url {
         return Err(format!("proxies are not supported yet, and {proxy} is one"));
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use futures_util::stream;
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Full, StreamBody, combinators::BoxBody};
+use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -49,7 +49,7 @@ impl Answer {
             Self::Open(lines) => {
                 let lines = lines.into_iter().map(line).collect::<Vec<_>>();
                 use futures_util::StreamExt as _;
-                (200, StreamBody::new(stream::iter(lines).chain(stream::pending())).boxed())
+                (200, BodyExt::boxed(StreamBody::new(stream::iter(lines).chain(stream::pending()))))
             }
             Self::Nothing => return None,
         };

@@ -1,6 +1,5 @@
 //! Kinds of objects, and which of them are meant.
 
-use kube::core::Request;
 use serde_json::Value;
 
 /// A kind as the API names it in its paths.
@@ -47,10 +46,6 @@ impl Resource {
             Some(namespace) => format!("{root}/{}/namespaces/{namespace}/{}", self.version, self.plural),
             None => format!("{root}/{}/{}", self.version, self.plural),
         }
-    }
-
-    pub(crate) fn request(&self, namespace: Option<&str>) -> Request {
-        Request::new(self.path(namespace))
     }
 
     /// An object of it, for messages: `pods default/web`.

@@ -125,6 +125,11 @@ fn kubernetes(
                     api.lease_seconds = v;
                 }
             });
+            resolver.set("controlPlane.kubernetes.registerNode", kubelet.register_node.take(), |c, v| {
+                if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
+                    api.register_node = v;
+                }
+            });
             true
         }
         (Some(kubeconfig), Some("etcd")) => {

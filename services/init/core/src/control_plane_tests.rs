@@ -43,7 +43,7 @@ fn without_a_control_plane_the_length_of_the_lease_is_no_problem_and_nothing_to_
 fn with_flags(flags: &[(&'static str, &str)], own: Value) -> Result<keelson_config::Config, Vec<String>> {
     let mut others = Flags::default();
     others.others.extend(flags.iter().map(|(name, text)| (*name, (*text).to_owned())));
-    let kubelet = kubelet(json!({"nodeLeaseDurationSeconds": 20}));
+    let kubelet = kubelet(json!({"nodeLeaseDurationSeconds": 20, "registerNode": false}));
     run(&others, Some(&kubelet), Some(&keelson(own)), &host()).map(|resolved| resolved.config)
 }
 
@@ -57,6 +57,7 @@ fn a_kubeconfig_makes_the_kubernetes_api_the_control_plane() {
         let config = with_flags(&flags, own).unwrap();
         let mut expected = Kubernetes::of("/etc/kubernetes/kubelet.conf".into());
         expected.lease_seconds = 20;
+        expected.register_node = false;
         assert_eq!(config.control_plane, ControlPlane::Kubernetes(expected));
         assert_eq!(config.provenance["controlPlane.kubernetes.kubeconfig"], "command line");
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use keelson_config::{Config, ControlPlane, ServiceName};
+use keelson_config::{Config, ServiceName};
 
 /// A user and a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +79,8 @@ pub fn folders(config: &Config, init_is_root: bool) -> Vec<Folder> {
 
 #[cfg(test)]
 mod tests {
+    use keelson_config::ControlPlane;
+
     use super::*;
 
     fn config() -> Config {

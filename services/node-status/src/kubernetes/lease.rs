@@ -83,8 +83,8 @@ impl Lease {
             None => {
                 let mut owner = self.owner.subscribe();
                 // The sender lives as long as the lease.
-                let there = tokio::time::timeout(REGISTRATION, owner.wait_for(|uid| !uid.is_empty())).await;
-                if there.is_err() {
+                let registered = async { owner.wait_for(|uid| !uid.is_empty()).await.is_ok() };
+                if !tokio::time::timeout(REGISTRATION, registered).await.unwrap_or(false) {
                     let message = format!("the Node {} that it belongs to is not registered yet", self.node);
                     return Err(self.api.unreachable("the node's lease", message));
                 }
