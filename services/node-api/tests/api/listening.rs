@@ -1,5 +1,7 @@
 //! The ports of node-api.
 
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
