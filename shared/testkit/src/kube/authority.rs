@@ -211,6 +211,16 @@ mod tests {
     const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
     const SERVING: &str = "kubernetes.io/kubelet-serving";
 
+    /// Signer, user, groups, other names, usages, and a part of the reason for a refusal.
+    type Case = (
+        &'static str,
+        &'static str,
+        &'static [&'static str],
+        &'static [&'static str],
+        &'static [&'static str],
+        Option<&'static str>,
+    );
+
     fn request(user: &str, groups: &[&str], names: &[&str]) -> CertificateSigningRequestParams {
         let mut params =
             CertificateParams::new(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>()).unwrap();
@@ -226,11 +236,11 @@ mod tests {
 
     #[test]
     fn signers_refuse_what_is_of_no_node_and_what_is_for_another_use() {
-        let client: &[&str] = &["digital signature", "client auth"];
-        let with_rsa: &[&str] = &["key encipherment", "digital signature", "client auth"];
-        let server: &[&str] = &["digital signature", "server auth"];
-        let (node, nodes): (&str, &[&str]) = ("system:node:a", &["system:nodes"]);
-        let cases: [(&str, &str, &[&str], &[&str], &[&str], Option<&str>); 13] = [
+        let client: &[_] = &["digital signature", "client auth"];
+        let with_rsa: &[_] = &["key encipherment", "digital signature", "client auth"];
+        let server: &[_] = &["digital signature", "server auth"];
+        let (node, nodes): (_, &[_]) = ("system:node:a", &["system:nodes"]);
+        let cases: [Case; 13] = [
             (CLIENT, node, nodes, &[], client, None),
             (CLIENT, node, nodes, &[], with_rsa, None),
             (CLIENT, node, nodes, &[], server, Some("usages")),
