@@ -60,16 +60,19 @@ async fn a_node_registers_and_runs_what_is_bound_to_it() {
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
     assert_eq!(condition(&pod, "PodScheduled"), "True", "what the server has set stays");
 
-    let name = format!("{NAMESPACE}/web");
     let said = cluster
         .agent
-        .keelson(&["exec", &name, "--", "sh", "-c", "echo $WORD $(cat /conf/text)"])
+        .keelson(&["exec", "-n", NAMESPACE, "web", "--", "sh", "-c", "echo $WORD $(cat /conf/text)"])
         .await
         .unwrap();
     assert_eq!(text(&said).trim(), "hidden one");
     cluster.server.apply(&object("ConfigMap", "greeting", &json!({"text": "two"}))).unwrap();
     eventually(LIMIT, "the file in the pod is the new one", async || {
-        let said = cluster.agent.keelson(&["exec", &name, "--", "cat", "/conf/text"]).await.unwrap();
+        let said = cluster
+            .agent
+            .keelson(&["exec", "-n", NAMESPACE, "web", "--", "cat", "/conf/text"])
+            .await
+            .unwrap();
         text(&said).trim() == "two"
     })
     .await

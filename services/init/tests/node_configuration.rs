@@ -114,7 +114,7 @@ async fn what_does_not_resolve_is_refused_with_its_field_and_line_and_nothing_el
     let _init = scene.start();
     let before = pids(&scene.all_running().await);
     for (revision, fields, expected) in [
-        (5, "maxPods: many", "maxPods = \"many\" (etcd config@5:3): this must be a whole number"),
+        (5, "maxPods: many", "maxPods = \"many\" (etcd config@5:3; --max-pods): this must be a whole number"),
         (
             6,
             "podPidsLimit: 9\nmaxPod: 7",

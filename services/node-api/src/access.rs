@@ -20,6 +20,9 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::serving::Serving;
 
+/// The group whose members may do everything in a cluster.
+const MASTERS: &str = "system:masters";
+
 /// Whoever asks, as Kubernetes names them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
@@ -44,6 +47,9 @@ pub enum Access {
         serving: Serving,
         /// Whether who shows none is let in.
         anonymous: bool,
+        /// Whether not everybody who is known may do everything. Until the API server is asked, who may is its own
+        /// administrators alone.
+        reviews: bool,
     },
 }
 
@@ -51,22 +57,32 @@ impl Access {
     /// The rules of the kubelet API; without TLS nobody is asked.
     pub fn of(serving: Option<&Serving>, tls: Option<&ApiTls>) -> Self {
         match (serving, tls) {
-            (Some(serving), Some(tls)) => {
-                Self::Certificates { serving: serving.clone(), anonymous: tls.anonymous }
-            }
+            (Some(serving), Some(tls)) => Self::Certificates {
+                serving: serving.clone(),
+                anonymous: tls.anonymous,
+                reviews: tls.reviews,
+            },
             _ => Self::Unasked,
         }
     }
 
     /// Who asks; `None`: nobody that is let in.
     fn who(&self, shown: &[CertificateDer<'_>]) -> Option<User> {
-        let Self::Certificates { serving, anonymous } = self else { return None };
+        let Self::Certificates { serving, anonymous, .. } = self else { return None };
         match shown.split_first() {
             Some((own, between)) if serving.stands_behind(own, between) => user_of(own),
             // A certificate that is worth nothing is not made anonymous.
             Some(_) => None,
             None => anonymous.then(anonymous_user),
         }
+    }
+}
+
+impl Access {
+    /// Whether somebody who is known may ask at all.
+    fn may(&self, user: &User) -> bool {
+        let reviewed = matches!(self, Self::Certificates { reviews: true, .. });
+        !reviewed || user.groups.iter().any(|group| group == MASTERS)
     }
 }
 
@@ -92,6 +108,10 @@ pub(crate) async fn guard(State(access): State<Access>, mut request: Request, ne
     }
     let shown = request.extensions_mut().remove::<Shown>().unwrap_or_default();
     match access.who(&shown.0) {
+        Some(user) if !access.may(&user) => {
+            tracing::info!(path = request.uri().path(), user = user.name, "refused a request: it may not");
+            (StatusCode::FORBIDDEN, format!("Forbidden (user={})", user.name)).into_response()
+        }
         Some(user) => {
             request.extensions_mut().insert(user);
             next.run(request).await

@@ -62,6 +62,13 @@ pub struct ApiTls {
     /// PEM file of its key (`tlsPrivateKeyFile`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_file: Option<PathBuf>,
+    /// Whether the API server is asked whose bearer token it is (`authentication.webhook.enabled`).
+    #[serde(default)]
+    pub tokens: bool,
+    /// Whether the API server is asked what somebody may do (`authorization.mode: Webhook`); without it whoever is known may do
+    /// everything.
+    #[serde(default)]
+    pub reviews: bool,
     /// Whether who shows no certificate is let in as `system:anonymous` (`authentication.anonymous.enabled`).
     #[serde(default)]
     pub anonymous: bool,
@@ -80,6 +87,8 @@ impl ApiTls {
             client_ca_file,
             cert_file: None,
             key_file: None,
+            tokens: false,
+            reviews: false,
             anonymous: false,
             only_tls13: false,
             cipher_suites: Vec::new(),

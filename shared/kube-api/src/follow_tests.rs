@@ -18,6 +18,10 @@ fn list(version: u32, pods: &[Value], next: &str) -> Answer {
     )
 }
 
+fn bookmark(version: u32) -> Value {
+    json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"resourceVersion": version.to_string()}})
+}
+
 fn event(kind: &str, object: Value) -> Value {
     json!({"type": kind, "object": object})
 }
@@ -57,10 +61,7 @@ async fn a_list_and_every_change_after_it() {
         false => list(7, &[pod("a", 3), pod("b", 5)], ""),
         true => Answer::Open(vec![
             event("ADDED", pod("c", 8)),
-            event(
-                "BOOKMARK",
-                json!({"kind": "Pod", "apiVersion": "v1", "metadata": {"resourceVersion": "9"}}),
-            ),
+            event("BOOKMARK", bookmark(9)),
             event("MODIFIED", pod("a", 11)),
             event("DELETED", pod("b", 12)),
         ]),
@@ -85,7 +86,7 @@ async fn a_watch_that_ends_goes_on_from_where_it_was() {
         }
         watches += 1;
         match watches {
-            1 => Answer::Lines(vec![event("ADDED", pod("a", 8)), event("BOOKMARK", pod("", 20))]),
+            1 => Answer::Lines(vec![event("ADDED", pod("a", 8)), event("BOOKMARK", bookmark(20))]),
             2 => Answer::Whole(500, "an inner error".to_owned()),
             _ => Answer::Open(vec![event("ADDED", pod("b", 21))]),
         }

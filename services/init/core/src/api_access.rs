@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use keelson_config::{ApiTls, CipherSuite};
+use keelson_config::{ApiTls, CipherSuite, ControlPlane};
 
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::{KubeletFile, absolute};
@@ -66,25 +66,14 @@ impl ApiAccessFile {
                 resolver.refuse(given, "tlsCertFile and tlsPrivateKeyFile are of use only together");
             }
         }
-        if let Some(webhook) = webhook.filter(|webhook| webhook.value) {
-            let way_out = "no client provided, cannot use webhook authentication: there is no API server that could say \
-                           whose token it is; write false";
-            resolver.refuse(&webhook, way_out);
-        }
-        let asks = "no client provided, cannot use webhook authorization: it asks an API server what somebody may do, \
-                    and there is none; write AlwaysAllow: then each certificate that authentication.x509.clientCAFile stands behind may do everything";
-        match &mode {
-            Some(mode) if mode.value == "AlwaysAllow" => {}
-            Some(mode) => resolver.refuse(mode, asks),
-            None => {
-                let unset = Sourced {
-                    value: "Webhook",
-                    field: "authorization.mode".into(),
-                    origin: client_ca.origin.clone(),
-                };
-                resolver.refuse(&unset, asks);
-            }
-        }
+        let asked = matches!(resolver.config.control_plane, ControlPlane::Kubernetes(_));
+        let (tokens, reviews) = if asked {
+            let is_webhook = |mode: &Sourced<String>| mode.value == "Webhook";
+            (webhook.as_ref().is_none_or(|webhook| webhook.value), mode.as_ref().is_none_or(is_webhook))
+        } else {
+            nobody_is_asked(resolver, webhook, mode.as_ref(), &client_ca);
+            (false, false)
+        };
         if anonymous.as_ref().is_some_and(|anonymous| anonymous.value) {
             resolver.note(
                 Level::Warn,
@@ -112,6 +101,10 @@ impl ApiAccessFile {
             c.api.tls = Some(ApiTls::with_client_ca(v.into()));
             ANYWHERE.clone_into(&mut c.api.address);
         });
+        // Said or not: what is meant follows from the control plane.
+        if let Some(tls) = &mut resolver.config.api.tls {
+            (tls.tokens, tls.reviews) = (tokens, reviews);
+        }
         let mut take = |path: &str, value, apply: fn(&mut ApiTls, String)| {
             resolver.set(path, value, |config, value| {
                 if let Some(tls) = &mut config.api.tls {
@@ -132,6 +125,32 @@ impl ApiAccessFile {
                 tls.anonymous = value;
             }
         });
+    }
+}
+
+/// Without an API server nobody can say whose token it is, or what somebody may do: who counts on that is refused.
+fn nobody_is_asked(
+    resolver: &mut Resolver<'_>,
+    webhook: Option<Sourced<bool>>,
+    mode: Option<&Sourced<String>>,
+    client_ca: &Sourced<String>,
+) {
+    if let Some(webhook) = webhook.filter(|webhook| webhook.value) {
+        resolver.refuse(&webhook, "there is no API server that could say whose token it is; write false");
+    }
+    let asks = "Webhook asks an API server what somebody may do, and there is none; write AlwaysAllow: then each \
+                certificate that authentication.x509.clientCAFile stands behind may do everything";
+    match mode {
+        Some(mode) if mode.value == "AlwaysAllow" => {}
+        Some(mode) => resolver.refuse(mode, asks),
+        None => {
+            let unset = Sourced {
+                value: "Webhook",
+                field: "authorization.mode".into(),
+                origin: client_ca.origin.clone(),
+            };
+            resolver.refuse(&unset, asks);
+        }
     }
 }
 
@@ -342,6 +361,36 @@ mod tests {
             assert_eq!((tls.cipher_suites.as_slice(), tls.only_tls13), (suites, only_tls13), "{more}");
             let shown = resolved.config.provenance.contains_key("api.tls.cipherSuites");
             assert_eq!(shown, more.get("tlsCipherSuites").is_some(), "{more}");
+        }
+    }
+
+    #[test]
+    fn with_an_api_server_it_is_asked_whose_token_it_is_and_what_somebody_may_do() {
+        let with_server = |fields: Value| {
+            let mut root = fields.as_object().unwrap().clone();
+            root.insert("apiVersion".into(), "kubelet.config.k8s.io/v1beta1".into());
+            root.insert("kind".into(), "KubeletConfiguration".into());
+            let document =
+                Document { file: "k.yaml".into(), folder: "/etc/k".into(), root, ..Document::default() };
+            let mut flags = Flags::default();
+            flags.others.insert("kubeconfig", "/etc/kubernetes/kubelet.conf".to_owned());
+            let host = Host { hostname: "n".into(), ..Host::default() };
+            let inputs =
+                Inputs { flags: &flags, kubelet: Some(&document), drop_ins: &[], keelson: None, host: &host };
+            resolve(inputs).unwrap().config.api.tls.unwrap()
+        };
+        let x509 = json!({"clientCAFile": "/ca"});
+        for (authentication, mode, tokens, reviews) in [
+            (json!({"x509": x509}), None, true, true),
+            (json!({"x509": x509, "webhook": {"enabled": true}}), Some("Webhook"), true, true),
+            (json!({"x509": x509, "webhook": {"enabled": false}}), Some("AlwaysAllow"), false, false),
+        ] {
+            let mut fields = json!({"authentication": authentication});
+            if let Some(mode) = mode {
+                fields["authorization"] = json!({"mode": mode});
+            }
+            let tls = with_server(fields.clone());
+            assert_eq!((tls.tokens, tls.reviews), (tokens, reviews), "{fields}");
         }
     }
 

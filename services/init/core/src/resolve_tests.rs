@@ -248,7 +248,7 @@ fn each_wrong_value_of_ours_is_told_too() {
         (json!({"stateDir": "/"}), r#"stateDir = "/""#, "name a folder in it"),
         (json!({"runDir": long}), "runDir", "65"),
         (json!({"binDir": "/opt//x"}), r#"binDir = "/opt//x""#, "absolute path"),
-        (json!({"controlPlane": "api"}), r#"controlPlane = "api""#, "one of: none, etcd"),
+        (json!({"controlPlane": "api"}), r#"controlPlane = "api""#, "one of: none, kubernetes, etcd"),
         (json!({"controlPlane": "etcd"}), r#"controlPlane = "etcd""#, "etcd.endpoints lists the members"),
         (etcd(json!({"endpoints": []})), "etcd.endpoints = []", "at least one member"),
         (etcd(json!({"endpoints": ["10.0.0.1:2379"]})), "10.0.0.1:2379", "must be http:// or https://"),

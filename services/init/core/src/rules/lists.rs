@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use keelson_kube_model::Quantity;
 use serde_json::Value;
 
-use super::one;
+use super::{AUTHORITIES, one};
 use crate::document::Reader;
 use crate::labels::{is_label_value, is_qualified_name};
 
@@ -70,6 +70,10 @@ fn each(reader: &mut Reader<'_>, path: &str, judge: impl Fn(&Value) -> Result<()
 }
 
 fn cipher_suites(reader: &mut Reader<'_>) {
+    // With authorities of clients they are acted on, and checked where they are read.
+    if reader.is_set(AUTHORITIES) {
+        return;
+    }
     each(reader, "tlsCipherSuites", |suite| match suite.as_str() {
         Some(name) if CIPHER_SUITES.contains(&name) => Ok(()),
         _ => {
