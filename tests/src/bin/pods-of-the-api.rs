@@ -165,6 +165,20 @@ impl PodConfig for StandIn {
         not_here()
     }
 
+    async fn review_token(
+        &self,
+        _: Request<pb::ReviewTokenRequest>,
+    ) -> Result<Response<pb::ReviewTokenResponse>, Status> {
+        Err(Status::failed_precondition("nobody is reviewed here"))
+    }
+
+    async fn review_access(
+        &self,
+        _: Request<pb::ReviewAccessRequest>,
+    ) -> Result<Response<pb::ReviewAccessResponse>, Status> {
+        Err(Status::failed_precondition("nobody is reviewed here"))
+    }
+
     async fn list_sources(
         &self,
         _: Request<pb::ListSourcesRequest>,
