@@ -19,8 +19,12 @@ const JITTER: f64 = 0.2;
 
 const TOKEN_REVIEWS: Resource =
     Resource { group: "authentication.k8s.io", version: "v1", plural: "tokenreviews", namespaced: false };
-const ACCESS_REVIEWS: Resource =
-    Resource { group: "authorization.k8s.io", version: "v1", plural: "subjectaccessreviews", namespaced: false };
+const ACCESS_REVIEWS: Resource = Resource {
+    group: "authorization.k8s.io",
+    version: "v1",
+    plural: "subjectaccessreviews",
+    namespaced: false,
+};
 
 /// Puts the questions.
 #[derive(Debug, Clone)]
@@ -47,7 +51,10 @@ impl Reviewer {
     ///
     /// # Errors
     /// As [`Reviewer::token`].
-    pub async fn access(&self, asked: &pb::ReviewAccessRequest) -> Result<pb::ReviewAccessResponse, KubeError> {
+    pub async fn access(
+        &self,
+        asked: &pb::ReviewAccessRequest,
+    ) -> Result<pb::ReviewAccessResponse, KubeError> {
         let status = self.ask(ACCESS_REVIEWS, &access_review(asked)).await?;
         // What is both allowed and denied contradicts itself: it is not allowed.
         let allowed = status["allowed"] == true && status["denied"] != true;

@@ -94,7 +94,10 @@ async fn a_token_is_reviewed_and_its_user_told_whole() {
     let (path, review) = posted.lock().unwrap()[0].clone();
     assert_eq!(path, "/apis/authentication.k8s.io/v1/tokenreviews");
     let spec = json!({"token": "secret"});
-    assert_eq!(review, json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}));
+    assert_eq!(
+        review,
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec})
+    );
 }
 
 #[tokio::test]
@@ -168,10 +171,7 @@ fn what_stays_a_no_is_not_asked_again() {
         (refused(500, 0), true),
         (refused(503, 0), true),
         (KubeError::Kubeconfig { path: "k".into(), message: String::new() }, false),
-        (
-            KubeError::Unreachable { server: String::new(), what: String::new(), message: String::new() },
-            true,
-        ),
+        (KubeError::Unreachable { server: String::new(), what: String::new(), message: String::new() }, true),
     ] {
         assert_eq!(may_be_answered_later(&error), again, "{error}");
     }

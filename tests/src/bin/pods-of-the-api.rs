@@ -169,14 +169,14 @@ impl PodConfig for StandIn {
         &self,
         _: Request<pb::ReviewTokenRequest>,
     ) -> Result<Response<pb::ReviewTokenResponse>, Status> {
-        Err(Status::failed_precondition("nobody is reviewed here"))
+        not_here()
     }
 
     async fn review_access(
         &self,
         _: Request<pb::ReviewAccessRequest>,
     ) -> Result<Response<pb::ReviewAccessResponse>, Status> {
-        Err(Status::failed_precondition("nobody is reviewed here"))
+        not_here()
     }
 
     async fn list_sources(

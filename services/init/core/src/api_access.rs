@@ -35,8 +35,12 @@ pub(crate) struct ApiAccessFile {
 /// The fields that say for how long an answer of the API server is remembered, and the settings that they become.
 const CACHES: [(&str, &str, fn(&mut ApiTls, u64)); 3] = [
     ("authentication.webhook.cacheTTL", "api.tls.tokenCacheMs", |tls, ms| tls.token_cache_ms = ms),
-    ("authorization.webhook.cacheAuthorizedTTL", "api.tls.allowedCacheMs", |tls, ms| tls.allowed_cache_ms = ms),
-    ("authorization.webhook.cacheUnauthorizedTTL", "api.tls.deniedCacheMs", |tls, ms| tls.denied_cache_ms = ms),
+    ("authorization.webhook.cacheAuthorizedTTL", "api.tls.allowedCacheMs", |tls, ms| {
+        tls.allowed_cache_ms = ms
+    }),
+    ("authorization.webhook.cacheUnauthorizedTTL", "api.tls.deniedCacheMs", |tls, ms| {
+        tls.denied_cache_ms = ms
+    }),
 ];
 
 impl ApiAccessFile {
@@ -69,7 +73,8 @@ impl ApiAccessFile {
 
     /// Checks what belongs together, and takes it.
     pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
-        let Self { client_ca, anonymous, webhook, mode, cert, key, min_version, cipher_suites, caches } = self;
+        let Self { client_ca, anonymous, webhook, mode, cert, key, min_version, cipher_suites, caches } =
+            self;
         let Some(client_ca) = client_ca.filter(|ca| !ca.value.is_empty()) else { return };
         for (one, missing) in [(&cert, &key), (&key, &cert)] {
             if let (Some(given), None) = (one, missing) {

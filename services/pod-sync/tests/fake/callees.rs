@@ -161,17 +161,11 @@ impl PodConfig for Source {
         absent()
     }
 
-    async fn review_token(
-        &self,
-        _: Request<pc::ReviewTokenRequest>,
-    ) -> Answer<pc::ReviewTokenResponse> {
+    async fn review_token(&self, _: Request<pc::ReviewTokenRequest>) -> Answer<pc::ReviewTokenResponse> {
         absent()
     }
 
-    async fn review_access(
-        &self,
-        _: Request<pc::ReviewAccessRequest>,
-    ) -> Answer<pc::ReviewAccessResponse> {
+    async fn review_access(&self, _: Request<pc::ReviewAccessRequest>) -> Answer<pc::ReviewAccessResponse> {
         absent()
     }
 
