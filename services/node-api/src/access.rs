@@ -2,35 +2,37 @@
 //!
 //! Without TLS nobody is known: the kubelet API listens on loopback, shows what every local user may see and lets nobody into
 //! a container. With it, whoever shows a certificate that the authorities of clients stand behind is the user that it names,
-//! and may do everything; whoever does not is nobody, unless anonymous requests are let in.
+//! and whoever shows a bearer token is whom the API server knows it of. Who shows neither is nobody, unless anonymous requests
+//! are let in; who shows what is worth nothing is nobody in any case.
+//!
+//! What somebody may do the API server is asked too, unless everybody who is known may do everything (`AlwaysAllow`). The
+//! questions go through pod-config ([`reviews`]): this service has no credentials for that server.
 //!
 //! The handshake asks for a certificate and takes any whose key the client has; what it is worth is decided for each request,
 //! with the authorities as they are then. So a client with a wrong one reads 401 and no broken handshake, and an authority
 //! that is taken away counts at once on connections that stand.
 
+mod attributes;
+mod bearer;
+mod kept;
+mod reviews;
+mod user;
+
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use keelson_config::ApiTls;
+use keelson_service_kit::Context;
 use rustls::pki_types::CertificateDer;
-use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::serving::Serving;
+use attributes::{RESOURCE, subresources, verb};
+use reviews::{Asked, Reviews, Whose};
 
-/// The group whose members may do everything in a cluster.
-const MASTERS: &str = "system:masters";
-
-/// Whoever asks, as Kubernetes names them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct User {
-    /// The common name of the certificate.
-    pub name: String,
-    /// Its organisations, and `system:authenticated`.
-    pub groups: Vec<String>,
-}
+pub use user::User;
 
 /// What a client has shown at the handshake; empty: nothing.
 #[derive(Debug, Clone, Default)]
@@ -42,89 +44,122 @@ pub enum Access {
     /// HTTP: nobody is asked who they are.
     Unasked,
     /// TLS.
-    Certificates {
-        /// What certificates are checked against.
-        serving: Serving,
-        /// Whether who shows none is let in.
-        anonymous: bool,
-        /// Whether not everybody who is known may do everything. Until the API server is asked, who may is its own
-        /// administrators alone.
-        reviews: bool,
-    },
+    Asked(Arc<Rules>),
 }
+
+/// Who is known on a listener with TLS, and what they may do.
+#[derive(Debug)]
+pub struct Rules {
+    /// What certificates are checked against.
+    serving: Serving,
+    /// Whether tokens are looked at.
+    tokens: bool,
+    /// Whether who shows nothing is let in.
+    anonymous: bool,
+    /// Whether not everybody who is known may do everything.
+    reviewed: bool,
+    reviews: Reviews,
+}
+
+/// Why somebody is nobody.
+#[derive(Debug, PartialEq, Eq)]
+struct Nobody(String);
 
 impl Access {
     /// The rules of the kubelet API; without TLS nobody is asked.
-    pub fn of(serving: Option<&Serving>, tls: Option<&ApiTls>) -> Self {
+    pub fn of(ctx: &Context, serving: Option<&Serving>, tls: Option<&ApiTls>) -> Self {
         match (serving, tls) {
-            (Some(serving), Some(tls)) => Self::Certificates {
+            (Some(serving), Some(tls)) => Self::Asked(Arc::new(Rules {
                 serving: serving.clone(),
+                tokens: tls.tokens,
                 anonymous: tls.anonymous,
-                reviews: tls.reviews,
-            },
+                reviewed: tls.reviews,
+                reviews: Reviews::new(ctx, tls),
+            })),
             _ => Self::Unasked,
         }
     }
+}
 
-    /// Who asks; `None`: nobody that is let in.
-    fn who(&self, shown: &[CertificateDer<'_>]) -> Option<User> {
-        let Self::Certificates { serving, anonymous, .. } = self else { return None };
-        match shown.split_first() {
-            Some((own, between)) if serving.stands_behind(own, between) => user_of(own),
-            // A certificate that is worth nothing is not made anonymous.
-            Some(_) => None,
-            None => anonymous.then(anonymous_user),
+impl Rules {
+    /// Who asks: the first that is recognised of certificate, tokens and nobody at all.
+    async fn who(&self, shown: &Shown, headers: &HeaderMap) -> Result<Arc<User>, Nobody> {
+        let mut wrong = None;
+        if let Some((own, between)) = shown.0.split_first() {
+            let is_known = self.serving.stands_behind(own, between);
+            match User::of_certificate(own).filter(|_| is_known) {
+                Some(user) => return Ok(Arc::new(user)),
+                None => wrong = Some("the certificate is worth nothing here".to_owned()),
+            }
+        }
+        let tokens = if self.tokens { bearer::tokens(headers) } else { Vec::new() };
+        for token in tokens {
+            let trouble = match token {
+                Ok(token) => match self.reviews.token(token).await {
+                    Ok(Whose::Of(user)) => return Ok(user),
+                    Ok(Whose::Nobody(why)) if why.is_empty() => "the token is nobody's".to_owned(),
+                    Ok(Whose::Nobody(why)) => format!("the token is nobody's: {why}"),
+                    Err(status) => format!("nobody can say whose token it is: {}", status.message()),
+                },
+                Err(why) => why.to_owned(),
+            };
+            wrong = Some(trouble);
+        }
+        match wrong {
+            // What is worth nothing is not made anonymous.
+            Some(why) => Err(Nobody(why)),
+            None if self.anonymous => Ok(Arc::new(User::anonymous())),
+            None => Err(Nobody("neither certificate nor token was shown".to_owned())),
         }
     }
-}
 
-impl Access {
-    /// Whether somebody who is known may ask at all.
-    fn may(&self, user: &User) -> bool {
-        let reviewed = matches!(self, Self::Certificates { reviews: true, .. });
-        !reviewed || user.groups.iter().any(|group| group == MASTERS)
+    /// Whether they may; an answer to whoever may not.
+    #[allow(clippy::result_large_err, reason = "the other way is the usual one")]
+    async fn may(&self, user: &User, verb: &str, path: &str) -> Result<(), Response> {
+        if !self.reviewed {
+            return Ok(());
+        }
+        let tried = subresources(path);
+        let name = &user.name;
+        for subresource in tried {
+            match self.reviews.may(user, Asked { verb, subresource, path }).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(status) => {
+                    let error = status.message();
+                    tracing::warn!(
+                        path,
+                        user = name,
+                        error,
+                        "refused a request: nobody can say whether it may"
+                    );
+                    return Err(unsure(name, verb, subresource));
+                }
+            }
+        }
+        tracing::info!(path, user = name, verb, "refused a request: it may not");
+        Err(forbidden(name, verb, tried))
     }
-}
-
-fn anonymous_user() -> User {
-    User { name: "system:anonymous".to_owned(), groups: vec!["system:unauthenticated".to_owned()] }
-}
-
-/// The user that a certificate names; none without a common name.
-fn user_of(certificate: &CertificateDer<'_>) -> Option<User> {
-    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    let subject = certificate.subject();
-    let name = subject.iter_common_name().next()?.as_str().ok()?.to_owned();
-    let mut groups: Vec<String> =
-        subject.iter_organization().filter_map(|o| o.as_str().ok()).map(ToOwned::to_owned).collect();
-    groups.push("system:authenticated".to_owned());
-    (!name.is_empty()).then_some(User { name, groups })
 }
 
 /// Lets through who may, and tells the handlers who it is.
 pub(crate) async fn guard(State(access): State<Access>, mut request: Request, next: Next) -> Response {
-    if matches!(access, Access::Unasked) {
-        return next.run(request).await;
-    }
+    let Access::Asked(rules) = &access else { return next.run(request).await };
     let shown = request.extensions_mut().remove::<Shown>().unwrap_or_default();
-    match access.who(&shown.0) {
-        Some(user) if !access.may(&user) => {
-            tracing::info!(path = request.uri().path(), user = user.name, "refused a request: it may not");
-            (StatusCode::FORBIDDEN, format!("Forbidden (user={})", user.name)).into_response()
+    let (path, verb) = (request.uri().path(), verb(request.method()));
+    let user = match rules.who(&shown, request.headers()).await {
+        Ok(user) => user,
+        Err(Nobody(why)) => {
+            tracing::info!(path, why, "refused a request: nobody known has sent it");
+            return unauthorized();
         }
-        Some(user) => {
-            request.extensions_mut().insert(user);
-            next.run(request).await
-        }
-        None => {
-            tracing::info!(
-                path = request.uri().path(),
-                with_certificate = !shown.0.is_empty(),
-                "refused a request: nobody known has sent it"
-            );
-            unauthorized()
-        }
+    };
+    if let Err(refused) = rules.may(&user, verb, path).await {
+        return refused;
     }
+    bearer::strip(request.headers_mut());
+    request.extensions_mut().insert(Arc::unwrap_or_clone(user));
+    next.run(request).await
 }
 
 /// The answer to nobody.
@@ -132,28 +167,17 @@ pub(crate) fn unauthorized() -> Response {
     (StatusCode::UNAUTHORIZED, "Unauthorized").into_response()
 }
 
-#[cfg(test)]
-mod tests {
-    use rcgen::{CertificateParams, DnType, KeyPair};
+/// The answer to somebody who may not.
+fn forbidden(user: &str, verb: &str, tried: &[&str]) -> Response {
+    let tried = tried.join(" ");
+    let text = format!("Forbidden (user={user}, verb={verb}, resource={RESOURCE}, subresource(s)=[{tried}])");
+    (StatusCode::FORBIDDEN, text).into_response()
+}
 
-    use super::*;
-
-    fn named(parts: &[(DnType, &str)]) -> CertificateDer<'static> {
-        let mut params = CertificateParams::default();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        for (kind, value) in parts {
-            params.distinguished_name.push(kind.clone(), *value);
-        }
-        params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
-    }
-
-    #[test]
-    fn the_common_name_is_the_user_and_organisations_are_groups() {
-        let certificate = named(&[(DnType::OrganizationName, "operators"), (DnType::CommonName, "jane")]);
-        let groups = vec!["operators".to_owned(), "system:authenticated".to_owned()];
-        assert_eq!(user_of(&certificate), Some(User { name: "jane".into(), groups }));
-        assert_eq!(user_of(&named(&[(DnType::OrganizationName, "operators")])), None);
-        assert_eq!(user_of(&named(&[(DnType::CommonName, "")])), None);
-        assert_eq!(user_of(&CertificateDer::from(vec![1, 2, 3])), None);
-    }
+/// The answer when nobody can say whether somebody may.
+fn unsure(user: &str, verb: &str, subresource: &str) -> Response {
+    let text = format!(
+        "Authorization error (user={user}, verb={verb}, resource={RESOURCE}, subresource={subresource})"
+    );
+    (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
 }

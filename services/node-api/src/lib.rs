@@ -178,7 +178,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     if let Some(address) = addresses.api {
         let tls = ctx.config.api.tls.clone();
         let serving = tls.as_ref().map(|tls| Serving::start(&ctx, tls));
-        let access = Access::of(serving.as_ref(), tls.as_ref());
+        let access = Access::of(&ctx, serving.as_ref(), tls.as_ref());
         let router = api_router(&ctx, &slis, &requests, access);
         ctx.spawn("kubelet API", listen::run(ctx.clone(), "kubelet API", address, router, serving));
     }

@@ -28,6 +28,7 @@ use crate::control_plane::{
 };
 use crate::kubernetes_objects::ObjectCache;
 use crate::last_word::{LastWord, but, now_unix_seconds};
+use crate::reviews::Reviewer;
 use crate::this_boot::ThisBoot;
 
 /// What everything of the API is kept under in the checkpoint.
@@ -84,6 +85,11 @@ impl KubernetesPlane {
             earlier: Mutex::new(earlier),
             node_read: watch::Sender::new(false),
         }
+    }
+
+    /// What asks the server who somebody is and what they may do.
+    pub fn reviewer(&self) -> Reviewer {
+        Reviewer::new(self.api.clone())
     }
 
     fn earlier(&self) -> std::sync::MutexGuard<'_, Earlier> {

@@ -2,7 +2,8 @@
 //!
 //! It reads the manifests of this node (a folder or file that is configured, and the folder that `keelson apply`
 //! fills), defaults and checks each Pod once, merges the sources, and streams the desired pods to everybody who
-//! asks. It hands out the Node object and the Secrets and ConfigMaps that stand beside the pods.
+//! asks. It hands out the Node object and the Secrets and ConfigMaps that stand beside the pods, and puts node-api's questions
+//! about who asks something of the node to the API server ([`reviews`]).
 //!
 //! Loops: `file-source` (inotify and rescan), `manifest-store` (commands), `checkpoint` (writes to disk what was
 //! good), `control-plane` (the Node, and what etcd says). Each publishes into [`desired::Desired`], where the decisions of
@@ -24,6 +25,7 @@ mod manifest_store;
 mod metrics;
 mod node_configuration;
 mod objects;
+mod reviews;
 mod secrets;
 mod server;
 mod this_boot;
@@ -91,6 +93,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         ctx.spawn("file-source", source.run());
     }
 
+    let mut reviewer = None;
     let plane: Arc<dyn ControlPlane> = match &ctx.config.control_plane {
         ControlPlaneConfig::None => {
             stored.keys().chain(of_api.keys()).for_each(|key| checkpoint.remove(key));
@@ -100,7 +103,9 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         ControlPlaneConfig::Kubernetes(api) => {
             stored.keys().for_each(|key| checkpoint.remove(key));
             let earlier = kubernetes_source::Earlier { values: of_api, heard: heard.get(API).copied() };
-            Arc::new(KubernetesPlane::new(&ctx, api, checkpoint.clone(), earlier))
+            let plane = KubernetesPlane::new(&ctx, api, checkpoint.clone(), earlier);
+            reviewer = Some(plane.reviewer());
+            Arc::new(plane)
         }
         ControlPlaneConfig::Etcd(etcd) => {
             of_api.keys().for_each(|key| checkpoint.remove(key));
@@ -118,7 +123,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
 
     let shutdown = ctx.shutdown.clone();
     let objects = Objects { desired: desired.clone(), plane };
-    let server = Server { desired, node, store, objects, shutdown };
+    let server = Server { desired, node, store, objects, reviewer, shutdown };
     // A manifest may be as long as the limit; what is longer is refused by name, not by the transport.
     let service = PodConfigServer::new(server).max_decoding_message_size(MAX_BYTES + 64 * 1024);
     Ok(Routes::new(service))

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _};
+use keelson_kube_api::KubeError;
 use keelson_proto::keelson::common::v1::Synced;
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfig;
@@ -16,6 +17,7 @@ use crate::control_plane::{ControlPlaneError, NodeState, ObjectRequest};
 use crate::desired::{Desired, Entry, Found, Key};
 use crate::manifest_store::{ManifestStore, StoreError};
 use crate::objects::{self, Objects};
+use crate::reviews::Reviewer;
 
 /// Answers the RPCs.
 pub struct Server {
@@ -27,6 +29,8 @@ pub struct Server {
     pub store: ManifestStore,
     /// Where the objects come from that pods refer to.
     pub objects: Objects,
+    /// Who puts questions about people to the API server; none where there is no such server.
+    pub reviewer: Option<Reviewer>,
     /// Ends the streams.
     pub shutdown: CancellationToken,
 }
@@ -40,6 +44,18 @@ impl Server {
         stream: impl Stream<Item = Result<T, Status>> + Send + 'static,
     ) -> Answers<T> {
         Box::pin(stream.take_until(self.shutdown.clone().cancelled_owned()))
+    }
+
+    #[allow(clippy::result_large_err, reason = "a Status is what an RPC answers")]
+    fn reviewer(&self) -> Result<&Reviewer, Status> {
+        self.reviewer.as_ref().ok_or_else(|| {
+            let name = self.objects.plane.name();
+            error(
+                Code::FailedPrecondition,
+                "NO_API_SERVER",
+                format!("the control plane is {name}: there is no API server that could say who somebody is or what they may do"),
+            )
+        })
     }
 }
 
@@ -112,6 +128,28 @@ impl PodConfig for Server {
         Ok(Response::new(self.until_shutdown(stream)))
     }
 
+    async fn review_token(
+        &self,
+        request: Request<pb::ReviewTokenRequest>,
+    ) -> Result<Response<pb::ReviewTokenResponse>, Status> {
+        let token = request.into_inner().token;
+        if token.is_empty() {
+            return Err(error(Code::InvalidArgument, "TOKEN_MISSING", "a token must be given"));
+        }
+        self.reviewer()?.token(&token).await.map(Response::new).map_err(|e| no_review(&e))
+    }
+
+    async fn review_access(
+        &self,
+        request: Request<pb::ReviewAccessRequest>,
+    ) -> Result<Response<pb::ReviewAccessResponse>, Status> {
+        let asked = request.into_inner();
+        if asked.user.as_ref().is_none_or(|user| user.name.is_empty()) || asked.resource.is_empty() {
+            return Err(error(Code::InvalidArgument, "NAME_MISSING", "user.name and resource must be given"));
+        }
+        self.reviewer()?.access(&asked).await.map(Response::new).map_err(|e| no_review(&e))
+    }
+
     async fn apply_manifest(
         &self,
         request: Request<pb::ApplyManifestRequest>,
@@ -155,6 +193,16 @@ fn item_of(item: WatchItem<Key, Entry>, configured: &[String]) -> Option<pb::Wat
         | WatchItem::Set(Key::Source(_), Entry::Pod(_)) => return None,
     };
     Some(pb::WatchPodsResponse { item: Some(item) })
+}
+
+fn no_review(cause: &KubeError) -> Status {
+    let (code, reason) = match cause {
+        KubeError::Kubeconfig { .. } | KubeError::Unreachable { .. } => {
+            (Code::Unavailable, "CONTROL_PLANE_AWAY")
+        }
+        KubeError::Refused { .. } => (Code::FailedPrecondition, "REVIEW_REFUSED"),
+    };
+    error(code, reason, chain(cause))
 }
 
 fn status(cause: &StoreError) -> Status {

@@ -69,7 +69,17 @@ pub struct ApiTls {
     /// everything.
     #[serde(default)]
     pub reviews: bool,
-    /// Whether who shows no certificate is let in as `system:anonymous` (`authentication.anonymous.enabled`).
+    /// For how long it is remembered whose token it is, or that it is nobody's (`authentication.webhook.cacheTTL`); 0: not at
+    /// all.
+    #[serde(default = "token_cache")]
+    pub token_cache_ms: u64,
+    /// For how long it is remembered that somebody may do something (`authorization.webhook.cacheAuthorizedTTL`).
+    #[serde(default = "allowed_cache")]
+    pub allowed_cache_ms: u64,
+    /// For how long it is remembered that somebody may not (`authorization.webhook.cacheUnauthorizedTTL`).
+    #[serde(default = "denied_cache")]
+    pub denied_cache_ms: u64,
+    /// Whether who shows neither certificate nor token is let in as `system:anonymous` (`authentication.anonymous.enabled`).
     #[serde(default)]
     pub anonymous: bool,
     /// No TLS older than 1.3 (`tlsMinVersion: VersionTLS13`).
@@ -78,6 +88,18 @@ pub struct ApiTls {
     /// The suites that may be spoken (`tlsCipherSuites`), beside those of TLS 1.3, which always may; empty: all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cipher_suites: Vec<CipherSuite>,
+}
+
+const fn token_cache() -> u64 {
+    120_000
+}
+
+const fn allowed_cache() -> u64 {
+    300_000
+}
+
+const fn denied_cache() -> u64 {
+    30_000
 }
 
 impl ApiTls {
@@ -89,6 +111,9 @@ impl ApiTls {
             key_file: None,
             tokens: false,
             reviews: false,
+            token_cache_ms: token_cache(),
+            allowed_cache_ms: allowed_cache(),
+            denied_cache_ms: denied_cache(),
             anonymous: false,
             only_tls13: false,
             cipher_suites: Vec::new(),

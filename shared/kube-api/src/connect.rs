@@ -120,8 +120,10 @@ impl KubeApi {
         namespace: Option<&str>,
         object: &Value,
     ) -> Result<Object, KubeError> {
-        let name = object["metadata"]["name"].as_str().unwrap_or("without a name");
-        let what = resource.named(namespace, name);
+        let what = match object["metadata"]["name"].as_str() {
+            Some(name) => resource.named(namespace, name),
+            None => format!("one of its {}", resource.plural),
+        };
         let body = Some(("application/json", object));
         Ok(Object(self.call(Method::POST, &resource.path(namespace), &what, body).await?))
     }

@@ -165,6 +165,20 @@ impl PodConfig for StandIn {
         not_here()
     }
 
+    async fn review_token(
+        &self,
+        _: Request<pb::ReviewTokenRequest>,
+    ) -> Result<Response<pb::ReviewTokenResponse>, Status> {
+        not_here()
+    }
+
+    async fn review_access(
+        &self,
+        _: Request<pb::ReviewAccessRequest>,
+    ) -> Result<Response<pb::ReviewAccessResponse>, Status> {
+        not_here()
+    }
+
     async fn list_sources(
         &self,
         _: Request<pb::ListSourcesRequest>,

@@ -385,6 +385,20 @@ impl PodConfig for Api {
         Ok(Response::new(pod_config::DeleteManifestResponse { uid: "u1".into() }))
     }
 
+    async fn review_token(
+        &self,
+        _: Request<pod_config::ReviewTokenRequest>,
+    ) -> Result<Response<pod_config::ReviewTokenResponse>, Status> {
+        Err(Status::unimplemented("not faked"))
+    }
+
+    async fn review_access(
+        &self,
+        _: Request<pod_config::ReviewAccessRequest>,
+    ) -> Result<Response<pod_config::ReviewAccessResponse>, Status> {
+        Err(Status::unimplemented("not faked"))
+    }
+
     async fn list_sources(
         &self,
         _: Request<pod_config::ListSourcesRequest>,

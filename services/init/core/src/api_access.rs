@@ -1,8 +1,8 @@
 //! Who may use the kubelet API over the network, and how it shows itself, as the KubeletConfiguration says it
 //! (node-and-api.md §6, §7).
 //!
-//! Without a control plane that answers who a token belongs to and what somebody may do, it is certificates alone: a file
-//! with the authorities of clients turns TLS on, and with it the API may listen on any address.
+//! A file with the authorities of clients turns TLS on, and with it the API may listen on any address. An API server is asked
+//! whose token it is and what somebody may do, unless the file says otherwise; without one it is certificates alone.
 
 use std::net::IpAddr;
 
@@ -11,6 +11,7 @@ use keelson_config::{ApiTls, CipherSuite, ControlPlane};
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::{KubeletFile, absolute};
 use crate::resolve::{Level, Resolver};
+use crate::rules;
 
 /// `0.0.0.0`, where a kubelet listens unless it is told otherwise.
 const ANYWHERE: &str = "0.0.0.0";
@@ -28,7 +29,19 @@ pub(crate) struct ApiAccessFile {
     key: Option<Sourced<String>>,
     min_version: Option<Sourced<String>>,
     cipher_suites: Option<Sourced<Vec<CipherSuite>>>,
+    caches: [Option<Sourced<u64>>; 3],
 }
+
+/// The fields that say for how long an answer of the API server is remembered, and the settings that they become.
+const CACHES: [(&str, &str, fn(&mut ApiTls, u64)); 3] = [
+    ("authentication.webhook.cacheTTL", "api.tls.tokenCacheMs", |tls, ms| tls.token_cache_ms = ms),
+    ("authorization.webhook.cacheAuthorizedTTL", "api.tls.allowedCacheMs", |tls, ms| {
+        tls.allowed_cache_ms = ms
+    }),
+    ("authorization.webhook.cacheUnauthorizedTTL", "api.tls.deniedCacheMs", |tls, ms| {
+        tls.denied_cache_ms = ms
+    }),
+];
 
 impl ApiAccessFile {
     /// Reads the fields; without authorities of clients none of them has a meaning yet, and they are left for the note on what
@@ -53,13 +66,15 @@ impl ApiAccessFile {
         } else {
             None
         };
+        let caches = CACHES.map(|(field, ..)| remembered_for(reader, field));
         let (min_version, cipher_suites) = (min_version(reader), cipher_suites(reader));
-        Self { client_ca, anonymous, webhook, mode, cert, key, min_version, cipher_suites }
+        Self { client_ca, anonymous, webhook, mode, cert, key, min_version, cipher_suites, caches }
     }
 
     /// Checks what belongs together, and takes it.
     pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
-        let Self { client_ca, anonymous, webhook, mode, cert, key, min_version, cipher_suites } = self;
+        let Self { client_ca, anonymous, webhook, mode, cert, key, min_version, cipher_suites, caches } =
+            self;
         let Some(client_ca) = client_ca.filter(|ca| !ca.value.is_empty()) else { return };
         for (one, missing) in [(&cert, &key), (&key, &cert)] {
             if let (Some(given), None) = (one, missing) {
@@ -74,7 +89,7 @@ impl ApiAccessFile {
             nobody_is_asked(resolver, webhook, mode.as_ref(), &client_ca);
             (false, false)
         };
-        if anonymous.as_ref().is_some_and(|anonymous| anonymous.value) {
+        if !reviews && anonymous.as_ref().is_some_and(|anonymous| anonymous.value) {
             resolver.note(
                 Level::Warn,
                 "authentication.anonymous lets everybody who reaches the kubelet API into every container"
@@ -115,6 +130,13 @@ impl ApiAccessFile {
         take("api.tls.certFile", cert, |tls, v| tls.cert_file = Some(v.into()));
         take("api.tls.keyFile", key, |tls, v| tls.key_file = Some(v.into()));
         take("api.tls.onlyTls13", min_version, |tls, v| tls.only_tls13 = v == TLS13);
+        for ((_, path, apply), value) in CACHES.into_iter().zip(caches) {
+            resolver.set(path, value, |config, value| {
+                if let Some(tls) = &mut config.api.tls {
+                    apply(tls, value);
+                }
+            });
+        }
         resolver.set("api.tls.cipherSuites", cipher_suites, |config, value| {
             if let Some(tls) = &mut config.api.tls {
                 tls.cipher_suites = value;
@@ -125,6 +147,23 @@ impl ApiAccessFile {
                 tls.anonymous = value;
             }
         });
+    }
+}
+
+/// Milliseconds that an answer is remembered: zero is the default, and below zero is not at all.
+fn remembered_for(reader: &mut Reader<'_>, field: &str) -> Option<Sourced<u64>> {
+    let (parent, _) = field.rsplit_once('.')?;
+    if !reader.object(parent) {
+        return None;
+    }
+    let text = reader.string(field)?;
+    match rules::signed(&text.value) {
+        Some(0) => None,
+        Some(nanos) => Some(text.map(|_| u64::try_from(nanos.max(0) / 1_000_000).unwrap_or(u64::MAX))),
+        None => {
+            reader.refuse(&text, rules::NO_DURATION);
+            None
+        }
     }
 }
 
@@ -303,6 +342,11 @@ mod tests {
             (tokens, "authentication.webhook.enabled = true", "write false"),
             (secured(json!({"tlsCertFile": "/a"})), r#"tlsCertFile = "/a""#, "only together"),
             (secured(json!({"tlsPrivateKeyFile": "/a"})), r#"tlsPrivateKeyFile = "/a""#, "only together"),
+            (
+                json!({"authentication": {"x509": x509, "webhook": {"cacheTTL": "2"}}, "authorization": {"mode": "AlwaysAllow"}}),
+                r#"cacheTTL = "2""#,
+                "no duration",
+            ),
             (secured(json!({"tlsMinVersion": "1.3"})), r#"tlsMinVersion = "1.3""#, "VersionTLS13"),
             (
                 secured(json!({"tlsMinVersion": "VersionTLS10"})),
@@ -397,6 +441,23 @@ mod tests {
             let tls = with_server(fields.clone());
             assert_eq!((tls.tokens, tls.reviews), (tokens, reviews), "{fields}");
         }
+    }
+
+    #[test]
+    fn for_how_long_answers_are_remembered_is_a_setting_and_zero_is_the_default() {
+        let of = |token: &str, allowed: &str, denied: &str| {
+            let resolved = with(json!({
+                "authentication": {"x509": {"clientCAFile": "/ca"}, "webhook": {"enabled": false, "cacheTTL": token}},
+                "authorization": {"mode": "AlwaysAllow",
+                    "webhook": {"cacheAuthorizedTTL": allowed, "cacheUnauthorizedTTL": denied}},
+            }))
+            .unwrap();
+            let tls = resolved.config.api.tls.unwrap();
+            (tls.token_cache_ms, tls.allowed_cache_ms, tls.denied_cache_ms)
+        };
+        assert_eq!(of("0s", "0", "0s"), (120_000, 300_000, 30_000));
+        assert_eq!(of("1m", "1.5s", "40ms"), (60_000, 1_500, 40));
+        assert_eq!(of("-1s", "1h", "-1ns"), (0, 3_600_000, 0), "not at all");
     }
 
     #[test]

@@ -103,7 +103,7 @@ impl World {
         Self { dir, shared: Arc::default(), ctx, slis: Slis::default() }
     }
 
-    fn context(&self, service: ServiceName) -> Context {
+    pub fn context(&self, service: ServiceName) -> Context {
         context_in(&self.dir, service)
     }
 

@@ -5,6 +5,7 @@ mod figures;
 mod handshakes;
 mod listening;
 mod requests;
+mod reviewed;
 mod scrapes;
 mod secured;
 mod zpages;

@@ -42,7 +42,14 @@ impl Authority {
     }
 
     pub fn of(&self, name: &str) -> Pair {
+        self.of_groups(name, &[])
+    }
+
+    pub fn of_groups(&self, name: &str, groups: &[&str]) -> Pair {
         let mut params = CertificateParams::default();
+        for group in groups {
+            params.distinguished_name.push(DnType::OrganizationName, *group);
+        }
         params.distinguished_name.push(DnType::CommonName, name);
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.0).unwrap();
@@ -84,7 +91,7 @@ impl Secured {
         let tls = config.api.tls.clone();
         world.ctx.config = config.into();
         let serving = Serving::start(&world.ctx, tls.as_ref().unwrap());
-        let access = Access::of(Some(&serving), tls.as_ref());
+        let access = Access::of(&world.ctx, Some(&serving), tls.as_ref());
         let requests = Requests::register(&world.ctx.metrics);
         let router = api_router(&world.ctx, &world.slis, &requests, access);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -118,7 +125,7 @@ impl Secured {
         Ok(sender)
     }
 
-    async fn ask(
+    pub async fn ask(
         &self,
         own: Option<Pair>,
         method: &str,

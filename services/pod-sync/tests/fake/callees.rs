@@ -161,6 +161,14 @@ impl PodConfig for Source {
         absent()
     }
 
+    async fn review_token(&self, _: Request<pc::ReviewTokenRequest>) -> Answer<pc::ReviewTokenResponse> {
+        absent()
+    }
+
+    async fn review_access(&self, _: Request<pc::ReviewAccessRequest>) -> Answer<pc::ReviewAccessResponse> {
+        absent()
+    }
+
     async fn list_sources(&self, _: Request<pc::ListSourcesRequest>) -> Answer<pc::ListSourcesResponse> {
         absent()
     }

@@ -100,16 +100,19 @@ fn choice(reader: &mut Reader<'_>, path: &str, words: &[&str]) {
     }
 }
 
+/// What is told of text that is no duration.
+pub(crate) const NO_DURATION: &str = "this is no duration; write numbers with units, such as 20s or 1m30s";
+
 /// A duration of any length, below zero too.
 fn duration(reader: &mut Reader<'_>, path: &str) {
     let Some(text) = reader.string(path) else { return };
     if signed(&text.value).is_none() {
-        reader.refuse(&text, "this is no duration; write numbers with units, such as 20s or 1m30s");
+        reader.refuse(&text, NO_DURATION);
     }
 }
 
 /// Nanoseconds of a duration as Go writes it.
-fn signed(text: &str) -> Option<i128> {
+pub(crate) fn signed(text: &str) -> Option<i128> {
     let (sign, amount) = text.strip_prefix('-').map_or((1, text), |amount| (-1, amount));
     Some(sign * i128::try_from(parse_go_duration(amount)?.as_nanos()).ok()?)
 }
@@ -129,11 +132,6 @@ fn access(reader: &mut Reader<'_>) {
     if reader.object("authorization") {
         choice(reader, "authorization.mode", &["AlwaysAllow", "Webhook"]);
     }
-    choice(reader, "tlsMinVersion", &["VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]);
-}
-
-/// What stands in objects.
-fn objects(reader: &mut Reader<'_>) {
     for path in [
         "authentication.webhook.cacheTTL",
         "authorization.webhook.cacheAuthorizedTTL",
@@ -141,6 +139,11 @@ fn objects(reader: &mut Reader<'_>) {
     ] {
         duration(reader, path);
     }
+    choice(reader, "tlsMinVersion", &["VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]);
+}
+
+/// What stands in objects.
+fn objects(reader: &mut Reader<'_>) {
     if reader.object("userNamespaces") {
         ids_per_pod(reader);
     }

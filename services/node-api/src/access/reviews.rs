@@ -1,0 +1,172 @@
+//! What the API server says of who asks, through pod-config, and for how long that is remembered (node-and-api.md §7).
+//!
+//! While nobody answers, what is remembered goes on until its time is over; everything else is an error, within [`DEADLINE`].
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use keelson_config::{ApiTls, ServiceName};
+use keelson_proto::keelson::pod_config::v1 as pb;
+use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
+use keelson_service_kit::{Context, Peer};
+use pb::review_token_response::Result as Told;
+use sha2::{Digest as _, Sha256};
+use tokio::time::Instant;
+use tonic::{Request, Status};
+
+use super::User;
+use super::attributes::RESOURCE;
+use super::kept::{Kept, Key};
+
+/// How long an answer may take; pod-config asks the server several times in it.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// How many answers of each kind are remembered. Wrong tokens have their own, so that who makes them up forgets nobody else's.
+const MOST: usize = 1024;
+/// What is asked with more bytes than that is not remembered.
+const LONGEST: usize = 10_000;
+
+/// Whose token it is.
+#[derive(Debug)]
+pub(super) enum Whose {
+    /// Somebody's.
+    Of(Arc<User>),
+    /// Nobody's; why, when the server says so.
+    Nobody(String),
+}
+
+/// What is asked: a part of this node, and what is done with it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) verb: &'a str,
+    pub(super) subresource: &'a str,
+    /// The path that it was asked by; it counts for the length alone.
+    pub(super) path: &'a str,
+}
+
+/// Asks, and remembers.
+#[derive(Debug)]
+pub(super) struct Reviews {
+    pod_config: Peer,
+    node: String,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    tokens: Kept<Arc<User>>,
+    wrong_tokens: Kept<()>,
+    allowed: Kept<()>,
+    denied: Kept<()>,
+}
+
+impl Reviews {
+    pub(super) fn new(ctx: &Context, tls: &ApiTls) -> Self {
+        let lasts = Duration::from_millis;
+        let known = Known {
+            tokens: Kept::new(lasts(tls.token_cache_ms), MOST),
+            wrong_tokens: Kept::new(lasts(tls.token_cache_ms), MOST),
+            allowed: Kept::new(lasts(tls.allowed_cache_ms), MOST),
+            denied: Kept::new(lasts(tls.denied_cache_ms), MOST),
+        };
+        Self {
+            pod_config: ctx.peer(ServiceName::PodConfig),
+            node: ctx.config.node_name.clone(),
+            known: Mutex::new(known),
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn client(&self) -> PodConfigClient<keelson_service_kit::PeerChannel> {
+        PodConfigClient::new(self.pod_config.channel())
+    }
+
+    /// Whose token it is. What the server had trouble with is not remembered.
+    ///
+    /// # Errors
+    /// Nobody answers.
+    pub(super) async fn token(&self, token: String) -> Result<Whose, Status> {
+        let key = digest([token.as_str()]);
+        let now = Instant::now();
+        if let Some(user) = self.known().tokens.get(&key, now) {
+            return Ok(Whose::Of(user));
+        }
+        if self.known().wrong_tokens.get(&key, now).is_some() {
+            return Ok(Whose::Nobody(String::new()));
+        }
+        let answer = self.client().review_token(within(pb::ReviewTokenRequest { token })).await?.into_inner();
+        match answer.result {
+            Some(Told::User(user)) if !user.name.is_empty() => {
+                let user = Arc::new(User::from(user).authenticated());
+                self.known().tokens.put(key, Arc::clone(&user), Instant::now());
+                Ok(Whose::Of(user))
+            }
+            Some(Told::Rejected(trouble)) if !trouble.is_empty() => Ok(Whose::Nobody(trouble)),
+            Some(Told::User(_) | Told::Rejected(_)) | None => {
+                self.known().wrong_tokens.put(key, (), Instant::now());
+                Ok(Whose::Nobody(String::new()))
+            }
+        }
+    }
+
+    /// Whether a user may do something with a part of this node.
+    ///
+    /// # Errors
+    /// Nobody answers.
+    pub(super) async fn may(&self, user: &User, asked: Asked<'_>) -> Result<bool, Status> {
+        let Asked { verb, subresource, path } = asked;
+        let length = verb.len() + RESOURCE.len() + subresource.len() + self.node.len() + path.len();
+        let key = user.digest(&[verb, subresource]);
+        let now = Instant::now();
+        if length <= LONGEST {
+            let known = self.known();
+            if known.allowed.get(&key, now).is_some() {
+                return Ok(true);
+            }
+            if known.denied.get(&key, now).is_some() {
+                return Ok(false);
+            }
+        }
+        let question = pb::ReviewAccessRequest {
+            user: Some(user.clone().into()),
+            verb: verb.to_owned(),
+            resource: RESOURCE.to_owned(),
+            subresource: subresource.to_owned(),
+            name: self.node.clone(),
+        };
+        let answer = self.client().review_access(within(question)).await?.into_inner();
+        if !answer.allowed {
+            tracing::debug!(
+                user = user.name,
+                verb,
+                subresource,
+                reason = answer.reason,
+                "denied by a review"
+            );
+        }
+        if length <= LONGEST {
+            let mut known = self.known();
+            let kept = if answer.allowed { &mut known.allowed } else { &mut known.denied };
+            kept.put(key, (), Instant::now());
+        }
+        Ok(answer.allowed)
+    }
+}
+
+fn within<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(DEADLINE);
+    request
+}
+
+/// A digest of texts, each with its length before it, so that no two lists of texts are the same bytes.
+pub(super) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> Key {
+    let mut whole = Sha256::new();
+    for text in texts {
+        whole.update((text.len() as u64).to_be_bytes());
+        whole.update(text);
+    }
+    whole.finalize().into()
+}
