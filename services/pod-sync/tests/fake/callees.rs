@@ -147,6 +147,14 @@ impl PodConfig for Source {
         absent()
     }
 
+    async fn get_service_env(&self, _: Request<pc::GetServiceEnvRequest>) -> Answer<pc::GetServiceEnvResponse> {
+        absent()
+    }
+
+    async fn create_token(&self, _: Request<pc::CreateTokenRequest>) -> Answer<pc::CreateTokenResponse> {
+        absent()
+    }
+
     async fn apply_manifest(
         &self,
         _: Request<pc::ApplyManifestRequest>,
