@@ -70,7 +70,7 @@ pub enum Fault {
         why: String,
     },
     /// A source that only an API server can give.
-    #[error("{field} needs an API server, and this node runs without one; take the source out of the volume")]
+    #[error("{field} needs an API server and an agent that supports it; take the source out of the volume")]
     NoApiServer {
         /// The source, by its field in the spec.
         field: String,
