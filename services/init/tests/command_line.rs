@@ -327,3 +327,45 @@ async fn binaries_in_a_folder_that_only_root_may_pass_are_started_all_the_same()
     assert_ne!(service.uid, 0);
     assert_eq!(fs::read_link(format!("/proc/{}/exe", service.pid)).unwrap(), scene.path("bin/fake"));
 }
+
+#[test]
+fn a_kubeconfig_that_does_not_do_ends_the_start_and_a_good_one_is_handed_over() {
+    let scene = Scene::new();
+    let path = scene.path("kubelet.conf");
+    let resolve = || {
+        let output = scene.command().arg("--kubeconfig").arg(&path).arg("--resolve-only").output().unwrap();
+        code_and_text(&output)
+    };
+    let file = |user: &str| {
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters:\n- name: k\n  cluster: {{server: 'https://h:6443'}}\n\
+             contexts:\n- name: c\n  context: {{cluster: k, user: u}}\nusers:\n- name: u\n  user: {user}\n"
+        )
+    };
+    let (code, said) = resolve();
+    assert_eq!(code, Some(78), "{said}");
+    assert!(said.contains("invalid kubeconfig") && said.contains("kubelet.conf"), "{said}");
+    for (text, expected) in [
+        ("current-context: [".to_owned(), "is not usable"),
+        (
+            file("{client-certificate: gone.pem, client-key: gone.pem}"),
+            "users[0].user.client-certificate: cannot read",
+        ),
+        (file("{exec: {command: aws}}"), "no program is run to log in"),
+    ] {
+        fs::write(&path, text).unwrap();
+        let (code, said) = resolve();
+        assert_eq!(code, Some(78), "{said}");
+        assert!(said.contains("invalid kubeconfig") && said.contains(expected), "{said}");
+    }
+    fs::write(&path, file("{token: secret}")).unwrap();
+    let (code, said) = resolve();
+    assert_eq!(code, Some(0), "{said}");
+    for service in ["pod-config", "node-status"] {
+        let copy = scene.path("run/credentials").join(service).join("kubeconfig.json");
+        assert!(fs::read_to_string(&copy).unwrap().contains("secret"), "{service}");
+        assert_eq!(fs::metadata(&copy).unwrap().permissions().mode() & 0o777, 0o400);
+    }
+    let config = fs::read_to_string(scene.path("run/config.json")).unwrap();
+    assert!(!config.contains("secret") && config.contains("kubelet.conf"));
+}

@@ -27,6 +27,15 @@ fn flags(release: &str) -> Vec<String> {
 /// Resolves the files of a release; those that are the node's own, and `more`, lie over `config.yaml` as drop-ins. The exit
 /// code, and the lines of the output.
 fn resolve(scene: &Scene, release: &str, more: Option<&str>) -> (Option<i32>, Vec<String>) {
+    resolve_with(scene, release, more, &[])
+}
+
+fn resolve_with(
+    scene: &Scene,
+    release: &str,
+    more: Option<&str>,
+    flags_before: &[&str],
+) -> (Option<i32>, Vec<String>) {
     let drop_ins = scene.path("kubelet.conf.d");
     fs::create_dir_all(&drop_ins).unwrap();
     let instance = fixture(release, "instance-config.yaml");
@@ -45,6 +54,7 @@ fn resolve(scene: &Scene, release: &str, more: Option<&str>) -> (Option<i32>, Ve
         .args(["--state-dir", &scene.text("state"), "--root-dir", &scene.text("root")])
         // What the machine of the test is like has nothing to do with the files.
         .args(["--fail-swap-on=false", "--resolve-only"])
+        .args(flags_before)
         .args(flags(release))
         .output()
         .unwrap();
@@ -61,6 +71,34 @@ fn nothing_is_wrong_with_them_but_that_there_is_no_api_server_to_ask() {
         assert_eq!(lines.len(), 2, "{release}: {lines:#?}");
         assert!(lines[0].contains("no client provided, cannot use webhook authentication"), "{lines:#?}");
         assert!(lines[1].contains("no client provided, cannot use webhook authorization"), "{lines:#?}");
+    }
+}
+
+/// As kubeadm's drop-in starts it: with a kubeconfig there is somebody to ask.
+#[test]
+fn with_a_kubeconfig_they_are_taken_as_they_are() {
+    for release in RELEASES {
+        let scene = Scene::new();
+        fs::write(scene.path("ca.crt"), "authorities").unwrap();
+        fs::write(
+            scene.path("kubelet.conf"),
+            "current-context: c\nclusters: [{name: k, cluster: {server: 'https://10.0.0.1:6443'}}]\n\
+             contexts: [{name: c, context: {cluster: k, user: u}}]\nusers: [{name: u, user: {token: t}}]\n",
+        )
+        .unwrap();
+        // This machine has no authorities of a cluster at kubeadm's place.
+        let more = format!(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+             authentication:\n  x509:\n    clientCAFile: {}\n",
+            scene.text("ca.crt")
+        );
+        let kubeconfig = scene.text("kubelet.conf");
+        let (code, lines) = resolve_with(&scene, release, Some(&more), &["--kubeconfig", &kubeconfig]);
+        assert_eq!(code, Some(0), "{release}: {lines:#?}");
+        let config = Config::load(&scene.path("run/config.json")).unwrap();
+        let tls = config.api.tls.unwrap();
+        assert_eq!((tls.tokens, tls.reviews, tls.anonymous), (true, true, false));
+        assert!(matches!(config.control_plane, keelson_config::ControlPlane::Kubernetes(_)));
     }
 }
 

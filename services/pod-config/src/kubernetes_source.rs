@@ -70,11 +70,15 @@ fn node_key() -> String {
     format!("{KEPT}node")
 }
 
+/// The server that the configuration names.
+pub fn connection(ctx: &Context, settings: &Settings) -> KubeApi {
+    let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig));
+    KubeApi::new(kubeconfig, USER_AGENT)
+}
+
 impl KubernetesPlane {
     /// For the node of `ctx`; `earlier` is what the checkpoint has of earlier runs.
-    pub fn new(ctx: &Context, settings: &Settings, checkpoint: Checkpoint, mut earlier: Earlier) -> Self {
-        let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig));
-        let api = KubeApi::new(kubeconfig, USER_AGENT);
+    pub fn new(ctx: &Context, api: KubeApi, checkpoint: Checkpoint, mut earlier: Earlier) -> Self {
         let objects = ObjectCache::new(ctx, api.clone(), checkpoint.clone(), &mut earlier.values);
         Self {
             config: Arc::clone(&ctx.config),

@@ -2,17 +2,19 @@
 //!
 //! It reads the manifests of this node (a folder or file that is configured, and the folder that `keelson apply`
 //! fills), defaults and checks each Pod once, merges the sources, and streams the desired pods to everybody who
-//! asks. It hands out the Node object and the Secrets and ConfigMaps that stand beside the pods, and puts node-api's questions
-//! about who asks something of the node to the API server ([`reviews`]).
+//! asks. It hands out the Node object and the Secrets and ConfigMaps that stand beside the pods; of a Kubernetes API the
+//! variables of services and tokens of service accounts as well. It puts node-api's questions about who asks something of the
+//! node to the API server ([`reviews`]).
 //!
 //! Loops: `file-source` (inotify and rescan), `manifest-store` (commands), `checkpoint` (writes to disk what was
-//! good), `control-plane` (the Node, and what etcd says). Each publishes into [`desired::Desired`], where the decisions of
+//! good), `control-plane` (the Node, and what etcd says), `services` (those of a cluster). Each publishes into [`desired::Desired`], where the decisions of
 //! `keelson-pod-config-core` are applied and told. `node-configuration` hands what etcd says of the configuration to init.
 //!
 //! A manifest that breaks takes nothing away: its last good version goes on, also over a restart. A restart sends
 //! the same bytes for the same pods.
 
 pub mod checkpoint;
+mod cluster;
 pub mod control_plane;
 pub mod desired;
 mod disk;
@@ -45,6 +47,7 @@ use keelson_service_kit::{Context, LoopHandle, WatchHub};
 use tonic::service::Routes;
 
 use crate::checkpoint::{Checkpoint, Remembered};
+use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, NoControlPlane, NodeState};
 use crate::desired::{Desired, FILE, MANIFEST};
 use crate::etcd_source::{Earlier, EtcdPlane};
@@ -81,7 +84,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let Remembered { manifests: contents, pods, holders, heard } = remembered;
     let (stored, contents): (BTreeMap<_, _>, BTreeMap<_, _>) =
         contents.into_iter().partition(|(path, _)| path.starts_with(NODES));
-    let (of_api, contents): (BTreeMap<_, _>, BTreeMap<_, _>) =
+    let (mut of_api, contents): (BTreeMap<_, _>, BTreeMap<_, _>) =
         contents.into_iter().partition(|(path, _)| path.starts_with(KEPT));
     let desired = Desired::new(&ctx, &sources, checkpoint.clone(), pods);
 
@@ -94,6 +97,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     }
 
     let mut reviewer = None;
+    let mut cluster = None;
     let plane: Arc<dyn ControlPlane> = match &ctx.config.control_plane {
         ControlPlaneConfig::None => {
             stored.keys().chain(of_api.keys()).for_each(|key| checkpoint.remove(key));
@@ -102,6 +106,10 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         }
         ControlPlaneConfig::Kubernetes(api) => {
             stored.keys().for_each(|key| checkpoint.remove(key));
+            let api = kubernetes_source::connection(&ctx, api);
+            let services = Cluster::new(api.clone(), checkpoint.clone(), &mut of_api);
+            ctx.spawn("services", services.clone().follow(ctx.progress.clone(), ctx.shutdown.clone()));
+            cluster = Some(services);
             let earlier = kubernetes_source::Earlier { values: of_api, heard: heard.get(API).copied() };
             let plane = KubernetesPlane::new(&ctx, api, checkpoint.clone(), earlier);
             reviewer = Some(plane.reviewer());
@@ -123,7 +131,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
 
     let shutdown = ctx.shutdown.clone();
     let objects = Objects { desired: desired.clone(), plane };
-    let server = Server { desired, node, store, objects, reviewer, shutdown };
+    let server = Server { desired, node, store, objects, reviewer, cluster, shutdown };
     // A manifest may be as long as the limit; what is longer is refused by name, not by the transport.
     let service = PodConfigServer::new(server).max_decoding_message_size(MAX_BYTES + 64 * 1024);
     Ok(Routes::new(service))

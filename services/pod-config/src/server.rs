@@ -1,10 +1,12 @@
 //! The `PodConfig` API.
 
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt as _};
 use keelson_kube_api::KubeError;
+use keelson_pod_config_core::token::WantedToken;
 use keelson_proto::keelson::common::v1::Synced;
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfig;
@@ -13,6 +15,7 @@ use keelson_service_kit::status::{chain, error};
 use keelson_service_kit::{CancellationToken, WatchHub, WatchItem};
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use crate::cluster::{Cluster, TokenError};
 use crate::control_plane::{ControlPlaneError, NodeState, ObjectRequest};
 use crate::desired::{Desired, Entry, Found, Key};
 use crate::manifest_store::{ManifestStore, StoreError};
@@ -31,6 +34,8 @@ pub struct Server {
     pub objects: Objects,
     /// Who puts questions about people to the API server; none where there is no such server.
     pub reviewer: Option<Reviewer>,
+    /// Where services and tokens come from, when there is a Kubernetes API.
+    pub cluster: Option<Cluster>,
     /// Ends the streams.
     pub shutdown: CancellationToken,
 }
@@ -150,6 +155,39 @@ impl PodConfig for Server {
         self.reviewer()?.access(&asked).await.map(Response::new).map_err(|e| no_review(&e))
     }
 
+    async fn get_service_env(
+        &self,
+        request: Request<pb::GetServiceEnvRequest>,
+    ) -> Result<Response<pb::GetServiceEnvResponse>, Status> {
+        let pb::GetServiceEnvRequest { namespace, service_links, as_known } = request.into_inner();
+        let variables = match &self.cluster {
+            Some(cluster) => cluster.variables(&namespace, service_links, as_known).ok_or_else(|| {
+                // As a kubelet says it.
+                let text = "services have not yet been read at least once, cannot construct envvars";
+                error(Code::Unavailable, "SERVICES_NOT_READ", text)
+            })?,
+            None => BTreeMap::new(),
+        };
+        Ok(Response::new(pb::GetServiceEnvResponse { variables: variables.into_iter().collect() }))
+    }
+
+    async fn create_token(
+        &self,
+        request: Request<pb::CreateTokenRequest>,
+    ) -> Result<Response<pb::CreateTokenResponse>, Status> {
+        let wanted = wanted_token(request.into_inner())?;
+        let Some(cluster) = &self.cluster else {
+            let text = "tokens of service accounts need an API server, and this node runs without one";
+            return Err(error(Code::FailedPrecondition, "NO_API_SERVER", text));
+        };
+        let made = cluster.create_token(&wanted).await.map_err(|cause| no_token(&cause))?;
+        Ok(Response::new(pb::CreateTokenResponse {
+            token: made.token,
+            expires_unix_seconds: made.expires,
+            lifetime_seconds: made.lifetime,
+        }))
+    }
+
     async fn apply_manifest(
         &self,
         request: Request<pb::ApplyManifestRequest>,
@@ -201,6 +239,47 @@ fn no_review(cause: &KubeError) -> Status {
             (Code::Unavailable, "CONTROL_PLANE_AWAY")
         }
         KubeError::Refused { .. } => (Code::FailedPrecondition, "REVIEW_REFUSED"),
+    };
+    error(code, reason, chain(cause))
+}
+
+fn wanted_token(request: pb::CreateTokenRequest) -> Result<WantedToken, Status> {
+    let pb::CreateTokenRequest {
+        namespace,
+        service_account,
+        pod_name,
+        pod_uid,
+        audiences,
+        expiration_seconds,
+    } = request;
+    let fields = [
+        ("namespace", &namespace),
+        ("service_account", &service_account),
+        ("pod_name", &pod_name),
+        ("pod_uid", &pod_uid),
+    ];
+    // Each is a part of a path or of what the token is bound to.
+    if let Some((field, value)) = fields.iter().find(|(_, value)| !is_plain(value)) {
+        return Err(error(Code::InvalidArgument, "BAD_FIELD", format!("{field} {value:?} is no name")));
+    }
+    Ok(WantedToken { namespace, service_account, pod_name, pod_uid, audiences, expiration_seconds })
+}
+
+/// A name as objects have them.
+fn is_plain(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    !name.is_empty() && !name.starts_with('.') && name.chars().all(is_plain)
+}
+
+fn no_token(cause: &TokenError) -> Status {
+    let (code, reason) = match cause {
+        TokenError::Server(error) if error.is_not_found() => (Code::NotFound, "SERVICE_ACCOUNT_UNKNOWN"),
+        TokenError::Server(error) => match error.code() {
+            // Too many requests, and what the server itself has not managed.
+            None | Some(408 | 429 | 500..) => (Code::Unavailable, "CONTROL_PLANE_AWAY"),
+            Some(_) => (Code::FailedPrecondition, "TOKEN_REFUSED"),
+        },
+        TokenError::NoToken { .. } => (Code::FailedPrecondition, "TOKEN_REFUSED"),
     };
     error(code, reason, chain(cause))
 }

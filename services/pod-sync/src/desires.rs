@@ -9,6 +9,7 @@ use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_proto::keelson::volume_manager::v1 as volume;
 
 use crate::agent::{Agent, Entry, Wanted};
+use crate::cluster::has_cluster;
 use crate::shares;
 use crate::start::quantity;
 
@@ -77,7 +78,7 @@ fn volumes(agent: &Agent, wanted: &Wanted) -> volume::PodDesire {
         pod: Some(pod_ref(pod)),
         revision: wanted.revision,
         want: Want::Run as i32,
-        volumes: crate::volumes::messages(pod, &allocatable.collect()),
+        volumes: crate::volumes::messages(pod, &allocatable.collect(), has_cluster(&agent.context.config)),
         fs_group: pod.spec.security_context.as_ref().and_then(|s| s.fs_group),
         memory_limit_bytes: config.memory_limit.unwrap_or(0),
         huge_page_sizes: crate::volumes::huge_page_sizes(pod),

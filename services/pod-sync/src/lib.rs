@@ -20,6 +20,7 @@ pub mod again;
 pub mod agent;
 pub mod aside;
 pub mod clients;
+mod cluster;
 pub mod convert;
 pub mod desired;
 pub mod desires;

@@ -22,6 +22,7 @@ use tracing::Instrument as _;
 
 use crate::agent::{Agent, Wanted, object_of};
 use crate::clients::bounded;
+use crate::cluster;
 use crate::convert::{container_config, read_resolv_conf, sandbox_config};
 use crate::desires::pod_ref;
 use crate::hooks::{self, Subject};
@@ -196,12 +197,13 @@ fn note(start: &Start<'_>, step: StepName, subject: &str, cause: Cause) {
 
 /// The existing sandbox of the pod, or a new one.
 async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbox, Trouble> {
-    if let Some(class) = start.wanted.pod.spec.runtime_class_name.as_deref().filter(|c| !c.is_empty()) {
-        let text = format!(
-            "RuntimeClass {class:?} not found: without a control plane there are none, take runtimeClassName out"
-        );
-        return Err(sandbox_trouble(start, Trouble::fault(text)));
-    }
+    // A sandbox that is there has its handler.
+    let runtime_handler = match plan {
+        Some(_) => cluster::runtime_handler(start.agent, &start.wanted.pod)
+            .await
+            .map_err(|trouble| sandbox_trouble_of(start, trouble, "pod-config"))?,
+        None => String::new(),
+    };
     let attempt =
         plan.map_or_else(|| start.observed.newest_sandbox().map_or(0, |s| s.attempt), |p| p.attempt);
     let node_dns = node_dns(start).await;
@@ -216,7 +218,7 @@ async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbo
     };
     note(start, StepName::Sandbox, "", Cause::working("runtime-shim", "the runtime makes the sandbox"));
     start.agent.metrics.pod_starts();
-    let request = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
+    let request = cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler };
     let made = start
         .agent
         .clients
@@ -275,13 +277,14 @@ fn show_sandbox(start: &Start<'_>, seen: SandboxObservation) -> Vec<String> {
     ips
 }
 
-/// Who has to act: what the runtime answers is about the pod or the node, however it words it.
-fn owner_of(trouble: &Trouble) -> &'static str {
-    if trouble.neighbour { "runtime-shim" } else { YOU }
+fn sandbox_trouble(start: &Start<'_>, trouble: Trouble) -> Trouble {
+    sandbox_trouble_of(start, trouble, "runtime-shim")
 }
 
-fn sandbox_trouble(start: &Start<'_>, trouble: Trouble) -> Trouble {
-    let cause = Cause::failed("FailedCreatePodSandBox", &trouble.message, owner_of(&trouble));
+/// `neighbour` has to act while it is away; what it answers is about the pod or the node, however it words it.
+fn sandbox_trouble_of(start: &Start<'_>, trouble: Trouble, neighbour: &'static str) -> Trouble {
+    let owner = if trouble.neighbour { neighbour } else { YOU };
+    let cause = Cause::failed("FailedCreatePodSandBox", &trouble.message, owner);
     note(start, StepName::Sandbox, "", cause);
     start.agent.context.events.warning(
         object_of(&start.wanted.pod),
@@ -385,10 +388,13 @@ async fn start_one(
     } else {
         action.attempt
     };
-    let config =
-        container_request(start, sandbox, container, attempt, image, &files).await.map_err(|trouble| {
-            StartTrouble { neighbour: "volume-manager", ..fail("CreateContainerConfigError")(trouble) }
-        })?;
+    let of = |neighbour| {
+        move |trouble| StartTrouble { neighbour, ..fail("CreateContainerConfigError")(trouble) }
+    };
+    let services = cluster::service_env(start.agent, start.wanted).await.map_err(of("pod-config"))?;
+    let config = container_request(start, sandbox, container, attempt, image, (&files, &services))
+        .await
+        .map_err(of("volume-manager"))?;
     if let Some((key, finished)) = &action.backoff {
         start.agent.backoff().advance(key, *finished, &start.agent.moment());
     }
@@ -459,7 +465,7 @@ async fn container_request(
     container: &Container,
     attempt: u32,
     image: &runtime::ImageDone,
-    files: &runtime::WriteContainerFilesResponse,
+    (files, services): (&runtime::WriteContainerFilesResponse, &BTreeMap<String, String>),
 ) -> Result<cri::ContainerConfig, Trouble> {
     if let Some(why) =
         container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()).and_then(hooks::impossible)
@@ -510,7 +516,7 @@ async fn container_request(
         allocatable: &allocatable,
         objects: &objects,
         env_files: &env_files,
-        services: &BTreeMap::new(),
+        services,
         machine: machine_inputs(start, &machine, &sizes),
         given: &given,
         seccomp_default: config.pods.seccomp_default,

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use keelson_kube_model::{
     Container, DownwardApiVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Quantity, ResourceList, Volume,
-    VolumeProjection,
+    ServiceAccountTokenProjection, VolumeProjection,
 };
-use keelson_pod_sync_core::config::{Downward, downward_value};
+use keelson_pod_sync_core::config::{Downward, TokenAccess, downward_value, token_access};
 use keelson_proto::keelson::volume_manager::v1 as volume;
 use keelson_proto::keelson::volume_manager::v1::file_source::Source as FileSource;
 use keelson_proto::keelson::volume_manager::v1::file_volume::Kind;
@@ -18,13 +18,17 @@ use keelson_proto::keelson::volume_manager::v1::volume::Source;
 use crate::agent::Agent;
 use crate::desires;
 
+/// The API's default for the lifetime of a token, in seconds (volumes.md §9.6).
+const TOKEN_SECONDS: i64 = 3600;
+
 /// The volumes of a pod that some container mounts (volumes.md §3.2): what nobody mounts may name objects that are
-/// not there. `allocatable` is what pods may use of the machine, empty while nobody has said it.
-pub fn messages(pod: &Pod, allocatable: &ResourceList) -> Vec<volume::Volume> {
+/// not there. `allocatable` is what pods may use of the machine, empty while nobody has said it; `tokens`: there is somebody
+/// who makes tokens of service accounts.
+pub fn messages(pod: &Pod, allocatable: &ResourceList, tokens: bool) -> Vec<volume::Volume> {
     let used = pod.spec.volumes.iter().filter(|volume| is_used(pod, &volume.name));
     let message = |volume: &Volume| volume::Volume {
         name: volume.name.clone(),
-        source: Some(source(pod, volume, allocatable)),
+        source: Some(source(pod, volume, allocatable, tokens)),
     };
     used.map(message).collect()
 }
@@ -53,7 +57,7 @@ fn is_used(pod: &Pod, name: &str) -> bool {
     })
 }
 
-fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList) -> Source {
+fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList, tokens: bool) -> Source {
     if let Some(empty) = &volume.empty_dir {
         return Source::EmptyDir(volume::EmptyDir {
             medium: empty.medium.clone(),
@@ -76,7 +80,7 @@ fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList) -> Source {
         let source = downward(pod, &fields.items, allocatable);
         (Kind::DownwardApi, vec![source], fields.default_mode)
     } else if let Some(projected) = &volume.projected {
-        (Kind::Projected, projections(pod, projected, allocatable), projected.default_mode)
+        (Kind::Projected, projections(pod, projected, allocatable, tokens), projected.default_mode)
     } else {
         return Source::Unsupported(volume.source_kind().unwrap_or("no source").to_owned());
     };
@@ -88,7 +92,12 @@ fn source(pod: &Pod, volume: &Volume, allocatable: &ResourceList) -> Source {
     })
 }
 
-fn projections(pod: &Pod, projected: &ProjectedVolumeSource, allocatable: &ResourceList) -> Vec<FileSource> {
+fn projections(
+    pod: &Pod,
+    projected: &ProjectedVolumeSource,
+    allocatable: &ResourceList,
+    tokens: bool,
+) -> Vec<FileSource> {
     let one = |source: &VolumeProjection| {
         if let Some(map) = &source.config_map {
             return object("ConfigMap", &map.name, &map.items, map.optional);
@@ -99,6 +108,9 @@ fn projections(pod: &Pod, projected: &ProjectedVolumeSource, allocatable: &Resou
         if let Some(fields) = &source.downward_api {
             return downward(pod, &fields.items, allocatable);
         }
+        if let Some(projection) = source.service_account_token.as_ref().filter(|_| tokens) {
+            return token(pod, projection);
+        }
         let field = match source {
             VolumeProjection { service_account_token: Some(_), .. } => "serviceAccountToken",
             VolumeProjection { cluster_trust_bundle: Some(_), .. } => "clusterTrustBundle",
@@ -108,6 +120,19 @@ fn projections(pod: &Pod, projected: &ProjectedVolumeSource, allocatable: &Resou
         FileSource::Unsupported(field.to_owned())
     };
     projected.sources.iter().map(one).collect()
+}
+
+/// A token of the pod's service account.
+fn token(pod: &Pod, projection: &ServiceAccountTokenProjection) -> FileSource {
+    let TokenAccess { mode, owner } = token_access(pod);
+    FileSource::Token(volume::ServiceAccountToken {
+        service_account: pod.spec.service_account_name.clone(),
+        audience: projection.audience.clone(),
+        expiration_seconds: projection.expiration_seconds.unwrap_or(TOKEN_SECONDS),
+        path: projection.path.clone(),
+        mode,
+        owner_uid: owner,
+    })
 }
 
 fn object(kind: &str, name: &str, items: &[KeyToPath], optional: Option<bool>) -> FileSource {
@@ -219,7 +244,7 @@ mod tests {
     }
 
     fn only(mounts: serde_json::Value, volume: serde_json::Value) -> volume::FileVolume {
-        let messages = messages(&pod(mounts, json!([volume])), &ResourceList::new());
+        let messages = messages(&pod(mounts, json!([volume])), &ResourceList::new(), false);
         match messages.into_iter().next().and_then(|volume| volume.source) {
             Some(Source::Files(files)) => files,
             other => panic!("{other:?}"),
@@ -285,6 +310,7 @@ mod tests {
             .map(|source| match source.source.unwrap() {
                 FileSource::Object(object) => format!("{}/{}", object.kind, object.name),
                 FileSource::Downward(_) => "downward".to_owned(),
+                FileSource::Token(token) => format!("token {}", token.path),
                 FileSource::Unsupported(field) => field,
             })
             .collect();
@@ -297,6 +323,34 @@ mod tests {
             "podCertificate",
         ];
         assert_eq!(names, wanted);
+    }
+
+    #[test]
+    fn in_a_cluster_a_token_is_told_with_its_account_lifetime_and_access() {
+        let volume = json!({"name": "v", "projected": {"defaultMode": 420, "sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+            {"serviceAccountToken": {"path": "other", "audience": "vault"}},
+        ]}});
+        let mut pod = pod(at("/v"), json!([volume]));
+        pod.spec.service_account_name = "web".into();
+        let told = |pod: &Pod| match messages(pod, &ResourceList::new(), true).remove(0).source {
+            Some(Source::Files(files)) => files.sources.into_iter().filter_map(|source| source.source),
+            other => panic!("{other:?}"),
+        };
+        let token = |audience: &str, expiration_seconds, path: &str, mode| {
+            FileSource::Token(volume::ServiceAccountToken {
+                service_account: "web".into(),
+                audience: audience.into(),
+                expiration_seconds,
+                path: path.into(),
+                mode,
+                owner_uid: None,
+            })
+        };
+        let both = |mode| vec![token("", 3607, "token", mode), token("vault", 3600, "other", mode)];
+        assert_eq!(told(&pod).collect::<Vec<_>>(), both(None));
+        pod.spec.security_context = serde_json::from_value(json!({"fsGroup": 5})).unwrap();
+        assert_eq!(told(&pod).collect::<Vec<_>>(), both(Some(0o600)));
     }
 
     #[test]
@@ -314,7 +368,7 @@ mod tests {
         let device = json!([{"name": "disk", "devicePath": "/dev/x"}]);
         pod.spec.containers[0].volume_devices = serde_json::from_value(device).unwrap();
         let names: Vec<String> =
-            messages(&pod, &ResourceList::new()).into_iter().map(|volume| volume.name).collect();
+            messages(&pod, &ResourceList::new(), false).into_iter().map(|volume| volume.name).collect();
         assert_eq!(names, ["v", "early", "disk"]);
     }
 

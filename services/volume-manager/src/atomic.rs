@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown, symlink};
 use std::path::{Path, PathBuf};
 
 use keelson_kube_model::time::format_seconds;
@@ -183,6 +183,9 @@ fn fill(folder: &Path, payload: &Payload) -> Result<(), WriteError> {
         open.write(true).create_new(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
         let mut opened = open.open(&path).map_err(failed("make", &path))?;
         opened.write_all(&file.bytes).map_err(failed("write", &path))?;
+        if let Some(owner) = file.owner {
+            fchown(&opened, Some(owner), None).map_err(failed("set the owner of", &path))?;
+        }
         opened
             .set_permissions(fs::Permissions::from_mode(file.mode))
             .map_err(failed("set the mode of", &path))?;

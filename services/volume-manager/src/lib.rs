@@ -10,7 +10,9 @@
 //! | `server` | the gRPC API; wire types end here and in `wire` |
 //! | `manager` | one task that owns the set of wanted pods and a slot per pod |
 //! | `worker` | one task per pod: plan, carry out, publish; never two operations at once for a pod |
+//! | `steps` | carries out the steps of a plan |
 //! | `objects` | the ConfigMaps and Secrets that pods refer to, as pod-config tells them |
+//! | `tokens` | the tokens of service accounts, kept fresh |
 //! | `atomic` | the files of a volume, replaced all at once |
 //! | `store` | the pod folders and volumes on disk |
 //! | `prepare` | what one container needs: parts of volumes, values of files |
@@ -38,8 +40,10 @@ mod selinux;
 mod server;
 mod slow;
 mod stats;
+mod steps;
 mod store;
 mod subpath;
+mod tokens;
 mod totals;
 mod view;
 mod walks;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use keelson_service_kit::{CancellationToken, EventRing, LoopHandle, WatchHub};
+use keelson_service_kit::{CancellationToken, EventRing, LoopHandle, Peer, WatchHub};
 use keelson_sync_callee::{News, Pods, Runtime};
 use keelson_volume_manager_core::desire::{PodDesire, PodRef};
 use keelson_volume_manager_core::plan::Actual;
@@ -24,6 +24,8 @@ pub(crate) struct Env {
     pub(crate) store: Arc<Store>,
     pub(crate) runtime: Runtime,
     pub(crate) objects: Objects,
+    /// pod-config, which has tokens made.
+    pub(crate) pod_config: Peer,
     pub(crate) hub: WatchHub<String, Report>,
     pub(crate) events: EventRing,
     pub(crate) orphans: Orphans,

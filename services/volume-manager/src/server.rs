@@ -60,6 +60,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
             "volumes stay mounted",
         ),
         objects,
+        pod_config: ctx.peer(ServiceName::PodConfig),
         hub: hub.clone(),
         events: ctx.events.clone(),
         orphans: Orphans::register(&ctx.metrics),

@@ -10,7 +10,7 @@ use keelson_volume_manager_core::desire::{Medium, PodDesire, Source, Volume};
 use keelson_volume_manager_core::hostpath::{self, Act, Found, HostPathError, Verdict};
 use keelson_volume_manager_core::hugepages::{self, HugePagesError};
 use keelson_volume_manager_core::names::{EMPTY_DIR, VolumeKey, is_one_component};
-use keelson_volume_manager_core::payload::{Files, Lookup, ObjectName, PayloadError, collect};
+use keelson_volume_manager_core::payload::{Files, Known, PayloadError, collect};
 use keelson_volume_manager_core::plan::Actual;
 use keelson_volume_manager_core::tmpfs;
 
@@ -190,13 +190,13 @@ impl Store {
         Ok(())
     }
 
-    /// Sets up a volume, or finds it set up. `look` says what is known of an object; `walks` sees its files go to the
+    /// Sets up a volume, or finds it set up. `known` says what is known of its objects and tokens; `walks` sees its files go to the
     /// pod's group.
     pub(crate) fn set_up(
         &self,
         desire: &PodDesire,
         volume: &Volume,
-        look: impl Fn(&ObjectName) -> Lookup,
+        known: &impl Known,
         walks: &Walks,
     ) -> Result<SetUp, StoreError> {
         let group = desire.fs_group.map(|gid| Group { gid, walks });
@@ -213,7 +213,7 @@ impl Store {
                 check_host_path(path, kind)?;
                 Ok(SetUp { host_path: PathBuf::from(path), read_only: false })
             }
-            Source::Files(files) => self.set_up_files(desire, &volume.name, files, group, look),
+            Source::Files(files) => self.set_up_files(desire, &volume.name, files, group, known),
             Source::Unsupported(kind) => Err(StoreError::Unsupported { kind: kind.clone() }),
         }
     }
@@ -226,9 +226,9 @@ impl Store {
         name: &str,
         files: &Files,
         group: Option<Group<'_>>,
-        look: impl Fn(&ObjectName) -> Lookup,
+        known: &impl Known,
     ) -> Result<SetUp, StoreError> {
-        let payload = collect(files, &desire.pod.namespace, look)?;
+        let payload = collect(files, &desire.pod.namespace, known)?;
         let key = VolumeKey { plugin: files.kind.plugin().to_owned(), name: name.to_owned() };
         let backing = if files.kind.in_memory() { Backing::Tmpfs } else { Backing::Folder };
         let access = Access::ReadOnly;

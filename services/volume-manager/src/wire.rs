@@ -9,8 +9,9 @@ use keelson_sync_callee::wire::{Missing, positive, want};
 use keelson_volume_manager_core::desire::{Medium, PodDesire, PodRef, Source, Volume};
 use keelson_volume_manager_core::names::is_one_component;
 use keelson_volume_manager_core::payload::{
-    DownwardFile, DownwardValue, FileSource, Files, FilesKind, KeyFile, ObjectFiles, ObjectKind,
+    DownwardFile, DownwardValue, FileSource, Files, FilesKind, KeyFile, ObjectFiles, ObjectKind, TokenFile,
 };
+use keelson_volume_manager_core::token::TokenName;
 
 use crate::prepare::{Key, Prepared, Value, Wishes};
 use crate::stats::{Figures, PodFigures};
@@ -119,8 +120,18 @@ fn file_source(message: pb::FileSource) -> Result<FileSource, WireError> {
         pb::file_source::Source::Downward(fields) => {
             FileSource::Downward(fields.files.into_iter().map(downward).collect::<Result<_, _>>()?)
         }
+        pb::file_source::Source::Token(token) => FileSource::Token(self::token(token)?),
         pb::file_source::Source::Unsupported(field) => FileSource::Unsupported(field),
     })
+}
+
+fn token(message: pb::ServiceAccountToken) -> Result<TokenFile, WireError> {
+    let field = "pod.volumes.files.sources.token.owner_uid";
+    let owner = |value: i64| u32::try_from(value).map_err(|_| WireError::Range { field, value });
+    let pb::ServiceAccountToken { service_account, audience, expiration_seconds, path, mode, owner_uid } =
+        message;
+    let name = TokenName { service_account, audience, expiration_seconds };
+    Ok(TokenFile { name, path, mode, owner: owner_uid.map(owner).transpose()? })
 }
 
 fn downward(message: pb::DownwardFile) -> Result<DownwardFile, WireError> {
@@ -304,7 +315,11 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_by_its_field() {
         type Spoil = fn(&mut pb::PodDesire);
-        let cases: [(&str, Spoil); 8] = [
+        let cases: [(&str, Spoil); 9] = [
+            ("pod.volumes.files.sources.token.owner_uid", |m| {
+                let token = pb::ServiceAccountToken { owner_uid: Some(-1), ..Default::default() };
+                m.volumes[0].source = Some(files_of(vec![source(pb::file_source::Source::Token(token))]));
+            }),
             ("pod.volumes.files.kind", |m| {
                 m.volumes[0].source = Some(pb::volume::Source::Files(pb::FileVolume::default()));
             }),

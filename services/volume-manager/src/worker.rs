@@ -9,18 +9,20 @@ use keelson_service_kit::{Backoff, ObjectRef, now_unix_nanos};
 use keelson_sync_callee::{Assignment, Next, Orders, Turn, still_runs};
 use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
 use keelson_volume_manager_core::figures::measure;
-use keelson_volume_manager_core::names::{VolumeKey, unescape};
+use keelson_volume_manager_core::names::VolumeKey;
 use keelson_volume_manager_core::payload::{Lookup, ObjectName, references};
 use keelson_volume_manager_core::plan::{Actual, Plan, Settled, Step, plan};
 use keelson_volume_manager_core::requests::Requests;
+use keelson_volume_manager_core::token::TokenLookup;
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinError;
 
 use crate::manager::{Command, Env};
-use crate::metrics::Operation;
 use crate::objects::Claim;
 use crate::slow::Slow;
-use crate::store::{SetUp, StoreError};
+use crate::steps::{Outcome, Sources, carry_out};
+use crate::store::StoreError;
+use crate::tokens::{self, PodTokens};
 use crate::totals::{Share, plugin_of};
 use crate::view::{Folder, Mounted, Phase, Report, View};
 use crate::walks::Walks;
@@ -37,6 +39,8 @@ pub(crate) struct Worker {
     paths: BTreeMap<String, Mounted>,
     /// The objects that the volumes are made of.
     claim: Claim,
+    /// The tokens that the volumes hold.
+    tokens: PodTokens,
     /// When this worker began.
     begun: Instant,
     requests: Requests,
@@ -67,23 +71,17 @@ struct Failure {
     text: String,
 }
 
-/// What came of a step.
-struct Outcome {
-    step: Step,
-    holds: Option<VolumeKey>,
-    ended: Instant,
-    result: Result<Option<SetUp>, StoreError>,
-}
-
 impl Worker {
     pub(crate) fn new(env: Arc<Env>, orders: Orders<PodDesire, View>, actual: Actual) -> Self {
         let (claim, share) = (env.objects.claim(), env.totals.share(&actual));
+        let tokens = PodTokens::new(env.pod_config.clone());
         Self {
             env,
             orders,
             actual,
             paths: BTreeMap::new(),
             claim,
+            tokens,
             begun: Instant::now(),
             requests: Requests::default(),
             forced: BTreeSet::new(),
@@ -99,9 +97,11 @@ impl Worker {
             if turn.is_new {
                 self.retry.reset();
                 self.asking.reset();
-                self.claim.set(needed(&turn.assignment.desire));
+                let desire = &turn.assignment.desire;
+                self.claim.set(needed(desire));
+                self.tokens.set(desire, &self.env.store.pod_folder(&self.orders.uid));
             }
-            if self.claim.has_changed() | turn.is_new {
+            if self.claim.has_changed() | self.tokens.has_changed() | turn.is_new {
                 self.actual.files_may_have_changed(&turn.assignment.desire);
             }
             self.requests.note(&turn.assignment.desire, &self.actual, self.begun.elapsed());
@@ -109,7 +109,15 @@ impl Worker {
             // On the heap, so that a worker that waits, as most do, is small.
             let next = Box::pin(self.step(&turn)).await;
             self.share.of(&turn.assignment.desire, &self.actual);
-            if !self.orders.wait(next, self.claim.changed()).await {
+            let (claim, tokens) = (&self.claim, &self.tokens);
+            let changed = async {
+                // Cancel-safe: neither takes anything away.
+                tokio::select! {
+                    changed = claim.changed() => changed,
+                    changed = tokens.changed() => changed,
+                }
+            };
+            if !self.orders.wait(next, changed).await {
                 return;
             }
         }
@@ -157,16 +165,23 @@ impl Worker {
         folder.lock_owned().await
     }
 
-    /// The steps whose objects are known, and the objects of which nobody has said anything yet. A volume waits
-    /// for these without a try: pod-config tells of them as soon as it can.
-    fn possible(&self, desire: &PodDesire, steps: Vec<Step>) -> (Vec<Step>, BTreeSet<ObjectName>) {
+    /// The steps whose objects and tokens are known, and who has to do what for the others. A volume waits for these
+    /// without a try: pod-config tells of them as soon as it can.
+    fn possible(&self, desire: &PodDesire, steps: Vec<Step>) -> (Vec<Step>, BTreeSet<String>) {
         let mut waits = BTreeSet::new();
+        let look = self.tokens.look();
         let is_possible = |step: &Step| {
             let (Step::SetUp(i) | Step::Refresh(i)) = step else { return true };
-            let Some(files) = desire.volumes.get(*i).and_then(Volume::files) else { return true };
-            let unknown: Vec<ObjectName> = references(files, &desire.pod.namespace)
+            let Some(volume) = desire.volumes.get(*i) else { return true };
+            let Some(files) = volume.files() else { return true };
+            let objects = references(files, &desire.pod.namespace)
                 .filter(|name| self.env.objects.look(name) == Lookup::Unknown)
-                .collect();
+                .map(|name| format!("pod-config to tell the {name}"));
+            let tokens = tokens::names(volume).into_iter().filter_map(|name| match look(name) {
+                TokenLookup::Waits(what) => Some(what),
+                TokenLookup::Refused(_) | TokenLookup::Present(_) => None,
+            });
+            let unknown: Vec<String> = objects.chain(tokens).collect();
             let is_possible = unknown.is_empty();
             waits.extend(unknown);
             is_possible
@@ -175,10 +190,9 @@ impl Worker {
         (steps, waits)
     }
 
-    fn wait_for(&self, desire: &PodDesire, waits: &BTreeSet<ObjectName>) -> Next {
-        let names: Vec<String> = waits.iter().map(ToString::to_string).collect();
+    fn wait_for(&self, desire: &PodDesire, waits: &BTreeSet<String>) -> Next {
         let phase = if self.is_ready(desire) { Phase::Mounted } else { Phase::Pending };
-        let message = format!("pod-config to tell the {}", names.join(", "));
+        let message = waits.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         self.publish(desire, phase, &Said { message, ..Said::default() });
         Next::WhenChanged
     }
@@ -285,12 +299,13 @@ impl Worker {
         mut folder: Option<OwnedMutexGuard<Folder>>,
     ) -> Result<Vec<Outcome>, JoinError> {
         let env = Arc::clone(&self.env);
+        let sources = Sources { objects: self.env.objects.clone(), tokens: self.tokens.look() };
         let work = Arc::clone(desire);
         let (at, now_at) = watch::channel(None);
         let walks = Arc::new(Walks::default());
         let walked = Arc::clone(&walks);
         let outcomes = tokio::task::spawn_blocking(move || {
-            let outcomes = carry_out(&env, &work, steps, &at, &walked);
+            let outcomes = carry_out(&env, &sources, &work, steps, (&at, &walked));
             let is_removed = |o: &Outcome| o.step == Step::RemoveSubpaths && o.result.is_ok();
             if let Some(folder) = folder.as_mut().filter(|_| outcomes.iter().any(is_removed)) {
                 folder.has_subpaths = false;
@@ -418,58 +433,5 @@ fn needed(desire: &PodDesire) -> BTreeSet<ObjectName> {
             files.flat_map(|files| references(files, &desire.pod.namespace)).collect()
         }
         Want::Unmount | Want::Forget => BTreeSet::new(),
-    }
-}
-
-/// Carries out steps in order. A folder that cannot be made and a part of a volume that cannot be unmounted end the
-/// turn; a volume that fails does not.
-/// `at` tells the present one, and `walks` how far it is with the files of a volume.
-fn carry_out(
-    env: &Env,
-    desire: &PodDesire,
-    steps: Vec<Step>,
-    at: &watch::Sender<Option<Step>>,
-    walks: &Walks,
-) -> Vec<Outcome> {
-    let (store, objects, uid) = (&env.store, &env.objects, &desire.pod.uid);
-    let mut outcomes = Vec::with_capacity(steps.len());
-    for step in steps {
-        at.send_replace(Some(step.clone()));
-        let mut holds = None;
-        let begun = Instant::now();
-        let result = match &step {
-            Step::MakeFolders => store.make_pod_folders(uid).map(|()| None),
-            Step::SetUp(i) | Step::Refresh(i) => match desire.volumes.get(*i) {
-                Some(volume) => {
-                    holds = volume.key();
-                    store.set_up(desire, volume, |name| objects.look(name), walks).map(Some)
-                }
-                None => Ok(None),
-            },
-            Step::RemoveSubpaths => store.remove_subpaths(uid).map(|()| None),
-            Step::TearDown(key) => store.tear_down(uid, key).map(|()| None),
-            Step::RemoveFolder => store.remove_pod_folder(uid).map(|()| None),
-        };
-        if let Some((plugin, operation)) = operation_of(desire, &step) {
-            for walk in walks.take_ended() {
-                env.operations.ended(plugin.clone(), Operation::ApplyAccessControl, walk.good, walk.took);
-            }
-            env.operations.ended(plugin, operation, result.is_ok(), begun.elapsed());
-        }
-        let stop = result.is_err() && matches!(step, Step::MakeFolders | Step::RemoveSubpaths);
-        outcomes.push(Outcome { step, holds, ended: Instant::now(), result });
-        if stop {
-            break;
-        }
-    }
-    outcomes
-}
-
-/// What a step does with a volume, with the name of the volume's plugin.
-fn operation_of(desire: &PodDesire, step: &Step) -> Option<(String, Operation)> {
-    match step {
-        Step::SetUp(i) | Step::Refresh(i) => Some((plugin_of(desire.volumes.get(*i)?)?, Operation::Mount)),
-        Step::TearDown(key) => Some((unescape(&key.plugin), Operation::Unmount)),
-        Step::MakeFolders | Step::RemoveSubpaths | Step::RemoveFolder => None,
     }
 }

@@ -36,6 +36,25 @@ pub struct Kubernetes {
     /// Seconds without a sign of life after which the node counts as gone (`nodeLeaseDurationSeconds`).
     #[serde(default = "lease_seconds")]
     pub lease_seconds: u32,
+    /// What keeps pods from a Node that is made here (`registerWithTaints`, and the one for a cloud).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub taints: Vec<Taint>,
+    /// What the cloud calls this machine (`providerID`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_id: Option<String>,
+}
+
+/// A taint of a Node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taint {
+    /// Its key.
+    pub key: String,
+    /// Its value.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub value: String,
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub effect: String,
 }
 
 impl Kubernetes {
@@ -44,7 +63,13 @@ impl Kubernetes {
 
     /// A kubeconfig, and otherwise as a kubelet is by default.
     pub fn of(kubeconfig: PathBuf) -> Self {
-        Self { kubeconfig, register_node: true, lease_seconds: lease_seconds() }
+        Self {
+            kubeconfig,
+            register_node: true,
+            lease_seconds: lease_seconds(),
+            taints: Vec::new(),
+            provider_id: None,
+        }
     }
 
     /// The copy that init has put into `folder`; where there is none, the file itself.

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use api::{Api, ApiFile, ApiHandlers, ApiTls};
-pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile, Kubernetes};
+pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile, Kubernetes, Taint};
 pub use kubelet_document::{
     KUBELET_API_VERSION, KUBELET_CONFIGURATION, KUBELET_FIELDS, KUBELET_KIND, leaves,
 };

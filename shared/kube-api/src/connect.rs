@@ -128,6 +128,22 @@ impl KubeApi {
         Ok(Object(self.call(Method::POST, &resource.path(namespace), &what, body).await?))
     }
 
+    /// Posts to a subresource of an object; what the server answers.
+    ///
+    /// # Errors
+    /// The server does not answer or refuses.
+    pub async fn create_below(
+        &self,
+        resource: Resource,
+        namespace: Option<&str>,
+        (name, subresource): (&str, &str),
+        body: &Value,
+    ) -> Result<Object, KubeError> {
+        let path = format!("{}/{name}/{subresource}", resource.path(namespace));
+        let what = format!("{}/{subresource}", resource.named(namespace, name));
+        Ok(Object(self.call(Method::POST, &path, &what, Some(("application/json", body))).await?))
+    }
+
     /// Puts an object in the place of the one whose version it names.
     ///
     /// # Errors

@@ -26,6 +26,8 @@ impl Resource {
     pub const CONFIG_MAP: Self = Self::core("configmaps", true);
     /// `v1` Service.
     pub const SERVICE: Self = Self::core("services", true);
+    /// `v1` ServiceAccount.
+    pub const SERVICE_ACCOUNT: Self = Self::core("serviceaccounts", true);
     /// `v1` Event.
     pub const EVENT: Self = Self::core("events", true);
     /// `coordination.k8s.io/v1` Lease.

@@ -151,6 +151,20 @@ impl PodConfig for StandIn {
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(synced)).chain(tokio_stream::pending()))))
     }
 
+    async fn get_service_env(
+        &self,
+        _: Request<pb::GetServiceEnvRequest>,
+    ) -> Result<Response<pb::GetServiceEnvResponse>, Status> {
+        not_here()
+    }
+
+    async fn create_token(
+        &self,
+        _: Request<pb::CreateTokenRequest>,
+    ) -> Result<Response<pb::CreateTokenResponse>, Status> {
+        not_here()
+    }
+
     async fn apply_manifest(
         &self,
         _: Request<pb::ApplyManifestRequest>,

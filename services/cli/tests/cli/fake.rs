@@ -347,6 +347,20 @@ impl PodConfig for Api {
         never()
     }
 
+    async fn get_service_env(
+        &self,
+        _: Request<pod_config::GetServiceEnvRequest>,
+    ) -> Result<Response<pod_config::GetServiceEnvResponse>, Status> {
+        never()
+    }
+
+    async fn create_token(
+        &self,
+        _: Request<pod_config::CreateTokenRequest>,
+    ) -> Result<Response<pod_config::CreateTokenResponse>, Status> {
+        never()
+    }
+
     async fn apply_manifest(
         &self,
         request: Request<pod_config::ApplyManifestRequest>,

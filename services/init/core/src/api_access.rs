@@ -177,10 +177,15 @@ fn nobody_is_asked(
     client_ca: &Sourced<String>,
 ) {
     if let Some(webhook) = webhook.filter(|webhook| webhook.value) {
-        resolver.refuse(&webhook, "there is no API server that could say whose token it is; write false");
+        resolver.refuse(
+            &webhook,
+            "no client provided, cannot use webhook authentication: there is no API server that could say whose token it is; \
+             write false, or name one with --kubeconfig",
+        );
     }
-    let asks = "Webhook asks an API server what somebody may do, and there is none; write AlwaysAllow: then each \
-                certificate that authentication.x509.clientCAFile stands behind may do everything";
+    let asks = "no client provided, cannot use webhook authorization: there is no API server to ask what somebody may do; \
+                name one with --kubeconfig, or write AlwaysAllow: then each certificate that \
+                authentication.x509.clientCAFile stands behind may do everything";
     match mode {
         Some(mode) if mode.value == "AlwaysAllow" => {}
         Some(mode) => resolver.refuse(mode, asks),

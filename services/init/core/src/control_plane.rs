@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keelson_config::{ControlPlane, Etcd, EtcdEndpoint, Kubernetes};
+use keelson_config::{ControlPlane, Etcd, EtcdEndpoint, Kubernetes, Taint};
 
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::{KubeletFile, absolute};
@@ -125,6 +125,26 @@ fn kubernetes(
                     api.lease_seconds = v;
                 }
             });
+            let mut of_node = |path: &str, value, apply: fn(&mut Kubernetes, String)| {
+                resolver.set(path, value, |c, v| {
+                    if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
+                        apply(api, v);
+                    }
+                });
+            };
+            of_node("controlPlane.kubernetes.providerId", kubelet.provider_id.take(), |api, v| {
+                api.provider_id = Some(v);
+            });
+            resolver.set("controlPlane.kubernetes.taints", kubelet.taints.take(), |c, v| {
+                if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
+                    api.taints = v;
+                }
+            });
+            let in_a_cloud =
+                resolver.flags.others.get("cloud-provider").is_some_and(|name| name == "external");
+            if let (true, ControlPlane::Kubernetes(api)) = (in_a_cloud, &mut resolver.config.control_plane) {
+                api.taints.push(uninitialized());
+            }
             resolver.set("controlPlane.kubernetes.registerNode", kubelet.register_node.take(), |c, v| {
                 if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
                     api.register_node = v;
@@ -155,6 +175,15 @@ fn kubernetes(
             }
             false
         }
+    }
+}
+
+/// Keeps pods from a Node until the controller of its cloud has seen to it (node-and-api.md §9.1).
+fn uninitialized() -> Taint {
+    Taint {
+        key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),
+        value: "true".to_owned(),
+        effect: "NoSchedule".to_owned(),
     }
 }
 

@@ -1,4 +1,4 @@
-use keelson_config::{ControlPlane, Etcd, Kubernetes};
+use keelson_config::{ControlPlane, Etcd, Kubernetes, Taint};
 use serde_json::{Value, json};
 
 use crate::resolve::Flags;
@@ -43,7 +43,10 @@ fn without_a_control_plane_the_length_of_the_lease_is_no_problem_and_nothing_to_
 fn with_flags(flags: &[(&'static str, &str)], own: Value) -> Result<keelson_config::Config, Vec<String>> {
     let mut others = Flags::default();
     others.others.extend(flags.iter().map(|(name, text)| (*name, (*text).to_owned())));
-    let kubelet = kubelet(json!({"nodeLeaseDurationSeconds": 20, "registerNode": false}));
+    let kubelet = kubelet(json!({
+        "nodeLeaseDurationSeconds": 20, "registerNode": false, "providerID": "cloud://7",
+        "registerWithTaints": [{"key": "example.com/a", "effect": "NoExecute"}],
+    }));
     run(&others, Some(&kubelet), Some(&keelson(own)), &host()).map(|resolved| resolved.config)
 }
 
@@ -52,12 +55,26 @@ fn a_kubeconfig_makes_the_kubernetes_api_the_control_plane() {
     let bootstrap = ("bootstrap-kubeconfig", "/etc/kubernetes/bootstrap-kubelet.conf");
     for (flags, own) in [
         (vec![("kubeconfig", "/etc/kubernetes/kubelet.conf"), bootstrap], json!({})),
-        (vec![("kubeconfig", "/etc/kubernetes/kubelet.conf")], json!({"controlPlane": "kubernetes"})),
+        (
+            vec![("kubeconfig", "/etc/kubernetes/kubelet.conf"), ("cloud-provider", "external")],
+            json!({"controlPlane": "kubernetes"}),
+        ),
     ] {
         let config = with_flags(&flags, own).unwrap();
         let mut expected = Kubernetes::of("/etc/kubernetes/kubelet.conf".into());
         expected.lease_seconds = 20;
         expected.register_node = false;
+        expected.provider_id = Some("cloud://7".to_owned());
+        let taint = |key: &str, value: &str, effect: &str| Taint {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            effect: effect.to_owned(),
+        };
+        expected.taints.push(taint("example.com/a", "", "NoExecute"));
+        if flags.contains(&("cloud-provider", "external")) {
+            let key = "node.cloudprovider.kubernetes.io/uninitialized";
+            expected.taints.push(taint(key, "true", "NoSchedule"));
+        }
         assert_eq!(config.control_plane, ControlPlane::Kubernetes(expected));
         assert_eq!(config.provenance["controlPlane.kubernetes.kubeconfig"], "command line");
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keelson_config::{KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND};
+use keelson_config::{KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND, Taint};
 use keelson_kube_model::parse_go_duration;
 
 use crate::api_access::ApiAccessFile;
@@ -35,6 +35,8 @@ pub(crate) struct KubeletFile {
     pub(crate) max_images: Option<Sourced<i64>>,
     pub(crate) lease_seconds: Option<Sourced<u32>>,
     pub(crate) register_node: Option<Sourced<bool>>,
+    pub(crate) taints: Option<Sourced<Vec<Taint>>>,
+    pub(crate) provider_id: Option<Sourced<String>>,
     pub(crate) cgroup_driver: Option<Sourced<String>>,
     pub(crate) cgroup_root: Option<Sourced<String>>,
     pub(crate) pod_logs_dir: Option<Sourced<String>>,
@@ -96,6 +98,8 @@ pub(crate) fn read(
         max_images: reader.integer("nodeStatusMaxImages", -1..=i64::from(i32::MAX)),
         lease_seconds: lease_seconds(&mut reader),
         register_node: reader.boolean("registerNode"),
+        taints: taints(&mut reader),
+        provider_id: reader.string("providerID").filter(|id| !id.value.is_empty()),
         cgroup_driver: reader.choice("cgroupDriver", &["cgroupfs", "systemd"]),
         cgroup_root: reader.string("cgroupRoot"),
         pod_logs_dir: path(reader.string("podLogsDir")),
@@ -166,6 +170,13 @@ fn port(reader: &mut Reader<'_>) -> Option<Sourced<u16>> {
 }
 
 /// Zero is the default, as in the kubelet; below it is refused (node-and-api.md §2.5).
+/// The taints of a Node that is made here; what is wrong with one is told with the rules of lists.
+fn taints(reader: &mut Reader<'_>) -> Option<Sourced<Vec<Taint>>> {
+    const FIELD: &str = "registerWithTaints";
+    let value = serde_json::from_value(reader.look(FIELD)?.clone()).ok()?;
+    Some(Sourced { value, origin: reader.origin(FIELD), field: FIELD.to_owned() })
+}
+
 fn lease_seconds(reader: &mut Reader<'_>) -> Option<Sourced<u32>> {
     const MOST: u32 = i32::MAX.cast_unsigned();
     reader.u32("nodeLeaseDurationSeconds", 0..=MOST).filter(|seconds| seconds.value > 0)

@@ -44,8 +44,8 @@ const OWN_LISTS: [&str; 2] = ["hostIPs", "podIPs"];
 /// Conditions that go when the agent does not tell them any more.
 const PASSING_CONDITIONS: [&str; 3] = ["PodResizePending", "PodResizeInProgress", "AllContainersRestarting"];
 
-/// The Node with which this one is registered.
-pub fn new_node(ours: &Value) -> Value {
+/// The Node with which this one is registered; `spec` has its taints and what its cloud calls it.
+pub fn new_node(ours: &Value, spec: &Value) -> Value {
     let mut node = ours.clone();
     if let Some(metadata) = node["metadata"].as_object_mut() {
         // The server gives these.
@@ -54,6 +54,7 @@ pub fn new_node(ours: &Value) -> Value {
     }
     node["apiVersion"] = "v1".into();
     node["kind"] = "Node".into();
+    node["spec"] = spec.clone();
     node
 }
 
@@ -132,7 +133,8 @@ pub fn pod_status_patch(live: &Value, ours: &Value) -> Option<Value> {
         let kept = over && ["phase", "reason", "message"].contains(&field);
         // The server sets it when the pod is made.
         let theirs = field == "qosClass" && !old.is_null();
-        if old != new && !kept && !theirs && !(is_nothing(old) && is_nothing(new)) {
+        let same = old == new || (is_nothing(old) && is_nothing(new));
+        if !same && !kept && !theirs {
             status.insert(field.to_owned(), new.clone());
         }
     }

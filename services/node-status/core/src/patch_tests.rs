@@ -14,14 +14,16 @@ fn node() -> Value {
 
 /// As the server has it after the registration.
 fn registered() -> Value {
-    let mut node = new_node(&node());
+    let mut node = new_node(&node(), &json!({}));
     node["metadata"]["uid"] = "u-1".into();
     node
 }
 
 #[test]
 fn a_node_is_registered_with_all_it_has_but_what_the_server_gives() {
-    let new = new_node(&node());
+    let spec = json!({"taints": [{"key": "a", "effect": "NoSchedule"}], "providerID": "cloud://7"});
+    let new = new_node(&node(), &spec);
+    assert_eq!(new["spec"], spec);
     assert_eq!(new["metadata"].get("uid"), None);
     assert_eq!(new["metadata"]["labels"]["rack"], "7");
     assert_eq!(new["metadata"]["annotations"], json!({"a": "b"}));

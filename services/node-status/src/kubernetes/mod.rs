@@ -22,7 +22,7 @@ use keelson_node_status_core::patch::{
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Context, LoopHandle};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
@@ -49,7 +49,8 @@ pub(crate) struct KubernetesWriter {
     events: Events,
     lease: Lease,
     node_name: String,
-    register: bool,
+    /// The `spec` of the Node that is made where there is none; none: no Node is made.
+    registration: Option<Value>,
     queue: Mutex<Queue>,
     known: Mutex<Known>,
     wake: Notify,
@@ -84,7 +85,7 @@ impl KubernetesWriter {
             heartbeat,
             events: Events::new(connection(), &node_name),
             node_name,
-            register: settings.register_node,
+            registration: settings.register_node.then(|| registration(settings)),
             queue: Mutex::default(),
             known: Mutex::default(),
             wake: Notify::new(),
@@ -179,10 +180,11 @@ impl KubernetesWriter {
     /// Registers the Node, or makes the server's what this one is.
     async fn write_own_node(&self, json: &[u8]) -> Result<(), KubeError> {
         let ours: Value = serde_json::from_slice(json).unwrap_or_default();
-        let live = match self.heartbeat.get(Resource::NODE, None, &self.node_name).await? {
-            Some(live) => live,
-            None if self.register => {
-                match self.heartbeat.create(Resource::NODE, None, &new_node(&ours)).await {
+        let live = self.heartbeat.get(Resource::NODE, None, &self.node_name).await?;
+        let live = match (live, &self.registration) {
+            (Some(live), _) => live,
+            (None, Some(spec)) => {
+                match self.heartbeat.create(Resource::NODE, None, &new_node(&ours, spec)).await {
                     Ok(made) => {
                         tracing::info!(node = self.node_name, uid = made.uid(), "the node is registered");
                         made
@@ -191,7 +193,7 @@ impl KubernetesWriter {
                     Err(error) => return Err(error),
                 }
             }
-            None => {
+            (None, None) => {
                 let message = "there is none, and registerNode is false".to_owned();
                 return Err(self.heartbeat.unreachable(&format!("nodes {}", self.node_name), message));
             }
@@ -296,10 +298,9 @@ impl ControlPlaneWriter for KubernetesWriter {
         match gone {
             GonePods::One(uid) => {
                 let told = self.known().pods.remove(&uid);
-                match told {
-                    Some(Told { name, mirrored: Some(_) }) => self.put(Job::Gone { uid, name }, false),
-                    // The server's own pod: it is gone there, or its last report says that it may be.
-                    Some(_) | None => {}
+                // The server's own pod is gone there, or its last report says that it may be.
+                if let Some(Told { name, mirrored: Some(_) }) = told {
+                    self.put(Job::Gone { uid, name }, false);
                 }
             }
             GonePods::AllBut(uids) => {
@@ -322,6 +323,18 @@ impl ControlPlaneWriter for KubernetesWriter {
             throttled_seconds: self.events.throttled().as_secs_f64(),
         }
     }
+}
+
+/// The `spec` of a Node that is made here.
+fn registration(settings: &Settings) -> Value {
+    let mut spec = json!({});
+    if !settings.taints.is_empty() {
+        spec["taints"] = json!(settings.taints);
+    }
+    if let Some(id) = &settings.provider_id {
+        spec["providerID"] = id.clone().into();
+    }
+    spec
 }
 
 /// What a failed call means for a report.

@@ -11,6 +11,8 @@
 //! | [`sight`] | what is kept of a pod over a restart, so that a restart changes nothing |
 //! | [`scan`] | which files of a folder are to be read, and when a folder that is away counts as empty |
 //! | [`offline`] | what starts after a reboot without the control plane (architecture §5) |
+//! | [`service_env`] | the variables by which containers find services (runtime-and-resources.md §3.4) |
+//! | [`token`] | what is asked and answered for a token of a service account (volumes.md §9.6) |
 //! | [`node`] | the Node object while no control plane has one |
 //!
 //! [`parse_file`] is the way through the first three.
@@ -28,8 +30,10 @@ pub mod offline;
 mod parse;
 pub mod scan;
 pub mod sight;
+pub mod service_env;
 pub mod static_pod;
 pub mod stored;
+pub mod token;
 mod yaml;
 
 pub use error::{ManifestError, Why};

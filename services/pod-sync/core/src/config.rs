@@ -16,6 +16,7 @@ mod sandbox;
 mod security;
 mod spec;
 mod swap;
+mod token;
 
 use keelson_kube_model::Quantity;
 use thiserror::Error;
@@ -31,6 +32,7 @@ pub use resources::{CgroupVersion, MachineInputs};
 pub use sandbox::{SandboxInputs, UserNamespace, sandbox_plan, way_out};
 pub use security::{ImageUser, MASKED_PATHS, READONLY_PATHS};
 pub use spec::*;
+pub use token::{TokenAccess, token_access};
 
 /// Labels and annotations that the runtime keeps for us.
 pub mod keys {

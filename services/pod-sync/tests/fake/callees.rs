@@ -43,8 +43,12 @@ macro_rules! acks {
     };
 }
 
-pub fn pod_config(pods: WatchHub<String, pc::DesiredPod>, ready: watch::Receiver<Vec<String>>) -> Routes {
-    Routes::new(PodConfigServer::new(Source { pods, ready }))
+pub fn pod_config(
+    pods: WatchHub<String, pc::DesiredPod>,
+    ready: watch::Receiver<Vec<String>>,
+    cluster: &Arc<Mutex<ClusterRoom>>,
+) -> Routes {
+    Routes::new(PodConfigServer::new(Source { pods, ready, cluster: Arc::clone(cluster) }))
 }
 
 pub fn volume_manager(shim: &Arc<Shim>) -> Routes {
@@ -93,6 +97,18 @@ struct Source {
     pods: WatchHub<String, pc::DesiredPod>,
     /// The sources that have reported.
     ready: watch::Receiver<Vec<String>>,
+    cluster: Arc<Mutex<ClusterRoom>>,
+}
+
+/// What there is in the cluster of a test.
+#[derive(Default)]
+pub struct ClusterRoom {
+    /// The services have been read.
+    pub services_read: bool,
+    /// Handlers by class.
+    pub classes: BTreeMap<String, String>,
+    /// Who asked for variables.
+    pub asked: Vec<pc::GetServiceEnvRequest>,
 }
 
 /// What is told of sources.
@@ -143,7 +159,35 @@ impl PodConfig for Source {
         absent()
     }
 
-    async fn get_object(&self, _: Request<pc::GetObjectRequest>) -> Answer<pc::GetObjectResponse> {
+    async fn get_object(&self, request: Request<pc::GetObjectRequest>) -> Answer<pc::GetObjectResponse> {
+        let request = request.into_inner();
+        if request.kind != "RuntimeClass" {
+            return absent();
+        }
+        match self.cluster.lock().unwrap().classes.get(&request.name) {
+            Some(handler) => {
+                let object = serde_json::json!({"kind": "RuntimeClass", "handler": handler});
+                Ok(Response::new(pc::GetObjectResponse { object_json: object.to_string().into_bytes() }))
+            }
+            None => Err(Status::not_found("there is no such class")),
+        }
+    }
+
+    async fn get_service_env(
+        &self,
+        request: Request<pc::GetServiceEnvRequest>,
+    ) -> Answer<pc::GetServiceEnvResponse> {
+        let request = request.into_inner();
+        let mut cluster = self.cluster.lock().unwrap();
+        cluster.asked.push(request.clone());
+        if !cluster.services_read && !request.as_known {
+            return Err(Status::unavailable("services have not yet been read at least once"));
+        }
+        let variables = [("DB_SERVICE_HOST".to_owned(), "10.0.0.3".to_owned())].into();
+        Ok(Response::new(pc::GetServiceEnvResponse { variables }))
+    }
+
+    async fn create_token(&self, _: Request<pc::CreateTokenRequest>) -> Answer<pc::CreateTokenResponse> {
         absent()
     }
 

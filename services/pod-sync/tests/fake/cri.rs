@@ -73,7 +73,9 @@ fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
     shim.there()?;
     match method {
         "RunPodSandbox" => {
-            let config = cri::RunPodSandboxRequest::decode(body).unwrap().config.unwrap();
+            let request = cri::RunPodSandboxRequest::decode(body).unwrap();
+            let config = request.config.unwrap();
+            shim.called(&format!("handler {:?}", request.runtime_handler));
             shim.called(&format!("dns {}", config.dns_config.unwrap_or_default().servers.join(" ")));
             let wanted = config.metadata.unwrap();
             let id = format!("s{}", shim.next());

@@ -8,10 +8,10 @@ mod callees;
 mod cri;
 mod shim;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use keelson_config::{Config, ServiceName};
+use keelson_config::{Config, ControlPlane, ServiceName};
 use keelson_kube_model::time::format_nanos;
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tonic::service::Routes;
 
-pub use callees::MachineRoom;
+pub use callees::{ClusterRoom, MachineRoom};
 pub use shim::Shim;
 
 /// The sources of pods that are configured.
@@ -67,6 +67,10 @@ pub struct World {
     pub seen_ago: Duration,
     /// What says of a pod where it comes from: all but those of `api` are static, and so critical.
     pub source: &'static str,
+    /// The control plane of a pod-sync that starts.
+    pub control_plane: ControlPlane,
+    /// What it has.
+    pub cluster: Arc<Mutex<ClusterRoom>>,
     reported: watch::Sender<Vec<String>>,
 }
 
@@ -83,11 +87,13 @@ impl World {
             resolv_conf: String::new(),
             seen_ago: Duration::ZERO,
             source: "file",
+            control_plane: ControlPlane::None,
+            cluster: Arc::default(),
             reported: watch::Sender::new(SOURCES.map(String::from).to_vec()),
         };
         let reported = world.reported.subscribe();
         let (config, never) = (world.config(), CancellationToken::new());
-        serve(&config, ServiceName::PodConfig, callees::pod_config(world.pods.clone(), reported), &never);
+        serve(&config, ServiceName::PodConfig, callees::pod_config(world.pods.clone(), reported, &world.cluster), &never);
         serve(&config, ServiceName::RuntimeShim, shim::routes(&world.shim), &never);
         serve(&config, ServiceName::VolumeManager, callees::volume_manager(&world.shim), &never);
         serve(&config, ServiceName::ResourceManager, callees::resource_manager(&world.machine), &never);
@@ -100,6 +106,7 @@ impl World {
         config.paths.state_dir = self.dir.path().join("state");
         config.runtime.resolv_conf = self.resolv_conf.clone();
         config.pods = self.settings.clone();
+        config.control_plane = self.control_plane.clone();
         config
     }
 
@@ -150,7 +157,7 @@ impl World {
             uid: uid.into(),
             namespace: "default".into(),
             name: uid.into(),
-            source: "file".into(),
+            source: self.source.into(),
             pod_json: pod.to_string().into_bytes().into(),
             revision,
             ..pc::DesiredPod::default()

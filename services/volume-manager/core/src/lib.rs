@@ -5,6 +5,7 @@
 //! | [`desire`] | what pod-sync wants of a pod, without wire types |
 //! | [`plan`] | what to do next for one pod |
 //! | [`payload`] | which files a configMap, secret, downwardAPI or projected volume has |
+//! | [`token`] | which tokens of service accounts are wanted, and when they are made anew |
 //! | [`names`] | how plugins and volumes are named on disk, and which names are safe there |
 //! | [`tmpfs`] | how large a memory-backed volume may grow and with which options it is mounted |
 //! | [`hugepages`] | which pages a volume of huge pages has |
@@ -29,3 +30,4 @@ pub mod plan;
 pub mod requests;
 pub mod selinux;
 pub mod tmpfs;
+pub mod token;

@@ -4,6 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+pub use fault::{Fault, PayloadError};
+
+use crate::token::{TokenLookup, TokenName};
+
+mod fault;
+
 /// The longest path of a file in a volume, in bytes (volumes.md §9.2).
 const MAX_PATH: usize = 4096;
 /// The longest name of a file or folder, in bytes.
@@ -59,6 +65,8 @@ pub enum FileSource {
     Object(ObjectFiles),
     /// Fields of the pod.
     Downward(Vec<DownwardFile>),
+    /// A token of a service account.
+    Token(TokenFile),
     /// What needs an API server, by its field in the spec.
     Unsupported(String),
 }
@@ -85,6 +93,19 @@ pub struct KeyFile {
     pub path: String,
     /// Its permission bits; else the volume's.
     pub mode: Option<u32>,
+}
+
+/// A token that becomes a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenFile {
+    /// Which one.
+    pub name: TokenName,
+    /// The file, relative to the volume.
+    pub path: String,
+    /// Its permission bits; else the volume's.
+    pub mode: Option<u32>,
+    /// Whose it is; else root's.
+    pub owner: Option<u32>,
 }
 
 /// A field of the pod that becomes a file.
@@ -179,6 +200,14 @@ impl fmt::Debug for Lookup {
     }
 }
 
+/// What is known of what a volume is made of.
+pub trait Known {
+    /// Of an object.
+    fn object(&self, name: &ObjectName) -> Lookup;
+    /// Of a token of the volume's pod.
+    fn token(&self, name: &TokenName) -> TokenLookup;
+}
+
 /// A file to be written.
 #[derive(Clone, PartialEq, Eq)]
 pub struct File {
@@ -186,6 +215,8 @@ pub struct File {
     pub bytes: Arc<[u8]>,
     /// Its permission bits.
     pub mode: u32,
+    /// Whose it is; else root's.
+    pub owner: Option<u32>,
 }
 
 // Never the bytes: they may be a Secret's.
@@ -211,124 +242,11 @@ impl Payload {
     }
 }
 
-/// What is wrong with one file or source.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-pub enum Fault {
-    /// The object is not there. As a kubelet says it.
-    #[error("{} \"{name}\" not found", kind_word(*.kind))]
-    NoObject {
-        /// Its kind.
-        kind: ObjectKind,
-        /// Its name.
-        name: String,
-    },
-    /// The object has no such key. As a kubelet says it.
-    #[error("{}references non-existent {} key: {key}", key_words(*.kind).0, key_words(*.kind).1)]
-    NoKey {
-        /// The object's kind.
-        kind: ObjectKind,
-        /// The key.
-        key: String,
-    },
-    /// The object is no object of its kind.
-    #[error("{} \"{name}\" cannot be read: {why}", kind_word(*.kind))]
-    Unreadable {
-        /// Its kind.
-        kind: ObjectKind,
-        /// Its name.
-        name: String,
-        /// What is wrong.
-        why: String,
-    },
-    /// A file has no mode.
-    #[error("neither the file {path:?} nor the volume (defaultMode) has a mode")]
-    NoMode {
-        /// The file.
-        path: String,
-    },
-    /// A path that would lead out of the volume, or that no file can have.
-    #[error("the path {path:?} cannot be a file of a volume: {why}")]
-    Path {
-        /// The path as given.
-        path: String,
-        /// Which rule it breaks.
-        why: &'static str,
-    },
-    /// A file is wanted where another one needs a folder.
-    #[error("the path {path:?} lies below {above:?}, which is a file of the same volume")]
-    Below {
-        /// The file that has no place.
-        path: String,
-        /// The file that is in its way.
-        above: String,
-    },
-    /// The spec names a field that has no value.
-    #[error("the file {path:?} has no value: {why}")]
-    Field {
-        /// The file.
-        path: String,
-        /// Why not.
-        why: String,
-    },
-    /// A source that only an API server can give.
-    #[error("{field} needs an API server, and this node runs without one; take the source out of the volume")]
-    NoApiServer {
-        /// The source, by its field in the spec.
-        field: String,
-    },
-}
-
-const fn kind_word(kind: ObjectKind) -> &'static str {
-    match kind {
-        ObjectKind::ConfigMap => "configmap",
-        ObjectKind::Secret => "secret",
-    }
-}
-
-const fn key_words(kind: ObjectKind) -> (&'static str, &'static str) {
-    match kind {
-        ObjectKind::ConfigMap => ("configmap ", "config"),
-        ObjectKind::Secret => ("", "secret"),
-    }
-}
-
-impl Fault {
-    /// Whether the pod itself has to change; else another object may mend it.
-    pub const fn is_of_the_spec(&self) -> bool {
-        match self {
-            Self::NoObject { .. } | Self::NoKey { .. } | Self::Unreadable { .. } => false,
-            // Keys of an object become paths as well.
-            Self::Path { .. } | Self::Below { .. } => false,
-            Self::NoMode { .. } | Self::Field { .. } | Self::NoApiServer { .. } => true,
-        }
-    }
-}
-
-/// Why a volume's files are not known.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PayloadError {
-    /// Somebody has not said yet what they are.
-    #[error("it waits for {}", .0.join(", "))]
-    Waits(Vec<String>),
-    /// They cannot be what the spec wants.
-    #[error("{}", joined(.0))]
-    Wrong(Vec<Fault>),
-}
-
-/// One fault as it is, several in brackets, each once, as a kubelet joins them.
-fn joined(faults: &[Fault]) -> String {
-    let texts: Vec<String> = faults.iter().map(ToString::to_string).collect();
-    match texts.as_slice() {
-        [only] => only.clone(),
-        _ => format!("[{}]", texts.join(", ")),
-    }
-}
-
 /// The objects that a volume of a pod in `namespace` is made of.
 pub fn references<'a>(files: &'a Files, namespace: &'a str) -> impl Iterator<Item = ObjectName> + 'a {
     files.sources.iter().filter_map(move |source| match source {
         FileSource::Object(object) => Some(name_of(object, namespace)),
-        FileSource::Downward(_) | FileSource::Unsupported(_) => None,
+        FileSource::Downward(_) | FileSource::Token(_) | FileSource::Unsupported(_) => None,
     })
 }
 
@@ -338,7 +256,7 @@ fn name_of(object: &ObjectFiles, namespace: &str) -> ObjectName {
 
 /// Decides which file gets which bytes and mode (volumes.md §9.1, §9.4 to §9.6).
 ///
-/// `look` says what is known of an object. Every fault is found, not only the first one.
+/// `known` says what is known of an object or token. Every fault is found, not only the first one.
 ///
 /// # Errors
 /// [`PayloadError::Waits`] while somebody has not said what an object or field is; else [`PayloadError::Wrong`]
@@ -346,17 +264,18 @@ fn name_of(object: &ObjectFiles, namespace: &str) -> ObjectName {
 pub fn collect(
     files: &Files,
     namespace: &str,
-    look: impl Fn(&ObjectName) -> Lookup,
+    known: &impl Known,
 ) -> Result<Payload, PayloadError> {
     let mut collector = Collector::new(files);
     for source in &files.sources {
         match source {
             FileSource::Object(object) => {
                 let name = name_of(object, namespace);
-                let found = look(&name);
+                let found = known.object(&name);
                 collector.take_object(object, &name, found);
             }
             FileSource::Downward(fields) => fields.iter().for_each(|field| collector.take_field(field)),
+            FileSource::Token(token) => collector.take_token(token, known.token(&token.name)),
             FileSource::Unsupported(field) => {
                 collector.fault(Fault::NoApiServer { field: field.clone() });
             }
@@ -418,7 +337,21 @@ impl<'a> Collector<'a> {
         }
     }
 
+    fn take_token(&mut self, token: &TokenFile, found: TokenLookup) {
+        match found {
+            TokenLookup::Present(bytes) => {
+                self.owned_file(&token.path, &bytes, token.mode, token.owner);
+            }
+            TokenLookup::Waits(what) => self.waits.push(what),
+            TokenLookup::Refused(why) => self.fault(Fault::Token { name: token.name.to_string(), why }),
+        }
+    }
+
     fn file(&mut self, path: &str, bytes: &Arc<[u8]>, mode: Option<u32>) {
+        self.owned_file(path, bytes, mode, None);
+    }
+
+    fn owned_file(&mut self, path: &str, bytes: &Arc<[u8]>, mode: Option<u32>, owner: Option<u32>) {
         let clean = match clean(path) {
             Ok(clean) => clean,
             Err(why) => return self.fault(Fault::Path { path: path.to_owned(), why }),
@@ -426,7 +359,7 @@ impl<'a> Collector<'a> {
         let Some(mode) = mode.or(self.files.default_mode) else {
             return self.fault(Fault::NoMode { path: clean });
         };
-        self.payload.files.insert(clean, File { bytes: Arc::clone(bytes), mode: mode & 0o777 });
+        self.payload.files.insert(clean, File { bytes: Arc::clone(bytes), mode: mode & 0o777, owner });
     }
 
     fn end(mut self) -> Result<Payload, PayloadError> {

@@ -55,7 +55,7 @@ fn what_is_shown_for_debugging_names_keys_and_sizes_and_never_a_byte_of_them() {
     ] {
         assert_eq!(format!("{lookup:?}"), shown);
     }
-    assert_eq!(format!("{:?}", File { bytes, mode: 0o640 }), "7 bytes, 640");
+    assert_eq!(format!("{:?}", File { bytes, mode: 0o640, owner: None }), "7 bytes, 640");
 }
 
 #[test]
@@ -71,6 +71,7 @@ fn only_what_another_object_cannot_mend_is_a_fault_of_the_spec() {
         (Fault::NoMode { path: text("a") }, true),
         (Fault::Field { path: text("a"), why: text("no such label") }, true),
         (Fault::NoApiServer { field: text("serviceAccountToken") }, true),
+        (Fault::Token { name: text("a"), why: text("b") }, false),
     ] {
         assert_eq!(fault.is_of_the_spec(), of_the_spec, "{fault:?}");
     }

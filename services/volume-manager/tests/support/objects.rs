@@ -30,6 +30,23 @@ pub struct Told {
     objects: Arc<Mutex<BTreeMap<Name, Option<String>>>>,
     watched: Arc<Mutex<BTreeSet<Name>>>,
     version: Arc<watch::Sender<u64>>,
+    tokens: Arc<Mutex<Tokens>>,
+}
+
+/// The tokens that are made.
+#[derive(Default)]
+struct Tokens {
+    /// What is answered instead.
+    refusal: Option<Status>,
+    /// What was asked, refused or not.
+    asked: Vec<pb::CreateTokenRequest>,
+    /// When those to come have begun, seconds since 1970; none: when they are made.
+    issued: Option<i64>,
+}
+
+/// Seconds since 1970.
+pub fn now() -> i64 {
+    keelson_service_kit::now_unix_nanos() / 1_000_000_000
 }
 
 impl Told {
@@ -53,6 +70,35 @@ impl Told {
         self.set(kind, name, None);
     }
 
+    /// From now on tokens are refused so.
+    pub fn refuse_tokens(&self, status: Status) {
+        self.tokens.lock().unwrap().refusal = Some(status);
+    }
+
+    /// From now on tokens are made, which began so many seconds ago.
+    pub fn make_tokens(&self, seconds_ago: i64) {
+        let mut tokens = self.tokens.lock().unwrap();
+        (tokens.refusal, tokens.issued) = (None, Some(now() - seconds_ago));
+    }
+
+    /// Puts a token into a volume in the place of its own that has used up its time but for a minute; its text.
+    pub fn put_old_token(&self, path: &std::path::Path) -> String {
+        let old = jwt(0, now() - 3540, 3600);
+        std::fs::write(path, &old).unwrap();
+        old
+    }
+
+    /// What tokens were asked for.
+    pub fn tokens_asked(&self) -> Vec<pb::CreateTokenRequest> {
+        self.tokens.lock().unwrap().asked.clone()
+    }
+
+    /// The text of the token with this number, from 1.
+    pub fn token(&self, number: usize) -> String {
+        let tokens = self.tokens.lock().unwrap();
+        jwt(number, tokens.issued.unwrap(), tokens.asked[number - 1].expiration_seconds)
+    }
+
     /// What is watched now.
     pub fn watched(&self) -> Vec<String> {
         self.watched.lock().unwrap().iter().map(|(kind, name)| format!("{kind}/{name}")).collect()
@@ -65,6 +111,12 @@ impl Told {
         let server = Fake { told: self.clone(), stop };
         Service::start(ctx, Routes::new(PodConfigServer::new(server)), PodConfigClient::new).await
     }
+}
+
+fn jwt(number: usize, issued: i64, lifetime: i64) -> String {
+    use base64::Engine as _;
+    let claims = format!("{{\"iat\": {issued}, \"exp\": {}, \"n\": {number}}}", issued + lifetime);
+    format!("e30.{}.c2ln", base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(claims))
 }
 
 struct Fake {
@@ -158,6 +210,31 @@ impl PodConfig for Fake {
         not_here()
     }
 
+    async fn create_token(
+        &self,
+        request: Request<pb::CreateTokenRequest>,
+    ) -> Result<Response<pb::CreateTokenResponse>, Status> {
+        let request = request.into_inner();
+        let mut tokens = self.told.tokens.lock().unwrap();
+        tokens.asked.push(request.clone());
+        if let Some(refusal) = &tokens.refusal {
+            return Err(refusal.clone());
+        }
+        let (lifetime, issued) = (request.expiration_seconds, tokens.issued.unwrap());
+        Ok(Response::new(pb::CreateTokenResponse {
+            token: jwt(tokens.asked.len(), issued, lifetime),
+            expires_unix_seconds: issued + lifetime,
+            lifetime_seconds: lifetime,
+        }))
+    }
+
+    async fn get_service_env(
+        &self,
+        _: Request<pb::GetServiceEnvRequest>,
+    ) -> Result<Response<pb::GetServiceEnvResponse>, Status> {
+        not_here()
+    }
+
     async fn apply_manifest(
         &self,
         _: Request<pb::ApplyManifestRequest>,
@@ -215,6 +292,20 @@ pub fn config_map(name: &str) -> vm::Volume {
 /// A Secret as a volume of its name.
 pub fn secret(name: &str) -> vm::Volume {
     files(name, vm::file_volume::Kind::Secret, vec![object("Secret", name, false)])
+}
+
+/// A projected volume with the token of the default account.
+pub fn token(name: &str, mode: Option<u32>, owner_uid: Option<i64>) -> vm::Volume {
+    let source = vm::ServiceAccountToken {
+        service_account: "default".to_owned(),
+        audience: String::new(),
+        expiration_seconds: 3600,
+        path: "token".to_owned(),
+        mode,
+        owner_uid,
+    };
+    let kind = vm::file_volume::Kind::Projected;
+    files(name, kind, vec![vm::file_source::Source::Token(source)])
 }
 
 /// A downwardAPI volume with one file.

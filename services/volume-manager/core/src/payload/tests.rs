@@ -29,6 +29,27 @@ fn field(path: &str, value: DownwardValue) -> FileSource {
     FileSource::Downward(vec![DownwardFile { path: path.to_owned(), mode: None, value }])
 }
 
+/// Objects of which a test tells, and no tokens.
+struct Only<F>(F);
+
+impl<F: Fn(&ObjectName) -> Lookup> Known for Only<F> {
+    fn object(&self, name: &ObjectName) -> Lookup {
+        (self.0)(name)
+    }
+
+    fn token(&self, name: &TokenName) -> TokenLookup {
+        TokenLookup::Waits(name.to_string())
+    }
+}
+
+fn collect(
+    files: &Files,
+    namespace: &str,
+    look: impl Fn(&ObjectName) -> Lookup,
+) -> Result<Payload, PayloadError> {
+    super::collect(files, namespace, &Only(look))
+}
+
 /// Path, text and mode of each file.
 fn shown(payload: &Payload) -> Vec<(&str, String, u32)> {
     let text = |file: &File| String::from_utf8_lossy(&file.bytes).into_owned();
@@ -162,6 +183,40 @@ fn every_fault_is_told_once() {
     assert!(text.starts_with("[secret \"key\" not found, serviceAccountToken needs an API server"), "{text}");
     assert!(text.ends_with("the file \"f\" has no value: no such field]"), "{text}");
     assert_eq!(text.matches("not found").count(), 1);
+}
+
+struct WithToken(TokenLookup);
+
+impl Known for WithToken {
+    fn object(&self, _: &ObjectName) -> Lookup {
+        Lookup::Missing
+    }
+
+    fn token(&self, _: &TokenName) -> TokenLookup {
+        self.0.clone()
+    }
+}
+
+#[test]
+fn a_token_is_a_file_with_its_mode_and_owner_or_a_wait_or_a_fault_of_nobodys_spec() {
+    let name =
+        TokenName { service_account: "web".into(), audience: String::new(), expiration_seconds: 3600 };
+    let file = |mode, owner| {
+        let token = TokenFile { name: name.clone(), path: "t".into(), mode, owner };
+        volume(FilesKind::Projected, vec![FileSource::Token(token)])
+    };
+    let present = TokenLookup::Present(Arc::from(b"x".as_slice()));
+    for (mode, owner, expected) in [(None, None, 0o644), (Some(0o600), Some(7), 0o600)] {
+        let payload = super::collect(&file(mode, owner), "ns", &WithToken(present.clone())).unwrap();
+        assert_eq!(shown(&payload), [("t", "x".to_owned(), expected)]);
+        assert_eq!(payload.files["t"].owner, owner);
+    }
+    let waits = super::collect(&file(None, None), "ns", &WithToken(TokenLookup::Waits("it".into())));
+    assert_eq!(waits, Err(PayloadError::Waits(vec!["it".into()])));
+    let refused = super::collect(&file(None, None), "ns", &WithToken(TokenLookup::Refused("no".into())));
+    let error = refused.unwrap_err();
+    assert_eq!(error.to_string(), "failed to fetch token: token of the service account \"web\": no");
+    assert!(matches!(error, PayloadError::Wrong(faults) if !faults[0].is_of_the_spec()));
 }
 
 #[test]
