@@ -129,6 +129,17 @@ impl PodConfig for Fake {
         absent()
     }
 
+    async fn get_service_env(
+        &self,
+        _: Request<pb::GetServiceEnvRequest>,
+    ) -> Answer<pb::GetServiceEnvResponse> {
+        absent()
+    }
+
+    async fn create_token(&self, _: Request<pb::CreateTokenRequest>) -> Answer<pb::CreateTokenResponse> {
+        absent()
+    }
+
     async fn list_sources(&self, _: Request<pb::ListSourcesRequest>) -> Answer<pb::ListSourcesResponse> {
         absent()
     }
