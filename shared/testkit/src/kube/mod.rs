@@ -131,6 +131,7 @@ impl KubeApiServer {
             format!("--tls-cert-file={}", file("server.crt")),
             format!("--tls-private-key-file={}", file("server.key")),
             format!("--client-ca-file={}", file("ca.crt")),
+            "--kubelet-preferred-address-types=InternalIP,Hostname".to_owned(),
             format!("--kubelet-client-certificate={}", file("kubelet-client.crt")),
             format!("--kubelet-client-key={}", file("kubelet-client.key")),
             format!("--service-account-signing-key-file={}", file("service-accounts.key")),
