@@ -32,14 +32,16 @@ pub(crate) struct ApiAccessFile {
     caches: [Option<Sourced<u64>>; 3],
 }
 
-/// The fields that say for how long an answer of the API server is remembered, and the settings that they become.
-const CACHES: [(&str, &str, fn(&mut ApiTls, u64)); 3] = [
+/// A field that says for how long an answer of the API server is remembered, the setting that it becomes, and how.
+type Cache = (&'static str, &'static str, fn(&mut ApiTls, u64));
+
+const CACHES: [Cache; 3] = [
     ("authentication.webhook.cacheTTL", "api.tls.tokenCacheMs", |tls, ms| tls.token_cache_ms = ms),
     ("authorization.webhook.cacheAuthorizedTTL", "api.tls.allowedCacheMs", |tls, ms| {
-        tls.allowed_cache_ms = ms
+        tls.allowed_cache_ms = ms;
     }),
     ("authorization.webhook.cacheUnauthorizedTTL", "api.tls.deniedCacheMs", |tls, ms| {
-        tls.denied_cache_ms = ms
+        tls.denied_cache_ms = ms;
     }),
 ];
 

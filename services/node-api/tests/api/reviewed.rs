@@ -34,6 +34,8 @@ struct Cluster {
     rights: Mutex<Vec<(&'static str, &'static str, &'static str)>>,
     /// Neither is answered.
     away: Mutex<bool>,
+    /// Nothing is said at all.
+    hangs: Mutex<bool>,
     asked_tokens: Mutex<Vec<String>>,
     asked: Mutex<Vec<pb::ReviewAccessRequest>>,
 }
@@ -42,7 +44,10 @@ struct Cluster {
 struct Fake(Arc<Cluster>);
 
 impl Fake {
-    fn answers(&self) -> Result<(), Status> {
+    async fn answers(&self) -> Result<(), Status> {
+        if *self.0.hangs.lock().unwrap() {
+            std::future::pending::<()>().await;
+        }
         let away = || error(Code::Unavailable, "CONTROL_PLANE_AWAY", "the API server does not answer");
         if *self.0.away.lock().unwrap() { Err(away()) } else { Ok(()) }
     }
@@ -64,7 +69,7 @@ impl PodConfig for Fake {
     ) -> Answer<pb::ReviewTokenResponse> {
         let token = request.into_inner().token;
         self.0.asked_tokens.lock().unwrap().push(token.clone());
-        self.answers()?;
+        self.answers().await?;
         let known = self.0.tokens.lock().unwrap().get(token.as_str()).copied();
         let result = match known {
             Some(name) => {
@@ -82,7 +87,7 @@ impl PodConfig for Fake {
     ) -> Answer<pb::ReviewAccessResponse> {
         let asked = request.into_inner();
         self.0.asked.lock().unwrap().push(asked.clone());
-        self.answers()?;
+        self.answers().await?;
         let user = asked.user.unwrap();
         let is_it = |(name, verb, part): &(&str, &str, &str)| {
             *name == user.name && *verb == asked.verb && *part == asked.subresource
@@ -132,6 +137,17 @@ impl PodConfig for Fake {
         &self,
         _: Request<pb::DeleteManifestRequest>,
     ) -> Answer<pb::DeleteManifestResponse> {
+        absent()
+    }
+
+    async fn get_service_env(
+        &self,
+        _: Request<pb::GetServiceEnvRequest>,
+    ) -> Answer<pb::GetServiceEnvResponse> {
+        absent()
+    }
+
+    async fn create_token(&self, _: Request<pb::CreateTokenRequest>) -> Answer<pb::CreateTokenResponse> {
         absent()
     }
 
@@ -331,6 +347,18 @@ async fn what_is_remembered_goes_on_while_nobody_answers_and_the_rest_is_an_erro
         assert!(begun.elapsed() < Duration::from_secs(15), "{round}: {:?}", begun.elapsed());
         node.end.cancel();
     }
+}
+
+#[tokio::test]
+async fn nobody_waits_longer_than_the_deadline_for_a_review_that_hangs() {
+    let node = Reviewed::start().await;
+    *node.cluster.hangs.lock().unwrap() = true;
+    let begun = Instant::now();
+    let (of_token, of_access) =
+        tokio::join!(node.with_token("good", "/metrics"), node.ask(node.jane(), "/metrics", &[]));
+    assert_eq!(of_token.0, 401);
+    assert_eq!(of_access.0, 500);
+    assert!(begun.elapsed() < Duration::from_secs(13), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

@@ -134,6 +134,8 @@ impl KubeApiServer {
             "--kubelet-preferred-address-types=InternalIP,Hostname".to_owned(),
             format!("--kubelet-client-certificate={}", file("kubelet-client.crt")),
             format!("--kubelet-client-key={}", file("kubelet-client.key")),
+            // As kubeadm has it; nobody knows the name of a node here.
+            "--kubelet-preferred-address-types=InternalIP,ExternalIP,Hostname".to_owned(),
             format!("--service-account-signing-key-file={}", file("service-accounts.key")),
             format!("--service-account-key-file={}", file("service-accounts.pub")),
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local".to_owned(),
