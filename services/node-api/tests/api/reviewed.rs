@@ -104,17 +104,6 @@ impl PodConfig for Fake {
         absent()
     }
 
-    async fn get_service_env(
-        &self,
-        _: Request<pb::GetServiceEnvRequest>,
-    ) -> Answer<pb::GetServiceEnvResponse> {
-        absent()
-    }
-
-    async fn create_token(&self, _: Request<pb::CreateTokenRequest>) -> Answer<pb::CreateTokenResponse> {
-        absent()
-    }
-
     async fn get_object(&self, _: Request<pb::GetObjectRequest>) -> Answer<pb::GetObjectResponse> {
         absent()
     }

@@ -131,7 +131,6 @@ impl KubeApiServer {
             format!("--tls-cert-file={}", file("server.crt")),
             format!("--tls-private-key-file={}", file("server.key")),
             format!("--client-ca-file={}", file("ca.crt")),
-            "--kubelet-preferred-address-types=InternalIP,Hostname".to_owned(),
             format!("--kubelet-client-certificate={}", file("kubelet-client.crt")),
             format!("--kubelet-client-key={}", file("kubelet-client.key")),
             // As kubeadm has it; nobody knows the name of a node here.
