@@ -12,7 +12,7 @@ use fake::{World, eventually};
 fn world() -> World {
     let mut world = World::start();
     let kubeconfig = "/none".into();
-    let api = Kubernetes { kubeconfig, register_node: true, lease_seconds: 40 };
+    let api = Kubernetes::of(kubeconfig);
     world.control_plane = ControlPlane::Kubernetes(api);
     world.source = "api";
     world
