@@ -31,7 +31,8 @@ async fn said(cluster: &Cluster, pod: &str, command: &[&str]) -> String {
 /// What the API server says of a token.
 fn review(cluster: &Cluster, scratch: &Path, token: &str) -> Value {
     let file = scratch.join("review.json");
-    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
+    let review =
+        json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
     std::fs::write(&file, review.to_string()).unwrap();
     cluster.server.kubectl_json(&["create", "-f", file.to_str().unwrap()]).unwrap()["status"].clone()
 }
@@ -43,11 +44,11 @@ async fn a_pod_has_a_token_that_the_server_accepts_and_knows_the_services() {
     let cluster = Cluster::start(&scratch, |_| ()).await;
     let metadata = |name: &str| json!({"name": name, "namespace": NAMESPACE});
     let ports = json!([{"name": "sql", "port": 5432}]);
-    for (name, spec) in [
-        ("data-base", json!({"ports": ports})),
-        ("headless", json!({"clusterIP": "None", "ports": ports})),
-    ] {
-        let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata(name), "spec": spec});
+    for (name, spec) in
+        [("data-base", json!({"ports": ports})), ("headless", json!({"clusterIP": "None", "ports": ports}))]
+    {
+        let service =
+            json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata(name), "spec": spec});
         cluster.server.apply(&service).unwrap();
     }
     let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "plain"}, "handler": "runc"});
@@ -113,9 +114,7 @@ async fn a_pod_has_a_token_that_the_server_accepts_and_knows_the_services() {
     let folder = cluster.agent.spec().root_dir.join("pods").join(&uid);
     eventually(LIMIT, "the pod's folder is gone", async || !folder.exists()).await.unwrap();
     cluster
-        .until("the token is refused", || {
-            review(&cluster, scratch.path(), &token)["authenticated"] != true
-        })
+        .until("the token is refused", || review(&cluster, scratch.path(), &token)["authenticated"] != true)
         .await;
     let after = running(&cluster.agent).await.unwrap();
     assert!(after.keys().all(|key| before.contains_key(key) || key.starts_with("alone/")), "{after:?}");

@@ -100,12 +100,9 @@ impl Cluster {
         let (namespace, account) = (&wanted.namespace, &wanted.service_account);
         let name = (account.as_str(), "token");
         let body = request(wanted);
-        let made =
-            self.0.api.create_below(Resource::SERVICE_ACCOUNT, Some(namespace), name, &body).await?;
-        answer(&made.0, wanted.expiration_seconds).ok_or_else(|| TokenError::NoToken {
-            namespace: namespace.clone(),
-            account: account.clone(),
-        })
+        let made = self.0.api.create_below(Resource::SERVICE_ACCOUNT, Some(namespace), name, &body).await?;
+        answer(&made.0, wanted.expiration_seconds)
+            .ok_or_else(|| TokenError::NoToken { namespace: namespace.clone(), account: account.clone() })
     }
 
     /// Follows the services until `shutdown`.

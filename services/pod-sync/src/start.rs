@@ -388,9 +388,8 @@ async fn start_one(
     } else {
         action.attempt
     };
-    let of = |neighbour| {
-        move |trouble| StartTrouble { neighbour, ..fail("CreateContainerConfigError")(trouble) }
-    };
+    let of =
+        |neighbour| move |trouble| StartTrouble { neighbour, ..fail("CreateContainerConfigError")(trouble) };
     let services = cluster::service_env(start.agent, start.wanted).await.map_err(of("pod-config"))?;
     let config = container_request(start, sandbox, container, attempt, image, (&files, &services))
         .await

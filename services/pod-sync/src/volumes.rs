@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use keelson_kube_model::{
-    Container, DownwardApiVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Quantity, ResourceList, Volume,
-    ServiceAccountTokenProjection, VolumeProjection,
+    Container, DownwardApiVolumeFile, KeyToPath, Pod, ProjectedVolumeSource, Quantity, ResourceList,
+    ServiceAccountTokenProjection, Volume, VolumeProjection,
 };
 use keelson_pod_sync_core::config::{Downward, TokenAccess, downward_value, token_access};
 use keelson_proto::keelson::volume_manager::v1 as volume;

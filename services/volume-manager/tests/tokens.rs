@@ -84,7 +84,11 @@ async fn a_pod_waits_for_its_token_with_a_reason_and_no_longer_than_that() {
     let progress = until_progress(&mut client, "u1", "the API server does not answer").await;
     assert!(progress.waiting_for.contains("token of the service account \"default\""), "{progress:?}");
     assert_eq!(progress.owner, "");
-    told.refuse_tokens(error(Code::NotFound, "SERVICE_ACCOUNT_UNKNOWN", "serviceaccounts \"default\" not found"));
+    told.refuse_tokens(error(
+        Code::NotFound,
+        "SERVICE_ACCOUNT_UNKNOWN",
+        "serviceaccounts \"default\" not found",
+    ));
     let progress = until_progress(&mut client, "u1", "serviceaccounts \"default\" not found").await;
     assert!(progress.waiting_for.contains("access") && progress.owner == "you", "{progress:?}");
     told.make_tokens(0);

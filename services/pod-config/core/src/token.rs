@@ -81,8 +81,7 @@ mod tests {
         };
         let spec = request(&wanted)["spec"].clone();
         let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "u"});
-        let expected =
-            json!({"audiences": ["vault"], "expirationSeconds": 3607, "boundObjectRef": bound});
+        let expected = json!({"audiences": ["vault"], "expirationSeconds": 3607, "boundObjectRef": bound});
         assert_eq!(spec, expected);
     }
 

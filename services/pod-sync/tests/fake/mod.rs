@@ -93,7 +93,12 @@ impl World {
         };
         let reported = world.reported.subscribe();
         let (config, never) = (world.config(), CancellationToken::new());
-        serve(&config, ServiceName::PodConfig, callees::pod_config(world.pods.clone(), reported, &world.cluster), &never);
+        serve(
+            &config,
+            ServiceName::PodConfig,
+            callees::pod_config(world.pods.clone(), reported, &world.cluster),
+            &never,
+        );
         serve(&config, ServiceName::RuntimeShim, shim::routes(&world.shim), &never);
         serve(&config, ServiceName::VolumeManager, callees::volume_manager(&world.shim), &never);
         serve(&config, ServiceName::ResourceManager, callees::resource_manager(&world.machine), &never);

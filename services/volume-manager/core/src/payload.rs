@@ -261,11 +261,7 @@ fn name_of(object: &ObjectFiles, namespace: &str) -> ObjectName {
 /// # Errors
 /// [`PayloadError::Waits`] while somebody has not said what an object or field is; else [`PayloadError::Wrong`]
 /// with each fault once.
-pub fn collect(
-    files: &Files,
-    namespace: &str,
-    known: &impl Known,
-) -> Result<Payload, PayloadError> {
+pub fn collect(files: &Files, namespace: &str, known: &impl Known) -> Result<Payload, PayloadError> {
     let mut collector = Collector::new(files);
     for source in &files.sources {
         match source {

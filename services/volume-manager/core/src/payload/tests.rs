@@ -199,8 +199,7 @@ impl Known for WithToken {
 
 #[test]
 fn a_token_is_a_file_with_its_mode_and_owner_or_a_wait_or_a_fault_of_nobodys_spec() {
-    let name =
-        TokenName { service_account: "web".into(), audience: String::new(), expiration_seconds: 3600 };
+    let name = TokenName { service_account: "web".into(), audience: String::new(), expiration_seconds: 3600 };
     let file = |mode, owner| {
         let token = TokenFile { name: name.clone(), path: "t".into(), mode, owner };
         volume(FilesKind::Projected, vec![FileSource::Token(token)])
