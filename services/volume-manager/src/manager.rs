@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use keelson_service_kit::{CancellationToken, EventRing, LoopHandle, Peer, WatchHub};
+use keelson_service_kit::{CancellationToken, EventRing, LoopHandle, WatchHub};
 use keelson_sync_callee::{News, Pods, Runtime};
 use keelson_volume_manager_core::desire::{PodDesire, PodRef};
 use keelson_volume_manager_core::plan::Actual;
@@ -11,6 +11,7 @@ use tokio::sync::{Mutex, mpsc};
 use crate::metrics::{Operations, Orphans};
 use crate::objects::Objects;
 use crate::store::Store;
+use crate::tokens::Maker;
 use crate::totals::Totals;
 use crate::view::{Folder, Phase, Report, View};
 use crate::worker::Worker;
@@ -24,8 +25,7 @@ pub(crate) struct Env {
     pub(crate) store: Arc<Store>,
     pub(crate) runtime: Runtime,
     pub(crate) objects: Objects,
-    /// pod-config, which has tokens made.
-    pub(crate) pod_config: Peer,
+    pub(crate) tokens: Maker,
     pub(crate) hub: WatchHub<String, Report>,
     pub(crate) events: EventRing,
     pub(crate) orphans: Orphans,

@@ -30,6 +30,7 @@ use crate::prepare::{PrepareError, Prepared, Wishes, prepare};
 use crate::selinux;
 use crate::stats::Stats;
 use crate::store::Store;
+use crate::tokens::Maker;
 use crate::totals::Totals;
 use crate::view::{Phase, Report, View};
 use crate::wire::{self, plain};
@@ -60,7 +61,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
             "volumes stay mounted",
         ),
         objects,
-        pod_config: ctx.peer(ServiceName::PodConfig),
+        tokens: Maker::new(ctx.peer(ServiceName::PodConfig)),
         hub: hub.clone(),
         events: ctx.events.clone(),
         orphans: Orphans::register(&ctx.metrics),

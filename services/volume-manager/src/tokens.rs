@@ -17,9 +17,9 @@ use keelson_service_kit::{Backoff, Peer, now_unix_nanos};
 use keelson_volume_manager_core::desire::{PodDesire, PodRef, Volume, Want};
 use keelson_volume_manager_core::payload::{FileSource, clean};
 use keelson_volume_manager_core::token::{JITTER_SECONDS, TokenLookup, TokenName, Validity};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tonic::Request;
+use tonic::{Request, Response, Status};
 
 /// How long a call may take: as long as pod-config waits for the API server, and a little.
 const CALL: Duration = Duration::from_secs(35);
@@ -32,10 +32,35 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// A longer file is no token.
 const MAX_BYTES: u64 = 64 << 10;
 
+/// So many tokens are asked for at a time, so that those of a full node leave pod-config room for others.
+const AT_A_TIME: usize = 16;
+
+/// Who has tokens made. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Maker {
+    pod_config: Peer,
+    gate: Arc<Semaphore>,
+}
+
+impl Maker {
+    pub(crate) fn new(pod_config: Peer) -> Self {
+        Self { pod_config, gate: Arc::new(Semaphore::new(AT_A_TIME)) }
+    }
+
+    async fn make(&self, message: pb::CreateTokenRequest) -> Result<pb::CreateTokenResponse, Status> {
+        // Closed by nobody.
+        let _permit = self.gate.acquire().await;
+        let mut request = Request::new(message);
+        request.set_timeout(CALL);
+        let mut client = PodConfigClient::new(self.pod_config.channel());
+        client.create_token(request).await.map(Response::into_inner)
+    }
+}
+
 /// The tokens of one pod; dropped, nobody keeps them fresh.
 #[derive(Debug)]
 pub(crate) struct PodTokens {
-    peer: Peer,
+    maker: Maker,
     found: Arc<Found>,
     changes: watch::Receiver<()>,
     /// Who keeps each token fresh.
@@ -87,11 +112,11 @@ fn now() -> i64 {
 
 impl PodTokens {
     /// Of a pod that wants none yet.
-    pub(crate) fn new(peer: Peer) -> Self {
+    pub(crate) fn new(maker: Maker) -> Self {
         let changed = watch::Sender::new(());
         let changes = changed.subscribe();
         let found = Arc::new(Found { tokens: Mutex::default(), changed });
-        Self { peer, found, changes, keepers: BTreeMap::new(), tasks: JoinSet::new() }
+        Self { maker, found, changes, keepers: BTreeMap::new(), tasks: JoinSet::new() }
     }
 
     /// What a desire wants, and nothing else from now on. `folder` is the pod's.
@@ -109,7 +134,7 @@ impl PodTokens {
         for (name, file) in wanted {
             if !self.keepers.contains_key(&name) {
                 let keeper = Keeper {
-                    peer: self.peer.clone(),
+                    maker: self.maker.clone(),
                     pod: desire.pod.clone(),
                     name: name.clone(),
                     file,
@@ -174,7 +199,7 @@ pub(crate) fn names(volume: &Volume) -> BTreeSet<&TokenName> {
 
 /// Keeps one token fresh.
 struct Keeper {
-    peer: Peer,
+    maker: Maker,
     pod: PodRef,
     name: TokenName,
     file: PathBuf,
@@ -228,11 +253,8 @@ impl Keeper {
             audiences: Some(audience).filter(|audience| !audience.is_empty()).into_iter().collect(),
             expiration_seconds,
         };
-        let mut request = Request::new(message);
-        request.set_timeout(CALL);
-        match PodConfigClient::new(self.peer.channel()).create_token(request).await {
-            Ok(response) => {
-                let made = response.into_inner();
+        match self.maker.make(message).await {
+            Ok(made) => {
                 let validity = Validity::ending(made.expires_unix_seconds, made.lifetime_seconds);
                 let text = made.token.into_bytes().into();
                 self.found.set(&self.name, TokenLookup::Present(text), Some(validity));

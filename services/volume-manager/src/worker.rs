@@ -74,7 +74,7 @@ struct Failure {
 impl Worker {
     pub(crate) fn new(env: Arc<Env>, orders: Orders<PodDesire, View>, actual: Actual) -> Self {
         let (claim, share) = (env.objects.claim(), env.totals.share(&actual));
-        let tokens = PodTokens::new(env.pod_config.clone());
+        let tokens = PodTokens::new(env.tokens.clone());
         Self {
             env,
             orders,
