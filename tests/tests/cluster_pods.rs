@@ -104,6 +104,10 @@ async fn a_pod_has_a_token_that_the_server_accepts_and_knows_the_services() {
     alone["spec"]["enableServiceLinks"] = false.into();
     cluster.run(&alone);
     cluster.until("a pod comes after it", || cluster.is_ready("alone")).await;
+    let after = running(&cluster.agent).await.unwrap();
+    for (name, process) in &before {
+        assert_eq!(after.get(name), Some(process), "{name} has noticed nothing");
+    }
     assert_eq!(said(&cluster, "web", &["cat", TOKEN]).await, token);
     let environment = said(&cluster, "alone", &["env"]).await;
     assert!(environment.contains("KUBERNETES_SERVICE_HOST=") && !environment.contains("DATA_BASE_"));
