@@ -4,9 +4,7 @@
 //! changed. [`Follower`] lists a resource and then watches it from the version of the list; it goes on from where it was after
 //! a broken connection, and lists again when the server has forgotten what was missed.
 //!
-//! The file is one that [`keelson-init`] has made: it names no other file.
-//!
-//! [`keelson-init`]: https://docs.rs/keelson-init
+//! The kubeconfig is one that init has made: it names no other file.
 
 mod connect;
 mod error;
