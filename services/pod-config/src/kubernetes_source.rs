@@ -4,8 +4,8 @@
 //! service, and after a reboot those start that the offline policy lets start. Only what the server says settles the source,
 //! so that nothing is ever removed because it is away.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
@@ -63,7 +63,12 @@ pub struct KubernetesPlane {
 }
 
 fn pod_key(namespace: &str, name: &str) -> String {
-    format!("{KEPT}pods/{namespace}/{name}")
+    format!("{}{namespace}/{name}", pods_prefix())
+}
+
+/// What every pod is kept below.
+fn pods_prefix() -> String {
+    format!("{KEPT}pods/")
 }
 
 fn node_key() -> String {
@@ -96,7 +101,7 @@ impl KubernetesPlane {
         Reviewer::new(self.api.clone())
     }
 
-    fn earlier(&self) -> std::sync::MutexGuard<'_, Earlier> {
+    fn earlier(&self) -> MutexGuard<'_, Earlier> {
         self.earlier.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -111,14 +116,11 @@ impl ControlPlane for KubernetesPlane {
     }
 
     fn pods(&self) -> BoxStream<'static, PlanePods> {
-        let (values, heard) = {
+        let (values, heard): (BTreeMap<_, _>, _) = {
             let mut earlier = self.earlier();
-            let is_pod = |key: &String| key.starts_with(&pod_key("", "")[..KEPT.len() + "pods/".len()]);
-            let keys: Vec<String> = earlier.values.keys().filter(|key| is_pod(key)).cloned().collect();
-            let values: Vec<_> = keys
-                .into_iter()
-                .filter_map(|key| Some((key.clone(), earlier.values.remove(&key)?)))
-                .collect();
+            let all = std::mem::take(&mut earlier.values);
+            let (values, others) = all.into_iter().partition(|(key, _)| key.starts_with(&pods_prefix()));
+            earlier.values = others;
             (values, earlier.heard)
         };
         let run_dir = self.config.paths.socket_dir(ServiceName::PodConfig);
@@ -251,7 +253,7 @@ struct PodSource {
     progress: Progress,
     checkpoint: Checkpoint,
     /// What an earlier run of the service left.
-    remembered: Vec<(String, Vec<u8>)>,
+    remembered: BTreeMap<String, Vec<u8>>,
     last_word: LastWord,
     /// By what each is kept under.
     pods: BTreeMap<String, SourcePod>,
@@ -332,7 +334,7 @@ impl PodSource {
 
     /// Takes everything that there is.
     fn take_all(&mut self, objects: Vec<Object>) {
-        let there: std::collections::BTreeSet<String> =
+        let there: BTreeSet<String> =
             objects.iter().map(|object| pod_key(object.namespace(), object.name())).collect();
         let known = self.pods.keys().chain(self.problems.keys());
         let gone: Vec<String> = known.filter(|key| !there.contains(*key)).cloned().collect();
@@ -341,7 +343,7 @@ impl PodSource {
             self.take(object);
         }
         self.waiting.clear();
-        let prefix = format!("{KEPT}pods/");
+        let prefix = pods_prefix();
         for key in self.checkpoint.paths() {
             if key.starts_with(&prefix) && !there.contains(&key) {
                 self.checkpoint.remove(&key);

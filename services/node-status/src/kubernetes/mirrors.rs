@@ -98,8 +98,8 @@ impl KubernetesWriter {
     /// The Node as it was told last is told again.
     fn tell_node_again(&self) {
         let node = self.known().node.clone();
-        if let Some(json) = node {
-            self.put(Job::Node(json), true);
+        if let Some(node) = node {
+            self.put(Job::Node(node.to_string().into_bytes()), true);
         }
     }
 

@@ -62,7 +62,7 @@ struct Known {
     /// The pods, by UID.
     pods: BTreeMap<String, Told>,
     /// The Node as it was told last.
-    node: Option<Vec<u8>>,
+    node: Option<Arc<Value>>,
     /// The UID of the server's Node.
     node_uid: Option<String>,
 }
@@ -212,8 +212,9 @@ impl KubernetesWriter {
 
     async fn write_one_pod(&self, pod: &queue::Pod) -> Result<(), KubeError> {
         let mut ours: Value = serde_json::from_slice(&pod.json).unwrap_or_default();
-        if let Some(node) = &self.known().node {
-            add_host_addresses(&mut ours, &serde_json::from_slice(node).unwrap_or_default());
+        let node = self.known().node.clone();
+        if let Some(node) = node {
+            add_host_addresses(&mut ours, &node);
         }
         let PodFullName { name, namespace } = &pod.name;
         let live = if pod.is_static {
@@ -262,17 +263,17 @@ impl ControlPlaneWriter for KubernetesWriter {
     }
 
     async fn write_node(&self, node: &Node) -> Result<(), WriteError> {
-        let json = serde_json::to_vec(node).map_err(|error| WriteError::Refused {
+        let told = serde_json::to_value(node).map_err(|error| WriteError::Refused {
             what: "the Node".to_owned(),
             message: error.to_string(),
         })?;
-        let ready = |json: &[u8]| -> Option<Value> {
-            let node: Value = serde_json::from_slice(json).ok()?;
+        let ready = |node: &Value| -> Option<Value> {
             let mut conditions = node["status"]["conditions"].as_array()?.iter();
             conditions.find(|condition| condition["type"] == "Ready").map(|ready| ready["status"].clone())
         };
-        let before = self.known().node.replace(json.clone());
-        let turned = before.and_then(|before| ready(&before)) != ready(&json);
+        let (json, now) = (told.to_string().into_bytes(), ready(&told));
+        let before = self.known().node.replace(Arc::new(told));
+        let turned = before.and_then(|before| ready(&before)) != now;
         self.put(Job::Node(json), turned);
         Ok(())
     }
