@@ -457,3 +457,47 @@ async fn a_service_may_call_what_it_needs_and_no_more() {
     until_ready(&agent, &["web"]).await.unwrap();
     agent.end().unwrap();
 }
+
+/// A pod of a source that may not have the host's network or privileged containers fails and says which line forbids it;
+/// another source may.
+#[tokio::test]
+async fn a_source_may_be_kept_from_the_host() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path())
+        .configure(|spec| {
+            let limits = serde_json::json!({"manifest": {"hostNetwork": false, "privileged": false}});
+            spec.keelson.insert("sourceLimits".to_owned(), limits);
+        })
+        .start()
+        .await
+        .unwrap();
+    let of_host = |name: &str| sleeper(name).replace("spec:\n", "spec:\n  hostNetwork: true\n");
+    let privileged = sleeper("strong")
+        .replace("    volumeMounts:\n", "    securityContext: {privileged: true}\n    volumeMounts:\n");
+    agent.write_manifest("allowed.yaml", &of_host("allowed")).unwrap();
+    for (name, manifest) in [("wide", of_host("wide")), ("strong", privileged), ("plain", sleeper("plain"))] {
+        let file = scratch.path().join(format!("{name}.yaml"));
+        fs::write(&file, manifest).unwrap();
+        let output = agent.keelson(&["apply", "-f", file.to_str().unwrap()]).await.unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+    }
+    let node = agent.spec().node_name.clone();
+    let mut last = BTreeMap::new();
+    let judged = eventually(LIMIT, "two are refused and two run", async || {
+        last = pods(&agent).await.unwrap_or_default();
+        let refused = |name: &str| {
+            let status = &last[&format!("{name}-{node}")]["status"];
+            status["phase"] == "Failed" && status["reason"] == "SourceForbidden"
+        };
+        last.len() == 4
+            && refused("wide")
+            && refused("strong")
+            && ["allowed", "plain"].iter().all(|name| is_ready(&last[&format!("{name}-{node}")]))
+    });
+    judged.await.unwrap_or_else(|error| panic!("{error:#}: {last:#?}\n{}", agent.log_tail()));
+    let message = last[&format!("wide-{node}")]["status"]["message"].as_str().unwrap();
+    assert!(message.contains("sourceLimits.manifest.hostNetwork"), "{message}");
+    let ran: Vec<String> = running(&agent).await.unwrap().into_keys().collect();
+    assert_eq!(ran, ["allowed", "plain"].map(|name| format!("{name}-{node}/main")));
+    agent.end().unwrap();
+}

@@ -69,6 +69,7 @@ fn facts<'a>(agent: &'a Agent, node: &'a Node) -> NodeFacts<'a> {
         kernel: agent.host.kernel,
         strict_groups: told.unwrap_or_else(|| supports_strict_groups(&runtime.name, &runtime.version)),
         apparmor: agent.host.apparmor,
+        source_limits: &agent.context.config.pods.source_limits,
     }
 }
 

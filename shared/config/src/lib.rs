@@ -14,6 +14,7 @@ mod node_status;
 mod offline;
 mod paths;
 mod pods;
+mod source_limits;
 mod tls;
 
 use std::collections::BTreeMap;
@@ -40,6 +41,7 @@ pub use node_status::NodeStatus;
 pub use offline::{Offline, StartAfterReboot};
 pub use paths::Paths;
 pub use pods::Pods;
+pub use source_limits::{LIMITED_SOURCES, SourceLimit, SourceLimits};
 pub use tls::CipherSuite;
 
 /// The version of the file format; a service refuses a newer one than it knows.

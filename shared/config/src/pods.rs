@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::SourceLimits;
+
 /// How pods are kept running, and what they may set (pod-lifecycle.md §1, §15).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -27,6 +29,9 @@ pub struct Pods {
     /// only.
     #[serde(default)]
     pub limited_swap: bool,
+    /// What pods may use of the host, by source; ours (`sourceLimits`).
+    #[serde(default, skip_serializing_if = "SourceLimits::is_empty")]
+    pub source_limits: SourceLimits,
 }
 
 impl Default for Pods {
@@ -38,6 +43,7 @@ impl Default for Pods {
             seccomp_default: false,
             single_process_oom_kill: None,
             limited_swap: false,
+            source_limits: SourceLimits::new(),
         }
     }
 }

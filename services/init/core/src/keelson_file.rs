@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::control_plane::ControlPlaneFile;
 use crate::document::{ConfigProblem, Document, Reader, Sourced};
 use crate::kubelet_file::{absolute, is_kind};
+use crate::source_limits::SourceLimitsFile;
 
 /// The API version of our own configuration.
 pub const KEELSON_API_VERSION: &str = "keelson/v1";
@@ -16,7 +17,7 @@ pub const KEELSON_KIND: &str = "KeelsonConfiguration";
 const FIELDS: &str = "runDir, stateDir, containerLinksDir, binDir, controlPlane, etcd.endpoints, \
                       etcd.caFile, etcd.certFile, etcd.keyFile, etcd.user, etcd.passwordFile, \
                       nodeConfiguration.trialPeriod, offline.startAfterReboot, offline.maxAge, uidBase, operatorGid, \
-                      sandboxImage, imagePullProgressTimeout, startParallelism, relistPeriod, manageHost, logging.format, logging.level, \
+                      sandboxImage, imagePullProgressTimeout, startParallelism, sourceLimits, relistPeriod, manageHost, logging.format, logging.level, \
                       tracing.endpoint, tracing.samplingRatePerMillion";
 
 /// The largest user id: 2^32 - 1 means "no user" (chown(2)).
@@ -33,6 +34,7 @@ pub(crate) struct KeelsonFile {
     pub(crate) sandbox_image: Option<Sourced<String>>,
     pub(crate) pull_progress_timeout: Option<Sourced<Duration>>,
     pub(crate) start_parallelism: Option<Sourced<u32>>,
+    pub(crate) source_limits: SourceLimitsFile,
     pub(crate) relist_period: Option<Sourced<Duration>>,
     pub(crate) manage_host: Option<Sourced<bool>>,
     pub(crate) log_format: Option<Sourced<String>>,
@@ -66,6 +68,7 @@ pub(crate) fn read(document: &Document, problems: &mut Vec<ConfigProblem>) -> Ke
     file.pull_progress_timeout =
         reader.duration("imagePullProgressTimeout", Duration::from_secs(1)..=Duration::from_secs(24 * 3600));
     file.start_parallelism = reader.u32("startParallelism", 1..=1024);
+    file.source_limits = SourceLimitsFile::read(&mut reader);
     file.relist_period = reader.duration("relistPeriod", Duration::from_secs(1)..=Duration::from_secs(3600));
     file.manage_host = reader.boolean("manageHost");
     if reader.object("logging") {

@@ -37,6 +37,7 @@ mod reserved;
 mod resolve;
 mod rules;
 mod running_pods;
+mod source_limits;
 mod system_cgroups;
 mod trial;
 mod under_key;

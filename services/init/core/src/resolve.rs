@@ -409,6 +409,7 @@ impl Resolver<'_> {
         });
         self.image_endpoint(kubelet);
         self.container_collection();
+        std::mem::take(&mut keelson.source_limits).resolve(self);
         self.set("runtime.relistPeriodMs", keelson.relist_period.take(), |c, v| {
             c.runtime.relist_period_ms = millis(v);
         });

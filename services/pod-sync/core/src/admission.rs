@@ -9,8 +9,10 @@
 
 mod affinity;
 mod ports;
+mod source;
 mod sysctls;
 
+use keelson_config::SourceLimits;
 use keelson_kube_model::{Container, ContainerKind, Node, Pod, PodPhase, Taint};
 
 pub use sysctls::KernelVersion;
@@ -30,6 +32,8 @@ pub struct NodeFacts<'a> {
     pub strict_groups: bool,
     /// AppArmor can be enforced.
     pub apparmor: bool,
+    /// What pods of a source may use of the host.
+    pub source_limits: &'a SourceLimits,
 }
 
 /// Why a pod is refused.
@@ -52,7 +56,7 @@ impl Denial {
 }
 
 /// Reasons that `admission_rejections_total` keeps; see [`counted_reason`].
-const COUNTED: [&str; 20] = [
+const COUNTED: [&str; 21] = [
     "AppArmor",
     "Evicted",
     "InitContainerRestartPolicyForbidden",
@@ -66,6 +70,7 @@ const COUNTED: [&str; 20] = [
     "PodLevelResourcesNotSupported",
     "PodOSNotSupported",
     "PodOSSelectorNodeLabelDoesNotMatch",
+    "SourceForbidden",
     "SupplementalGroupsPolicyNotSupported",
     "SysctlForbidden",
     "TopologyAffinityError",
@@ -85,9 +90,13 @@ pub fn counted_reason(reason: &str) -> &'static str {
     }
 }
 
-/// Handlers 3 and 6 to 8: sysctls, operating system, groups.
+/// The limits of the pod's source, which come first as they did in the kubelet, then handlers 3 and 6 to 8: sysctls, operating
+/// system, groups.
 pub fn before_fit(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
-    sysctls::judge(pod, facts).or_else(|| operating_system(pod)).or_else(|| groups(pod, facts))
+    source::judge(pod, facts.source_limits)
+        .or_else(|| sysctls::judge(pod, facts))
+        .or_else(|| operating_system(pod))
+        .or_else(|| groups(pod, facts))
 }
 
 /// Handlers 11 to 15: affinity, node name, host ports, taints, AppArmor. `others` are the pods that have been admitted

@@ -1,7 +1,10 @@
+use keelson_config::{SourceLimit, SourceLimits};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::testing::{from_file, pod};
+
+static NO_LIMITS: SourceLimits = SourceLimits::new();
 
 fn node(labels: Value) -> Node {
     serde_json::from_value(json!({"metadata": {"name": "n1", "labels": labels}})).unwrap()
@@ -15,6 +18,7 @@ fn facts<'a>(node: &'a Node, allowed: &'a [String]) -> NodeFacts<'a> {
         kernel: KernelVersion(6, 1),
         strict_groups: false,
         apparmor: false,
+        source_limits: &NO_LIMITS,
     }
 }
 
@@ -288,5 +292,36 @@ fn rejections_are_counted_by_few_reasons() {
         ("SysctlForbidden", "SysctlForbidden"),
     ] {
         assert_eq!(counted_reason(reason), counted);
+    }
+}
+
+#[test]
+fn a_pod_may_use_of_the_host_what_its_source_may() {
+    let node = node(json!({}));
+    let none = SourceLimit { host_network: false, host_pid: false, host_ipc: false, privileged: false };
+    let limits = SourceLimits::from([("http".to_owned(), none), ("api".to_owned(), SourceLimit::default())]);
+    let limited = NodeFacts { source_limits: &limits, ..facts(&node, &[]) };
+    let privileged =
+        json!({"containers": [{"name": "a"}, {"name": "b", "securityContext": {"privileged": true}}]});
+    let of_init = json!({"initContainers": [{"name": "i", "securityContext": {"privileged": true}}]});
+    for (spec, what) in [
+        (json!({"hostNetwork": true}), "hostNetwork"),
+        (json!({"hostPID": true}), "hostPID"),
+        (json!({"hostIPC": true}), "hostIPC"),
+        (privileged, "privileged"),
+        (of_init, "privileged"),
+        (json!({"hostNetwork": false, "hostPID": false}), ""),
+    ] {
+        let mut pod = with_containers(spec.clone());
+        for source in ["http", "api", "file"] {
+            pod.metadata.annotations.insert("kubernetes.io/config.source".into(), source.into());
+            let denial = before_fit(&pod, &limited);
+            let refused = source == "http" && !what.is_empty();
+            assert_eq!(denial.is_some(), refused, "{source}: {spec}: {denial:?}");
+            if let Some(denial) = denial {
+                assert_eq!(denial.reason, "SourceForbidden");
+                assert!(denial.message.contains(&format!("sourceLimits.http.{what}")), "{denial:?}");
+            }
+        }
     }
 }
