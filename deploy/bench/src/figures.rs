@@ -106,6 +106,45 @@ impl Idle {
     }
 }
 
+/// How long edits of ConfigMaps took to the files of pods.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Edits {
+    /// Pods, each with a ConfigMap of its own.
+    pub pods: usize,
+    /// One for each edit.
+    pub times: Times,
+}
+
+impl Edits {
+    fn milliseconds(&self, percent: usize) -> f64 {
+        rounded(self.times.percentile(percent) * 1000.0)
+    }
+
+    /// One line.
+    pub fn json(&self) -> String {
+        json!({
+            "n": self.pods,
+            "edits": self.times.seconds.len(),
+            "edit_p50_ms": self.milliseconds(50),
+            "edit_p99_ms": self.milliseconds(99),
+            "edit_max_ms": self.milliseconds(100),
+        })
+        .to_string()
+    }
+
+    /// For a person.
+    pub fn table(&self) -> String {
+        let heading = format!("{}, {}", counted(self.pods, "pod"), counted(self.times.seconds.len(), "edit"));
+        let ms = |percent| format!("{:.0} ms", self.milliseconds(percent));
+        render(&[
+            [heading, "measured".to_owned(), "target".to_owned()],
+            row("edit at the API server to the file: half of them", ms(50), ""),
+            row("  99 %", ms(99), "1000 ms"),
+            row("  the longest", ms(100), ""),
+        ])
+    }
+}
+
 impl Report {
     /// Nothing measured yet.
     pub fn new(pods: usize, rounds: usize) -> Self {

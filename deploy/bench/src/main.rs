@@ -10,6 +10,8 @@
 //! - **Beside a flood**, when asked for: a container writes its log as fast as it can, in the floor's runs straight at
 //!   containerd, in the agent's as one more pod, whose log the agent rotates.
 //! - **On a disk of its own**, when asked for: what the machine's filesystem went through before does not count then.
+//! - **Edits**, when asked for, instead of all that: a ConfigMap is edited at a real API server, and the file in a pod's volume
+//!   is looked at on the host.
 //! - **Nothing left.** Between runs, processes, sandboxes and pod cgroups are gone; in the end also the
 //!   private containerd, its network and every folder, whatever has gone wrong.
 //!
@@ -19,6 +21,7 @@ mod agent;
 mod capture;
 mod cgroups;
 mod disk;
+mod edits;
 mod figures;
 mod floor;
 mod host_files;
@@ -30,6 +33,7 @@ mod runtime;
 mod usage;
 mod watch;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -54,6 +58,9 @@ struct Arguments {
     /// Length of an idle window, in which CPU time is counted
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
     idle_seconds: u64,
+    /// Measure only how long so many edits of ConfigMaps take through an API server to the files of N pods
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..), conflicts_with_all = ["flood", "idle_seconds", "no_idle", "rounds"])]
+    edits: Option<u32>,
     /// Leave the idle windows out
     #[arg(long)]
     no_idle: bool,
@@ -100,7 +107,7 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         tokio::select! {
             // Dropping the run ends and removes everything that it has started.
-            result = run::run(&folder, &plan, &progress) => result,
+            result = measured(&folder, &plan, arguments.edits, &progress) => result,
             result = interrupted() => match result {
                 Ok(name) => bail!("ended by {name}; everything was removed"),
                 Err(error) => Err(error),
@@ -108,13 +115,32 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
         }
     });
     drop(runtime);
-    let report = result?;
-    if arguments.json {
-        println!("{}", report.json());
-    } else {
-        print!("{}", report.table());
+    let printed = result?;
+    match arguments.json {
+        true => println!("{}", printed.json),
+        false => print!("{}", printed.table),
     }
     Ok(())
+}
+
+/// What was measured, in both forms.
+struct Printed {
+    json: String,
+    table: String,
+}
+
+async fn measured(
+    folder: &Path,
+    plan: &Plan,
+    edits: Option<u32>,
+    progress: &Progress,
+) -> anyhow::Result<Printed> {
+    if let Some(edits) = edits {
+        let edits = edits::measure(folder, plan.pods, usize::try_from(edits)?, progress).await?;
+        return Ok(Printed { json: edits.json(), table: edits.table() });
+    }
+    let report = run::run(folder, plan, progress).await?;
+    Ok(Printed { json: report.json(), table: report.table() })
 }
 
 /// Waits for a signal that asks us to end; returns its name.

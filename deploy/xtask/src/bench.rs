@@ -25,6 +25,9 @@ pub struct BenchArguments {
     /// Length of an idle window, in which CPU time is counted [default: 120]
     #[arg(long, value_name = "SECONDS")]
     idle_seconds: Option<u64>,
+    /// Measure only how long so many edits of ConfigMaps take through an API server to the files of N pods
+    #[arg(long, value_name = "COUNT")]
+    edits: Option<u32>,
     /// Leave the idle windows out
     #[arg(long)]
     no_idle: bool,
@@ -54,6 +57,9 @@ impl BenchArguments {
         }
         if let Some(seconds) = self.idle_seconds {
             add("--idle-seconds", Some(seconds.to_string()));
+        }
+        if let Some(edits) = self.edits {
+            add("--edits", Some(edits.to_string()));
         }
         if self.no_idle {
             add("--no-idle", None);
@@ -94,6 +100,7 @@ mod tests {
             n: None,
             json: false,
             idle_seconds: None,
+            edits: None,
             no_idle: false,
             flood: false,
             own_disk: false,
@@ -104,12 +111,13 @@ mod tests {
             n: Some(1),
             json: true,
             idle_seconds: Some(9),
+            edits: Some(7),
             no_idle: true,
             flood: true,
             own_disk: true,
             rounds: Some(5),
         };
-        let expected = "-n 1 --json --idle-seconds 9 --no-idle --flood --own-disk --rounds 5";
+        let expected = "-n 1 --json --idle-seconds 9 --edits 7 --no-idle --flood --own-disk --rounds 5";
         assert_eq!(all.pass_on(), expected.split(' ').collect::<Vec<_>>());
     }
 }

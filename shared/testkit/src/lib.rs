@@ -68,7 +68,7 @@ pub use vm::{Said, Vm};
 #[cfg(feature = "grpc")]
 pub use agent::{Agent, AgentBuilder};
 #[cfg(feature = "kube")]
-pub use kube::{ApiServerBinary, KubeApiServer, KubeOptions};
+pub use kube::{ApiServerBinary, KubeApiServer, KubeOptions, KubeProxy};
 #[cfg(feature = "grpc")]
 pub use otlp::{Span, TraceCollector};
 #[cfg(feature = "grpc")]

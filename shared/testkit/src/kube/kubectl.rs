@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io::{Read, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -31,11 +32,16 @@ impl Kubectl {
         Ok(Self { program: Component::Kubectl.find()?, home, admin: admin.to_owned() })
     }
 
-    /// Runs it to its end.
-    fn run(&self, kubeconfig: &Path, args: &[&str], input: &str) -> anyhow::Result<Output> {
+    fn command(&self, kubeconfig: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.arg("--kubeconfig").arg(kubeconfig).args(args);
         command.env("HOME", &self.home).env_remove("KUBECONFIG").env_remove("KUBECACHEDIR").current_dir("/");
+        command
+    }
+
+    /// Runs it to its end.
+    fn run(&self, kubeconfig: &Path, args: &[&str], input: &str) -> anyhow::Result<Output> {
+        let mut command = self.command(kubeconfig, args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot run {}", self.program.display()))?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
@@ -49,8 +55,30 @@ impl Kubectl {
     }
 }
 
+/// `kubectl proxy` on a unix socket: the API as plain HTTP/1.1, for whoever asks often and counts the time. Ends when dropped.
+#[derive(Debug)]
+pub struct KubeProxy {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl KubeProxy {
+    /// Its socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+}
+
+impl Drop for KubeProxy {
+    fn drop(&mut self) {
+        // Both fail only when it has ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// Waits for a child that may hang; it is killed then.
-fn wait(child: &mut std::process::Child) -> anyhow::Result<ExitStatus> {
+fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
     let deadline = Instant::now() + COMMAND_LIMIT;
     let mut pause = Duration::from_millis(2);
     loop {
@@ -98,6 +126,25 @@ impl KubeApiServer {
         let output = self.kubectl(&[args, &["-o", "json"]].concat())?;
         let text = good(args, &output)?;
         serde_json::from_str(&text).with_context(|| format!("kubectl {} printed: {text}", args.join(" ")))
+    }
+
+    /// Starts a [`KubeProxy`] of the user that may do everything, and waits until it has its socket.
+    pub fn proxy(&self) -> anyhow::Result<KubeProxy> {
+        let socket = self.kubectl.home.join("proxy.sock");
+        let path = socket.to_str().context("the folder is no UTF-8")?;
+        let mut command = self.kubectl.command(&self.kubectl.admin, &["proxy", "--unix-socket", path]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().context("cannot run kubectl proxy")?;
+        let mut proxy = KubeProxy { child, socket };
+        let deadline = Instant::now() + COMMAND_LIMIT;
+        while UnixStream::connect(&proxy.socket).is_err() {
+            if let Some(status) = proxy.child.try_wait()? {
+                bail!("kubectl proxy has ended: {status}");
+            }
+            ensure!(Instant::now() < deadline, "kubectl proxy makes no socket");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(proxy)
     }
 
     /// Makes an object, or makes it what it is to be; a List is several.

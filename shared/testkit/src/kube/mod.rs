@@ -24,6 +24,7 @@ use crate::{EtcdCluster, Relay, Remains};
 
 use authority::{Authority, certified, kubeconfig, write_private};
 pub use binary::ApiServerBinary;
+pub use kubectl::KubeProxy;
 use kubectl::Kubectl;
 
 /// How long the API server may take until it is ready, on a machine that builds beside it.

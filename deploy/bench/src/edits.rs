@@ -1,0 +1,143 @@
+//! How long an edit of a ConfigMap takes to the file in a pod: from just before the API server is asked, by one edit after the
+//! other, to the new text in the volume on the host.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, KubeApiServer, KubeOptions, eventually};
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+
+use crate::figures::{Edits, Times};
+use crate::progress::Progress;
+
+const NAMESPACE: &str = "bench";
+/// How long one edit may take; a kubelet that is not told looks about once a minute.
+const EDIT_LIMIT: Duration = Duration::from_secs(120);
+/// Between two looks at the file.
+const LOOK: Duration = Duration::from_millis(1);
+/// Between two edits, so that none waits for what is still done for the one before.
+const PAUSE: Duration = Duration::from_millis(200);
+/// How long all pods may take.
+const READY_LIMIT: Duration = Duration::from_secs(300);
+
+/// The API without TLS, over one connection.
+struct Api {
+    sender: SendRequest<Full<Bytes>>,
+}
+
+impl Api {
+    async fn connect(socket: &Path) -> anyhow::Result<Self> {
+        let stream = UnixStream::connect(socket).await.context("cannot connect to kubectl proxy")?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+        // It ends with the sender, or is broken, which the next request says.
+        drop(tokio::spawn(connection));
+        Ok(Self { sender })
+    }
+
+    async fn patch(&mut self, path: &str, patch: &Value) -> anyhow::Result<()> {
+        let request = http::Request::patch(path)
+            .header("host", "localhost")
+            .header("content-type", "application/merge-patch+json")
+            .body(Full::from(patch.to_string()))?;
+        let answer = self.sender.send_request(request).await?;
+        let status = answer.status();
+        let body = answer.into_body().collect().await?.to_bytes();
+        ensure!(status.is_success(), "{path}: {status} {}", String::from_utf8_lossy(&body));
+        Ok(())
+    }
+}
+
+/// Measures `edits` edits in turn over `pods` pods with a ConfigMap each, with everything in `folder`.
+pub async fn measure(folder: &Path, pods: usize, edits: usize, progress: &Progress) -> anyhow::Result<Edits> {
+    progress.say("starting an API server, a private containerd and the agent; the first API server is built, which takes minutes");
+    let node = format!("bench-{:06x}", fastrand::u32(..1 << 24));
+    let below = folder.join("kube");
+    let server =
+        tokio::task::spawn_blocking(move || KubeApiServer::start(&below, KubeOptions::default())).await??;
+    server.namespace(NAMESPACE)?;
+    let agent =
+        Agent::builder(folder).node_name(&node).kubeconfig(server.node_kubeconfig(&node)?).start().await?;
+    let names: Vec<String> = (0..pods).map(|number| format!("edited-{number}")).collect();
+    let objects: Vec<Value> = names.iter().flat_map(|name| [config_map(name), pod(name, &node)]).collect();
+    eventually(READY_LIMIT, "the node is there", async || {
+        server.kubectl_json(&["get", "node", &node]).is_ok()
+    })
+    .await?;
+    server.apply(&json!({"apiVersion": "v1", "kind": "List", "items": objects}))?;
+    let mut files = Vec::new();
+    for name in &names {
+        let file = eventually_file(&server, &agent, name).await?;
+        files.push(file);
+    }
+    progress.say(format!("{pods} pods have their files; editing"));
+    let proxy = server.proxy()?;
+    let mut api = Api::connect(proxy.socket()).await?;
+    let mut times = Vec::new();
+    for number in 0..edits {
+        let which = number % names.len();
+        let (Some(name), Some(file)) = (names.get(which), files.get(which)) else {
+            bail!("there are no pods")
+        };
+        let text = format!("edit {number}");
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/configmaps/{name}");
+        let begun = Instant::now();
+        api.patch(&path, &json!({"data": {"text": text}})).await?;
+        while fs::read_to_string(file).unwrap_or_default() != text {
+            ensure!(begun.elapsed() < EDIT_LIMIT, "{} has not changed in {EDIT_LIMIT:?}", file.display());
+            tokio::time::sleep(LOOK).await;
+        }
+        times.push(begun.elapsed());
+        tokio::time::sleep(PAUSE).await;
+    }
+    progress.say("removing everything");
+    drop(proxy);
+    agent.end()?;
+    Ok(Edits { pods, times: Times::new(times.into_iter()) })
+}
+
+fn config_map(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": NAMESPACE},
+        "data": {"text": "as it was"},
+    })
+}
+
+fn pod(name: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "nodeName": node, "automountServiceAccountToken": false, "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
+                "command": ["/bin/sleep", "1000000"],
+                "volumeMounts": [{"name": "files", "mountPath": "/files"}],
+            }],
+            "volumes": [{"name": "files", "configMap": {"name": name}}],
+        },
+    })
+}
+
+/// The file of a pod that runs.
+async fn eventually_file(server: &KubeApiServer, agent: &Agent, name: &str) -> anyhow::Result<PathBuf> {
+    let mut found = None;
+    let what = format!("{name} runs and has its file");
+    eventually(READY_LIMIT, what, async || {
+        let pod = server.kubectl_json(&["-n", NAMESPACE, "get", "pod", name]).unwrap_or_default();
+        let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        let volumes = agent.spec().root_dir.join("pods").join(uid).join("volumes");
+        let file = volumes.join("kubernetes.io~configmap/files/text");
+        let is_there = pod["status"]["phase"] == "Running" && file.is_file();
+        found = is_there.then_some(file);
+        found.is_some()
+    })
+    .await
+    .with_context(|| agent.log_tail())?;
+    found.context("it has just been found")
+}
