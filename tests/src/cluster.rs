@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // A test fails where it stands.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use keelson_testkit::{Agent, AgentSpec, BUSYBOX_IMAGE, KubeApiServer, KubeOptions, Scratch, eventually};
+use keelson_testkit::{
+    Agent, AgentSpec, BUSYBOX_IMAGE, KubeApiServer, KubeOptions, Relay, Scratch, eventually,
+};
 use serde_json::{Value, json};
 
 /// How long anything that has to happen may take on a busy machine.
@@ -29,12 +32,39 @@ impl Cluster {
     /// # Panics
     /// It does not become so.
     pub async fn start(scratch: &Scratch, configure: fn(&mut AgentSpec)) -> Self {
+        Self::start_with(scratch, configure, |server, node| server.node_kubeconfig(node).unwrap()).await
+    }
+
+    /// Starts both with a network between them that can be cut, and waits until the node is Ready. kubectl does not go
+    /// through it.
+    ///
+    /// # Panics
+    /// The node does not become so.
+    pub async fn start_behind_relay(scratch: &Scratch) -> (Self, Relay) {
+        let mut relay = None;
+        let cluster = Self::start_with(
+            scratch,
+            |_| (),
+            |server, node| {
+                let via = relay.insert(server.relay().unwrap()).address();
+                server.kubeconfig_via(via, &format!("system:node:{node}"), &["system:nodes"]).unwrap()
+            },
+        );
+        let cluster = cluster.await;
+        (cluster, relay.unwrap())
+    }
+
+    async fn start_with(
+        scratch: &Scratch,
+        configure: fn(&mut AgentSpec),
+        kubeconfig: impl FnOnce(&KubeApiServer, &str) -> PathBuf,
+    ) -> Self {
         let node = format!("test-{:08x}", std::process::id());
         let server = KubeApiServer::start(&scratch.path().join("k"), KubeOptions::default()).unwrap();
         server.namespace(NAMESPACE).unwrap();
         let agent = Agent::builder(scratch.path())
             .node_name(&node)
-            .kubeconfig(server.node_kubeconfig(&node).unwrap())
+            .kubeconfig(kubeconfig(&server, &node))
             .configure(configure)
             .start()
             .await
@@ -82,6 +112,11 @@ impl Cluster {
         let output = self.server.kubectl(&all).unwrap();
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The restart count of a pod's only container, as the server has it; none where the pod or its status is not there.
+    pub fn restart_count(&self, name: &str) -> Option<u64> {
+        self.pod(name)?["status"]["containerStatuses"][0]["restartCount"].as_u64()
     }
 
     /// Makes a pod that is bound to the node.

@@ -6,6 +6,7 @@ pub mod disk;
 pub mod http;
 pub mod link;
 pub mod packages;
+pub mod power;
 pub mod promql;
 pub mod screen;
 pub mod seen;

@@ -8,10 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use k8s_cri::v1 as cri;
-use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually, mounts_below};
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, Scratch, eventually};
+use keelson_tests::power::{boot_id, cut_power, forget_the_boot, saved};
 use keelson_tests::waits::until_one_ready;
 use keelson_tests::{LIMIT, Process, pods, running, sleeper, until_event, until_ready};
-use rustix::mount::{UnmountFlags, unmount};
 use serde_json::Value;
 
 /// A pod whose containers write down when they ran, and what their volumes held.
@@ -58,53 +58,6 @@ fn noted(name: &str, policy: &str, then: &str, marks: &Path) -> String {
          hostPath: {{path: {}}}\n",
         marks.display()
     )
-}
-
-/// Takes away what a machine without power loses, and nothing else.
-fn cut_power(agent: &mut Agent) {
-    let runtime = agent.containerd().dir().to_owned();
-    let volatile = [agent.spec().run_dir.clone(), runtime.join("state"), runtime.join("runc")];
-    let mut gone = agent.remains();
-    gone.dirs = volatile.to_vec();
-    // CNI's plugins keep what they know in /var/lib.
-    gone.cni_networks.clear();
-    agent.kill_init();
-    agent.containerd_mut().kill();
-    assert_eq!(gone.remove(), Vec::<String>::new());
-    for socket in ["c.sock", "c.ttrpc"] {
-        let _ = fs::remove_file(runtime.join(socket));
-    }
-    let folders = [agent.spec().config_dir.clone(), runtime];
-    // Mounts may be stacked on one point.
-    for _ in 0..8 {
-        for point in folders.iter().flat_map(|folder| mounts_below(folder)) {
-            unmount(&point, UnmountFlags::DETACH).unwrap();
-        }
-    }
-    assert!(folders.iter().all(|folder| mounts_below(folder).is_empty()));
-    assert!(volatile.iter().all(|folder| !folder.exists()));
-    assert!(!Path::new("/sys/class/net").join(&agent.containerd().network().bridge).exists());
-}
-
-/// What the agent remembers of this boot.
-fn remembered(agent: &Agent) -> PathBuf {
-    agent.spec().state_dir.join("node-status/report.json")
-}
-
-fn saved(agent: &Agent) -> Value {
-    fs::read(remembered(agent)).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
-}
-
-/// Makes what the agent remembers of this boot that of another one.
-fn forget_the_boot(agent: &Agent) {
-    let mut saved = saved(agent);
-    saved["bootId"] = "11111111-2222-3333-4444-555555555555".into();
-    // In place, so that the file stays its owner's.
-    fs::write(remembered(agent), saved.to_string()).unwrap();
-}
-
-fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim().to_owned()
 }
 
 /// The sandboxes of each pod: attempt, and whether it is ready.

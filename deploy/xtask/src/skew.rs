@@ -31,13 +31,15 @@ pub fn run(arguments: &SkewArguments) -> anyhow::Result<()> {
     };
     let commit = git(&["rev-parse", "--verify", "--quiet", &format!("{previous}^{{commit}}")])
         .with_context(|| format!("{previous} is no revision here"))?;
-    packages::install_to_test(false)?;
+    packages::install_to_test(true)?;
     let binaries = build(&commit)?;
     run_command(cargo().args(["build", "--workspace", "--bins", "--tests"]))?;
     println!("{} with {previous} ({})", git(&["rev-parse", "--short", "HEAD"])?, &commit[..12]);
     let mut command = cargo();
     command.args(["nextest", "run", "--workspace", "--run-ignored", "ignored-only"]);
-    command.args(["-E", "package(keelson-tests) & binary(skew)"]).env(PREVIOUS, binaries);
+    command
+        .args(["-E", "package(keelson-tests) & (binary(skew) + binary(cluster_upgrade))"])
+        .env(PREVIOUS, binaries);
     run_command(&mut command)
 }
 
