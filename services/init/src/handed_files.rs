@@ -9,16 +9,20 @@ use std::os::unix::fs::{OpenOptionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use keelson_config::{ApiFile, Config, ControlPlane, EtcdFile, Kubernetes, ServiceName};
-use keelson_init_core::{KubeconfigProblem, flatten_kubeconfig};
+use keelson_config::{ApiFile, Certificates, Config, ControlPlane, EtcdFile, Kubernetes, ServiceName};
+use keelson_init_core::{Document, KubeconfigProblem, flatten_kubeconfig};
 use keelson_service_kit::{Context, LoopHandle};
+use serde_json::Value;
 
+use crate::certificates::{self, Client};
 use crate::yaml;
 
 /// Who speaks to the control plane.
 const TO_CONTROL_PLANE: [ServiceName; 2] = [ServiceName::PodConfig, ServiceName::NodeStatus];
 /// How often it is looked whether a file has changed.
 const LOOK: Duration = LoopHandle::HEARTBEAT;
+/// The same while a certificate is asked for that is not there yet (node-and-api.md §6.5).
+const LOOK_AWAITING: Duration = Duration::from_secs(1);
 /// The condition that says whether the copies are as the files.
 const CONDITION: &str = "handed files";
 
@@ -34,92 +38,208 @@ pub(crate) enum HandoverError {
     /// It is no YAML.
     #[error("invalid kubeconfig")]
     Yaml(#[source] yaml::ReadError),
+    /// The kubeconfig that names a certificate to be cannot be written.
+    #[error("cannot write the kubeconfig {}", path.display())]
+    WriteKubeconfig { path: PathBuf, source: io::Error },
+    /// A certificate that node-status has left is not taken.
+    #[error(transparent)]
+    Take(certificates::TakeError),
+    /// The certificate of the kubelet API cannot be read.
+    #[error(transparent)]
+    Serving(certificates::StoreError),
+    /// A certificate that was taken cannot be removed where it lay.
+    #[error("cannot remove a certificate that was taken from the state folder of node-status")]
+    Forget { source: io::Error },
     /// Its copy cannot be written.
     #[error("cannot write {} below the run dir; --run-dir names another one", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
 
-/// A file, and who gets a copy of it.
-struct Handed<'a> {
-    readers: &'static [ServiceName],
-    /// The setting that names it.
-    field: &'static str,
-    /// The name of the copy.
-    copy: &'static str,
-    /// Where it is; `None`: nowhere, and no copy is to be.
-    path: Option<&'a Path>,
-    /// What is handed over of it.
-    read: fn(&'static str, &Path) -> Result<Vec<u8>, HandoverError>,
+impl HandoverError {
+    /// Whether the agent does not start with it. Without a certificate that is asked for it does.
+    pub(crate) fn ends_a_start(&self) -> bool {
+        !matches!(self, Self::Take(_) | Self::Serving(_) | Self::Forget { .. })
+    }
 }
 
-fn handed(config: &Config) -> Vec<Handed<'_>> {
-    let (etcd, kubeconfig) = match &config.control_plane {
-        ControlPlane::None => (None, None),
-        ControlPlane::Etcd(etcd) => (Some(etcd), None),
-        ControlPlane::Kubernetes(api) => (None, Some(api.kubeconfig.as_path())),
-    };
-    let of_etcd = EtcdFile::ALL.map(|file| Handed {
-        readers: &TO_CONTROL_PLANE,
-        field: file.field(),
-        copy: file.copy(),
-        path: etcd.and_then(|etcd| file.of(etcd)),
-        read,
-    });
-    let of_kubernetes = Handed {
-        readers: &TO_CONTROL_PLANE,
-        field: "--kubeconfig",
-        copy: Kubernetes::COPY,
-        path: kubeconfig,
-        read: kubeconfig_whole,
-    };
-    let of_api = ApiFile::ALL.map(|file| Handed {
-        readers: &[ServiceName::NodeApi],
-        field: file.field(),
-        copy: file.copy(),
-        path: config.api.tls.as_ref().and_then(|tls| file.of(tls)),
-        read,
-    });
-    of_etcd.into_iter().chain([of_kubernetes]).chain(of_api).collect()
+/// A copy to be made.
+struct Copy {
+    service: ServiceName,
+    name: &'static str,
+    /// `None`: there is to be none.
+    content: Option<Vec<u8>>,
+}
+
+/// The copies to be made of the files as they are, and what is wrong with the others, whose last good copies stay.
+#[derive(Default)]
+struct Copies {
+    copies: Vec<Copy>,
+    errors: Vec<HandoverError>,
+    /// Something is asked for that is not there yet.
+    awaits: bool,
+    /// There is a bootstrap kubeconfig in use.
+    bootstraps: bool,
+}
+
+impl Copies {
+    fn add(&mut self, readers: &[ServiceName], name: &'static str, content: Option<Vec<u8>>) {
+        self.copies.extend(readers.iter().map(|&service| Copy { service, name, content: content.clone() }));
+    }
+
+    fn add_file(
+        &mut self,
+        readers: &[ServiceName],
+        (field, name): (&'static str, &'static str),
+        path: Option<&Path>,
+    ) {
+        match path.map(|path| read(field, path)).transpose() {
+            Ok(content) => self.add(readers, name, content),
+            Err(error) => self.errors.push(error),
+        }
+    }
+
+    fn of(config: &Config, now: i64) -> Self {
+        let mut own = Self::default();
+        let (etcd, kubernetes) = match &config.control_plane {
+            ControlPlane::None => (None, None),
+            ControlPlane::Etcd(etcd) => (Some(etcd), None),
+            ControlPlane::Kubernetes(api) => (None, Some(api)),
+        };
+        for file in EtcdFile::ALL {
+            let path = etcd.and_then(|etcd| file.of(etcd));
+            own.add_file(&TO_CONTROL_PLANE, (file.field(), file.copy()), path);
+        }
+        own.kubeconfig(kubernetes, now);
+        let tls = config.api.tls.as_ref();
+        let asked_for = kubernetes.filter(|_| tls.is_some_and(|tls| tls.asked_for));
+        for file in ApiFile::ALL {
+            if asked_for.is_none() || file == ApiFile::ClientCa {
+                let path = tls.and_then(|tls| file.of(tls));
+                own.add_file(&[ServiceName::NodeApi], (file.field(), file.copy()), path);
+            }
+        }
+        own.serving(config, asked_for);
+        own
+    }
+
+    fn kubeconfig(&mut self, api: Option<&Kubernetes>, now: i64) {
+        let (own, bootstrap) = match api.map(|api| certificates::client(api, now)).transpose() {
+            Ok(Some(Client::Own(flat))) => (Some(flat), None),
+            Ok(Some(Client::Bootstrap(flat))) => (None, Some(flat)),
+            Ok(None) => (None, None),
+            Err(error) => return self.errors.push(error),
+        };
+        self.bootstraps = bootstrap.is_some();
+        self.awaits |= self.bootstraps;
+        let bytes = |flat: Value| flat.to_string().into_bytes();
+        self.add(&TO_CONTROL_PLANE, Kubernetes::COPY, own.map(bytes));
+        // Whoever only reads has no use for it.
+        self.add(&[ServiceName::NodeStatus], Certificates::BOOTSTRAP_COPY, bootstrap.map(bytes));
+    }
+
+    fn serving(&mut self, config: &Config, api: Option<&Kubernetes>) {
+        let (pair, error) =
+            api.map(|api| certificates::serving(config, &api.certificates)).unwrap_or_default();
+        self.errors.extend(error.map(HandoverError::Serving));
+        let in_force = pair.as_ref().filter(|(_, asked_for)| *asked_for);
+        self.awaits |= api.is_some() && in_force.is_none();
+        let shown = in_force.map(|(pair, _)| pair.certificates.clone().into_bytes());
+        self.add(&[ServiceName::NodeStatus], Certificates::SERVING_COPY, shown);
+        if api.is_some() {
+            let whole = pair.map(|(pair, _)| pair.pem().into_bytes());
+            self.add(&[ServiceName::NodeApi], ApiFile::Cert.copy(), whole);
+            self.add(&[ServiceName::NodeApi], ApiFile::Key.copy(), None);
+        }
+    }
+
+    /// Makes the copies; the errors of those that cannot be made are added.
+    fn make(&mut self, config: &Config) {
+        for Copy { service, name, content } in std::mem::take(&mut self.copies) {
+            let path = config.paths.credentials(service).join(name);
+            let done = match &content {
+                Some(content) => replace(&path, content, config.uid_of(service)),
+                None => super::remove_if_there(&path),
+            };
+            self.errors.extend(done.err().map(|source| HandoverError::Write { path, source }));
+        }
+    }
 }
 
 /// Whether there is any file to be handed over.
 pub(crate) fn any(config: &Config) -> bool {
-    handed(config).iter().any(|file| file.path.is_some())
+    let tls = config.api.tls.as_ref();
+    tls.is_some()
+        || match &config.control_plane {
+            ControlPlane::None => false,
+            ControlPlane::Etcd(etcd) => EtcdFile::ALL.into_iter().any(|file| file.of(etcd).is_some()),
+            ControlPlane::Kubernetes(_) => true,
+        }
 }
 
 /// What cannot be read, a line for each.
 pub(crate) fn missing(config: &Config) -> Vec<String> {
-    let errors = handed(config).into_iter().filter_map(|file| (file.read)(file.field, file.path?).err());
-    errors.map(|error| keelson_service_kit::status::chain(&error)).collect()
+    let copies = Copies::of(config, now_unix_seconds());
+    let fatal = copies.errors.iter().filter(|error| error.ends_a_start());
+    fatal.map(|error| keelson_service_kit::status::chain(error)).collect()
+}
+
+fn now_unix_seconds() -> i64 {
+    keelson_service_kit::now_unix_nanos() / 1_000_000_000
 }
 
 fn read(field: &'static str, path: &Path) -> Result<Vec<u8>, HandoverError> {
     fs::read(path).map_err(|source| HandoverError::Read { path: path.to_owned(), field, source })
 }
 
-/// The kubeconfig with the content of every file that it names, as JSON.
-fn kubeconfig_whole(flag: &'static str, path: &Path) -> Result<Vec<u8>, HandoverError> {
-    let document = yaml::read(flag, path).map_err(HandoverError::Yaml)?;
-    let mut from_disk = |path: &Path| fs::read(path).map_err(|error| error.to_string());
-    let whole = flatten_kubeconfig(&document.root, Path::new(&document.folder), &mut from_disk)
-        .map_err(|source| HandoverError::Kubeconfig { path: path.to_owned(), source })?;
-    Ok(whole.to_string().into_bytes())
+/// A kubeconfig as it stands in the file that `flag` names.
+pub(crate) fn kubeconfig_document(flag: &'static str, path: &Path) -> Result<Document, HandoverError> {
+    yaml::read(flag, path).map_err(HandoverError::Yaml)
 }
 
-/// Makes the copies what the files are. A copy that nobody needs any more is removed.
-pub(crate) fn hand_over(config: &Config) -> Result<(), HandoverError> {
-    for file in handed(config) {
-        let content = file.path.map(|path| (file.read)(file.field, path)).transpose()?;
-        for &service in file.readers {
-            let path = config.paths.credentials(service).join(file.copy);
-            let done = match &content {
-                Some(content) => replace(&path, content, config.uid_of(service)),
-                None => super::remove_if_there(&path),
-            };
-            done.map_err(|source| HandoverError::Write { path, source })?;
+/// A kubeconfig with the content of every file that it names.
+pub(crate) fn flattened(flag: &'static str, path: &Path) -> Result<Value, HandoverError> {
+    let document = kubeconfig_document(flag, path)?;
+    let mut from_disk = |path: &Path| fs::read(path).map_err(|error| error.to_string());
+    flatten_kubeconfig(&document.root, Path::new(&document.folder), &mut from_disk)
+        .map_err(|source| HandoverError::Kubeconfig { path: path.to_owned(), source })
+}
+
+/// What became of a look at the files.
+#[derive(Debug)]
+pub(crate) struct Looked {
+    /// What is wrong; everything else is as it should be.
+    pub(crate) errors: Vec<HandoverError>,
+    /// A certificate is asked for that is not there yet.
+    pub(crate) awaits: bool,
+}
+
+/// Makes the copies what the files are, with new certificates where node-status has left some. A copy that nobody needs any
+/// more is removed.
+pub(crate) fn hand_over(config: &Config) -> Looked {
+    let now = now_unix_seconds();
+    let (mut taken, mut errors) = (Vec::new(), Vec::new());
+    if let ControlPlane::Kubernetes(api) = &config.control_plane {
+        let (found, refused) = certificates::take(config, api, now);
+        taken = found;
+        errors.extend(refused.into_iter().map(HandoverError::Take));
+    }
+    let mut copies = Copies::of(config, now);
+    if let (ControlPlane::Kubernetes(api), true) = (&config.control_plane, copies.bootstraps) {
+        match certificates::write_kubeconfig(api) {
+            // It may lead to a pair that is there already.
+            Ok(()) => copies = Copies::of(config, now),
+            Err(error) => errors.push(error),
         }
     }
-    Ok(())
+    copies.make(config);
+    if copies.errors.is_empty() {
+        for taken in taken {
+            let gone = taken.remove().map_err(|source| HandoverError::Forget { source });
+            errors.extend(gone.err());
+        }
+    }
+    errors.append(&mut copies.errors);
+    Looked { errors, awaits: copies.awaits }
 }
 
 /// Replaces a file by rename, mode 0400, unless it is so already.
@@ -137,25 +257,25 @@ fn replace(path: &Path, content: &[u8], uid: Option<u32>) -> io::Result<()> {
     fs::rename(temporary, path)
 }
 
-/// Keeps the copies as the files are, until the shutdown.
-pub(crate) async fn run(context: Context) {
+/// Keeps the copies as the files are, until the shutdown; `awaits`: a certificate is asked for that is not there yet.
+pub(crate) async fn run(context: Context, mut awaits: bool) {
     let turn = context.progress.register("handed-files");
     loop {
         turn.tick();
         // Cancel-safe: nothing is taken while waiting.
         tokio::select! {
             () = context.shutdown.cancelled() => return,
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(if awaits { LOOK_AWAITING } else { LOOK }) => {}
         }
         let config = std::sync::Arc::clone(&context.config);
-        let done = tokio::task::spawn_blocking(move || hand_over(&config)).await;
-        let told = match done {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => {
-                let text = keelson_service_kit::status::chain(&error);
-                Err(format!("{text}; the last good copy is used until it can be read"))
-            }
-            Err(_) => return,
+        let Ok(looked) = tokio::task::spawn_blocking(move || hand_over(&config)).await else { return };
+        awaits = looked.awaits;
+        let lines: Vec<String> =
+            looked.errors.iter().map(|error| keelson_service_kit::status::chain(error)).collect();
+        let told = if lines.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{}; the last good copy is used until then", lines.join("; ")))
         };
         context.progress.condition(CONDITION, told);
     }
@@ -168,6 +288,15 @@ mod tests {
     use keelson_config::{ApiTls, Etcd};
 
     use super::*;
+
+    fn good(looked: Looked) {
+        assert!(looked.errors.is_empty() && !looked.awaits, "{looked:?}");
+    }
+
+    fn error_of(mut looked: Looked) -> HandoverError {
+        assert_eq!(looked.errors.len(), 1, "{looked:?}");
+        looked.errors.remove(0)
+    }
 
     #[test]
     fn each_reader_gets_a_copy_of_its_own_and_a_new_one_when_the_file_changes() {
@@ -186,7 +315,7 @@ mod tests {
 
         for content in ["one", "two"] {
             fs::write(&key, content).unwrap();
-            hand_over(&config).unwrap();
+            good(hand_over(&config));
             assert!(any(&config));
             for service in TO_CONTROL_PLANE {
                 let folder = config.paths.credentials(service);
@@ -197,7 +326,7 @@ mod tests {
             }
         }
         config.control_plane = ControlPlane::None;
-        hand_over(&config).unwrap();
+        good(hand_over(&config));
         let folder = config.paths.credentials(ServiceName::PodConfig);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
         assert_eq!(settings.handed_over(&folder).key_file.unwrap(), key, "without init the file itself");
@@ -227,16 +356,16 @@ mod tests {
         assert!(lines.contains("users[0].user.tokenFile: cannot read"), "{lines}");
         for content in ["one", "two"] {
             fs::write(&token, content).unwrap();
-            hand_over(&config).unwrap();
+            good(hand_over(&config));
             let copy = fs::read_to_string(api.handed_over(&folder)).unwrap();
             assert!(copy.contains(&format!("\"token\":\"{content}\"")), "{copy}");
         }
         fs::write(&path, "current-context: [").unwrap();
-        let error = hand_over(&config).unwrap_err();
+        let error = error_of(hand_over(&config));
         assert!(keelson_service_kit::status::chain(&error).starts_with("invalid kubeconfig: "), "{error}");
         assert!(api.handed_over(&folder).exists(), "the last good one stays");
         config.control_plane = ControlPlane::None;
-        hand_over(&config).unwrap();
+        good(hand_over(&config));
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
     }
 
@@ -255,10 +384,10 @@ mod tests {
             "{missing:?}"
         );
         fs::write(&ca, "ca").unwrap();
-        hand_over(&config).unwrap();
+        good(hand_over(&config));
         assert_eq!(fs::read_to_string(folder.join("client-ca.pem")).unwrap(), "ca");
         config.api.tls = None;
-        hand_over(&config).unwrap();
+        good(hand_over(&config));
         assert!(!folder.join("client-ca.pem").exists() && !any(&config));
     }
 }

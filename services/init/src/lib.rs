@@ -9,6 +9,7 @@
 //! pipe, the lifeline); the next init kills what was left ([`stale`]), takes over its locks ([`lock`]) at once
 //! and starts the services, which adopt what runs.
 
+mod certificates;
 mod cli;
 mod credential_providers;
 mod dirs;
@@ -211,7 +212,7 @@ fn resolve_only(resolved: &Resolved, providers: Option<&Handover>, cli: &Cli) ->
     dirs::prepare(&below_run)?;
     let _lock = lock::run_dir(config)?;
     hand_over(config, providers)?;
-    handed_files::hand_over(config)?;
+    hand_over_files(config)?;
     write_config(config, &resolved.kubelet_configuration)?;
     write_flags(config, cli)
 }
@@ -241,6 +242,20 @@ fn write_config(config: &Config, kubelet_configuration: &Map<String, Value>) -> 
 fn hand_over(config: &Config, providers: Option<&Handover>) -> anyhow::Result<()> {
     credential_providers::hand_over(&config.paths, providers)
         .context("cannot write the configuration of credential providers below the run dir; --run-dir names another one")
+}
+
+/// Hands each service what it may not read itself; whether a certificate is asked for that is not there yet. What is wrong
+/// with a new certificate ends no start: the one before does.
+fn hand_over_files(config: &Config) -> anyhow::Result<bool> {
+    let looked = handed_files::hand_over(config);
+    for error in looked.errors {
+        if error.ends_a_start() {
+            return Err(error.into());
+        }
+        // Not in the log: `--resolve-only` has none.
+        eprintln!("keelson-init: {}", status::chain(&error));
+    }
+    Ok(looked.awaits)
 }
 
 /// Writes the flags, for node-api.
@@ -296,9 +311,9 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
         tracing::warn!("ended what an earlier init left: {}", left.join(", "));
     }
     hand_over(config, providers.as_ref())?;
-    handed_files::hand_over(config)?;
+    let awaits = hand_over_files(config)?;
     if handed_files::any(config) {
-        context.spawn("handed-files", handed_files::run(context.clone()));
+        context.spawn("handed-files", handed_files::run(context.clone(), awaits));
     }
     let (node_configuration, resolved) = match config.control_plane {
         ControlPlane::None | ControlPlane::Kubernetes(_) => {

@@ -369,3 +369,49 @@ fn a_kubeconfig_that_does_not_do_ends_the_start_and_a_good_one_is_handed_over() 
     let config = fs::read_to_string(scene.path("run/config.json")).unwrap();
     assert!(!config.contains("secret") && config.contains("kubelet.conf"));
 }
+
+#[test]
+fn without_a_certificate_the_bootstrap_kubeconfig_is_node_statuss_and_a_bad_one_ends_the_start() {
+    let scene = Scene::new();
+    let (own, bootstrap) = (scene.path("kubelet.conf"), scene.path("bootstrap.conf"));
+    let resolve = || {
+        let mut command = scene.command();
+        command.arg("--kubeconfig").arg(&own).arg("--bootstrap-kubeconfig").arg(&bootstrap);
+        command.args(["--cert-dir", &scene.text("pki"), "--resolve-only"]);
+        code_and_text(&command.output().unwrap())
+    };
+    for (text, expected) in [
+        (None, "cannot read the configuration file"),
+        (Some("current-context: ["), "is not usable"),
+        (Some("current-context: c"), "contexts: there is none with the name \"c\""),
+    ] {
+        if let Some(text) = text {
+            fs::write(&bootstrap, text).unwrap();
+        }
+        let (code, said) = resolve();
+        assert_eq!(code, Some(78), "{said}");
+        assert!(said.contains("bootstrap.conf") && said.contains(expected), "{said}");
+        assert!(!own.exists());
+    }
+    let file = "current-context: c\nclusters: [{name: k, cluster: {server: 'https://h:6443'}}]\n\
+                contexts: [{name: c, context: {cluster: k, user: u}}]\nusers: [{name: u, user: {token: abc.def}}]\n";
+    fs::write(&bootstrap, file).unwrap();
+    for _ in 0..2 {
+        let (code, said) = resolve();
+        assert_eq!(code, Some(0), "{said}");
+        let written = fs::read_to_string(&own).unwrap();
+        assert!(
+            written.contains("pki/kubelet-client-current.pem") && !written.contains("abc.def"),
+            "{written}"
+        );
+        assert_eq!(fs::metadata(&own).unwrap().permissions().mode() & 0o777, 0o600);
+        let copy = |service: &str, name: &str| scene.path("run/credentials").join(service).join(name);
+        let handed = copy("node-status", "bootstrap-kubeconfig.json");
+        assert!(fs::read_to_string(&handed).unwrap().contains("abc.def"));
+        assert_eq!(fs::metadata(&handed).unwrap().permissions().mode() & 0o777, 0o400);
+        for service in ["node-status", "pod-config"] {
+            assert!(!copy(service, "kubeconfig.json").exists(), "{service}");
+        }
+        assert!(!copy("pod-config", "bootstrap-kubeconfig.json").exists());
+    }
+}

@@ -118,7 +118,7 @@ async fn connection(ctx: Context, stream: TcpStream, router: Router, tls: Option
     let _ = stream.set_nodelay(true);
     let Some(serving) = tls else { return requests(&ctx, stream, router, Shown::default()).await };
     let Some(config) = serving.config() else {
-        tracing::warn!("closed a connection: there is no certificate to show yet");
+        tracing::warn!("closed a connection: no serving certificate available for the kubelet");
         return;
     };
     match tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await {

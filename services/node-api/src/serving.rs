@@ -25,6 +25,8 @@ use crate::spoken;
 
 /// How often it is looked whether a file has changed.
 const LOOK: Duration = LoopHandle::HEARTBEAT;
+/// The same until there is anything to show.
+const LOOK_AWAITING: Duration = Duration::from_secs(1);
 /// The condition that says whether they can be used.
 const CONDITION: &str = "certificates";
 
@@ -37,6 +39,12 @@ enum ServingError {
     /// A file has not what it should.
     #[error("cannot use {} that {field} names: {message}", path.display())]
     Unusable { path: PathBuf, field: &'static str, message: String },
+    /// The API server has not signed one yet.
+    #[error(
+        "no serving certificate available for the kubelet: node-status asks the API server for one (`keelson get services` shows \
+         how that goes)"
+    )]
+    NotYet,
     /// There is no certificate of our own.
     #[error(transparent)]
     Own(#[from] PairError),
@@ -82,10 +90,11 @@ impl Serving {
             let turn = ctx.progress.register("certificates");
             loop {
                 turn.tick();
+                let look = if sender.borrow().is_some() { LOOK } else { LOOK_AWAITING };
                 // Cancel-safe: nothing is taken while waiting.
                 tokio::select! {
                     () = ctx.shutdown.cancelled() => return,
-                    () = tokio::time::sleep(LOOK) => {}
+                    () = tokio::time::sleep(look) => {}
                 }
                 files.read_again(&ctx, &sender);
             }
@@ -171,6 +180,7 @@ impl Files {
                 };
                 (certificates, parsed.map_err(none)?)
             }
+            _ if tls.asked_for => return Err(ServingError::NotYet),
             _ => {
                 let pair = own(&self.state, &self.names(), now_unix_nanos() / 1_000_000_000)?;
                 (pair.certificates, pair.key)
@@ -413,5 +423,33 @@ mod tests {
         assert_eq!((problem().as_str(), der(&told())), ("", der(&next_cert)));
         assert!(!serving.stands_behind(&client, &[]), "its authority was taken away");
         assert!(serving.stands_behind(&der(&second.pair().0), &[]));
+    }
+
+    #[tokio::test]
+    async fn until_one_that_is_asked_for_is_there_nothing_is_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ctx, mut files) = files(dir.path());
+        files.tls.asked_for = true;
+        let (sender, receiver) = watch::channel(None);
+        let serving = Serving(receiver);
+        let authority = Authority::new();
+        fs::write(dir.path().join("ca.pem"), authority.0.pem()).unwrap();
+        files.read_again(&ctx, &sender);
+        let told = ctx.progress.report("").conditions.into_iter().find(|c| c.name == CONDITION).unwrap();
+        assert!(
+            !told.ok && told.message.starts_with("no serving certificate available for the kubelet"),
+            "{told:?}"
+        );
+        assert!(serving.config().is_none(), "none is signed by ourselves");
+        let copies = ctx.config.paths.credentials(ServiceName::NodeApi);
+        fs::create_dir_all(&copies).unwrap();
+        for _ in 0..2 {
+            let (cert, key) = authority.pair();
+            fs::write(copies.join("tls-cert.pem"), format!("{cert}{key}")).unwrap();
+            files.read_again(&ctx, &sender);
+            assert!(serving.config().is_some());
+            let shown = fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap();
+            assert_eq!(der(&shown), der(&cert));
+        }
     }
 }

@@ -13,6 +13,7 @@
 //! | `pods` | on news | reports each changed pod status |
 //! | `etcd-writer` | on reports | writes to etcd, where that is the control plane |
 //! | `kubernetes-writer` | on reports | writes to the API server, where that is the control plane |
+//! | `client-certificate`, `serving-certificate` | every second or 10 s, on answers | asks the API server for the node's certificates |
 //! | `mirrors` | on news | follows the Node and the mirrors of static pods at pod-config, and has them made again |
 //! | `node-configuration` | every 10 s | hands on what init tells of the configuration under the node's key, where etcd is the control plane |
 //! | `lease` | a quarter of the lease, 10 s at most | renews the lease |

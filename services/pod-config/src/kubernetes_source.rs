@@ -37,6 +37,8 @@ pub const KEPT: &str = "api:";
 const CONDITION: &str = "control-plane";
 /// The same of the Node.
 const NODE_CONDITION: &str = "control-plane-node";
+/// What is waited for before this node has a certificate.
+const AWAITED: &str = "this node has no client certificate yet; node-status asks for one (`keelson get services` shows how that goes)";
 /// How this service names itself to the server.
 const USER_AGENT: &str = concat!("keelson-pod-config/", env!("CARGO_PKG_VERSION"));
 
@@ -78,7 +80,10 @@ fn node_key() -> String {
 /// The server that the configuration names.
 pub fn connection(ctx: &Context, settings: &Settings) -> KubeApi {
     let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig));
-    KubeApi::new(kubeconfig, USER_AGENT)
+    match settings.certificates.bootstrap_kubeconfig {
+        Some(_) => KubeApi::awaiting(kubeconfig, USER_AGENT, AWAITED),
+        None => KubeApi::new(kubeconfig, USER_AGENT),
+    }
 }
 
 impl KubernetesPlane {

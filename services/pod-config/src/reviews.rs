@@ -89,7 +89,7 @@ fn pause(attempts: u32, random: f64) -> Duration {
 /// Whether it is worth while to ask again: a refusal by what somebody may, or of what was asked, stays one.
 fn may_be_answered_later(error: &KubeError) -> bool {
     match error {
-        KubeError::Kubeconfig { .. } => false,
+        KubeError::Kubeconfig { .. } | KubeError::Awaited { .. } => false,
         KubeError::Unreachable { .. } => true,
         KubeError::Refused { code, retry_after, .. } => *code == 429 || *code >= 500 || *retry_after > 0,
     }

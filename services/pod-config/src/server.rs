@@ -235,7 +235,7 @@ fn item_of(item: WatchItem<Key, Entry>, configured: &[String]) -> Option<pb::Wat
 
 fn no_review(cause: &KubeError) -> Status {
     let (code, reason) = match cause {
-        KubeError::Kubeconfig { .. } | KubeError::Unreachable { .. } => {
+        KubeError::Kubeconfig { .. } | KubeError::Awaited { .. } | KubeError::Unreachable { .. } => {
             (Code::Unavailable, "CONTROL_PLANE_AWAY")
         }
         KubeError::Refused { .. } => (Code::FailedPrecondition, "REVIEW_REFUSED"),

@@ -62,6 +62,10 @@ pub struct ApiTls {
     /// PEM file of its key (`tlsPrivateKeyFile`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_file: Option<PathBuf>,
+    /// The API server is asked for our certificate (`serverTLSBootstrap`): the copy that init makes is of that, and of
+    /// `cert_file` only until there is one; it has the key in it. None is signed by ourselves.
+    #[serde(default)]
+    pub asked_for: bool,
     /// Whether the API server is asked whose bearer token it is (`authentication.webhook.enabled`).
     #[serde(default)]
     pub tokens: bool,
@@ -109,6 +113,7 @@ impl ApiTls {
             client_ca_file,
             cert_file: None,
             key_file: None,
+            asked_for: false,
             tokens: false,
             reviews: false,
             token_cache_ms: token_cache(),
@@ -124,6 +129,12 @@ impl ApiTls {
     #[must_use]
     pub fn handed_over(&self, folder: &Path) -> Self {
         let mut own = self.clone();
+        if own.asked_for {
+            // One file, so that certificate and key are never of two pairs.
+            let pair = folder.join(ApiFile::Cert.copy());
+            own.cert_file = pair.exists().then_some(pair);
+            own.key_file.clone_from(&own.cert_file);
+        }
         for file in ApiFile::ALL {
             let copy = folder.join(file.copy());
             if copy.exists() {
@@ -218,6 +229,11 @@ mod tests {
         let own = tls.handed_over(&dir);
         assert_eq!(own.client_ca_file, dir.join("client-ca.pem"));
         assert_eq!((own.cert_file, own.key_file), (None, Some("/etc/key.pem".into())));
+        tls.asked_for = true;
+        let own = tls.handed_over(&dir);
+        assert_eq!((own.cert_file.clone(), own.key_file), (Some(dir.join("tls-cert.pem")), own.cert_file));
+        std::fs::remove_file(dir.join("tls-cert.pem")).unwrap();
+        assert_eq!(tls.handed_over(&dir).key_file, None, "until there is one");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

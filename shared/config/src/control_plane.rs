@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::Certificates;
+
 /// The control plane that this node belongs to.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -42,6 +44,9 @@ pub struct Kubernetes {
     /// What the cloud calls this machine (`providerID`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
+    /// How the node comes by its certificates.
+    #[serde(default)]
+    pub certificates: Certificates,
 }
 
 /// A taint of a Node.
@@ -69,13 +74,19 @@ impl Kubernetes {
             lease_seconds: lease_seconds(),
             taints: Vec::new(),
             provider_id: None,
+            certificates: Certificates::default(),
         }
     }
 
-    /// The copy that init has put into `folder`; where there is none, the file itself.
+    /// The copy that init has put into `folder`; where there is none, the file itself. With a bootstrap kubeconfig it is always
+    /// the copy: it comes once there is a certificate.
     pub fn handed_over(&self, folder: &Path) -> PathBuf {
         let copy = folder.join(Self::COPY);
-        if copy.exists() { copy } else { self.kubeconfig.clone() }
+        if copy.exists() || self.certificates.bootstrap_kubeconfig.is_some() {
+            copy
+        } else {
+            self.kubeconfig.clone()
+        }
     }
 }
 

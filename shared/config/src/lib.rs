@@ -4,6 +4,7 @@
 //! and the services take the result as it is. The file is replaced by rename and holds no secrets.
 
 mod api;
+mod certificates;
 mod control_plane;
 mod kubelet_document;
 mod lock_name;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use api::{Api, ApiFile, ApiHandlers, ApiTls};
+pub use certificates::{CertificateKind, Certificates};
 pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile, Kubernetes, Taint};
 pub use kubelet_document::{
     KUBELET_API_VERSION, KUBELET_CONFIGURATION, KUBELET_FIELDS, KUBELET_KIND, leaves,

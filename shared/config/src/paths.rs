@@ -61,6 +61,11 @@ impl Paths {
         self.socket_dir(ServiceName::NodeApi).join("serving.crt")
     }
 
+    /// Where node-status leaves certificates that the API server has issued, for init to take; node-status's own.
+    pub fn issued_certificates(&self) -> PathBuf {
+        self.state(ServiceName::NodeStatus).join("certificates")
+    }
+
     /// The own state of `service`.
     pub fn state(&self, service: ServiceName) -> PathBuf {
         self.state_dir.join(service.as_str())

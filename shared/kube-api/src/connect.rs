@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::WatchEvent;
 use kube::{Client, Config};
 use serde_json::Value;
+use tokio::sync::watch;
 use tower::ServiceBuilder;
 
 use crate::error::KubeError;
@@ -34,6 +36,9 @@ const ALIVE_EVERY: Duration = Duration::from_secs(30);
 const ALIVE_WITHIN: Duration = Duration::from_secs(15);
 /// How long a watch may take, at least and at most; the server ends it then, so that watchers spread over its replicas.
 const WATCH_SECONDS: std::ops::Range<u32> = 300..600;
+
+/// How often it is looked whether a kubeconfig has changed, while there are watches and nothing is called.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// How a patch is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,11 +58,19 @@ pub struct KubeApi {
 struct Inner {
     kubeconfig: PathBuf,
     user_agent: String,
+    /// What is waited for while there is no kubeconfig.
+    awaited: Option<&'static str>,
     current: Mutex<Option<Connected>>,
+    /// How many connections there were; a change is one that took the place of another.
+    replaced: watch::Sender<u64>,
+    /// Whether somebody looks at the kubeconfig while nothing is called.
+    looked_at: AtomicBool,
 }
 
 #[derive(Clone)]
 struct Connected {
+    /// Which of those that there were.
+    number: u64,
     stamp: Stamp,
     client: Client,
     server: String,
@@ -87,8 +100,24 @@ impl fmt::Debug for KubeApi {
 impl KubeApi {
     /// The server that `kubeconfig` names; nothing is read yet. `user_agent` is what the server's audit log shows.
     pub fn new(kubeconfig: PathBuf, user_agent: &str) -> Self {
-        let user_agent = user_agent.to_owned();
-        Self { inner: Arc::new(Inner { kubeconfig, user_agent, current: Mutex::new(None) }) }
+        Self::made(kubeconfig, user_agent, None)
+    }
+
+    /// As [`KubeApi::new`], where the file comes later, and may go away for a while: `awaited` says what for.
+    pub fn awaiting(kubeconfig: PathBuf, user_agent: &str, awaited: &'static str) -> Self {
+        Self::made(kubeconfig, user_agent, Some(awaited))
+    }
+
+    fn made(kubeconfig: PathBuf, user_agent: &str, awaited: Option<&'static str>) -> Self {
+        let inner = Inner {
+            kubeconfig,
+            user_agent: user_agent.to_owned(),
+            awaited,
+            current: Mutex::new(None),
+            replaced: watch::Sender::new(0),
+            looked_at: AtomicBool::new(false),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// The object; `None` where there is none.
@@ -232,19 +261,44 @@ impl KubeApi {
         Ok(Listed { objects: items.into_iter().map(Object).collect(), version, next })
     }
 
-    /// Watches a range from a version on. It begins when the server has answered.
-    pub(crate) async fn watch(&self, range: &Range, version: &str) -> Result<Events, KubeError> {
+    /// Watches a range from a version on. It begins when the server has answered. Beside it, the number of the connection.
+    pub(crate) async fn watch(&self, range: &Range, version: &str) -> Result<(Events, u64), KubeError> {
         let path = range.path(|query| {
             query.append_pair("watch", "1");
             query.append_pair("allowWatchBookmarks", "true");
             query.append_pair("resourceVersion", version);
             query.append_pair("timeoutSeconds", &fastrand::u32(WATCH_SECONDS).to_string());
         });
-        let Connected { client, server, .. } = self.connected().await?;
+        self.keep_looking();
+        let Connected { client, server, number, .. } = self.connected().await?;
         let what = format!("a watch of {}", range.resource.plural);
         let request = self.request(Method::GET, &path, &server, &what, None)?;
         let events = within(&server, &what, client.request_events::<Value>(request)).await?;
-        Ok(Box::pin(events.map(move |event| event.map_err(|error| KubeError::of(&server, &what, error)))))
+        let events = events.map(move |event| event.map_err(|error| KubeError::of(&server, &what, error)));
+        Ok((Box::pin(events), number))
+    }
+
+    /// Waits until another connection has taken the place of the one with this number.
+    pub(crate) async fn replaced(&self, number: u64) {
+        // The sender lives as long as this.
+        let _ = self.inner.replaced.subscribe().wait_for(|now| *now != number).await;
+    }
+
+    /// Has somebody look at the kubeconfig from now on, so that a watch does not go on with credentials that were replaced
+    /// while nothing else is asked.
+    fn keep_looking(&self) {
+        if self.inner.looked_at.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let inner = Arc::downgrade(&self.inner);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(LOOK).await;
+                let Some(inner) = inner.upgrade() else { return };
+                // What is wrong is told to whoever asks next.
+                let _ = Self { inner }.connected().await;
+            }
+        });
     }
 
     /// The server's address, as far as it is known.
@@ -259,6 +313,15 @@ impl KubeApi {
     /// Has the next call make a new connection, for where the present one is doubted. Calls on that one go on.
     pub fn give_up_connection(&self) {
         *self.inner.current.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn next_number(&self) -> u64 {
+        let mut number = 0;
+        self.inner.replaced.send_modify(|now| {
+            *now += 1;
+            number = *now;
+        });
+        number
     }
 
     async fn call(
@@ -304,11 +367,21 @@ impl KubeApi {
         let stamp = match (Stamp::of(path), &current) {
             (Ok(stamp), Some(current)) if current.stamp == stamp => return Ok(current.clone()),
             (Ok(stamp), _) => stamp,
-            (Err(error), None) => return Err(wrong(error.to_string())),
-            (Err(_), Some(current)) => return Ok(current.clone()),
+            (Err(error), current) => match (self.inner.awaited, current) {
+                (Some(what), current) if error.kind() == std::io::ErrorKind::NotFound => {
+                    // It was taken away: what it said counts no more.
+                    if current.is_some() {
+                        self.give_up_connection();
+                        self.next_number();
+                    }
+                    return Err(KubeError::Awaited { what });
+                }
+                (_, Some(current)) => return Ok(current.clone()),
+                (_, None) => return Err(wrong(error.to_string())),
+            },
         };
         let made = match connect(path).await {
-            Ok((client, server)) => Connected { stamp, client, server },
+            Ok((client, server)) => Connected { number: self.next_number(), stamp, client, server },
             Err(message) => match current {
                 Some(former) => {
                     tracing::warn!(path = %path.display(), error = message, "the new kubeconfig does not do; the former one goes on");

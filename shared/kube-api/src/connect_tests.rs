@@ -139,3 +139,20 @@ async fn a_server_that_hangs_is_given_up() {
     let error = within("https://a", "pods", call).await.unwrap_err().to_string();
     assert_eq!(error, "the API server https://a does not answer pods: not within 30 s");
 }
+
+#[tokio::test]
+async fn while_the_kubeconfig_is_awaited_that_is_said_and_one_that_is_taken_away_counts_no_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeApi::start(|_| Answer::json(&json!({"metadata": {"name": "n"}}))).await;
+    let path = folder.path().join("kubeconfig");
+    let api = KubeApi::awaiting(path.clone(), "kubelet/test", "somebody makes it");
+    let ask = || api.get(Resource::NODE, None, "n");
+    for _ in 0..2 {
+        let error = ask().await.unwrap_err();
+        assert!(error.is_awaited(), "{error}");
+        assert_eq!(error.to_string(), "the API server cannot be asked yet: somebody makes it");
+        server.kubeconfig(folder.path(), &json!({}), &json!({"token": "t"}));
+        ask().await.unwrap().unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+}

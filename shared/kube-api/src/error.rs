@@ -16,6 +16,12 @@ pub enum KubeError {
         /// What is wrong with it.
         message: String,
     },
+    /// The kubeconfig is not there yet, and somebody sees to it.
+    #[error("the API server cannot be asked yet: {what}")]
+    Awaited {
+        /// What is waited for.
+        what: &'static str,
+    },
     /// The server does not answer, or not what it should.
     #[error("the API server {server} does not answer {what}: {message}")]
     Unreachable {
@@ -63,6 +69,11 @@ impl KubeError {
             Self::Refused { retry_after, .. } => *retry_after,
             _ => 0,
         }
+    }
+
+    /// Nothing was asked, as there is nothing to ask with yet; that may change at any moment.
+    pub fn is_awaited(&self) -> bool {
+        matches!(self, Self::Awaited { .. })
     }
 
     /// The object is not there (404).

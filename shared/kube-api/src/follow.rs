@@ -15,6 +15,8 @@ use crate::resource::{Object, Range};
 const PAUSE: Duration = Duration::from_millis(200);
 /// The longest pause, so that an API server which comes back is heard soon, and not by all nodes at once.
 const MAX_PAUSE: Duration = Duration::from_secs(15);
+/// The pause while there is no kubeconfig.
+const AWAITED: Duration = Duration::from_secs(1);
 
 /// One object has changed.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,7 +48,8 @@ pub struct Follower {
     known: Option<String>,
     /// The next list has to be of this moment: the server has refused to go on from what was known.
     afresh: bool,
-    watch: Option<Events>,
+    /// With the number of its connection.
+    watch: Option<(Events, u64)>,
     retry: Option<Instant>,
     pause: Duration,
 }
@@ -98,7 +101,17 @@ impl Follower {
                     Err(error) => return self.lost(error),
                 }
             };
-            let error = match watch.next().await {
+            let (events, number) = watch;
+            // Cancel-safe: an event that is not taken stays; being replaced is a state.
+            let event = tokio::select! {
+                event = events.next() => event,
+                () = self.api.replaced(*number) => {
+                    // By other credentials: the same is watched with those, from where it stands.
+                    self.watch = None;
+                    continue;
+                }
+            };
+            let error = match event {
                 Some(Ok(WatchEvent::Added(object) | WatchEvent::Modified(object))) => {
                     return self.take(Object(object), Change::Put);
                 }
@@ -171,6 +184,11 @@ impl Follower {
             KubeError::Refused { retry_after, .. } => Duration::from_secs(u64::from(*retry_after)),
             _ => Duration::ZERO,
         };
+        if error.is_awaited() {
+            // Nobody is asked, so nobody is spared by a longer pause.
+            self.retry = Some(Instant::now() + AWAITED);
+            return News::Lost(error);
+        }
         let pause = self.pause.mul_f32(0.5 + fastrand::f32() / 2.0).max(asked_for.min(MAX_PAUSE * 4));
         self.retry = Some(Instant::now() + pause);
         self.pause = (self.pause * 2).min(MAX_PAUSE);

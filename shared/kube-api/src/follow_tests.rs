@@ -188,3 +188,26 @@ async fn an_object_of_five_megabytes_is_one() {
     assert_eq!(told(&mut follower).await, "listed ");
     assert_eq!(told(&mut follower).await, "put a 8");
 }
+
+#[tokio::test]
+async fn a_watch_goes_on_with_other_credentials_from_where_it_stands() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeApi::start(|asked| match asked.path.contains("watch=1") {
+        false => list(7, &[pod("a", 3)], ""),
+        true if asked.path.contains("resourceVersion=7&") => Answer::Open(vec![event("ADDED", pod("b", 8))]),
+        true => Answer::Open(vec![event("ADDED", pod("c", 9))]),
+    })
+    .await;
+    let user = |token: &str| json!({"token": token});
+    let path = server.kubeconfig(folder.path(), &json!({}), &user("one"));
+    let api = KubeApi::new(path, "kubelet/test");
+    let mut follower = Follower::new(api.clone(), Range::all(Resource::POD));
+    assert_eq!(told(&mut follower).await, "listed a");
+    assert_eq!(told(&mut follower).await, "put b 8");
+    // Nothing is called meanwhile: it is found by looking.
+    server.kubeconfig(folder.path(), &json!({}), &user("two"));
+    assert_eq!(told(&mut follower).await, "put c 9");
+    let watches = server.asked().into_iter().filter(|asked| asked.path.contains("watch=1"));
+    let from: Vec<bool> = watches.map(|asked| asked.path.contains("resourceVersion=8&")).collect();
+    assert_eq!(from, [false, true]);
+}

@@ -33,6 +33,13 @@ impl Resource {
     /// `coordination.k8s.io/v1` Lease.
     pub const LEASE: Self =
         Self { group: "coordination.k8s.io", version: "v1", plural: "leases", namespaced: true };
+    /// `certificates.k8s.io/v1` CertificateSigningRequest.
+    pub const CERTIFICATE_SIGNING_REQUEST: Self = Self {
+        group: "certificates.k8s.io",
+        version: "v1",
+        plural: "certificatesigningrequests",
+        namespaced: false,
+    };
     /// `node.k8s.io/v1` RuntimeClass.
     pub const RUNTIME_CLASS: Self =
         Self { group: "node.k8s.io", version: "v1", plural: "runtimeclasses", namespaced: false };

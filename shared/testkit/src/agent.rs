@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use keelson_config::{Paths, ServiceName};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::containerd::{open_log, tail};
 use crate::process::{self, ProcessId, Signal};
@@ -47,6 +47,8 @@ pub struct AgentBuilder {
     manifests: Vec<(String, String)>,
     etcd: Option<Value>,
     kubeconfig: Option<PathBuf>,
+    flags: Vec<String>,
+    fields: Map<String, Value>,
 }
 
 impl AgentBuilder {
@@ -92,6 +94,20 @@ impl AgentBuilder {
         self
     }
 
+    /// One more flag.
+    #[must_use]
+    pub fn flag(mut self, flag: String) -> Self {
+        self.flags.push(flag);
+        self
+    }
+
+    /// More fields of the KubeletConfiguration, an object.
+    #[must_use]
+    pub fn fields(mut self, fields: &Value) -> Self {
+        self.fields.extend(fields.as_object().cloned().unwrap_or_default());
+        self
+    }
+
     /// A manifest that is there before the agent starts.
     #[must_use]
     pub fn manifest(mut self, name: &str, text: &str) -> Self {
@@ -116,6 +132,8 @@ impl AgentBuilder {
         if let Some(path) = self.kubeconfig {
             spec.flags.push(format!("--kubeconfig={}", path.display()));
         }
+        spec.flags.extend(self.flags);
+        spec.kubelet.extend(self.fields);
         for change in self.configure {
             change(&mut spec);
         }
@@ -143,6 +161,8 @@ impl Agent {
             manifests: Vec::new(),
             etcd: None,
             kubeconfig: None,
+            flags: Vec::new(),
+            fields: Map::new(),
         }
     }
 

@@ -118,9 +118,13 @@ impl ApiAccessFile {
             c.api.tls = Some(ApiTls::with_client_ca(v.into()));
             ANYWHERE.clone_into(&mut c.api.address);
         });
+        let is_asked_for = matches!(
+            &resolver.config.control_plane,
+            ControlPlane::Kubernetes(api) if api.certificates.serving
+        );
         // Said or not: what is meant follows from the control plane.
         if let Some(tls) = &mut resolver.config.api.tls {
-            (tls.tokens, tls.reviews) = (tokens, reviews);
+            (tls.tokens, tls.reviews, tls.asked_for) = (tokens, reviews, is_asked_for);
         }
         let mut take = |path: &str, value, apply: fn(&mut ApiTls, String)| {
             resolver.set(path, value, |config, value| {
@@ -149,6 +153,20 @@ impl ApiAccessFile {
                 tls.anonymous = value;
             }
         });
+    }
+}
+
+/// Without TLS nobody would see a serving certificate, so none is asked for.
+pub(crate) fn serving_certificate(resolver: &mut Resolver<'_>) {
+    let secured = resolver.config.api.tls.is_some();
+    if let ControlPlane::Kubernetes(api) = &mut resolver.config.control_plane
+        && api.certificates.serving
+        && !secured
+    {
+        api.certificates.serving = false;
+        let text = "serverTLSBootstrap is of use only with authentication.x509.clientCAFile, which is missing: the kubelet API \
+                    speaks no TLS, and no certificate is asked for";
+        resolver.note(Level::Warn, text);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keelson_config::{ControlPlane, Etcd, EtcdEndpoint, Kubernetes, Taint};
+use keelson_config::{Certificates, ControlPlane, Etcd, EtcdEndpoint, Kubernetes, Taint};
 
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::{KubeletFile, absolute};
@@ -53,7 +53,11 @@ impl ControlPlaneFile {
         resolver.set("nodeConfiguration.trialPeriodMs", trial_period, |c, v| {
             c.node_configuration.trial_period_ms = millis(v);
         });
-        if kubernetes(resolver, name.as_ref(), kubelet) {
+        let is_kubernetes = kubernetes(resolver, name.as_ref(), kubelet);
+        // Nobody else signs certificates.
+        let idle = [kubelet.rotate_certificates.take(), kubelet.serving_certificate.take()];
+        kubelet.not_acted_on.extend(idle.into_iter().flatten().map(|given| given.field));
+        if is_kubernetes {
             return;
         }
         let is_etcd = name.as_ref().is_some_and(|name| name.value == "etcd");
@@ -108,10 +112,11 @@ fn kubernetes(
     name: Option<&Sourced<String>>,
     kubelet: &mut KubeletFile,
 ) -> bool {
+    let (flags, host) = (resolver.flags, resolver.host);
     let given = |flag: &'static str| {
-        let path = resolver.flags.others.get(flag).filter(|path| !path.is_empty())?;
+        let path = flags.others.get(flag).filter(|path| !path.is_empty())?;
         let (origin, field) = ("command line".to_owned(), format!("--{flag}"));
-        Some(Sourced { value: absolute(&resolver.host.cwd, path), origin, field })
+        Some(Sourced { value: absolute(&host.cwd, path), origin, field })
     };
     let (kubeconfig, bootstrap) = (given("kubeconfig"), given("bootstrap-kubeconfig"));
     let chosen = name.map(|name| name.value.as_str());
@@ -145,6 +150,7 @@ fn kubernetes(
             if let (true, ControlPlane::Kubernetes(api)) = (in_a_cloud, &mut resolver.config.control_plane) {
                 api.taints.push(uninitialized());
             }
+            certificates(resolver, bootstrap, given("cert-dir"), kubelet);
             resolver.set("controlPlane.kubernetes.registerNode", kubelet.register_node.take(), |c, v| {
                 if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
                     api.register_node = v;
@@ -176,6 +182,35 @@ fn kubernetes(
             false
         }
     }
+}
+
+/// How the node of an API server comes by its certificates (node-and-api.md §6).
+fn certificates(
+    resolver: &mut Resolver<'_>,
+    bootstrap: Option<Sourced<String>>,
+    dir: Option<Sourced<String>>,
+    kubelet: &mut KubeletFile,
+) {
+    set(resolver, "controlPlane.kubernetes.certificates.bootstrapKubeconfig", bootstrap, |own, v| {
+        own.bootstrap_kubeconfig = Some(v.into());
+    });
+    set(resolver, "controlPlane.kubernetes.certificates.dir", dir, |own, v| own.dir = v.into());
+    let (rotate, serving) = (kubelet.rotate_certificates.take(), kubelet.serving_certificate.take());
+    set(resolver, "controlPlane.kubernetes.certificates.rotate", rotate, |own, v| own.rotate = v);
+    set(resolver, "controlPlane.kubernetes.certificates.serving", serving, |own, v| own.serving = v);
+}
+
+fn set<T>(
+    resolver: &mut Resolver<'_>,
+    path: &str,
+    value: Option<Sourced<T>>,
+    apply: impl FnOnce(&mut Certificates, T),
+) {
+    resolver.set(path, value, |config, value| {
+        if let ControlPlane::Kubernetes(api) = &mut config.control_plane {
+            apply(&mut api.certificates, value);
+        }
+    });
 }
 
 /// Keeps pods from a Node until the controller of its cloud has seen to it (node-and-api.md §9.1).

@@ -65,6 +65,8 @@ fn a_kubeconfig_makes_the_kubernetes_api_the_control_plane() {
         expected.lease_seconds = 20;
         expected.register_node = false;
         expected.provider_id = Some("cloud://7".to_owned());
+        expected.certificates.bootstrap_kubeconfig =
+            flags.contains(&bootstrap).then(|| "/etc/kubernetes/bootstrap-kubelet.conf".into());
         let taint = |key: &str, value: &str, effect: &str| Taint {
             key: key.to_owned(),
             value: value.to_owned(),
@@ -101,4 +103,36 @@ fn one_control_plane_and_how_to_reach_it() {
         let problems = with_flags(&flags, own).unwrap_err();
         assert!(problems.len() == 1 && problems[0].contains(expected), "{problems:?}");
     }
+}
+
+#[test]
+fn where_certificates_come_from_and_whether_they_are_replaced() {
+    let with = |fields: Value, secured: bool| {
+        let mut flags = Flags::default();
+        for (name, text) in [("kubeconfig", "/k"), ("bootstrap-kubeconfig", "b.conf"), ("cert-dir", "pki")] {
+            flags.others.insert(name, text.to_owned());
+        }
+        let mut fields = fields;
+        if secured {
+            fields["authentication"] = json!({"x509": {"clientCAFile": "/ca"}});
+        }
+        let resolved = run(&flags, Some(&kubelet(fields)), None, &host()).unwrap();
+        let ControlPlane::Kubernetes(api) = resolved.config.control_plane else { panic!("there is an API") };
+        (api.certificates, resolved.config.api.tls, resolved.notes)
+    };
+    let (own, tls, _) = with(json!({"rotateCertificates": true, "serverTLSBootstrap": true}), true);
+    assert_eq!(own.bootstrap_kubeconfig.as_deref(), Some(std::path::Path::new("/srv/b.conf")));
+    assert_eq!(own.dir, std::path::Path::new("/srv/pki"));
+    assert!(own.rotate && own.serving && tls.unwrap().asked_for);
+    let (own, tls, _) = with(json!({"rotateCertificates": false}), true);
+    assert!(!own.rotate && !own.serving && !tls.unwrap().asked_for);
+    let (own, tls, notes) = with(json!({"serverTLSBootstrap": true}), false);
+    assert!(!own.serving && tls.is_none(), "nobody would see it");
+    assert!(
+        notes.iter().any(|note| note.text.contains("serverTLSBootstrap is of use only with")),
+        "{notes:?}"
+    );
+    let alone = kubelet(json!({"rotateCertificates": true}));
+    let notes = run(&Flags::default(), Some(&alone), None, &host()).unwrap().notes;
+    assert!(notes.iter().any(|note| note.text.contains("rotateCertificates")), "{notes:?}");
 }

@@ -73,18 +73,8 @@ pub fn flatten(
     folder: &Path,
     read: &mut dyn FnMut(&Path) -> Result<Vec<u8>, String>,
 ) -> Result<Value, KubeconfigProblem> {
-    let context_name = text(root, "current-context")
-        .ok_or_else(|| problem("current-context", "is missing; it names one of the contexts"))?;
-    let (place, context) = entry(root, "contexts", "context", context_name)?;
-    let cluster_name = text(context, "cluster")
-        .ok_or_else(|| problem(&format!("{place}.cluster"), "is missing; it names one of the clusters"))?;
-    let (place_of_cluster, cluster) = entry(root, "clusters", "cluster", cluster_name)?;
-    if text(cluster, "server").is_none() {
-        return Err(problem(
-            &format!("{place_of_cluster}.server"),
-            "is missing; it is the URL of the API server, such as https://10.0.0.1:6443",
-        ));
-    }
+    let (place_of_cluster, cluster) = current_cluster(root)?;
+    let (_, context) = current_context(root)?;
     let mut flat_cluster = taken(cluster, &OF_CLUSTER);
     let mut files = Files { folder, read };
     files.take(cluster, &place_of_cluster, &FILES_OF_CLUSTER, &mut flat_cluster)?;
@@ -114,6 +104,75 @@ pub fn flatten(
         "clusters": [{"name": "keelson", "cluster": flat_cluster}],
         "users": [{"name": "keelson", "user": flat_user}],
     }))
+}
+
+fn current_context(root: &Map<String, Value>) -> Result<(String, &Map<String, Value>), KubeconfigProblem> {
+    let name = text(root, "current-context")
+        .ok_or_else(|| problem("current-context", "is missing; it names one of the contexts"))?;
+    entry(root, "contexts", "context", name)
+}
+
+/// The cluster of the current context, and where it stands.
+fn current_cluster(root: &Map<String, Value>) -> Result<(String, &Map<String, Value>), KubeconfigProblem> {
+    let (place, context) = current_context(root)?;
+    let name = text(context, "cluster")
+        .ok_or_else(|| problem(&format!("{place}.cluster"), "is missing; it names one of the clusters"))?;
+    let (place, cluster) = entry(root, "clusters", "cluster", name)?;
+    if text(cluster, "server").is_none() {
+        return Err(problem(
+            &format!("{place}.server"),
+            "is missing; it is the URL of the API server, such as https://10.0.0.1:6443",
+        ));
+    }
+    Ok((place, cluster))
+}
+
+/// The kubeconfig that takes the place of one without a usable certificate: the server of the current context of `root`, a
+/// bootstrap kubeconfig in `folder`, and the pair in `pem`, which need not be there yet (node-and-api.md §6.3). YAML.
+///
+/// # Errors
+/// There is no current context, or it names no server.
+pub fn for_certificate(
+    root: &Map<String, Value>,
+    folder: &Path,
+    pem: &Path,
+) -> Result<String, KubeconfigProblem> {
+    let (_, cluster) = current_cluster(root)?;
+    let mut lines =
+        String::from("apiVersion: v1\nkind: Config\nclusters:\n- name: default-cluster\n  cluster:\n");
+    let mut field = |indent: &str, name: &str, value: &Value| {
+        lines.push_str(&format!("{indent}{name}: {value}\n"));
+    };
+    let is_meant = |value: &Value| !value.is_null() && value != "" && value != false;
+    for name in OF_CLUSTER.into_iter().chain(["certificate-authority-data"]) {
+        if let Some(value) = cluster.get(name).filter(|value| is_meant(value)) {
+            field("    ", name, value);
+        }
+    }
+    if let Some(path) = text(cluster, "certificate-authority") {
+        field("    ", "certificate-authority", &folder.join(path).to_string_lossy().into());
+    }
+    let pem: Value = pem.to_string_lossy().into();
+    lines.push_str(
+        "contexts:\n- name: default-context\n  context:\n    cluster: default-cluster\n    namespace: default\n    \
+         user: default-auth\ncurrent-context: default-context\nusers:\n- name: default-auth\n  user:\n",
+    );
+    lines.push_str(&format!("    client-certificate: {pem}\n    client-key: {pem}\n"));
+    Ok(lines)
+}
+
+/// The certificates by which the user of a flat kubeconfig ([`flatten`]) names itself, PEM; `None`: by something else.
+pub fn client_certificates(flat: &Value) -> Option<Vec<u8>> {
+    let encoded = flat["users"][0]["user"]["client-certificate-data"].as_str()?;
+    STANDARD.decode(encoded).ok()
+}
+
+/// Has the user of a flat kubeconfig name itself by these certificates and nothing else; both PEM.
+pub fn set_client_pair(flat: &mut Value, certificates: &[u8], key: &[u8]) {
+    flat["users"][0]["user"] = json!({
+        "client-certificate-data": STANDARD.encode(certificates),
+        "client-key-data": STANDARD.encode(key),
+    });
 }
 
 struct Files<'a> {

@@ -104,3 +104,55 @@ fn what_is_wrong_is_told_with_its_place() {
         assert!(error.starts_with(expected), "{error}");
     }
 }
+
+#[test]
+fn the_kubeconfig_for_a_certificate_has_the_server_of_the_bootstrap_one() {
+    let pem = Path::new("/var/lib/kubelet/pki/kubelet-client-current.pem");
+    let written = |file: &Value| {
+        let folder = Path::new("/etc/kubernetes");
+        for_certificate(file.as_object().unwrap(), folder, pem).map_err(|problem| problem.to_string())
+    };
+    let expected = r#"apiVersion: v1
+kind: Config
+clusters:
+- name: default-cluster
+  cluster:
+    server: "https://10.0.0.1:6443"
+    certificate-authority: "/etc/kubernetes/pki/ca.crt"
+contexts:
+- name: default-context
+  context:
+    cluster: default-cluster
+    namespace: default
+    user: default-auth
+current-context: default-context
+users:
+- name: default-auth
+  user:
+    client-certificate: "/var/lib/kubelet/pki/kubelet-client-current.pem"
+    client-key: "/var/lib/kubelet/pki/kubelet-client-current.pem"
+"#;
+    let mut file = kubeadm();
+    assert_eq!(written(&file).unwrap(), expected);
+    file["clusters"][1]["cluster"] = json!({"server": "https://h", "certificate-authority-data": "YQ==",
+        "insecure-skip-tls-verify": true, "tls-server-name": ""});
+    let text = written(&file).unwrap();
+    for line in ["    certificate-authority-data: \"YQ==\"", "    insecure-skip-tls-verify: true"] {
+        assert!(text.lines().any(|found| found == line), "{text}");
+    }
+    assert!(!text.contains("tls-server-name"), "{text}");
+    file["current-context"] = "gone".into();
+    assert!(written(&file).unwrap_err().starts_with("contexts: "));
+}
+
+#[test]
+fn a_pair_takes_the_place_of_whatever_the_user_had() {
+    let mut flat = flat(kubeadm()).unwrap();
+    assert_eq!(client_certificates(&flat).unwrap(), CERTIFICATE.as_bytes());
+    set_client_pair(&mut flat, b"new", b"key");
+    assert_eq!(client_certificates(&flat).unwrap(), b"new");
+    flat["users"][0]["user"] = json!({"token": "t"});
+    assert_eq!(client_certificates(&flat), None);
+    set_client_pair(&mut flat, b"new", b"key");
+    assert_eq!(flat["users"][0]["user"].get("token"), None);
+}

@@ -12,6 +12,7 @@
 mod api_access;
 mod api_handlers;
 mod backoff;
+mod certificates;
 mod control_plane;
 mod credential_providers;
 mod document;
@@ -43,6 +44,7 @@ mod trial;
 mod under_key;
 
 pub use backoff::Restarts;
+pub use certificates::{Validity, goes_before, outlived, stored_name};
 pub use credential_providers::{
     CREDENTIAL_BIN_FLAG, CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, credential_config_files,
     credential_provider_paths,
@@ -54,7 +56,10 @@ pub use folders::{Folder, Owner, folders};
 pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState};
 pub use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND, endpoint_lock_name};
 pub use keelson_file::{KEELSON_API_VERSION, KEELSON_KIND};
-pub use kubeconfig::{KubeconfigProblem, flatten as flatten_kubeconfig};
+pub use kubeconfig::{
+    KubeconfigProblem, client_certificates, flatten as flatten_kubeconfig,
+    for_certificate as kubeconfig_for_certificate, set_client_pair,
+};
 pub use node_configuration::{Judgement, Kept, Step, Trial, Wellness};
 pub use resolve::{Flags, Host, Inputs, Level, Note, Resolved, resolve};
 pub use trial::{TrialVerdict, Tried, judge_trial};

@@ -23,7 +23,7 @@ impl Resolver<'_> {
             };
             match (*name, text.as_str()) {
                 // The control plane is told of with the rest of it.
-                ("kubeconfig" | "bootstrap-kubeconfig", _) => {}
+                ("kubeconfig" | "bootstrap-kubeconfig" | "cert-dir", _) => {}
                 ("cloud-provider", "external") | ("lock-file" | "exit-on-lock-contention", _) => {}
                 ("cloud-provider", name) => self.problems.push(given.problem(format!(
                     "cloud provider {name:?} was specified, but built-in cloud providers are disabled. Please set \

@@ -248,6 +248,7 @@ impl Resolver<'_> {
         std::mem::take(&mut kubelet.running_pods).resolve(self);
         self.dns(&mut kubelet);
         std::mem::take(&mut kubelet.api_access).resolve(self);
+        crate::api_access::serving_certificate(self);
         listeners(self, &mut kubelet);
         crate::api_handlers::resolve(self, &mut kubelet);
         self.resources(&mut kubelet);

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`node`] | [`build_node`]: the Node object from what the neighbours say |
 //! | [`images`] | [`listed_images`]: which images the Node lists |
+//! | [`certificates`] | when the node asks for a certificate, for which, and how often it tries |
 //! | [`conditions`] | MemoryPressure, DiskPressure, PIDPressure and Ready, and the events of their changes |
 //! | [`configuration`] | [`configuration_event`]: what is told of the configuration under the node's key |
 //! | [`health`] | whether a neighbour makes progress: [`Watchdog`] |
@@ -11,6 +12,7 @@
 //! | [`pods`] | which pod documents are news for the control plane: [`PodLedger`] |
 //! | [`events`] | where the drain of each event ring stands: [`Cursor`] |
 
+pub mod certificates;
 pub mod conditions;
 pub mod configuration;
 pub mod events;

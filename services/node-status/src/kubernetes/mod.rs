@@ -4,6 +4,7 @@
 //! into a queue with one slot each; the loop `kubernetes-writer` empties it, what has turned first. What the server refuses
 //! lets others go first and is tried again; what it does not answer waits in its place.
 
+mod certificates;
 mod events;
 mod lease;
 mod mirrors;
@@ -41,6 +42,20 @@ const AGAIN: Duration = Duration::from_millis(250);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+/// The pause while this node has no credentials: nobody is asked.
+const AWAITED_PAUSE: Duration = Duration::from_secs(1);
+/// What is waited for before this node has a certificate.
+const AWAITED: &str = "this node has no client certificate yet, and asks for one";
+
+/// A connection of its own to the server that the settings name.
+fn connection(ctx: &Context, settings: &Settings) -> KubeApi {
+    let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::NodeStatus));
+    match settings.certificates.bootstrap_kubeconfig {
+        Some(_) => KubeApi::awaiting(kubeconfig, USER_AGENT, AWAITED),
+        None => KubeApi::new(kubeconfig, USER_AGENT),
+    }
+}
+
 /// Writes to an API server.
 pub(crate) struct KubernetesWriter {
     main: KubeApi,
@@ -65,6 +80,8 @@ struct Known {
     node: Option<Arc<Value>>,
     /// The UID of the server's Node.
     node_uid: Option<String>,
+    /// `status.addresses` of the server's Node, which may have some of a cloud's.
+    addresses: Value,
 }
 
 struct Told {
@@ -76,8 +93,7 @@ struct Told {
 impl KubernetesWriter {
     /// A writer for the node of `ctx`, with its loops.
     pub(crate) fn start(ctx: &Context, settings: &Settings) -> Arc<Self> {
-        let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::NodeStatus));
-        let connection = || KubeApi::new(kubeconfig.clone(), USER_AGENT);
+        let connection = || connection(ctx, settings);
         let (heartbeat, node_name) = (connection(), ctx.config.node_name.clone());
         let own = Arc::new(Self {
             main: connection(),
@@ -92,7 +108,13 @@ impl KubernetesWriter {
         });
         ctx.spawn("kubernetes-writer", Arc::clone(&own).run(ctx.clone()));
         ctx.spawn("mirrors", mirrors::run(Arc::clone(&own), ctx.clone()));
+        certificates::start(ctx, settings, &own);
         own
+    }
+
+    /// `status.addresses` of the server's Node; null before there is one.
+    fn addresses(&self) -> Value {
+        self.known().addresses.clone()
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -147,8 +169,11 @@ impl KubernetesWriter {
                     ctx.progress.condition(CONDITION, Err(chain(&error)));
                     self.queue().put_back(pending);
                     let asked_for = Duration::from_secs(error.retry_after().into());
-                    let wait = pause.mul_f32(0.5 + fastrand::f32() / 2.0).max(asked_for);
+                    let mut wait = pause.mul_f32(0.5 + fastrand::f32() / 2.0).max(asked_for);
                     pause = (pause * 2).min(LONGEST_PAUSE);
+                    if error.is_awaited() {
+                        (wait, pause) = (AWAITED_PAUSE, AGAIN);
+                    }
                     tokio::select! {
                         () = ctx.shutdown.cancelled() => return,
                         () = tokio::time::sleep(wait) => {}
@@ -205,7 +230,11 @@ impl KubernetesWriter {
             }
             None => live,
         };
-        self.known().node_uid = Some(live.uid().to_owned());
+        {
+            let mut known = self.known();
+            known.node_uid = Some(live.uid().to_owned());
+            known.addresses = live.0["status"]["addresses"].clone();
+        }
         self.lease.belongs_to(live.uid());
         Ok(())
     }

@@ -43,9 +43,7 @@ const TRUTHS: &[&str] = &[
     "enableControllerAttachDetach",
     "enableSystemLogQuery",
     "makeIPTablesUtilChains",
-    "rotateCertificates",
     "runOnce",
-    "serverTLSBootstrap",
 ];
 /// Texts that may be anything.
 const TEXTS: &[&str] = &["contentType", "podCIDR", "providerID", "staticPodURL", "volumePluginDir"];

@@ -1,0 +1,511 @@
+//! The real node-status asks an API server for certificates that does as it is told, and is killed meanwhile.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{Method, Request, Response, StatusCode};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures_util::stream;
+use keelson_config::{ApiTls, Certificates, Config, ControlPlane, Kubernetes, ServiceName};
+use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
+use keelson_proto::keelson::admin::v1::{GetMetricsRequest, GetProgressRequest};
+use keelson_service_kit::connect_unix;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CertifiedIssuer, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, PublicKeyData as _, SanType, date_time_ymd,
+};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().cast_signed()
+}
+
+/// Has a certificate begin and end so many seconds from now.
+fn holds(params: &mut CertificateParams, from: i64, until: i64) {
+    let moment =
+        |seconds: i64| date_time_ymd(1970, 1, 1) + Duration::from_secs((now() + seconds).unsigned_abs());
+    (params.not_before, params.not_after) = (moment(from), moment(until));
+}
+
+#[derive(Default)]
+struct State {
+    requests: BTreeMap<String, Value>,
+    /// Who has made them, by `authorization`.
+    makers: Vec<String>,
+    version: u64,
+    addresses: Value,
+    /// The server refuses new requests.
+    refuses: bool,
+}
+
+/// An API server that knows CertificateSigningRequests and the Node.
+struct Api {
+    url: String,
+    state: Arc<Mutex<State>>,
+    changed: watch::Sender<u64>,
+    authority: CertifiedIssuer<'static, KeyPair>,
+}
+
+fn answer(code: StatusCode, value: &Value) -> Response<Body> {
+    Response::builder().status(code).body(Body::from(value.to_string())).unwrap()
+}
+
+fn refusal(code: u16, reason: &str) -> Response<Body> {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
+        "reason": reason, "message": reason});
+    answer(StatusCode::from_u16(code).unwrap(), &status)
+}
+
+impl Api {
+    async fn start() -> Self {
+        let state = Arc::new(Mutex::new(State::default()));
+        let changed = watch::Sender::new(0);
+        let (of_handler, told) = (Arc::clone(&state), changed.clone());
+        let router = Router::new().fallback(move |request: Request<Body>| {
+            let (state, told) = (Arc::clone(&of_handler), told.clone());
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+                let by = parts.headers.get("authorization").map(|by| by.to_str().unwrap().to_owned());
+                respond(&state, &told, &parts.method, &parts.uri.to_string(), &by.unwrap_or_default(), &body)
+            }
+        });
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        let mut authority = CertificateParams::default();
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+        Self { url, state, changed, authority }
+    }
+
+    /// A user of a kubeconfig with a certificate of the node that begins and ends so many seconds from now.
+    fn pair(&self, from: i64, until: i64) -> Value {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+        params.distinguished_name.push(DnType::CommonName, "system:node:n1");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        holds(&mut params, from, until);
+        let pem = params.signed_by(&key, &self.authority).unwrap().pem();
+        json!({"client-certificate-data": STANDARD.encode(pem), "client-key-data": STANDARD.encode(key.serialize_pem())})
+    }
+
+    /// A flat kubeconfig for it.
+    fn kubeconfig(&self, user: &Value, is_stored: bool) -> String {
+        json!({"apiVersion": "v1", "kind": "Config", "current-context": "k", "keelsonStored": is_stored,
+            "clusters": [{"name": "k", "cluster": {"server": self.url}}],
+            "users": [{"name": "k", "user": user}],
+            "contexts": [{"name": "k", "context": {"cluster": "k", "user": "k"}}]})
+        .to_string()
+    }
+
+    fn requests(&self) -> Vec<Value> {
+        self.state.lock().unwrap().requests.values().cloned().collect()
+    }
+
+    fn makers(&self) -> Vec<String> {
+        self.state.lock().unwrap().makers.clone()
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        let mut state = self.state.lock().unwrap();
+        state.version += 1;
+        let version = state.version;
+        let request = state.requests.get_mut(name).unwrap();
+        change(request);
+        request["metadata"]["resourceVersion"] = version.to_string().into();
+        self.changed.send_replace(version);
+    }
+
+    fn deny(&self, name: &str) {
+        self.change(name, |request| {
+            request["status"] = json!({"conditions": [{"type": "Denied", "status": "True", "reason": "No", "message": "not yours"}]});
+        });
+    }
+
+    fn read(request: &Value) -> CertificateSigningRequestParams {
+        let pem = STANDARD.decode(request["spec"]["request"].as_str().unwrap()).unwrap();
+        CertificateSigningRequestParams::from_pem(&String::from_utf8(pem).unwrap()).unwrap()
+    }
+
+    /// Approves and signs a request; the certificate begins and ends so many seconds from now.
+    fn sign(&self, name: &str, from: i64, until: i64) {
+        self.change(name, |request| {
+            let mut params = Self::read(request);
+            let use_of = request["spec"]["usages"][1].as_str().unwrap().to_owned();
+            holds(&mut params.params, from, until);
+            params.params.extended_key_usages = vec![match use_of.as_str() {
+                "client auth" => ExtendedKeyUsagePurpose::ClientAuth,
+                _ => ExtendedKeyUsagePurpose::ServerAuth,
+            }];
+            let pem = params.signed_by(&self.authority).unwrap().pem();
+            request["status"] = json!({"conditions": [{"type": "Approved", "status": "True"}],
+                "certificate": STANDARD.encode(pem)});
+        });
+    }
+}
+
+fn respond(
+    state: &Arc<Mutex<State>>,
+    changed: &watch::Sender<u64>,
+    method: &Method,
+    uri: &str,
+    by: &str,
+    body: &Bytes,
+) -> Response<Body> {
+    let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
+    let mut locked = state.lock().unwrap();
+    if path.starts_with("/api/v1/nodes/n1") {
+        return answer(
+            StatusCode::OK,
+            &json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1", "uid": "u",
+            "resourceVersion": "1"}, "status": {"addresses": locked.addresses}}),
+        );
+    }
+    let Some(name) = path.strip_prefix("/apis/certificates.k8s.io/v1/certificatesigningrequests") else {
+        return refusal(404, "NotFound");
+    };
+    match (method.as_str(), name.trim_start_matches('/')) {
+        ("POST", "") if locked.refuses => refusal(403, "Forbidden"),
+        ("POST", "") => {
+            let mut request: Value = serde_json::from_slice(body).unwrap();
+            let name = request["metadata"]["name"].as_str().unwrap().to_owned();
+            if locked.requests.contains_key(&name) {
+                return refusal(409, "AlreadyExists");
+            }
+            locked.version += 1;
+            request["metadata"]["resourceVersion"] = locked.version.to_string().into();
+            locked.requests.insert(name, request.clone());
+            locked.makers.push(by.to_owned());
+            changed.send_replace(locked.version);
+            answer(StatusCode::CREATED, &request)
+        }
+        ("GET", "") => {
+            let wanted =
+                query.split('&').find_map(|part| part.strip_prefix("fieldSelector=metadata.name%3D"));
+            let wanted = wanted.unwrap().to_owned();
+            if !query.contains("watch=1") {
+                let items: Vec<&Value> = locked.requests.get(&wanted).into_iter().collect();
+                let list = json!({"kind": "CertificateSigningRequestList", "metadata":
+                    {"resourceVersion": locked.version.to_string()}, "items": items});
+                return answer(StatusCode::OK, &list);
+            }
+            let from = query.split('&').find_map(|part| part.strip_prefix("resourceVersion=")).unwrap();
+            let seen: u64 = from.parse().unwrap();
+            let news = stream::unfold(
+                (Arc::clone(state), changed.subscribe(), seen),
+                move |(state, mut told, seen)| {
+                    let wanted = wanted.clone();
+                    async move {
+                        let now = *told.wait_for(|version| *version > seen).await.ok()?;
+                        let object =
+                            state.lock().unwrap().requests.get(&wanted).cloned().unwrap_or(Value::Null);
+                        let line = format!("{}\n", json!({"type": "MODIFIED", "object": object}));
+                        Some((Ok::<_, Infallible>(line), (state, told, now)))
+                    }
+                },
+            );
+            Response::new(Body::from_stream(news))
+        }
+        ("GET", name) => match locked.requests.get(name) {
+            Some(request) => answer(StatusCode::OK, request),
+            None => refusal(404, "NotFound"),
+        },
+        _ => refusal(405, "MethodNotAllowed"),
+    }
+}
+
+/// A node-status in a folder of its own.
+struct Scene {
+    dir: tempfile::TempDir,
+    config: Config,
+    child: Option<Child>,
+}
+
+impl Scene {
+    fn new(change: impl FnOnce(&mut Certificates)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config { node_name: "n1".into(), ..Config::default() };
+        config.paths.run_dir = dir.path().join("run");
+        config.paths.state_dir = dir.path().join("state");
+        let mut api = Kubernetes::of(dir.path().join("kubelet.conf"));
+        change(&mut api.certificates);
+        config.api.tls = Some(ApiTls::with_client_ca("/ca".into()));
+        config.control_plane = ControlPlane::Kubernetes(api);
+        let service = ServiceName::NodeStatus;
+        for folder in
+            [config.paths.socket_dir(service), config.paths.credentials(service), config.paths.state(service)]
+        {
+            fs::create_dir_all(folder).unwrap();
+        }
+        Self { dir, config, child: None }
+    }
+
+    fn hand(&self, name: &str, content: &str) {
+        let path = self.config.paths.credentials(ServiceName::NodeStatus).join(name);
+        let temporary = path.with_extension("new");
+        fs::write(&temporary, content).unwrap();
+        fs::rename(temporary, path).unwrap();
+    }
+
+    fn take_back(&self, name: &str) {
+        fs::remove_file(self.config.paths.credentials(ServiceName::NodeStatus).join(name)).unwrap();
+    }
+
+    fn start(&mut self) {
+        let file = self.dir.path().join("run/config.json");
+        self.config.store(&file).unwrap();
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_keelson-node-status"))
+            .arg("--config")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn();
+        self.child = Some(child.unwrap());
+    }
+
+    fn kill(&mut self) {
+        let mut child = self.child.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    fn issued(&self, kind: &str) -> PathBuf {
+        self.config.paths.issued_certificates().join(kind)
+    }
+
+    async fn until<T>(&self, what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+        let asking = async {
+            loop {
+                if let Some(answer) = ask().await {
+                    return answer;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let found = tokio::time::timeout(LIMIT, asking).await;
+        found.unwrap_or_else(|_| {
+            panic!("not: {what}\n{}", fs::read_to_string(self.dir.path().join("log")).unwrap())
+        })
+    }
+
+    fn admin(&self) -> AdminClient<keelson_service_kit::PeerChannel> {
+        AdminClient::new(connect_unix("node-status", &self.config.paths.socket(ServiceName::NodeStatus)))
+    }
+
+    /// Waits until a condition says this; empty: it is well.
+    async fn told(&self, condition: &str, text: &str) {
+        self.until(&format!("{condition}: {text}"), async || {
+            let report = self.admin().get_progress(GetProgressRequest {}).await.ok()?.into_inner();
+            let found = report.conditions.into_iter().find(|found| found.name == condition)?;
+            (found.ok == text.is_empty() && found.message.contains(text)).then_some(())
+        })
+        .await;
+    }
+
+    async fn metric(&self, name: &str) -> Option<f64> {
+        let text = self.admin().get_metrics(GetMetricsRequest {}).await.ok()?.into_inner().text;
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    }
+
+    /// Plays init: hands over the pair that was issued, and takes it away.
+    fn take(&self, api: &Api) -> String {
+        let pem = fs::read_to_string(self.issued("client.pem")).unwrap();
+        let at = pem.find("-----BEGIN PRIVATE KEY").unwrap();
+        let user = json!({"client-certificate-data": STANDARD.encode(&pem[..at]), "client-key-data": STANDARD.encode(&pem[at..])});
+        self.hand("kubeconfig.json", &api.kubeconfig(&user, true));
+        fs::remove_file(self.issued("client.pem")).unwrap();
+        pem
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // Both fail only when it has ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn bootstrap(certificates: &mut Certificates) {
+    certificates.bootstrap_kubeconfig = Some("/bootstrap".into());
+    certificates.rotate = true;
+}
+
+fn name_of(request: &Value) -> String {
+    request["metadata"]["name"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_node_status_asks_once_and_leaves_the_pair_for_init() {
+    let api = Api::start().await;
+    let mut scene = Scene::new(bootstrap);
+    scene.start();
+    scene.told("control-plane", "this node has no client certificate yet").await;
+    assert!(api.requests().is_empty(), "there is nothing to ask by");
+    scene.hand("bootstrap-kubeconfig.json", &api.kubeconfig(&json!({"token": "abc.def"}), false));
+    let first = scene.until("a request is made", async || api.requests().first().cloned()).await;
+    scene.told("client certificate", "waits for its approval (kubectl certificate approve csr-").await;
+    let spec = &first["spec"];
+    assert_eq!(spec["signerName"], "kubernetes.io/kube-apiserver-client-kubelet");
+    assert_eq!(spec["usages"], json!(["digital signature", "client auth"]));
+    let params = Api::read(&first).params;
+    assert!(params.subject_alt_names.is_empty());
+    assert_eq!(api.makers(), ["Bearer abc.def"]);
+
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let kept = scene.config.paths.state(ServiceName::NodeStatus).join("certificate-requests/client.json");
+    assert_eq!(mode(kept.clone()), 0o600);
+    for _ in 0..3 {
+        scene.kill();
+        scene.start();
+        scene.told("client certificate", "waits for its approval").await;
+    }
+    scene.kill();
+    api.sign(&name_of(&first), -10, 3600);
+    scene.start();
+    let pair = scene.issued("client.pem");
+    let pem = scene.until("the pair is there", async || fs::read_to_string(&pair).ok()).await;
+    assert_eq!((mode(pair.clone()), mode(pair.parent().unwrap().to_owned())), (0o600, 0o700));
+    let key = KeyPair::from_pem(&pem[pem.find("-----BEGIN PRIVATE KEY").unwrap()..]).unwrap();
+    assert_eq!(key.subject_public_key_info(), Api::read(&first).public_key.subject_public_key_info());
+    scene.told("client certificate", "").await;
+    // Killed before init has taken it: it is there, and nobody asks again.
+    scene.kill();
+    scene.start();
+    scene.told("client certificate", "").await;
+    scene.take(&api);
+    scene.take_back("bootstrap-kubeconfig.json");
+    scene
+        .until("the Node is read", async || {
+            let left = scene.metric("kubelet_certificate_manager_client_ttl_seconds").await?;
+            (left > 3000.0 && left <= 3600.0).then_some(())
+        })
+        .await;
+    assert_eq!(api.requests().len(), 1);
+    assert!(!kept.exists(), "the key is nowhere but in the pair");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_late_in_its_life_is_replaced_by_itself_and_one_that_has_ended_by_the_bootstrap_token()
+{
+    let api = Api::start().await;
+    let mut scene = Scene::new(bootstrap);
+    // More than 90 % of it are over.
+    scene.hand("kubeconfig.json", &api.kubeconfig(&api.pair(-9_500, 500), true));
+    scene.start();
+    let first = scene.until("it asks for another", async || api.requests().first().cloned()).await;
+    assert_eq!(api.makers(), [""], "by its certificate");
+    api.sign(&name_of(&first), -10, 3600);
+    scene.until("the pair is there", async || scene.issued("client.pem").exists().then_some(())).await;
+    scene.take(&api);
+    scene.told("client certificate", "").await;
+
+    // It has ended, as on a node that was off: init takes it back and hands over the bootstrap kubeconfig.
+    scene.kill();
+    scene.hand("kubeconfig.json", &api.kubeconfig(&api.pair(-9_500, -1), true));
+    scene.start();
+    scene.told("client certificate", "give --bootstrap-kubeconfig a kubeconfig").await;
+    assert_eq!(api.requests().len(), 1);
+    scene.take_back("kubeconfig.json");
+    scene.hand("bootstrap-kubeconfig.json", &api.kubeconfig(&json!({"token": "abc.def"}), false));
+    scene.until("it asks for another", async || (api.requests().len() == 2).then_some(())).await;
+    assert_eq!(api.makers(), ["", "Bearer abc.def"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_denied_removed_or_refused_is_named_and_asked_for_again() {
+    let api = Api::start().await;
+    api.state.lock().unwrap().refuses = true;
+    let mut scene = Scene::new(bootstrap);
+    scene.hand("bootstrap-kubeconfig.json", &api.kubeconfig(&json!({"token": "abc.def"}), false));
+    scene.start();
+    scene.told("client certificate", "Forbidden (403 Forbidden)").await;
+    api.state.lock().unwrap().refuses = false;
+    let first = scene.until("a request is made", async || api.requests().first().cloned()).await;
+    api.deny(&name_of(&first));
+    scene.told("client certificate", "is refused: Denied: No: not yours").await;
+    let errors = "kubelet_certificate_manager_client_expiration_renew_errors";
+    assert!(scene.metric(errors).await.unwrap() >= 2.0);
+    let known = name_of(&first);
+    let second = scene
+        .until("it asks again", async || api.requests().into_iter().find(|request| name_of(request) != known))
+        .await;
+    // Signed for somebody else's key.
+    let (mut forged, real) = (first.clone(), second["spec"]["request"].clone());
+    forged["metadata"]["name"] = "forged".into();
+    forged["status"] = Value::Null;
+    api.state.lock().unwrap().requests.insert("forged".to_owned(), forged);
+    api.sign("forged", -10, 3600);
+    let status = api.state.lock().unwrap().requests["forged"]["status"].clone();
+    api.change(&name_of(&second), |request| request["status"] = status);
+    scene.told("client certificate", "what was issued is for another key").await;
+    assert!(!scene.issued("client.pem").exists());
+    let made = |known: [&Value; 2]| {
+        let mut all = api.requests().into_iter();
+        all.find(|request| known.iter().all(|known| request["spec"] != known["spec"]))
+    };
+    let third = scene.until("it asks again", async || made([&first, &second])).await;
+    assert_ne!(third["spec"]["request"], real, "with a new key");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_serving_certificate_is_for_the_addresses_of_the_node_and_another_one_for_more_of_them() {
+    let api = Api::start().await;
+    let mut scene = Scene::new(|certificates| certificates.serving = true);
+    scene.hand("kubeconfig.json", &api.kubeconfig(&json!({"token": "node"}), false));
+    scene.start();
+    scene.told("serving certificate", "the Node has no address yet").await;
+    let set = |addresses: &[(&str, &str)]| {
+        let list: Vec<Value> =
+            addresses.iter().map(|(kind, address)| json!({"type": kind, "address": address})).collect();
+        api.state.lock().unwrap().addresses = list.into();
+    };
+    set(&[("Hostname", "n1"), ("InternalIP", "10.0.0.7")]);
+    scene.kill();
+    scene.start();
+    let first = scene.until("a request is made", async || api.requests().first().cloned()).await;
+    assert_eq!(first["spec"]["signerName"], "kubernetes.io/kubelet-serving");
+    assert_eq!(first["spec"]["usages"], json!(["digital signature", "server auth"]));
+    let names = |request: &Value| Api::read(request).params.subject_alt_names;
+    let host = || SanType::DnsName("n1".try_into().unwrap());
+    assert_eq!(names(&first), [host(), SanType::IpAddress("10.0.0.7".parse().unwrap())]);
+    api.sign(&name_of(&first), -10, 3600);
+    let pair = scene.issued("serving.pem");
+    let pem = scene.until("the pair is there", async || fs::read_to_string(&pair).ok()).await;
+    scene.hand("serving.crt", &pem[..pem.find("-----BEGIN PRIVATE KEY").unwrap()]);
+    fs::remove_file(&pair).unwrap();
+    scene.told("serving certificate", "").await;
+    assert_eq!(api.requests().len(), 1);
+    set(&[("Hostname", "n1"), ("InternalIP", "10.0.0.7"), ("ExternalIP", "192.0.2.9")]);
+    scene.kill();
+    scene.start();
+    let second = scene.until("it asks for another", async || {
+        api.requests().into_iter().find(|request| name_of(request) != name_of(&first))
+    });
+    assert_eq!(names(&second.await).len(), 3);
+    assert!(scene.metric("kubelet_certificate_manager_server_ttl_seconds").await.unwrap() > 3000.0);
+    assert!(
+        scene.metric("kubelet_certificate_manager_client_ttl_seconds").await.is_none(),
+        "only with rotation"
+    );
+}

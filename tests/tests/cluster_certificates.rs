@@ -1,0 +1,197 @@
+//! A node that joins a cluster with a bootstrap token, keeps its certificates good, and shows one that the cluster has signed.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use keelson_config::ServiceName;
+use keelson_testkit::process::Signal;
+use keelson_testkit::{Agent, KubeApiServer, KubeOptions, Scratch, eventually};
+use keelson_tests::cluster::{Cluster, LIMIT, NAMESPACE, sleeper};
+use serde_json::{Value, json};
+
+/// The certificates of this test begin five minutes before they are signed, so one that is good for this long is replaced
+/// 15 to 105 seconds from then.
+const SHORT: Duration = Duration::from_secs(150);
+const LONG: Duration = Duration::from_secs(24 * 3600);
+
+/// A node that has nothing but a bootstrap token.
+async fn joining(scratch: &Scratch, options: KubeOptions, fields: &Value) -> Cluster {
+    let node = format!("test-{:08x}", std::process::id());
+    let server = KubeApiServer::start(&scratch.path().join("k"), options).unwrap();
+    server.namespace(NAMESPACE).unwrap();
+    let bootstrap = server.bootstrap_kubeconfig().unwrap();
+    let alone = sleeper("alone").to_string();
+    let agent = Agent::builder(scratch.path())
+        .node_name(&node)
+        .kubeconfig(kubeconfig(scratch))
+        .flag(format!("--bootstrap-kubeconfig={}", bootstrap.display()))
+        .flag(format!("--cert-dir={}", pki(scratch).display()))
+        .fields(fields)
+        .manifest("alone.yaml", &alone)
+        .start()
+        .await
+        .unwrap();
+    Cluster { agent, server, node }
+}
+
+fn kubeconfig(scratch: &Scratch) -> PathBuf {
+    scratch.path().join("kubelet.conf")
+}
+
+fn pki(scratch: &Scratch) -> PathBuf {
+    scratch.path().join("pki")
+}
+
+/// The requests of a signer, oldest first, and who has made each.
+fn requests(cluster: &Cluster, signer: &str) -> Vec<(String, String)> {
+    let all = cluster.server.kubectl_json(&["get", "csr", "--sort-by=.metadata.creationTimestamp"]).unwrap();
+    let all = all["items"].as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    all.iter()
+        .filter(|request| request["spec"]["signerName"] == format!("kubernetes.io/{signer}"))
+        .map(|request| (text(&request["metadata"]["name"]), text(&request["spec"]["username"])))
+        .collect()
+}
+
+const CLIENT: &str = "kube-apiserver-client-kubelet";
+
+/// Waits for the request with this number, counted from 1; its name and who has made it.
+async fn request(cluster: &Cluster, signer: &str, number: usize) -> (String, String) {
+    let limit = LIMIT + SHORT;
+    let what = format!("there are {number} requests for {signer}");
+    let looked = eventually(limit, &what, async || requests(cluster, signer).len() >= number);
+    looked.await.unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
+    requests(cluster, signer)[number - 1].clone()
+}
+
+fn current(scratch: &Scratch, prefix: &str) -> Option<PathBuf> {
+    fs::read_link(pki(scratch).join(format!("{prefix}-current.pem"))).ok()
+}
+
+async fn switched(cluster: &Cluster, scratch: &Scratch, prefix: &str, before: Option<&Path>) {
+    cluster
+        .until("another certificate is in force", || {
+            current(scratch, prefix).is_some_and(|now| Some(now.as_path()) != before)
+        })
+        .await;
+}
+
+async fn node_status_says(cluster: &Cluster, text: &str) {
+    eventually(LIMIT, text, async || {
+        let said = cluster.agent.keelson(&["get", "services", "-o", "json"]).await.unwrap();
+        String::from_utf8_lossy(&said.stdout).contains(text)
+    })
+    .await
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
+}
+
+#[tokio::test]
+#[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
+async fn a_node_joins_with_a_bootstrap_token_and_replaces_its_certificate_before_it_ends() {
+    let scratch = Scratch::new().unwrap();
+    let fields = json!({"rotateCertificates": true});
+    let mut cluster = joining(&scratch, KubeOptions::default(), &fields).await;
+    // Without the cluster its own pods run, and nothing ends.
+    let runs = async || keelson_tests::running(&cluster.agent).await.is_ok_and(|all| all.len() == 1);
+    eventually(LIMIT, "the static pod runs", runs).await.unwrap();
+    node_status_says(&cluster, "waits for its approval").await;
+    let (first, maker) = request(&cluster, CLIENT, 1).await;
+    assert!(maker.starts_with("system:bootstrap:"), "{maker}");
+    cluster.agent.service(ServiceName::NodeStatus).unwrap().signal(Signal::KILL);
+    node_status_says(&cluster, &format!("{first} waits for its approval")).await;
+    cluster.agent.kill_init();
+    cluster.agent.start().await.unwrap();
+    node_status_says(&cluster, &format!("{first} waits for its approval")).await;
+    assert_eq!(requests(&cluster, CLIENT).len(), 1);
+
+    cluster.server.sign_csr_for(&first, SHORT).unwrap();
+    cluster.until("the node is Ready", || cluster.node_is_ready()).await;
+    let kept = current(&scratch, "kubelet-client").unwrap();
+    assert!(fs::read_to_string(kubeconfig(&scratch)).unwrap().contains("kubelet-client-current.pem"));
+    let waiting = scratch.path().join("a/state/node-status/certificates/client.pem");
+    cluster.until("nothing is left where it was issued", || !waiting.exists()).await;
+    cluster.run(&sleeper("web"));
+    cluster.until("the pod is Ready", || cluster.is_ready("web")).await;
+
+    let (second, maker) = request(&cluster, CLIENT, 2).await;
+    assert_eq!(maker, format!("system:node:{}", cluster.node), "by its own certificate");
+    cluster.server.sign_csr_for(&second, LONG).unwrap();
+    switched(&cluster, &scratch, "kubelet-client", Some(&kept)).await;
+    // The first one ends, and with it all that may have gone on with it.
+    let ended = || {
+        let output = std::process::Command::new("openssl")
+            .args(["x509", "-noout", "-checkend", "0", "-in"])
+            .arg(&kept)
+            .output()
+            .unwrap();
+        !output.status.success()
+    };
+    eventually(SHORT + LIMIT, "the first one has ended", async || ended()).await.unwrap();
+    cluster.agent.restart().await.unwrap();
+    cluster.run(&sleeper("later"));
+    cluster.until("the pod is Ready", || cluster.is_ready("later")).await;
+    assert!(cluster.node_is_ready());
+    assert_eq!(requests(&cluster, CLIENT).len(), 2, "what is good is used over restarts");
+    cluster.agent.end().unwrap();
+}
+
+#[tokio::test]
+#[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
+async fn a_node_whose_certificate_has_ended_comes_back_with_its_bootstrap_token() {
+    let scratch = Scratch::new().unwrap();
+    let mut cluster = joining(&scratch, KubeOptions::default(), &json!({})).await;
+    let (first, _) = request(&cluster, CLIENT, 1).await;
+    cluster.server.sign_csr_for(&first, Duration::from_secs(30)).unwrap();
+    cluster.until("the node is Ready", || cluster.node_is_ready()).await;
+    let kept = current(&scratch, "kubelet-client").unwrap();
+    cluster.agent.stop().await.unwrap();
+    // Without rotation nobody asks before it has ended; the agent is off meanwhile.
+    assert_eq!(requests(&cluster, CLIENT).len(), 1);
+    let ended = || {
+        let mut command = std::process::Command::new("openssl");
+        command.args(["x509", "-noout", "-checkend", "0", "-in"]).arg(&kept);
+        !command.output().unwrap().status.success()
+    };
+    eventually(LIMIT, "it has ended", async || ended()).await.unwrap();
+    cluster.agent.start().await.unwrap();
+    let (second, maker) = request(&cluster, CLIENT, 2).await;
+    assert!(maker.starts_with("system:bootstrap:"), "{maker}");
+    cluster.server.sign_csr_for(&second, LONG).unwrap();
+    switched(&cluster, &scratch, "kubelet-client", Some(&kept)).await;
+    cluster.run(&sleeper("web"));
+    cluster.until("the pod is Ready", || cluster.is_ready("web")).await;
+    cluster.agent.end().unwrap();
+}
+
+#[tokio::test]
+#[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
+async fn the_server_knows_the_kubelet_api_by_a_certificate_that_it_was_asked_for() {
+    let scratch = Scratch::new().unwrap();
+    let authority = scratch.path().join("k/ca.crt");
+    let checks = vec![format!("--kubelet-certificate-authority={}", authority.display())];
+    let fields = json!({
+        "rotateCertificates": true, "serverTLSBootstrap": true, "address": "0.0.0.0",
+        "authentication": {"x509": {"clientCAFile": authority}, "webhook": {"enabled": true}},
+        "authorization": {"mode": "Webhook"},
+    });
+    let cluster = joining(&scratch, KubeOptions { arguments: checks }, &fields).await;
+    let (client, _) = request(&cluster, CLIENT, 1).await;
+    cluster.server.sign_csr_for(&client, LONG).unwrap();
+    cluster.until("the node is Ready", || cluster.node_is_ready()).await;
+    cluster.run(&sleeper("web"));
+    cluster.until("the pod is Ready", || cluster.is_ready("web")).await;
+    let (serving, maker) = request(&cluster, "kubelet-serving", 1).await;
+    assert_eq!(maker, format!("system:node:{}", cluster.node));
+    node_status_says(&cluster, &format!("{serving} waits for its approval")).await;
+    let logs = || cluster.server.kubectl(&["-n", NAMESPACE, "logs", "web"]).unwrap();
+    assert!(!logs().status.success(), "there is no certificate to show yet");
+    assert!(cluster.agent.log().contains("no serving certificate available for the kubelet"));
+    cluster.server.sign_csr_for(&serving, LONG).unwrap();
+    let said = || String::from_utf8_lossy(&logs().stdout).contains("hello from web");
+    cluster.until("its log is read over a certificate that is checked", said).await;
+    assert!(current(&scratch, "kubelet-server").is_some());
+    cluster.agent.end().unwrap();
+}
