@@ -176,7 +176,7 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     } else {
         let count = usize::from(first & 0x7f);
         let bytes = rest.get(..count).filter(|_| (1..=4).contains(&count))?;
-        (bytes.iter().fold(0, |length, byte| length << 8 | usize::from(*byte)), rest.get(count..)?)
+        (bytes.iter().fold(0, |length, byte| (length << 8) | usize::from(*byte)), rest.get(count..)?)
     };
     Some((tag, rest.get(..length)?, rest.get(length..)?))
 }
