@@ -17,6 +17,7 @@
 //! | `machine_loop`, `host` | what the machine has and what pods may use of it |
 //! | `eviction` | what the machine is short of, and which pods are to end for it |
 //! | `placement` | looks now and then whether pods run in their cgroups |
+//! | `iptables` | chains that others find the machine's iptables by, and the one that guards its loopback |
 //! | `swap` | says at the start when volumes in memory may reach the disk |
 //! | `tunables`, `oom` | kernel tunables, set at the start; processes that the kernel kills for want of memory |
 //!
@@ -28,6 +29,7 @@ mod details;
 mod driver;
 mod eviction;
 mod host;
+mod iptables;
 mod machine_loop;
 mod manager;
 mod metrics;

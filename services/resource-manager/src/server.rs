@@ -29,6 +29,7 @@ use crate::cgroup::KernelAlarm;
 use crate::driver::{self, Drivers};
 use crate::eviction::{self, EvictionLoop, Look, Notices, Orders, Saved, Settings};
 use crate::host;
+use crate::iptables;
 use crate::machine_loop::MachineLoop;
 use crate::manager::{
     Ask, Command, Env, Found, Manager, NO_TREE, NOT_ITS_TURN, PREEMPTING, SET_NOT_COMPLETE, Told, Verdict,
@@ -171,6 +172,7 @@ async fn begin(ctx: Context, start: Start) -> Routes {
     let handle = ctx.progress.register("eviction");
     ctx.spawn("eviction", eviction.run(ctx.shutdown.clone(), handle));
     oom::watch(&ctx);
+    iptables::keep(&ctx);
     swap::tell(&ctx);
     Routes::new(ResourceManagerServer::new(service))
 }

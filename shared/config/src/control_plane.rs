@@ -249,7 +249,7 @@ fn lease_seconds() -> u32 {
     40
 }
 
-fn yes() -> bool {
+pub(crate) fn yes() -> bool {
     true
 }
 

@@ -112,6 +112,9 @@ pub struct Config {
     pub tracing: Option<Tracing>,
     /// Whether this agent owns what exists once per machine: kernel tunables, iptables hints, kmsg.
     pub manage_host: bool,
+    /// Whether the chains of a kubelet are kept in iptables (`makeIPTablesUtilChains`), by the agent that manages the host.
+    #[serde(default = "control_plane::yes")]
+    pub iptables_util_chains: bool,
     /// For each value that was set: where it came from, keyed by its dotted path.
     #[serde(default)]
     pub provenance: BTreeMap<String, String>,
@@ -389,6 +392,7 @@ impl Default for Config {
             logging: Logging::default(),
             tracing: None,
             manage_host: true,
+            iptables_util_chains: true,
             provenance: BTreeMap::new(),
         }
     }

@@ -81,7 +81,9 @@ fn every_field_of_the_kubelet_configuration_that_is_acted_on_arrives() {
         "cpuCFSQuota": false, "cpuCFSQuotaPeriod": "50ms", "maxParallelImagePulls": 4,
         "serializeImagePulls": false, "kubeReserved": {"cpu": "100m"}, "systemReserved": {"cpu": "200m"},
         "evictionHard": {"memory.available": "200Mi"}, "failCgroupV1": false, "logging": {"format": "json"},
+        "makeIPTablesUtilChains": false,
     }));
+    assert!(!config.iptables_util_chains);
     assert_eq!(config.sources.static_pod_path.unwrap().to_str(), Some("/etc/k/manifests"));
     assert_eq!(config.sources.file_check_ms, 90_000);
     let runtime = &config.runtime;

@@ -8,6 +8,7 @@
 //! | [`admit`] | whether a pod fits beside those that are admitted |
 //! | [`pressure`] | whether a pod may begin while the node is short of something, and whose turn it is |
 //! | [`eviction`] | who must go when the machine is short of something |
+//! | [`iptables`] | which chains are kept in iptables, and what is missing of them |
 //! | [`kernel`] | which kernel tunables are not as they should be, which processes were killed for memory |
 //! | [`enforce`] | what the root of all pods and the reserved cgroups are bound to |
 //! | [`driver`] | which cgroup driver is in force |
@@ -29,6 +30,7 @@ pub mod driver;
 pub mod enforce;
 pub mod eviction;
 pub mod hierarchy;
+pub mod iptables;
 pub mod kernel;
 pub mod layout;
 pub mod machine;

@@ -42,7 +42,6 @@ const TRUTHS: &[&str] = &[
     "enableContentionProfiling",
     "enableControllerAttachDetach",
     "enableSystemLogQuery",
-    "makeIPTablesUtilChains",
     "runOnce",
 ];
 /// Texts that may be anything.
