@@ -37,7 +37,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use keelson_config::{Config, ControlPlane, ServiceName};
+use keelson_config::{Beside, Config, ControlPlane, ServiceName};
 use keelson_init_core::{Level, Note, Resolved, folders};
 use keelson_proto::descriptors;
 use keelson_proto::keelson::supervisor::v1::supervisor_server::SupervisorServer;
@@ -213,7 +213,7 @@ fn resolve_only(resolved: &Resolved, providers: Option<&Handover>, cli: &Cli) ->
     let _lock = lock::run_dir(config)?;
     hand_over(config, providers)?;
     hand_over_files(config)?;
-    write_config(config, &resolved.kubelet_configuration)?;
+    write_config(resolved)?;
     write_flags(config, cli)
 }
 
@@ -230,10 +230,14 @@ fn join_operator_group(config: &Config) -> anyhow::Result<()> {
 }
 
 /// Writes the resolved configuration, for the operator group to read.
-fn write_config(config: &Config, kubelet_configuration: &Map<String, Value>) -> anyhow::Result<()> {
+fn write_config(resolved: &Resolved) -> anyhow::Result<()> {
+    store(&resolved.config, resolved.beside())
+}
+
+fn store(config: &Config, beside: Beside<'_>) -> anyhow::Result<()> {
     let path = config.paths.config_file();
     config
-        .store_with(&path, Some(kubelet_configuration))
+        .store_with(&path, beside)
         .context("the run dir must be writable and have room; --run-dir names another one")?;
     give_to_operators(config, &path)
 }
@@ -325,8 +329,7 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
             (Some(own), in_force)
         }
     };
-    write_config(&resolved.config, &resolved.kubelet_configuration)?;
-    drop(resolved);
+    write_config(&resolved)?;
     write_flags(config, &cli)?;
     drop(providers);
     if let Err(error) = host::lower_oom_score() {

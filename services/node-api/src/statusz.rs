@@ -1,11 +1,15 @@
 //! `/statusz`: since when this process runs, and of which version it is (node-and-api.md §8.11).
 
+use std::borrow::Cow;
+use std::path::Path;
+
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use jiff::Timestamp;
-use keelson_config::KUBELET_VERSION;
+use keelson_config::{FeatureGate, KUBELET_VERSION, feature_gates};
 use keelson_service_kit::Metrics;
+use keelson_service_kit::status::chain;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
@@ -73,6 +77,24 @@ pub(crate) fn register_build(metrics: &Metrics) {
     metrics.register("kubelet_metrics_provider", "Where the figures of containers come from", provider);
 }
 
+/// Registers `kubernetes_feature_enabled` (§15.2) with the gates that init has resolved. They change with a start alone; of a
+/// file without any there are no samples.
+pub(crate) fn register_gates(metrics: &Metrics, file: &Path) {
+    let gates = feature_gates(file).unwrap_or_else(|error| {
+        tracing::warn!(error = chain(&error), "the feature gates are not among the metrics");
+        Vec::new()
+    });
+    let family = Family::<[(&str, Cow<'static, str>); 2], Gauge>::default();
+    for FeatureGate { name, stage, enabled } in gates {
+        family.get_or_create(&[("name", name), ("stage", stage)]).set(enabled.into());
+    }
+    metrics.register(
+        "kubernetes_feature_enabled",
+        "Whether a feature is on, by its gate and its stage",
+        family,
+    );
+}
+
 /// The name that Go gives an architecture of Rust's.
 fn go_architecture(architecture: &str) -> &str {
     match architecture {
@@ -116,6 +138,34 @@ mod tests {
         }
         assert!(text.contains("kubelet_metrics_provider{provider=\"cadvisor\"} 1\n"), "{text}");
         assert_eq!((go_architecture("x86_64"), go_architecture("riscv64")), ("amd64", "riscv64"));
+    }
+
+    #[test]
+    fn each_gate_is_told_with_its_stage_and_whether_it_is_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.json");
+        let gate = |name: &'static str, stage: &'static str, enabled| FeatureGate {
+            name: name.into(),
+            stage: stage.into(),
+            enabled,
+        };
+        let gates = [gate("AllAlpha", "ALPHA", false), gate("ImageVolume", "", true)];
+        let beside = keelson_config::Beside { feature_gates: &gates, ..Default::default() };
+        keelson_config::Config::default().store_with(&file, beside).unwrap();
+        let metrics = Metrics::new();
+        register_gates(&metrics, &file);
+        let text = metrics.text();
+        let mut lines: Vec<_> =
+            text.lines().filter(|line| line.starts_with("kubernetes_feature_enabled{")).collect();
+        lines.sort_unstable();
+        let expected = [
+            "kubernetes_feature_enabled{name=\"AllAlpha\",stage=\"ALPHA\"} 0",
+            "kubernetes_feature_enabled{name=\"ImageVolume\",stage=\"\"} 1",
+        ];
+        assert_eq!(lines, expected);
+        let without = Metrics::new();
+        register_gates(&without, &dir.path().join("none.json"));
+        assert!(!without.text().contains("kubernetes_feature_enabled{"));
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod pods;
 mod source_limits;
 mod tls;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write as _};
@@ -452,13 +453,30 @@ struct Stored<'a> {
 pub fn kubelet_configuration(path: &Path) -> Result<Option<Map<String, Value>>, ConfigError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Part {
+    struct File {
         kubelet_configuration: Option<Map<String, Value>>,
     }
+    part_of(path).map(|file: File| file.kubelet_configuration)
+}
+
+/// The feature gates, from the file at `path`; none when its writer has left none.
+///
+/// # Errors
+/// As [`kubelet_configuration`].
+pub fn feature_gates(path: &Path) -> Result<Vec<FeatureGate>, ConfigError> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct File {
+        #[serde(default)]
+        feature_gates: Vec<FeatureGate>,
+    }
+    part_of(path).map(|file: File| file.feature_gates)
+}
+
+/// A part of the file.
+fn part_of<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ConfigError> {
     let bytes = fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let part: Part = serde_json::from_slice(&bytes)
-        .map_err(|source| ConfigError::Decode { path: path.to_owned(), source })?;
-    Ok(part.kubelet_configuration)
+    serde_json::from_slice(&bytes).map_err(|source| ConfigError::Decode { path: path.to_owned(), source })
 }
 
 impl Config {
@@ -475,18 +493,13 @@ impl Config {
 
     /// Replaces the file at `path` by rename; mode 0640.
     pub fn store(&self, path: &Path) -> Result<(), ConfigError> {
-        self.store_with(path, None)
+        self.store_with(path, Beside::default())
     }
 
-    /// As [`Config::store`], with the whole KubeletConfiguration in force beside the rest, for
-    /// [`kubelet_configuration`]. It is no field: no service needs it in memory.
-    pub fn store_with(
-        &self,
-        path: &Path,
-        kubelet_configuration: Option<&Map<String, Value>>,
-    ) -> Result<(), ConfigError> {
+    /// As [`Config::store`], with something beside it.
+    pub fn store_with(&self, path: &Path, beside: Beside<'_>) -> Result<(), ConfigError> {
         let fail = |source| ConfigError::Write { path: path.to_owned(), source };
-        let stored = Stored { config: self, kubelet_configuration };
+        let stored = Stored { config: self, beside };
         let mut bytes = serde_json::to_vec_pretty(&stored).map_err(|e| fail(io::Error::other(e)))?;
         bytes.push(b'\n');
         let temporary = path.with_extension("json.new");
@@ -526,11 +539,15 @@ mod tests {
         let path = std::env::temp_dir().join(format!("keelson-config-kubelet-{}.json", std::process::id()));
         let config = Config::default();
         let document = Map::from_iter([("maxPods".to_owned(), Value::from(7))]);
-        config.store_with(&path, Some(&document)).unwrap();
+        let gates = [FeatureGate { name: "A".into(), stage: "BETA".into(), enabled: true }];
+        let beside = Beside { kubelet_configuration: Some(&document), feature_gates: &gates, waiting: None };
+        config.store_with(&path, beside).unwrap();
         assert_eq!(Config::load(&path).unwrap(), config);
         assert_eq!(kubelet_configuration(&path).unwrap(), Some(document));
+        assert_eq!(feature_gates(&path).unwrap(), gates);
         config.store(&path).unwrap();
         assert_eq!(kubelet_configuration(&path).unwrap(), None);
+        assert_eq!(feature_gates(&path).unwrap(), []);
         fs::remove_file(&path).unwrap();
     }
 

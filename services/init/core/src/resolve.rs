@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use keelson_config::{Config, KUBELET_API_VERSION, KUBELET_KIND, ServiceName, Tracing};
+use keelson_config::{Beside, Config, FeatureGate, KUBELET_API_VERSION, KUBELET_KIND, ServiceName, Tracing};
 use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value, json};
 
@@ -131,6 +131,19 @@ pub struct Resolved {
     pub notes: Vec<Note>,
     /// The whole KubeletConfiguration in force, without secrets.
     pub kubelet_configuration: Map<String, Value>,
+    /// Every feature gate.
+    pub feature_gates: Vec<FeatureGate>,
+}
+
+impl Resolved {
+    /// What stands beside the configuration of the services.
+    pub fn beside(&self) -> Beside<'_> {
+        Beside {
+            kubelet_configuration: Some(&self.kubelet_configuration),
+            feature_gates: &self.feature_gates,
+            waiting: None,
+        }
+    }
 }
 
 /// Merges flags, the KubeletConfiguration, the keelson file and the defaults, in this order of precedence.
@@ -165,7 +178,8 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigProblem>> {
         let kubelet_configuration = effective(kubelet, with_file, &resolver.config);
         let origins = origins(kubelet, &kubelet_configuration, &resolver.config);
         resolver.config.provenance.extend(origins);
-        Ok(Resolved { config: resolver.config, notes: resolver.notes, kubelet_configuration })
+        let feature_gates = gates.all();
+        Ok(Resolved { config: resolver.config, notes: resolver.notes, kubelet_configuration, feature_gates })
     } else {
         Err(resolver.problems)
     }

@@ -288,8 +288,8 @@ impl Follower {
         }
         let mut restart = false;
         if self.own.written.as_ref() != self.own.kept.active() {
-            let Resolved { config, notes, kubelet_configuration } = resolved;
-            let written = crate::write_config(&config, &kubelet_configuration);
+            let written = crate::write_config(&resolved);
+            let Resolved { config, notes, .. } = resolved;
             let told = written.as_ref().map_err(|error| format!("{error:#}")).copied();
             self.progress.condition("resolved configuration", told);
             if written.is_err() {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use keelson_config::Config;
+use keelson_config::{Beside, Config};
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::resource_manager::v1 as rm;
 use keelson_proto::keelson::runtime::v1 as rt;
@@ -342,7 +342,9 @@ async fn the_configuration_is_the_document_that_init_has_left() {
         ("kind".to_owned(), json!("KubeletConfiguration")),
         ("maxPods".to_owned(), json!(7)),
     ]);
-    Config::default().store_with(&file, Some(&document)).unwrap();
+    Config::default()
+        .store_with(&file, Beside { kubelet_configuration: Some(&document), ..Beside::default() })
+        .unwrap();
     let reply = get(api, "/configz").await;
     assert_eq!(
         (reply.status.as_u16(), reply.headers["content-type"].to_str().unwrap()),
@@ -357,7 +359,9 @@ async fn the_cgroup_driver_in_force_is_shown_whatever_is_configured() {
     let world = World::start();
     let file = world.ctx.config.paths.config_file();
     let document = Map::from_iter([("cgroupDriver".to_owned(), json!("cgroupfs"))]);
-    Config::default().store_with(&file, Some(&document)).unwrap();
+    Config::default()
+        .store_with(&file, Beside { kubelet_configuration: Some(&document), ..Beside::default() })
+        .unwrap();
     let reply = get(world.api().await, "/configz").await;
     let shown: Value = serde_json::from_str(&reply.text().await.unwrap()).unwrap();
     assert_eq!(shown, json!({"kubeletconfig": {"cgroupDriver": "systemd"}}));

@@ -4,6 +4,8 @@ mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use keelson_config::FeatureGate;
+
 use crate::document::{ConfigProblem, Sourced};
 use crate::resolve::{Level, Note};
 
@@ -19,6 +21,18 @@ pub(crate) enum Stage {
     Beta,
     Ga,
     Deprecated,
+}
+
+impl Stage {
+    /// As `kubernetes_feature_enabled` has it (§15.2).
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Alpha => "ALPHA",
+            Self::Beta => "BETA",
+            Self::Ga => "",
+            Self::Deprecated => "DEPRECATED",
+        }
+    }
 }
 
 /// One gate.
@@ -58,6 +72,22 @@ impl FeatureGates {
     /// Whether the gate of this name is on; one that there is not is off.
     pub(crate) fn is_on(&self, name: &str) -> bool {
         self.on.contains(name)
+    }
+
+    /// Every gate, those that stand for a stage among them, by name.
+    pub(crate) fn all(&self) -> Vec<FeatureGate> {
+        let stages = ALL.iter().map(|(name, stage)| (*name, *stage));
+        let known = gates().iter().map(|(name, gate)| (*name, gate.stage));
+        let mut all: Vec<FeatureGate> = stages
+            .chain(known)
+            .map(|(name, stage)| FeatureGate {
+                name: name.into(),
+                stage: stage.label().into(),
+                enabled: self.is_on(name),
+            })
+            .collect();
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        all
     }
 }
 
@@ -127,7 +157,9 @@ fn in_force(explicit: &BTreeMap<&str, &Sourced<bool>>) -> BTreeSet<&'static str>
         let set = explicit.get(name).map(|given| given.value);
         set.or_else(|| all_of(gate.stage).filter(|_| !gate.locked)).unwrap_or(gate.on)
     };
-    gates().iter().filter(|(name, gate)| is_on(name, gate)).map(|(name, _)| *name).collect()
+    let stages =
+        ALL.iter().map(|(all, _)| *all).filter(|all| explicit.get(all).is_some_and(|given| given.value));
+    gates().iter().filter(|(name, gate)| is_on(name, gate)).map(|(name, _)| *name).chain(stages).collect()
 }
 
 /// A problem for each gate that is on without what it needs. It names what was set of them: the gate, else what it needs, else

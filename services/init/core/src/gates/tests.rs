@@ -73,6 +73,27 @@ fn all_of_a_stage_sets_what_is_not_set_by_its_name() {
 }
 
 #[test]
+fn every_gate_is_told_with_the_stage_that_metrics_have() {
+    let all = judged(&[("AllAlpha", true), ("MemoryQoS", false)]).0.all();
+    assert_eq!(all.len(), gates().len() + 2);
+    let of = |name: &str| {
+        let gate = all.iter().find(|gate| gate.name == name).unwrap();
+        (gate.stage.to_string(), gate.enabled)
+    };
+    for (name, stage, enabled) in [
+        ("AllAlpha", "ALPHA", true),
+        ("AllBeta", "BETA", false),
+        ("MemoryQoS", "ALPHA", false),
+        ("EventedPLEG", "ALPHA", true),
+        ("EnvFiles", "BETA", true),
+        ("NodeSwap", "", true),
+    ] {
+        assert_eq!(of(name), (stage.to_owned(), enabled), "{name}");
+    }
+    assert!(all.iter().any(|gate| gate.stage == "DEPRECATED"));
+}
+
+#[test]
 fn each_gate_that_there_is_not_is_told_with_its_place() {
     let problems = problems(&[("DynamicKubeletConfig", true), ("EnvFiles", true), ("envfiles", false)]);
     assert_eq!(problems.len(), 2, "{problems:?}");
