@@ -16,6 +16,7 @@ mod attributes;
 mod bearer;
 mod kept;
 mod reviews;
+mod token_metrics;
 mod user;
 
 use std::sync::Arc;

@@ -29,11 +29,14 @@ const LABEL: &str = "keelson_service";
 const PROBES: &str = "prober_";
 
 /// Families with labels that dashboards and alerts match on.
-const FROZEN: [&str; 8] = [
+const FROZEN: [&str; 11] = [
+    "apiserver_delegated_",
+    "authentication_token_cache_",
     "force_cleaned_failed_volume_",
     "kubelet_",
     PROBES,
     "kubernetes_build_info",
+    "kubernetes_feature_enabled",
     "reconstruct_volume_",
     "storage_operation_",
     "volume_manager_",

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use keelson_config::{Config, Kubernetes as Settings, Offline, ServiceName};
-use keelson_kube_api::{Change, Follower, KubeApi, News, Object, Range, Resource};
+use keelson_kube_api::{Change, Follower, KubeApi, News, Object, Range, Resource, RestMetrics};
 use keelson_kube_model::pod_ext::API;
 use keelson_pod_config_core::ManifestError;
 use keelson_pod_config_core::api_pod::api_pod;
@@ -18,7 +18,7 @@ use keelson_pod_config_core::files::{Problem, SourceSet};
 use keelson_pod_config_core::merge::SourcePod;
 use keelson_pod_config_core::offline::{WaitingPod, age, waits_for};
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Context, Progress};
+use keelson_service_kit::{Context, Metrics, Progress};
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -80,9 +80,10 @@ fn node_key() -> String {
 /// The server that the configuration names.
 pub fn connection(ctx: &Context, settings: &Settings) -> KubeApi {
     let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig));
+    let metrics = RestMetrics::registered(&ctx.metrics);
     match settings.certificates.bootstrap_kubeconfig {
-        Some(_) => KubeApi::awaiting(kubeconfig, USER_AGENT, AWAITED),
-        None => KubeApi::new(kubeconfig, USER_AGENT),
+        Some(_) => KubeApi::awaiting(kubeconfig, USER_AGENT, metrics, AWAITED),
+        None => KubeApi::counted(kubeconfig, USER_AGENT, metrics),
     }
 }
 
@@ -102,8 +103,8 @@ impl KubernetesPlane {
     }
 
     /// What asks the server who somebody is and what they may do.
-    pub fn reviewer(&self) -> Reviewer {
-        Reviewer::new(self.api.clone())
+    pub fn reviewer(&self, metrics: &Metrics) -> Reviewer {
+        Reviewer::new(self.api.clone(), metrics)
     }
 
     fn earlier(&self) -> MutexGuard<'_, Earlier> {

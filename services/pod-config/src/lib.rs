@@ -27,6 +27,7 @@ mod manifest_store;
 mod metrics;
 mod node_configuration;
 mod objects;
+mod review_metrics;
 mod reviews;
 mod secrets;
 mod server;
@@ -112,7 +113,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
             cluster = Some(services);
             let earlier = kubernetes_source::Earlier { values: of_api, heard: heard.get(API).copied() };
             let plane = KubernetesPlane::new(&ctx, api, checkpoint.clone(), earlier);
-            reviewer = Some(plane.reviewer());
+            reviewer = Some(plane.reviewer(&ctx.metrics));
             Arc::new(plane)
         }
         ControlPlaneConfig::Etcd(etcd) => {

@@ -2,11 +2,14 @@
 //! (node-and-api.md §7). Nothing is remembered here; who asks does that.
 
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use keelson_kube_api::{KubeApi, KubeError, Resource};
 use keelson_proto::keelson::pod_config::v1 as pb;
+use keelson_service_kit::Metrics;
 use serde_json::{Map, Value, json};
+
+use crate::review_metrics::{Asked, ReviewMetrics};
 
 /// How often a question is put, until it is answered.
 const ATTEMPTS: u32 = 5;
@@ -30,12 +33,13 @@ const ACCESS_REVIEWS: Resource = Resource {
 #[derive(Debug, Clone)]
 pub struct Reviewer {
     api: KubeApi,
+    metrics: ReviewMetrics,
 }
 
 impl Reviewer {
-    /// One that asks this server.
-    pub fn new(api: KubeApi) -> Self {
-        Self { api }
+    /// One that asks this server, and counts what it asks among the metrics of a service.
+    pub fn new(api: KubeApi, metrics: &Metrics) -> Self {
+        Self { api, metrics: ReviewMetrics::registered(metrics) }
     }
 
     /// Whose token it is, for whatever audience the server itself has.
@@ -44,7 +48,7 @@ impl Reviewer {
     /// The server does not answer, also when asked again, or refuses.
     pub async fn token(&self, token: &str) -> Result<pb::ReviewTokenResponse, KubeError> {
         let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
-        Ok(whose(&self.ask(TOKEN_REVIEWS, &review).await?))
+        Ok(whose(&self.ask(TOKEN_REVIEWS, &review, &self.metrics.tokens).await?))
     }
 
     /// Whether somebody may do something.
@@ -55,17 +59,20 @@ impl Reviewer {
         &self,
         asked: &pb::ReviewAccessRequest,
     ) -> Result<pb::ReviewAccessResponse, KubeError> {
-        let status = self.ask(ACCESS_REVIEWS, &access_review(asked)).await?;
+        let status = self.ask(ACCESS_REVIEWS, &access_review(asked), &self.metrics.access).await?;
         // What is both allowed and denied contradicts itself: it is not allowed.
         let allowed = status["allowed"] == true && status["denied"] != true;
         Ok(pb::ReviewAccessResponse { allowed, reason: text(&status["reason"]) })
     }
 
     /// The status of the review that the server makes of `review`.
-    async fn ask(&self, resource: Resource, review: &Value) -> Result<Value, KubeError> {
+    async fn ask(&self, resource: Resource, review: &Value, counted: &Asked) -> Result<Value, KubeError> {
         let mut attempt = 1;
         loop {
-            match self.api.create(resource, None, review).await {
+            let began = Instant::now();
+            let answer = self.api.create(resource, None, review).await;
+            counted.ended(&answer, began.elapsed());
+            match answer {
                 Ok(mut object) => return Ok(object.0["status"].take()),
                 Err(error) if attempt < ATTEMPTS && may_be_answered_later(&error) => {
                     let pause = pause(attempt, fastrand::f64());

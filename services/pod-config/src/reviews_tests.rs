@@ -41,7 +41,7 @@ async fn server(folder: &Path, answers: Vec<(u16, Value)>) -> (Reviewer, Posted)
         "clusters": [{"name": "k", "cluster": {"server": url}}], "users": [{"name": "u", "user": {}}],
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}]});
     std::fs::write(&file, config.to_string()).unwrap();
-    (Reviewer::new(KubeApi::new(file, "test")), posted)
+    (Reviewer::new(KubeApi::new(file, "test"), &Metrics::new()), posted)
 }
 
 async fn request(stream: &mut BufReader<tokio::net::TcpStream>) -> Option<(String, Value)> {
@@ -143,6 +143,34 @@ async fn trouble_of_the_server_is_asked_through_and_a_refusal_is_not() {
     let (reviewer, posted) = server(folder.path(), vec![refusal(403)]).await;
     assert_eq!(reviewer.token("t").await.unwrap_err().code(), Some(403));
     assert_eq!(posted.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn each_question_counts_with_what_was_said_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let status = json!({"status": {"authenticated": true, "allowed": true}});
+    let answers = vec![refusal(500), (201, status.clone()), refusal(403), (201, status)];
+    let (mut reviewer, _) = server(folder.path(), answers).await;
+    let metrics = Metrics::new();
+    reviewer.metrics = ReviewMetrics::registered(&metrics);
+    reviewer.token("t").await.unwrap();
+    reviewer.token("t").await.unwrap_err();
+    reviewer.access(&pb::ReviewAccessRequest::default()).await.unwrap();
+    let nobody = Reviewer { api: KubeApi::new(folder.path().join("none"), "test"), ..reviewer.clone() };
+    nobody.token("t").await.unwrap_err();
+    let text = metrics.text();
+    for (kind, code, count) in [
+        ("authn", "500", 1),
+        ("authn", "201", 1),
+        ("authn", "403", 1),
+        ("authn", "<error>", 1),
+        ("authz", "201", 1),
+    ] {
+        for suffix in ["total", "duration_seconds_count"] {
+            let line = format!("apiserver_delegated_{kind}_request_{suffix}{{code=\"{code}\"}} {count}\n");
+            assert!(text.contains(&line), "{line}{text}");
+        }
+    }
 }
 
 #[test]

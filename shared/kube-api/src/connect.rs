@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
@@ -23,6 +23,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tower::ServiceBuilder;
 
+use crate::counted::{Counted, RestMetrics, host_of};
 use crate::error::KubeError;
 use crate::resource::{Object, Range, Resource};
 
@@ -60,6 +61,7 @@ struct Inner {
     user_agent: String,
     /// What is waited for while there is no kubeconfig.
     awaited: Option<&'static str>,
+    metrics: RestMetrics,
     current: Mutex<Option<Connected>>,
     /// How many connections there were; a change is one that took the place of another.
     replaced: watch::Sender<u64>,
@@ -74,6 +76,8 @@ struct Connected {
     stamp: Stamp,
     client: Client,
     server: String,
+    /// Name or address and port, for metrics.
+    host: String,
 }
 
 /// What tells one content of a file from another.
@@ -100,19 +104,35 @@ impl fmt::Debug for KubeApi {
 impl KubeApi {
     /// The server that `kubeconfig` names; nothing is read yet. `user_agent` is what the server's audit log shows.
     pub fn new(kubeconfig: PathBuf, user_agent: &str) -> Self {
-        Self::made(kubeconfig, user_agent, None)
+        Self::made(kubeconfig, user_agent, RestMetrics::default(), None)
     }
 
-    /// As [`KubeApi::new`], where the file comes later, and may go away for a while: `awaited` says what for.
-    pub fn awaiting(kubeconfig: PathBuf, user_agent: &str, awaited: &'static str) -> Self {
-        Self::made(kubeconfig, user_agent, Some(awaited))
+    /// As [`KubeApi::new`], with its requests counted.
+    pub fn counted(kubeconfig: PathBuf, user_agent: &str, metrics: RestMetrics) -> Self {
+        Self::made(kubeconfig, user_agent, metrics, None)
     }
 
-    fn made(kubeconfig: PathBuf, user_agent: &str, awaited: Option<&'static str>) -> Self {
+    /// As [`KubeApi::counted`], where the file comes later, and may go away for a while: `awaited` says what for.
+    pub fn awaiting(
+        kubeconfig: PathBuf,
+        user_agent: &str,
+        metrics: RestMetrics,
+        awaited: &'static str,
+    ) -> Self {
+        Self::made(kubeconfig, user_agent, metrics, Some(awaited))
+    }
+
+    fn made(
+        kubeconfig: PathBuf,
+        user_agent: &str,
+        metrics: RestMetrics,
+        awaited: Option<&'static str>,
+    ) -> Self {
         let inner = Inner {
             kubeconfig,
             user_agent: user_agent.to_owned(),
             awaited,
+            metrics,
             current: Mutex::new(None),
             replaced: watch::Sender::new(0),
             looked_at: AtomicBool::new(false),
@@ -331,9 +351,13 @@ impl KubeApi {
         what: &str,
         body: Option<(&str, &Value)>,
     ) -> Result<Value, KubeError> {
-        let Connected { client, server, .. } = self.connected().await?;
-        let request = self.request(method, path, &server, what, body)?;
-        let text = within(&server, what, client.request_text(request)).await?;
+        let Connected { client, server, host, .. } = self.connected().await?;
+        let request = self.request(method.clone(), path, &server, what, body)?;
+        let (began, sent) = (Instant::now(), request.body().len());
+        let answer = within(&server, what, client.request_text(request)).await;
+        let received = answer.as_ref().ok().map(String::len);
+        self.inner.metrics.ended(method.as_str(), &host, began.elapsed(), sent, received);
+        let text = answer?;
         serde_json::from_str(&text).map_err(|error| {
             KubeError::unreachable(&server, what, format!("what it says is no Kubernetes object: {error}"))
         })
@@ -380,8 +404,10 @@ impl KubeApi {
                 (_, None) => return Err(wrong(error.to_string())),
             },
         };
-        let made = match connect(path).await {
-            Ok((client, server)) => Connected { number: self.next_number(), stamp, client, server },
+        let made = match connect(path, &self.inner.metrics).await {
+            Ok((client, server, host)) => {
+                Connected { number: self.next_number(), stamp, client, server, host }
+            }
             Err(message) => match current {
                 Some(former) => {
                     tracing::warn!(path = %path.display(), error = message, "the new kubeconfig does not do; the former one goes on");
@@ -463,8 +489,8 @@ async fn within<T>(
     }
 }
 
-/// A client of what the file says, and the server's address.
-async fn connect(path: &Path) -> Result<(Client, String), String> {
+/// A client of what the file says, the server's address, and its host as metrics have it.
+async fn connect(path: &Path, metrics: &RestMetrics) -> Result<(Client, String, String), String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     let file = Kubeconfig::from_yaml(&text).map_err(|error| error.to_string())?;
     let options = KubeConfigOptions::default();
@@ -492,12 +518,14 @@ async fn connect(path: &Path) -> Result<(Client, String), String> {
         .build::<_, Body>(builder.enable_all_versions().wrap_connector(tcp));
     let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
     let auth = config.auth_layer().map_err(|error| error.to_string())?;
+    let host = host_of(&config.cluster_url);
+    let http = Counted { inner: http, metrics: metrics.clone() };
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(auth)
         .map_err(tower::BoxError::from)
         .service(http);
-    Ok((Client::new(service, config.default_namespace), server))
+    Ok((Client::new(service, config.default_namespace), server, host))
 }
 
 #[cfg(test)]

@@ -145,7 +145,7 @@ async fn while_the_kubeconfig_is_awaited_that_is_said_and_one_that_is_taken_away
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::start(|_| Answer::json(&json!({"metadata": {"name": "n"}}))).await;
     let path = folder.path().join("kubeconfig");
-    let api = KubeApi::awaiting(path.clone(), "kubelet/test", "somebody makes it");
+    let api = KubeApi::awaiting(path.clone(), "kubelet/test", RestMetrics::default(), "somebody makes it");
     let ask = || api.get(Resource::NODE, None, "n");
     for _ in 0..2 {
         let error = ask().await.unwrap_err();

@@ -7,6 +7,7 @@
 //! The kubeconfig is one that init has made: it names no other file.
 
 mod connect;
+mod counted;
 mod error;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "helpers of tests")]
@@ -15,6 +16,7 @@ mod follow;
 mod resource;
 
 pub use connect::{CALL_ENDS_WITHIN, KubeApi, Patch};
+pub use counted::RestMetrics;
 pub use error::KubeError;
 pub use follow::{Change, Follower, News};
 pub use resource::{Object, Range, Resource};

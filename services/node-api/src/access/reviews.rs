@@ -17,6 +17,7 @@ use tonic::{Request, Status};
 use super::User;
 use super::attributes::RESOURCE;
 use super::kept::{Kept, Key};
+use super::token_metrics::TokenMetrics;
 
 /// How long an answer may take; pod-config asks the server several times in it.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -49,6 +50,7 @@ pub(super) struct Reviews {
     pod_config: Peer,
     node: String,
     known: Mutex<Known>,
+    metrics: TokenMetrics,
 }
 
 #[derive(Debug)]
@@ -72,6 +74,7 @@ impl Reviews {
             pod_config: ctx.peer(ServiceName::PodConfig),
             node: ctx.config.node_name.clone(),
             known: Mutex::new(known),
+            metrics: TokenMetrics::registered(&ctx.metrics),
         }
     }
 
@@ -90,13 +93,28 @@ impl Reviews {
     pub(super) async fn token(&self, token: String) -> Result<Whose, Status> {
         let key = digest([token.as_str()]);
         let now = Instant::now();
-        if let Some(user) = self.known().tokens.get(&key, now) {
-            return Ok(Whose::Of(user));
-        }
-        if self.known().wrong_tokens.get(&key, now).is_some() {
-            return Ok(Whose::Nobody(String::new()));
-        }
+        let remembered = self.remembered(&key, now);
+        let was_remembered = remembered.is_some();
+        let whose = match remembered {
+            Some(whose) => Ok(whose),
+            None => self.fetch(key, token).await,
+        };
+        self.metrics.known(was_remembered, now);
+        whose
+    }
+
+    fn remembered(&self, key: &Key, now: Instant) -> Option<Whose> {
+        let known = self.known();
+        let wrong = || known.wrong_tokens.get(key, now).map(|()| Whose::Nobody(String::new()));
+        known.tokens.get(key, now).map(Whose::Of).or_else(wrong)
+    }
+
+    async fn fetch(&self, key: Key, token: String) -> Result<Whose, Status> {
+        let mut fetch = self.metrics.fetch();
         let answer = self.client().review_token(within(pb::ReviewTokenRequest { token })).await?.into_inner();
+        if !matches!(&answer.result, Some(Told::Rejected(trouble)) if !trouble.is_empty()) {
+            fetch.answered();
+        }
         match answer.result {
             Some(Told::User(user)) if !user.name.is_empty() => {
                 let user = Arc::new(User::from(user).authenticated());

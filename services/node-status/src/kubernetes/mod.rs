@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use keelson_config::{Kubernetes as Settings, ServiceName};
-use keelson_kube_api::{KubeApi, KubeError, Object, Patch, Resource};
+use keelson_kube_api::{KubeApi, KubeError, Object, Patch, Resource, RestMetrics};
 use keelson_kube_model::pod_ext::API;
 use keelson_kube_model::{Node, PodFullName};
 use keelson_node_status_core::patch::{
@@ -48,11 +48,11 @@ const AWAITED_PAUSE: Duration = Duration::from_secs(1);
 const AWAITED: &str = "this node has no client certificate yet, and asks for one";
 
 /// A connection of its own to the server that the settings name.
-fn connection(ctx: &Context, settings: &Settings) -> KubeApi {
+fn connection(ctx: &Context, settings: &Settings, requests: RestMetrics) -> KubeApi {
     let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::NodeStatus));
     match settings.certificates.bootstrap_kubeconfig {
-        Some(_) => KubeApi::awaiting(kubeconfig, USER_AGENT, AWAITED),
-        None => KubeApi::new(kubeconfig, USER_AGENT),
+        Some(_) => KubeApi::awaiting(kubeconfig, USER_AGENT, requests, AWAITED),
+        None => KubeApi::counted(kubeconfig, USER_AGENT, requests),
     }
 }
 
@@ -66,6 +66,7 @@ pub(crate) struct KubernetesWriter {
     node_name: String,
     /// The `spec` of the Node that is made where there is none; none: no Node is made.
     registration: Option<Value>,
+    requests: RestMetrics,
     queue: Mutex<Queue>,
     known: Mutex<Known>,
     wake: Notify,
@@ -93,15 +94,18 @@ struct Told {
 impl KubernetesWriter {
     /// A writer for the node of `ctx`, with its loops.
     pub(crate) fn start(ctx: &Context, settings: &Settings) -> Arc<Self> {
-        let connection = || connection(ctx, settings);
-        let (heartbeat, node_name) = (connection(), ctx.config.node_name.clone());
+        let requests = RestMetrics::registered(&ctx.metrics);
+        let connection = || connection(ctx, settings, requests.clone());
+        let (main, heartbeat, events) = (connection(), connection(), connection());
+        let node_name = ctx.config.node_name.clone();
         let own = Arc::new(Self {
-            main: connection(),
+            main,
             lease: Lease::new(heartbeat.clone(), &node_name, settings.lease_seconds),
             heartbeat,
-            events: Events::new(connection(), &node_name),
+            events: Events::new(events, &node_name),
             node_name,
             registration: settings.register_node.then(|| registration(settings)),
+            requests,
             queue: Mutex::default(),
             known: Mutex::default(),
             wake: Notify::new(),
