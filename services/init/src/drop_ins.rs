@@ -45,6 +45,16 @@ pub(crate) fn read(folder: &Path) -> Result<(Vec<Document>, Vec<PathBuf>), DropI
     Ok((files.iter().map(one).collect::<Result<_, _>>()?, passed_over))
 }
 
+/// The files that count, as far as the folder can be read now.
+pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    // What cannot be read is told when it is.
+    let _ = walk(folder, &mut files);
+    files.retain(|path| path.extension().is_some_and(|ending| ending == ENDING));
+    files.sort_unstable();
+    files
+}
+
 /// What to say of the files that are passed over.
 pub(crate) fn note(passed_over: &[PathBuf]) -> Option<Note> {
     let names: Vec<String> = passed_over.iter().map(|path| path.display().to_string()).collect();

@@ -23,6 +23,7 @@ pub mod lock;
 mod lock_file;
 mod node_configuration;
 mod poller;
+mod reload;
 mod server;
 mod signals;
 pub mod stale;
@@ -52,6 +53,7 @@ use crate::cli::Cli;
 use crate::credential_providers::Handover;
 use crate::launch::Launcher;
 use crate::node_configuration::{Ingredients, NodeConfiguration};
+use crate::reload::{Reload, Stamp};
 use crate::server::SupervisorService;
 use crate::supervisor::{Supervisor, Timing};
 
@@ -95,7 +97,7 @@ fn run() -> ExitCode {
     for warning in cli.warnings().iter().filter(|_| is_kubelet) {
         eprintln!("{warning}");
     }
-    let Start { resolved, providers, ingredients } = match start(&cli) {
+    let Start { stamp, resolved, providers, ingredients } = match start(&cli) {
         Ok(start) => start,
         Err(lines) => {
             for line in lines {
@@ -122,12 +124,14 @@ fn run() -> ExitCode {
         };
     }
     let config = resolved.config.clone();
-    let start = Start { resolved, providers, ingredients };
+    let start = Start { stamp, resolved, providers, ingredients };
     run_with_config(SPEC, config, |context| build(context, start, cli))
 }
 
 /// What the command line and the files say.
 struct Start {
+    /// The files as they were before they were read.
+    stamp: Stamp,
     resolved: Resolved,
     providers: Option<Handover>,
     ingredients: Ingredients,
@@ -135,6 +139,7 @@ struct Start {
 
 /// Reads the files and resolves; the errors are lines for people.
 fn start(cli: &Cli) -> Result<Start, Vec<String>> {
+    let stamp = Stamp::of(cli);
     let mut errors = Vec::new();
     let mut document = |flag, path: &Option<std::path::PathBuf>| {
         let read = path.as_ref().map(|path| yaml::read(flag, path)).transpose();
@@ -175,7 +180,7 @@ fn start(cli: &Cli) -> Result<Start, Vec<String>> {
             if !resolved.config.control_plane.may_assign_a_configuration() {
                 ingredients = Ingredients::default();
             }
-            Ok(Start { resolved, providers, ingredients })
+            Ok(Start { stamp, resolved, providers, ingredients })
         }
         (resolved, providers) => {
             Err([resolved.err(), providers.err()].into_iter().flatten().flatten().collect())
@@ -298,7 +303,7 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     let hurry = CancellationToken::new();
     let listener = signals::Listener::new().context("cannot listen for signals")?;
     tokio::spawn(listener.run(context.shutdown.clone(), hurry.clone()));
-    let Start { resolved, providers, ingredients } = start;
+    let Start { stamp, resolved, providers, ingredients } = start;
     for line in cli.lines(verbosity(&resolved.kubelet_configuration)) {
         tracing::info!("{line}");
     }
@@ -331,6 +336,8 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     };
     write_config(&resolved)?;
     write_flags(config, &cli)?;
+    drop(resolved);
+    let reload = Reload::new(&context, cli, stamp);
     drop(providers);
     if let Err(error) = host::lower_oom_score() {
         tracing::warn!(%error, "cannot lower the oom score of the agent: on a full machine it may be ended like any process");
@@ -346,7 +353,8 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
         let run = own.run(context.clone(), services.clone(), commands.clone());
         context.spawn("node-configuration", run);
     }
-    let api = SupervisorService::new(services, commands, now_unix_nanos());
+    let api = SupervisorService::new(services.clone(), commands, now_unix_nanos()).with_files(reload.clone());
+    context.spawn("configuration-files", reload.run(services));
     let (done, finished) = oneshot::channel();
     context.spawn("supervisor", async move {
         supervisor.run().await;

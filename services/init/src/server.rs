@@ -1,8 +1,10 @@
 //! `keelson.supervisor.v1`.
 
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use futures_util::{Stream, StreamExt as _};
 use keelson_config::ServiceName;
 use keelson_proto::keelson::supervisor::v1 as pb;
@@ -13,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use tonic::{Code, Request, Response, Status};
 
 use crate::host;
+use crate::reload::Reload;
 use crate::supervisor::{Command, Services};
 
 /// A restart takes at most the time that a service has to end, and a little.
@@ -23,6 +26,7 @@ const RESTART_WITHIN: Duration = Duration::from_secs(8);
 pub struct SupervisorService {
     services: Services,
     commands: mpsc::Sender<Command>,
+    files: Option<Reload>,
 }
 
 impl SupervisorService {
@@ -37,7 +41,33 @@ impl SupervisorService {
             ..pb::Service::default()
         };
         services.set(ServiceName::Init, own);
-        Self { services, commands }
+        Self { services, commands, files: None }
+    }
+
+    /// Has a restart put in force what waits for it of changed files.
+    #[must_use]
+    pub(crate) fn with_files(self, files: Reload) -> Self {
+        Self { files: Some(files), ..self }
+    }
+
+    /// Ends a service and starts it again.
+    async fn restart(&self, service: ServiceName, why: &'static str) -> Result<(), Status> {
+        let (done, result) = oneshot::channel();
+        let ending = || error(Code::Unavailable, "INIT_ENDING", "init is ending");
+        let restart = Command::Restart { service, why, done };
+        self.commands.send(restart).await.map_err(|_| ending())?;
+        match tokio::time::timeout(RESTART_WITHIN, result).await {
+            Ok(Ok(Ok(()))) => Ok(()),
+            Ok(Ok(Err(why))) => {
+                Err(error(Code::FailedPrecondition, "SERVICE_NOT_STARTED", format!("{service}: {why}")))
+            }
+            Ok(Err(_)) => Err(ending()),
+            Err(_) => Err(error(
+                Code::DeadlineExceeded,
+                "SERVICE_STILL_ENDING",
+                format!("{service} has not ended within {} s", RESTART_WITHIN.as_secs()),
+            )),
+        }
     }
 }
 
@@ -95,21 +125,18 @@ impl Supervisor for SupervisorService {
             let text = "init does not restart itself; restart its unit, or end it and start it again";
             return Err(error(Code::InvalidArgument, "SERVICE_IS_INIT", text));
         }
-        let (done, result) = oneshot::channel();
-        let ending = || error(Code::Unavailable, "INIT_ENDING", "init is ending");
-        let restart = Command::Restart { service, why: "on request", done };
-        self.commands.send(restart).await.map_err(|_| ending())?;
-        match tokio::time::timeout(RESTART_WITHIN, result).await {
-            Ok(Ok(Ok(()))) => Ok(Response::new(pb::RestartServiceResponse {})),
-            Ok(Ok(Err(why))) => {
-                Err(error(Code::FailedPrecondition, "SERVICE_NOT_STARTED", format!("{service}: {why}")))
-            }
-            Ok(Err(_)) => Err(ending()),
-            Err(_) => Err(error(
-                Code::DeadlineExceeded,
-                "SERVICE_STILL_ENDING",
-                format!("{service} has not ended within {} s", RESTART_WITHIN.as_secs()),
-            )),
-        }
+        let others = match &self.files {
+            Some(files) => files
+                .put_in_force(service)
+                .await
+                .map_err(|why| error(Code::FailedPrecondition, "CONFIGURATION_NOT_WRITTEN", why))?,
+            None => BTreeSet::new(),
+        };
+        // All that read what has come into force, at once: none of them works long beside one that has not read it.
+        let others = others.into_iter().map(|other| self.restart(other, "for another configuration"));
+        let (own, others) = tokio::join!(self.restart(service, "on request"), join_all(others));
+        own?;
+        others.into_iter().collect::<Result<Vec<()>, Status>>()?;
+        Ok(Response::new(pb::RestartServiceResponse {}))
     }
 }

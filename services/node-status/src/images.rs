@@ -35,14 +35,18 @@ pub(crate) trait ImageLister: Send {
 /// Asks from the runtime's first word on, for ever. What is not shown is not kept; when there is no answer, the list
 /// of the last one stands, and whether the node is ready does not depend on it.
 pub(crate) async fn run<L: ImageLister>(ctx: &Context, lister: L, world: Arc<watch::Sender<World>>) {
-    let most = usize::try_from(ctx.config.node_status.max_images).ok();
-    if most == Some(0) {
-        take(&world, Vec::new());
-        return pending().await;
-    }
+    let mut live = ctx.live.subscribe();
     let spoken = |world: &World| world.runtime.as_ref().is_some_and(|runtime| !runtime.name.is_empty());
-    let _ = world.subscribe().wait_for(spoken).await;
     loop {
+        let most = usize::try_from(live.borrow_and_update().node_status.max_images).ok();
+        if most == Some(0) {
+            take(&world, Vec::new());
+            if live.changed().await.is_err() {
+                return pending().await;
+            }
+            continue;
+        }
+        let _ = world.subscribe().wait_for(spoken).await;
         let answer = lister.list().await;
         let state = answer.as_ref().map(|_| ()).map_err(|status| {
             format!(
@@ -60,7 +64,11 @@ pub(crate) async fn run<L: ImageLister>(ctx: &Context, lister: L, world: Arc<wat
             }
             Err(_) => {}
         }
-        tokio::time::sleep(EVERY).await;
+        // Cancel-safe: what has changed is seen until it is taken.
+        tokio::select! {
+            Ok(()) = live.changed() => {}
+            () = tokio::time::sleep(EVERY) => {}
+        }
     }
 }
 
@@ -231,6 +239,20 @@ mod tests {
         tokio::time::sleep(EVERY).await;
         assert_eq!(bench.sizes(), [2]);
         assert!(!seen.has_changed().unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_number_of_images_counts_as_soon_as_the_configuration_has_it() {
+        let bench = bench(0, true);
+        bench.script.has(Some(&[3, 9, 5]));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut config = Config::clone(&bench.ctx.config);
+        for (most, shown) in [(2, vec![9, 5]), (0, vec![]), (-1, vec![9, 5, 3])] {
+            config.node_status.max_images = most;
+            assert!(bench.ctx.live.take(&config));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(bench.sizes(), shown, "{most}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -81,35 +81,51 @@ enum RotateError {
 impl Rotator {
     /// A rotator with the limits of the configuration.
     pub fn new(cri: Cri, observer: Observer, files: Files, config: &ContainerLogs) -> Self {
-        let limits = |max_bytes| Limits { max_bytes, max_files: config.max_files.max(2) as usize };
-        Self {
+        let mut own = Self {
             cri,
             observer,
             files,
-            limits: config.max_size_bytes.map(limits),
-            workers: config.max_workers.max(1) as usize,
-            interval: Duration::from_millis(config.monitor_interval_ms.max(1)),
+            limits: None,
+            workers: 1,
+            interval: Duration::from_secs(10),
             shared: Arc::default(),
-        }
+        };
+        own.configure(config);
+        own
+    }
+
+    fn configure(&mut self, config: &ContainerLogs) {
+        let limits = |max_bytes| Limits { max_bytes, max_files: config.max_files.max(2) as usize };
+        self.limits = config.max_size_bytes.map(limits);
+        self.workers = config.max_workers.max(1) as usize;
+        self.interval = Duration::from_millis(config.monitor_interval_ms.max(1));
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at the logs until the shutdown, first as soon as it is known what runs.
-    pub async fn run(self, context: Context) {
+    /// Looks at the logs until the shutdown, first as soon as it is known what runs, and with other limits as soon as the
+    /// configuration has them.
+    pub async fn run(mut self, context: Context) {
         let progress = context.progress.register("log-rotation");
+        let mut live = context.live.subscribe();
         let work = async {
-            if self.limits.is_none() {
-                return std::future::pending().await;
-            }
             let mut pods = self.observer.hub().subscribe();
             while !matches!(pods.next().await, WatchItem::Synced) {}
             drop(pods);
             loop {
+                // Without limits there is nothing to look at.
                 self.round().await;
-                tokio::time::sleep(self.interval).await;
+                // Cancel-safe: what has changed is seen until it is taken.
+                let changed = tokio::select! {
+                    changed = live.changed() => changed.is_ok(),
+                    () = tokio::time::sleep(self.interval) => false,
+                };
+                if changed {
+                    let config = live.borrow_and_update().container_logs.clone();
+                    self.configure(&config);
+                }
             }
         };
         // Cancel-safe: a rotation that is cut off is finished after the next start.

@@ -50,7 +50,6 @@ pub struct UnusedImages {
     desires: Desires,
     events: EventRing,
     node: ObjectRef,
-    policy: Policy,
     sandbox_image: Option<String>,
     clock: Clock,
     disk: Disk,
@@ -58,13 +57,25 @@ pub struct UnusedImages {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
+    policy: Mutex<Policy>,
     book: Mutex<ImageBook>,
     /// One collection at a time.
     turn: tokio::sync::Mutex<()>,
     /// How many collections have failed since the last good one.
     failures: AtomicU32,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            policy: Mutex::new(policy_of(&ImageCollection::default())),
+            book: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+            failures: AtomicU32::default(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -132,7 +143,6 @@ impl UnusedImages {
             desires,
             events,
             node: ObjectRef::default(),
-            policy: policy_of(&ImageCollection::default()),
             sandbox_image: None,
             clock: Clock::System,
             disk: Disk::Statfs,
@@ -144,7 +154,7 @@ impl UnusedImages {
     /// Takes thresholds, node name and pinned image from the configuration.
     #[must_use]
     pub fn configured(mut self, config: &Config, metrics: &Metrics) -> Self {
-        self.policy = policy_of(&config.image_collection);
+        self.set_policy(policy_of(&config.image_collection));
         self.node = ObjectRef::node(&config.node_name);
         self.sandbox_image.clone_from(&config.runtime.sandbox_image);
         metrics.register(
@@ -155,13 +165,22 @@ impl UnusedImages {
         self
     }
 
+    fn policy(&self) -> Policy {
+        *self.shared.policy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_policy(&self, policy: Policy) {
+        *self.shared.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
+    }
+
     fn book(&self) -> std::sync::MutexGuard<'_, ImageBook> {
         self.shared.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Collects each five minutes until the shutdown.
+    /// Collects each five minutes until the shutdown, by the thresholds that the configuration has then.
     pub async fn run(self, context: Context) {
         let progress = context.progress.register("image-collector");
+        let mut live = context.live.subscribe();
         let work = async {
             while let Err(status) = self.images.settle_cut_off().await {
                 tracing::debug!(
@@ -170,24 +189,32 @@ impl UnusedImages {
                 );
                 tokio::time::sleep(LOOK).await;
             }
-            if self.policy.is_off() {
-                return std::future::pending().await;
-            }
             let mut due = tokio::time::Instant::now() + PERIOD;
             let mut listed = false;
             loop {
-                // From the first list on images grow old.
-                if !listed && let Ok(images) = self.list().await {
-                    listed = true;
-                    self.book().list(images, self.clock.read().boot_nanos);
+                if !self.policy().is_off() {
+                    // From the first list on images grow old.
+                    if !listed && let Ok(images) = self.list().await {
+                        listed = true;
+                        self.book().list(images, self.clock.read().boot_nanos);
+                    }
+                    self.note_used();
+                    // Until the wanted pods are known it is tried at each look.
+                    if tokio::time::Instant::now() >= due && self.desires.are_complete() {
+                        due = tokio::time::Instant::now() + PERIOD;
+                        self.collect_and_tell().await;
+                    }
                 }
-                self.note_used();
-                // Until the wanted pods are known it is tried at each look.
-                if tokio::time::Instant::now() >= due && self.desires.are_complete() {
-                    due = tokio::time::Instant::now() + PERIOD;
-                    self.collect_and_tell().await;
+                // Cancel-safe: what has changed is seen until it is taken.
+                let changed = tokio::select! {
+                    changed = live.changed() => changed.is_ok(),
+                    () = tokio::time::sleep(LOOK) => false,
+                };
+                let policy = policy_of(&live.borrow_and_update().image_collection);
+                if changed && policy != self.policy() {
+                    self.set_policy(policy);
+                    due = tokio::time::Instant::now();
                 }
-                tokio::time::sleep(LOOK).await;
             }
         };
         // Cancel-safe: what was not removed is removed after the next start.
@@ -226,7 +253,7 @@ impl UnusedImages {
     /// One collection by the thresholds and the maximum age.
     async fn collect(&self) -> Result<Freed, CollectionError> {
         let _turn = self.shared.turn.lock().await;
-        if self.policy.high_percent == 100 {
+        if self.policy().high_percent == 100 {
             return self.remove(Demand::Age).await.map(|(freed, _)| freed);
         }
         let space = self.space().await?;
@@ -278,7 +305,7 @@ impl UnusedImages {
         let mut used = self.used().await.map_err(CollectionError::Runtime)?;
         self.book().list(listed, now);
         self.book().used(&used, now);
-        if plan_images(&self.book(), &used, &self.policy, demand, now).is_empty() {
+        if plan_images(&self.book(), &used, &self.policy(), demand, now).is_empty() {
             return Ok((Freed::default(), 0));
         }
         // Only now, as each is a call of the runtime.
@@ -287,7 +314,7 @@ impl UnusedImages {
         self.resolve(&mut wanted).await.map_err(CollectionError::Runtime)?;
         used.extend(wanted.ids.iter().cloned());
         self.book().used(&used, now);
-        let plan = plan_images(&self.book(), &used, &self.policy, demand, now);
+        let plan = plan_images(&self.book(), &used, &self.policy(), demand, now);
         let mut freed = Freed::default();
         let old = plan.old.iter().map(|candidate| (candidate, "age"));
         for (candidate, reason) in old.chain(plan.spare.iter().map(|candidate| (candidate, "space"))) {
@@ -352,7 +379,7 @@ impl UnusedImages {
 
     async fn remove_one(&self, candidate: &Candidate, reason: &str, freed: &mut Freed) {
         let id = &candidate.id;
-        let spare = self.policy.minimum_age.max(PROMISED);
+        let spare = self.policy().minimum_age.max(PROMISED);
         if !self.images.begin_removal(id, spare) {
             return;
         }

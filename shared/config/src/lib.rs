@@ -5,6 +5,7 @@
 
 mod api;
 mod certificates;
+mod change;
 mod control_plane;
 mod kubelet_document;
 mod lock_name;
@@ -30,6 +31,7 @@ use serde_json::{Map, Value};
 
 pub use api::{Api, ApiFile, ApiHandlers, ApiTls};
 pub use certificates::{CertificateKind, Certificates};
+pub use change::{PARTS, Part, Takes, takes_of_field};
 pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile, Kubernetes, Taint};
 pub use kubelet_document::{
     KUBELET_API_VERSION, KUBELET_CONFIGURATION, KUBELET_FIELDS, KUBELET_KIND, leaves,
@@ -442,8 +444,37 @@ pub enum ConfigError {
 struct Stored<'a> {
     #[serde(flatten)]
     config: &'a Config,
+    #[serde(flatten)]
+    beside: Beside<'a>,
+}
+
+/// What the file holds beside the configuration of the services. None of it is a field: no service needs it in memory.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Beside<'a> {
+    /// The whole KubeletConfiguration in force, for [`kubelet_configuration`].
     #[serde(skip_serializing_if = "Option::is_none")]
-    kubelet_configuration: Option<&'a Map<String, Value>>,
+    pub kubelet_configuration: Option<&'a Map<String, Value>>,
+    /// Every feature gate, for [`feature_gates`].
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub feature_gates: &'a [FeatureGate],
+    /// Values of changed files that are not in force yet, by the same dotted paths as those of the provenance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<&'a Map<String, Value>>,
+}
+
+/// The field of `config.json` with values of changed files that are not in force yet, by their dotted paths.
+pub const WAITING: &str = "waiting";
+
+/// A feature gate, and whether it is on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FeatureGate {
+    /// Its name.
+    pub name: Cow<'static, str>,
+    /// How far the feature has come: `ALPHA`, `BETA`, `DEPRECATED`, or nothing once it is there to stay.
+    pub stage: Cow<'static, str>,
+    /// Whether it is on.
+    pub enabled: bool,
 }
 
 /// The KubeletConfiguration in force, from the file at `path`; none when its writer has left none.

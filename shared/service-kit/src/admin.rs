@@ -36,7 +36,7 @@ impl Admin for AdminService {
         &self,
         _: Request<pb::GetConfigRequest>,
     ) -> Result<Response<pb::GetConfigResponse>, Status> {
-        let config_json = serde_json::to_vec(&*self.context.config)
+        let config_json = serde_json::to_vec(&*self.context.live.now())
             .map_err(|e| error(Code::Internal, "CONFIG_ENCODE", e.to_string()))?;
         Ok(Response::new(pb::GetConfigResponse { config_json }))
     }

@@ -16,6 +16,7 @@ use tonic::service::Routes;
 use crate::admin::AdminService;
 use crate::context::{Context, ServiceArgs};
 use crate::heartbeat::{self, ConfigFile};
+use crate::live::Live;
 use crate::server::{CallerPolicy, StackLayer, serve};
 use crate::{events::EventRing, health, last_words, lifeline, metrics::Metrics, progress::Progress};
 
@@ -147,10 +148,12 @@ where
     let shutdown = CancellationToken::new();
     lifeline::watch(shutdown.clone());
     let (fatal, mut fatal_seen) = mpsc::channel(1);
+    let config = Arc::new(config);
     let context = Context {
         service: spec.name,
         version: spec.version,
-        config: Arc::new(config),
+        live: Live::new(Arc::clone(&config)),
+        config,
         events: EventRing::default(),
         progress: Progress::default(),
         metrics: Metrics::new(),
@@ -196,6 +199,7 @@ async fn with_common(
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_service_status("", tonic_health::ServingStatus::Serving).await;
     tokio::spawn(heartbeat::run(context.clone(), health, file));
+    tokio::spawn(follow_level(context.clone(), Arc::clone(telemetry)));
     let mut reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(descriptors::ADMIN)
         .register_encoded_file_descriptor_set(descriptors::EVENTS)
@@ -213,6 +217,23 @@ async fn with_common(
         Err(error) => {
             tracing::warn!(%error, "no reflection");
             routes
+        }
+    }
+}
+
+/// Has the log show what the configuration says, whenever that changes.
+async fn follow_level(context: Context, telemetry: Arc<Telemetry>) {
+    let mut live = context.live.subscribe();
+    let mut level = context.config.logging.level.clone();
+    // It ends with the process.
+    while live.changed().await.is_ok() {
+        let now = live.borrow_and_update().logging.level.clone();
+        if now != level {
+            match telemetry.set_filter(&now) {
+                Ok(_) => tracing::info!(level = now, "the log shows what the configuration says now"),
+                Err(error) => tracing::warn!(level = now, %error, "the log goes on as it was"),
+            }
+            level = now;
         }
     }
 }

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::events::EventRing;
+use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::peer::Peer;
 use crate::progress::Progress;
@@ -31,8 +32,10 @@ pub struct Context {
     pub service: ServiceName,
     /// The version of the binary.
     pub version: &'static str,
-    /// The resolved configuration.
+    /// The resolved configuration, as it was at the start.
     pub config: Arc<Config>,
+    /// The same with what may change while the service runs.
+    pub live: Live,
     /// Events to be told.
     pub events: EventRing,
     /// Loops and conditions.
@@ -48,10 +51,12 @@ impl Context {
     /// A context outside [`crate::run`], for tests and tools.
     pub fn detached(service: ServiceName, config: Config) -> Self {
         let (fatal, _) = mpsc::channel(1);
+        let config = Arc::new(config);
         Self {
             service,
             version: env!("CARGO_PKG_VERSION"),
-            config: Arc::new(config),
+            live: Live::new(Arc::clone(&config)),
+            config,
             events: EventRing::default(),
             progress: Progress::default(),
             metrics: Metrics::new(),

@@ -15,12 +15,13 @@ use crate::progress::LoopHandle;
 use crate::{lifeline, memory};
 
 /// Beats until the shutdown. The watchdog of systemd is fed only while all loops turn (sd_notify(3), `WATCHDOG=1`), twice
-/// in its time. A service that no init keeps ends when its configuration changes, to be started with the new one.
+/// in its time. When its configuration changes, a service takes what may change while it runs; for the rest one that no init
+/// keeps ends, to be started with the new one.
 pub(crate) async fn run(context: Context, health: HealthReporter, file: Option<ConfigFile>) {
-    // init starts its services anew itself.
-    let file = file.filter(|_| !lifeline::is_held());
     let watchdog = sd_notify::watchdog_enabled();
-    beat(context, health, file, watchdog, || {
+    // init starts its services anew itself.
+    let kept_by_init = lifeline::is_held();
+    beat(context, health, file, kept_by_init, watchdog, || {
         if watchdog.is_some() {
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Watchdog]);
         }
@@ -32,6 +33,7 @@ async fn beat(
     context: Context,
     health: HealthReporter,
     mut file: Option<ConfigFile>,
+    kept_by_init: bool,
     watchdog: Option<Duration>,
     feed: impl Fn(),
 ) {
@@ -53,9 +55,14 @@ async fn beat(
             let status = if good { ServingStatus::Serving } else { ServingStatus::NotServing };
             health.set_service_status("", status).await;
         }
-        if file.as_mut().is_some_and(|file| file.has_changed(&context.config)) {
+        let Some(new) = file.as_mut().and_then(ConfigFile::changed) else { continue };
+        if !kept_by_init && !context.config.differs_live_alone(&new) {
             tracing::info!("the configuration has changed, ending to be started with the new one");
             context.shutdown.cancel();
+        } else if context.live.take(&new) {
+            tracing::info!(
+                "the configuration has changed, and what may change is taken while the service runs"
+            );
         }
     }
 }
@@ -86,24 +93,22 @@ impl ConfigFile {
         Ok((Self { path: path.to_owned(), seen }, Config::load(path)?))
     }
 
-    /// Whether the file now holds another configuration than `current`. When it was resolved and where values come from
-    /// does not count, and neither does a file that cannot be read.
-    fn has_changed(&mut self, current: &Config) -> bool {
+    /// What a file holds that has taken the place of the one that was looked at last. One that cannot be read counts as no
+    /// change.
+    fn changed(&mut self) -> Option<Config> {
         let now = Version::of(&self.path);
         if now.is_none() || now == self.seen {
-            return false;
+            return None;
         }
         self.seen = now;
-        let new = match Config::load(&self.path) {
-            Ok(new) => new,
+        match Config::load(&self.path) {
+            Ok(new) => Some(new),
             Err(error) => {
                 let error = crate::status::chain(&error);
                 tracing::warn!(%error, "the new configuration is not used");
-                return false;
+                None
             }
-        };
-        let (provenance, resolved_unix_nanos) = (current.provenance.clone(), current.resolved_unix_nanos);
-        Config { provenance, resolved_unix_nanos, ..new } != *current
+        }
     }
 }
 
@@ -115,28 +120,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_configuration_is_a_change_and_the_same_one_resolved_again_is_none() {
+    fn a_file_is_read_when_another_one_has_taken_its_place() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.json");
         assert!(ConfigFile::load(&path).is_err());
         let mut written = Config::default();
         written.store(&path).unwrap();
         let (mut file, current) = ConfigFile::load(&path).unwrap();
-        assert!(!file.has_changed(&current));
-
-        written.resolved_unix_nanos += 1;
-        written.provenance.insert("nodeName".into(), "the host".into());
-        written.store(&path).unwrap();
-        assert!(!file.has_changed(&current));
+        assert_eq!(current, written);
+        assert_eq!(file.changed(), None);
 
         fs::write(&path, "{").unwrap();
-        assert!(!file.has_changed(&current), "unreadable");
+        assert_eq!(file.changed(), None, "unreadable");
         fs::remove_file(&path).unwrap();
-        assert!(!file.has_changed(&current), "absent");
+        assert_eq!(file.changed(), None, "absent");
 
         written.node_name = "other".into();
         written.store(&path).unwrap();
-        assert!(file.has_changed(&current));
+        assert_eq!(file.changed(), Some(written));
+        assert_eq!(file.changed(), None, "once");
     }
 
     #[tokio::test(start_paused = true)]
@@ -149,7 +151,7 @@ mod tests {
         let feed = move || {
             count.fetch_add(1, Ordering::Relaxed);
         };
-        let beating = tokio::spawn(beat(context, health, None, Some(Duration::from_secs(8)), feed));
+        let beating = tokio::spawn(beat(context, health, None, false, Some(Duration::from_secs(8)), feed));
         tokio::time::sleep(Duration::from_secs(41)).await;
         assert_eq!(fed.swap(0, Ordering::Relaxed), 10);
         let _stuck = progress.register_within("stuck", Duration::ZERO);
@@ -159,6 +161,42 @@ mod tests {
         assert_eq!(fed.load(Ordering::Relaxed), 0);
         shutdown.cancel();
         beating.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_may_change_is_taken_while_the_service_runs_whoever_keeps_it() {
+        for kept_by_init in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("config.json");
+            let mut written = Config::default();
+            written.store(&path).unwrap();
+            let (file, config) = ConfigFile::load(&path).unwrap();
+            let context = Context::detached(keelson_config::ServiceName::RuntimeShim, config);
+            let (shutdown, mut live) = (context.shutdown.clone(), context.live.subscribe());
+            live.mark_unchanged();
+            let (health, _service) = tonic_health::server::health_reporter();
+            let beating = tokio::spawn(beat(context, health, Some(file), kept_by_init, None, || ()));
+            written.container_logs.max_files = 9;
+            // When it was resolved and where values come from does not count.
+            written.resolved_unix_nanos += 1;
+            written.provenance.insert("nodeName".into(), "the host".into());
+            written.store(&path).unwrap();
+            live.changed().await.unwrap();
+            assert_eq!(live.borrow_and_update().container_logs.max_files, 9);
+            assert!(!shutdown.is_cancelled());
+            written.node_name = "other".into();
+            written.container_logs.max_files = 8;
+            written.store(&path).unwrap();
+            if kept_by_init {
+                live.changed().await.unwrap();
+                assert_eq!(live.borrow().container_logs.max_files, 8);
+                assert_eq!(live.borrow().node_name, "", "init starts it again for that");
+                assert!(!shutdown.is_cancelled());
+                shutdown.cancel();
+            }
+            beating.await.unwrap();
+            assert!(shutdown.is_cancelled());
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,7 @@
 //! `keelson config show`.
 
 use clap::{Args, Subcommand};
-use keelson_config::{KUBELET_CONFIGURATION, leaves};
+use keelson_config::{KUBELET_CONFIGURATION, WAITING, leaves};
 use serde_json::{Map, Value, json};
 
 use super::Session;
@@ -11,8 +11,11 @@ use crate::table::Table;
 
 /// What is shown of a value that nothing sets.
 const DEFAULT: &str = "default";
+/// What is shown in the place of a value that is not there.
+const NOTHING: &str = "-";
 /// What is in the file beside values.
-const NO_VALUES: [&str; 4] = [KUBELET_CONFIGURATION, "provenance", "resolvedUnixNanos", "schemaVersion"];
+const NO_VALUES: [&str; 6] =
+    [KUBELET_CONFIGURATION, "featureGates", "provenance", "resolvedUnixNanos", "schemaVersion", WAITING];
 
 #[derive(Debug, Args)]
 pub(crate) struct ConfigArgs {
@@ -36,14 +39,31 @@ pub(crate) fn show(session: &Session, resolved: bool) -> Result<(), Failure> {
     if output::is_document(session.format()) {
         let items: Vec<Value> = rows
             .iter()
-            .map(|row| json!({"field": row.field, "value": row.value, "from": row.from}))
+            .map(|row| {
+                let mut item = json!({"field": row.field, "value": row.value, "from": row.from});
+                if let (Some(waiting), Value::Object(item)) = (&row.waiting, &mut item) {
+                    item.insert(WAITING.to_owned(), waiting.clone());
+                }
+                item
+            })
             .collect();
         return output::print_document(session.format(), &json!({"items": items}));
     }
-    let mut table = Table::new(["FIELD", "VALUE", "FROM"]);
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
+    if rows.iter().all(|row| row.waiting.is_none()) {
+        let mut table = Table::new(["FIELD", "VALUE", "FROM"]);
+        for row in rows {
+            table.row(vec![row.field, text(&row.value), row.from]);
+        }
+        return output::print(&table.render(0));
+    }
+    let mut table = Table::new(["FIELD", "VALUE", "FROM", "AFTER A RESTART"]);
     for row in rows {
-        let value = row.value.as_str().map_or_else(|| row.value.to_string(), ToOwned::to_owned);
-        table.row(vec![row.field, value, row.from]);
+        let waiting = row.waiting.as_ref().map(|waiting| match waiting {
+            Value::Null => NOTHING.to_owned(),
+            waiting => text(waiting),
+        });
+        table.row(vec![row.field, text(&row.value), row.from, waiting.unwrap_or_default()]);
     }
     output::print(&table.render(0))
 }
@@ -54,11 +74,14 @@ struct Row {
     field: String,
     value: Value,
     from: String,
+    /// What a changed file has in its place, which is not in force yet; `null`: nothing.
+    waiting: Option<Value>,
 }
 
 /// The values of a resolved configuration: those of the KubeletConfiguration, or those that services read.
 fn rows(mut document: Map<String, Value>, resolved: bool) -> Vec<Row> {
     let provenance = take_map(&mut document, "provenance");
+    let waiting = take_map(&mut document, WAITING);
     let kubelet = take_map(&mut document, KUBELET_CONFIGURATION);
     document.retain(|name, _| !NO_VALUES.contains(&name.as_str()));
     let (values, prefix) =
@@ -66,9 +89,19 @@ fn rows(mut document: Map<String, Value>, resolved: bool) -> Vec<Row> {
     let row = |(names, value): (Vec<&str>, &Value)| {
         let field = names.join(".");
         let from = origin(&provenance, &format!("{prefix}{field}"));
-        Row { field, value: value.clone(), from }
+        let waiting = waiting.get(&format!("{prefix}{field}")).cloned();
+        Row { field, value: value.clone(), from, waiting }
     };
     let mut rows: Vec<Row> = leaves(&values).into_iter().map(row).collect();
+    // What is not there at all yet.
+    for (path, value) in &waiting {
+        let is_kubelet = path.starts_with(&format!("{KUBELET_CONFIGURATION}."));
+        let Some(field) = path.strip_prefix(&prefix).filter(|_| is_kubelet != resolved) else { continue };
+        if rows.iter().all(|row| row.field != field) {
+            let (field, from) = (field.to_owned(), NOTHING.to_owned());
+            rows.push(Row { field, value: Value::Null, from, waiting: Some(value.clone()) });
+        }
+    }
     rows.sort_by(|a, b| a.field.cmp(&b.field));
     rows
 }
@@ -104,6 +137,30 @@ mod tests {
         let Value::Object(document) = document else { panic!("{document}") };
         let text = |row: Row| (row.field, row.value.to_string(), row.from);
         rows(document, resolved).into_iter().map(text).collect()
+    }
+
+    #[test]
+    fn what_waits_for_a_restart_stands_beside_what_is_in_force() {
+        let document = json!({
+            "schemaVersion": 1, "resources": {"maxPods": 7}, "kubeletConfiguration": {"maxPods": 7, "clusterDNS": []},
+            "featureGates": [], "provenance": {},
+            "waiting": {
+                "resources.maxPods": 8, "kubeletConfiguration.maxPods": 8, "kubeletConfiguration.clusterDNS": null,
+                "kubeletConfiguration.evictionSoft.memory.available": "1Gi",
+            },
+        });
+        let Value::Object(document) = document else { panic!("{document}") };
+        let waits = |resolved| -> Vec<(String, String, Option<Value>)> {
+            let rows = rows(document.clone(), resolved);
+            rows.into_iter().map(|row| (row.field, row.value.to_string(), row.waiting)).collect()
+        };
+        let expected = [
+            ("clusterDNS".to_owned(), "[]".to_owned(), Some(Value::Null)),
+            ("evictionSoft.memory.available".to_owned(), "null".to_owned(), Some(json!("1Gi"))),
+            ("maxPods".to_owned(), "7".to_owned(), Some(json!(8))),
+        ];
+        assert_eq!(waits(false), expected);
+        assert_eq!(waits(true), [("resources.maxPods".to_owned(), "7".to_owned(), Some(json!(8)))]);
     }
 
     fn texts(rows: &[(&str, &str, &str)]) -> Vec<(String, String, String)> {

@@ -7,12 +7,14 @@
 //! - [`Restarts`] says when a process that ended is started again, [`judge_exit`] whether it is at all.
 //! - [`resolve_over`] lays a KubeletConfiguration of the control plane over the node's own; [`Kept`] says what becomes of it,
 //!   [`judge_trial`] whether the services do well with it.
+//! - [`with_live`] and [`waiting`] say what of changed files is taken while the agent runs, and what waits for whom.
 //! - [`Health`] turns the answers of a running service into the state that people see.
 
 mod api_access;
 mod api_handlers;
 mod backoff;
 mod certificates;
+mod change;
 mod control_plane;
 mod credential_providers;
 mod document;
@@ -45,6 +47,7 @@ mod under_key;
 
 pub use backoff::Restarts;
 pub use certificates::{Validity, goes_before, outlived, stored_name};
+pub use change::{InForce, Waiting, waiting, with_live};
 pub use credential_providers::{
     CREDENTIAL_BIN_FLAG, CREDENTIAL_CONFIG_FLAG, CredentialProviderPaths, credential_config_files,
     credential_provider_paths,

@@ -112,7 +112,7 @@ fn changes_of_the_fixed(files: &Config, other: &Config, name: &str) -> Vec<Confi
 }
 
 /// Each value that is no map, by its dotted path.
-fn flatten(path: String, value: &Value, leaves: &mut BTreeMap<String, Value>) {
+pub(crate) fn flatten(path: String, value: &Value, leaves: &mut BTreeMap<String, Value>) {
     let Value::Object(fields) = value else {
         leaves.insert(path, value.clone());
         return;

@@ -279,7 +279,8 @@ async fn a_reader_that_follows_misses_and_doubles_nothing_while_the_log_rotates(
 #[tokio::test]
 async fn the_loops_rotate_and_compress_by_themselves_and_end_with_the_service() {
     let mut world = World::start().await;
-    let context = Context::detached(keelson_config::ServiceName::RuntimeShim, Default::default());
+    let config = keelson_config::Config { container_logs: CONFIG, ..Default::default() };
+    let context = Context::detached(keelson_config::ServiceName::RuntimeShim, config);
     let loops = [
         tokio::spawn(world.rotator.clone().run(context.clone())),
         tokio::spawn(world.rotator.clone().run_tidying(context.clone())),
@@ -297,4 +298,20 @@ async fn the_loops_rotate_and_compress_by_themselves_and_end_with_the_service() 
         ended.await.unwrap();
     }
     assert_eq!(world.lines().await, (0..20).collect::<Vec<u32>>());
+}
+
+#[tokio::test]
+async fn other_limits_count_as_soon_as_the_configuration_has_them() {
+    let mut world = World::start().await;
+    let mut config = keelson_config::Config::default();
+    config.container_logs = ContainerLogs { max_size_bytes: None, ..CONFIG };
+    world.rotator.configure(&config.container_logs);
+    let context = Context::detached(keelson_config::ServiceName::RuntimeShim, config.clone());
+    world.write(&world.path.clone());
+    let running = tokio::spawn(world.rotator.clone().run(context.clone()));
+    config.container_logs = CONFIG;
+    assert!(context.live.take(&config));
+    until("a rotated file", || world.names().len() > 1).await;
+    context.shutdown.cancel();
+    running.await.unwrap();
 }

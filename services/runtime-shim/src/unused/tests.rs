@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tonic::Code;
 
 use super::*;
-use crate::fake::{Answer, FakeRuntime};
+use crate::fake::{Answer, FakeRuntime, until};
 
 const FULL: Space = Space { capacity: 1_000, available: 50 };
 
@@ -245,8 +245,12 @@ async fn who_asks_for_an_image_while_it_is_removed_gets_it_pulled_and_not_a_prom
 async fn what_is_unused_for_longer_than_the_maximum_age_goes() {
     let fake = FakeRuntime::start().await;
     fake.image_of(image("sha256:a", "a:1", 200));
-    let mut unused = unused(&fake, FULL).await;
-    unused.policy = Policy { high_percent: 100, maximum_age: 3_599 * 1_000 * NANOS_PER_MS, ..unused.policy };
+    let unused = unused(&fake, FULL).await;
+    unused.set_policy(Policy {
+        high_percent: 100,
+        maximum_age: 3_599 * 1_000 * NANOS_PER_MS,
+        ..unused.policy()
+    });
     assert_eq!(unused.collect().await.unwrap(), Freed { images: 1, bytes: 200 });
     let aged = ReasonLabel { reason: "age".into() };
     assert_eq!(unused.removed.get_or_create(&aged).get(), 1);
@@ -263,4 +267,21 @@ async fn an_order_for_some_bytes_ends_when_so_many_are_freed() {
     assert_eq!(unused.free(300).await.unwrap(), Freed { images: 2, bytes: 400 });
     assert_eq!(unused.free(300).await.unwrap(), Freed { images: 1, bytes: 200 });
     assert!(told(&unused).await.is_empty());
+}
+
+#[tokio::test]
+async fn other_thresholds_count_as_soon_as_the_configuration_has_them() {
+    let fake = FakeRuntime::start().await;
+    fake.image_of(image("sha256:a", "a:1", 200));
+    let mut config = Config::default();
+    config.image_collection = ImageCollection { high_threshold_percent: 100, ..ImageCollection::default() };
+    let unused = unused(&fake, FULL).await;
+    unused.set_policy(policy_of(&config.image_collection));
+    let context = Context::detached(keelson_config::ServiceName::RuntimeShim, config.clone());
+    let running = tokio::spawn(unused.clone().run(context.clone()));
+    config.image_collection.high_threshold_percent = 85;
+    assert!(context.live.take(&config));
+    until("the image is removed", || fake.image_ids().is_empty()).await;
+    context.shutdown.cancel();
+    running.await.unwrap();
 }

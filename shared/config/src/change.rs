@@ -1,0 +1,255 @@
+//! Which values may change while the agent runs, and who has to be started again for the others.
+
+use serde_json::Value;
+
+use crate::{Config, ServiceName};
+use ServiceName::{NodeApi, NodeStatus, PodConfig, PodSync, ResourceManager, RuntimeShim, VolumeManager};
+
+/// How a change of a value comes into force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Takes {
+    /// Services take it while they run ([`Config::take_live`]).
+    Live,
+    /// By a start of every service that reads it.
+    Services,
+    /// By a start of the agent: init itself, its locks or the folders of all services hang on it.
+    Agent,
+}
+
+/// A part of the configuration whose values change together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Its dotted path in `config.json`, with everything below it.
+    pub path: &'static str,
+    /// How a change of it comes into force.
+    pub takes: Takes,
+    /// Who reads it; empty: whoever, for those that take a start of the agent.
+    pub readers: &'static [ServiceName],
+    /// The fields of a KubeletConfiguration that set it, also by their dotted paths with everything below; for parts that
+    /// services are started again for none is named, they are all the others.
+    pub fields: &'static [&'static str],
+}
+
+const fn live(path: &'static str, readers: &'static [ServiceName], fields: &'static [&'static str]) -> Part {
+    Part { path, takes: Takes::Live, readers, fields }
+}
+
+const fn services(path: &'static str, readers: &'static [ServiceName]) -> Part {
+    Part { path, takes: Takes::Services, readers, fields: &[] }
+}
+
+const fn agent(path: &'static str, fields: &'static [&'static str]) -> Part {
+    Part { path, takes: Takes::Agent, readers: &[], fields }
+}
+
+const EVERYBODY: &[ServiceName] =
+    &[PodConfig, RuntimeShim, VolumeManager, ResourceManager, PodSync, NodeStatus, NodeApi];
+
+/// Every part. Who reads one is told rather once too often: a service that is started again adopts what runs.
+pub const PARTS: &[Part] = &[
+    live("logging.level", EVERYBODY, &["logging.verbosity"]),
+    live(
+        "containerLogs",
+        &[RuntimeShim],
+        &[
+            "containerLogMaxFiles",
+            "containerLogMaxSize",
+            "containerLogMaxWorkers",
+            "containerLogMonitorInterval",
+        ],
+    ),
+    live(
+        "imageCollection",
+        &[RuntimeShim],
+        &[
+            "imageGCHighThresholdPercent",
+            "imageGCLowThresholdPercent",
+            "imageMaximumGCAge",
+            "imageMinimumGCAge",
+        ],
+    ),
+    live("nodeStatus.maxImages", &[NodeStatus], &["nodeStatusMaxImages"]),
+    services("api.address", &[NodeStatus, NodeApi]),
+    services("api.handlers", &[NodeApi]),
+    services("api.healthzAddress", &[NodeApi]),
+    services("api.healthzPort", &[NodeApi]),
+    services("api.port", &[NodeStatus, NodeApi]),
+    services("api.readOnlyPort", &[NodeApi]),
+    services("api.strictVerbs", &[NodeApi]),
+    services("containerCollection", &[RuntimeShim]),
+    services("imagePulls", &[RuntimeShim]),
+    services("iptablesUtilChains", &[ResourceManager]),
+    services("offline", &[PodConfig]),
+    services("pods", &[PodSync]),
+    services("resources", &[PodConfig, VolumeManager, ResourceManager, PodSync, NodeStatus]),
+    services("runtime.clusterDns", &[PodSync]),
+    services("runtime.clusterDomain", &[PodSync]),
+    services("runtime.maxParallelPulls", &[RuntimeShim]),
+    services("runtime.relistPeriodMs", &[RuntimeShim]),
+    services("runtime.requestTimeoutMs", &[RuntimeShim, PodSync]),
+    services("runtime.resolvConf", &[PodSync]),
+    services("runtime.sandboxImage", &[RuntimeShim]),
+    services("runtime.startParallelism", &[PodSync]),
+    services("sources", &[PodConfig]),
+    services("tracing", EVERYBODY),
+    services("volumes", &[VolumeManager]),
+    // Certificates and keys are handed over when the agent starts.
+    agent(
+        "api.tls",
+        &[
+            "authentication",
+            "authorization",
+            "tlsCertFile",
+            "tlsCipherSuites",
+            "tlsMinVersion",
+            "tlsPrivateKeyFile",
+        ],
+    ),
+    agent("controlPlane", &["nodeLeaseDurationSeconds", "providerID", "registerNode", "registerWithTaints"]),
+    // All lines of the agent, init's among them, are of one format.
+    agent("logging.format", &["logging.format"]),
+    agent("manageHost", &[]),
+    agent("nodeConfiguration", &[]),
+    agent("nodeName", &[]),
+    agent("paths", &["podLogsDir"]),
+    agent("runtime.cgroupDriver", &["cgroupDriver"]),
+    agent("runtime.cgroupRoot", &["cgroupRoot"]),
+    agent("runtime.endpoint", &["containerRuntimeEndpoint"]),
+    agent("runtime.imageEndpoint", &["imageServiceEndpoint"]),
+    agent("users", &[]),
+];
+
+impl Part {
+    /// Its value in a configuration as JSON; none where it is left out.
+    pub fn of<'a>(&self, config: &'a Value) -> Option<&'a Value> {
+        self.path.split('.').try_fold(config, |value, name| value.get(name))
+    }
+
+    /// Whether a field of a KubeletConfiguration is named by this part.
+    pub fn is_set_by(&self, field: &str) -> bool {
+        let below =
+            |own: &str| field.strip_prefix(own).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        self.fields.iter().any(|own| below(own))
+    }
+}
+
+/// How a change of a field of a KubeletConfiguration comes into force.
+pub fn takes_of_field(field: &str) -> Takes {
+    PARTS.iter().find(|part| part.is_set_by(field)).map_or(Takes::Services, |part| part.takes)
+}
+
+impl Config {
+    /// Takes over from `other` what services take while they run.
+    pub fn take_live(&mut self, other: &Self) {
+        self.logging.level.clone_from(&other.logging.level);
+        self.container_logs.clone_from(&other.container_logs);
+        self.image_collection.clone_from(&other.image_collection);
+        self.node_status.max_images = other.node_status.max_images;
+    }
+
+    /// Whether a service that runs with `self` need not be started again for `other`: nothing differs but what it takes
+    /// while it runs, where values come from, and when they were resolved.
+    pub fn differs_live_alone(&self, other: &Self) -> bool {
+        let mut taken = self.clone();
+        taken.take_live(other);
+        taken.provenance.clone_from(&other.provenance);
+        taken.resolved_unix_nanos = other.resolved_unix_nanos;
+        taken == *other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::{ApiTls, KUBELET_FIELDS, Tracing};
+
+    /// A configuration in which nothing is left out.
+    fn whole() -> Config {
+        let mut config = Config::default();
+        config.api.tls = Some(ApiTls::with_client_ca("/ca".into()));
+        config.runtime.image_endpoint = Some("unix:///i".into());
+        config.runtime.sandbox_image = Some("pause".into());
+        config.sources.static_pod_path = Some("/m".into());
+        config.tracing = Some(Tracing { endpoint: "http://h".into(), sampling_rate_per_million: 1 });
+        config
+    }
+
+    fn leaves_of(path: String, value: &Value, into: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) if !fields.is_empty() => {
+                for (name, value) in fields {
+                    let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                    leaves_of(path, value, into);
+                }
+            }
+            _ => into.push(path),
+        }
+    }
+
+    #[test]
+    fn every_value_is_in_one_part() {
+        let mut leaves = Vec::new();
+        leaves_of(String::new(), &serde_json::to_value(whole()).unwrap(), &mut leaves);
+        leaves.retain(|leaf| !["provenance", "resolvedUnixNanos", "schemaVersion"].contains(&leaf.as_str()));
+        assert!(leaves.len() > 40, "{leaves:?}");
+        for leaf in &leaves {
+            let holds = |part: &&Part| {
+                leaf.strip_prefix(part.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            };
+            assert_eq!(PARTS.iter().filter(holds).count(), 1, "{leaf}");
+        }
+        let config = serde_json::to_value(whole()).unwrap();
+        for part in PARTS {
+            assert!(part.of(&config).is_some(), "there is no {}", part.path);
+            assert_eq!(part.readers.is_empty(), part.takes == Takes::Agent, "{}", part.path);
+        }
+    }
+
+    #[test]
+    fn fields_are_those_of_a_kubelet_and_stand_once() {
+        let fields: Vec<&str> = PARTS.iter().flat_map(|part| part.fields).copied().collect();
+        assert_eq!(fields.iter().collect::<BTreeSet<_>>().len(), fields.len());
+        for field in fields {
+            assert!(KUBELET_FIELDS.contains(&field.split('.').next().unwrap()), "{field}");
+        }
+        for (field, takes) in [
+            ("logging.verbosity", Takes::Live),
+            ("logging.format", Takes::Agent),
+            ("logging.flushFrequency", Takes::Services),
+            ("imageMinimumGCAge", Takes::Live),
+            ("maxPods", Takes::Services),
+            ("authentication.x509.clientCAFile", Takes::Agent),
+            ("podLogsDir", Takes::Agent),
+        ] {
+            assert_eq!(takes_of_field(field), takes, "{field}");
+        }
+    }
+
+    #[test]
+    fn what_is_taken_live_is_what_the_table_says() {
+        let mut other = whole();
+        other.logging.level = "debug".into();
+        other.container_logs.max_files = 77;
+        other.image_collection.minimum_age_ms = 77;
+        other.node_status.max_images = 77;
+        other.resources.max_pods = 77;
+        other.node_name = "other".into();
+        let mut taken = whole();
+        taken.take_live(&other);
+        let json = |config: &Config| serde_json::to_value(config).unwrap();
+        let (before, after, other_json) = (json(&whole()), json(&taken), json(&other));
+        for part in PARTS {
+            let expected = if part.takes == Takes::Live { &other_json } else { &before };
+            assert_eq!(part.of(&after), part.of(expected), "{}", part.path);
+            if part.takes == Takes::Live {
+                assert_ne!(part.of(&after), part.of(&before), "{} is not in this test", part.path);
+            }
+        }
+        assert!(!whole().differs_live_alone(&other));
+        taken.provenance.insert("logging.level".into(), "k.yaml:3".into());
+        taken.resolved_unix_nanos += 1;
+        assert!(whole().differs_live_alone(&taken) && whole().differs_live_alone(&whole()));
+    }
+}
