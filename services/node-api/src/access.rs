@@ -59,6 +59,8 @@ pub struct Rules {
     anonymous: bool,
     /// Whether not everybody who is known may do everything.
     reviewed: bool,
+    /// Whether it takes `create` to get into a container, whatever the method.
+    strict_verbs: bool,
     reviews: Reviews,
 }
 
@@ -75,6 +77,7 @@ impl Access {
                 tokens: tls.tokens,
                 anonymous: tls.anonymous,
                 reviewed: tls.reviews,
+                strict_verbs: ctx.config.api.strict_verbs,
                 reviews: Reviews::new(ctx, tls),
             })),
             _ => Self::Unasked,
@@ -147,7 +150,8 @@ impl Rules {
 pub(crate) async fn guard(State(access): State<Access>, mut request: Request, next: Next) -> Response {
     let Access::Asked(rules) = &access else { return next.run(request).await };
     let shown = request.extensions_mut().remove::<Shown>().unwrap_or_default();
-    let (path, verb) = (request.uri().path(), verb(request.method()));
+    let path = request.uri().path();
+    let verb = verb(request.method(), path, rules.strict_verbs);
     let user = match rules.who(&shown, request.headers()).await {
         Ok(user) => user,
         Err(Nobody(why)) => {

@@ -27,6 +27,9 @@ pub struct Api {
     /// What of the paths for debugging is answered.
     #[serde(default)]
     pub handlers: ApiHandlers,
+    /// Whether it takes `create` to get into a container also where the method is `GET`, as of a WebSocket (`strictVerbs`).
+    #[serde(default)]
+    pub strict_verbs: bool,
 }
 
 /// What of the paths for debugging the kubelet API answers (node-and-api.md §8.1, §8.2).
@@ -209,6 +212,7 @@ impl Default for Api {
             healthz_port: 10248,
             tls: None,
             handlers: ApiHandlers::default(),
+            strict_verbs: false,
         }
     }
 }

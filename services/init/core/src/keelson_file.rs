@@ -17,7 +17,8 @@ pub const KEELSON_KIND: &str = "KeelsonConfiguration";
 const FIELDS: &str = "runDir, stateDir, containerLinksDir, binDir, controlPlane, etcd.endpoints, \
                       etcd.caFile, etcd.certFile, etcd.keyFile, etcd.user, etcd.passwordFile, \
                       nodeConfiguration.trialPeriod, offline.startAfterReboot, offline.maxAge, uidBase, operatorGid, \
-                      sandboxImage, imagePullProgressTimeout, startParallelism, sourceLimits, relistPeriod, manageHost, logging.format, logging.level, \
+                      sandboxImage, imagePullProgressTimeout, startParallelism, sourceLimits, relistPeriod, manageHost, \
+                      strictVerbs, logging.format, logging.level, \
                       tracing.endpoint, tracing.samplingRatePerMillion";
 
 /// The largest user id: 2^32 - 1 means "no user" (chown(2)).
@@ -37,6 +38,7 @@ pub(crate) struct KeelsonFile {
     pub(crate) source_limits: SourceLimitsFile,
     pub(crate) relist_period: Option<Sourced<Duration>>,
     pub(crate) manage_host: Option<Sourced<bool>>,
+    pub(crate) strict_verbs: Option<Sourced<bool>>,
     pub(crate) log_format: Option<Sourced<String>>,
     pub(crate) log_level: Option<Sourced<String>>,
     pub(crate) trace_endpoint: Option<Sourced<String>>,
@@ -71,6 +73,7 @@ pub(crate) fn read(document: &Document, problems: &mut Vec<ConfigProblem>) -> Ke
     file.source_limits = SourceLimitsFile::read(&mut reader);
     file.relist_period = reader.duration("relistPeriod", Duration::from_secs(1)..=Duration::from_secs(3600));
     file.manage_host = reader.boolean("manageHost");
+    file.strict_verbs = reader.boolean("strictVerbs");
     if reader.object("logging") {
         file.log_format = reader.choice("logging.format", &["text", "json"]);
         file.log_level = reader.string("logging.level");

@@ -269,6 +269,10 @@ impl Resolver<'_> {
         crate::pressure::resolve(self, &mut kubelet);
         self.telemetry(&mut kubelet, &mut keelson);
         self.set("manageHost", keelson.manage_host.take(), |c, v| c.manage_host = v);
+        self.set("api.strictVerbs", keelson.strict_verbs.take(), |c, v| c.api.strict_verbs = v);
+        self.set("iptablesUtilChains", kubelet.iptables_util_chains.take(), |c, v| {
+            c.iptables_util_chains = v
+        });
         self.notes_on(&kubelet);
     }
 

@@ -111,7 +111,7 @@ fn every_field_of_the_keelson_configuration_arrives() {
     let config = with_keelson(json!({
         "runDir": "/run/k2", "stateDir": "/var/lib/k2", "containerLinksDir": "/var/log/k2", "binDir": "/opt/k2",
         "controlPlane": "none", "uidBase": 70000, "operatorGid": 71000, "sandboxImage": "pause:3",
-        "startParallelism": 16, "relistPeriod": "5m", "manageHost": false,
+        "startParallelism": 16, "relistPeriod": "5m", "manageHost": false, "strictVerbs": true,
         "logging": {"format": "json", "level": "warn,keelson_pod_sync=debug"},
         "tracing": {"endpoint": "http://127.0.0.1:4317", "samplingRatePerMillion": 1000},
     }));
@@ -121,7 +121,7 @@ fn every_field_of_the_keelson_configuration_arrives() {
     assert_eq!((config.users.operator_gid, config.users.uids["pod-config"]), (71000, 70001));
     assert_eq!(config.runtime.sandbox_image.as_deref(), Some("pause:3"));
     assert_eq!((config.runtime.start_parallelism, config.runtime.relist_period_ms), (16, 300_000));
-    assert!(!config.manage_host);
+    assert!(!config.manage_host && config.api.strict_verbs);
     assert_eq!(
         (config.logging.format.as_str(), config.logging.level.as_str()),
         ("json", "warn,keelson_pod_sync=debug")

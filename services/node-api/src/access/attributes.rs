@@ -29,8 +29,20 @@ pub(crate) fn subresources(path: &str) -> &'static [&'static str] {
     SUBRESOURCES.iter().find(|(root, _)| is_below(root)).map_or(&[PROXY], |(_, subresources)| subresources)
 }
 
+/// The paths into containers. Who upgrades a connection to a WebSocket does it with `GET`.
+const INTO_CONTAINERS: [&str; 4] = ["/exec/", "/attach/", "/portForward/", "/run/"];
+
+/// What has to be allowed for a request. A kubelet goes by the method alone, so that who may only read a node gets into its
+/// containers by a WebSocket (§16); `strict`: whatever the method, it takes `create` to get into one.
+pub(crate) fn verb(method: &Method, path: &str, strict: bool) -> &'static str {
+    if strict && INTO_CONTAINERS.iter().any(|root| path.starts_with(root)) {
+        return "create";
+    }
+    verb_of(method)
+}
+
 /// What a method does; empty for one that Kubernetes has no verb for.
-pub(crate) fn verb(method: &Method) -> &'static str {
+fn verb_of(method: &Method) -> &'static str {
     match *method {
         Method::GET => "get",
         Method::POST => "create",
@@ -90,7 +102,30 @@ mod tests {
             ("OPTIONS", ""),
             ("BREW", ""),
         ] {
-            assert_eq!(verb(&Method::from_bytes(method.as_bytes()).unwrap()), expected, "{method}");
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
+            for strict in [false, true] {
+                assert_eq!(verb(&method, "/metrics", strict), expected, "{method}");
+            }
+            assert_eq!(verb(&method, "/exec/ns/pod/c", false), expected, "{method}");
+        }
+    }
+
+    #[test]
+    fn strictly_whatever_gets_into_a_container_is_a_creation() {
+        for (path, expected) in [
+            ("/exec/ns/pod/c", "create"),
+            ("/exec/ns/pod/uid/c", "create"),
+            ("/attach/ns/pod/c", "create"),
+            ("/portForward/ns/pod", "create"),
+            ("/run/ns/pod/c", "create"),
+            ("/containerLogs/ns/pod/c", "get"),
+            ("/runningpods/", "get"),
+            ("/execute/ns", "get"),
+            ("/pods", "get"),
+            ("/", "get"),
+        ] {
+            assert_eq!(verb(&Method::GET, path, true), expected, "{path}");
+            assert_eq!(verb(&Method::GET, path, false), "get", "{path}");
         }
     }
 }

@@ -366,3 +366,59 @@ async fn for_how_long_is_a_setting_and_nothing_is_remembered_for_no_time() {
     node.cluster.tokens.lock().unwrap().clear();
     assert_eq!(node.with_token("good", "/metrics").await.0, 401, "a token that is taken back");
 }
+
+#[tokio::test]
+async fn with_strict_verbs_who_may_only_read_gets_into_no_container() {
+    let upgrade = [
+        ("connection", "Upgrade"),
+        ("upgrade", "websocket"),
+        ("sec-websocket-protocol", "v5.channel.k8s.io"),
+    ];
+    let paths = [
+        "/exec/default/web/c?command=cat&output=1",
+        "/attach/default/web/c?output=1",
+        "/portForward/default/web?port=80",
+    ];
+    for strict in [false, true] {
+        let node = Reviewed::start_with(|api| api.strict_verbs = strict).await;
+        node.node.world.running_pod("web");
+        node.allow(&[("jane", "get", "proxy")]);
+        for path in paths {
+            let (code, text) = node.ask(node.jane(), path, &upgrade).await;
+            assert_eq!(code == 403, strict, "{path}: {code} {text}");
+            let told = "Forbidden (user=jane, verb=create, resource=nodes, subresource(s)=[proxy])";
+            assert!(!strict || text == told, "{text}");
+        }
+        assert_eq!(node.ask(node.jane(), PING, &[]).await.0, 200, "what only shows something is read");
+        // A right that comes later counts for what is asked then.
+        let node = Reviewed::start_with(|api| api.strict_verbs = strict).await;
+        node.node.world.running_pod("web");
+        node.allow(&[("jane", "create", "proxy")]);
+        let (code, _) = node.ask(node.jane(), paths[0], &upgrade).await;
+        assert_eq!(code == 403, !strict, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn remembered_tokens_are_counted_as_a_kubelet_counts_them() {
+    let node = Reviewed::start().await;
+    node.cluster.tokens.lock().unwrap().insert("good", "scraper");
+    node.allow(&[("scraper", "get", "metrics")]);
+    for _ in 0..2 {
+        assert_eq!(node.with_token("bad", "/metrics").await.0, 401);
+        assert_eq!(node.with_token("good", "/metrics").await.0, 200);
+    }
+    *node.cluster.away.lock().unwrap() = true;
+    assert_eq!(node.with_token("other", "/metrics").await.0, 401);
+    let (_, text) = node.with_token("good", "/metrics").await;
+    for line in [
+        "authentication_token_cache_request_total{status=\"hit\"} 3\n",
+        "authentication_token_cache_request_total{status=\"miss\"} 3\n",
+        "authentication_token_cache_request_duration_seconds_count{status=\"miss\"} 3\n",
+        "authentication_token_cache_fetch_total{status=\"ok\"} 2\n",
+        "authentication_token_cache_fetch_total{status=\"error\"} 1\n",
+        "authentication_token_cache_active_fetch_count{status=\"in_flight\"} 0\n",
+    ] {
+        assert!(text.contains(line), "{line}{text}");
+    }
+}
