@@ -25,6 +25,7 @@ use tower::ServiceBuilder;
 
 use crate::counted::{Counted, RestMetrics, host_of};
 use crate::error::KubeError;
+use crate::proxy::{Environment, Way, proxy_of};
 use crate::resource::{Object, Range, Resource};
 
 /// How long a call may take, its answer included. A watch has as long to begin.
@@ -493,12 +494,12 @@ async fn within<T>(
 async fn connect(path: &Path, metrics: &RestMetrics) -> Result<(Client, String, String), String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     let file = Kubeconfig::from_yaml(&text).map_err(|error| error.to_string())?;
+    // It has the cluster of its current context alone.
+    let named = file.clusters.iter().find_map(|cluster| cluster.cluster.as_ref()?.proxy_url.clone());
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(file, &options).await;
     let config = config.map_err(|error| error.to_string())?;
-    if let Some(proxy) = &config.proxy_url {
-        return Err(format!("proxies are not supported yet, and {proxy} is one"));
-    }
+    let proxy = proxy_of(named.as_deref(), &Environment::of_this_process(), &config.cluster_url)?;
     let tls = config.rustls_client_config().map_err(|error| error.to_string())?;
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -515,7 +516,7 @@ async fn connect(path: &Path, metrics: &RestMetrics) -> Result<(Client, String, 
         .pool_timer(TokioTimer::new())
         .http2_keep_alive_interval(ALIVE_EVERY)
         .http2_keep_alive_timeout(ALIVE_WITHIN)
-        .build::<_, Body>(builder.enable_all_versions().wrap_connector(tcp));
+        .build::<_, Body>(builder.enable_all_versions().wrap_connector(Way::new(tcp, proxy)));
     let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
     let auth = config.auth_layer().map_err(|error| error.to_string())?;
     let host = host_of(&config.cluster_url);

@@ -133,6 +133,110 @@ async fn what_is_written_goes_where_it_belongs() {
     );
 }
 
+/// A proxy that connects whoever asks for it with a name and a password, and what it was asked.
+async fn proxy() -> (String, Arc<Mutex<Vec<String>>>) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&asked);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let kept = Arc::clone(&kept);
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(client.read_u8().await.unwrap());
+                }
+                let head = String::from_utf8(head).unwrap();
+                kept.lock().unwrap().push(head.lines().next().unwrap().to_owned());
+                if !head.to_lowercase().contains("proxy-authorization: basic amfuztpw") {
+                    client.write_all(b"HTTP/1.1 407 Who?\r\n\r\n").await.unwrap();
+                    return;
+                }
+                let target = head.split(' ').nth(1).unwrap().to_owned();
+                let mut server = tokio::net::TcpStream::connect(target).await.unwrap();
+                client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+                // It ends when one side does.
+                let _ = copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    (address, asked)
+}
+
+#[tokio::test]
+async fn a_proxy_that_the_kubeconfig_names_is_asked_to_connect() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    let server =
+        FakeApi::with_tls(authority.server(), |_| Answer::json(&json!({"metadata": {"name": "n"}}))).await;
+    let (certificate, key) = authority.signed(ExtendedKeyUsagePurpose::ClientAuth);
+    let user = json!({"client-certificate-data": encoded(&certificate), "client-key-data": encoded(&key)});
+    let (address, asked) = proxy().await;
+    let api = KubeApi::new(folder.path().join("kubeconfig"), "kubelet/test");
+    let cluster =
+        |url: String| json!({"certificate-authority-data": encoded(&authority.pem()), "proxy-url": url});
+
+    server.kubeconfig(folder.path(), &cluster(format!("http://{address}")), &user);
+    let error = api.get(Resource::NODE, None, "n").await.unwrap_err().to_string();
+    assert!(error.contains("proxy"), "{error}");
+
+    server.kubeconfig(folder.path(), &cluster(format!("http://jane:p@{address}")), &user);
+    api.get(Resource::NODE, None, "n").await.unwrap().unwrap();
+    assert_eq!(server.asked().last().unwrap().version, http::Version::HTTP_2);
+    let line = format!("CONNECT {} HTTP/1.1", server.url.strip_prefix("https://").unwrap());
+    let asked = asked.lock().unwrap().clone();
+    assert!(asked.len() >= 2 && asked.iter().all(|first| *first == line), "{asked:?}");
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_what_came_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeApi::start(|asked| match (asked.method.as_str(), asked.path.contains("watch=1")) {
+        ("PUT", _) => Answer::refusal(409, "Conflict", "newer"),
+        ("DELETE", _) => Answer::Nothing,
+        (_, true) => Answer::Open(Vec::new()),
+        _ => Answer::json(&json!({"metadata": {"name": "x"}})),
+    })
+    .await;
+    let host = server.url.strip_prefix("http://").unwrap().to_owned();
+    let metrics = keelson_service_kit::Metrics::new();
+    let kubeconfig = server.kubeconfig(folder.path(), &json!({}), &json!({}));
+    let api = KubeApi::counted(kubeconfig, "kubelet/test", RestMetrics::registered(&metrics));
+    let object = json!({"metadata": {"name": "x"}});
+    api.get(Resource::NODE, None, "x").await.unwrap();
+    api.get(Resource::NODE, None, "x").await.unwrap();
+    api.replace(Resource::NODE, None, &object).await.unwrap_err();
+    let hangs = api.delete(Resource::NODE, None, "x", &object);
+    tokio::time::timeout(Duration::from_millis(200), hangs).await.unwrap_err();
+    let range = Range { resource: Resource::NODE, namespace: None, fields: None };
+    let _watch = api.watch(&range, "1").await.unwrap();
+    drop(server);
+    api.give_up_connection();
+    api.create(Resource::NODE, None, &object).await.unwrap_err();
+
+    let text = metrics.text();
+    for (code, method, count) in
+        [("200", "GET", 3), ("409", "PUT", 1), ("<error>", "DELETE", 1), ("<error>", "POST", 1)]
+    {
+        let line = format!(
+            "rest_client_requests_total{{code=\"{code}\",method=\"{method}\",host=\"{host}\"}} {count}\n"
+        );
+        assert!(text.contains(&line), "{line}{text}");
+    }
+    for (family, verb, count) in [
+        ("rest_client_request_duration_seconds", "GET", 2),
+        ("rest_client_request_size_bytes", "PUT", 1),
+        ("rest_client_response_size_bytes", "GET", 2),
+    ] {
+        let line = format!("{family}_count{{verb=\"{verb}\",host=\"{host}\"}} {count}\n");
+        assert!(text.contains(&line), "{line}{text}");
+    }
+    let none = "rest_client_response_size_bytes_count{verb=\"PUT\"";
+    assert!(!text.contains(none), "a refusal has no size: {text}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_server_that_hangs_is_given_up() {
     let call = std::future::pending::<Result<(), kube::Error>>();

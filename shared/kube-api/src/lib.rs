@@ -13,6 +13,7 @@ mod error;
 #[allow(clippy::unwrap_used, reason = "helpers of tests")]
 mod fake;
 mod follow;
+mod proxy;
 mod resource;
 
 pub use connect::{CALL_ENDS_WITHIN, KubeApi, Patch};

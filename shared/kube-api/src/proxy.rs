@@ -1,0 +1,307 @@
+//! Whether an API server is reached by a proxy, and by which (node-and-api.md §5): the one that the kubeconfig names
+//! (`proxy-url`), else that of the environment, by the rules that programs in Go have (`golang.org/x/net/http/httpproxy`).
+
+use std::net::IpAddr;
+use std::task::{Context, Poll};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use futures_util::future::BoxFuture;
+use http::{HeaderValue, Uri};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::proxy::Tunnel;
+use tower::{BoxError, Service};
+
+/// What the environment says of proxies.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Environment {
+    /// `HTTPS_PROXY`, else `https_proxy`.
+    pub(crate) https: String,
+    /// `NO_PROXY`, else `no_proxy`.
+    pub(crate) none: String,
+}
+
+impl Environment {
+    pub(crate) fn of_this_process() -> Self {
+        let first = |names: [&str; 2]| {
+            names.into_iter().filter_map(|name| std::env::var(name).ok()).find(|value| !value.is_empty())
+        };
+        Self {
+            https: first(["HTTPS_PROXY", "https_proxy"]).unwrap_or_default(),
+            none: first(["NO_PROXY", "no_proxy"]).unwrap_or_default(),
+        }
+    }
+}
+
+/// A proxy that is spoken to by HTTP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Proxy {
+    uri: Uri,
+    /// `Proxy-Authorization`, where its address has a name and a password.
+    authorization: Option<HeaderValue>,
+}
+
+/// The proxy by which `server` is reached; none: it is spoken to itself. What the kubeconfig names counts for every server, what
+/// the environment has for `https://` alone and not for what it excepts.
+///
+/// # Errors
+/// What is named is no proxy that can be spoken to.
+pub(crate) fn proxy_of(
+    named: Option<&str>,
+    environment: &Environment,
+    server: &Uri,
+) -> Result<Option<Proxy>, String> {
+    if let Some(named) = named.filter(|named| !named.is_empty()) {
+        return Proxy::parse(named).map(Some).map_err(|why| format!("proxy-url: {why}"));
+    }
+    let host = server.host().unwrap_or_default();
+    let port = server.port_u16().unwrap_or(443);
+    let is_meant = server.scheme_str() == Some("https") && !environment.https.is_empty();
+    if !is_meant || is_excepted(&environment.none, host, port) {
+        return Ok(None);
+    }
+    Proxy::parse(&environment.https).map(Some).map_err(|why| format!("HTTPS_PROXY: {why}"))
+}
+
+impl Proxy {
+    /// `http://host:port`, also without the scheme; a name and a password may stand before the host.
+    fn parse(text: &str) -> Result<Self, String> {
+        let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+        // A password is nobody's business.
+        let bare = whole.rsplit_once('@').map_or(whole.as_str(), |(_, rest)| rest);
+        let uri: Uri = whole.parse().map_err(|error| format!("{bare} is no address of a proxy: {error}"))?;
+        if uri.scheme_str() != Some("http") || uri.host().is_none_or(str::is_empty) {
+            return Err(format!(
+                "a proxy is spoken to by HTTP alone, as http://proxy.example:3128, which {bare} is not"
+            ));
+        }
+        let user = uri.authority().and_then(|authority| authority.as_str().rsplit_once('@'));
+        let authorization = user.map(|(user, _)| {
+            let (name, password) = user.split_once(':').unwrap_or((user, ""));
+            let plain = [&decoded(name)[..], b":", &decoded(password)].concat();
+            HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(plain)))
+        });
+        let authorization = authorization.transpose().map_err(|error| error.to_string())?;
+        Ok(Self { uri, authorization })
+    }
+}
+
+/// Bytes of a text with `%XX` for some of them.
+fn decoded(text: &str) -> Vec<u8> {
+    let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
+    let (bytes, mut at, mut all) = (text.as_bytes(), 0, Vec::new());
+    while at < bytes.len() {
+        match (bytes[at], digit(bytes.get(at + 1)), digit(bytes.get(at + 2))) {
+            (b'%', Some(high), Some(low)) => {
+                all.push(u8::try_from(high * 16 + low).unwrap_or_default());
+                at += 3;
+            }
+            (byte, _, _) => {
+                all.push(byte);
+                at += 1;
+            }
+        }
+    }
+    all
+}
+
+/// Whether a host is to be spoken to itself: this machine always is.
+fn is_excepted(list: &str, host: &str, port: u16) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase();
+    let address: Option<IpAddr> = host.parse().ok();
+    if host == "localhost" || address.is_some_and(|address| address.is_loopback()) {
+        return true;
+    }
+    list.split(',').any(|entry| excepts(&entry.trim().to_ascii_lowercase(), &host, address, port))
+}
+
+/// Whether one entry of the list means the host.
+fn excepts(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool {
+    if entry == "*" {
+        return true;
+    }
+    if let Some((network, length)) = entry.split_once('/') {
+        let (Ok(network), Ok(length)) = (network.parse(), length.parse()) else { return false };
+        return address.is_some_and(|address| is_within(address, network, length));
+    }
+    let (name, only) = with_port(entry);
+    if name.is_empty() || only.is_some_and(|only| only != port) {
+        return false;
+    }
+    if let Ok(one) = name.parse::<IpAddr>() {
+        return address == Some(one);
+    }
+    let below = name.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(name);
+    match below.strip_prefix('.') {
+        // What begins with a dot means names below it alone.
+        Some(_) => host.ends_with(below),
+        None => host == below || host.strip_suffix(below).is_some_and(|rest| rest.ends_with('.')),
+    }
+}
+
+/// A name or an address, and the port that it is meant with.
+fn with_port(entry: &str) -> (&str, Option<u16>) {
+    if let Some((address, rest)) = entry.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return (address, rest.strip_prefix(':').and_then(|port| port.parse().ok()));
+    }
+    match entry.rsplit_once(':') {
+        // More than one colon is an address of IPv6.
+        Some((name, port)) if !name.contains(':') => match port.parse() {
+            Ok(port) => (name, Some(port)),
+            Err(_) => (entry, None),
+        },
+        _ => (entry, None),
+    }
+}
+
+/// Whether an address is in a network with a prefix of so many bits.
+fn is_within(address: IpAddr, network: IpAddr, length: u32) -> bool {
+    match (address, network) {
+        (IpAddr::V4(address), IpAddr::V4(network)) if length <= 32 => {
+            let mask = u32::MAX.checked_shl(32 - length).unwrap_or(0);
+            address.to_bits() & mask == network.to_bits() & mask
+        }
+        (IpAddr::V6(address), IpAddr::V6(network)) if length <= 128 => {
+            let mask = u128::MAX.checked_shl(128 - length).unwrap_or(0);
+            address.to_bits() & mask == network.to_bits() & mask
+        }
+        _ => false,
+    }
+}
+
+/// How a connection to the server is made.
+#[derive(Debug, Clone)]
+pub(crate) enum Way {
+    /// To itself.
+    Straight(HttpConnector),
+    /// By a proxy, which is asked to connect (`CONNECT`).
+    Through(Tunnel<HttpConnector>),
+}
+
+impl Way {
+    pub(crate) fn new(tcp: HttpConnector, proxy: Option<Proxy>) -> Self {
+        let Some(Proxy { uri, authorization }) = proxy else { return Self::Straight(tcp) };
+        let tunnel = Tunnel::new(uri, tcp);
+        Self::Through(match authorization {
+            Some(authorization) => tunnel.with_auth(authorization),
+            None => tunnel,
+        })
+    }
+}
+
+impl Service<Uri> for Way {
+    type Response = <HttpConnector as Service<Uri>>::Response;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        match self {
+            Self::Straight(tcp) => Service::<Uri>::poll_ready(tcp, cx).map_err(Into::into),
+            Self::Through(tunnel) => Service::<Uri>::poll_ready(tunnel, cx).map_err(Into::into),
+        }
+    }
+
+    fn call(&mut self, server: Uri) -> Self::Future {
+        match self {
+            Self::Straight(tcp) => {
+                let connecting = tcp.call(server);
+                Box::pin(async move { connecting.await.map_err(Into::into) })
+            }
+            Self::Through(tunnel) => {
+                let connecting = tunnel.call(server);
+                Box::pin(
+                    async move { connecting.await.map_err(|error| format!("the proxy: {error}").into()) },
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn by(named: Option<&str>, https: &str, none: &str, server: &str) -> Result<Option<String>, String> {
+        let environment = Environment { https: https.into(), none: none.into() };
+        let found = proxy_of(named, &environment, &server.parse().unwrap())?;
+        Ok(found.map(|proxy| proxy.uri.to_string()))
+    }
+
+    #[test]
+    fn the_kubeconfigs_proxy_goes_before_that_of_the_environment() {
+        let server = "https://api.example:6443";
+        let (one, other) = (Some("http://one:1/".to_owned()), Some("http://two:2/".to_owned()));
+        assert_eq!(by(Some("http://one:1"), "two:2", "*", server), Ok(one.clone()));
+        assert_eq!(
+            by(Some("http://one:1"), "", "", "https://127.0.0.1:6443"),
+            Ok(one),
+            "whatever the server"
+        );
+        for none in [None, Some("")] {
+            assert_eq!(by(none, "two:2", "", server), Ok(other.clone()));
+            assert_eq!(by(none, "http://two:2", "", server), Ok(other.clone()));
+            assert_eq!(by(none, "", "", server), Ok(None));
+        }
+        assert_eq!(by(None, "two:2", "", "http://api.example"), Ok(None), "HTTPS_PROXY is for https");
+    }
+
+    #[test]
+    fn what_is_excepted_is_spoken_to_itself_by_the_rules_of_go() {
+        for (list, host, excepted) in [
+            ("", "api.example", false),
+            ("*", "api.example", true),
+            ("other, *", "api.example", true),
+            ("api.example", "api.example", true),
+            ("API.example", "api.Example", true),
+            ("example", "api.example", true),
+            (".example", "api.example", true),
+            (".api.example", "api.example", false),
+            ("*.example", "api.example", true),
+            ("*.api.example", "api.example", false),
+            ("ample", "api.example", false),
+            ("api.example:6443", "api.example", true),
+            ("api.example:443", "api.example", false),
+            ("10.0.0.1", "10.0.0.1", true),
+            ("10.0.0.1:6443", "10.0.0.1", true),
+            ("10.0.0.1:1", "10.0.0.1", false),
+            ("10.0.0.0/8", "10.9.8.7", true),
+            ("10.0.0.0/8", "11.0.0.1", false),
+            ("0.0.0.0/0", "11.0.0.1", true),
+            ("10.0.0.0/8", "api.example", false),
+            ("10.0.0.0/33,10.x/8,/", "10.0.0.1", false),
+            ("fd00::/8", "[fd00::1]", true),
+            ("fd00::/8", "[fe80::1]", false),
+            ("fd00::1", "[fd00::1]", true),
+            ("[fd00::1]:6443", "[fd00::1]", true),
+            ("[fd00::1]:1", "[fd00::1]", false),
+            (",, ,", "api.example", false),
+            ("", "localhost", true),
+            ("", "127.0.0.53", true),
+            ("", "[::1]", true),
+        ] {
+            assert_eq!(is_excepted(list, host, 6443), excepted, "{list} {host}");
+            let server = format!("https://{host}:6443");
+            assert_eq!(by(None, "p:1", list, &server).unwrap().is_none(), excepted, "{list} {host}");
+        }
+        assert!(
+            by(None, "p:1", "api.example:6443", "https://api.example").unwrap().is_some(),
+            "443 is meant"
+        );
+    }
+
+    #[test]
+    fn names_and_passwords_go_along_and_nobody_else_reads_them() {
+        let proxy = Proxy::parse("http://jane:p%40ss%3a@proxy:3128").unwrap();
+        // jane:p@ss:
+        assert_eq!(proxy.authorization.unwrap(), "Basic amFuZTpwQHNzOg==");
+        assert_eq!(Proxy::parse("proxy").unwrap().authorization, None);
+        for wrong in
+            ["https://u:secret@proxy", "socks5://u:secret@proxy:1", "http://u:secret@", "http://u:secret@a b"]
+        {
+            let told = by(Some(wrong), "", "", "https://api").unwrap_err();
+            assert!(told.starts_with("proxy-url: ") && !told.contains("secret"), "{told}");
+        }
+        let told = by(None, "socks5://proxy:1", "", "https://api").unwrap_err();
+        assert!(told.starts_with("HTTPS_PROXY: a proxy is spoken to by HTTP alone"), "{told}");
+    }
+}
