@@ -1,5 +1,6 @@
 //! Files that belong to root and are read by services that run without it: the certificates, key and password by which the
-//! node names itself to etcd, the kubeconfig with all that it names, and the certificates of TLS on the kubelet API.
+//! node names itself to etcd, the kubeconfig with all that it names, and the certificates of TLS on the kubelet API. The headers
+//! of requests for manifests are handed over in the same way.
 //!
 //! Each service that needs one gets a copy of its own, and a new one when the file changes.
 
@@ -9,7 +10,9 @@ use std::os::unix::fs::{OpenOptionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use keelson_config::{ApiFile, Certificates, Config, ControlPlane, EtcdFile, Kubernetes, ServiceName};
+use keelson_config::{
+    ApiFile, Certificates, Config, ControlPlane, EtcdFile, Kubernetes, ServiceName, UrlHeaders,
+};
 use keelson_init_core::{Document, KubeconfigProblem, flatten_kubeconfig};
 use keelson_service_kit::{Context, LoopHandle};
 use serde_json::Value;
@@ -242,6 +245,19 @@ pub(crate) fn hand_over(config: &Config) -> Looked {
     Looked { errors, awaits: copies.awaits }
 }
 
+/// Makes what pod-config knows of headers what `config` says; without a URL there are none. They stand in no file of their own,
+/// and so they change with the configuration alone.
+pub(crate) fn hand_over_headers(config: &Config) -> Result<(), HandoverError> {
+    let path = config.paths.credentials(ServiceName::PodConfig).join(UrlHeaders::COPY);
+    let headers = &config.sources.static_pod_url_headers;
+    let done = if config.sources.static_pod_url.is_none() || headers.0.is_empty() {
+        super::remove_if_there(&path)
+    } else {
+        replace(&path, &headers.encode(), config.uid_of(ServiceName::PodConfig))
+    };
+    done.map_err(|source| HandoverError::Write { path, source })
+}
+
 /// Replaces a file by rename, mode 0400, unless it is so already.
 fn replace(path: &Path, content: &[u8], uid: Option<u32>) -> io::Result<()> {
     if fs::read(path).is_ok_and(|now| now == content) {
@@ -366,6 +382,26 @@ mod tests {
         assert!(api.handed_over(&folder).exists(), "the last good one stays");
         config.control_plane = ControlPlane::None;
         good(hand_over(&config));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn headers_of_the_manifest_url_are_pod_configs_alone_and_go_with_the_url() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.paths.run_dir = dir.path().join("run");
+        let folder = config.paths.credentials(ServiceName::PodConfig);
+        fs::create_dir_all(&folder).unwrap();
+        config.sources.static_pod_url = Some("https://h".into());
+        for value in ["one", "two"] {
+            config.sources.static_pod_url_headers = UrlHeaders(vec![("X".into(), value.into())]);
+            hand_over_headers(&config).unwrap();
+            assert_eq!(UrlHeaders::handed_over(&folder).unwrap(), config.sources.static_pod_url_headers);
+            let mode = fs::metadata(folder.join(UrlHeaders::COPY)).unwrap().mode();
+            assert_eq!(mode & 0o777, 0o400);
+        }
+        config.sources.static_pod_url = None;
+        hand_over_headers(&config).unwrap();
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
     }
 

@@ -234,12 +234,13 @@ fn join_operator_group(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the resolved configuration, for the operator group to read.
+/// Writes the resolved configuration, for the operator group to read, and what of it only one service may know.
 fn write_config(resolved: &Resolved) -> anyhow::Result<()> {
     store(&resolved.config, resolved.beside())
 }
 
 fn store(config: &Config, beside: Beside<'_>) -> anyhow::Result<()> {
+    handed_files::hand_over_headers(config)?;
     let path = config.paths.config_file();
     config
         .store_with(&path, beside)

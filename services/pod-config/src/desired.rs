@@ -19,6 +19,8 @@ use crate::metrics::SourceMetrics;
 
 /// Name of the source that `staticPodPath` configures.
 pub const FILE: &str = "file";
+/// Name of the source that `staticPodURL` configures.
+pub const HTTP: &str = "http";
 /// Name of the source that `ApplyManifest` fills.
 pub const MANIFEST: &str = "manifest";
 

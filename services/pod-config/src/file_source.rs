@@ -341,7 +341,7 @@ impl FileSource {
 
     fn prune_checkpoint(&self) {
         for path in self.checkpoint.paths() {
-            if !path.starts_with(NODES) && self.files.content(&path).is_none() {
+            if is_of_files(&path) && self.files.content(&path).is_none() {
                 self.checkpoint.remove(&path);
             }
         }
@@ -354,6 +354,11 @@ impl FileSource {
     }
 }
 
+/// Whether a row of the checkpoint is of a file: rows of URLs and of an API server have other names.
+fn is_of_files(key: &str) -> bool {
+    key.starts_with('/') && !key.starts_with(NODES)
+}
+
 /// At least a millisecond, so that a clock that is behind never makes the loop spin.
 fn soon(nanos: i64) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)).max(Duration::from_millis(1))
@@ -363,5 +368,18 @@ async fn next_batch(watcher: &mut Option<Watcher>) -> std::io::Result<Batch> {
     match watcher {
         Some(watcher) => watcher.next().await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_rows_of_files_are_this_sources_to_forget() {
+        assert!(is_of_files("/etc/kubernetes/manifests/web.yaml"));
+        for other in ["https://h/pods", "api:pods/default/web", "api:node", &format!("{NODES}n/pods/a/b")] {
+            assert!(!is_of_files(other), "{other}");
+        }
     }
 }

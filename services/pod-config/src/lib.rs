@@ -1,12 +1,12 @@
 //! pod-config: what should run here?
 //!
-//! It reads the manifests of this node (a folder or file that is configured, and the folder that `keelson apply`
-//! fills), defaults and checks each Pod once, merges the sources, and streams the desired pods to everybody who
+//! It reads the manifests of this node (a folder or file and a URL that are configured, and the folder that `keelson
+//! apply` fills), defaults and checks each Pod once, merges the sources, and streams the desired pods to everybody who
 //! asks. It hands out the Node object and the Secrets and ConfigMaps that stand beside the pods; of a Kubernetes API the
 //! variables of services and tokens of service accounts as well. It puts node-api's questions about who asks something of the
 //! node to the API server ([`reviews`]).
 //!
-//! Loops: `file-source` (inotify and rescan), `manifest-store` (commands), `checkpoint` (writes to disk what was
+//! Loops: `file-source` (inotify and rescan), `url-source` (a request each period), `manifest-store` (commands), `checkpoint` (writes to disk what was
 //! good), `control-plane` (the Node, and what etcd says), `services` (those of a cluster). Each publishes into [`desired::Desired`], where the decisions of
 //! `keelson-pod-config-core` are applied and told. `node-configuration` hands what etcd says of the configuration to init.
 //!
@@ -19,6 +19,7 @@ pub mod control_plane;
 pub mod desired;
 mod disk;
 mod etcd_source;
+mod fetch;
 mod file_source;
 mod kubernetes_objects;
 mod kubernetes_source;
@@ -32,6 +33,7 @@ mod reviews;
 mod secrets;
 mod server;
 mod this_boot;
+mod url_source;
 mod waiting;
 mod watcher;
 
@@ -50,7 +52,7 @@ use tonic::service::Routes;
 use crate::checkpoint::{Checkpoint, Remembered};
 use crate::cluster::Cluster;
 use crate::control_plane::{ControlPlane, NoControlPlane, NodeState};
-use crate::desired::{Desired, FILE, MANIFEST};
+use crate::desired::{Desired, FILE, HTTP, MANIFEST};
 use crate::etcd_source::{Earlier, EtcdPlane};
 use crate::file_source::FileSource;
 use crate::kubernetes_source::{KEPT, KubernetesPlane};
@@ -58,6 +60,7 @@ use crate::manifest_store::StoreLoop;
 use crate::objects::Objects;
 use crate::secrets::Secrets;
 use crate::server::Server;
+use crate::url_source::{UrlSource, is_url};
 
 /// Starts the loops and makes the routes of the service.
 ///
@@ -71,6 +74,8 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     if let Some(path) = &static_path {
         sources.push((FILE, path.display().to_string()));
     }
+    let static_url = ctx.config.sources.static_pod_url.clone();
+    sources.extend(static_url.clone().map(|url| (HTTP, url)));
     sources.push((MANIFEST, manifests.display().to_string()));
     if let ControlPlaneConfig::Etcd(etcd) = &ctx.config.control_plane {
         sources.push((ETCD, etcd.endpoints.join(", ")));
@@ -87,6 +92,8 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
         contents.into_iter().partition(|(path, _)| path.starts_with(NODES));
     let (mut of_api, contents): (BTreeMap<_, _>, BTreeMap<_, _>) =
         contents.into_iter().partition(|(path, _)| path.starts_with(KEPT));
+    let (mut of_urls, contents): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        contents.into_iter().partition(|(path, _)| is_url(path));
     let desired = Desired::new(&ctx, &sources, checkpoint.clone(), pods);
 
     let (store, store_loop) = StoreLoop::new(&ctx, &manifests, desired.clone());
@@ -95,6 +102,13 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     if let Some(path) = static_path {
         let source = FileSource::new(&ctx, &path, desired.clone(), checkpoint.clone(), contents, holders);
         ctx.spawn("file-source", source.run());
+    }
+
+    let of_url = static_url.as_ref().and_then(|url| of_urls.remove(url));
+    of_urls.keys().for_each(|url| checkpoint.remove(url));
+    if let Some(url) = static_url {
+        let source = UrlSource::new(&ctx, url, desired.clone(), checkpoint.clone(), of_url);
+        ctx.spawn("url-source", source.run());
     }
 
     let mut reviewer = None;

@@ -18,10 +18,12 @@ use keelson_service_kit::{Context, LoopHandle};
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::desired::{Desired, FILE, MANIFEST};
+use crate::desired::{Desired, FILE, HTTP, MANIFEST};
 use crate::disk::{self, Reading};
 use crate::waiting::off_thread;
 
+/// The other sources of manifests, which come first.
+const CONFIGURED: [&str; 2] = [FILE, HTTP];
 const CONDITION: &str = "manifest-folder";
 /// Between two tries to read a folder that cannot be read.
 const RETRY: Duration = Duration::from_secs(1);
@@ -300,10 +302,15 @@ impl StoreLoop {
         Ok(Planned { path, bytes, content })
     }
 
+    /// Where a source that is not ours has the pod of this name.
+    fn elsewhere(&self, name: &PodFullName) -> Option<String> {
+        CONFIGURED.into_iter().find_map(|source| self.desired.find(source, name)).map(|(_, origin)| origin)
+    }
+
     fn check_owner(&self, file: &Planned) -> Result<(), StoreError> {
         for pod in &file.content.pods {
             let what = format!("the pod {}/{}", pod.namespace, pod.name);
-            if let Some((_, origin)) = self.desired.find(FILE, &pod.full_name()) {
+            if let Some(origin) = self.elsewhere(&pod.full_name()) {
                 return Err(StoreError::Elsewhere { what, origin });
             }
             if let Some(other) = self.desired.pod(&pod.uid)
@@ -316,7 +323,8 @@ impl StoreLoop {
             }
         }
         for object in &file.content.objects {
-            if let Some(origin) = self.desired.object_origin(FILE, &object.key) {
+            let of = |source| self.desired.object_origin(source, &object.key);
+            if let Some(origin) = CONFIGURED.into_iter().find_map(of) {
                 return Err(StoreError::Elsewhere { what: describe(&object.key), origin });
             }
         }
@@ -361,7 +369,7 @@ impl StoreLoop {
             }
         }
         for name in &names {
-            if let Some((_, origin)) = self.desired.find(FILE, &PodFullName::new(name, namespace)) {
+            if let Some(origin) = self.elsewhere(&PodFullName::new(name, namespace)) {
                 return Err(StoreError::Elsewhere { what: format!("the pod {namespace}/{name}"), origin });
             }
         }

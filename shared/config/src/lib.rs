@@ -17,6 +17,7 @@ mod offline;
 mod paths;
 mod pods;
 mod source_limits;
+mod sources;
 mod tls;
 
 use std::borrow::Cow;
@@ -47,6 +48,7 @@ pub use offline::{Offline, StartAfterReboot};
 pub use paths::Paths;
 pub use pods::Pods;
 pub use source_limits::{LIMITED_SOURCES, SourceLimit, SourceLimits};
+pub use sources::{Sources, UrlHeaders};
 pub use tls::CipherSuite;
 
 /// The version of the file format; a service refuses a newer one than it knows.
@@ -165,17 +167,6 @@ pub struct Runtime {
     pub cluster_domain: String,
     /// The node's resolv.conf that pods inherit; empty: none.
     pub resolv_conf: String,
-}
-
-/// Sources of desired pods.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Sources {
-    /// Folder or file with manifests (`staticPodPath`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub static_pod_path: Option<PathBuf>,
-    /// Milliseconds between two full reads of the file source (`fileCheckFrequency`).
-    pub file_check_ms: u64,
 }
 
 /// What pods may use of the machine.
@@ -373,7 +364,7 @@ impl Default for Config {
             paths: Paths::default(),
             users: Users::default(),
             runtime: Runtime::default(),
-            sources: Sources { static_pod_path: None, file_check_ms: 20_000 },
+            sources: Sources::none(),
             control_plane: ControlPlane::None,
             node_configuration: NodeConfiguration::default(),
             offline: Offline::default(),

@@ -229,6 +229,9 @@ fn in_force(whole: &mut Map<String, Value>, config: &Config) {
     if let Some(path) = &config.sources.static_pod_path {
         set("staticPodPath", path.to_string_lossy().into());
     }
+    if let Some(url) = &config.sources.static_pod_url {
+        set("staticPodURL", url.clone().into());
+    }
     if let Some(Value::Object(logging)) = whole.get_mut("logging") {
         logging.insert("format".to_owned(), config.logging.format.clone().into());
     }

@@ -10,6 +10,7 @@ use crate::api_handlers::ApiHandlersFile;
 use crate::document::{ConfigProblem, Document, Reader, Sourced, YEAR};
 use crate::gates;
 use crate::leftovers::{ContainerLogsFile, ImageCollectionFile, ImagePullsFile};
+use crate::manifest_url::ManifestUrlFile;
 use crate::pressure::PressureFile;
 use crate::reserved::{Capacity, Reservations, read_reserved};
 use crate::running_pods::RunningPodsFile;
@@ -23,6 +24,7 @@ pub(crate) struct KubeletFile {
     pub(crate) static_pod_path: Option<Sourced<String>>,
     pub(crate) endpoint: Option<Sourced<String>>,
     pub(crate) file_check: Option<Sourced<Duration>>,
+    pub(crate) manifest_url: ManifestUrlFile,
     pub(crate) enable_server: Option<Sourced<bool>>,
     pub(crate) api_access: ApiAccessFile,
     pub(crate) api_handlers: ApiHandlersFile,
@@ -89,6 +91,7 @@ pub(crate) fn read(
         static_pod_path: path(reader.string("staticPodPath")),
         endpoint: reader.string("containerRuntimeEndpoint").filter(|text| !is_default(text)),
         file_check: period(&mut reader, "fileCheckFrequency"),
+        manifest_url: ManifestUrlFile::read(&mut reader),
         enable_server: reader.boolean("enableServer"),
         api_access: ApiAccessFile::read(&mut reader, &document.folder),
         api_handlers: ApiHandlersFile::read(&mut reader),
@@ -154,7 +157,7 @@ fn is_default(text: &Sourced<String>) -> bool {
 }
 
 /// A duration above zero; zero is the default (node-and-api.md §2.5).
-fn period(reader: &mut Reader<'_>, path: &str) -> Option<Sourced<Duration>> {
+pub(crate) fn period(reader: &mut Reader<'_>, path: &str) -> Option<Sourced<Duration>> {
     let period = reader.duration(path, Duration::ZERO..=YEAR).filter(|period| !period.value.is_zero())?;
     if period.value < MILLI {
         reader.refuse(&period, format!("this must be from {MILLI:?} to {YEAR:?}"));

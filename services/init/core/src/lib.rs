@@ -30,6 +30,7 @@ mod kubeconfig;
 mod kubelet_file;
 mod labels;
 mod leftovers;
+mod manifest_url;
 mod node_configuration;
 mod offline;
 mod origins;

@@ -396,6 +396,7 @@ impl Resolver<'_> {
         self.set("sources.fileCheckMs", kubelet.file_check.take(), |c, v| {
             c.sources.file_check_ms = millis(v)
         });
+        std::mem::take(&mut kubelet.manifest_url).resolve(self);
     }
 
     fn runtime(&mut self, kubelet: &mut KubeletFile, keelson: &mut KeelsonFile) {

@@ -13,6 +13,7 @@
 //! | [`offline`] | what starts after a reboot without the control plane (architecture §5) |
 //! | [`service_env`] | the variables by which containers find services (runtime-and-resources.md §3.4) |
 //! | [`token`] | what is asked and answered for a token of a service account (volumes.md §9.6) |
+//! | [`redirect`] | where an answer sends a request for manifests |
 //! | [`node`] | the Node object while no control plane has one |
 //!
 //! [`parse_file`] is the way through the first three.
@@ -28,6 +29,7 @@ pub mod node;
 pub mod object;
 pub mod offline;
 mod parse;
+pub mod redirect;
 pub mod scan;
 pub mod service_env;
 pub mod sight;

@@ -101,6 +101,22 @@ pub(crate) fn encoded(document: &Document, value: &Value) -> Result<Arc<[u8]>, V
 
 /// All objects of a manifest, in their order. The first thing that is wrong refuses the whole manifest.
 pub fn read_manifest(bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
+    let (found, _) = read(bytes)?;
+    if found.is_empty() { Err(nothing()) } else { Ok(found) }
+}
+
+/// The same of what stands at a URL, where a list without items says that there is nothing.
+pub(crate) fn read_answer(bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
+    let (found, is_list) = read(bytes)?;
+    if found.is_empty() && !is_list { Err(nothing()) } else { Ok(found) }
+}
+
+fn nothing() -> ManifestError {
+    ManifestError::file(Why::Syntax, "there is no object in the manifest")
+}
+
+/// The objects, and whether any of them may have stood in a list.
+fn read(bytes: &[u8]) -> Result<(Vec<Document>, bool), ManifestError> {
     if bytes.len() >= MAX_BYTES {
         return Err(ManifestError::file(
             Why::Syntax,
@@ -108,7 +124,7 @@ pub fn read_manifest(bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
         ));
     }
     let text = text_of(bytes)?;
-    let mut found = Vec::new();
+    let (mut found, mut is_list) = (Vec::new(), false);
     for (index, document) in parse(&text)?.into_iter().enumerate() {
         let YamlDocument { value, line, column } = document;
         if value.is_null() {
@@ -116,12 +132,10 @@ pub fn read_manifest(bytes: &[u8]) -> Result<Vec<Document>, ManifestError> {
         }
         let number = u32::try_from(index + 1).unwrap_or(u32::MAX);
         let place = Place { number, line, column };
-        objects_of(value, place, &mut found).map_err(|error| located(&text, vec![error]).remove(0))?;
+        is_list |=
+            objects_of(value, place, &mut found).map_err(|error| located(&text, vec![error]).remove(0))?;
     }
-    if found.is_empty() {
-        return Err(ManifestError::file(Why::Syntax, "there is no object in the manifest"));
-    }
-    Ok(found)
+    Ok((found, is_list))
 }
 
 /// The errors with the places of their fields in the text, as far as the fields are there.
@@ -229,30 +243,35 @@ struct Place {
     column: u32,
 }
 
-fn objects_of(value: Value, place: Place, found: &mut Vec<Document>) -> Result<(), ManifestError> {
+/// Adds what stands in a document to `found`; whether the document is a list.
+fn objects_of(value: Value, place: Place, found: &mut Vec<Document>) -> Result<bool, ManifestError> {
     let (group, kind) = (word(&value, "apiVersion"), word(&value, "kind"));
     match (group.as_str(), kind.as_str()) {
         ("v1", "PodList" | "List") => {
             let implied = (kind == "PodList").then_some(Kind::Pod);
             let items = match value {
-                Value::Object(mut map) => map.shift_remove("items").unwrap_or(Value::Null),
-                _ => Value::Null,
+                Value::Object(mut map) => map.shift_remove("items"),
+                _ => None,
             };
-            let Value::Array(items) = items else {
-                return Err(refuse(place, "items", format!("the {kind} has no list of items")));
+            let items = match items {
+                Some(Value::Array(items)) => items,
+                // So is an empty list written in Go.
+                Some(Value::Null) => Vec::new(),
+                _ => return Err(refuse(place, "items", format!("the {kind} has no list of items"))),
             };
             for (index, item) in items.into_iter().enumerate() {
                 let path = format!("items[{index}]");
                 let kind = kind_of(&item, place, &path, implied)?;
                 found.push(document(item, place, path, kind));
             }
+            Ok(true)
         }
         _ => {
             let kind = kind_of(&value, place, "", None)?;
             found.push(document(value, place, String::new(), kind));
+            Ok(false)
         }
     }
-    Ok(())
 }
 
 fn document(value: Value, place: Place, path: String, kind: Kind) -> Document {

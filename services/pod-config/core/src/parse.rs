@@ -1,7 +1,7 @@
 //! From a file's bytes to what stands in it, checked.
 
 use crate::error::ManifestError;
-use crate::manifest::{Document, Kind, located, read_manifest, text_of};
+use crate::manifest::{Document, Kind, located, read_answer, read_manifest, text_of};
 use crate::object::{self, StoredObject};
 use crate::static_pod::{self, StaticPod, StaticRules};
 
@@ -23,7 +23,8 @@ pub struct FileContent {
 /// Reads and checks every object of a file. One bad object refuses the whole file, so that what runs is always
 /// one version of it.
 pub fn parse_file(bytes: &[u8], path: &str, rules: &StaticRules) -> Result<FileContent, Vec<ManifestError>> {
-    let documents = read_manifest(bytes).map_err(|error| vec![error])?;
+    let read = if rules.url { read_answer } else { read_manifest };
+    let documents = read(bytes).map_err(|error| vec![error])?;
     let mut content = FileContent::default();
     let mut errors = Vec::new();
     for document in &documents {

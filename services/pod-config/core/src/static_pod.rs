@@ -21,13 +21,20 @@ pub struct StaticRules {
     /// Where the pod is a key of a store rather than a part of a file: the revision that made the key. Such a pod is no
     /// static one: it keeps the name that it has, and tolerates what it says.
     pub stored: Option<i64>,
+    /// The manifest is of a URL: its UIDs depend on that and not on the node, and its pods tolerate what they say.
+    pub url: bool,
 }
 
 impl StaticRules {
     /// The rules without a control plane: Secrets and ConfigMaps come from manifests too.
     pub fn standalone(node_name: &str) -> Self {
         let allowed = AllowedReferences { config_maps: true, secrets: true };
-        Self { node_name: node_name.to_owned(), allowed, stored: None }
+        Self { node_name: node_name.to_owned(), allowed, stored: None, url: false }
+    }
+
+    /// The rules of manifests that come from a URL.
+    pub fn of_url(node_name: &str) -> Self {
+        Self { url: true, ..Self::standalone(node_name) }
     }
 
     /// The name that a pod of the manifest gets on this node.
@@ -135,7 +142,7 @@ fn hash_value(value: &Value, hasher: &mut impl Hasher) {
     }
 }
 
-/// Defaults, names, marks and checks the Pod in `document`, which stands in the file `path`.
+/// Defaults, names, marks and checks the Pod in `document`, which stands in the file or at the URL `path`.
 pub(crate) fn prepare(
     document: &Document,
     path: &str,
@@ -158,6 +165,7 @@ pub(crate) fn prepare(
         (_, Some(create_revision)) => {
             static_pod_uid(&value, &rules.node_name, PodOrigin::Stored { key: path, create_revision })
         }
+        ("", None) if rules.url => static_pod_uid(&value, &rules.node_name, PodOrigin::Url(path)),
         ("", None) => static_pod_uid(&value, &rules.node_name, PodOrigin::File(path)),
         (own, None) if is_plain(own) => own.to_owned(),
         (own, None) => {
@@ -235,19 +243,26 @@ fn place_on_node(value: &mut Value, uid: &str, rules: &StaticRules) {
             value.as_object_mut().map(|pod| pod.insert("status".into(), json!({"phase": "Pending"})));
             return;
         }
-        let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
-        if tolerations.is_null() {
-            *tolerations = json!([]);
-        }
-        let everything = json!({"operator": "Exists", "effect": "NoExecute"});
-        if let Some(list) = tolerations.as_array_mut()
-            && !list.contains(&everything)
-        {
-            list.push(everything);
+        if !rules.url {
+            tolerate_everything(spec);
         }
     }
     if let Some(status) = child(value, "status") {
         status.insert("phase".into(), json!("Pending"));
+    }
+}
+
+/// No taint ends a pod of a file (pod-lifecycle.md §2.1).
+fn tolerate_everything(spec: &mut Map<String, Value>) {
+    let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
+    if tolerations.is_null() {
+        *tolerations = json!([]);
+    }
+    let everything = json!({"operator": "Exists", "effect": "NoExecute"});
+    if let Some(list) = tolerations.as_array_mut()
+        && !list.contains(&everything)
+    {
+        list.push(everything);
     }
 }
 

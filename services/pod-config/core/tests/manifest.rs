@@ -373,3 +373,37 @@ fn a_pod_with_a_float_has_the_same_uid_when_it_is_read_from_the_checkpoint() {
     assert_eq!(content.pods[0].uid, again.pods[0].uid);
     assert_eq!(json_of(&content, 0), json_of(&again, 0));
 }
+
+fn from_url(text: &str, node: &str) -> Result<FileContent, Vec<ManifestError>> {
+    parse_file(text.as_bytes(), "http://h/pods", &StaticRules::of_url(node))
+}
+
+#[test]
+fn a_pod_of_a_url_has_a_uid_of_the_url_and_no_toleration_but_its_own() {
+    let (one, other) = (from_url(POD, "node1").unwrap(), from_url(POD, "node2").unwrap());
+    assert_eq!(one.pods[0].uid, other.pods[0].uid, "the node's name does not count");
+    assert_ne!(one.pods[0].uid, good(POD).pods[0].uid);
+    let value = json_of(&one, 0);
+    assert_eq!(value["metadata"]["name"], "web-node1");
+    assert_eq!(value["metadata"]["annotations"]["kubernetes.io/config.hash"], one.pods[0].uid.as_str());
+    assert_eq!(value["spec"]["nodeName"], "node1");
+    assert_eq!(value["status"]["phase"], "Pending");
+    assert!(value["spec"].get("tolerations").is_none_or(|list| *list == json!([])), "{value}");
+}
+
+#[test]
+fn a_list_without_items_is_an_answer_of_a_url_and_no_file() {
+    for items in ["[]", "null"] {
+        for kind in ["PodList", "List"] {
+            let text = format!("{{\"apiVersion\": \"v1\", \"kind\": \"{kind}\", \"items\": {items}}}");
+            assert_eq!(
+                from_url(&text, "n").unwrap(),
+                FileContent { checkpoint: text.clone().into(), ..FileContent::default() }
+            );
+            assert_eq!(only(&text).message, "there is no object in the manifest");
+        }
+    }
+    for nothing in ["# nothing", "---", "apiVersion: v1\nkind: PodList"] {
+        assert!(from_url(nothing, "n").is_err(), "{nothing}");
+    }
+}

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 pub mod fleet;
+pub mod web;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -31,6 +32,8 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Node {
     dir: TempDir,
     pub config: Config,
+    /// More variables of the service's environment.
+    pub environment: Vec<(String, PathBuf)>,
 }
 
 /// A running service; dropped, it is killed.
@@ -51,7 +54,7 @@ impl Node {
         config.sources.static_pod_path = Some(dir.path().join("manifests"));
         fs::create_dir_all(config.paths.socket_dir(ServiceName::PodConfig)).unwrap();
         fs::create_dir(dir.path().join("manifests")).unwrap();
-        Self { dir, config }
+        Self { dir, config, environment: Vec::new() }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -83,6 +86,7 @@ impl Node {
         let mut child = Command::new(env!("CARGO_BIN_EXE_keelson-pod-config"))
             .arg("--config")
             .arg(&file)
+            .envs(self.environment.clone())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

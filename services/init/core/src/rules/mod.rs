@@ -45,11 +45,10 @@ const TRUTHS: &[&str] = &[
     "runOnce",
 ];
 /// Texts that may be anything.
-const TEXTS: &[&str] = &["contentType", "podCIDR", "providerID", "staticPodURL", "volumePluginDir"];
+const TEXTS: &[&str] = &["contentType", "podCIDR", "providerID", "volumePluginDir"];
 /// Durations that may be anything.
 const DURATIONS: &[&str] = &[
     "cpuManagerReconcilePeriod",
-    "httpCheckFrequency",
     "nodeStatusReportFrequency",
     "nodeStatusUpdateFrequency",
     "streamingConnectionIdleTimeout",

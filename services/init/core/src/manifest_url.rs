@@ -1,0 +1,212 @@
+//! The URL that static pods come from, and what is said to who answers there (node-and-api.md §2.1, §2.5).
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use keelson_config::UrlHeaders;
+use serde_json::Value;
+
+use crate::document::{Reader, Sourced};
+use crate::kubelet_file::period;
+use crate::resolve::{Resolver, millis};
+
+const HEADERS: &str = "staticPodURLHeader";
+const RULE: &str =
+    "this must be http:// or https:// with a host, such as https://manifests.example/nodes/edge-1.yaml";
+
+/// The fields; `None` where the file does not set them.
+#[derive(Debug, Default)]
+pub(crate) struct ManifestUrlFile {
+    url: Option<Sourced<String>>,
+    headers: Option<Sourced<UrlHeaders>>,
+    check: Option<Sourced<Duration>>,
+}
+
+impl ManifestUrlFile {
+    /// Reads `staticPodURL`, `staticPodURLHeader` and `httpCheckFrequency`.
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Self {
+        Self {
+            url: reader.string("staticPodURL").filter(|url| !url.value.is_empty()),
+            headers: headers(reader),
+            check: period(reader, "httpCheckFrequency"),
+        }
+    }
+
+    /// Checks the URL and takes it. A user and a password in it become a header, as they do in a request of the kubelet's, so
+    /// that the resolved configuration has the URL without them.
+    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
+        let Self { url, headers, check } = self;
+        resolver.set("sources.httpCheckMs", check, |c, v| c.sources.http_check_ms = millis(v));
+        let Some(url) = url else { return };
+        let Some((bare, user)) = split(&url.value) else {
+            // What stands before an @ may be a password.
+            let shown = url.map(|text| if text.contains('@') { "<masked>".to_owned() } else { text });
+            resolver.refuse(&shown, RULE);
+            return;
+        };
+        resolver.set("sources.staticPodUrl", Some(url.map(|_| bare)), |c, v| {
+            c.sources.static_pod_url = Some(v);
+        });
+        let mut headers = headers.map(|headers| headers.value).unwrap_or_default();
+        let is_authorization = |(name, _): &(String, String)| name.eq_ignore_ascii_case("authorization");
+        if let Some(user) = user.filter(|_| !headers.0.iter().any(is_authorization)) {
+            headers.0.push(("Authorization".to_owned(), format!("Basic {}", STANDARD.encode(user))));
+        }
+        resolver.config.sources.static_pod_url_headers = headers;
+    }
+}
+
+/// The URL without user, password and fragment, and `user:password` where there is one; `None` for what [`RULE`] forbids.
+fn split(url: &str) -> Option<(String, Option<Vec<u8>>)> {
+    let (scheme, rest) = url.split_once("://")?;
+    let scheme = scheme.to_ascii_lowercase();
+    let rest = rest.split('#').next().unwrap_or_default();
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let (user, host) = match authority.rsplit_once('@') {
+        Some((user, host)) => (Some(user), host),
+        None => (None, authority),
+    };
+    let good = ["http", "https"].contains(&scheme.as_str())
+        && !host.is_empty()
+        && !host.starts_with(':')
+        && rest.bytes().all(|b| b.is_ascii_graphic());
+    let user = match user {
+        None | Some("") => None,
+        Some(user) => Some(decoded(&if user.contains(':') { user.to_owned() } else { format!("{user}:") })?),
+    };
+    good.then(|| (format!("{scheme}://{host}{path}"), user))
+}
+
+/// What `%2F` and the like stand for; `None` for a `%` without two digits.
+fn decoded(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = text.bytes();
+    let mut plain = Vec::new();
+    while let Some(byte) = bytes.next() {
+        if byte == b'%' {
+            let digits = [bytes.next()?, bytes.next()?];
+            let digits =
+                std::str::from_utf8(&digits).ok().filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()))?;
+            plain.push(u8::from_str_radix(digits, 16).ok()?);
+        } else {
+            plain.push(byte);
+        }
+    }
+    Some(plain)
+}
+
+/// `staticPodURLHeader`: a list of values for each name. No value is told of what is wrong.
+fn headers(reader: &mut Reader<'_>) -> Option<Sourced<UrlHeaders>> {
+    let masked = Value::from("<masked>");
+    let Some(object) = reader.look(HEADERS)?.as_object() else {
+        reader.wrong(HEADERS, &masked, "this must be a map of lists of texts".to_owned());
+        return None;
+    };
+    let _ = reader.object(HEADERS);
+    let mut headers = Vec::new();
+    for (name, values) in object.iter().filter(|(_, values)| !values.is_null()) {
+        let field = format!("{HEADERS}.{name}");
+        let texts = values.as_array().map(|list| list.iter().map(Value::as_str).collect::<Vec<_>>());
+        let texts = texts.and_then(|list| list.into_iter().collect::<Option<Vec<_>>>());
+        let way_out = match &texts {
+            _ if !is_token(name) => "this is no name of a header of HTTP",
+            None => "this must be a list of texts",
+            Some(list) if !list.iter().all(|text| is_value(text)) => {
+                "a value of a header has no control characters"
+            }
+            Some(_) => "",
+        };
+        if !way_out.is_empty() {
+            reader.wrong(&field, &masked, way_out.to_owned());
+        }
+        headers.extend(texts.into_iter().flatten().map(|value| (name.clone(), value.to_owned())));
+    }
+    Some(Sourced { value: UrlHeaders(headers), origin: reader.origin(HEADERS), field: HEADERS.to_owned() })
+}
+
+/// RFC 9110, 5.6.2.
+fn is_token(name: &str) -> bool {
+    let is_part = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    !name.is_empty() && name.bytes().all(is_part)
+}
+
+/// RFC 9110, 5.5.
+fn is_value(text: &str) -> bool {
+    text.bytes().all(|b| b == b'\t' || (b >= b' ' && b != 0x7f))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::resolve::tests::{host, kubelet, problems_of, run};
+    use crate::resolve::{Flags, Resolved};
+
+    fn with(fields: Value) -> Resolved {
+        run(&Flags::default(), Some(&kubelet(fields)), None, &host()).unwrap()
+    }
+
+    fn header(resolved: &Resolved) -> Vec<(&str, &str)> {
+        let headers = &resolved.config.sources.static_pod_url_headers;
+        headers.0.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+    }
+
+    #[test]
+    fn url_period_and_headers_arrive_and_are_acted_on() {
+        let resolved = with(json!({
+            "staticPodURL": "https://h:8443/a?b=c", "httpCheckFrequency": "1m",
+            "staticPodURLHeader": {"X-A": ["1", "2"], "X-B": null},
+        }));
+        let sources = &resolved.config.sources;
+        assert_eq!(sources.static_pod_url.as_deref(), Some("https://h:8443/a?b=c"));
+        assert_eq!(sources.http_check_ms, 60_000);
+        assert_eq!(header(&resolved), [("X-A", "1"), ("X-A", "2")]);
+        assert!(
+            resolved.notes.iter().all(|note| !note.text.contains("not acted on")),
+            "{:?}",
+            resolved.notes
+        );
+        let kept = serde_json::to_string(&sources).unwrap();
+        assert!(!kept.contains("X-A"), "{kept}");
+        let plain = with(json!({"httpCheckFrequency": "0s", "staticPodURLHeader": {"X-A": ["1"]}}));
+        assert_eq!(plain.config.sources, keelson_config::Config::default().sources, "zero is the default");
+    }
+
+    #[test]
+    fn a_user_in_the_url_becomes_a_header_and_is_shown_nowhere() {
+        let resolved = with(json!({"staticPodURL": "HTTP://me:p%40ss@h/#x"}));
+        assert_eq!(header(&resolved), [("Authorization", "Basic bWU6cEBzcw==")]);
+        assert_eq!(resolved.config.sources.static_pod_url.as_deref(), Some("http://h/"));
+        assert_eq!(resolved.kubelet_configuration["staticPodURL"], "http://h/");
+        let own = with(json!({
+            "staticPodURL": "http://me@h", "staticPodURLHeader": {"authorization": ["mine"]},
+        }));
+        assert_eq!(header(&own), [("authorization", "mine")], "who says it wins, as in the kubelet");
+        let lone = with(json!({"staticPodURL": "http://me@h"}));
+        assert_eq!(header(&lone), [("Authorization", "Basic bWU6")]);
+    }
+
+    #[test]
+    fn what_is_no_url_and_no_header_is_refused_without_its_secrets() {
+        for wrong in ["h/a", "ftp://h", "http://", "http:///a", "http://:80/", "http://h/a b", "http://a%4@h"]
+        {
+            let problems = problems_of(json!({"staticPodURL": wrong}));
+            assert!(problems.len() == 1 && problems[0].contains(RULE), "{wrong}: {problems:?}");
+        }
+        let problems = problems_of(json!({
+            "staticPodURL": "ftp://me:hidden-word@h",
+            "staticPodURLHeader": {"a b": ["hidden-word"], "c": "hidden-word", "d": ["hidden-word\n"]},
+        }));
+        assert_eq!(problems.len(), 4, "{problems:?}");
+        assert!(problems.iter().all(|problem| !problem.contains("hidden-word")), "{problems:?}");
+        for (field, words) in [("a b", "no name"), ("c", "list of texts"), ("d", "control characters")] {
+            let told = |problem: &&String| problem.contains(&format!("{HEADERS}.{field} = \"<masked>\""));
+            let problem = problems.iter().find(told).unwrap_or_else(|| panic!("{field}: {problems:?}"));
+            assert!(problem.contains(words), "{problem}");
+        }
+        let whole = problems_of(json!({"staticPodURLHeader": "hidden-word"}));
+        assert!(whole.iter().all(|problem| !problem.contains("hidden-word")), "{whole:?}");
+    }
+}
