@@ -14,7 +14,8 @@
 //! | `etcd-writer` | on reports | writes to etcd, where that is the control plane |
 //! | `kubernetes-writer` | on reports | writes to the API server, where that is the control plane |
 //! | `client-certificate`, `serving-certificate` | every second or 10 s, on answers | asks the API server for the node's certificates |
-//! | `mirrors` | on news | follows the Node and the mirrors of static pods at pod-config, and has them made again |
+//! | `mirrors` | on news, every 10 s | follows the Node and the pods of the API at pod-config; has the Node and mirrors made again, and what others have changed of a status told again |
+//! | `cordon` | on news | tells when the Node is cordoned, where an API server is the control plane |
 //! | `node-configuration` | every 10 s | hands on what init tells of the configuration under the node's key, where etcd is the control plane |
 //! | `lease` | a quarter of the lease, 10 s at most | renews the lease |
 //! | `report` | every 10 s | drains events, saves its state |
@@ -22,6 +23,7 @@
 //! Nothing that it holds is needed to run pods. Its state file holds event cursors, the last conditions and the
 //! boot id; without it some events are read twice and transition times begin anew.
 
+mod cordon;
 mod etcd;
 mod images;
 mod inputs;
@@ -83,6 +85,9 @@ pub async fn build_with(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) -> an
     let (tried, lease_tried) = oneshot::channel();
     let renewed = metrics::register(&ctx.metrics, &writer);
     ctx.spawn("lease", report::renew(ctx.clone(), Arc::clone(&writer), renewed, tried));
+    if let ControlPlane::Kubernetes(_) = &ctx.config.control_plane {
+        ctx.spawn("cordon", cordon::run(ctx.clone(), Arc::clone(&saved)));
+    }
     let drain = report::Drain::new(&ctx, Arc::clone(&writer), saved);
     ctx.spawn("report", report::run(ctx.clone(), drain, file, stored, lease_tried));
     Ok(Routes::new(NodeStatusServer::new(server::Server { node, writer })))

@@ -24,6 +24,8 @@ pub(crate) struct Saved {
     pub(crate) node_name: String,
     /// When the first of this name was, unix seconds; 0: none was.
     pub(crate) node_created: i64,
+    /// Whether it was told last that the Node is cordoned.
+    pub(crate) unschedulable: bool,
 }
 
 impl Saved {

@@ -168,6 +168,13 @@ pub fn condition_events(node: &str, before: &[NodeCondition], after: &[NodeCondi
     events
 }
 
+/// The event of a Node that takes no new pods any more (`spec.unschedulable`), or does again.
+pub fn schedulable_event(node: &str, before: bool, now: bool) -> Option<NodeEvent> {
+    let reason = if now { "NodeNotSchedulable" } else { "NodeSchedulable" };
+    let message = format!("Node {node} status is now: {reason}");
+    (before != now).then_some(NodeEvent { warning: false, reason, message })
+}
+
 /// The event of a start of the agent, once per start. A start is told from another by the moment at which its
 /// configuration was resolved, unix nanoseconds; 0 is unknown.
 pub fn starting_event(before: i64, now: i64) -> Option<NodeEvent> {

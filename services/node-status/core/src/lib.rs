@@ -9,12 +9,14 @@
 //! | [`configuration`] | [`configuration_event`]: what is told of the configuration under the node's key |
 //! | [`health`] | whether a neighbour makes progress: [`Watchdog`] |
 //! | [`patch`] | what an API server is sent: patches against what it has, mirrors of static pods |
+//! | [`drift`] | whether the server still has what it was told of a pod |
 //! | [`pods`] | which pod documents are news for the control plane: [`PodLedger`] |
 //! | [`events`] | where the drain of each event ring stands: [`Cursor`] |
 
 pub mod certificates;
 pub mod conditions;
 pub mod configuration;
+pub mod drift;
 pub mod events;
 pub mod health;
 pub mod images;
@@ -23,7 +25,8 @@ pub mod patch;
 pub mod pods;
 
 pub use conditions::{
-    NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event, starting_event,
+    NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event, schedulable_event,
+    starting_event,
 };
 pub use configuration::configuration_event;
 pub use events::{Cursor, Page, Taken};

@@ -1,7 +1,8 @@
-//! Mirrors: how static pods show at the API server (pod-lifecycle.md §3).
+//! Mirrors: how static pods show at the API server (pod-lifecycle.md §3), and what becomes there of what was told of pods (§14.5).
 //!
 //! The loop `mirrors` follows pod-config, which reads the API for everybody: a mirror that somebody deletes is made again, and
-//! so is a Node.
+//! so is a Node. A status that somebody else has changed is told again within ten seconds; by then a change of our own has come
+//! back and is none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use keelson_config::ServiceName;
 use keelson_kube_api::{KubeError, Object, Range, Resource};
 use keelson_kube_model::pod_ext::API;
 use keelson_kube_model::{PodFullName, annotations};
+use keelson_node_status_core::drift::{drifts, seen};
 use keelson_node_status_core::patch::{Mirror, judge_mirror, mirror_of};
 use keelson_proto::keelson::pod_config::v1 as pc;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
@@ -26,15 +28,16 @@ pub(super) async fn run(writer: Arc<KubernetesWriter>, ctx: Context) {
     // Cancel-safe: each arm runs until the shutdown and holds nothing that outlives it.
     tokio::select! {
         () = follow_pods(&ctx, Arc::clone(&writer)) => {}
-        () = follow_node(&ctx, writer) => {}
-        () = beat(handle) => {}
+        () = follow_node(&ctx, Arc::clone(&writer)) => {}
+        () = beat(handle, writer) => {}
     }
 }
 
 /// Nothing here can be caught in work of its own, so it is enough that the task is woken.
-async fn beat(handle: LoopHandle) {
+async fn beat(handle: LoopHandle, writer: Arc<KubernetesWriter>) {
     loop {
         handle.tick();
+        writer.tell_drifted_again();
         tokio::time::sleep(LoopHandle::HEARTBEAT).await;
     }
 }
@@ -66,28 +69,63 @@ async fn follow_pods(ctx: &Context, writer: Arc<KubernetesWriter>) {
         let mut client = PodConfigClient::new(peer.channel());
         async move { client.watch_pods(pc::WatchPodsRequest {}).await }
     };
-    // The mirrors that stand, by UID.
-    let mut mirrors: BTreeMap<String, PodFullName> = BTreeMap::new();
-    let on = async move |signal: Signal<pc::WatchPodsResponse>| {
-        let Signal::Message(message) = signal else { return };
-        match message.item {
-            Some(Item::Pod(pod)) if pod.source == API => {
-                let Some(live) = serde_json::from_slice::<Value>(&pod.pod_json).ok().filter(is_mirror) else {
-                    return;
-                };
-                let name = PodFullName::new(&pod.name, &pod.namespace);
-                mirrors.insert(pod.uid, name.clone());
-                writer.look_at_mirror(&name, Some(&live));
+    let mut looked_at = LookedAt::default();
+    let on = async move |signal: Signal<pc::WatchPodsResponse>| looked_at.take(signal, &writer);
+    follow(&name, &ctx.progress, &ctx.shutdown, open, on).await;
+}
+
+/// The pods of the API, as they were looked at last.
+#[derive(Default)]
+struct LookedAt {
+    /// By UID: the revision, and the name of a mirror.
+    pods: BTreeMap<String, (u64, Option<PodFullName>)>,
+    /// Those that the replay has not told of yet.
+    untold: BTreeSet<String>,
+}
+
+impl LookedAt {
+    fn take(&mut self, signal: Signal<pc::WatchPodsResponse>, writer: &KubernetesWriter) {
+        let message = match signal {
+            Signal::Opened => {
+                self.untold = self.pods.keys().cloned().collect();
+                return;
             }
-            Some(Item::GoneUid(uid)) => {
-                if let Some(name) = mirrors.remove(&uid) {
-                    writer.look_at_mirror(&name, None);
+            Signal::Lost(_) => return,
+            Signal::Message(message) => message,
+        };
+        match message.item {
+            Some(Item::Pod(pod)) if pod.source == API => self.look(pod, writer),
+            Some(Item::GoneUid(uid)) => self.lose(&uid, writer),
+            Some(Item::Synced(_)) => {
+                for uid in std::mem::take(&mut self.untold) {
+                    self.lose(&uid, writer);
                 }
             }
-            _ => {}
+            Some(Item::Pod(_) | Item::SourceReady(_)) | None => {}
         }
-    };
-    follow(&name, &ctx.progress, &ctx.shutdown, open, on).await;
+    }
+
+    /// Decodes only what has changed.
+    fn look(&mut self, pod: pc::DesiredPod, writer: &KubernetesWriter) {
+        self.untold.remove(&pod.uid);
+        if self.pods.get(&pod.uid).is_some_and(|(revision, _)| *revision == pod.revision) {
+            return;
+        }
+        let Some(live) = seen(&pod.pod_json) else { return };
+        let mirror = is_mirror(&live).then(|| PodFullName::new(&pod.name, &pod.namespace));
+        match &mirror {
+            Some(name) => writer.look_at_mirror(name, Some(&live)),
+            None => writer.look_at_pod(&pod.uid, &live),
+        }
+        self.pods.insert(pod.uid, (pod.revision, mirror));
+    }
+
+    fn lose(&mut self, uid: &str, writer: &KubernetesWriter) {
+        self.untold.remove(uid);
+        if let Some((_, Some(name))) = self.pods.remove(uid) {
+            writer.look_at_mirror(&name, None);
+        }
+    }
 }
 
 fn is_mirror(pod: &Value) -> bool {
@@ -105,11 +143,44 @@ impl KubernetesWriter {
 
     /// A mirror has changed, or is gone: where it is not what it should be, its pod is told of again.
     fn look_at_mirror(&self, name: &PodFullName, live: Option<&Value>) {
-        let told =
-            self.known().pods.values().find(|told| told.name == *name).and_then(|told| told.mirrored.clone());
+        let is_its = |told: &&Told| told.report.is_static && told.report.name == *name;
+        let told = self.known().pods.values().find(is_its).map(|told| told.report.clone());
         let Some(pod) = told else { return };
         let ours: Value = serde_json::from_slice(&pod.json).unwrap_or_default();
-        if matches!(judge_mirror(live, &ours), Mirror::Make { .. }) {
+        match (judge_mirror(live, &ours), live) {
+            (Mirror::Make { .. }, _) => self.put(Job::Pod(pod), false),
+            (Mirror::Stands, Some(live)) => self.look_at_status(&pod, live),
+            (Mirror::Stands | Mirror::Foreign | Mirror::NotAnyMore, _) => {}
+        }
+    }
+
+    /// A pod of the API has changed.
+    fn look_at_pod(&self, uid: &str, live: &Value) {
+        let told = self.known().pods.get(uid).map(|told| told.report.clone());
+        if let Some(pod) = told.filter(|pod| !pod.is_static) {
+            self.look_at_status(&pod, live);
+        }
+    }
+
+    /// Remembers whether the server has another status than was told.
+    fn look_at_status(&self, pod: &queue::Pod, live: &Value) {
+        let node = self.known().node.clone();
+        let drifts = drifts(live, &pod.json, node.as_deref(), pod.is_static, pod.finished);
+        if let Some(told) = self.known().pods.get_mut(&pod.uid) {
+            told.drifts = drifts;
+        }
+    }
+
+    /// What the server has otherwise than it was told is told again.
+    fn tell_drifted_again(&self) {
+        let mut drifted = Vec::new();
+        for told in self.known().pods.values_mut() {
+            if std::mem::take(&mut told.drifts) {
+                drifted.push(told.report.clone());
+            }
+        }
+        for pod in drifted {
+            tracing::debug!(pod = %pod.name, uid = pod.uid, "the API server has another status than it was told");
             self.put(Job::Pod(pod), false);
         }
     }
@@ -166,5 +237,136 @@ impl KubernetesWriter {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_config::{Config, Kubernetes};
+    use keelson_service_kit::Context;
+    use serde_json::json;
+
+    use super::*;
+    use crate::writer::{ControlPlaneWriter as _, GonePods, PodReport};
+
+    fn writer() -> Arc<KubernetesWriter> {
+        let config = Config { node_name: "n1".into(), ..Config::default() };
+        let ctx = Context::detached(ServiceName::NodeStatus, config);
+        KubernetesWriter::new(&ctx, &Kubernetes::of("/none".into()))
+    }
+
+    fn status(phase: &str) -> Value {
+        json!({"phase": phase, "conditions": [{"type": "Ready", "status": "True"}]})
+    }
+
+    async fn tell(writer: &KubernetesWriter, uid: &str, source: &str, hash: &str) {
+        let pod = json!({
+            "metadata": {"annotations": {(annotations::CONFIG_HASH): hash}},
+            "spec": {"containers": []}, "status": status("Running"),
+        });
+        let report = PodReport {
+            uid: uid.into(),
+            namespace: "default".into(),
+            name: uid.into(),
+            pod_json: pod.to_string().into_bytes().into(),
+            source: source.into(),
+            turned: false,
+            finished: false,
+        };
+        writer.write_pod(&report).await.unwrap();
+    }
+
+    /// What waits to be written.
+    fn jobs(writer: &KubernetesWriter) -> Vec<String> {
+        let mut queue = writer.queue();
+        let jobs = std::iter::from_fn(|| queue.take()).map(|pending| match pending.job {
+            Job::Pod(pod) => pod.uid,
+            other => format!("{other:?}"),
+        });
+        jobs.collect()
+    }
+
+    #[tokio::test]
+    async fn a_status_that_somebody_else_changes_is_told_again_at_the_next_beat_and_once() {
+        let writer = writer();
+        tell(&writer, "a", API, "").await;
+        assert_eq!(jobs(&writer), ["a"]);
+        let live = |phase: &str| json!({"metadata": {"uid": "a"}, "status": status(phase)});
+        writer.look_at_pod("a", &live("Running"));
+        writer.look_at_pod("other", &live("Pending"));
+        writer.tell_drifted_again();
+        assert_eq!(jobs(&writer), [""; 0]);
+        writer.look_at_pod("a", &live("Pending"));
+        assert_eq!(jobs(&writer), [""; 0], "it may be a change of ours that is on its way");
+        writer.tell_drifted_again();
+        writer.tell_drifted_again();
+        assert_eq!(jobs(&writer), ["a"]);
+        // What comes back as it was told in time is none.
+        writer.look_at_pod("a", &live("Pending"));
+        writer.look_at_pod("a", &live("Running"));
+        writer.tell_drifted_again();
+        assert_eq!(jobs(&writer), [""; 0]);
+        writer.look_at_pod("a", &live("Pending"));
+        writer.drop_pods(GonePods::One("a".into())).await;
+        writer.tell_drifted_again();
+        assert_eq!(jobs(&writer), [""; 0], "nobody tells of what is gone");
+    }
+
+    #[tokio::test]
+    async fn what_has_not_changed_is_not_looked_at_again_and_what_went_unseen_is_gone() {
+        let writer = writer();
+        tell(&writer, "s", "file", "h").await;
+        tell(&writer, "a", API, "").await;
+        jobs(&writer);
+        let message = |item| Signal::Message(pc::WatchPodsResponse { item: Some(item) });
+        let pod = |uid: &str, name: &str, revision: u64, json: Value| {
+            message(Item::Pod(pc::DesiredPod {
+                uid: uid.into(),
+                namespace: "default".into(),
+                name: name.into(),
+                source: API.into(),
+                pod_json: json.to_string().into_bytes().into(),
+                revision,
+                ..pc::DesiredPod::default()
+            }))
+        };
+        let mirror = json!({"metadata": {"annotations": {(annotations::CONFIG_MIRROR): "h"}}, "status": status("Running")});
+        let drifted = json!({"metadata": {}, "status": status("Pending")});
+        let synced = || message(Item::Synced(Default::default()));
+        let mut looked_at = LookedAt::default();
+        looked_at.take(Signal::Opened, &writer);
+        looked_at.take(pod("m", "s", 1, mirror.clone()), &writer);
+        looked_at.take(pod("a", "a", 1, json!({"status": status("Running")})), &writer);
+        looked_at.take(synced(), &writer);
+        // Another revision would be looked at; it is the one of before, whatever is in it.
+        looked_at.take(Signal::Opened, &writer);
+        looked_at.take(pod("a", "a", 1, drifted.clone()), &writer);
+        writer.tell_drifted_again();
+        assert_eq!(jobs(&writer), [""; 0]);
+        looked_at.take(pod("a", "a", 2, drifted), &writer);
+        writer.tell_drifted_again();
+        assert_eq!(jobs(&writer), ["a"]);
+        looked_at.take(synced(), &writer);
+        assert_eq!(jobs(&writer), ["s"], "the mirror went while nobody listened");
+    }
+
+    #[tokio::test]
+    async fn a_mirror_is_made_again_at_once_and_its_status_told_again_at_the_next_beat() {
+        let writer = writer();
+        tell(&writer, "s", "file", "h").await;
+        jobs(&writer);
+        let name = PodFullName::new("s", "default");
+        let mirror = |hash: &str, phase: &str| json!({"metadata": {"uid": "m", "annotations": {(annotations::CONFIG_MIRROR): hash}}, "status": status(phase)});
+        writer.look_at_mirror(&name, Some(&mirror("h", "Pending")));
+        assert_eq!(jobs(&writer), [""; 0]);
+        writer.tell_drifted_again();
+        assert_eq!(jobs(&writer), ["s"]);
+        writer.look_at_mirror(&name, Some(&mirror("h", "Running")));
+        writer.tell_drifted_again();
+        assert_eq!(jobs(&writer), [""; 0]);
+        for live in [Some(mirror("older", "Running")), None] {
+            writer.look_at_mirror(&name, live.as_ref());
+            assert_eq!(jobs(&writer), ["s"]);
+        }
     }
 }

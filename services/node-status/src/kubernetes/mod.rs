@@ -17,6 +17,7 @@ use keelson_config::{Kubernetes as Settings, ServiceName};
 use keelson_kube_api::{KubeApi, KubeError, Object, Patch, Resource, RestMetrics};
 use keelson_kube_model::pod_ext::API;
 use keelson_kube_model::{Node, PodFullName};
+use keelson_node_status_core::drift::reported;
 use keelson_node_status_core::patch::{
     add_host_addresses, delete_now, may_be_deleted, new_node, node_patch, pod_status_patch,
 };
@@ -86,19 +87,29 @@ struct Known {
 }
 
 struct Told {
-    name: PodFullName,
-    /// The last report of a static pod: its mirror may have to be made again.
-    mirrored: Option<queue::Pod>,
+    /// The last report, of a pod of the API without what is not needed to tell it again.
+    report: queue::Pod,
+    /// The server has something else by now.
+    drifts: bool,
 }
 
 impl KubernetesWriter {
     /// A writer for the node of `ctx`, with its loops.
     pub(crate) fn start(ctx: &Context, settings: &Settings) -> Arc<Self> {
+        let own = Self::new(ctx, settings);
+        ctx.spawn("kubernetes-writer", Arc::clone(&own).run(ctx.clone()));
+        ctx.spawn("mirrors", mirrors::run(Arc::clone(&own), ctx.clone()));
+        certificates::start(ctx, settings, &own);
+        own
+    }
+
+    /// The same without its loops.
+    fn new(ctx: &Context, settings: &Settings) -> Arc<Self> {
         let requests = RestMetrics::registered(&ctx.metrics);
         let connection = || connection(ctx, settings, requests.clone());
         let (main, heartbeat, events) = (connection(), connection(), connection());
         let node_name = ctx.config.node_name.clone();
-        let own = Arc::new(Self {
+        Arc::new(Self {
             main,
             lease: Lease::new(heartbeat.clone(), &node_name, settings.lease_seconds),
             heartbeat,
@@ -109,11 +120,7 @@ impl KubernetesWriter {
             queue: Mutex::default(),
             known: Mutex::default(),
             wake: Notify::new(),
-        });
-        ctx.spawn("kubernetes-writer", Arc::clone(&own).run(ctx.clone()));
-        ctx.spawn("mirrors", mirrors::run(Arc::clone(&own), ctx.clone()));
-        certificates::start(ctx, settings, &own);
-        own
+        })
     }
 
     /// `status.addresses` of the server's Node; null before there is one.
@@ -316,13 +323,13 @@ impl ControlPlaneWriter for KubernetesWriter {
         let name = PodFullName::new(&pod.name, &pod.namespace);
         let report = queue::Pod {
             uid: pod.uid.clone(),
-            name: name.clone(),
+            name,
             seen: String::new(),
-            json: pod.pod_json.to_vec(),
+            json: if is_static { pod.pod_json.to_vec() } else { reported(&pod.pod_json) },
             is_static,
             finished: pod.finished,
         };
-        let told = Told { name, mirrored: is_static.then(|| report.clone()) };
+        let told = Told { report: report.clone(), drifts: false };
         self.known().pods.insert(pod.uid.clone(), told);
         self.put(Job::Pod(report), pod.turned);
         Ok(())
@@ -333,8 +340,8 @@ impl ControlPlaneWriter for KubernetesWriter {
             GonePods::One(uid) => {
                 let told = self.known().pods.remove(&uid);
                 // The server's own pod is gone there, or its last report says that it may be.
-                if let Some(Told { name, mirrored: Some(_) }) = told {
-                    self.put(Job::Gone { uid, name }, false);
+                if let Some(told) = told.filter(|told| told.report.is_static) {
+                    self.put(Job::Gone { uid, name: told.report.name }, false);
                 }
             }
             GonePods::AllBut(uids) => {
