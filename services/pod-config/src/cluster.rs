@@ -80,6 +80,11 @@ impl Cluster {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The connection to its API server.
+    pub fn api(&self) -> &KubeApi {
+        &self.0.api
+    }
+
     /// The variables of a container in `namespace`; none while the services have not been read, unless what is known is
     /// enough (`as_known`).
     pub fn variables(

@@ -19,6 +19,9 @@ pub mod control_plane;
 pub mod desired;
 mod disk;
 mod etcd_source;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "helpers of tests")]
+mod fake_api;
 mod fetch;
 mod file_source;
 mod kubernetes_objects;
@@ -26,6 +29,7 @@ mod kubernetes_source;
 mod last_word;
 mod manifest_store;
 mod metrics;
+mod mutations;
 mod node_configuration;
 mod objects;
 mod review_metrics;
@@ -46,6 +50,7 @@ use keelson_etcd::keys::NODES;
 use keelson_kube_model::pod_ext::{API, ETCD};
 use keelson_pod_config_core::manifest::MAX_BYTES;
 use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfigServer;
+use keelson_service_kit::server::CallerPolicy;
 use keelson_service_kit::{Context, LoopHandle, WatchHub};
 use tonic::service::Routes;
 
@@ -146,7 +151,8 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
 
     let shutdown = ctx.shutdown.clone();
     let objects = Objects { desired: desired.clone(), plane };
-    let server = Server { desired, node, store, objects, reviewer, cluster, shutdown };
+    let (policy, node_name) = (CallerPolicy::new(&ctx.config), ctx.config.node_name.clone());
+    let server = Server { desired, node, store, objects, reviewer, cluster, policy, node_name, shutdown };
     // A manifest may be as long as the limit; what is longer is refused by name, not by the transport.
     let service = PodConfigServer::new(server).max_decoding_message_size(MAX_BYTES + 64 * 1024);
     Ok(Routes::new(service))

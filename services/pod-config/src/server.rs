@@ -11,14 +11,16 @@ use keelson_proto::keelson::common::v1::Synced;
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::pod_config_server::PodConfig;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
+use keelson_service_kit::server::CallerPolicy;
 use keelson_service_kit::status::{chain, error};
-use keelson_service_kit::{CancellationToken, WatchHub, WatchItem};
+use keelson_service_kit::{CancellationToken, PeerIdentity, WatchHub, WatchItem};
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::cluster::{Cluster, TokenError};
 use crate::control_plane::{ControlPlaneError, NodeState, ObjectRequest};
 use crate::desired::{Desired, Entry, Found, Key};
 use crate::manifest_store::{ManifestStore, StoreError};
+use crate::mutations::{self, mutate};
 use crate::objects::{self, Objects};
 use crate::reviews::Reviewer;
 
@@ -36,6 +38,10 @@ pub struct Server {
     pub reviewer: Option<Reviewer>,
     /// Where services and tokens come from, when there is a Kubernetes API.
     pub cluster: Option<Cluster>,
+    /// Who is behind a connection.
+    pub policy: CallerPolicy,
+    /// Name of this node.
+    pub node_name: String,
     /// Ends the streams.
     pub shutdown: CancellationToken,
 }
@@ -186,6 +192,26 @@ impl PodConfig for Server {
             expires_unix_seconds: made.expires,
             lifetime_seconds: made.lifetime,
         }))
+    }
+
+    async fn mutate(
+        &self,
+        request: Request<pb::MutateRequest>,
+    ) -> Result<Response<pb::MutateResponse>, Status> {
+        let peer = request.extensions().get::<PeerIdentity>();
+        let callers = peer.map(|peer| self.policy.may_be(peer)).unwrap_or_default();
+        let api = self.cluster.as_ref().map(Cluster::api);
+        let (name, node) = (self.objects.plane.name(), self.node_name.as_str());
+        let changed = mutate(api, name, &callers, node, request.into_inner()).await;
+        let changed = changed.map_err(|cause| {
+            let status = mutations::status(&cause);
+            if status.code() == Code::PermissionDenied {
+                tracing::warn!("refused a change: {}", status.message());
+            }
+            status
+        })?;
+        let object_json = changed.map(|object| object.0.to_string().into_bytes()).unwrap_or_default();
+        Ok(Response::new(pb::MutateResponse { object_json }))
     }
 
     async fn apply_manifest(

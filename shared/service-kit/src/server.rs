@@ -75,6 +75,16 @@ impl CallerPolicy {
         }
     }
 
+    /// The services that `peer` may be: several where they share a user, none for a person who is not root.
+    pub fn may_be(&self, peer: &PeerIdentity) -> Vec<&'static str> {
+        let without = peer.uid == 0 || (self.services.is_empty() && peer.uid == self.own_uid);
+        let of_uid = |name: &&'static str| {
+            let user = self.services.iter().find(|(_, service)| service == name).map(|(uid, _)| *uid);
+            user.map_or(without, |uid| uid == peer.uid)
+        };
+        ServiceName::ALL.into_iter().map(ServiceName::as_str).filter(of_uid).collect()
+    }
+
     /// Whether `peer` may call the method at `path`. uid 0 may always; so may, where no user is configured
     /// for any service, whoever runs as the same user.
     ///
@@ -294,6 +304,24 @@ mod tests {
             assert!(policy.check(path, &peer(1000, &[])).is_err(), "a stranger calls {path}");
             assert!(policy.check(path, &peer(0, &[])).is_ok(), "root calls {path}");
         }
+    }
+
+    #[test]
+    fn a_user_is_its_service_and_root_each_that_has_no_user() {
+        let mut config = Config::default();
+        for name in ServiceName::ALL.into_iter().filter(|name| !name.needs_root()) {
+            config.users.uids.insert(name.to_string(), uid_of(name.as_str()));
+        }
+        let policy = CallerPolicy::new(&config);
+        assert_eq!(policy.may_be(&peer(uid_of("node-api"), &[])), ["node-api"]);
+        let mut root = policy.may_be(&peer(0, &[]));
+        root.sort_unstable();
+        assert_eq!(root, ["init", "resource-manager", "runtime-shim", "volume-manager"]);
+        assert!(policy.may_be(&peer(1000, &[700])).is_empty());
+        let shared = CallerPolicy::new(&Config::default());
+        let own = rustix::process::geteuid().as_raw();
+        assert_eq!(shared.may_be(&peer(own, &[])).len(), ServiceName::ALL.len());
+        assert!(shared.may_be(&peer(own + 1, &[])).is_empty());
     }
 
     #[test]

@@ -158,6 +158,10 @@ impl PodConfig for StandIn {
         not_here()
     }
 
+    async fn mutate(&self, _: Request<pb::MutateRequest>) -> Result<Response<pb::MutateResponse>, Status> {
+        not_here()
+    }
+
     async fn create_token(
         &self,
         _: Request<pb::CreateTokenRequest>,

@@ -354,6 +354,13 @@ impl PodConfig for Api {
         never()
     }
 
+    async fn mutate(
+        &self,
+        _: Request<pod_config::MutateRequest>,
+    ) -> Result<Response<pod_config::MutateResponse>, Status> {
+        never()
+    }
+
     async fn create_token(
         &self,
         _: Request<pod_config::CreateTokenRequest>,

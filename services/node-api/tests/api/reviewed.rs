@@ -136,6 +136,10 @@ impl PodConfig for Fake {
         absent()
     }
 
+    async fn mutate(&self, _: Request<pb::MutateRequest>) -> Answer<pb::MutateResponse> {
+        absent()
+    }
+
     async fn create_token(&self, _: Request<pb::CreateTokenRequest>) -> Answer<pb::CreateTokenResponse> {
         absent()
     }

@@ -14,6 +14,7 @@
 //! | [`service_env`] | the variables by which containers find services (runtime-and-resources.md §3.4) |
 //! | [`token`] | what is asked and answered for a token of a service account (volumes.md §9.6) |
 //! | [`redirect`] | where an answer sends a request for manifests |
+//! | [`mutation`] | which service may change what at the API server |
 //! | [`node`] | the Node object while no control plane has one |
 //!
 //! [`parse_file`] is the way through the first three.
@@ -25,6 +26,7 @@ pub mod files;
 mod locate;
 pub mod manifest;
 pub mod merge;
+pub mod mutation;
 pub mod node;
 pub mod object;
 pub mod offline;

@@ -187,6 +187,10 @@ impl PodConfig for Source {
         Ok(Response::new(pc::GetServiceEnvResponse { variables }))
     }
 
+    async fn mutate(&self, _: Request<pc::MutateRequest>) -> Answer<pc::MutateResponse> {
+        absent()
+    }
+
     async fn create_token(&self, _: Request<pc::CreateTokenRequest>) -> Answer<pc::CreateTokenResponse> {
         absent()
     }

@@ -210,6 +210,10 @@ impl PodConfig for Fake {
         not_here()
     }
 
+    async fn mutate(&self, _: Request<pb::MutateRequest>) -> Result<Response<pb::MutateResponse>, Status> {
+        not_here()
+    }
+
     async fn create_token(
         &self,
         request: Request<pb::CreateTokenRequest>,
