@@ -1,16 +1,19 @@
 //! The loop that builds the Node.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_config::{KUBELET_VERSION, Paths};
-use keelson_kube_model::{Node, NodeCondition, annotations};
+use keelson_kube_model::{Node, NodeAddress, NodeCondition, annotations};
 use keelson_node_status_core::health::SILENCE_MS;
 use keelson_node_status_core::{
-    NodeEvent, NodeInputs, RuntimeState, Watchdog, build_node, condition_events, rebooted_event,
-    starting_event, worth_reporting,
+    AddressInputs, NodeEvent, NodeInputs, RuntimeState, Watchdog, build_node, condition_events,
+    rebooted_event, starting_event, worth_reporting,
 };
-use keelson_service_kit::{Context, LoopHandle, NewEvent, ObjectRef, default_route_address, now_unix_nanos};
+use keelson_service_kit::{
+    Context, LoopHandle, NewEvent, ObjectRef, is_local_address, now_unix_nanos, preferred_route_address,
+};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
@@ -129,7 +132,13 @@ impl NodeLoop {
         let config = Arc::clone(&self.ctx.config);
         let down = world.runtime_unknown_since_ms.filter(|since| now_ms.saturating_sub(*since) >= SILENCE_MS);
         let lost = RuntimeState { unreachable: true, ..world.runtime.clone().unwrap_or_default() };
-        let default_address = default_route_address();
+        let own = &config.node_status;
+        let addresses = AddressInputs {
+            node_ips: &own.node_ips,
+            external_cloud: own.external_cloud,
+            default_address: preferred_route_address(prefers_v6(&own.node_ips)),
+        };
+        let unusable = addresses.unusable(is_local_address);
         let service_errors = watchdog.errors(now_ms);
         let mut node = build_node(
             &NodeInputs {
@@ -138,7 +147,7 @@ impl NodeLoop {
                 max_pods: config.resources.max_pods,
                 api_port: config.api.port,
                 kubelet_version: KUBELET_VERSION,
-                default_address,
+                addresses: unusable.is_none().then_some(addresses),
                 machine: world.machine.as_ref(),
                 images: world.images.as_deref().unwrap_or_default(),
                 runtime: if down.is_some() { Some(&lost) } else { world.runtime.as_ref() },
@@ -154,21 +163,32 @@ impl NodeLoop {
                 .annotations
                 .extend(shown.map(|pem| (annotations::SERVING_CERTIFICATE.to_owned(), pem)));
         }
+        self.tell_addresses(&node, unusable);
         self.remember(&node);
         node
+    }
+
+    /// Says what is wrong with the addresses.
+    fn tell_addresses(&self, node: &Node, unusable: Option<String>) {
+        let own = &self.ctx.config.node_status;
+        let is_internal = |address: &NodeAddress| address.type_ == "InternalIP";
+        let of_cloud = own.external_cloud && own.node_ips.is_empty();
+        let told = match unusable {
+            Some(why) => {
+                Err(format!("failed to validate nodeIP: {why}; correct --node-ip, or wait until it is there"))
+            }
+            None if of_cloud || node.status.addresses.iter().any(is_internal) => Ok(()),
+            None => Err(format!(
+                "can't get ip address of node {}: there is no default route; looking again",
+                node.metadata.name
+            )),
+        };
+        self.ctx.progress.condition("node address", told);
     }
 
     /// Tells what has changed, and keeps it for the next turn and the next start.
     fn remember(&mut self, node: &Node) {
         let name = &node.metadata.name;
-        let has_address = node.status.addresses.iter().any(|a| a.type_ == "InternalIP");
-        let address = if has_address {
-            Ok(())
-        } else {
-            Err(format!("can't get ip address of node {name}: there is no default route; looking again"))
-        };
-        self.ctx.progress.condition("node address", address);
-
         let boot_id = &node.status.node_info.boot_id;
         let before = self.saved.borrow().boot_id.clone();
         let reboot = rebooted_event(name, &before, boot_id);
@@ -231,6 +251,11 @@ async fn settled(world: &mut watch::Receiver<World>, health: &mut watch::Receive
         let _ = health.wait_for(Watchdog::all_turning).await;
     };
     both.await;
+}
+
+/// Whether `--node-ip` is `::`: any address, of this family where there is one.
+fn prefers_v6(node_ips: &[IpAddr]) -> bool {
+    matches!(node_ips, [IpAddr::V6(ip)] if ip.is_unspecified())
 }
 
 /// What the kubelet API shows, for those who want to know it again; `None` before there is any.
@@ -338,6 +363,21 @@ mod tests {
         let begun = Instant::now();
         assert_eq!(bench.ready().await.status, "False");
         assert_eq!(begun.elapsed(), SETTLE);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_is_not_there_yet_is_waited_for() {
+        // Of a network for documents (RFC 5737).
+        let mut bench = bench_with(Saved::default(), |config| {
+            config.node_status.node_ips = vec!["198.51.100.7".parse().unwrap()];
+        });
+        bench.all_well();
+        let node = bench.node.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+        assert!(node.status.addresses.is_empty(), "{:?}", node.status.addresses);
+        let report = bench.ctx.progress.report("0");
+        let told = report.conditions.iter().find(|condition| condition.name == "node address").unwrap();
+        let words = "failed to validate nodeIP: node IP: \"198.51.100.7\" not found";
+        assert!(!told.ok && told.message.starts_with(words), "{told:?}");
     }
 
     #[tokio::test(start_paused = true)]

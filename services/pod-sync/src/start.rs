@@ -534,7 +534,8 @@ async fn container_request(
     container_plan(pod, container, &inputs).map(container_config).map_err(fault)
 }
 
-/// The node's addresses as its pods see them: those of its object, else the one that its default route leaves by.
+/// The node's addresses as its pods see them: those of its object, else those of
+/// `--node-ip`, else the one that its default route leaves by.
 fn node_ips(agent: &Agent) -> Vec<String> {
     let node = agent.node.borrow();
     let addresses = node.as_ref().map(|node| node.status.addresses.as_slice()).unwrap_or_default();
@@ -543,7 +544,13 @@ fn node_ips(agent: &Agent) -> Vec<String> {
     if !told.is_empty() {
         return told;
     }
-    let name = agent.context.config.node_name.parse().ok();
+    let config = &agent.context.config;
+    let given = config.node_status.node_ips.iter().filter(|ip| !ip.is_unspecified());
+    let given: Vec<String> = given.map(ToString::to_string).collect();
+    if !given.is_empty() {
+        return given;
+    }
+    let name = config.node_name.parse().ok();
     name.or_else(default_route_address).map(|address| address.to_string()).into_iter().collect()
 }
 

@@ -35,7 +35,7 @@ mod uds;
 mod usage;
 mod watch;
 
-pub use address::default_route_address;
+pub use address::{default_route_address, is_local_address, preferred_route_address};
 pub use backoff::Backoff;
 pub use bootstrap::{Built, ServiceSpec, run, run_with_config};
 pub use context::{Context, ServiceArgs};

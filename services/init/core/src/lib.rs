@@ -32,6 +32,7 @@ mod labels;
 mod leftovers;
 mod manifest_url;
 mod node_configuration;
+mod node_ip;
 mod offline;
 mod origins;
 mod own_flags;

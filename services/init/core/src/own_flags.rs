@@ -23,7 +23,7 @@ impl Resolver<'_> {
             };
             match (*name, text.as_str()) {
                 // The control plane is told of with the rest of it.
-                ("kubeconfig" | "bootstrap-kubeconfig" | "cert-dir", _) => {}
+                ("kubeconfig" | "bootstrap-kubeconfig" | "cert-dir" | crate::node_ip::FLAG, _) => {}
                 ("cloud-provider", "external") | ("lock-file" | "exit-on-lock-contention", _) => {}
                 ("cloud-provider", name) => self.problems.push(given.problem(format!(
                     "cloud provider {name:?} was specified, but built-in cloud providers are disabled. Please set \
@@ -97,14 +97,14 @@ mod tests {
             run(&Flags { others, ..Flags::default() }, None, None, &host())
         };
         let notes =
-            with(&[("node-ip", "10.0.0.1"), ("cert-dir", ""), ("cloud-provider", "external")]).unwrap().notes;
+            with(&[("cert-dir", "/pki"), ("node-ip", ""), ("cloud-provider", "external")]).unwrap().notes;
         assert!(with(&[("cloud-provider", "")]).is_ok());
         let locked = with(&[("lock-file", "/l"), ("exit-on-lock-contention", "true")]).unwrap().notes;
         assert!(locked.iter().all(|note| !note.text.contains("not acted on")), "{locked:?}");
         assert!(with(&[("exit-on-lock-contention", "false")]).is_ok());
         assert!(with(&[("exit-on-lock-contention", "0,1")]).is_err());
         assert!(
-            notes.iter().any(|note| note.text == "these flags are not acted on yet: --node-ip"),
+            notes.iter().any(|note| note.text == "these flags are not acted on yet: --cert-dir"),
             "{notes:?}"
         );
         for (others, expected) in [

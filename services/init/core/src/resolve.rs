@@ -251,6 +251,7 @@ impl Resolver<'_> {
     fn run(&mut self, mut kubelet: KubeletFile, mut keelson: KeelsonFile) {
         self.own_flags();
         self.node();
+        crate::node_ip::resolve(self);
         self.paths(&mut kubelet, &mut keelson);
         self.users(&keelson);
         self.sources(&mut kubelet);

@@ -3,6 +3,7 @@
 //! | module | what it decides |
 //! |---|---|
 //! | [`node`] | [`build_node`]: the Node object from what the neighbours say |
+//! | [`addresses`] | the addresses of the Node |
 //! | [`images`] | [`listed_images`]: which images the Node lists |
 //! | [`certificates`] | when the node asks for a certificate, for which, and how often it tries |
 //! | [`conditions`] | MemoryPressure, DiskPressure, PIDPressure and Ready, and the events of their changes |
@@ -13,6 +14,7 @@
 //! | [`pods`] | which pod documents are news for the control plane: [`PodLedger`] |
 //! | [`events`] | where the drain of each event ring stands: [`Cursor`] |
 
+pub mod addresses;
 pub mod certificates;
 pub mod conditions;
 pub mod configuration;
@@ -24,6 +26,7 @@ pub mod node;
 pub mod patch;
 pub mod pods;
 
+pub use addresses::AddressInputs;
 pub use conditions::{
     NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event, schedulable_event,
     starting_event,

@@ -1,16 +1,16 @@
 //! The Node object.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 use keelson_kube_model::quantity::QuantityFormat;
 use keelson_kube_model::time::format_seconds;
 use keelson_kube_model::{
-    ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeFeatures,
+    ContainerImage, DaemonEndpoint, Node, NodeCondition, NodeDaemonEndpoints, NodeFeatures,
     NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeStatus, NodeSwapStatus, NodeSystemInfo, ObjectMeta,
     Quantity, ResourceList,
 };
 
+use crate::addresses::{AddressInputs, PROVIDED_NODE_IP};
 use crate::conditions::{ReadyInputs, node_conditions};
 
 /// What resource-manager says about the machine.
@@ -87,8 +87,8 @@ pub struct NodeInputs<'a> {
     pub api_port: u16,
     /// Shown as the kubelet's version.
     pub kubelet_version: &'a str,
-    /// Address of the interface that the default route leaves by.
-    pub default_address: Option<IpAddr>,
+    /// Where its addresses come from; `None`: they cannot be told, and those that are there stay.
+    pub addresses: Option<AddressInputs<'a>>,
     /// `None` before resource-manager has spoken.
     pub machine: Option<&'a Machine>,
     /// `None` before runtime-shim has spoken.
@@ -129,7 +129,7 @@ pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
         metadata: ObjectMeta {
             name: inputs.node_name.into(),
             labels: labels(inputs),
-            annotations: BTreeMap::from([(ATTACH_DETACH.to_owned(), "true".to_owned())]),
+            annotations: annotations(inputs),
             creation_timestamp: Some(inputs.created_unix_seconds)
                 .filter(|at| *at > 0)
                 .and_then(|at| format_seconds(at).ok()),
@@ -139,7 +139,7 @@ pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
             capacity,
             allocatable,
             conditions,
-            addresses: addresses(inputs.node_name, inputs.default_address),
+            addresses: inputs.addresses.map(|of| of.addresses(inputs.node_name)).unwrap_or_default(),
             daemon_endpoints: NodeDaemonEndpoints {
                 kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(inputs.api_port) }),
             },
@@ -154,6 +154,12 @@ pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
         },
         ..Node::default()
     }
+}
+
+fn annotations(inputs: &NodeInputs<'_>) -> BTreeMap<String, String> {
+    let provided = inputs.addresses.and_then(|of| of.provided());
+    let provided = provided.map(|list| (PROVIDED_NODE_IP.to_owned(), list));
+    [(ATTACH_DETACH.to_owned(), "true".to_owned())].into_iter().chain(provided).collect()
 }
 
 fn handlers(runtime: &RuntimeState) -> Vec<NodeRuntimeHandler> {
@@ -224,26 +230,6 @@ fn quantities(amounts: &BTreeMap<String, i64>) -> ResourceList {
 
 fn count(amount: i64) -> Quantity {
     Quantity::from_units(amount, QuantityFormat::DecimalSi)
-}
-
-/// One InternalIP where there is one, then the Hostname. A node name that is an address is that address.
-fn addresses(node_name: &str, default_address: Option<IpAddr>) -> Vec<NodeAddress> {
-    let internal = node_name.parse().ok().filter(usable).or_else(|| default_address.filter(usable));
-    let address = |type_: &str, address: String| NodeAddress { type_: type_.into(), address };
-    internal
-        .map(|ip| address("InternalIP", ip.to_string()))
-        .into_iter()
-        .chain([address("Hostname", node_name.to_owned())])
-        .collect()
-}
-
-/// Whether an address can be a node's: not loopback, multicast, link-local or unspecified.
-fn usable(ip: &IpAddr) -> bool {
-    let link_local = match ip {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    !(ip.is_loopback() || ip.is_multicast() || ip.is_unspecified() || link_local)
 }
 
 fn node_info(inputs: &NodeInputs<'_>) -> NodeSystemInfo {

@@ -8,6 +8,8 @@ use std::collections::BTreeSet;
 use keelson_kube_model::annotations;
 use serde_json::{Map, Value, json};
 
+use crate::addresses::PROVIDED_NODE_IP;
+
 /// Labels that a node has by itself; on an existing node they are brought up to date (node-and-api.md §9.1).
 const OWN_LABELS: [&str; 11] = [
     "kubernetes.io/hostname",
@@ -58,12 +60,18 @@ pub fn new_node(ours: &Value, spec: &Value) -> Value {
     node
 }
 
-/// What has to change at the Node that the server has, for its subresource `status`; `None`: nothing.
-pub fn node_patch(live: &Value, ours: &Value) -> Option<Value> {
+/// What has to change at the Node that the server has, for its subresource `status`; `None`: nothing. With `of_cloud` a
+/// controller of a cloud sees to the addresses, once there are some (node-and-api.md §9.2).
+pub fn node_patch(live: &Value, ours: &Value, of_cloud: bool) -> Option<Value> {
     let mut metadata = Map::new();
     let labels =
         differing(&live["metadata"]["labels"], &ours["metadata"]["labels"], |key| OWN_LABELS.contains(&key));
-    let annotations = differing(&live["metadata"]["annotations"], &ours["metadata"]["annotations"], |_| true);
+    let mut annotations =
+        differing(&live["metadata"]["annotations"], &ours["metadata"]["annotations"], |_| true);
+    let has_provided = |node: &Value| node["metadata"]["annotations"].get(PROVIDED_NODE_IP).is_some();
+    if has_provided(live) && !has_provided(ours) {
+        annotations.insert(PROVIDED_NODE_IP.to_owned(), Value::Null);
+    }
     for (field, changes) in [("labels", labels), ("annotations", annotations)] {
         if !changes.is_empty() {
             metadata.insert(field.to_owned(), changes.into());
@@ -75,7 +83,8 @@ pub fn node_patch(live: &Value, ours: &Value) -> Option<Value> {
         let old = &before[field];
         match field.as_str() {
             _ if old == value => {}
-            "addresses" if old.as_array().is_some_and(|list| !list.is_empty()) => {
+            "addresses" if !is_nothing(old) && of_cloud => {}
+            "addresses" if !is_nothing(old) => {
                 status.insert(field.clone(), replaced(value));
             }
             // Whole, or the server would keep the time of the last heartbeat of some.

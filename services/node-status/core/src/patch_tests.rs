@@ -32,7 +32,7 @@ fn a_node_is_registered_with_all_it_has_but_what_the_server_gives() {
 
 #[test]
 fn what_the_server_has_already_is_no_patch() {
-    assert_eq!(node_patch(&registered(), &node()), None);
+    assert_eq!(node_patch(&registered(), &node(), false), None);
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn labels_of_the_node_itself_are_mended_and_those_of_people_left_alone() {
     let mut live = registered();
     live["metadata"]["labels"] = json!({"kubernetes.io/os": "plan9", "rack": "8"});
     live["metadata"]["annotations"] = json!({"other": "1"});
-    let patch = node_patch(&live, &node()).unwrap();
+    let patch = node_patch(&live, &node(), false).unwrap();
     assert_eq!(
         patch,
         json!({"metadata": {"labels": {"kubernetes.io/os": "linux"}, "annotations": {"a": "b"}}})
@@ -57,7 +57,7 @@ fn only_what_differs_of_the_status_is_sent_and_conditions_of_others_stay() {
     live["status"]["capacity"] = json!({"cpu": "2", "memory": "8Ki", "example.com/gpu": "1"});
     live["status"]["addresses"] = json!([{"type": "InternalIP", "address": "10.9.9.9"}]);
     live["status"]["images"] = json!([{"names": ["a"]}]);
-    let patch = node_patch(&live, &node()).unwrap();
+    let patch = node_patch(&live, &node(), false).unwrap();
     assert_eq!(
         patch,
         json!({"status": {
@@ -71,7 +71,7 @@ fn only_what_differs_of_the_status_is_sent_and_conditions_of_others_stay() {
         }})
     );
     live["status"]["addresses"] = json!([]);
-    let patch = node_patch(&live, &node()).unwrap();
+    let patch = node_patch(&live, &node(), false).unwrap();
     assert_eq!(patch["status"]["addresses"], node()["status"]["addresses"]);
 }
 
@@ -190,4 +190,21 @@ fn pods_tell_the_addresses_of_their_node() {
     host["spec"]["hostNetwork"] = true.into();
     add_host_addresses(&mut host, &node());
     assert_eq!(host["status"]["podIPs"], json!([{"ip": "10.0.0.1"}]));
+}
+
+#[test]
+fn addresses_are_a_clouds_to_say_once_there_are_some_and_what_was_provided_goes_when_it_is_not_any_more() {
+    let (mut live, mut ours) = (registered(), node());
+    live["status"]["addresses"] = json!([{"type": "ExternalIP", "address": "192.0.2.7"}]);
+    assert_eq!(node_patch(&live, &ours, true), None);
+    assert!(node_patch(&live, &ours, false).is_some());
+    live["status"]["addresses"] = json!([]);
+    assert_eq!(node_patch(&live, &ours, true).unwrap()["status"]["addresses"], node()["status"]["addresses"]);
+
+    let mut live = registered();
+    live["metadata"]["annotations"][PROVIDED_NODE_IP] = json!("10.0.0.1");
+    let patch = node_patch(&live, &ours, false).unwrap();
+    assert_eq!(patch, json!({"metadata": {"annotations": {(PROVIDED_NODE_IP): null}}}));
+    ours["metadata"]["annotations"][PROVIDED_NODE_IP] = json!("10.0.0.1");
+    assert_eq!(node_patch(&live, &ours, true), None);
 }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use keelson_kube_model::{ContainerImage, Node};
 use keelson_node_status_core::{
-    Machine, NodeInputs, RuntimeHandler, RuntimeImage, RuntimeState, build_node, listed_images,
-    worth_reporting,
+    AddressInputs, Machine, NodeInputs, RuntimeHandler, RuntimeImage, RuntimeState, build_node,
+    listed_images, worth_reporting,
 };
 use serde_json::{Value, json};
 
@@ -84,7 +84,10 @@ impl World {
                 max_pods: 110,
                 api_port: 10250,
                 kubelet_version: "v1.36.2",
-                default_address: self.address.map(|a| a.parse().unwrap()),
+                addresses: Some(AddressInputs {
+                    default_address: self.address.map(|a| a.parse().unwrap()),
+                    ..AddressInputs::default()
+                }),
                 machine: self.machine.as_ref(),
                 runtime: self.runtime.as_ref(),
                 images: &self.images,

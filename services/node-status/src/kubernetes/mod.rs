@@ -65,6 +65,8 @@ pub(crate) struct KubernetesWriter {
     events: Events,
     lease: Lease,
     node_name: String,
+    /// A controller of a cloud sees to the addresses.
+    of_cloud: bool,
     /// The `spec` of the Node that is made where there is none; none: no Node is made.
     registration: Option<Value>,
     requests: RestMetrics,
@@ -115,6 +117,7 @@ impl KubernetesWriter {
             heartbeat,
             events: Events::new(events, &node_name),
             node_name,
+            of_cloud: ctx.config.node_status.external_cloud,
             registration: settings.register_node.then(|| registration(settings)),
             requests,
             queue: Mutex::default(),
@@ -234,7 +237,7 @@ impl KubernetesWriter {
                 return Err(self.heartbeat.unreachable(&format!("nodes {}", self.node_name), message));
             }
         };
-        let live = match node_patch(&live.0, &ours) {
+        let live = match node_patch(&live.0, &ours, self.of_cloud) {
             Some(patch) => {
                 let patch = (Patch::Strategic, &patch);
                 self.heartbeat.patch(Resource::NODE, None, &self.node_name, Some("status"), patch).await?
