@@ -3,6 +3,8 @@
 //!
 //! The last known version goes on while the server is away, over a restart of the service too: ConfigMaps by the checkpoint,
 //! Secrets in memory alone.
+//!
+//! A RuntimeClass that was read once is followed from then on, as long as it is there: every sandbox of its pods asks for it.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
@@ -25,6 +27,9 @@ use crate::secrets::Secrets;
 
 /// For so long an object is followed that nobody asks for: who asks may be starting again.
 const LINGER: Duration = Duration::from_secs(300);
+
+/// The kind that is followed once it was read.
+const RUNTIME_CLASS: &str = "RuntimeClass";
 
 /// The objects that are followed.
 #[derive(Clone)]
@@ -67,7 +72,7 @@ fn resource(kind: &str) -> Option<Resource> {
     match kind {
         "Secret" => Some(Resource::SECRET),
         "ConfigMap" => Some(Resource::CONFIG_MAP),
-        "RuntimeClass" => Some(Resource::RUNTIME_CLASS),
+        RUNTIME_CLASS => Some(Resource::RUNTIME_CLASS),
         _ => None,
     }
 }
@@ -142,13 +147,44 @@ impl ObjectCache {
                 return state.remembered.get(&wanted).cloned().map(Some).ok_or_else(|| unavailable(cause));
             }
         }
+        if let Some(json) = self.recall_class(&wanted) {
+            return Ok(Some(json));
+        }
         let namespace = (!wanted.namespace.is_empty()).then_some(wanted.namespace.as_str());
         match self.0.api.get(resource, namespace, &wanted.name).await {
-            Ok(object) => Ok(object.map(|object| bytes(&wanted, object))),
+            Ok(object) => {
+                let json = object.map(|object| bytes(&wanted, object));
+                if let (Some(json), RUNTIME_CLASS) = (&json, wanted.kind.as_str()) {
+                    self.0.checkpoint.put(&key(&wanted), json.clone());
+                    self.follow_class(&wanted, json.clone());
+                }
+                Ok(json)
+            }
             Err(error) => {
                 let before = self.state().remembered.get(&wanted).cloned();
                 before.map(Some).ok_or_else(|| unavailable(chain(&error)))
             }
+        }
+    }
+
+    /// What an earlier run knew of a RuntimeClass, which is followed from here on. Its handler never changes, so nobody waits for
+    /// the server.
+    fn recall_class(&self, wanted: &ObjectRequest) -> Option<Vec<u8>> {
+        if wanted.kind != RUNTIME_CLASS {
+            return None;
+        }
+        let json = self.state().remembered.get(wanted).cloned()?;
+        self.follow_class(wanted, json.clone());
+        Some(json)
+    }
+
+    /// Follows a RuntimeClass, which is known, until it is gone.
+    fn follow_class(&self, wanted: &ObjectRequest, json: Vec<u8>) {
+        let mut state = self.state();
+        if let Slot::Vacant(slot) = state.followed.entry(wanted.clone()) {
+            let end = self.0.shutdown.child_token();
+            slot.insert(Followed { users: 1, known: Known::As(Some(json)), end: end.clone() });
+            tokio::spawn(self.clone().follow(wanted.clone(), Resource::RUNTIME_CLASS, end));
         }
     }
 
@@ -209,6 +245,10 @@ impl ObjectCache {
     fn take(&self, wanted: &ObjectRequest, object: Option<Object>) {
         let now = object.map(|object| bytes(wanted, object));
         let mut state = self.state();
+        if !state.followed.contains_key(wanted) {
+            // Its watch has ended, and tells what it had heard before.
+            return;
+        }
         match &now {
             Some(json) if wanted.kind == "Secret" => {
                 state.secrets.put((wanted.namespace.clone(), wanted.name.clone()), json);
@@ -217,6 +257,12 @@ impl ObjectCache {
             None => self.forget(&mut state, wanted),
         }
         state.remembered.remove(wanted);
+        if now.is_none() && wanted.kind == RUNTIME_CLASS {
+            // Who asks for it again has it read again.
+            if let Some(followed) = state.followed.remove(wanted) {
+                followed.end.cancel();
+            }
+        }
         let Some(followed) = state.followed.get_mut(wanted) else { return };
         if !matches!(&followed.known, Known::As(before) if *before == now) {
             followed.known = Known::As(now);
@@ -251,7 +297,7 @@ impl ObjectCache {
 /// An object as it is handed out: it says what it is, and not who has written which field.
 fn bytes(wanted: &ObjectRequest, Object(mut object): Object) -> Vec<u8> {
     if let Some(map) = object.as_object_mut() {
-        let version = if wanted.kind == "RuntimeClass" { "node.k8s.io/v1" } else { "v1" };
+        let version = if wanted.kind == RUNTIME_CLASS { "node.k8s.io/v1" } else { "v1" };
         map.insert("apiVersion".to_owned(), version.into());
         map.insert("kind".to_owned(), wanted.kind.clone().into());
         if let Some(metadata) = map.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -263,7 +309,13 @@ fn bytes(wanted: &ObjectRequest, Object(mut object): Object) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use keelson_config::Config;
+    use serde_json::json;
+
     use super::*;
+    use crate::fake_api::{FakeApi, refusal};
 
     #[test]
     fn what_an_object_is_kept_under_names_it() {
@@ -275,5 +327,83 @@ mod tests {
         {
             assert_eq!(named(other), None, "{other}");
         }
+    }
+
+    fn class() -> ObjectRequest {
+        ObjectRequest { kind: RUNTIME_CLASS.to_owned(), namespace: String::new(), name: "kata".to_owned() }
+    }
+
+    /// A cache that has read the class from a server; the server, and a sign that it has deleted the class.
+    async fn cache(folder: &std::path::Path, config: &Config) -> (FakeApi, ObjectCache, Arc<AtomicBool>) {
+        let gone = Arc::new(AtomicBool::new(false));
+        let deleted = Arc::clone(&gone);
+        let server = FakeApi::start(folder, move |asked| {
+            let object = json!({"metadata": {"name": "kata", "resourceVersion": "5"}, "handler": "kata-qemu"});
+            match (asked.path.contains("watch=1"), asked.path.contains('?')) {
+                (true, _) => None,
+                (false, true) => {
+                    let items = if deleted.load(Ordering::SeqCst) { json!([]) } else { json!([object]) };
+                    Some((200, json!({"kind": "RuntimeClassList", "metadata": {"resourceVersion": "5"}, "items": items})))
+                }
+                (false, false) if deleted.load(Ordering::SeqCst) => Some(refusal(404)),
+                (false, false) => Some((200, object)),
+            }
+        })
+        .await;
+        let ctx = Context::detached(ServiceName::PodConfig, config.clone());
+        let cache = ObjectCache::new(&ctx, server.api.clone(), Checkpoint::default(), &mut BTreeMap::new());
+        (server, cache, gone)
+    }
+
+    fn config(folder: &std::path::Path) -> Config {
+        let mut config = Config::default();
+        config.paths.run_dir = folder.join("run");
+        config
+    }
+
+    #[tokio::test]
+    async fn a_runtime_class_is_read_once_and_known_from_then_on_also_without_the_server_and_over_a_restart()
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let config = config(folder.path());
+        let (server, cache, _) = cache(folder.path(), &config).await;
+        let first = cache.get(class()).await.unwrap().unwrap();
+        assert!(String::from_utf8_lossy(&first).contains("kata-qemu"));
+        for _ in 0..3 {
+            assert_eq!(cache.get(class()).await.unwrap().as_ref(), Some(&first));
+        }
+        let reads = server.asked().iter().filter(|asked| !asked.path.contains('?')).count();
+        assert_eq!(reads, 1, "{:?}", server.asked());
+        drop(server);
+        assert_eq!(cache.get(class()).await.unwrap().as_ref(), Some(&first));
+
+        assert_eq!(cache.0.checkpoint.paths(), [key(&class())]);
+        let silent = FakeApi::start(folder.path(), |_| None).await;
+        let ctx = Context::detached(ServiceName::PodConfig, config);
+        let mut earlier = [(key(&class()), first.clone())].into();
+        let after = ObjectCache::new(&ctx, silent.api.clone(), Checkpoint::default(), &mut earlier);
+        for _ in 0..2 {
+            assert_eq!(
+                after.get(class()).await.unwrap().as_ref(),
+                Some(&first),
+                "nobody waits for the server"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_runtime_class_that_is_gone_is_forgotten_and_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (server, cache, gone) = cache(folder.path(), &config(folder.path())).await;
+        let known = cache.get(class()).await.unwrap().unwrap();
+        gone.store(true, Ordering::SeqCst);
+        // The list with which it is followed may have come before it went.
+        cache.take(&class(), None);
+        assert!(cache.state().followed.is_empty());
+        assert_eq!(cache.0.checkpoint.paths(), [""; 0]);
+        assert_eq!(cache.get(class()).await.unwrap(), None);
+        gone.store(false, Ordering::SeqCst);
+        assert_eq!(cache.get(class()).await.unwrap(), Some(known));
+        drop(server);
     }
 }
