@@ -325,3 +325,65 @@ fn status(cause: &StoreError) -> Status {
     };
     error(code, reason, chain(cause))
 }
+
+#[cfg(test)]
+mod tests {
+    use keelson_service_kit::status::reason;
+    use serde_json::json;
+
+    use super::*;
+    use crate::checkpoint::Checkpoint;
+    use crate::fake_api::{FakeApi, refusal};
+
+    /// What `CreateToken` answers when the server answers so.
+    async fn no_token_for(answer: Option<(u16, serde_json::Value)>) -> Status {
+        let folder = tempfile::tempdir().unwrap();
+        let server = FakeApi::start(folder.path(), move |_| answer.clone()).await;
+        let cluster = Cluster::new(server.api.clone(), Checkpoint::default(), &mut BTreeMap::new());
+        let wanted = WantedToken {
+            namespace: "a".into(),
+            service_account: "builder".into(),
+            pod_name: "p".into(),
+            pod_uid: "u".into(),
+            audiences: Vec::new(),
+            expiration_seconds: 600,
+        };
+        let status = no_token(&cluster.create_token(&wanted).await.unwrap_err());
+        let asked = server.asked();
+        assert_eq!(asked.len(), 1, "a token is asked for once: {asked:?}");
+        assert_eq!(asked[0].path, "/api/v1/namespaces/a/serviceaccounts/builder/token");
+        status
+    }
+
+    #[tokio::test]
+    async fn each_refusal_of_a_token_has_a_code_that_says_whether_it_is_worth_asking_again() {
+        for (answer, code, expected) in [
+            (refusal(404), Code::NotFound, "SERVICE_ACCOUNT_UNKNOWN"),
+            (refusal(400), Code::FailedPrecondition, "TOKEN_REFUSED"),
+            (refusal(401), Code::FailedPrecondition, "TOKEN_REFUSED"),
+            (refusal(403), Code::FailedPrecondition, "TOKEN_REFUSED"),
+            (refusal(422), Code::FailedPrecondition, "TOKEN_REFUSED"),
+            (refusal(408), Code::Unavailable, "CONTROL_PLANE_AWAY"),
+            (refusal(429), Code::Unavailable, "CONTROL_PLANE_AWAY"),
+            (refusal(500), Code::Unavailable, "CONTROL_PLANE_AWAY"),
+            (refusal(503), Code::Unavailable, "CONTROL_PLANE_AWAY"),
+            ((201, json!({"kind": "TokenRequest", "status": {}})), Code::FailedPrecondition, "TOKEN_REFUSED"),
+        ] {
+            let http = answer.0;
+            let status = no_token_for(Some(answer)).await;
+            assert_eq!((status.code(), reason(&status).as_deref()), (code, Some(expected)), "{http}");
+            let words = if http == 201 { "has no token" } else { "in its words" };
+            assert!(status.message().contains(words), "{http}: {status:?}");
+        }
+    }
+
+    #[test]
+    fn without_an_answer_a_token_is_worth_asking_for_again() {
+        let away = KubeError::Unreachable { server: "s".into(), what: "w".into(), message: "m".into() };
+        let kubeconfig = KubeError::Kubeconfig { path: "k".into(), message: "m".into() };
+        for cause in [away, kubeconfig] {
+            let status = no_token(&TokenError::Server(cause));
+            assert_eq!(reason(&status).as_deref(), Some("CONTROL_PLANE_AWAY"), "{status:?}");
+        }
+    }
+}

@@ -143,6 +143,46 @@ async fn a_token_goes_on_over_a_restart_without_pod_config_and_is_made_anew_when
     assert_eq!(fs::read_to_string(file(&world, "u1")).unwrap(), told.token(told.tokens_asked().len()));
 }
 
+/// Lets so much time pass for everything in this process at once.
+async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn a_token_is_made_anew_while_the_service_runs_and_the_one_before_goes_on_until_then() {
+    let (world, told) = (World::new(), Told::default());
+    let _config = told.serve(&world).await;
+    // All but a minute of its time is used up: it is due again as soon as a server may be asked again.
+    told.make_tokens(3540);
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![token("access", None, None)])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    let text = || fs::read_to_string(file(&world, "u1")).unwrap();
+    let first = told.token(1);
+    assert_eq!((text(), told.tokens_asked().len()), (first.clone(), 1));
+
+    told.refuse_tokens(away());
+    pass(Duration::from_secs(61)).await;
+    until("another one is asked for", || told.tokens_asked().len() > 1).await;
+    assert_eq!(text(), first);
+    told.make_tokens(0);
+    until("the new one is in the volume", || text() != first).await;
+    let asked = told.tokens_asked();
+    assert_eq!(text(), told.token(asked.len()));
+    assert!(asked.iter().all(|one| *one == asked[0]), "for the same pod and as long: {asked:?}");
+
+    // It is good for an hour, so nobody asks for another one now.
+    pass(Duration::from_secs(61)).await;
+    sync.pod(desire("u2", 1, Want::Run, vec![token("access", None, None)])).await;
+    mount(&mut client, "u2", 1).await.1.unwrap();
+    let of_first = told.tokens_asked().iter().filter(|one| one.pod_uid == "u1").count();
+    assert_eq!(of_first, asked.len());
+}
+
 #[tokio::test]
 async fn the_token_goes_with_the_pod() {
     let (world, told) = (World::new(), Told::default());
