@@ -1,5 +1,7 @@
 //! The chains in iptables over deaths of the service, in a network namespace of the test's thread, with which they go.
 
+#![allow(clippy::unwrap_used)]
+
 #[allow(dead_code, unused_imports, reason = "only its folders and cgroups are of use here")]
 mod support;
 

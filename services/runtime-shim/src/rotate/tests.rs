@@ -303,8 +303,8 @@ async fn the_loops_rotate_and_compress_by_themselves_and_end_with_the_service() 
 #[tokio::test]
 async fn other_limits_count_as_soon_as_the_configuration_has_them() {
     let mut world = World::start().await;
-    let mut config = keelson_config::Config::default();
-    config.container_logs = ContainerLogs { max_size_bytes: None, ..CONFIG };
+    let container_logs = ContainerLogs { max_size_bytes: None, ..CONFIG };
+    let mut config = keelson_config::Config { container_logs, ..keelson_config::Config::default() };
     world.rotator.configure(&config.container_logs);
     let context = Context::detached(keelson_config::ServiceName::RuntimeShim, config.clone());
     world.write(&world.path.clone());

@@ -273,8 +273,8 @@ async fn an_order_for_some_bytes_ends_when_so_many_are_freed() {
 async fn other_thresholds_count_as_soon_as_the_configuration_has_them() {
     let fake = FakeRuntime::start().await;
     fake.image_of(image("sha256:a", "a:1", 200));
-    let mut config = Config::default();
-    config.image_collection = ImageCollection { high_threshold_percent: 100, ..ImageCollection::default() };
+    let image_collection = ImageCollection { high_threshold_percent: 100, ..ImageCollection::default() };
+    let mut config = Config { image_collection, ..Config::default() };
     let unused = unused(&fake, FULL).await;
     unused.set_policy(policy_of(&config.image_collection));
     let context = Context::detached(keelson_config::ServiceName::RuntimeShim, config.clone());
