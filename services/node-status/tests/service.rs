@@ -112,6 +112,7 @@ async fn the_largest_images_and_the_swap_are_in_the_node() {
     let mut ctx = neighbours.context(ServiceName::NodeStatus);
     let mut config = (*ctx.config).clone();
     config.node_status.max_images = 2;
+    assert!(ctx.live.take(&config));
     ctx.config = Arc::new(config);
     let service = start_with(ctx).await;
     service.ready_is("True").await;

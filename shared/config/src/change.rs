@@ -79,6 +79,8 @@ pub const PARTS: &[Part] = &[
     services("containerCollection", &[RuntimeShim]),
     services("imagePulls", &[RuntimeShim]),
     services("iptablesUtilChains", &[ResourceManager]),
+    services("nodeStatus.externalCloud", &[NodeStatus]),
+    services("nodeStatus.nodeIps", &[NodeStatus]),
     services("offline", &[PodConfig]),
     services("pods", &[PodSync]),
     services("resources", &[PodConfig, VolumeManager, ResourceManager, PodSync, NodeStatus]),
@@ -105,7 +107,17 @@ pub const PARTS: &[Part] = &[
             "tlsPrivateKeyFile",
         ],
     ),
-    agent("controlPlane", &["nodeLeaseDurationSeconds", "providerID", "registerNode", "registerWithTaints"]),
+    agent(
+        "controlPlane",
+        &[
+            "nodeLeaseDurationSeconds",
+            "providerID",
+            "registerNode",
+            "registerWithTaints",
+            "rotateCertificates",
+            "serverTLSBootstrap",
+        ],
+    ),
     // All lines of the agent, init's among them, are of one format.
     agent("logging.format", &["logging.format"]),
     agent("manageHost", &[]),
@@ -172,6 +184,8 @@ mod tests {
         config.runtime.image_endpoint = Some("unix:///i".into());
         config.runtime.sandbox_image = Some("pause".into());
         config.sources.static_pod_path = Some("/m".into());
+        config.node_status.node_ips = vec!["192.0.2.1".parse().unwrap()];
+        config.pods.source_limits.insert("http".into(), crate::SourceLimit::default());
         config.tracing = Some(Tracing { endpoint: "http://h".into(), sampling_rate_per_million: 1 });
         config
     }

@@ -56,7 +56,7 @@ fn what_is_not_taken_live_waits_for_all_that_read_it_and_stays_as_it_was() {
     assert_eq!((live.config.resources.max_pods, live.config.container_logs.max_files), (7, 4));
     let document = &live.kubelet_configuration;
     assert_eq!((&document["maxPods"], &document["containerLogMaxFiles"]), (&json!(7), &json!(4)));
-    assert_eq!(document["clusterDNS"], json!([]));
+    assert!(document.get("clusterDNS").is_none_or(|addresses| *addresses == json!([])), "{document:?}");
     assert!(live.config.runtime.cluster_dns.is_empty());
     for field in ["maxPods", "clusterDNS", "evictionHard.memory.available", "runtime.startParallelism"] {
         assert!(waiting.fields.iter().any(|name| name == field), "{field}: {waiting:?}");

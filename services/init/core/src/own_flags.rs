@@ -96,15 +96,16 @@ mod tests {
             let others = others.iter().map(|(name, text)| (*name, (*text).to_owned())).collect();
             run(&Flags { others, ..Flags::default() }, None, None, &host())
         };
+        let unheard = "experimental-allocatable-ignore-eviction";
         let notes =
-            with(&[("cert-dir", "/pki"), ("node-ip", ""), ("cloud-provider", "external")]).unwrap().notes;
+            with(&[("cert-dir", "/pki"), (unheard, "true"), ("cloud-provider", "external")]).unwrap().notes;
         assert!(with(&[("cloud-provider", "")]).is_ok());
         let locked = with(&[("lock-file", "/l"), ("exit-on-lock-contention", "true")]).unwrap().notes;
         assert!(locked.iter().all(|note| !note.text.contains("not acted on")), "{locked:?}");
         assert!(with(&[("exit-on-lock-contention", "false")]).is_ok());
         assert!(with(&[("exit-on-lock-contention", "0,1")]).is_err());
         assert!(
-            notes.iter().any(|note| note.text == "these flags are not acted on yet: --cert-dir"),
+            notes.iter().any(|note| note.text == format!("these flags are not acted on yet: --{unheard}")),
             "{notes:?}"
         );
         for (others, expected) in [
