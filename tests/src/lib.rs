@@ -82,7 +82,9 @@ pub async fn running(agent: &Agent) -> anyhow::Result<BTreeMap<String, Process>>
         let Some(pid) = info["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()) else { continue };
         let label = |key: &str| container.labels.get(key).cloned().unwrap_or_default();
         let name = format!("{}/{}", label("io.kubernetes.pod.name"), label("io.kubernetes.container.name"));
-        let process = Process { id: container.id, pid, started_ticks: started_ticks(pid)? };
+        // It may have ended since the runtime was asked.
+        let Ok(started_ticks) = started_ticks(pid) else { continue };
+        let process = Process { id: container.id, pid, started_ticks };
         ensure!(found.insert(name.clone(), process).is_none(), "two running containers are {name}");
     }
     Ok(found)

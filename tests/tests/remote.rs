@@ -11,7 +11,8 @@ use keelson_testkit::{Agent, EtcdCluster, Scratch, eventually};
 use keelson_tests::{LIMIT, running, sleeper};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use serde_json::json;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, Command};
 
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
@@ -101,7 +102,16 @@ impl World {
 
     /// Runs the command as somebody on another machine would: nothing of the agent's folders is named.
     async fn keelson(&self, who: Option<&(PathBuf, PathBuf)>, args: &[&str], input: &str) -> Said {
-        let mut command = tokio::process::Command::new(self.agent.spec().bin_dir.join("keelson"));
+        let mut child = self.begin(who, args);
+        let mut stdin = child.stdin.take().unwrap();
+        stdin.write_all(input.as_bytes()).await.unwrap();
+        drop(stdin);
+        ended(child).await
+    }
+
+    /// Starts it.
+    fn begin(&self, who: Option<&(PathBuf, PathBuf)>, args: &[&str]) -> Child {
+        let mut command = Command::new(self.agent.spec().bin_dir.join("keelson"));
         command.env("KEELSON_RUN_DIR", "/nonexistent");
         let (before, after) = match args.iter().position(|arg| *arg == "--") {
             Some(at) => args.split_at(at),
@@ -119,14 +129,15 @@ impl World {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        let mut child = command.spawn().unwrap();
-        let mut stdin = child.stdin.take().unwrap();
-        stdin.write_all(input.as_bytes()).await.unwrap();
-        drop(stdin);
-        let output = tokio::time::timeout(LIMIT, child.wait_with_output()).await.unwrap().unwrap();
-        let text = |bytes| String::from_utf8(bytes).unwrap();
-        Said { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+        command.spawn().unwrap()
     }
+}
+
+/// Waits for it; its standard output is empty where that was taken.
+async fn ended(child: Child) -> Said {
+    let output = tokio::time::timeout(LIMIT, child.wait_with_output()).await.unwrap().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Said { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
 #[tokio::test]
@@ -181,17 +192,15 @@ async fn node_api_is_killed_and_the_node_is_known_again_by_its_certificate() {
     assert_eq!(running(&world.agent).await.unwrap(), before);
 
     // runtime-shim, through which the bytes go, dies under a command.
-    let line = "echo begun; touch /scratch/begun; sleep 600";
-    let command = ["exec", "web", "--", "sh", "-c", line];
-    let exec = world.operator(&command, "");
-    let pid = before["web/main"].pid;
-    let begun = Path::new("/proc").join(pid.to_string()).join("root/scratch/begun");
-    let kill = async {
-        eventually(LIMIT, "the command runs", async || begun.exists()).await.unwrap();
-        assert!(world.agent.service(ServiceName::RuntimeShim).unwrap().signal(Signal::KILL));
-    };
-    let (said, ()) = tokio::join!(exec, kill);
-    assert!(said.code == Some(1) && said.stdout == "begun\n", "{said:?}");
+    let mut child =
+        world.begin(Some(&world.operator), &["exec", "web", "--", "sh", "-c", "echo begun; sleep 600"]);
+    let mut heard = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    tokio::time::timeout(LIMIT, heard.read_line(&mut line)).await.unwrap().unwrap();
+    assert_eq!(line, "begun\n");
+    assert!(world.agent.service(ServiceName::RuntimeShim).unwrap().signal(Signal::KILL));
+    let said = ended(child).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.stderr.contains("it may still run"), "{said:?}");
     assert_eq!(running(&world.agent).await.unwrap(), before);
 }

@@ -42,7 +42,10 @@ async fn a_pod_that_burns_cpu_and_holds_memory_shows_up_with_plausible_figures()
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     let (api, node) = (agent.api_url(), agent.spec().node_name.clone());
-    let none = good_json(&format!("{api}/runningpods/")).await;
+    // Its services have their sockets, and node-api its ports a moment later.
+    let running_pods = format!("{api}/runningpods/");
+    eventually(LIMIT, "node-api answers", async || http::good(&running_pods).await.is_ok()).await.unwrap();
+    let none = good_json(&running_pods).await;
     assert_eq!((&none["kind"], &none["items"]), (&"PodList".into(), &Value::Null), "{none}");
     agent.write_manifest("burner.yaml", &burner()).unwrap();
     until_ready(&agent, &["burner"]).await.unwrap();

@@ -51,6 +51,11 @@ enum Slot {
 }
 
 impl Job {
+    /// Whether it writes the picture of a static pod.
+    pub(crate) fn is_mirror(&self) -> bool {
+        matches!(self, Self::Pod(pod) if pod.is_static)
+    }
+
     fn slot(&self) -> Slot {
         match self {
             Self::Node(_) => Slot::Node,
@@ -119,6 +124,19 @@ impl Queue {
         let next = ready.min_by_key(|(slot, p)| (!p.urgent, p.since, (*slot).clone()));
         let slot = next.map(|(slot, _)| slot.clone())?;
         self.waiting.remove(&slot)
+    }
+
+    /// The Node, whatever else waits; `None` where it does not, or was refused a moment ago.
+    pub(crate) fn take_node_at(&mut self, now: Instant) -> Option<Pending> {
+        self.waiting.get(&Slot::Node).filter(|node| node.not_before.is_none_or(|at| at <= now))?;
+        self.waiting.remove(&Slot::Node)
+    }
+
+    /// What was put off is tried again at once.
+    pub(crate) fn put_off_no_more(&mut self) {
+        for pending in self.waiting.values_mut() {
+            pending.not_before = None;
+        }
     }
 
     /// The job that is next now.
@@ -202,6 +220,22 @@ mod tests {
         // Something newer need not wait for it.
         queue.put(pod("a", "2"), false, Span::none(), now);
         assert_eq!(queue.take_at(now).unwrap().job, pod("a", "2"));
+    }
+
+    #[test]
+    fn the_node_can_be_taken_before_what_is_older_and_more_urgent_unless_it_was_refused() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let node = Job::Node(b"n".to_vec());
+        queue.put(pod("a", "1"), true, Span::none(), now);
+        queue.put(node.clone(), false, Span::none(), now + Duration::from_secs(1));
+        let taken = queue.take_node_at(now).unwrap();
+        assert_eq!(taken.job, node);
+        assert!(queue.take_node_at(now).is_none());
+        queue.defer(taken, now);
+        assert!(queue.take_node_at(now).is_none() && queue.take_at(now).unwrap().job == pod("a", "1"));
+        assert!(queue.take_at(now).is_none());
+        queue.put_off_no_more();
+        assert_eq!(queue.take_at(now).unwrap().job, node);
     }
 
     #[test]

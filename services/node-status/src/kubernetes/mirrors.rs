@@ -287,6 +287,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_mirror_that_turned_first_does_not_go_before_the_node_that_it_belongs_to() {
+        let writer = writer();
+        tell(&writer, "s", "file", "1").await;
+        let next = || writer.next_job().map(|pending| pending.job);
+        let node: Node = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
+        writer.write_node(&node).await.unwrap();
+        assert!(matches!(next(), Some(Job::Node(_))));
+        // Without its Node it is put off, and taken as soon as there is one.
+        let mirror = writer.next_job().unwrap();
+        assert!(mirror.job.is_mirror());
+        writer.queue().defer(mirror, Instant::now());
+        assert_eq!(next(), None);
+        writer.registered("u1", Value::Null);
+        assert!(next().is_some_and(|job| job.is_mirror()));
+    }
+
+    #[tokio::test]
     async fn a_status_that_somebody_else_changes_is_told_again_at_the_next_beat_and_once() {
         let writer = writer();
         tell(&writer, "a", API, "").await;

@@ -144,12 +144,37 @@ impl KubernetesWriter {
         self.wake.notify_one();
     }
 
+    fn is_registered(&self) -> bool {
+        self.known().node_uid.is_some()
+    }
+
+    /// The job that is next: before all others the Node, as long as it is not registered.
+    fn next_job(&self) -> Option<queue::Pending> {
+        let now = Instant::now();
+        let is_registered = self.is_registered();
+        let mut queue = self.queue();
+        let node = if is_registered { None } else { queue.take_node_at(now) };
+        node.or_else(|| queue.take_at(now))
+    }
+
+    /// The server has a Node of this UID for us.
+    fn registered(&self, uid: &str, addresses: Value) {
+        let mut known = self.known();
+        let is_new = known.node_uid.as_deref() != Some(uid);
+        (known.node_uid, known.addresses) = (Some(uid.to_owned()), addresses);
+        drop(known);
+        self.lease.belongs_to(uid);
+        if is_new {
+            self.queue().put_off_no_more();
+        }
+    }
+
     async fn run(self: Arc<Self>, ctx: Context) {
         let handle = ctx.progress.register("kubernetes-writer");
         let mut pause = AGAIN;
         loop {
             handle.tick();
-            let job = self.queue().take();
+            let job = self.next_job();
             let Some(pending) = job else {
                 let due = self.queue().due();
                 let heartbeat = Instant::now() + LoopHandle::HEARTBEAT;
@@ -178,6 +203,11 @@ impl KubernetesWriter {
                 Ok(()) => {
                     pause = AGAIN;
                     ctx.progress.condition(CONDITION, Ok(()));
+                }
+                // A mirror belongs to the Node: while that is not there it holds up nobody, least of all the Node.
+                Err(error) if pending.job.is_mirror() && !self.is_registered() => {
+                    ctx.progress.condition(CONDITION, Err(chain(&error)));
+                    self.queue().defer(pending, Instant::now());
                 }
                 Err(error) if error.code().is_none() || error.code() == Some(429) => {
                     ctx.progress.condition(CONDITION, Err(chain(&error)));
@@ -244,12 +274,7 @@ impl KubernetesWriter {
             }
             None => live,
         };
-        {
-            let mut known = self.known();
-            known.node_uid = Some(live.uid().to_owned());
-            known.addresses = live.0["status"]["addresses"].clone();
-        }
-        self.lease.belongs_to(live.uid());
+        self.registered(live.uid(), live.0["status"]["addresses"].clone());
         Ok(())
     }
 

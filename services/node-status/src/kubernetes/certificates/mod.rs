@@ -249,8 +249,12 @@ impl Certificate {
                             give --bootstrap-kubeconfig a kubeconfig with a bootstrap token, or the kubeconfig a new certificate";
                 Turn::Rest(LOOK, Err(text.to_owned()))
             }
-            // Whose certificate is none of ours to replace, or who names himself by something else.
-            Due::Now(_) if !bootstraps && (!self.rotates || self.is_named_otherwise(held.as_ref())) => {
+            // Whose certificate is none of ours to replace, or who names himself by something else. One that holds is not
+            // replaced without rotation, though the bootstrap kubeconfig may still lie there for a moment.
+            Due::Now(why)
+                if (why == Why::Rotation && !self.rotates)
+                    || (!bootstraps && (!self.rotates || self.is_named_otherwise(held.as_ref()))) =>
+            {
                 let awaits = self.kind == CertificateKind::Client && !self.files.is_handed();
                 Turn::Rest(if awaits { LOOK } else { LoopHandle::HEARTBEAT }, Ok(()))
             }
