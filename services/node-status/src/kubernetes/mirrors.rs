@@ -243,8 +243,10 @@ impl KubernetesWriter {
 #[cfg(test)]
 mod tests {
     use keelson_config::{Config, Kubernetes};
+    use keelson_kube_model::Node;
     use keelson_service_kit::Context;
     use serde_json::json;
+    use tokio::time::Instant;
 
     use super::*;
     use crate::writer::{ControlPlaneWriter as _, GonePods, PodReport};
