@@ -236,11 +236,12 @@ fn join_operator_group(config: &Config) -> anyhow::Result<()> {
 
 /// Writes the resolved configuration, for the operator group to read, and what of it only one service may know.
 fn write_config(resolved: &Resolved) -> anyhow::Result<()> {
+    handed_files::hand_over_headers(&resolved.config)?;
     store(&resolved.config, resolved.beside())
 }
 
+/// The file alone; a `config` that was read from it has nothing of what only one service may know.
 fn store(config: &Config, beside: Beside<'_>) -> anyhow::Result<()> {
-    handed_files::hand_over_headers(config)?;
     let path = config.paths.config_file();
     config
         .store_with(&path, beside)

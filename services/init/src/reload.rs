@@ -23,6 +23,7 @@ use keelson_service_kit::{Context, LoopHandle, Progress};
 use tokio::sync::Mutex;
 
 use crate::cli::Cli;
+use crate::handed_files::hand_over_headers;
 use crate::supervisor::Services;
 use crate::{drop_ins, log_notes, start, store};
 
@@ -145,7 +146,8 @@ impl Reload {
         let (resolved, waiting) = *new;
         let config = state.stamped(resolved.config.clone());
         let beside = resolved.beside();
-        if let Err(error) = write(&config, beside) {
+        let written = hand_over_headers(&config).map_err(|error| format!("{}; {GOES_ON}", chain(&error)));
+        if let Err(error) = written.and_then(|()| write(&config, beside)) {
             state.new = Some(Box::new((resolved, waiting)));
             return Err(error);
         }

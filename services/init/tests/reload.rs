@@ -198,3 +198,20 @@ async fn what_hangs_on_init_waits_for_the_agent_with_all_that_was_written_beside
     let config = world.config_of(ServiceName::PodSync).await;
     assert!(!config.manage_host && config.runtime.start_parallelism == 3, "{config:?}");
 }
+
+/// They stand in no file that everybody reads, and so they are not in what is read back of it.
+#[tokio::test]
+async fn headers_of_a_url_stay_when_another_value_changes() {
+    let world = World::new();
+    let url = "staticPodURL: http://127.0.0.1:1/pods\nstaticPodURLHeader: {X-Key: [hidden]}\n";
+    world.drop_in(url);
+    let _init = world.start();
+    world.0.all_running().await;
+    let handed = world.0.path("run/credentials/pod-config/manifest-url-headers.json");
+    let before = fs::read_to_string(&handed).unwrap();
+    assert!(before.contains("hidden"), "{before}");
+    world.drop_in(&format!("{url}containerLogMaxFiles: 9\n"));
+    let taken = |config: &Config| config.container_logs.max_files == 9;
+    world.until(ServiceName::RuntimeShim, "nine files", taken).await;
+    assert_eq!(fs::read_to_string(&handed).unwrap(), before);
+}
