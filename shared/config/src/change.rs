@@ -79,8 +79,13 @@ pub const PARTS: &[Part] = &[
     services("containerCollection", &[RuntimeShim]),
     services("imagePulls", &[RuntimeShim]),
     services("iptablesUtilChains", &[ResourceManager]),
+    services("nodeStatus.controllerAttachDetach", &[NodeStatus]),
+    services("nodeStatus.eventBurst", &[NodeStatus]),
+    services("nodeStatus.eventQps", &[NodeStatus]),
     services("nodeStatus.externalCloud", &[NodeStatus]),
     services("nodeStatus.nodeIps", &[NodeStatus]),
+    services("nodeStatus.statusReportMs", &[NodeStatus]),
+    services("nodeStatus.statusUpdateMs", &[NodeStatus]),
     services("offline", &[PodConfig]),
     services("pods", &[PodSync]),
     services("resources", &[PodConfig, VolumeManager, ResourceManager, PodSync, NodeStatus]),
@@ -110,6 +115,8 @@ pub const PARTS: &[Part] = &[
     agent(
         "controlPlane",
         &[
+            "kubeAPIBurst",
+            "kubeAPIQPS",
             "nodeLeaseDurationSeconds",
             "providerID",
             "registerNode",
@@ -123,6 +130,8 @@ pub const PARTS: &[Part] = &[
     agent("manageHost", &[]),
     agent("nodeConfiguration", &[]),
     agent("nodeName", &[]),
+    // Limits of processes are inherited from init.
+    agent("ownProcesses", &["maxOpenFiles", "oomScoreAdj"]),
     agent("paths", &["podLogsDir"]),
     agent("runtime.cgroupDriver", &["cgroupDriver"]),
     agent("runtime.cgroupRoot", &["cgroupRoot"]),

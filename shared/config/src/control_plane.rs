@@ -44,6 +44,12 @@ pub struct Kubernetes {
     /// What the cloud calls this machine (`providerID`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub provider_id: Option<String>,
+    /// Requests to the API server a second, at least 1 (`kubeAPIQPS`, where 0 stands for 5). Signs of life are not among them.
+    #[serde(default = "qps")]
+    pub qps: u32,
+    /// Requests to it at once, at least 1 (`kubeAPIBurst`).
+    #[serde(default = "burst")]
+    pub burst: u32,
     /// How the node comes by its certificates.
     #[serde(default)]
     pub certificates: Certificates,
@@ -74,6 +80,8 @@ impl Kubernetes {
             lease_seconds: lease_seconds(),
             taints: Vec::new(),
             provider_id: None,
+            qps: qps(),
+            burst: burst(),
             certificates: Certificates::default(),
         }
     }
@@ -247,6 +255,14 @@ impl Endpoint {
 
 fn lease_seconds() -> u32 {
     40
+}
+
+fn qps() -> u32 {
+    50
+}
+
+fn burst() -> u32 {
+    100
 }
 
 pub(crate) fn yes() -> bool {

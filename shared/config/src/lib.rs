@@ -14,6 +14,7 @@ mod names;
 mod node_configuration;
 mod node_status;
 mod offline;
+mod own_processes;
 mod paths;
 mod pods;
 mod source_limits;
@@ -38,13 +39,14 @@ pub use kubelet_document::{
     KUBELET_API_VERSION, KUBELET_CONFIGURATION, KUBELET_FIELDS, KUBELET_KIND, leaves,
 };
 pub use lock_name::endpoint_lock_name;
-pub use machine::{Eviction, NodeAllocatable, SystemCgroups};
+pub use machine::{Eviction, IdentityFiles, NodeAllocatable, SystemCgroups};
 pub use names::{ServiceName, UnknownService};
 pub use node_configuration::{
     AssignedConfiguration, ConfigurationState, ConfigurationStatus, NodeConfiguration, Revision,
 };
 pub use node_status::NodeStatus;
 pub use offline::{Offline, StartAfterReboot};
+pub use own_processes::OwnProcesses;
 pub use paths::Paths;
 pub use pods::Pods;
 pub use source_limits::{LIMITED_SOURCES, SourceLimit, SourceLimits};
@@ -110,6 +112,9 @@ pub struct Config {
     /// What the Node object shows.
     #[serde(default)]
     pub node_status: NodeStatus,
+    /// How the processes of the agent run.
+    #[serde(default)]
+    pub own_processes: OwnProcesses,
     /// Log output.
     pub logging: Logging,
     /// Traces over OTLP; absent: off.
@@ -196,6 +201,9 @@ pub struct Resources {
     /// Cgroups beside those of pods that have statistics of their own.
     #[serde(default)]
     pub system_cgroups: SystemCgroups,
+    /// Where the machine has its names.
+    #[serde(default)]
+    pub identity_files: IdentityFiles,
     /// Labels of the Node object (`--node-labels`).
     #[serde(default)]
     pub node_labels: BTreeMap<String, String>,
@@ -381,6 +389,7 @@ impl Default for Config {
             volumes: Volumes::default(),
             pods: Pods::default(),
             node_status: NodeStatus::default(),
+            own_processes: OwnProcesses::default(),
             image_pulls: ImagePulls::default(),
             container_collection: ContainerCollection::default(),
             logging: Logging::default(),

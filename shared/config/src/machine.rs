@@ -1,6 +1,7 @@
 //! What of the machine is kept from pods, and when pods are ended for its sake.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +47,25 @@ pub struct SystemCgroups {
     pub runtime: String,
     /// `systemCgroups`, that of all other processes.
     pub misc: String,
+}
+
+/// Where the machine has its names: of each list the first file with something in it counts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct IdentityFiles {
+    /// `--machine-id-file`.
+    pub machine_id: Vec<PathBuf>,
+    /// `--boot-id-file`.
+    pub boot_id: Vec<PathBuf>,
+}
+
+impl Default for IdentityFiles {
+    fn default() -> Self {
+        Self {
+            machine_id: vec!["/etc/machine-id".into(), "/var/lib/dbus/machine-id".into()],
+            boot_id: vec!["/proc/sys/kernel/random/boot_id".into()],
+        }
+    }
 }
 
 /// When pods are ended for the node's sake (runtime-and-resources.md §12). Without thresholds they never are.

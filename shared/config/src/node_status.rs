@@ -1,25 +1,44 @@
-//! What the Node object shows.
+//! What the Node object shows, and how often it is told.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// What the Node object shows (node-and-api.md §9).
+/// What the Node object shows, how often it is told, and how many events may be (node-and-api.md §5, §9).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", default)]
 pub struct NodeStatus {
     /// Images of the runtime that are listed, the largest first (`nodeStatusMaxImages`); -1: all of them.
     pub max_images: i64,
     /// Addresses of the node: none, one, or one of each family, the primary one first (`--node-ip`).
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub node_ips: Vec<IpAddr>,
     /// A controller of a cloud sees to the addresses (`--cloud-provider=external`).
-    #[serde(default)]
     pub external_cloud: bool,
+    /// Milliseconds between two looks at the status of the node, at least 1 (`nodeStatusUpdateFrequency`).
+    pub status_update_ms: u64,
+    /// Milliseconds after which a status is sent though nothing of it has changed, at least 1
+    /// (`nodeStatusReportFrequency`).
+    pub status_report_ms: u64,
+    /// Events that may be told to the API server a second, at least 1 (`eventRecordQPS`, where 0 stands for 5).
+    pub event_qps: u32,
+    /// Events that may be told at once, at least 1 (`eventBurst`).
+    pub event_burst: u32,
+    /// The control plane attaches volumes to the node (`enableControllerAttachDetach`).
+    pub controller_attach_detach: bool,
 }
 
 impl Default for NodeStatus {
     fn default() -> Self {
-        Self { max_images: 50, node_ips: Vec::new(), external_cloud: false }
+        Self {
+            max_images: 50,
+            node_ips: Vec::new(),
+            external_cloud: false,
+            status_update_ms: 10_000,
+            status_report_ms: 300_000,
+            event_qps: 50,
+            event_burst: 100,
+            controller_attach_detach: true,
+        }
     }
 }

@@ -41,6 +41,11 @@ pub struct Sourced<T> {
 }
 
 impl<T> Sourced<T> {
+    /// Whether the command line says it, and no file.
+    pub(crate) fn is_of_flag(&self) -> bool {
+        self.origin.starts_with("--")
+    }
+
     /// The same origin with another value.
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Sourced<U> {
         Sourced { value: f(self.value), origin: self.origin, field: self.field }

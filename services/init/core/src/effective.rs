@@ -51,10 +51,12 @@ const ZERO_IS_DEFAULT: &[&str] = &[
     "authorization.webhook.cacheAuthorizedTTL",
     "authorization.webhook.cacheUnauthorizedTTL",
     "cpuManagerReconcilePeriod",
+    "eventBurst",
     "evictionPressureTransitionPeriod",
     "fileCheckFrequency",
     "httpCheckFrequency",
     "imageMinimumGCAge",
+    "kubeAPIBurst",
     "logging.flushFrequency",
     "nodeStatusReportFrequency",
     "nodeStatusUpdateFrequency",
@@ -127,7 +129,9 @@ pub(crate) fn effective(document: Option<&Document>, with_file: bool, config: &C
     if let Some(document) = document {
         overlay(&mut whole, &with_paths_from(&document.folder, document).root, "");
         for path in ZERO_IS_DEFAULT {
-            change(&mut whole, path, |value| if is_zero(value) { default_at(path) } else { None });
+            // Of the bursts a flag may say zero and mean it.
+            let is_meant = path.ends_with("Burst") && document.origin(path).starts_with("--");
+            change(&mut whole, path, |value| if is_zero(value) && !is_meant { default_at(path) } else { None });
         }
         eviction(&mut whole, &document.root);
         derived(&mut whole, &document.root);
@@ -196,14 +200,10 @@ fn derived(whole: &mut Map<String, Value>, file: &Map<String, Value>) {
     if file.get("nodeLeaseDurationSeconds").and_then(Value::as_i64) == Some(0) {
         whole.insert("nodeLeaseDurationSeconds".to_owned(), defaults()["nodeLeaseDurationSeconds"].clone());
     }
-    if set("nodeStatusUpdateFrequency") && !set("nodeStatusReportFrequency") {
-        let update = whole.get("nodeStatusUpdateFrequency").cloned().unwrap_or_default();
-        whole.insert("nodeStatusReportFrequency".to_owned(), update);
-    }
 }
 
 /// Whether this is a duration of zero, or the number.
-fn is_zero(value: &Value) -> bool {
+pub(crate) fn is_zero(value: &Value) -> bool {
     value.as_i64() == Some(0)
         || value.as_str().and_then(parse_go_duration).is_some_and(|duration| duration.is_zero())
 }

@@ -130,9 +130,6 @@ fn defaults_that_depend_on_other_fields_follow_them() {
     assert_eq!(of(json!({"nodeLeaseDurationSeconds": 0}))["nodeLeaseDurationSeconds"], 40);
     assert_eq!(of(json!({"maxParallelImagePulls": 3}))["serializeImagePulls"], false);
     assert_eq!(of(json!({"maxParallelImagePulls": 1}))["serializeImagePulls"], true);
-    assert_eq!(of(json!({"nodeStatusUpdateFrequency": "4s"}))["nodeStatusReportFrequency"], "4s");
-    let both = of(json!({"nodeStatusUpdateFrequency": "4s", "nodeStatusReportFrequency": "60s"}));
-    assert_eq!(both["nodeStatusReportFrequency"], "1m0s");
 }
 
 #[test]
@@ -146,8 +143,6 @@ fn a_zero_that_a_program_has_written_stands_for_the_default() {
     assert_eq!(whole["nodeStatusReportFrequency"], "5m0s");
     assert_eq!(whole["authentication"]["webhook"]["cacheTTL"], "2m0s");
     assert_eq!(whole["imageMaximumGCAge"], "0s", "no limit");
-    let only_updates = of(json!({"nodeStatusUpdateFrequency": "4s", "nodeStatusReportFrequency": "0s"}));
-    assert_eq!(only_updates["nodeStatusReportFrequency"], "4s");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::document::{ConfigProblem, Document, Reader, Sourced, YEAR};
 use crate::gates;
 use crate::leftovers::{ContainerLogsFile, ImageCollectionFile, ImagePullsFile};
 use crate::manifest_url::ManifestUrlFile;
+use crate::node_status::NodeStatusFile;
 use crate::pressure::PressureFile;
 use crate::reserved::{Capacity, Reservations, read_reserved};
 use crate::running_pods::RunningPodsFile;
@@ -35,6 +36,7 @@ pub(crate) struct KubeletFile {
     pub(crate) healthz_port: Option<Sourced<u16>>,
     pub(crate) max_pods: Option<Sourced<u32>>,
     pub(crate) max_images: Option<Sourced<i64>>,
+    pub(crate) node_status: NodeStatusFile,
     pub(crate) lease_seconds: Option<Sourced<u32>>,
     pub(crate) register_node: Option<Sourced<bool>>,
     pub(crate) taints: Option<Sourced<Vec<Taint>>>,
@@ -102,6 +104,7 @@ pub(crate) fn read(
         healthz_port: reader.port("healthzPort"),
         max_pods: reader.u32("maxPods", 0..=1_000_000),
         max_images: reader.integer("nodeStatusMaxImages", -1..=i64::from(i32::MAX)),
+        node_status: NodeStatusFile::read(&mut reader),
         lease_seconds: lease_seconds(&mut reader),
         register_node: reader.boolean("registerNode"),
         taints: taints(&mut reader),

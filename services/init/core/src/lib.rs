@@ -33,6 +33,7 @@ mod leftovers;
 mod manifest_url;
 mod node_configuration;
 mod node_ip;
+mod node_status;
 mod offline;
 mod origins;
 mod own_flags;

@@ -16,6 +16,7 @@ use crate::flags::{FieldFlag, twin_of};
 use crate::gates;
 use crate::keelson_file::{self, KeelsonFile};
 use crate::kubelet_file::{self, KubeletFile, absolute, is_kind};
+use crate::node_status::report_follows_update;
 use crate::origins::origins;
 use crate::reserved::Capacity;
 use crate::rules;
@@ -211,7 +212,10 @@ impl Inputs<'_> {
 
     /// The same with the flags over it (§2.3): a flag replaces what the files have, maps included, but for feature gates.
     fn laid(&self) -> Option<Document> {
-        let files = self.files();
+        let mut files = self.files();
+        if let Some(files) = &mut files {
+            report_follows_update(files);
+        }
         if self.flags.fields.is_empty() {
             return files;
         }
@@ -256,6 +260,7 @@ impl Resolver<'_> {
         self.users(&keelson);
         self.sources(&mut kubelet);
         std::mem::take(&mut keelson.control_plane).resolve(self, &mut kubelet);
+        crate::node_status::resolve(self, &mut kubelet);
         crate::system_cgroups::resolve(self, &mut kubelet);
         self.runtime(&mut kubelet, &mut keelson);
         self.images(&mut kubelet);

@@ -26,12 +26,8 @@ const CHOICES: &[(&str, &[&str])] = &[
 ];
 /// Whole numbers with the least and the most that they may be.
 const NUMBERS: &[(&str, i64, i64)] = &[
-    ("eventBurst", 0, I32_MAX),
-    ("eventRecordQPS", 0, I32_MAX),
     ("iptablesDropBit", 0, 31),
     ("iptablesMasqueradeBit", 0, 31),
-    ("kubeAPIBurst", 0, I32_MAX),
-    ("kubeAPIQPS", 0, I32_MAX),
     ("maxOpenFiles", 0, i64::MAX),
     ("oomScoreAdj", -1000, 1000),
 ];
@@ -40,19 +36,13 @@ const I32_MAX: i64 = i32::MAX as i64;
 const TRUTHS: &[&str] = &[
     "cgroupsPerQOS",
     "enableContentionProfiling",
-    "enableControllerAttachDetach",
     "enableSystemLogQuery",
     "runOnce",
 ];
 /// Texts that may be anything.
 const TEXTS: &[&str] = &["contentType", "podCIDR", "providerID", "volumePluginDir"];
 /// Durations that may be anything.
-const DURATIONS: &[&str] = &[
-    "cpuManagerReconcilePeriod",
-    "nodeStatusReportFrequency",
-    "nodeStatusUpdateFrequency",
-    "streamingConnectionIdleTimeout",
-];
+const DURATIONS: &[&str] = &["cpuManagerReconcilePeriod", "streamingConnectionIdleTimeout"];
 /// Maps of texts.
 const MAPS: &[&str] = &["cpuManagerPolicyOptions", "topologyManagerPolicyOptions"];
 /// What stands in an object of its own.

@@ -65,7 +65,7 @@ fn refused() -> Vec<(Value, &'static str, &'static str)> {
         (json!({"memoryReservationPolicy": "All"}), "\"All\"", "one of: None, TieredReservation"),
         (json!({"memoryThrottlingFactor": 0}), "memoryThrottlingFactor = 0", "above 0 and at most 1"),
         (json!({"memoryThrottlingFactor": 1.01}), "memoryThrottlingFactor = 1.01", "above 0 and at most 1"),
-        (json!({"nodeStatusUpdateFrequency": 10}), "nodeStatusUpdateFrequency = 10", "text"),
+        (json!({"nodeStatusUpdateFrequency": 10}), "nodeStatusUpdateFrequency = 10", "no duration"),
         (json!({"oomScoreAdj": -1001}), "oomScoreAdj = -1001", "from -1000 to 1000"),
         (json!({"oomScoreAdj": 1001}), "oomScoreAdj = 1001", "from -1000 to 1000"),
         (
