@@ -61,6 +61,11 @@ pub(crate) fn read(
     for path in files(Path::new(&config)).map_err(|error| vec![status::chain(&error)])? {
         match yaml::read_with_text(CREDENTIAL_CONFIG_FLAG, &path).map_err(ReadError::File) {
             Ok((document, text)) => {
+                // These files are decoded strictly, as a kubelet does it.
+                let twice = |field: &Sourced<()>| {
+                    field.clone().map(|()| "…").problem("this stands in the file more than once; leave one of them")
+                };
+                errors.extend(document.duplicates.iter().map(|field| twice(field).to_string()));
                 errors.extend(missing(&document, Path::new(&bin_dir)));
                 read.push(handed_over(&document, &text));
             }

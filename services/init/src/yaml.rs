@@ -6,10 +6,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use keelson_init_core::Document;
+use keelson_init_core::{Document, Sourced};
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 use serde_saphyr::Spanned;
+use serde_saphyr::options::DuplicateKeyPolicy;
 
 /// Why a configuration file could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -69,20 +70,52 @@ pub fn read_with_text(flag: &'static str, path: &Path) -> Result<(Document, Stri
 /// # Errors
 /// It is no YAML or JSON, or no map; with line and column.
 pub fn parse(text: &str, file: &str, folder: &str) -> Result<Document, String> {
-    let mut lines = BTreeMap::new();
-    let seed = Seed { path: String::new(), lines: &mut lines };
-    let value = serde_saphyr::with_deserializer_from_str(text, |deserializer| seed.deserialize(deserializer))
-        .map_err(|error| error.without_snippet().to_string())?;
+    let mut noted = Noted::default();
+    let seed = Seed { path: String::new(), noted: &mut noted };
+    // Of a field that stands there more than once the last one counts, and whoever reads it is told of it.
+    let options = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::LastWins };
+    let value = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
+        seed.deserialize(deserializer)
+    })
+    .map_err(|error| error.without_snippet().to_string())?;
     let Value::Object(root) = value else {
         return Err("it is not a map of fields".to_owned());
     };
-    Ok(Document { file: file.to_owned(), folder: folder.to_owned(), root, lines, ..Document::default() })
+    let Noted { lines, twice } = noted;
+    let again = |(field, line): (String, u32)| Sourced { value: (), origin: format!("{file}:{line}"), field };
+    let duplicates = twice.into_iter().map(again).collect();
+    let (file, folder) = (file.to_owned(), folder.to_owned());
+    Ok(Document { file, folder, root, lines, duplicates, ..Document::default() })
+}
+
+/// Where keys stand.
+#[derive(Default)]
+struct Noted {
+    /// The line of each.
+    lines: BTreeMap<String, u32>,
+    /// Those that stand in one map again, with the line where they do.
+    twice: Vec<(String, u32)>,
+}
+
+impl Noted {
+    /// Notes the key at `path`; what was below the same key before is gone.
+    fn key(&mut self, path: &str, line: u32, again: bool) {
+        if again {
+            let is_below =
+                |other: &str| other.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
+            self.lines.retain(|other, _| !is_below(other));
+            self.twice.push((path.to_owned(), line));
+        }
+        if line > 0 {
+            self.lines.insert(path.to_owned(), line);
+        }
+    }
 }
 
 /// Reads any value and notes the line of every key below `path`.
 struct Seed<'a> {
     path: String,
-    lines: &'a mut BTreeMap<String, u32>,
+    noted: &'a mut Noted,
 }
 
 impl<'de> DeserializeSeed<'de> for Seed<'_> {
@@ -136,7 +169,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut list = Vec::new();
         while let Some(value) = seq.next_element_seed(Seed {
             path: format!("{}[{}]", self.path, list.len()),
-            lines: &mut *self.lines,
+            noted: &mut *self.noted,
         })? {
             list.push(value);
         }
@@ -148,10 +181,9 @@ impl<'de> Visitor<'de> for Seed<'_> {
         while let Some(key) = map.next_key::<Spanned<String>>()? {
             let path =
                 if self.path.is_empty() { key.value.clone() } else { format!("{}.{}", self.path, key.value) };
-            if let Some(line) = u32::try_from(key.referenced.line()).ok().filter(|line| *line > 0) {
-                self.lines.insert(path.clone(), line);
-            }
-            let value = map.next_value_seed(Seed { path, lines: &mut *self.lines })?;
+            let line = u32::try_from(key.referenced.line()).unwrap_or(0);
+            self.noted.key(&path, line, object.contains_key(&key.value));
+            let value = map.next_value_seed(Seed { path, noted: &mut *self.noted })?;
             object.insert(key.value, value);
         }
         Ok(Value::Object(object))
@@ -185,10 +217,24 @@ mod tests {
     }
 
     #[test]
+    fn of_a_field_that_stands_there_twice_the_last_one_counts_and_its_line_is_known() {
+        let text = "a: {x: 1}\nb:\n  c: 1\n  d: 2\n  c: 3\na:\n  y: 2\n";
+        let document = parse(text, "k.yaml", "/etc").unwrap();
+        let expected = serde_json::json!({"a": {"y": 2}, "b": {"c": 3, "d": 2}});
+        assert_eq!(Value::Object(document.root.clone()), expected);
+        let told = |field: &str, line: u32| Sourced { value: (), origin: format!("k.yaml:{line}"), field: field.to_owned() };
+        assert_eq!(document.duplicates, [told("b.c", 5), told("a", 6)]);
+        assert_eq!((document.origin("b.c"), document.origin("a.y")), ("k.yaml:5".to_owned(), "k.yaml:7".to_owned()));
+        assert!(!document.lines.contains_key("a.x"));
+        let json = parse(r#"{"kind": "X", "kind": "Y"}"#, "k.json", "/etc").unwrap();
+        assert_eq!((&json.root["kind"], json.duplicates.len()), (&Value::from("Y"), 1));
+        assert_eq!(parse(TEXT, "k.yaml", "/etc").unwrap().duplicates, []);
+    }
+
+    #[test]
     fn what_is_no_yaml_is_told_with_its_place() {
         for (text, place) in [
             ("a: [1\nb: 2\n", "line"),
-            ("a: 1\na: 2\n", "line 2"),
             ("- 1\n", "not a map"),
             ("a: 1\n---\nb: 2\n", "document"),
         ] {

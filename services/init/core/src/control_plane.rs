@@ -6,6 +6,7 @@ use keelson_config::{Certificates, ControlPlane, Etcd, EtcdEndpoint, Kubernetes,
 
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::{KubeletFile, absolute};
+use crate::node_ip;
 use crate::offline::OfflineFile;
 use crate::resolve::{Level, Resolver, millis};
 
@@ -115,8 +116,8 @@ fn kubernetes(
     let (flags, host) = (resolver.flags, resolver.host);
     let given = |flag: &'static str| {
         let path = flags.others.get(flag).filter(|path| !path.is_empty())?;
-        let (origin, field) = ("command line".to_owned(), format!("--{flag}"));
-        Some(Sourced { value: absolute(&host.cwd, path), origin, field })
+        let name = format!("--{flag}");
+        Some(Sourced { value: absolute(&host.cwd, path), origin: name.clone(), field: name })
     };
     let (kubeconfig, bootstrap) = (given("kubeconfig"), given("bootstrap-kubeconfig"));
     let chosen = name.map(|name| name.value.as_str());
@@ -140,16 +141,11 @@ fn kubernetes(
             of_node("controlPlane.kubernetes.providerId", kubelet.provider_id.take(), |api, v| {
                 api.provider_id = Some(v);
             });
-            resolver.set("controlPlane.kubernetes.taints", kubelet.taints.take(), |c, v| {
+            resolver.set("controlPlane.kubernetes.taints", taints(resolver, kubelet.taints.take()), |c, v| {
                 if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
                     api.taints = v;
                 }
             });
-            let in_a_cloud =
-                resolver.flags.others.get("cloud-provider").is_some_and(|name| name == "external");
-            if let (true, ControlPlane::Kubernetes(api)) = (in_a_cloud, &mut resolver.config.control_plane) {
-                api.taints.push(uninitialized());
-            }
             certificates(resolver, bootstrap, given("cert-dir"), kubelet);
             resolver.set("controlPlane.kubernetes.registerNode", kubelet.register_node.take(), |c, v| {
                 if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
@@ -211,6 +207,22 @@ fn set<T>(
             apply(&mut api.certificates, value);
         }
     });
+}
+
+/// The taints of the files, and the one for a cloud.
+fn taints(resolver: &Resolver<'_>, given: Option<Sourced<Vec<Taint>>>) -> Option<Sourced<Vec<Taint>>> {
+    if !node_ip::is_in_a_cloud(resolver.flags) {
+        return given;
+    }
+    let mut all = given.filter(|given| !given.value.is_empty()).unwrap_or_else(|| Sourced {
+        value: Vec::new(),
+        origin: String::new(),
+        field: "registerWithTaints".to_owned(),
+    });
+    all.value.push(uninitialized());
+    let origins = [all.origin.as_str(), "--cloud-provider"];
+    all.origin = origins.into_iter().filter(|origin| !origin.is_empty()).collect::<Vec<_>>().join(", ");
+    Some(all)
 }
 
 /// Keeps pods from a Node until the controller of its cloud has seen to it (node-and-api.md §9.1).

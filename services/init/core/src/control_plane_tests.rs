@@ -78,7 +78,7 @@ fn a_kubeconfig_makes_the_kubernetes_api_the_control_plane() {
             expected.taints.push(taint(key, "true", "NoSchedule"));
         }
         assert_eq!(config.control_plane, ControlPlane::Kubernetes(expected));
-        assert_eq!(config.provenance["controlPlane.kubernetes.kubeconfig"], "command line");
+        assert_eq!(config.provenance["controlPlane.kubernetes.kubeconfig"], "--kubeconfig");
     }
     let relative = with_flags(&[("kubeconfig", "k.conf")], json!({})).unwrap().control_plane;
     assert!(

@@ -27,6 +27,8 @@ pub struct Document {
     /// Where the fields come from that are not of this file, by dotted path: `file:line` or `--flag`. It holds for all
     /// that is below one of them as well.
     pub elsewhere: BTreeMap<String, String>,
+    /// The fields that stand in the file more than once; the last one counts.
+    pub duplicates: Vec<Sourced<()>>,
 }
 
 /// A value with where it came from, as the provenance shows it.
@@ -81,7 +83,7 @@ pub struct ConfigProblem {
 impl Document {
     /// `file:line` or `--flag` of a field.
     pub fn origin(&self, path: &str) -> String {
-        let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
+        let ends = path.match_indices(['.', '[']).map(|(at, _)| at).chain([path.len()]);
         let from_elsewhere = ends.rev().find_map(|end| self.elsewhere.get(&path[..end]));
         match (from_elsewhere, self.lines.get(path)) {
             (Some(origin), _) => origin.clone(),
@@ -97,6 +99,7 @@ impl Document {
         for path in over.lines.keys() {
             self.elsewhere.insert(path.clone(), over.origin(path));
         }
+        self.duplicates.extend(over.duplicates.iter().cloned());
     }
 
     /// Sets the field at a dotted path, whatever was there; of a map that `merges`, the keys of `value`.
@@ -121,8 +124,8 @@ impl Document {
             }
             _ => drop(map.insert(name.to_owned(), value.clone())),
         }
-        let below = format!("{path}.");
-        self.elsewhere.retain(|other, _| !other.starts_with(&below));
+        let is_below = |other: &str| other.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
+        self.elsewhere.retain(|other, _| !is_below(other));
         self.elsewhere.insert(path.to_owned(), origin.to_owned());
     }
 }
@@ -186,6 +189,12 @@ impl<'a> Reader<'a> {
     /// Where a field stands.
     pub(crate) fn origin(&self, path: &str) -> String {
         self.document.origin(path)
+    }
+
+    /// Where a field of a value in a list stands: its own line where the file has one, else that of the list.
+    pub(crate) fn origin_in(&self, list: &str, path: &str) -> String {
+        let is_known = self.document.lines.contains_key(path) || self.document.elsewhere.contains_key(path);
+        self.document.origin(if is_known { path } else { list })
     }
 
     /// Reports one value of a list.
@@ -291,6 +300,16 @@ impl<'a> Reader<'a> {
             return Some(self.sourced(path, texts));
         }
         self.wrong(path, value, "this must be a list of texts".to_owned());
+        None
+    }
+
+    /// The values of a list, whatever they are.
+    pub(crate) fn list(&mut self, path: &str) -> Option<&'a [Value]> {
+        let value = self.get(path)?;
+        if let Some(list) = value.as_array() {
+            return Some(list);
+        }
+        self.wrong(path, value, "this must be a list".to_owned());
         None
     }
 

@@ -46,7 +46,7 @@ const DURATIONS: &[&str] = &[
     "volumeStatsAggPeriod",
 ];
 /// Those of them, and numbers, for which zero is the default, as files have it that a program has written.
-const ZERO_IS_DEFAULT: &[&str] = &[
+pub(crate) const ZERO_IS_DEFAULT: &[&str] = &[
     "authentication.webhook.cacheTTL",
     "authorization.webhook.cacheAuthorizedTTL",
     "authorization.webhook.cacheUnauthorizedTTL",

@@ -7,6 +7,7 @@ use crate::control_plane::ControlPlaneFile;
 use crate::document::{ConfigProblem, Document, Reader, Sourced};
 use crate::kubelet_file::{absolute, is_kind};
 use crate::source_limits::SourceLimitsFile;
+use crate::strict;
 
 /// The API version of our own configuration.
 pub const KEELSON_API_VERSION: &str = "keelson/v1";
@@ -86,5 +87,6 @@ pub(crate) fn read(document: &Document, problems: &mut Vec<ConfigProblem>) -> Ke
         let unknown = Sourced { value: "…", origin: document.origin(&field), field };
         problems.push(unknown.problem(format!("there is no such field; the fields are {FIELDS}")));
     }
+    problems.extend(document.duplicates.iter().map(strict::duplicate_refusal));
     file
 }

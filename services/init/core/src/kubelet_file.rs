@@ -2,20 +2,23 @@
 
 use std::time::Duration;
 
-use keelson_config::{KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND, Taint};
+use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND, Taint};
 use keelson_kube_model::parse_go_duration;
 
 use crate::api_access::ApiAccessFile;
 use crate::api_handlers::ApiHandlersFile;
 use crate::document::{ConfigProblem, Document, Reader, Sourced, YEAR};
 use crate::gates;
+use crate::idle::says_nothing;
 use crate::leftovers::{ContainerLogsFile, ImageCollectionFile, ImagePullsFile};
 use crate::manifest_url::ManifestUrlFile;
 use crate::node_status::NodeStatusFile;
 use crate::pressure::PressureFile;
 use crate::reserved::{Capacity, Reservations, read_reserved};
 use crate::running_pods::RunningPodsFile;
+use crate::strict;
 use crate::system_cgroups::SystemCgroupsFile;
+use crate::taints;
 
 const MILLI: Duration = Duration::from_millis(1);
 
@@ -73,8 +76,8 @@ pub(crate) struct KubeletFile {
     pub(crate) volume_stats_period: Option<Sourced<Duration>>,
     /// Fields of the kubelet's that are set but not acted on.
     pub(crate) not_acted_on: Vec<String>,
-    /// Fields that no kubelet has, with the line.
-    pub(crate) unknown: Vec<Sourced<()>>,
+    /// What to say of what only strict decoding refuses.
+    pub(crate) passed_over: Vec<String>,
 }
 
 /// Reads the fields of a KubeletConfiguration.
@@ -107,7 +110,7 @@ pub(crate) fn read(
         node_status: NodeStatusFile::read(&mut reader),
         lease_seconds: lease_seconds(&mut reader),
         register_node: reader.boolean("registerNode"),
-        taints: taints(&mut reader),
+        taints: taints::read(&mut reader),
         provider_id: reader.string("providerID").filter(|id| !id.value.is_empty()),
         rotate_certificates: reader.boolean("rotateCertificates"),
         serving_certificate: reader.boolean("serverTLSBootstrap"),
@@ -142,15 +145,15 @@ pub(crate) fn read(
         file.log_format = reader.choice("logging.format", &["text", "json"]);
         file.verbosity = reader.u32("logging.verbosity", 0..=i32::MAX.cast_unsigned());
     }
-    for field in reader.rest() {
-        let top = field.split('.').next().unwrap_or_default();
-        if KUBELET_FIELDS.contains(&top) {
-            file.not_acted_on.push(field);
-        } else {
-            let origin = document.origin(&field);
-            file.unknown.push(Sourced { value: (), origin, field });
-        }
-    }
+    let unknown = strict::unknown(document);
+    let is_unknown = |field: &str| unknown.iter().any(|unknown| unknown.field == field);
+    let asks = |field: &String| {
+        let is_told = reader.look(field).is_some_and(|value| !says_nothing(field, value));
+        is_told && !is_unknown(field)
+    };
+    file.not_acted_on = reader.rest().into_iter().filter(asks).collect();
+    file.passed_over = unknown.iter().map(Sourced::warning).collect();
+    file.passed_over.extend(document.duplicates.iter().map(strict::duplicate_warning));
     file
 }
 
@@ -182,13 +185,6 @@ fn port(reader: &mut Reader<'_>) -> Option<Sourced<u16>> {
 }
 
 /// Zero is the default, as in the kubelet; below it is refused (node-and-api.md §2.5).
-/// The taints of a Node that is made here; what is wrong with one is told with the rules of lists.
-fn taints(reader: &mut Reader<'_>) -> Option<Sourced<Vec<Taint>>> {
-    const FIELD: &str = "registerWithTaints";
-    let value = serde_json::from_value(reader.look(FIELD)?.clone()).ok()?;
-    Some(Sourced { value, origin: reader.origin(FIELD), field: FIELD.to_owned() })
-}
-
 fn lease_seconds(reader: &mut Reader<'_>) -> Option<Sourced<u32>> {
     const MOST: u32 = i32::MAX.cast_unsigned();
     reader.u32("nodeLeaseDurationSeconds", 0..=MOST).filter(|seconds| seconds.value > 0)

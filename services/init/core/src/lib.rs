@@ -25,6 +25,7 @@ mod flagz;
 mod folders;
 mod gates;
 mod health;
+mod idle;
 mod keelson_file;
 mod kubeconfig;
 mod kubelet_file;
@@ -44,7 +45,9 @@ mod resolve;
 mod rules;
 mod running_pods;
 mod source_limits;
+mod strict;
 mod system_cgroups;
+mod taints;
 mod trial;
 mod under_key;
 

@@ -3,19 +3,21 @@
 use std::net::IpAddr;
 
 use crate::document::Sourced;
-use crate::resolve::{Level, Resolver};
+use crate::resolve::{Flags, Level, Resolver};
 
 pub(crate) const FLAG: &str = "node-ip";
+const CLOUD: &str = "cloud-provider";
 
 /// Takes the flag, and whether a controller of a cloud sees to the addresses.
 pub(crate) fn resolve(resolver: &mut Resolver<'_>) {
     let flags = resolver.flags;
     let others = &flags.others;
-    resolver.config.node_status.external_cloud =
-        others.get("cloud-provider").is_some_and(|name| name == "external");
+    let cloud = Sourced { value: true, origin: format!("--{CLOUD}"), field: format!("--{CLOUD}") };
+    let cloud = is_in_a_cloud(flags).then_some(cloud);
+    resolver.set("nodeStatus.externalCloud", cloud, |c, v| c.node_status.external_cloud = v);
     let Some(text) = others.get(FLAG).filter(|text| !text.trim().is_empty()) else { return };
     let given =
-        Sourced { value: text.clone(), origin: "command line".to_owned(), field: format!("--{FLAG}") };
+        Sourced { value: text.clone(), origin: format!("--{FLAG}"), field: format!("--{FLAG}") };
     let (addresses, strange) = parse(text);
     for part in strange {
         // As a kubelet does.
@@ -29,6 +31,11 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>) {
         }
         Err(why) => resolver.refuse(&given, format!("bad --node-ip {text:?}: {why}")),
     }
+}
+
+/// Whether a controller of a cloud sees to the node (`--cloud-provider=external`).
+pub(crate) fn is_in_a_cloud(flags: &Flags) -> bool {
+    flags.others.get(CLOUD).is_some_and(|name| name == "external")
 }
 
 /// The addresses, and what is none.

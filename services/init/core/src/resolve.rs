@@ -580,14 +580,8 @@ impl Resolver<'_> {
                 format!("these fields of the KubeletConfiguration are not acted on yet: {list}"),
             );
         }
-        for field in &kubelet.unknown {
-            self.note(
-                Level::Warn,
-                format!(
-                    "{}: a KubeletConfiguration has no field {}; it is ignored",
-                    field.origin, field.field
-                ),
-            );
+        for text in &kubelet.passed_over {
+            self.note(Level::Warn, text);
         }
         if self.host.cgroup_v1 && kubelet.fail_cgroup_v1.as_ref().is_none_or(|f| f.value) {
             self.note(

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use keelson_config::{Config, KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND};
+use keelson_config::{Config, KUBELET_API_VERSION, KUBELET_KIND};
 use serde_json::Value;
 
-use crate::document::{ConfigProblem, Document};
+use crate::document::{ConfigProblem, Document, Sourced};
 use crate::kubelet_file::is_kind;
 use crate::resolve::{Inputs, Resolved, resolve};
+use crate::strict;
 
 /// What no key changes: init, the locks, the folders and the cgroups of all that runs hang on it. The paths of the
 /// resolved configuration, what lies below included, each with the field that sets it, where there is one.
@@ -40,7 +41,9 @@ pub fn resolve_over(
     if !is_kind(assigned, KUBELET_API_VERSION, KUBELET_KIND, &mut problems) {
         return Err(problems);
     }
-    problems.extend(unknown(assigned));
+    // Nobody looks at the log of a node for each key that is written: what would be passed over in a file is refused.
+    problems.extend(strict::unknown(assigned).into_iter().map(Sourced::refusal));
+    problems.extend(assigned.duplicates.iter().map(strict::duplicate_refusal));
     let whole = laid_over(inputs.files(), assigned);
     match resolve(Inputs { kubelet: Some(&whole), drop_ins: &[], ..inputs }) {
         Ok(resolved) => {
@@ -59,17 +62,6 @@ pub fn means_the_same(one: &Config, other: &Config) -> bool {
     let bare =
         |config: &Config| Config { provenance: BTreeMap::new(), resolved_unix_nanos: 0, ..config.clone() };
     bare(one) == bare(other)
-}
-
-/// Nobody looks at the log of a node for each key that is written: a misspelt field is refused, not passed over.
-fn unknown(document: &Document) -> impl Iterator<Item = ConfigProblem> {
-    let known = |field: &str| ["apiVersion", "kind"].contains(&field) || KUBELET_FIELDS.contains(&field);
-    document.root.iter().filter(move |(field, _)| !known(field)).map(|(field, value)| ConfigProblem {
-        field: field.clone(),
-        value: value.to_string(),
-        origin: document.origin(field),
-        way_out: "a KubeletConfiguration has no such field; look at its spelling, or leave it out".to_owned(),
-    })
 }
 
 /// `over` laid over `base`.

@@ -242,7 +242,7 @@ fn hint(name: &str) -> String {
 }
 
 /// Letters to add, remove or change (Levenshtein).
-fn distance(one: &str, other: &str) -> usize {
+pub(crate) fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (i, a) in one.bytes().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], i + 1);

@@ -1,7 +1,7 @@
 //! The command line of a kubelet 1.36, and our own flags beside it (node-and-api.md §1).
 //!
-//! [`FLAGS`] is the one table: [`parse`] reads a command line by it, [`help`] shows it, `/flagz` lists it, and where a
-//! flag is the twin of a field of the KubeletConfiguration, [`CommandLine::fields`] are laid over the files.
+//! [`flags()`] is the one table: [`parse`] reads a command line by it, [`help`] shows it, `/flagz` lists it, [`reference`]
+//! writes docs/flags.md, and where a flag is the twin of a field of the KubeletConfiguration, [`CommandLine::fields`] are laid over the files.
 
 mod help;
 mod line;
@@ -10,6 +10,7 @@ mod twins;
 mod value;
 
 pub use help::help;
+pub(crate) use line::distance;
 pub use line::{Asked, CommandLine, FieldFlag, FlagError, parse};
 pub use value::Kind;
 pub(crate) use value::truth;

@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use super::{AUTHORITIES, one};
 use crate::document::Reader;
-use crate::labels::{is_label_value, is_qualified_name};
 
 /// The suites that Go knows, the unsafe ones too; two go by an older name as well.
 const CIPHER_SUITES: &[&str] = &[
@@ -41,12 +40,10 @@ const CIPHER_SUITES: &[&str] = &[
 ];
 /// P-256, P-384, P-521, X25519 and X25519MLKEM768 (the registry of TLS).
 const CURVES: &[i64] = &[23, 24, 25, 29, 4588];
-const EFFECTS: &[&str] = &["NoSchedule", "PreferNoSchedule", "NoExecute"];
 
 pub(super) fn check(reader: &mut Reader<'_>) {
     cipher_suites(reader);
     curves(reader);
-    taints(reader);
     reserved_memory(reader);
     qos_reserved(reader);
     by_priority(reader);
@@ -101,23 +98,6 @@ fn curves(reader: &mut Reader<'_>) {
     {
         reader.wrong(FIELD, value, "each curve may stand here once".to_owned());
     }
-}
-
-fn taints(reader: &mut Reader<'_>) {
-    each(reader, "registerWithTaints", |taint| {
-        let text = |field: &str| taint.get(field).and_then(Value::as_str).unwrap_or_default();
-        if taint.get("timeAdded").is_some_and(|time| !time.is_null()) {
-            return Err("a taint has no timeAdded before the node has it; leave that out".to_owned());
-        }
-        let effect = text("effect");
-        if !is_qualified_name(text("key")) || !is_label_value(text("value")) {
-            return Err("the key of a taint is a qualified name and its value one of a label".to_owned());
-        }
-        if !effect.is_empty() && !EFFECTS.contains(&effect) {
-            return Err(format!("the effect of a taint is one of: {}", EFFECTS.join(", ")));
-        }
-        Ok(())
-    });
 }
 
 fn reserved_memory(reader: &mut Reader<'_>) {

@@ -1,0 +1,205 @@
+//! What strict decoding of a KubeletConfiguration refuses and lenient decoding passes over: fields that there are not, and fields
+//! that stand in a file more than once (node-and-api.md §2.1).
+
+use keelson_config::KUBELET_FIELDS;
+use serde_json::{Map, Value};
+
+use crate::document::{ConfigProblem, Document, Sourced};
+use crate::flags::distance;
+
+/// How a kubelet begins its line on it; tools look for it.
+const LENIENT: &str = "Using lenient decoding as strict decoding failed";
+/// The fields at the top beside those that say something.
+const HEAD: &[&str] = &["apiVersion", "kind"];
+/// Each object of a KubeletConfiguration with its fields; `[]` stands for each value of a list. What is not here and a map has
+/// keys of its own.
+const OBJECTS: &[(&str, &[&str])] = &[
+    ("authentication", &["anonymous", "webhook", "x509"]),
+    ("authentication.anonymous", &["enabled"]),
+    ("authentication.webhook", &["cacheTTL", "enabled"]),
+    ("authentication.x509", &["clientCAFile"]),
+    ("authorization", &["mode", "webhook"]),
+    ("authorization.webhook", &["cacheAuthorizedTTL", "cacheUnauthorizedTTL"]),
+    ("crashLoopBackOff", &["maxContainerRestartPeriod"]),
+    ("logging", &["flushFrequency", "format", "options", "verbosity", "vmodule"]),
+    ("logging.options", &["json", "text"]),
+    ("logging.options.json", &["infoBufferSize", "splitStream"]),
+    ("logging.options.text", &["infoBufferSize", "splitStream"]),
+    ("logging.vmodule[]", &["filePattern", "verbosity"]),
+    ("memorySwap", &["swapBehavior"]),
+    ("registerWithTaints[]", &["effect", "key", "timeAdded", "value"]),
+    ("reservedMemory[]", &["limits", "numaNode"]),
+    ("shutdownGracePeriodByPodPriority[]", &["priority", "shutdownGracePeriodSeconds"]),
+    ("tracing", &["endpoint", "samplingRatePerMillion"]),
+    ("userNamespaces", &["idsPerPod"]),
+];
+
+/// The fields of the object at a dotted path with `[]` for places in lists; none where keys are free.
+fn fields_of(pattern: &str) -> Option<Vec<&'static str>> {
+    if pattern.is_empty() {
+        return Some([HEAD, KUBELET_FIELDS].concat());
+    }
+    OBJECTS.iter().find(|(path, _)| *path == pattern).map(|(_, fields)| fields.to_vec())
+}
+
+/// The fields that a KubeletConfiguration does not have, at any depth.
+pub(crate) fn unknown(document: &Document) -> Vec<Sourced<Unknown>> {
+    let mut found = Vec::new();
+    walk_map(document, "", "", &document.root, &mut found);
+    found
+}
+
+/// A field that there is not.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Unknown {
+    value: Value,
+    /// The name of a field beside it that was probably meant.
+    meant: Option<&'static str>,
+}
+
+fn walk(document: &Document, path: &str, pattern: &str, value: &Value, found: &mut Vec<Sourced<Unknown>>) {
+    match value {
+        Value::Object(map) => walk_map(document, path, pattern, map, found),
+        Value::Array(list) => {
+            let pattern = format!("{pattern}[]");
+            for (index, value) in list.iter().enumerate() {
+                walk(document, &format!("{path}[{index}]"), &pattern, value, found);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn walk_map(
+    document: &Document,
+    path: &str,
+    pattern: &str,
+    map: &Map<String, Value>,
+    found: &mut Vec<Sourced<Unknown>>,
+) {
+    let Some(fields) = fields_of(pattern) else { return };
+    let below = |parent: &str, name: &str| {
+        if parent.is_empty() { name.to_owned() } else { format!("{parent}.{name}") }
+    };
+    for (name, value) in map {
+        let field = below(path, name);
+        if fields.contains(&name.as_str()) {
+            walk(document, &field, &below(pattern, name), value, found);
+        } else {
+            let near = fields.iter().map(|other| (distance(name, other), *other)).min();
+            let meant = near.filter(|(letters, _)| *letters <= 2 && name.len() > 3).map(|(_, meant)| meant);
+            let value = Unknown { value: value.clone(), meant };
+            found.push(Sourced { value, origin: document.origin(&field), field });
+        }
+    }
+}
+
+impl Sourced<Unknown> {
+    fn hint(&self) -> String {
+        self.value.meant.map_or_else(String::new, |meant| format!(" (did you mean {meant}?)"))
+    }
+
+    /// What to log where it is passed over.
+    pub(crate) fn warning(&self) -> String {
+        let (origin, field, hint) = (&self.origin, &self.field, self.hint());
+        format!("{LENIENT}: {origin}: a KubeletConfiguration has no field {field}{hint}; it is ignored")
+    }
+
+    /// What to say where it is refused.
+    pub(crate) fn refusal(self) -> ConfigProblem {
+        let way_out =
+            format!("a KubeletConfiguration has no such field{}; look at its spelling, or leave it out", self.hint());
+        let value = self.value.value.to_string();
+        ConfigProblem { value, ..Sourced { value: (), origin: self.origin, field: self.field }.problem(way_out) }
+    }
+}
+
+/// What to log of a field that stands in a file more than once.
+pub(crate) fn duplicate_warning(duplicate: &Sourced<()>) -> String {
+    let Sourced { origin, field, .. } = duplicate;
+    format!("{LENIENT}: {origin}: {field} stands in the file more than once; the last one counts")
+}
+
+/// What to say of one where it is refused.
+pub(crate) fn duplicate_refusal(duplicate: &Sourced<()>) -> ConfigProblem {
+    let twice = duplicate.clone().map(|()| "…");
+    twice.problem("this stands in the file more than once; leave one of them")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::resolve::tests::{host, keelson, kubelet, run};
+    use crate::resolve::{Flags, Level};
+
+    /// The warnings on what is passed over.
+    fn passed_over(document: &Document) -> Vec<String> {
+        let resolved = run(&Flags::default(), Some(document), None, &host()).unwrap();
+        let warnings = resolved.notes.into_iter().filter(|note| note.level == Level::Warn);
+        warnings.map(|note| note.text).filter(|text| text.starts_with(LENIENT)).collect()
+    }
+
+    #[test]
+    fn a_field_that_there_is_not_is_a_warning_with_its_line_and_path_at_any_depth() {
+        for (fields, path, hint) in [
+            (json!({"maxPod": 7}), "maxPod", " (did you mean maxPods?)"),
+            (json!({"authentication": {"webhook": {"cachTTL": "1m"}}}), "authentication.webhook.cachTTL", " (did you mean cacheTTL?)"),
+            (json!({"authentication": {"oidc": {}}}), "authentication.oidc", ""),
+            (json!({"logging": {"options": {"text": {"splitStreams": true}}}}), "logging.options.text.splitStreams", " (did you mean splitStream?)"),
+            (json!({"logging": {"vmodule": [{"filePattern": "a"}, {"filePattern": "b", "verbose": 1}]}}), "logging.vmodule[1].verbose", ""),
+            (json!({"registerWithTaints": [{"key": "a", "efect": "NoExecute"}]}), "registerWithTaints[0].efect", " (did you mean effect?)"),
+            (json!({"shutdownGracePeriodByPodPriority": [{"priority": 1, "seconds": 5}]}), "shutdownGracePeriodByPodPriority[0].seconds", ""),
+            (json!({"reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi"}, "limit": {}}]}), "reservedMemory[0].limit", " (did you mean limits?)"),
+            (json!({"memorySwap": {"behavior": "NoSwap"}}), "memorySwap.behavior", ""),
+        ] {
+            let document = Document { lines: [(path.to_owned(), 12)].into(), ..kubelet(fields.clone()) };
+            let expected = format!(
+                "{LENIENT}: kubelet.yaml:12: a KubeletConfiguration has no field {path}{hint}; it is ignored"
+            );
+            assert_eq!(passed_over(&document), [expected], "{fields}");
+        }
+    }
+
+    #[test]
+    fn what_is_passed_over_is_not_told_as_not_acted_on_as_well() {
+        let document = kubelet(json!({"maxPod": 7, "logging": {"verbosty": 1}}));
+        let notes = run(&Flags::default(), Some(&document), None, &host()).unwrap().notes;
+        assert!(notes.iter().all(|note| !note.text.contains("not acted on")), "{notes:?}");
+    }
+
+    #[test]
+    fn keys_of_maps_and_every_field_that_there_is_are_known() {
+        let document = kubelet(json!({
+            "evictionHard": {"memory.available": "1Gi"}, "featureGates": {"MemoryQoS": true},
+            "kubeReserved": {"cpu": "1"}, "staticPodURLHeader": {"X": ["y"]}, "cpuManagerPolicyOptions": {"a": "b"},
+            "reservedMemory": [{"numaNode": 0, "limits": {"hugepages-1Gi": "1Gi"}}],
+            "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false, "cacheTTL": "0s"}, "x509": {}},
+            "authorization": {"mode": "AlwaysAllow", "webhook": {"cacheAuthorizedTTL": "0s", "cacheUnauthorizedTTL": "0s"}},
+            "logging": {"format": "text", "flushFrequency": 0, "verbosity": 0, "vmodule": [], "options": {"json": {}}},
+            "crashLoopBackOff": {}, "memorySwap": {"swapBehavior": ""}, "userNamespaces": {"idsPerPod": 65536},
+        }));
+        assert_eq!(passed_over(&document), Vec::<String>::new());
+        for (pattern, _) in OBJECTS {
+            let top = pattern.split(['.', '[']).next().unwrap();
+            assert!(KUBELET_FIELDS.contains(&top), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_field_that_stands_twice_is_a_warning_and_in_our_own_file_an_error() {
+        let twice = |field: &str, file: &str| Sourced { value: (), origin: format!("{file}:7"), field: field.to_owned() };
+        let document = Document {
+            duplicates: vec![twice("logging.verbosity", "kubelet.yaml")],
+            ..kubelet(json!({"logging": {"verbosity": 2}}))
+        };
+        let expected =
+            format!("{LENIENT}: kubelet.yaml:7: logging.verbosity stands in the file more than once; the last one counts");
+        assert_eq!(passed_over(&document), [expected]);
+        let ours = Document { duplicates: vec![twice("runDir", "keelson.yaml")], ..keelson(json!({"runDir": "/run/k"})) };
+        let problems = run(&Flags::default(), None, Some(&ours), &host()).unwrap_err();
+        assert_eq!(problems.len(), 1);
+        assert!(problems[0].contains("runDir") && problems[0].contains("keelson.yaml:7"), "{problems:?}");
+    }
+}

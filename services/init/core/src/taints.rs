@@ -1,0 +1,149 @@
+//! `registerWithTaints`: what keeps pods from a Node that is made here (node-and-api.md §2.5, §9.1).
+
+use keelson_config::Taint;
+use serde_json::Value;
+
+use crate::document::{Reader, Sourced};
+use crate::labels::{is_label_value, is_qualified_name};
+
+const FIELD: &str = "registerWithTaints";
+const EFFECTS: &[&str] = &["NoSchedule", "PreferNoSchedule", "NoExecute"];
+const NO_TEXT: &str = "this must be text; put it in quotes";
+
+/// The taints; what is wrong with one is told with its field, and the others are read all the same.
+pub(crate) fn read(reader: &mut Reader<'_>) -> Option<Sourced<Vec<Taint>>> {
+    let list = reader.list(FIELD)?;
+    let taints = list.iter().enumerate().filter_map(|(index, value)| taint(reader, index, value)).collect();
+    Some(Sourced { value: taints, origin: reader.origin(FIELD), field: FIELD.to_owned() })
+}
+
+fn taint(reader: &mut Reader<'_>, index: usize, whole: &Value) -> Option<Taint> {
+    let at = format!("{FIELD}[{index}]");
+    let refuse = |reader: &mut Reader<'_>, field: String, value: &Value, way_out: &str| {
+        let origin = reader.origin_in(FIELD, &field);
+        reader.wrong_at(&Sourced { value, origin, field }, way_out.to_owned());
+    };
+    let Some(fields) = whole.as_object() else {
+        refuse(reader, at, whole, "a taint is a map with key, value and effect");
+        return None;
+    };
+    let mut good = true;
+    let mut text = |reader: &mut Reader<'_>, name: &str| match fields.get(name) {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => {
+            good = false;
+            refuse(reader, format!("{at}.{name}"), other, NO_TEXT);
+            String::new()
+        }
+    };
+    let taint = Taint { key: text(reader, "key"), value: text(reader, "value"), effect: text(reader, "effect") };
+    if !good {
+        return None;
+    }
+    let wrong = if fields.get("timeAdded").is_some_and(|time| !time.is_null()) {
+        "a taint has no timeAdded before the node has it; leave that out"
+    } else if !is_qualified_name(&taint.key) || !is_label_value(&taint.value) {
+        "the key of a taint is a qualified name and its value one of a label"
+    } else if !taint.effect.is_empty() && !EFFECTS.contains(&taint.effect.as_str()) {
+        "the effect of a taint is one of: NoSchedule, PreferNoSchedule, NoExecute"
+    } else {
+        return Some(taint);
+    };
+    refuse(reader, at, whole, wrong);
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_config::ControlPlane;
+    use serde_json::json;
+
+    use super::*;
+    use crate::document::Document;
+    use crate::resolve::tests::{host, kubelet, run};
+    use crate::resolve::{Flags, Resolved};
+
+    fn with(taints: Value, more: &[(&'static str, &str)]) -> Result<Resolved, Vec<String>> {
+        let document = kubelet(json!({"registerWithTaints": taints}));
+        let lines = [("registerWithTaints".to_owned(), 9), ("registerWithTaints[1].value".to_owned(), 14)];
+        let document = Document { lines: lines.into(), ..document };
+        let others = [("kubeconfig", "/k")].iter().chain(more).map(|(name, text)| (*name, (*text).to_owned()));
+        run(&Flags { others: others.collect(), ..Flags::default() }, Some(&document), None, &host())
+    }
+
+    fn taints(resolved: &Resolved) -> Vec<(&str, &str, &str)> {
+        match &resolved.config.control_plane {
+            ControlPlane::Kubernetes(api) => api
+                .taints
+                .iter()
+                .map(|taint| (taint.key.as_str(), taint.value.as_str(), taint.effect.as_str()))
+                .collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn taints_arrive_and_nothing_is_an_empty_text() {
+        let resolved = with(
+            json!([
+                {"key": "example.com/a", "value": "b", "effect": "NoExecute"},
+                {"key": "c", "value": null, "effect": "NoSchedule", "timeAdded": null},
+                {"key": "d", "effect": null},
+            ]),
+            &[],
+        )
+        .unwrap();
+        let expected = [("example.com/a", "b", "NoExecute"), ("c", "", "NoSchedule"), ("d", "", "")];
+        assert_eq!(taints(&resolved), expected);
+        assert!(resolved.notes.iter().all(|note| !note.text.contains("not acted on")), "{:?}", resolved.notes);
+        assert_eq!(resolved.config.provenance["controlPlane.kubernetes.taints"], "kubelet.yaml:9");
+    }
+
+    #[test]
+    fn a_value_that_is_no_text_is_told_with_its_line_and_loses_no_other() {
+        for (value, shown) in [(json!(true), "true"), (json!(1), "1"), (json!(1.5), "1.5"), (json!([]), "[]")] {
+            let problems = with(
+                json!([{"key": "a", "effect": "NoSchedule"}, {"key": "b", "value": value, "effect": "NoSchedule"}]),
+                &[],
+            )
+            .unwrap_err();
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            let expected = format!(
+                "invalid configuration: registerWithTaints[1].value = {shown} (kubelet.yaml:14; --register-with-taints): {NO_TEXT}"
+            );
+            assert_eq!(problems[0], expected);
+        }
+    }
+
+    #[test]
+    fn everything_that_is_wrong_is_told_at_once() {
+        let problems = with(
+            json!([
+                5, {"key": "-a", "effect": "NoSchedule"}, {"key": "a", "value": "b c"}, {"key": "a", "effect": "No"},
+                {"key": "a", "timeAdded": "2026-01-01T00:00:00Z"}, {"key": 1, "effect": false},
+            ]),
+            &[],
+        )
+        .unwrap_err();
+        let parts = ["[0] = 5", "[1]", "[2]", "[3]", "[4]", "[5].key = 1", "[5].effect = false"];
+        assert_eq!(problems.len(), parts.len(), "{problems:#?}");
+        for (problem, part) in problems.iter().zip(parts) {
+            assert!(problem.contains(&format!("registerWithTaints{part}")), "{problem} lacks {part}");
+        }
+        assert!(with(json!({"key": "a"}), &[]).unwrap_err()[0].contains("this must be a list"));
+    }
+
+    #[test]
+    fn the_one_for_a_cloud_says_where_it_is_from() {
+        let cloud = "node.cloudprovider.kubernetes.io/uninitialized";
+        for (given, origin) in
+            [(json!([]), "--cloud-provider"), (json!([{"key": "a"}]), "kubelet.yaml:9, --cloud-provider")]
+        {
+            let resolved = with(given, &[("cloud-provider", "external")]).unwrap();
+            assert_eq!(taints(&resolved).last(), Some(&(cloud, "true", "NoSchedule")));
+            assert_eq!(resolved.config.provenance["controlPlane.kubernetes.taints"], origin);
+            assert_eq!(resolved.config.provenance["nodeStatus.externalCloud"], "--cloud-provider");
+        }
+    }
+}
