@@ -25,6 +25,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .bytes("pod_json")
         .compile_protos(&files, &[PathBuf::from(".")])?;
 
+    raise_limits(&out)?;
+
     let pool = DescriptorPool::decode(fs::read(&descriptor)?.as_slice())?;
     fs::write(out.join("callers.rs"), callers_table(&pool)?)?;
     fs::write(out.join("repeatable.rs"), repeatable_list(&pool)?)?;
@@ -45,6 +47,38 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) -> Result<(), Box<dyn Error>> {
         }
     }
     files.sort();
+    Ok(())
+}
+
+/// Has every generated client and server take messages up to `LONGEST_MESSAGE`, so that nobody can forget to: tonic's own
+/// limit is smaller than an object may be, and one such object would end the whole stream that it is in.
+fn raise_limits(out: &Path) -> Result<(), Box<dyn Error>> {
+    const CLIENT: [&str; 3] = [
+        "_client {",
+        "tonic::client::Grpc::new(inner);",
+        "tonic::client::Grpc::new(inner).max_decoding_message_size(crate::LONGEST_MESSAGE);",
+    ];
+    const SERVER: [&str; 3] = [
+        "_server {",
+        "max_decoding_message_size: None,",
+        "max_decoding_message_size: Some(crate::LONGEST_MESSAGE),",
+    ];
+    for entry in fs::read_dir(out)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        let mut source = fs::read_to_string(&path)?;
+        for [module, by_default, raised] in [CLIENT, SERVER] {
+            let modules = source.lines().filter(|l| l.starts_with("pub mod ") && l.ends_with(module)).count();
+            // Those of an earlier run are raised already.
+            if source.matches(by_default).count() + source.matches(raised).count() != modules {
+                return Err(format!("tonic generates {} in another way", path.display()).into());
+            }
+            source = source.replace(by_default, raised);
+        }
+        fs::write(&path, source)?;
+    }
     Ok(())
 }
 

@@ -12,6 +12,10 @@ include!(concat!(env!("OUT_DIR"), "/keelson.rs"));
 include!(concat!(env!("OUT_DIR"), "/callers.rs"));
 include!(concat!(env!("OUT_DIR"), "/repeatable.rs"));
 
+/// Bytes that a message may have, for every client and server unless it says otherwise. An object of a control plane, or
+/// of a manifest, comes whole in one.
+pub const LONGEST_MESSAGE: usize = 64 << 20;
+
 /// The encoded descriptor set of one API, for reflection.
 pub mod descriptors {
     macro_rules! descriptor {

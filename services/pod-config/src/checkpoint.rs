@@ -263,18 +263,11 @@ impl Writer {
             return Ok(());
         }
         let (folder, store) = (self.folder.clone(), self.store.clone());
-        let mut work = tokio::task::spawn_blocking(move || {
+        let work = tokio::task::spawn_blocking(move || {
             let written = write(&folder, store, &pending);
             (pending, written)
         });
-        let done = loop {
-            // Cancel-safe: the work goes on on its own thread and is polled again.
-            tokio::select! {
-                done = &mut work => break done,
-                () = tokio::time::sleep(LoopHandle::HEARTBEAT) => turn.tick(),
-            }
-        };
-        let Ok((pending, written)) = done else { return Err(()) };
+        let Ok((pending, written)) = turn.while_at(work).await else { return Err(()) };
         match written {
             Ok(store) => {
                 self.store = Some(store);

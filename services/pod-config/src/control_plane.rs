@@ -4,10 +4,16 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
-use keelson_config::Config;
+use keelson_config::{Config, ControlPlane as ControlPlaneConfig};
 use keelson_pod_config_core::files::SourceSet;
 use keelson_pod_config_core::node::standalone_node;
+use keelson_pod_config_core::static_pod::StaticRules;
 use tokio::sync::watch;
+
+/// The rules of the manifests that no control plane has.
+pub fn static_rules(config: &Config) -> StaticRules {
+    StaticRules::new(&config.node_name, matches!(config.control_plane, ControlPlaneConfig::Kubernetes(_)))
+}
 
 /// The pods and objects of a control plane at one moment.
 #[derive(Debug, Default)]

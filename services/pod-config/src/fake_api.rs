@@ -107,7 +107,8 @@ async fn request(stream: &mut BufReader<TcpStream>) -> Option<Asked> {
 
 /// A refusal as the API has it.
 pub(crate) fn refusal(code: u16) -> (u16, Value) {
+    let reason = if code == 404 { "NotFound" } else { "X" };
     let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
-        "reason": "X", "message": "in its words"});
+        "reason": reason, "message": "in its words"});
     (code, status)
 }

@@ -16,6 +16,7 @@ use keelson_service_kit::{Context, LoopHandle, now_unix_nanos};
 use tokio::time::Instant;
 
 use crate::checkpoint::Checkpoint;
+use crate::control_plane::static_rules;
 use crate::desired::{Desired, FILE};
 use crate::disk::{self, Reading};
 use crate::waiting::off_thread;
@@ -65,7 +66,7 @@ impl FileSource {
             turn: ctx.progress.register("file-source"),
             path: path.to_owned(),
             check: Duration::from_millis(ctx.config.sources.file_check_ms.max(100)),
-            rules: StaticRules::standalone(&ctx.config.node_name),
+            rules: static_rules(&ctx.config),
             desired,
             checkpoint,
             remembered: remembered.into_iter().filter(|(known, _)| own(known)).collect(),

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use keelson_config::{Config, Kubernetes as Settings, Offline, ServiceName};
-use keelson_kube_api::{Change, Follower, KubeApi, News, Object, Range, Resource, RestMetrics};
+use keelson_kube_api::{
+    Change, Follower, KubeApi, Limiter, News, Object, Range, Resource, RestMetrics, user_agent,
+};
 use keelson_kube_model::pod_ext::API;
 use keelson_pod_config_core::ManifestError;
 use keelson_pod_config_core::api_pod::api_pod;
@@ -39,8 +41,6 @@ const CONDITION: &str = "control-plane";
 const NODE_CONDITION: &str = "control-plane-node";
 /// What is waited for before this node has a certificate.
 const AWAITED: &str = "this node has no client certificate yet; node-status asks for one (`keelson get services` shows how that goes)";
-/// How this service names itself to the server.
-const USER_AGENT: &str = concat!("keelson-pod-config/", env!("CARGO_PKG_VERSION"));
 
 /// What an earlier run of the service has left.
 #[derive(Debug, Default)]
@@ -81,10 +81,12 @@ fn node_key() -> String {
 pub fn connection(ctx: &Context, settings: &Settings) -> KubeApi {
     let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig));
     let metrics = RestMetrics::registered(&ctx.metrics);
-    match settings.certificates.bootstrap_kubeconfig {
-        Some(_) => KubeApi::awaiting(kubeconfig, USER_AGENT, metrics, AWAITED),
-        None => KubeApi::counted(kubeconfig, USER_AGENT, metrics),
-    }
+    let user_agent = user_agent(ServiceName::PodConfig, &ctx.config.own_processes.kubelet_version);
+    let api = match settings.certificates.bootstrap_kubeconfig {
+        Some(_) => KubeApi::awaiting(kubeconfig, &user_agent, metrics, AWAITED),
+        None => KubeApi::counted(kubeconfig, &user_agent, metrics),
+    };
+    api.limited(Limiter::new(settings.qps, settings.burst))
 }
 
 impl KubernetesPlane {

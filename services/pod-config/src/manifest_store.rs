@@ -18,6 +18,7 @@ use keelson_service_kit::{Context, LoopHandle};
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::control_plane::static_rules;
 use crate::desired::{Desired, FILE, HTTP, MANIFEST};
 use crate::disk::{self, Reading};
 use crate::waiting::off_thread;
@@ -132,7 +133,7 @@ impl StoreLoop {
             ctx: ctx.clone(),
             turn: ctx.progress.register("manifest-store"),
             folder: folder.to_owned(),
-            rules: StaticRules::standalone(&ctx.config.node_name),
+            rules: static_rules(&ctx.config),
             desired,
             files: SourceFiles::default(),
             commands,

@@ -199,7 +199,15 @@ fn what_stays_a_no_is_not_asked_again() {
         (refused(500, 0), true),
         (refused(503, 0), true),
         (KubeError::Kubeconfig { path: "k".into(), message: String::new() }, false),
-        (KubeError::Unreachable { server: String::new(), what: String::new(), message: String::new() }, true),
+        (
+            KubeError::Unreachable {
+                server: String::new(),
+                what: String::new(),
+                message: String::new(),
+                retry_after: 0,
+            },
+            true,
+        ),
     ] {
         assert_eq!(may_be_answered_later(&error), again, "{error}");
     }

@@ -379,7 +379,12 @@ mod tests {
 
     #[test]
     fn without_an_answer_a_token_is_worth_asking_for_again() {
-        let away = KubeError::Unreachable { server: "s".into(), what: "w".into(), message: "m".into() };
+        let away = KubeError::Unreachable {
+            server: "s".into(),
+            what: "w".into(),
+            message: "m".into(),
+            retry_after: 0,
+        };
         let kubeconfig = KubeError::Kubeconfig { path: "k".into(), message: "m".into() };
         for cause in [away, kubeconfig] {
             let status = no_token(&TokenError::Server(cause));

@@ -14,6 +14,7 @@ use keelson_service_kit::{Context, LoopHandle, status};
 use tokio::time::Instant;
 
 use crate::checkpoint::Checkpoint;
+use crate::control_plane::static_rules;
 use crate::desired::{Desired, HTTP};
 use crate::fetch::{Fetch, FetchError};
 
@@ -69,7 +70,7 @@ impl UrlSource {
             ctx: ctx.clone(),
             turn: ctx.progress.register("url-source"),
             period: Duration::from_millis(ctx.config.sources.http_check_ms.max(100)),
-            rules: StaticRules::of_url(&ctx.config.node_name),
+            rules: static_rules(&ctx.config).of_url(),
             desired,
             checkpoint,
             remembered,

@@ -25,7 +25,9 @@ use tower::ServiceBuilder;
 
 use crate::counted::{Counted, RestMetrics, host_of};
 use crate::error::KubeError;
+use crate::limit::Limiter;
 use crate::proxy::{Environment, Way, proxy_of};
+use crate::refusal::Refusals;
 use crate::resource::{Object, Range, Resource};
 
 /// How long a call may take, its answer included. A watch has as long to begin.
@@ -55,6 +57,7 @@ pub enum Patch {
 #[derive(Clone)]
 pub struct KubeApi {
     inner: Arc<Inner>,
+    limiter: Option<Limiter>,
 }
 
 struct Inner {
@@ -138,7 +141,13 @@ impl KubeApi {
             replaced: watch::Sender::new(0),
             looked_at: AtomicBool::new(false),
         };
-        Self { inner: Arc::new(inner) }
+        Self { inner: Arc::new(inner), limiter: None }
+    }
+
+    /// The same connection, where each call and each watch takes its turn.
+    #[must_use]
+    pub fn limited(self, limiter: Limiter) -> Self {
+        Self { limiter: Some(limiter), ..self }
     }
 
     /// The object; `None` where there is none.
@@ -291,7 +300,8 @@ impl KubeApi {
             query.append_pair("timeoutSeconds", &fastrand::u32(WATCH_SECONDS).to_string());
         });
         self.keep_looking();
-        let Connected { client, server, number, .. } = self.connected().await?;
+        let Connected { client, server, number, host, .. } = self.connected().await?;
+        self.take_turn("GET", &host).await;
         let what = format!("a watch of {}", range.resource.plural);
         let request = self.request(Method::GET, &path, &server, &what, None)?;
         let events = within(&server, &what, client.request_events::<Value>(request)).await?;
@@ -317,7 +327,7 @@ impl KubeApi {
                 tokio::time::sleep(LOOK).await;
                 let Some(inner) = inner.upgrade() else { return };
                 // What is wrong is told to whoever asks next.
-                let _ = Self { inner }.connected().await;
+                let _ = Self { inner, limiter: None }.connected().await;
             }
         });
     }
@@ -345,6 +355,14 @@ impl KubeApi {
         number
     }
 
+    /// Waits until there may be one more call.
+    async fn take_turn(&self, verb: &str, host: &str) {
+        if let Some(limiter) = &self.limiter {
+            let waited = limiter.pass().await;
+            self.inner.metrics.limited(verb, host, waited);
+        }
+    }
+
     async fn call(
         &self,
         method: Method,
@@ -353,6 +371,7 @@ impl KubeApi {
         body: Option<(&str, &Value)>,
     ) -> Result<Value, KubeError> {
         let Connected { client, server, host, .. } = self.connected().await?;
+        self.take_turn(method.as_str(), &host).await;
         let request = self.request(method.clone(), path, &server, what, body)?;
         let (began, sent) = (Instant::now(), request.body().len());
         let answer = within(&server, what, client.request_text(request)).await;
@@ -526,7 +545,7 @@ async fn connect(path: &Path, metrics: &RestMetrics) -> Result<(Client, String, 
         .option_layer(auth)
         .map_err(tower::BoxError::from)
         .service(http);
-    Ok((Client::new(service, config.default_namespace), server, host))
+    Ok((Client::new(Refusals(service), config.default_namespace), server, host))
 }
 
 #[cfg(test)]

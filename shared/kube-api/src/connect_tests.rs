@@ -191,6 +191,87 @@ async fn a_proxy_that_the_kubeconfig_names_is_asked_to_connect() {
 }
 
 #[tokio::test]
+async fn what_a_proxy_says_is_no_word_of_the_server_and_retry_after_counts_wherever_it_stands() {
+    const SORRY: &str = "<html>\n<h1>no such page</h1></html>";
+    const BUSY: &str = "Too many requests, please try again later.";
+    let status = |code, reason, seconds: u32| {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+            "reason": reason, "message": "m", "details": {"retryAfterSeconds": seconds}});
+        Answer::Whole(code, status.to_string())
+    };
+    type Case = (&'static str, u16, &'static str, u32, &'static str);
+    let cases: [Case; 9] = [
+        // Path, code (0: none), reason, seconds, a part of the text.
+        ("status-404", 404, "NotFound", 0, "refuses"),
+        ("unserved", 404, "", 0, "refuses"),
+        ("page-404", 0, "", 0, "404 Not Found is no word of a Kubernetes API server"),
+        ("page-503", 0, "", 7, "something answers in its place: \"<html> <h1>no such page</h1></html>\""),
+        ("elsewhere", 0, "", 0, "302 Found"),
+        ("busy", 429, "TooManyRequests", 3, BUSY),
+        ("page-403", 403, "Forbidden", 0, "no such page"),
+        ("status-503", 503, "ServiceUnavailable", 9, "refuses"),
+        ("json-404", 0, "", 0, "404 Not Found"),
+    ];
+    let server = FakeApi::start(move |asked| match asked.path.rsplit('/').next().unwrap() {
+        "status-404" => status(404, "NotFound", 0),
+        "unserved" => status(404, "", 0),
+        "page-404" => Answer::Page(404, SORRY, ""),
+        "page-503" => Answer::Page(503, SORRY, "7"),
+        "elsewhere" => Answer::Page(302, "", "Wed, 21 Oct 2026 07:28:00 GMT"),
+        "busy" => Answer::Page(429, BUSY, " 3"),
+        "page-403" => Answer::Page(403, SORRY, ""),
+        "status-503" => status(503, "ServiceUnavailable", 9),
+        "json-404" => Answer::Page(404, "{\"error\": \"no such route\"}", ""),
+        other => unreachable!("{other}"),
+    })
+    .await;
+    let folder = tempfile::tempdir().unwrap();
+    let api = KubeApi::new(server.kubeconfig(folder.path(), &json!({}), &json!({})), "kubelet/test");
+    for (name, code, reason, seconds, part) in cases {
+        let found = api.get(Resource::NODE, None, name).await;
+        if name == "status-404" {
+            assert!(found.unwrap().is_none());
+            assert!(!api.delete(Resource::NODE, None, name, &json!({})).await.unwrap());
+            continue;
+        }
+        let error = found.unwrap_err();
+        assert_eq!((error.code().unwrap_or(0), error.retry_after()), (code, seconds), "{error}");
+        assert!(!error.is_not_found() && error.to_string().contains(part), "{name}: {error}");
+        if let KubeError::Refused { reason: told, .. } = &error {
+            assert_eq!(told, reason, "{error}");
+        }
+        assert_eq!(error.may_pass(), code == 0 || code == 429 || code >= 500, "{error}");
+        api.delete(Resource::NODE, None, name, &json!({})).await.unwrap_err();
+    }
+}
+
+#[tokio::test]
+async fn calls_and_watches_take_their_turn_and_those_of_an_unlimited_copy_do_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeApi::start(|asked| match asked.path.contains("watch=1") {
+        true => Answer::Open(Vec::new()),
+        false => Answer::json(&json!({"metadata": {"name": "x"}})),
+    })
+    .await;
+    let host = server.url.strip_prefix("http://").unwrap().to_owned();
+    let metrics = keelson_service_kit::Metrics::new();
+    let kubeconfig = server.kubeconfig(folder.path(), &json!({}), &json!({}));
+    let free = KubeApi::counted(kubeconfig, "kubelet/test", RestMetrics::registered(&metrics));
+    let api = free.clone().limited(Limiter::new(10, 1));
+    let begun = Instant::now();
+    api.get(Resource::NODE, None, "x").await.unwrap();
+    let _watch = api.watch(&Range::all(Resource::NODE), "1").await.unwrap();
+    api.get(Resource::NODE, None, "x").await.unwrap();
+    assert!(begun.elapsed() >= Duration::from_millis(200), "{:?}", begun.elapsed());
+    for _ in 0..5 {
+        free.get(Resource::NODE, None, "x").await.unwrap();
+    }
+    let text = metrics.text();
+    let line = format!("rest_client_rate_limiter_duration_seconds_count{{verb=\"GET\",host=\"{host}\"}} 3\n");
+    assert!(text.contains(&line), "{text}");
+}
+
+#[tokio::test]
 async fn requests_are_counted_by_what_came_of_them() {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::start(|asked| match (asked.method.as_str(), asked.path.contains("watch=1")) {

@@ -53,6 +53,7 @@ pub struct RestMetrics {
     durations: Histograms,
     sent: Histograms,
     received: Histograms,
+    waited: Histograms,
 }
 
 impl Default for RestMetrics {
@@ -63,6 +64,7 @@ impl Default for RestMetrics {
             durations: Family::new_with_constructor(|| Histogram::new(SECONDS)),
             sent: Family::new_with_constructor(|| Histogram::new(BYTES)),
             received: Family::new_with_constructor(|| Histogram::new(BYTES)),
+            waited: Family::new_with_constructor(|| Histogram::new(SECONDS)),
         }
     }
 }
@@ -81,6 +83,11 @@ impl RestMetrics {
             ),
             ("rest_client_request_size_bytes", "What was sent with a request", &own.sent),
             ("rest_client_response_size_bytes", "What an answer had in it", &own.received),
+            (
+                "rest_client_rate_limiter_duration_seconds",
+                "How long requests waited for their turn",
+                &own.waited,
+            ),
         ] {
             metrics.register(name, help, histograms.clone());
         }
@@ -92,6 +99,12 @@ impl RestMetrics {
         let code = code.map_or_else(|| NO_ANSWER.to_owned(), |code| code.to_string());
         let labels = Answered { code, method: method.to_owned(), host: host.to_owned() };
         self.requests.get_or_create(&labels).inc();
+    }
+
+    /// A request has waited so long for its turn.
+    pub(crate) fn limited(&self, verb: &str, host: &str, waited: Duration) {
+        let labels = Asked { verb: verb.to_owned(), host: host.to_owned() };
+        self.waited.get_or_create(&labels).observe(waited.as_secs_f64());
     }
 
     /// A call has ended after so long: bytes that were sent, and those of its answer where it has one.

@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 
+use http::StatusCode;
 use kube::Error;
 use kube::core::Status;
+
+use crate::refusal::Refusal;
 
 /// Why a call has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +34,8 @@ pub enum KubeError {
         what: String,
         /// The cause, for people.
         message: String,
+        /// Seconds that whoever answered in its place wants to be left alone (`Retry-After`); 0: it has not said.
+        retry_after: u32,
     },
     /// The server refuses.
     #[error("the API server {server} refuses {what}: {} ({code} {reason})", told(.message))]
@@ -66,8 +71,8 @@ impl KubeError {
     /// Seconds that the server wants to be left alone; 0: it has not said.
     pub fn retry_after(&self) -> u32 {
         match self {
-            Self::Refused { retry_after, .. } => *retry_after,
-            _ => 0,
+            Self::Refused { retry_after, .. } | Self::Unreachable { retry_after, .. } => *retry_after,
+            Self::Kubeconfig { .. } | Self::Awaited { .. } => 0,
         }
     }
 
@@ -76,9 +81,14 @@ impl KubeError {
         matches!(self, Self::Awaited { .. })
     }
 
-    /// The object is not there (404).
+    /// The API server itself says that the object is not there (404 `NotFound`).
     pub fn is_not_found(&self) -> bool {
-        self.code() == Some(404)
+        matches!(self, Self::Refused { code: 404, reason, .. } if reason == "NotFound")
+    }
+
+    /// The same call may go well at another time: nobody has answered, or the server has too much to do or is in trouble.
+    pub fn may_pass(&self) -> bool {
+        self.code().is_none_or(|code| code == 429 || code >= 500)
     }
 
     /// Somebody else was faster, or the object is there already (409).
@@ -96,6 +106,7 @@ impl KubeError {
         }
     }
 
+    /// A refusal in an API server's words.
     pub(crate) fn refused(server: &str, what: &str, status: Status) -> Self {
         let retry_after = status.details.map_or(0, |details| details.retry_after_seconds);
         let Status { code, reason, message, .. } = status;
@@ -103,12 +114,37 @@ impl KubeError {
     }
 
     pub(crate) fn unreachable(server: &str, what: &str, message: impl Into<String>) -> Self {
-        Self::Unreachable { server: server.to_owned(), what: what.to_owned(), message: message.into() }
+        let message = message.into();
+        Self::Unreachable { server: server.to_owned(), what: what.to_owned(), message, retry_after: 0 }
+    }
+
+    /// An answer that is no success. What is no `Status` may be of a proxy: that there is no page, that it finds no server or
+    /// that one is to go elsewhere says nothing of an object.
+    fn answered(server: &str, what: &str, refusal: &Refusal) -> Self {
+        let Refusal { code, status, words, retry_after } = refusal;
+        let (server, what, retry_after) = (server.to_owned(), what.to_owned(), *retry_after);
+        if let Some(status) = status.clone() {
+            let (reason, message) = (status.reason, status.message);
+            let code = if status.code == 0 { code.as_u16() } else { status.code };
+            return Self::Refused { server, what, code, reason, message, retry_after };
+        }
+        if *code == StatusCode::NOT_FOUND || !code.is_client_error() {
+            let said = if words.is_empty() { String::new() } else { format!(": {words:?}") };
+            let message =
+                format!("{code} is no word of a Kubernetes API server; something answers in its place{said}");
+            return Self::Unreachable { server, what, message, retry_after };
+        }
+        let reason = code.canonical_reason().unwrap_or_default().replace(' ', "");
+        Self::Refused { server, what, code: code.as_u16(), reason, message: words.clone(), retry_after }
     }
 
     pub(crate) fn of(server: &str, what: &str, error: Error) -> Self {
         match error {
             Error::Api(status) => Self::refused(server, what, *status),
+            Error::Service(cause) => match cause.downcast_ref() {
+                Some(refusal) => Self::answered(server, what, refusal),
+                None => Self::unreachable(server, what, causes(cause.as_ref())),
+            },
             Error::SerdeError(error) => {
                 Self::unreachable(server, what, format!("what it says is no Kubernetes object: {error}"))
             }

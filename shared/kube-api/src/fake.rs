@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use futures_util::stream;
-use http::{Request, Response, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, StreamBody, combinators::BoxBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
@@ -22,6 +22,8 @@ use tokio_rustls::TlsAcceptor;
 pub(crate) enum Answer {
     /// A status and a body.
     Whole(u16, String),
+    /// A status, words that are of no API server, and what `Retry-After` says.
+    Page(u16, &'static str, &'static str),
     /// Lines, after which the answer ends.
     Lines(Vec<Value>),
     /// Lines, after which nothing comes any more.
@@ -43,8 +45,13 @@ impl Answer {
 
     fn response(self) -> Option<Response<BoxBody<Bytes, Infallible>>> {
         let line = |value: Value| Ok(Frame::data(Bytes::from(format!("{value}\n"))));
+        let mut retry_after = "";
         let (code, body) = match self {
             Self::Whole(code, text) => (code, Full::new(Bytes::from(text)).boxed()),
+            Self::Page(code, text, later) => {
+                retry_after = later;
+                (code, Full::new(Bytes::from(text)).boxed())
+            }
             Self::Lines(lines) => (200, StreamBody::new(stream::iter(lines.into_iter().map(line))).boxed()),
             Self::Open(lines) => {
                 let lines = lines.into_iter().map(line).collect::<Vec<_>>();
@@ -55,6 +62,9 @@ impl Answer {
         };
         let mut response = Response::new(body);
         *response.status_mut() = StatusCode::from_u16(code).unwrap();
+        if !retry_after.is_empty() {
+            response.headers_mut().insert(http::header::RETRY_AFTER, HeaderValue::from_static(retry_after));
+        }
         Some(response)
     }
 }

@@ -180,10 +180,7 @@ impl Follower {
 
     fn lost(&mut self, error: KubeError) -> News {
         self.watch = None;
-        let asked_for = match &error {
-            KubeError::Refused { retry_after, .. } => Duration::from_secs(u64::from(*retry_after)),
-            _ => Duration::ZERO,
-        };
+        let asked_for = Duration::from_secs(u64::from(error.retry_after()));
         if error.is_awaited() {
             // Nobody is asked, so nobody is spared by a longer pause.
             self.retry = Some(Instant::now() + AWAITED);

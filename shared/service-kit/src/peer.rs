@@ -255,26 +255,46 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(5));
     }
 
-    /// An admin API whose only method answers.
-    async fn answering(listener: tokio::net::UnixListener) {
+    /// An events API whose only method answers, with one event of this message.
+    async fn answering(listener: tokio::net::UnixListener, message: String) {
         use keelson_proto::keelson::events::v1 as pb;
         #[derive(Debug)]
-        struct Nothing;
+        struct One(String);
         #[tonic::async_trait]
-        impl pb::events_server::Events for Nothing {
+        impl pb::events_server::Events for One {
             async fn list_events(
                 &self,
-                _: tonic::Request<pb::ListEventsRequest>,
+                request: tonic::Request<pb::ListEventsRequest>,
             ) -> Result<tonic::Response<pb::ListEventsResponse>, Status> {
-                Ok(tonic::Response::new(pb::ListEventsResponse::default()))
+                let event = pb::Event { message: self.0.clone(), ..Default::default() };
+                let ring_id = request.into_inner().ring_id;
+                Ok(tonic::Response::new(pb::ListEventsResponse {
+                    ring_id,
+                    events: vec![event],
+                    ..Default::default()
+                }))
             }
         }
         let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
         tonic::transport::Server::builder()
-            .add_service(pb::events_server::EventsServer::new(Nothing))
+            .add_service(pb::events_server::EventsServer::new(One(message)))
             .serve_with_incoming(incoming)
             .await
             .unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_object_of_five_megabytes_goes_both_ways_without_a_limit_being_named() {
+        use keelson_proto::keelson::events::v1 as pb;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("large.sock");
+        let large = "x".repeat(5 << 20);
+        let server = tokio::spawn(answering(tokio::net::UnixListener::bind(&path).unwrap(), large.clone()));
+        let mut client = pb::events_client::EventsClient::new(connect_unix("large", &path));
+        let request = pb::ListEventsRequest { ring_id: large.clone(), after_sequence: 0 };
+        let answer = client.list_events(request).await.unwrap().into_inner();
+        assert!(answer.ring_id == large && answer.events[0].message == large);
+        server.abort();
     }
 
     #[tokio::test]
@@ -295,7 +315,8 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(120)).await;
         assert!(!call.is_finished());
         std::fs::remove_file(&path).unwrap();
-        let server = tokio::spawn(answering(tokio::net::UnixListener::bind(&path).unwrap()));
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let server = tokio::spawn(answering(listener, String::new()));
         call.await.unwrap().unwrap();
         server.abort();
     }

@@ -16,7 +16,7 @@ use crate::manifest::{Document, encoded};
 pub struct StaticRules {
     /// Name of this node.
     pub node_name: String,
-    /// API objects that a pod may name; standalone these are the ones that may stand beside it.
+    /// API objects that a pod may name: those that may stand beside it. With an API server there are none.
     pub allowed: AllowedReferences,
     /// Where the pod is a key of a store rather than a part of a file: the revision that made the key. Such a pod is no
     /// static one: it keeps the name that it has, and tolerates what it says.
@@ -26,15 +26,23 @@ pub struct StaticRules {
 }
 
 impl StaticRules {
-    /// The rules without a control plane: Secrets and ConfigMaps come from manifests too.
+    /// The rules of files where an API server is the control plane, if it is: it refuses the mirrors of pods that refer to its
+    /// objects (the gate `PreventStaticPodAPIReferences`).
+    pub fn new(node_name: &str, has_api_server: bool) -> Self {
+        let rules = Self::standalone(node_name);
+        if has_api_server { Self { allowed: AllowedReferences::default(), ..rules } } else { rules }
+    }
+
+    /// The rules without an API server: Secrets and ConfigMaps come from manifests too.
     pub fn standalone(node_name: &str) -> Self {
         let allowed = AllowedReferences { config_maps: true, secrets: true };
         Self { node_name: node_name.to_owned(), allowed, stored: None, url: false }
     }
 
-    /// The rules of manifests that come from a URL.
-    pub fn of_url(node_name: &str) -> Self {
-        Self { url: true, ..Self::standalone(node_name) }
+    /// The same rules for manifests that come from a URL.
+    #[must_use]
+    pub fn of_url(self) -> Self {
+        Self { url: true, ..self }
     }
 
     /// The name that a pod of the manifest gets on this node.
@@ -180,9 +188,13 @@ pub(crate) fn prepare(
     let mut errors: Vec<_> =
         validate_pod(&typed).into_iter().map(|found| fail(&found.field, found.message)).collect();
     if let Some(resource) = static_pod_api_references(&typed, rules.allowed) {
-        let message = format!(
-            "Forbidden: a static pod may not refer to {resource}; without an API server there are none"
-        );
+        // Where Secrets and ConfigMaps are refused there is an API server.
+        let why = if rules.allowed == AllowedReferences::default() {
+            "the API server refuses its mirror; have a pod of the API name them"
+        } else {
+            "without an API server there are none"
+        };
+        let message = format!("Forbidden: a static pod may not refer to {resource}; {why}");
         errors.push(fail(field_of(&resource), message));
     }
     if !errors.is_empty() {

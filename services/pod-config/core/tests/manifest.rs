@@ -375,7 +375,7 @@ fn a_pod_with_a_float_has_the_same_uid_when_it_is_read_from_the_checkpoint() {
 }
 
 fn from_url(text: &str, node: &str) -> Result<FileContent, Vec<ManifestError>> {
-    parse_file(text.as_bytes(), "http://h/pods", &StaticRules::of_url(node))
+    parse_file(text.as_bytes(), "http://h/pods", &StaticRules::standalone(node).of_url())
 }
 
 #[test]
