@@ -19,6 +19,8 @@ pub struct Document {
     pub version: u64,
     /// Everything of it on this node is released.
     pub finished: bool,
+    /// None of its containers runs or will be started.
+    pub stopped: bool,
     /// Since when it is ending, unix nanoseconds, and with how many seconds of grace. A static pod has no API
     /// object that would say so.
     pub ending: Option<(i64, i64)>,
@@ -37,6 +39,7 @@ impl Document {
             version: self.version,
             traceparent: self.wanted.traceparent.clone(),
             finished: self.finished,
+            stopped: self.stopped,
         }
     }
 

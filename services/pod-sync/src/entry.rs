@@ -76,6 +76,8 @@ pub struct Entry {
     pub rejected: bool,
     /// How far its beginning has come, as it is measured.
     pub start: FirstStart,
+    /// When pulls for it began and ended, until it has started.
+    pub pulls: Vec<(i64, i64)>,
     /// What its worker was told, as the turn that answers it is measured.
     pub news: News,
     /// When a back-off of it was last advanced, as it is stored.
@@ -151,6 +153,7 @@ impl Entry {
             aside: false,
             rejected: false,
             start: FirstStart::default(),
+            pulls: Vec::new(),
             news: News::default(),
             kept_advance: None,
             wake: Arc::default(),

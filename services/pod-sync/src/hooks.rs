@@ -108,7 +108,8 @@ async fn http_hook(
     bound: Duration,
 ) -> Result<(), String> {
     let uid = subject.pod.metadata.uid.as_str();
-    let own = agent.with(uid, |e| address(e, subject.pod, &Arc::clone(&e.observed))).unwrap_or_default();
+    let own =
+        agent.with(uid, |e| address(agent, e, subject.pod, &Arc::clone(&e.observed))).unwrap_or_default();
     let (host, port) = place(&http.host, &own, &http.port, subject.container)?;
     let (path, tls) = (&http.path, is_https(http));
     let request = Get { tls, host, port, path, headers: &http.http_headers, user_agent: USER_AGENT };

@@ -84,6 +84,7 @@ async fn ensure(
     request: runtime::EnsureImageRequest,
 ) -> Result<runtime::ImageDone, ImageTrouble> {
     let name = request.container.clone();
+    let begun = agent.moment().now_unix_nanos;
     // Also what runtime-shim says when the runtime is away: nobody knows anything about the image then.
     let cut = |status: tonic::Status| ImageTrouble {
         reason: "ErrImagePull".into(),
@@ -117,6 +118,15 @@ async fn ensure(
         }
     }
     .await;
+    let pulled = result.as_ref().map_or_else(|trouble| !trouble.neighbour, |done| done.pulled);
+    if pulled {
+        let ended = agent.moment().now_unix_nanos;
+        agent.with(uid, |entry| {
+            if !entry.start.is_over() {
+                entry.pulls.push((begun, ended));
+            }
+        });
+    }
     let cause = match &result {
         Ok(_) => Cause::done("runtime-shim"),
         Err(t) if t.neighbour => Cause::waiting("NoAnswer", &t.message, "runtime-shim"),

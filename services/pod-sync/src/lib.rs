@@ -7,7 +7,7 @@
 //! each entry. Beside the workers run the probes of their containers ([`probes`]).
 //!
 //! Before the first container [`admission`] asks whether the pod may run here; [`evictions`] end pods for the node's
-//! sake; [`metrics`] count both, what is started, ends and is probed, and measure the turns of the workers ([`news`]).
+//! sake; the runtime is told of the addresses of pods (`pod_cidr`). [`metrics`] count both, what is started, ends and is probed, and measure the turns of the workers ([`news`]).
 //!
 //! A UID that is named anew waits until nothing of its earlier life is left ([`again`]); one whose worker panics is
 //! set aside while the others go on ([`aside`]).
@@ -35,6 +35,7 @@ pub mod metrics;
 pub mod news;
 pub mod objects;
 pub mod observed;
+mod pod_cidr;
 pub mod probes;
 pub mod server;
 mod shares;
@@ -111,6 +112,7 @@ fn spawn_loops(context: &Context, agent: &Arc<Agent>) {
     context.spawn("desired pods", manager::follow_desired(Arc::clone(agent), Arc::clone(&sources)));
     context.spawn("machine", manager::follow_machine(Arc::clone(agent)));
     context.spawn("node", manager::follow_node(Arc::clone(agent)));
+    context.spawn("pod CIDR", pod_cidr::tell(Arc::clone(agent)));
     context.spawn("evictions", evictions::follow(Arc::clone(agent)));
     context.spawn("volumes of the machine", volumes::follow_allocatable(Arc::clone(agent)));
     context.spawn("observations", manager::follow_runtime(Arc::clone(agent), sources));

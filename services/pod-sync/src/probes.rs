@@ -22,8 +22,10 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::agent::{Agent, Entry};
+use crate::cluster::has_cluster;
 use crate::metrics::{ProbeOutcome, ProbeSeries};
 use crate::probes::handlers::{Call, Outcome};
+use crate::start::node_ips;
 use crate::sync::{container_object, show};
 use crate::worker::Job;
 
@@ -186,10 +188,10 @@ fn has_ended(entry: &Entry, kind: ProbeKind) -> bool {
 /// `None`: there is nothing to probe any more.
 fn next_step(agent: &Agent, who: &Who, due: bool) -> Option<Step> {
     let at = agent.moment();
-    agent.with_life(&who.uid, who.life, |entry| look(entry, who, due, &at)).flatten()
+    agent.with_life(&who.uid, who.life, |entry| look(agent, entry, who, due, &at)).flatten()
 }
 
-fn look(entry: &mut Entry, who: &Who, due: bool, at: &Moment) -> Option<Step> {
+fn look(agent: &Agent, entry: &mut Entry, who: &Who, due: bool, at: &Moment) -> Option<Step> {
     let (name, kind) = (&who.key.0, who.key.1);
     if has_ended(entry, kind) {
         return None;
@@ -202,7 +204,7 @@ fn look(entry: &mut Entry, who: &Who, due: bool, at: &Moment) -> Option<Step> {
     let (old, book) = (Some(&*entry.status), &entry.probes.book);
     let before = running.map_or_else(Was::default, |record| was(old, record));
     let started = running.is_some_and(|record| started(container, record, old, book));
-    let address = address(entry, &pod, &observed);
+    let address = address(agent, entry, &pod, &observed);
     let state = entry.probes.book.get_mut(&who.key)?;
     let look = Look { running, started, was: before, due, spread: fastrand::f64(), at };
     Some(match state.look(kind, &times, &look) {
@@ -217,13 +219,14 @@ fn look(entry: &mut Entry, who: &Who, due: bool, at: &Moment) -> Option<Step> {
     })
 }
 
-/// Where a pod answers: its own address, or this machine's for a pod on the node's network.
-pub fn address(entry: &Entry, pod: &Pod, observed: &PodObservation) -> String {
+/// Where a pod answers: its own address, or for a pod on the node's network the node's in its cluster, loopback without one.
+pub fn address(agent: &Agent, entry: &Entry, pod: &Pod, observed: &PodObservation) -> String {
     if let Some(own) = observed.pod_ips().into_iter().next() {
         return own;
     }
+    let of_node = || node_ips(agent).into_iter().next().filter(|_| has_cluster(&agent.context.config));
     match (pod.is_host_network(), entry.status.pod_ip.as_str()) {
-        (true, "") => "127.0.0.1".to_owned(),
+        (true, "") => of_node().unwrap_or_else(|| "127.0.0.1".to_owned()),
         (true, known) => known.to_owned(),
         (false, _) => String::new(),
     }

@@ -476,6 +476,7 @@ async fn container_request(
     let (agent, pod) = (start.agent, &start.wanted.pod);
     let objects = crate::objects::fetch(agent, pod, container).await.map_err(Trouble::fault)?;
     let env_files = prepare::files(agent, pod, container).await?;
+    let target_id = target(start.observed, container)?;
     let volumes: BTreeMap<String, VolumePath> = start
         .mounts
         .values()
@@ -522,7 +523,7 @@ async fn container_request(
         seccomp_dir: &seccomp_dir,
         masked_paths: &start.agent.host.masked_paths,
         volume_groups: &[],
-        target_id: None,
+        target_id,
         recursive_read_only: start.agent.runtime.borrow().recursive_read_only,
         image_volumes: false,
         users: None,
@@ -534,9 +535,20 @@ async fn container_request(
     container_plan(pod, container, &inputs).map(container_config).map_err(fault)
 }
 
+/// The container whose processes an ephemeral container sees; `None`: those of its own.
+fn target<'a>(observed: &'a PodObservation, container: &Container) -> Result<Option<&'a str>, Trouble> {
+    let Some(name) = container.target_container_name.as_deref().filter(|name| !name.is_empty()) else {
+        return Ok(None);
+    };
+    let target = observed.current(name).ok_or_else(|| {
+        Trouble::fault(format!("targetContainerName: the pod has no container {name} yet to look into"))
+    })?;
+    Ok(Some(target.id.as_str()))
+}
+
 /// The node's addresses as its pods see them: those of its object, else those of
 /// `--node-ip`, else the one that its default route leaves by.
-fn node_ips(agent: &Agent) -> Vec<String> {
+pub(crate) fn node_ips(agent: &Agent) -> Vec<String> {
     let node = agent.node.borrow();
     let addresses = node.as_ref().map(|node| node.status.addresses.as_slice()).unwrap_or_default();
     let internal = addresses.iter().filter(|address| address.type_ == "InternalIP");

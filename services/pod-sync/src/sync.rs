@@ -50,8 +50,10 @@ pub async fn sync(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Turn
         }
         agent.apply(&job.uid, &Input::Started);
     }
-    if agent.with(&job.uid, |e| e.start.worker_begins(e.leaves_something())) == Some(true) {
-        agent.metrics.pods.begins(pod, &agent.moment());
+    match agent.with(&job.uid, |e| (e.start.worker_begins(e.leaves_something()), e.start.is_adopted())) {
+        Some((true, _)) => agent.metrics.pods.begins(pod, &agent.moment()),
+        Some((false, true)) => agent.metrics.pods.adopts(),
+        Some((false, false)) | None => {}
     }
     note_wait(agent, &job.uid, StepName::Source, "", Cause::done("pod-config"));
     probes::ensure(agent, job);

@@ -8,7 +8,9 @@ use keelson_pod_sync_core::accept::{Accepted, accept_status};
 use keelson_pod_sync_core::actions::ContainerWait;
 use keelson_pod_sync_core::explain::{Cause, StepName};
 use keelson_pod_sync_core::measure::Operation;
+use keelson_pod_sync_core::observation::PodObservation;
 use keelson_pod_sync_core::probe::readiness;
+use keelson_pod_sync_core::start_time::start_time;
 use keelson_pod_sync_core::status::{
     DEADLINE, DEADLINE_MESSAGE, StatusInputs, deadline_unix_nanos, final_status, generate_status,
 };
@@ -21,6 +23,7 @@ use crate::agent::{Agent, Entry, Wanted, object_of};
 use crate::documents::Document;
 use crate::news::News;
 use crate::observed::Observed;
+use crate::start::node_ips;
 use crate::{again, stop, sync};
 
 /// What a turn works on.
@@ -276,6 +279,12 @@ pub struct Facts<'a> {
     pub finished: bool,
 }
 
+/// The family of the node's primary address, asked only for a pod whose addresses it puts in order.
+fn v4_first(agent: &Agent, observed: &PodObservation) -> Option<bool> {
+    let several = observed.pod_ips().len() > 1;
+    several.then(|| node_ips(agent).first().map(|ip| !ip.contains(':'))).flatten()
+}
+
 /// Makes the status of a pod and publishes it if it says something new. Its phase is terminal: true.
 pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
     let at = agent.moment();
@@ -302,6 +311,7 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
             runtime_name: if runtime.is_empty() { "containerd" } else { &runtime },
             patch: entry.state.status_patch.as_ref(),
             recursive_read_only,
+            v4_first: v4_first(agent, &entry.observed),
             ..StatusInputs::default()
         };
         let mut status = generate_status(&wanted.pod, &entry.observed, old.as_deref(), &inputs, &at);
@@ -324,16 +334,29 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
                 }
                 if entry.start.shown(status.phase()) {
                     agent.metrics.pods.runs(&wanted.pod, &at);
+                    let pulls = std::mem::take(&mut entry.pulls);
+                    let took = start_time(&wanted.pod, &entry.observed, &pulls, at.now_unix_nanos);
+                    agent.metrics.pods.took(took, wanted.pod.is_host_network());
                     // A moment and no time: what comes before it is the start.
                     let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "pod runs");
                     keelson_telemetry::set_parent(&span, &wanted.traceparent);
                 }
                 entry.status = Arc::new(*status);
                 entry.version += 1;
-                agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, facts.finished)));
+                let mut shown = document(entry, wanted, facts.finished);
+                shown.stopped |= facts.pod_is_terminal;
+                agent.documents.set(uid.to_owned(), Arc::new(shown));
                 Some((terminal, true))
             }
-            Accepted::Unchanged => Some((terminal, false)),
+            Accepted::Unchanged => {
+                // That it has stopped is news, too.
+                if facts.pod_is_terminal && entry.state.phase == WorkerPhase::Terminating {
+                    entry.version += 1;
+                    let shown = Document { stopped: true, ..document(entry, wanted, false) };
+                    agent.documents.set(uid.to_owned(), Arc::new(shown));
+                }
+                Some((terminal, false))
+            }
             Accepted::Refused { container } => {
                 tracing::debug!(uid, container, "a container would come back to life, the old status stays");
                 Some((terminal, false))
@@ -356,7 +379,9 @@ fn document(entry: &Entry, wanted: Wanted, finished: bool) -> Document {
         .flatten()
         .map(|since| (since, state.grace_seconds.unwrap_or(0)));
     let finished = finished || (state.phase == WorkerPhase::Finished && !entry.again);
-    Document { wanted, status: Arc::clone(&entry.status), version: entry.version, finished, ending }
+    let over = matches!(state.phase, WorkerPhase::Terminated | WorkerPhase::Finished);
+    let stopped = finished || over || entry.rejected;
+    Document { wanted, status: Arc::clone(&entry.status), version: entry.version, finished, stopped, ending }
 }
 
 /// Publishes the document as it is now, for a change that is not in the status: the pod begins to end.

@@ -97,3 +97,47 @@ async fn without_a_cluster_nobody_is_asked_and_every_class_is_unknown() {
     eventually("one sandbox", async || (world.shim.calls("RunPodSandbox") == 1).then_some(())).await;
     service.kill();
 }
+
+#[tokio::test]
+async fn the_runtime_is_told_which_addresses_the_nodes_pods_have_once_it_answers_and_once() {
+    let world = world();
+    let cidrs = json!({"podCIDR": "10.4.0.0/24", "podCIDRs": ["10.4.0.0/24", "fd00:4::/64"]});
+    world.cluster.lock().unwrap().node.insert("spec", cidrs);
+    world.shim.set_away(true);
+    let service = world.pod_sync().await;
+    let condition = || {
+        let conditions = service.ctx.progress.report("").conditions;
+        conditions.into_iter().find(|condition| condition.name == "pod CIDR")
+    };
+    let told = eventually("it is said", async || condition()).await;
+    assert!(!told.ok && told.message.contains("10.4.0.0/24,fd00:4::/64"), "{told:?}");
+    world.shim.set_away(false);
+    eventually("it is told", async || condition().filter(|condition| condition.ok)).await;
+    world.cluster.lock().unwrap().services_read = true;
+    world.name_with("web", spec(json!({})), 1);
+    service.phase("web", "Running").await;
+    assert_eq!(world.shim.calls("pod CIDR 10.4.0.0/24,fd00:4::/64"), 1);
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_pod_on_the_nodes_network_is_probed_where_the_node_is() {
+    // On an address of the loopback device that is not the usual one.
+    let listener = tokio::net::TcpListener::bind("127.0.0.77:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let world = world();
+    let addresses = json!({"addresses": [{"type": "InternalIP", "address": "127.0.0.77"}]});
+    world.cluster.lock().unwrap().node.insert("status", addresses);
+    world.cluster.lock().unwrap().services_read = true;
+    let service = world.pod_sync().await;
+    let probe = json!({"tcpSocket": {"port": port}, "periodSeconds": 1});
+    let container =
+        json!({"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent", "readinessProbe": probe});
+    world.name_with("web", spec(json!({"hostNetwork": true, "containers": [container]})), 1);
+    eventually("it is ready", async || {
+        let pod = service.pod("web").await?;
+        (pod["status"]["containerStatuses"][0]["ready"] == true).then_some(())
+    })
+    .await;
+    service.kill();
+}

@@ -155,3 +155,60 @@ async fn recursive_read_only_mounts_are_those_that_the_runtime_has() {
         service.kill();
     }
 }
+
+#[tokio::test]
+async fn a_container_that_is_added_to_look_into_another_sees_its_processes_and_is_started_once() {
+    let mut world = World::start();
+    world.source = "api";
+    let service = world.pod_sync().await;
+    let spec = |targets: &[(&str, &str)]| {
+        let debug = |(name, target): &(&str, &str)| {
+            json!({
+                "name": name, "image": "i:1", "imagePullPolicy": "IfNotPresent",
+                "targetContainerName": target,
+            })
+        };
+        json!({
+            "restartPolicy": "Always",
+            "containers": [{"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent"}],
+            "ephemeralContainers": targets.iter().map(debug).collect::<Vec<_>>(),
+        })
+    };
+    world.name_with("web", spec(&[]), 1);
+    service.phase("web", "Running").await;
+    let main = world.shim.pod("web").unwrap().containers[0].id.clone();
+
+    world.name_with("web", spec(&[("debug", "main"), ("lost", "nobody")]), 2);
+    let state =
+        |pod: &serde_json::Value, i: usize| pod["status"]["ephemeralContainerStatuses"][i]["state"].clone();
+    let pod = fake::eventually("the added container runs, the other says why not", async || {
+        let pod = service.pod("web").await?;
+        let waits = state(&pod, 1)["waiting"]["reason"] == "CreateContainerConfigError";
+        (waits && !state(&pod, 0)["running"].is_null()).then_some(pod)
+    })
+    .await;
+    let why = state(&pod, 1)["waiting"]["message"].to_string();
+    assert!(why.contains("targetContainerName") && why.contains("nobody"), "{why}");
+    assert_eq!(world.shim.calls(&format!("processes of {main}")), 1, "{:?}", world.shim.order());
+    assert!(service.counts("kubelet_managed_ephemeral_containers 2"));
+
+    // It is not started again when it has ended, whatever the restart policy says.
+    world.shim.change("web", |pod| {
+        let debug = pod.containers.iter_mut().find(|container| container.name == "debug").unwrap();
+        debug.set_state(keelson_proto::keelson::runtime::v1::ContainerState::Exited);
+        debug.finished_unix_nanos = keelson_service_kit::now_unix_nanos();
+    });
+    fake::eventually("its end is told", async || {
+        let pod = service.pod("web").await?;
+        (!state(&pod, 0)["terminated"].is_null()).then_some(())
+    })
+    .await;
+    world.name_with("web", spec(&[("debug", "main")]), 3);
+    fake::eventually("the other is forgotten", async || {
+        let pod = service.pod("web").await?;
+        (pod["status"]["ephemeralContainerStatuses"].as_array()?.len() == 1).then_some(())
+    })
+    .await;
+    assert_eq!(world.shim.calls(&format!("processes of {main}")), 1);
+    service.kill();
+}

@@ -70,6 +70,43 @@ async fn a_start_is_measured_once_from_the_first_sight_of_the_pod() {
 }
 
 #[tokio::test]
+async fn what_a_pod_of_the_api_took_since_its_creation_is_measured_with_and_without_what_is_not_the_nodes() {
+    let (total, of_node) =
+        ("kubelet_pod_start_total_duration_seconds", "kubelet_pod_start_sli_duration_seconds");
+    let first = "kubelet_first_network_pod_start_sli_duration_seconds";
+    for (source, counted) in [("api", 2), ("file", 0)] {
+        let mut world = World::start();
+        (world.source, world.seen_ago) = (source, Duration::from_secs(100));
+        let service = world.pod_sync().await;
+        let spec = |volumes: serde_json::Value| json!({"restartPolicy": "Always", "containers": [container("main")], "volumes": volumes});
+        world.name_with("host", spec(json!([{"name": "h", "hostPath": {"path": "/"}}])), 1);
+        service.phase("host", "Running").await;
+        service.counted(&["kubelet_pod_start_duration_seconds_count 1"]).await;
+        assert!(!service.ctx.metrics.text().contains(first), "how long its volume took is not the node's");
+        world.name_with("web", spec(json!([])), 1);
+        service.phase("web", "Running").await;
+        let lines = [format!("{total}_count {counted}"), format!("{of_node}_count {}", counted / 2)];
+        service.counted(&lines.each_ref().map(String::as_str)).await;
+        if counted > 0 {
+            for name in [format!("{of_node}_sum "), format!("{first} ")] {
+                let seconds = sample(&service, &name);
+                assert!((100.0..120.0).contains(&seconds), "{name}{seconds}");
+            }
+        }
+        // What the next process finds running is not its doing, and neither is the node's first pod.
+        service.kill();
+        let service = world.pod_sync().await;
+        service.phase("web", "Running").await;
+        world.name_with("later", spec(json!([])), 1);
+        service.phase("later", "Running").await;
+        let line = format!("{total}_count {}", counted / 2);
+        service.counted(&["kubelet_pod_start_duration_seconds_count 1", &line]).await;
+        assert!(!service.ctx.metrics.text().contains(first));
+        service.kill();
+    }
+}
+
+#[tokio::test]
 async fn turns_are_measured_by_what_they_are_about() {
     let world = World::start();
     let service = world.pod_sync().await;

@@ -71,6 +71,33 @@ async fn an_order_ends_its_pod_for_good_and_the_set_says_when_it_is_finished() {
 }
 
 #[tokio::test]
+async fn a_pod_has_not_stopped_while_a_container_of_it_may_run() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    world.name("web", "Always", 1);
+    service.phase("web", "Running").await;
+    let seen = async |phase: &str, stopped: bool| {
+        eventually(&format!("{phase}, stopped: {stopped}"), async || {
+            let document = service.document("web").await?;
+            let pod: Value = serde_json::from_slice(&document.pod_json).unwrap();
+            (pod["status"]["phase"] == phase && document.stopped == stopped).then_some(document.finished)
+        })
+        .await
+    };
+    assert!(!seen("Running", false).await);
+    world.shim.hold_stops();
+    world.machine.evictions.set("web".into(), order("web", "Evicted", None));
+    seen("Failed", false).await;
+    world.shim.stop_freely();
+    seen("Failed", true).await;
+    // The next process knows it, too.
+    service.kill();
+    let service = world.pod_sync().await;
+    eventually("the next process", async || service.document("web").await.filter(|web| web.stopped)).await;
+    service.kill();
+}
+
+#[tokio::test]
 async fn a_preemption_has_its_own_reason_and_the_pods_own_grace() {
     let world = World::start();
     let service = world.pod_sync().await;

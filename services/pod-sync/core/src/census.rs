@@ -24,6 +24,8 @@ pub struct Counted<'a> {
     pub is_static: Option<bool>,
     /// Its status, here or in its source, has a final phase.
     pub terminal: bool,
+    /// How many ephemeral containers it names.
+    pub ephemeral: usize,
 }
 
 /// Labels of a gauge of workers.
@@ -43,6 +45,7 @@ pub struct Census {
     desired: [i64; 2],
     active: [i64; 2],
     working: [[i64; CONFIGS.len()]; LIFECYCLES.len()],
+    ephemeral: i64,
 }
 
 impl Census {
@@ -63,6 +66,14 @@ impl Census {
             (Some(_), false) => 2 + of,
         };
         self.working[row][column] += 1;
+        if row < 2 {
+            self.ephemeral += i64::try_from(one.ephemeral).unwrap_or(i64::MAX);
+        }
+    }
+
+    /// Ephemeral containers of pods that have not been ended.
+    pub fn ephemeral(&self) -> i64 {
+        self.ephemeral
     }
 
     /// Pods that a source names, by the label `static`.
@@ -130,7 +141,7 @@ mod tests {
             (Finished, true, Some(true), ("terminated", "desired", "true")),
         ] {
             let mut census = Census::default();
-            census.add(&Counted { state: &of(phase, desired), is_static, terminal: false });
+            census.add(&Counted { state: &of(phase, desired), is_static, terminal: false, ephemeral: 0 });
             assert_eq!(cell(&census), expected, "{phase:?} {desired} {is_static:?}");
         }
         let labels: Vec<_> = Census::default().working().collect();
@@ -151,7 +162,12 @@ mod tests {
         ] {
             for is_static in [false, true] {
                 let mut census = Census::default();
-                census.add(&Counted { state: &of(phase, desired), is_static: Some(is_static), terminal });
+                census.add(&Counted {
+                    state: &of(phase, desired),
+                    is_static: Some(is_static),
+                    terminal,
+                    ephemeral: 0,
+                });
                 let (label, other) = (static_label(is_static), static_label(!is_static));
                 let count =
                     |of: [(&str, i64); 2], label| of.into_iter().find(|(l, _)| *l == label).unwrap().1;

@@ -14,7 +14,7 @@
 //! | [`worker`], [`ordering`] | the life of one UID, and which static pod may start |
 //! | [`probe`] | when a probe is due, and what its outcomes come to |
 //! | [`status`], [`phase`], [`conditions`], [`accept`] | the status that follows, and whether it may be stored |
-//! | [`measure`], [`census`] | what is counted and measured of pods and workers |
+//! | [`measure`], [`start_time`], [`census`] | what is counted and measured of pods and workers |
 //! | [`explain`] | what a pod waits for, since when, and who has to act |
 //! | [`config`] | what CRI is asked for: sandbox and container as plain structs |
 
@@ -34,6 +34,7 @@ pub mod phase;
 pub mod probe;
 pub mod reason;
 pub mod restart;
+pub mod start_time;
 pub mod status;
 pub mod termination;
 pub mod worker;

@@ -77,6 +77,11 @@ impl FirstStart {
         self.stage = Stage::Over;
         begun && phase == PodPhase::Running
     }
+
+    /// It has been shown, or never will be.
+    pub fn is_over(self) -> bool {
+        self.stage == Stage::Over
+    }
 }
 
 /// What a turn of a worker is about, as its duration is counted.

@@ -55,6 +55,8 @@ pub struct StatusInputs<'a> {
     pub pod_ready_to_start: Option<bool>,
     /// Addresses of the node, primary family first; empty without a control plane.
     pub host_ips: &'a [String],
+    /// Whether the node's primary address is one of IPv4, where `host_ips` does not say it; `None` keeps the runtime's order.
+    pub v4_first: Option<bool>,
     /// What CRI `Version` calls the runtime: the prefix of container ids.
     pub runtime_name: &'a str,
     /// Recursive read-only mounts work with this runtime.
@@ -183,7 +185,7 @@ fn fill_addresses(
     inputs: &StatusInputs<'_>,
 ) {
     let as_texts = |list: &[IpAddress]| list.iter().map(|entry| entry.ip.clone()).collect::<Vec<_>>();
-    let primary = inputs.host_ips.first().map(|ip| is_v4(ip));
+    let primary = inputs.host_ips.first().map(|ip| is_v4(ip)).or(inputs.v4_first);
     let hosts = if inputs.host_ips.is_empty() { as_texts(&old.host_ips) } else { inputs.host_ips.to_vec() };
     let mut ips = one_of_each_family(&observed.pod_ips(), primary);
     if pod.is_host_network() {

@@ -9,7 +9,7 @@ use keelson_service_kit::Metrics as Registry;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 
 use crate::agent::{Agent, Entry};
 
@@ -30,6 +30,7 @@ enum What {
     Desired,
     Active,
     Working,
+    Ephemeral,
 }
 
 /// One family of gauges.
@@ -46,6 +47,7 @@ impl EncodeMetric for Gauges {
         match self.what {
             What::Desired => by_source(census.desired(), encoder),
             What::Active => by_source(census.active(), encoder),
+            What::Ephemeral => ConstGauge::new(census.ephemeral()).encode(encoder),
             What::Working => {
                 let family: Family<OfWorker, Gauge> = Family::default();
                 for (labels, count) in census.working() {
@@ -89,7 +91,8 @@ fn awaits_its_source(entry: &Entry) -> bool {
 fn counted(entry: &Entry) -> Counted<'_> {
     let pod = entry.wanted.as_ref().map(|wanted| &wanted.pod);
     let terminal = entry.status.phase().is_terminal() || pod.is_some_and(|p| p.status.phase().is_terminal());
-    Counted { state: &entry.state, is_static: pod.map(|pod| pod.is_static()), terminal }
+    let ephemeral = pod.map_or(0, |pod| pod.spec.ephemeral_containers.len());
+    Counted { state: &entry.state, is_static: pod.map(|pod| pod.is_static()), terminal, ephemeral }
 }
 
 /// Shows the gauges of an agent.
@@ -98,6 +101,11 @@ pub fn register(agent: &Arc<Agent>, registry: &Registry) {
         ("kubelet_desired_pods", "Pods that a source names", What::Desired),
         ("kubelet_active_pods", "Pods that a source names and that have not ended", What::Active),
         ("kubelet_working_pods", "Pods by how far they have come and who knows them", What::Working),
+        (
+            "kubelet_managed_ephemeral_containers",
+            "Ephemeral containers of pods that have not been ended",
+            What::Ephemeral,
+        ),
     ] {
         registry.register(name, help, Gauges { agent: Arc::downgrade(agent), what });
     }

@@ -1,16 +1,20 @@
 //! What is counted and measured of the life of pods and of the turns of their workers (pod-lifecycle.md §7, §8.1 and
 //! §19). Nothing of a single pod is kept for it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use keelson_kube_model::Pod;
 use keelson_pod_sync_core::Moment;
 use keelson_pod_sync_core::census::static_label;
 use keelson_pod_sync_core::measure::Operation;
+use keelson_pod_sync_core::start_time::StartTime;
 use keelson_service_kit::Metrics as Registry;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::SECONDS;
@@ -29,6 +33,20 @@ struct OfTurn {
     operation_type: &'static str,
 }
 
+/// The gauge of the node's first pod with a network of its own; there once that is known.
+#[derive(Debug, Clone)]
+struct FirstNetwork(Registry, Arc<AtomicBool>);
+
+impl FirstNetwork {
+    fn took(&self, seconds: f64) {
+        if !self.1.swap(true, Ordering::Relaxed) {
+            let name = "kubelet_first_network_pod_start_sli_duration_seconds";
+            let help = "Seconds from the creation of the first pod with a network of its own until it runs, pulls and init containers left out";
+            self.0.register(name, help, ConstGauge::new(seconds));
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Origin {
     r#static: &'static str,
@@ -40,6 +58,9 @@ pub struct PodMetrics {
     turns: Family<OfTurn, Histogram, fn() -> Histogram>,
     first_turn: Histogram,
     start: Histogram,
+    start_total: Histogram,
+    start_of_node: Histogram,
+    first_network: FirstNetwork,
     containers: Histogram,
     orphans: Counter,
     restarted: Family<Origin, Counter>,
@@ -52,6 +73,9 @@ impl PodMetrics {
             turns: Family::new_with_constructor(|| Histogram::new(SECONDS)),
             first_turn: Histogram::new(SECONDS),
             start: Histogram::new(START_SECONDS),
+            start_total: Histogram::new(START_SECONDS),
+            start_of_node: Histogram::new(START_SECONDS),
+            first_network: FirstNetwork(registry.clone(), Arc::default()),
             containers: Histogram::new(CONTAINERS),
             orphans: Counter::default(),
             restarted: Family::default(),
@@ -63,6 +87,11 @@ impl PodMetrics {
         registry.register("kubelet_pod_worker_start_duration_seconds", help, metrics.first_turn.clone());
         let help = "Seconds from the first sight of a pod until it is shown as Running";
         registry.register("kubelet_pod_start_duration_seconds", help, metrics.start.clone());
+        let help = "Seconds from the creation of a pod of the API until it runs";
+        registry.register("kubelet_pod_start_total_duration_seconds", help, metrics.start_total.clone());
+        let help =
+            "Seconds from the creation of a pod of the API until it runs, pulls and init containers left out";
+        registry.register("kubelet_pod_start_sli_duration_seconds", help, metrics.start_of_node.clone());
         let help = "Regular containers of the pods that were begun";
         registry.register("kubelet_containers_per_pod_count", help, metrics.containers.clone());
         let help = "Pods that only the runtime knew and that were ended";
@@ -91,6 +120,24 @@ impl PodMetrics {
         if let Some(seconds) = seconds_since_seen(pod, at) {
             self.start.observe(seconds);
         }
+    }
+
+    /// What [`PodMetrics::runs`] is told of took so long, counted from the creation at the API.
+    pub fn took(&self, took: Option<StartTime>, host_network: bool) {
+        let seconds = |nanos: i64| Duration::from_nanos(nanos.unsigned_abs()).as_secs_f64();
+        let Some(took) = took else { return };
+        self.start_total.observe(seconds(took.total));
+        if let Some(of_node) = took.of_node {
+            self.start_of_node.observe(seconds(of_node));
+            if !host_network {
+                self.first_network.took(seconds(of_node));
+            }
+        }
+    }
+
+    /// An earlier process has begun a pod: the first that this one begins is not the node's first.
+    pub fn adopts(&self) {
+        self.first_network.1.store(true, Ordering::Relaxed);
     }
 
     /// The end of something that no source names begins.

@@ -107,6 +107,8 @@ pub struct ClusterRoom {
     pub services_read: bool,
     /// Handlers by class.
     pub classes: BTreeMap<String, String>,
+    /// Parts of the Node beside its name.
+    pub node: BTreeMap<&'static str, serde_json::Value>,
     /// Who asked for variables.
     pub asked: Vec<pc::GetServiceEnvRequest>,
 }
@@ -147,7 +149,10 @@ impl PodConfig for Source {
     }
 
     async fn watch_node(&self, _: Request<pc::WatchNodeRequest>) -> Answer<Self::WatchNodeStream> {
-        let node = serde_json::json!({"metadata": {"name": "n1", "labels": {"disk": "ssd"}}});
+        let mut node = serde_json::json!({"metadata": {"name": "n1", "labels": {"disk": "ssd"}}});
+        for (part, value) in &self.cluster.lock().unwrap().node {
+            node[part] = value.clone();
+        }
         let told = pc::WatchNodeResponse { node_json: node.to_string().into_bytes(), registered: false };
         Ok(Response::new(Box::pin(one(told).chain(stream::pending()))))
     }

@@ -96,6 +96,12 @@ fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
             });
             Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id }.encode_to_vec())
         }
+        "UpdateRuntimeConfig" => {
+            let request = cri::UpdateRuntimeConfigRequest::decode(body).unwrap();
+            let network = request.runtime_config.unwrap().network_config.unwrap();
+            shim.called(&format!("pod CIDR {}", network.pod_cidr));
+            Ok(Vec::new())
+        }
         "PodSandboxStatus" => {
             let network = cri::PodSandboxNetworkStatus { ip: "10.0.0.2".into(), ..Default::default() };
             let status = cri::PodSandboxStatus { network: Some(network), ..Default::default() };
@@ -128,7 +134,12 @@ fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
             for (file, value) in &resources.unified {
                 shim.called(&format!("{file}={value}"));
             }
-            let seccomp = linux.security_context.and_then(|context| context.seccomp).unwrap_or_default();
+            let context = linux.security_context.unwrap_or_default();
+            let namespaces = context.namespace_options.unwrap_or_default();
+            if namespaces.pid() == cri::NamespaceMode::Target {
+                shim.called(&format!("processes of {}", namespaces.target_id));
+            }
+            let seccomp = context.seccomp.unwrap_or_default();
             shim.called(&format!("seccomp {}", seccomp.profile_type().as_str_name()));
             let uid = owner(shim, |pod| pod.sandboxes.iter().any(|s| s.id == request.pod_sandbox_id))?;
             let container = rt::Container {

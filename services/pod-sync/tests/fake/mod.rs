@@ -150,6 +150,7 @@ impl World {
         let pod = json!({
             "metadata": {
                 "name": uid, "namespace": "default", "uid": uid,
+                "creationTimestamp": format_nanos(seen).unwrap(),
                 "annotations": {
                     "kubernetes.io/config.source": self.source,
                     "kubernetes.io/config.seen": format_nanos(seen).unwrap(),
@@ -183,10 +184,16 @@ impl PodSync {
 
     /// The pod as `ListPods` shows it.
     pub async fn pod(&self, uid: &str) -> Option<Value> {
+        let document = self.document(uid).await?;
+        Some(serde_json::from_slice(&document.pod_json).unwrap())
+    }
+
+    /// What `ListPods` has of the pod.
+    pub async fn document(&self, uid: &str) -> Option<ps::PodDocument> {
         let mut list = self.client().list_pods(ps::ListPodsRequest {}).await.ok()?.into_inner();
         while let Some(pod) = list.message().await.unwrap() {
             if pod.uid == uid {
-                return Some(serde_json::from_slice(&pod.pod_json).unwrap());
+                return Some(pod);
             }
         }
         None

@@ -464,6 +464,9 @@ mod addresses {
         assert_eq!((status.pod_ip.as_str(), status.host_ip.as_str()), ("10.1.0.2", "192.0.2.1"));
         let alone = generate(&plain("Always", &["a"]), &seen);
         assert_eq!(ips(&alone), ["fd00::2", "10.1.0.2"]);
+        let v4 = StatusInputs { v4_first: Some(true), host_ips: &[], ..inputs };
+        let told = generate_status(&plain("Always", &["a"]), &seen.0, None, &v4, &at(60));
+        assert_eq!((ips(&told), told.host_ip.as_str()), (vec!["10.1.0.2", "fd00::2"], ""));
         assert_eq!(alone.host_ip, "");
     }
 
