@@ -129,15 +129,10 @@ impl Keeper {
         let shutdown = self.ctx.shutdown.clone();
         let mut at = Instant::now();
         loop {
-            self.handle.tick();
-            let until = at.min(Instant::now() + LoopHandle::HEARTBEAT);
             // Cancel-safe: both hold nothing.
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = tokio::time::sleep_until(until) => {}
-            }
-            if Instant::now() < at {
-                continue;
+                () = self.handle.while_at(tokio::time::sleep_until(at)) => {}
             }
             // Cancel-safe: a command that was cut is ended, and the next start goes on from what is there.
             let well = tokio::select! {

@@ -40,15 +40,10 @@ impl PlacementLoop {
     pub(crate) async fn run(self, shutdown: CancellationToken, handle: LoopHandle) {
         let (mut at, mut told) = (Instant::now() + FIRST, false);
         loop {
-            handle.tick();
-            let until = at.min(Instant::now() + LoopHandle::HEARTBEAT);
             // Cancel-safe: both hold nothing.
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = tokio::time::sleep_until(until) => {}
-            }
-            if Instant::now() < at {
-                continue;
+                () = handle.while_at(tokio::time::sleep_until(at)) => {}
             }
             // What cannot be looked at now is looked at the next time.
             let Some(pods) = self.look().await else {

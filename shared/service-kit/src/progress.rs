@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,6 +48,17 @@ impl LoopHandle {
     /// The loop has turned.
     pub fn tick(&self) {
         self.entry.last_ms.store(millis(self.origin.elapsed()), Ordering::Relaxed);
+    }
+
+    /// Does `work`, which ends by itself, and ticks meanwhile: a call with a deadline, a pause. Cancel-safe as far as the work is.
+    pub async fn while_at<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            self.tick();
+            if let Ok(done) = tokio::time::timeout(Self::HEARTBEAT, &mut work).await {
+                return done;
+            }
+        }
     }
 }
 
@@ -145,6 +157,23 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_is_at_a_long_work_turns_meanwhile() {
+        let progress = Progress::default();
+        let handle = progress.register("writer");
+        let began = tokio::time::Instant::now();
+        let ticks = || handle.entry.last_ms.swap(u64::MAX, Ordering::Relaxed) != u64::MAX;
+        let work = async {
+            for _ in 0..7 {
+                tokio::time::sleep(LoopHandle::HEARTBEAT + Duration::from_millis(1)).await;
+                assert!(ticks(), "after {:?}", began.elapsed());
+            }
+            "done"
+        };
+        assert_eq!(handle.while_at(work).await, "done");
+        assert!(began.elapsed() > 2 * Duration::from_secs(30));
+    }
 
     #[test]
     fn a_condition_keeps_its_beginning_while_only_the_text_changes() {
