@@ -146,8 +146,9 @@ async fn what_waits_is_named_and_comes_into_force_for_all_its_readers_at_once() 
     // Who dies meanwhile has what its neighbours have.
     world.kill(ServiceName::PodSync, before["pod-sync"]).await;
     for service in [ServiceName::PodSync, ServiceName::ResourceManager] {
-        let config = world.config_of(service).await;
-        assert_eq!((config.resources.max_pods, config.container_logs.max_files), (110, 7), "{service}");
+        // Each service takes it in its own time.
+        world.until(service, "seven files", |config| config.container_logs.max_files == 7).await;
+        assert_eq!(world.config_of(service).await.resources.max_pods, 110, "{service}");
     }
     // It is nobody's who does not read it.
     world.restart(ServiceName::RuntimeShim).await;
