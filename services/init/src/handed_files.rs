@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use keelson_config::{
-    ApiFile, Certificates, Config, ControlPlane, EtcdFile, Kubernetes, ServiceName, UrlHeaders,
+    ApiFile, ApiTls, Certificates, Config, ControlPlane, EtcdFile, Kubernetes, ServiceName, UrlHeaders,
 };
 use keelson_init_core::{Document, KubeconfigProblem, flatten_kubeconfig};
 use keelson_service_kit::{Context, LoopHandle};
 use serde_json::Value;
 
-use crate::certificates::{self, Client};
+use crate::certificates::{self, Client, NotUsed};
 use crate::yaml;
 
 /// Who speaks to the control plane.
@@ -50,6 +50,13 @@ pub(crate) enum HandoverError {
     /// The certificate of the kubelet API cannot be read.
     #[error(transparent)]
     Serving(certificates::StoreError),
+    /// Of a kubelet's own certificate and its key one is missing.
+    #[error(
+        "certificate and key must be supplied as a pair: of {} and {} only one is there; add the other one, or remove it, and \
+         the agent signs a certificate itself",
+        certificate.display(), key.display()
+    )]
+    HalfAPair { certificate: PathBuf, key: PathBuf },
     /// A certificate that was taken cannot be removed where it lay.
     #[error("cannot remove a certificate that was taken from the state folder of node-status")]
     Forget { source: io::Error },
@@ -82,6 +89,8 @@ struct Copies {
     awaits: bool,
     /// There is a bootstrap kubeconfig in use.
     bootstraps: bool,
+    /// Why a kubelet's own pair is there and not used.
+    left_alone: Option<String>,
 }
 
 impl Copies {
@@ -115,14 +124,30 @@ impl Copies {
         own.kubeconfig(kubernetes, now);
         let tls = config.api.tls.as_ref();
         let asked_for = kubernetes.filter(|_| tls.is_some_and(|tls| tls.asked_for));
+        let of_a_kubelet = tls.filter(|tls| tls.takes_a_kubelets_pair());
         for file in ApiFile::ALL {
-            if asked_for.is_none() || file == ApiFile::ClientCa {
+            if (asked_for.is_none() && of_a_kubelet.is_none()) || file == ApiFile::ClientCa {
                 let path = tls.and_then(|tls| file.of(tls));
                 own.add_file(&[ServiceName::NodeApi], (file.field(), file.copy()), path);
             }
         }
         own.serving(config, asked_for);
+        if let Some(tls) = of_a_kubelet {
+            own.kubelets_pair(tls, now);
+        }
         own
+    }
+
+    /// The pair that a kubelet has signed itself on this node, in one file. One that is of no use any more is left where it is.
+    fn kubelets_pair(&mut self, tls: &ApiTls, now: i64) {
+        let (pair, left_alone) = match certificates::of_a_kubelet(tls, now) {
+            Ok(pair) => (pair, None),
+            Err(NotUsed::Half(error)) => return self.errors.push(error),
+            Err(NotUsed::LeftAlone(why)) => (None, Some(why)),
+        };
+        self.left_alone = left_alone;
+        self.add(&[ServiceName::NodeApi], ApiFile::Cert.copy(), pair.map(String::into_bytes));
+        self.add(&[ServiceName::NodeApi], ApiFile::Key.copy(), None);
     }
 
     fn kubeconfig(&mut self, api: Option<&Kubernetes>, now: i64) {
@@ -214,6 +239,8 @@ pub(crate) struct Looked {
     pub(crate) errors: Vec<HandoverError>,
     /// A certificate is asked for that is not there yet.
     pub(crate) awaits: bool,
+    /// Why a kubelet's own pair is there and not used: nothing is wrong with that.
+    pub(crate) left_alone: Option<String>,
 }
 
 /// Makes the copies what the files are, with new certificates where node-status has left some. A copy that nobody needs any
@@ -242,7 +269,7 @@ pub(crate) fn hand_over(config: &Config) -> Looked {
         }
     }
     errors.append(&mut copies.errors);
-    Looked { errors, awaits: copies.awaits }
+    Looked { errors, awaits: copies.awaits, left_alone: copies.left_alone }
 }
 
 /// Makes what pod-config knows of headers what `config` says; without a URL there are none. They stand in no file of their own,
@@ -275,6 +302,7 @@ fn replace(path: &Path, content: &[u8], uid: Option<u32>) -> io::Result<()> {
 
 /// Keeps the copies as the files are, until the shutdown; `awaits`: a certificate is asked for that is not there yet.
 pub(crate) async fn run(context: Context, mut awaits: bool) {
+    let mut left_alone = None;
     let turn = context.progress.register("handed-files");
     loop {
         turn.tick();
@@ -286,6 +314,12 @@ pub(crate) async fn run(context: Context, mut awaits: bool) {
         let config = std::sync::Arc::clone(&context.config);
         let Ok(looked) = tokio::task::spawn_blocking(move || hand_over(&config)).await else { return };
         awaits = looked.awaits;
+        if left_alone != looked.left_alone {
+            if let Some(why) = &looked.left_alone {
+                tracing::warn!("{why}");
+            }
+            left_alone = looked.left_alone;
+        }
         let lines: Vec<String> =
             looked.errors.iter().map(|error| keelson_service_kit::status::chain(error)).collect();
         let told = if lines.is_empty() {
@@ -425,5 +459,73 @@ mod tests {
         config.api.tls = None;
         good(hand_over(&config));
         assert!(!folder.join("client-ca.pem").exists() && !any(&config));
+    }
+
+    #[test]
+    fn a_pair_of_a_kubelet_is_handed_over_in_one_file_and_anew_when_it_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.paths.run_dir = dir.path().join("run");
+        let folder = config.paths.credentials(ServiceName::NodeApi);
+        fs::create_dir_all(&folder).unwrap();
+        let mut tls = ApiTls { cert_dir: dir.path().join("pki"), ..ApiTls::default() };
+        config.api.tls = Some(tls.clone());
+        let copy = || fs::read_to_string(folder.join("tls-cert.pem")).ok();
+        good(hand_over(&config));
+        assert_eq!(copy(), None, "there is no folder");
+
+        fs::create_dir(&tls.cert_dir).unwrap();
+        let [certificate, key] = ApiTls::OF_A_KUBELET.map(|name| tls.cert_dir.join(name));
+        let now = now_unix_seconds();
+        let write = |until: i64| {
+            let pair = certificates::tests_pair(now - 100, until);
+            fs::write(&certificate, &pair.0).unwrap();
+            fs::write(&key, &pair.1).unwrap();
+        };
+        let mut before = None;
+        for _ in 0..2 {
+            write(now + 1000);
+            good(hand_over(&config));
+            let now_there = copy();
+            assert!(now_there.as_ref().unwrap().contains("PRIVATE KEY") && now_there != before);
+            let own = tls.handed_over(&folder);
+            assert_eq!(
+                (own.cert_file.clone(), own.key_file),
+                (Some(folder.join("tls-cert.pem")), own.cert_file)
+            );
+            before = now_there;
+        }
+
+        fs::remove_file(&key).unwrap();
+        let lines = missing(&config).join("\n");
+        assert!(lines.starts_with("certificate and key must be supplied as a pair"), "{lines}");
+        assert!(error_of(hand_over(&config)).ends_a_start());
+        assert_eq!(copy(), before, "the last good one stays");
+
+        for (until, other_key, why) in
+            [(now - 1, false, "has ended"), (now + 1000, true, "is not that of its")]
+        {
+            write(until);
+            if other_key {
+                fs::write(&key, certificates::tests_pair(now, until).1).unwrap();
+            }
+            let looked = hand_over(&config);
+            assert!(
+                looked.errors.is_empty() && looked.left_alone.as_ref().unwrap().contains(why),
+                "{looked:?}"
+            );
+            assert_eq!(copy(), None);
+            assert!(certificate.exists() && missing(&config).is_empty(), "it is left where it is");
+        }
+        write(now + 1000);
+        tls.asked_for = true;
+        config.api.tls = Some(tls.clone());
+        good(hand_over(&config));
+        assert_eq!(copy(), None, "another one is asked for");
+        (tls.asked_for, tls.cert_file, tls.key_file) = (false, Some(certificate.clone()), Some(key.clone()));
+        fs::write(&key, "key").unwrap();
+        config.api.tls = Some(tls);
+        good(hand_over(&config));
+        assert_eq!(fs::read_to_string(folder.join("tls-key.pem")).unwrap(), "key", "named, and as it is");
     }
 }

@@ -266,6 +266,9 @@ fn hand_over_files(config: &Config) -> anyhow::Result<bool> {
         // Not in the log: `--resolve-only` has none.
         eprintln!("keelson-init: {}", status::chain(&error));
     }
+    if let Some(why) = looked.left_alone {
+        eprintln!("keelson-init: {why}");
+    }
     Ok(looked.awaits)
 }
 

@@ -127,7 +127,7 @@ fn with_a_drop_in_that_asks_no_api_server_they_are_taken_as_they_are() {
             (&["10.96.0.10".to_owned()][..], "cluster.local")
         );
         assert_eq!(config.sources.static_pod_path.as_deref(), Some(Path::new("/etc/kubernetes/manifests")));
-        assert_eq!(config.api.tls.as_ref().unwrap().client_ca_file, scene.path("ca.crt"));
+        assert_eq!(config.api.tls.as_ref().unwrap().client_ca_file, Some(scene.path("ca.crt")));
 
         let whole = kubelet_configuration(&file).unwrap().unwrap();
         for (field, value) in [

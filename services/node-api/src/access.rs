@@ -1,9 +1,9 @@
 //! Who asks, and whether they may (node-and-api.md §7).
 //!
 //! Without TLS nobody is known: the kubelet API listens on loopback, shows what every local user may see and lets nobody into
-//! a container. With it, whoever shows a certificate that the authorities of clients stand behind is the user that it names,
-//! and whoever shows a bearer token is whom the API server knows it of. Who shows neither is nobody, unless anonymous requests
-//! are let in; who shows what is worth nothing is nobody in any case.
+//! a container. With it, whoever shows a certificate that the authorities of clients stand behind, where there are any, is the
+//! user that it names, and whoever shows a bearer token is whom the API server knows it of. Who shows neither is nobody, unless
+//! anonymous requests are let in; who shows what is worth nothing is nobody in any case.
 //!
 //! What somebody may do the API server is asked too, unless everybody who is known may do everything (`AlwaysAllow`). The
 //! questions go through pod-config ([`reviews`]): this service has no credentials for that server.

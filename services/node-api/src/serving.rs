@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,8 @@ use crate::spoken;
 const LOOK: Duration = LoopHandle::HEARTBEAT;
 /// The same until there is anything to show.
 const LOOK_AWAITING: Duration = Duration::from_secs(1);
+/// The setting that names the authorities of clients.
+const CLIENT_CA: &str = "authentication.x509.clientCAFile";
 /// The condition that says whether they can be used.
 const CONDITION: &str = "certificates";
 
@@ -60,7 +63,8 @@ enum ServingError {
 #[derive(Debug)]
 struct Now {
     config: Arc<ServerConfig>,
-    clients: Arc<dyn ClientCertVerifier>,
+    /// `None`: nobody is known by a certificate.
+    clients: Option<Arc<dyn ClientCertVerifier>>,
 }
 
 /// TLS of the kubelet API, as it is at each moment.
@@ -76,7 +80,10 @@ impl Serving {
     /// Whether one of the authorities of clients stands behind a certificate that a client has shown.
     pub(crate) fn stands_behind(&self, own: &CertificateDer<'_>, between: &[CertificateDer<'_>]) -> bool {
         let Some(now) = self.0.borrow().clone() else { return false };
-        now.clients.verify_client_cert(own, between, UnixTime::now()).is_ok()
+        let stands = |clients: &Arc<dyn ClientCertVerifier>| {
+            clients.verify_client_cert(own, between, UnixTime::now()).is_ok()
+        };
+        now.clients.as_ref().is_some_and(stands)
     }
 
     /// TLS with the files of `tls`, which are read now and whenever they change.
@@ -110,6 +117,8 @@ struct Files {
     state: PathBuf,
     shown: PathBuf,
     node_name: String,
+    /// Those of `--node-ip`.
+    node_ips: Vec<IpAddr>,
     /// What `now` was made of.
     read: Option<Content>,
 }
@@ -117,7 +126,7 @@ struct Files {
 /// All that TLS is made of.
 #[derive(Debug, PartialEq, Eq)]
 struct Content {
-    client_ca: Vec<u8>,
+    client_ca: Option<Vec<u8>>,
     certificates: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 }
@@ -131,6 +140,7 @@ impl Files {
             state: paths.state(ServiceName::NodeApi),
             shown: paths.serving_certificate(),
             node_name: ctx.config.node_name.clone(),
+            node_ips: ctx.config.node_status.node_ips.clone(),
             read: None,
         }
     }
@@ -169,7 +179,7 @@ impl Files {
     }
 
     fn content(&self, tls: &ApiTls) -> Result<Content, ServingError> {
-        let client_ca = read("authentication.x509.clientCAFile", &tls.client_ca_file)?;
+        let client_ca = tls.client_ca_file.as_ref().map(|file| read(CLIENT_CA, file)).transpose()?;
         let (certificates, key) = match (&tls.cert_file, &tls.key_file) {
             (Some(cert), Some(key)) => {
                 let certificates = certificates("tlsCertFile", cert, &read("tlsCertFile", cert)?)?;
@@ -192,7 +202,13 @@ impl Files {
     /// The names under which the node is reached.
     fn names(&self) -> Vec<String> {
         let mut names = vec![self.node_name.clone()];
-        names.extend(default_route_address().map(|address| address.to_string()));
+        let given = self.node_ips.iter().filter(|ip| !ip.is_unspecified());
+        for address in given.copied().chain(default_route_address()) {
+            let address = address.to_string();
+            if !names.contains(&address) {
+                names.push(address);
+            }
+        }
         names.extend(["localhost", "127.0.0.1"].map(ToOwned::to_owned));
         names
     }
@@ -218,25 +234,41 @@ fn certificates(
 }
 
 fn assemble(tls: &ApiTls, content: &Content) -> Result<Now, ServingError> {
-    const FIELD: &str = "authentication.x509.clientCAFile";
-    let file = &tls.client_ca_file;
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(FIELD, file, &content.client_ca)? {
-        roots.add(certificate).map_err(|error| unusable(FIELD, file, error.to_string()))?;
-    }
-    let provider = Arc::new(spoken::provider(&tls.cipher_suites));
-    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
-        .build()
-        .map_err(|error| unusable(FIELD, file, error.to_string()))?;
-    let asks = Asks { clients: Arc::clone(&clients), provider: Arc::clone(&provider) };
-    let mut config = ServerConfig::builder_with_provider(Arc::clone(&provider))
+    let provider = Arc::new(spoken::provider(&tls.cipher_suites, &tls.key_exchanges));
+    let clients = match (&tls.client_ca_file, &content.client_ca) {
+        (Some(file), Some(pem)) => Some(authorities(file, pem, &provider)?),
+        _ => None,
+    };
+    let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_protocol_versions(spoken::versions(&provider, tls.only_tls13))
-        .map_err(ServingError::Pair)?
-        .with_client_cert_verifier(Arc::new(asks))
+        .map_err(ServingError::Pair)?;
+    let config = match &clients {
+        Some(clients) => {
+            let asks = Asks { clients: Arc::clone(clients), provider: Arc::clone(&provider) };
+            config.with_client_cert_verifier(Arc::new(asks))
+        }
+        None => config.with_no_client_auth(),
+    };
+    let mut config = config
         .with_single_cert(content.certificates.clone(), content.key.clone_key())
         .map_err(ServingError::Pair)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Now { config: Arc::new(config), clients })
+}
+
+/// What certificates of clients are checked against.
+fn authorities(
+    file: &Path,
+    pem: &[u8],
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, ServingError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(CLIENT_CA, file, pem)? {
+        roots.add(certificate).map_err(|error| unusable(CLIENT_CA, file, error.to_string()))?;
+    }
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
+        .build()
+        .map_err(|error| unusable(CLIENT_CA, file, error.to_string()))
 }
 
 /// Writes the certificates that are shown, for those who tell others of them. Nothing in it is secret.
@@ -451,5 +483,28 @@ mod tests {
             let shown = fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap();
             assert_eq!(der(&shown), der(&cert));
         }
+    }
+
+    #[tokio::test]
+    async fn a_pair_that_init_has_found_is_shown_while_it_is_there_and_else_one_of_our_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ctx, mut files) = files(dir.path());
+        files.tls = ApiTls::default();
+        let (sender, receiver) = watch::channel(None);
+        let serving = Serving(receiver);
+        let shown = || der(&fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap());
+        files.read_again(&ctx, &sender);
+        let own = shown();
+        let authority = Authority::new();
+        let (cert, key) = authority.pair();
+        assert!(!serving.stands_behind(&der(&cert), &[]), "nobody is known by a certificate");
+        let copies = ctx.config.paths.credentials(ServiceName::NodeApi);
+        fs::create_dir_all(&copies).unwrap();
+        fs::write(copies.join("tls-cert.pem"), format!("{cert}{key}")).unwrap();
+        files.read_again(&ctx, &sender);
+        assert_eq!(shown(), der(&cert));
+        fs::remove_file(copies.join("tls-cert.pem")).unwrap();
+        files.read_again(&ctx, &sender);
+        assert_eq!(shown(), own);
     }
 }

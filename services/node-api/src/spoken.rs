@@ -1,22 +1,27 @@
-//! Which versions and cipher suites of TLS the kubelet API speaks (node-and-api.md §2.5): those of `tlsMinVersion` and
-//! `tlsCipherSuites`.
+//! Which versions, cipher suites and ways to agree on keys of TLS the kubelet API speaks (node-and-api.md §2.5): those of
+//! `tlsMinVersion`, `tlsCipherSuites` and `tlsCurvePreferences`.
 //!
 //! The suites of TLS 1.3 are always all there, as in Go, where a list chooses among those of older versions alone. A list that
-//! has none of TLS 1.2 leaves 1.3 alone. In which order they are tried the client says.
+//! has none of TLS 1.2 leaves 1.3 alone. In which order they are tried the client says, and of the ways to agree on keys rustls:
+//! the order in the list does not count, as for a kubelet.
 
-use keelson_config::CipherSuite;
+use keelson_config::{CipherSuite, KeyExchange};
+use rustls::NamedGroup;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::{SupportedCipherSuite, SupportedProtocolVersion};
 
 static ONLY_TLS13: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
-/// What does the arithmetic, with the suites that may be spoken; `chosen` without any: all.
-pub(crate) fn provider(chosen: &[CipherSuite]) -> CryptoProvider {
+/// What does the arithmetic, with the suites that may be spoken and the ways in which keys may be agreed on; without any: all.
+pub(crate) fn provider(suites: &[CipherSuite], exchanges: &[KeyExchange]) -> CryptoProvider {
     let mut provider = ring::default_provider();
-    if !chosen.is_empty() {
+    if !suites.is_empty() {
         provider
             .cipher_suites
-            .retain(|suite| is_tls13(suite) || chosen.iter().any(|chosen| id(*chosen) == suite.suite()));
+            .retain(|suite| is_tls13(suite) || suites.iter().any(|chosen| id(*chosen) == suite.suite()));
+    }
+    if !exchanges.is_empty() {
+        provider.kx_groups.retain(|group| exchanges.iter().any(|chosen| group_of(*chosen) == group.name()));
     }
     provider
 }
@@ -50,6 +55,15 @@ fn id(suite: CipherSuite) -> rustls::CipherSuite {
         CipherSuite::RsaAes128Gcm => Id::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
         CipherSuite::RsaAes256Gcm => Id::TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,
         CipherSuite::RsaChacha20 => Id::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
+    }
+}
+
+/// A way to agree on keys as rustls calls it.
+fn group_of(exchange: KeyExchange) -> NamedGroup {
+    match exchange {
+        KeyExchange::P256 => NamedGroup::secp256r1,
+        KeyExchange::P384 => NamedGroup::secp384r1,
+        KeyExchange::X25519 => NamedGroup::X25519,
     }
 }
 
@@ -95,11 +109,24 @@ mod tests {
             (&[RsaChacha20, Aes128Gcm], false, with(&[RsaChacha20]), 2),
             (&[Aes128Gcm], false, with(&[]), 1),
         ] {
-            let provider = provider(chosen);
+            let provider = provider(chosen, &[]);
             assert_eq!(ids(&provider), ids_of(&suites), "{chosen:?}");
             let versions = versions(&provider, only_tls13);
             assert_eq!(versions.len(), number_of_versions, "{chosen:?}, {only_tls13}");
             assert!(versions.contains(&&rustls::version::TLS13), "{chosen:?}, {only_tls13}");
+        }
+    }
+
+    #[test]
+    fn the_ways_to_agree_on_keys_that_can_be_chosen_are_those_that_there_are() {
+        let of = |provider: &CryptoProvider| {
+            provider.kx_groups.iter().map(|group| i64::from(u16::from(group.name()))).collect::<BTreeSet<_>>()
+        };
+        let numbers = |exchanges: &[KeyExchange]| exchanges.iter().map(|known| known.number()).collect();
+        assert_eq!(of(&ring::default_provider()), numbers(&KeyExchange::ALL));
+        for chosen in [&[][..], &[KeyExchange::P384], &[KeyExchange::X25519, KeyExchange::P256]] {
+            let expected = if chosen.is_empty() { numbers(&KeyExchange::ALL) } else { numbers(chosen) };
+            assert_eq!(of(&provider(&[], chosen)), expected, "{chosen:?}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::CipherSuite;
+use crate::{Certificates, CipherSuite, KeyExchange};
 
 /// The HTTP ports of node-api.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub struct Api {
     pub healthz_address: String,
     /// 10248 in a kubelet; 0: off.
     pub healthz_port: u16,
-    /// TLS on the kubelet API, which then lets in whom a certificate names; absent: HTTP, and nobody into a container.
+    /// TLS on the kubelet API, which then asks who it is; absent: HTTP, and nobody into a container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<ApiTls>,
     /// What of the paths for debugging is answered.
@@ -55,84 +55,90 @@ impl Default for ApiHandlers {
 
 /// TLS on the kubelet API (node-and-api.md §6, §7).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 pub struct ApiTls {
-    /// PEM file of the authorities that clients are checked against (`authentication.x509.clientCAFile`).
-    pub client_ca_file: PathBuf,
-    /// PEM file of our certificate (`tlsCertFile`), with `key_file`; absent: one that we sign ourselves.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// PEM file of the authorities that clients are checked against (`authentication.x509.clientCAFile`); absent: nobody is
+    /// known by a certificate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_ca_file: Option<PathBuf>,
+    /// PEM file of our certificate (`tlsCertFile`), with `key_file`; absent: the pair in `cert_dir`, or one that we sign
+    /// ourselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cert_file: Option<PathBuf>,
     /// PEM file of its key (`tlsPrivateKeyFile`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub key_file: Option<PathBuf>,
+    /// The folder in which a kubelet keeps the pair that it signs itself (`--cert-dir`); only root may be able to read it.
+    pub cert_dir: PathBuf,
     /// The API server is asked for our certificate (`serverTLSBootstrap`): the copy that init makes is of that, and of
     /// `cert_file` only until there is one; it has the key in it. None is signed by ourselves.
-    #[serde(default)]
     pub asked_for: bool,
     /// Whether the API server is asked whose bearer token it is (`authentication.webhook.enabled`).
-    #[serde(default)]
     pub tokens: bool,
     /// Whether the API server is asked what somebody may do (`authorization.mode: Webhook`); without it whoever is known may do
     /// everything.
-    #[serde(default)]
     pub reviews: bool,
     /// For how long it is remembered whose token it is, or that it is nobody's (`authentication.webhook.cacheTTL`); 0: not at
     /// all.
-    #[serde(default = "token_cache")]
     pub token_cache_ms: u64,
     /// For how long it is remembered that somebody may do something (`authorization.webhook.cacheAuthorizedTTL`).
-    #[serde(default = "allowed_cache")]
     pub allowed_cache_ms: u64,
     /// For how long it is remembered that somebody may not (`authorization.webhook.cacheUnauthorizedTTL`).
-    #[serde(default = "denied_cache")]
     pub denied_cache_ms: u64,
     /// Whether who shows neither certificate nor token is let in as `system:anonymous` (`authentication.anonymous.enabled`).
-    #[serde(default)]
     pub anonymous: bool,
     /// No TLS older than 1.3 (`tlsMinVersion: VersionTLS13`).
-    #[serde(default)]
     pub only_tls13: bool,
     /// The suites that may be spoken (`tlsCipherSuites`), beside those of TLS 1.3, which always may; empty: all.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cipher_suites: Vec<CipherSuite>,
+    /// How keys may be agreed on (`tlsCurvePreferences`); empty: in every way that there is.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub key_exchanges: Vec<KeyExchange>,
 }
 
-const fn token_cache() -> u64 {
-    120_000
-}
-
-const fn allowed_cache() -> u64 {
-    300_000
-}
-
-const fn denied_cache() -> u64 {
-    30_000
-}
-
-impl ApiTls {
-    /// TLS with these authorities of clients, and a certificate that we sign ourselves.
-    pub fn with_client_ca(client_ca_file: PathBuf) -> Self {
+impl Default for ApiTls {
+    /// TLS with a certificate that we sign ourselves, for nobody.
+    fn default() -> Self {
         Self {
-            client_ca_file,
+            client_ca_file: None,
             cert_file: None,
             key_file: None,
+            cert_dir: Certificates::default().dir,
             asked_for: false,
             tokens: false,
             reviews: false,
-            token_cache_ms: token_cache(),
-            allowed_cache_ms: allowed_cache(),
-            denied_cache_ms: denied_cache(),
+            token_cache_ms: 120_000,
+            allowed_cache_ms: 300_000,
+            denied_cache_ms: 30_000,
             anonymous: false,
             only_tls13: false,
             cipher_suites: Vec::new(),
+            key_exchanges: Vec::new(),
         }
     }
+}
 
-    /// The same with the copies that init has put into `folder`; where there is none, with the file itself.
+impl ApiTls {
+    /// The names of certificate and key in `cert_dir`.
+    pub const OF_A_KUBELET: [&str; 2] = ["kubelet.crt", "kubelet.key"];
+
+    /// TLS with these authorities of clients, and a certificate that we sign ourselves.
+    pub fn with_client_ca(client_ca_file: PathBuf) -> Self {
+        Self { client_ca_file: Some(client_ca_file), ..Self::default() }
+    }
+
+    /// Whether the pair of a kubelet in `cert_dir` is used, if there is one: no other was named or is asked for.
+    pub fn takes_a_kubelets_pair(&self) -> bool {
+        !self.asked_for && self.cert_file.is_none()
+    }
+
+    /// The same with the copies that init has put into `folder`; where there is none, with the file itself. What was asked for,
+    /// and a pair of a kubelet, are there as copies alone.
     #[must_use]
     pub fn handed_over(&self, folder: &Path) -> Self {
         let mut own = self.clone();
-        if own.asked_for {
+        if own.asked_for || own.takes_a_kubelets_pair() {
             // One file, so that certificate and key are never of two pairs.
             let pair = folder.join(ApiFile::Cert.copy());
             own.cert_file = pair.exists().then_some(pair);
@@ -141,11 +147,12 @@ impl ApiTls {
         for file in ApiFile::ALL {
             let copy = folder.join(file.copy());
             if copy.exists() {
-                match file {
-                    ApiFile::ClientCa => own.client_ca_file = copy,
-                    ApiFile::Cert => own.cert_file = own.cert_file.map(|_| copy),
-                    ApiFile::Key => own.key_file = own.key_file.map(|_| copy),
-                }
+                let known = match file {
+                    ApiFile::ClientCa => &mut own.client_ca_file,
+                    ApiFile::Cert => &mut own.cert_file,
+                    ApiFile::Key => &mut own.key_file,
+                };
+                *known = known.take().map(|_| copy);
             }
         }
         own
@@ -188,7 +195,7 @@ impl ApiFile {
     /// Where it is.
     pub fn of(self, tls: &ApiTls) -> Option<&Path> {
         match self {
-            Self::ClientCa => Some(&tls.client_ca_file),
+            Self::ClientCa => tls.client_ca_file.as_deref(),
             Self::Cert => tls.cert_file.as_deref(),
             Self::Key => tls.key_file.as_deref(),
         }
@@ -226,18 +233,31 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("keelson-api-files-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let mut tls = ApiTls::with_client_ca("/etc/ca.pem".into());
-        tls.key_file = Some("/etc/key.pem".into());
+        (tls.cert_file, tls.key_file) = (Some("/etc/cert.pem".into()), Some("/etc/key.pem".into()));
+        assert_eq!(tls.handed_over(&dir), tls, "without init the files themselves");
+        let pair = dir.join(ApiFile::Cert.copy());
         for file in [ApiFile::ClientCa, ApiFile::Cert] {
             std::fs::write(dir.join(file.copy()), "").unwrap();
         }
         let own = tls.handed_over(&dir);
-        assert_eq!(own.client_ca_file, dir.join("client-ca.pem"));
-        assert_eq!((own.cert_file, own.key_file), (None, Some("/etc/key.pem".into())));
+        assert_eq!(own.client_ca_file, Some(dir.join("client-ca.pem")));
+        assert_eq!((own.cert_file.as_ref(), own.key_file), (Some(&pair), Some("/etc/key.pem".into())));
+
+        // Asked for, or of a kubelet: one copy for both, and nothing until it is there.
+        let of_a_kubelet = ApiTls::default();
         tls.asked_for = true;
-        let own = tls.handed_over(&dir);
-        assert_eq!((own.cert_file.clone(), own.key_file), (Some(dir.join("tls-cert.pem")), own.cert_file));
-        std::fs::remove_file(dir.join("tls-cert.pem")).unwrap();
-        assert_eq!(tls.handed_over(&dir).key_file, None, "until there is one");
+        for tls in [tls, of_a_kubelet] {
+            let own = tls.handed_over(&dir);
+            assert_eq!((own.cert_file.as_ref(), own.key_file.as_ref()), (Some(&pair), Some(&pair)));
+            assert_eq!(
+                own.client_ca_file.is_some(),
+                tls.client_ca_file.is_some(),
+                "a copy that nobody wants"
+            );
+            std::fs::remove_file(&pair).unwrap();
+            assert_eq!(tls.handed_over(&dir).key_file, None, "until there is one");
+            std::fs::write(&pair, "").unwrap();
+        }
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -108,6 +108,7 @@ pub const PARTS: &[Part] = &[
             "authorization",
             "tlsCertFile",
             "tlsCipherSuites",
+            "tlsCurvePreferences",
             "tlsMinVersion",
             "tlsPrivateKeyFile",
         ],

@@ -51,7 +51,7 @@ pub use paths::Paths;
 pub use pods::Pods;
 pub use source_limits::{LIMITED_SOURCES, SourceLimit, SourceLimits};
 pub use sources::{Sources, UrlHeaders};
-pub use tls::CipherSuite;
+pub use tls::{CipherSuite, KeyExchange};
 
 /// The version of the file format; a service refuses a newer one than it knows.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -1,4 +1,5 @@
-//! The cipher suites that the kubelet API can speak, under the names that a KubeletConfiguration has for them.
+//! The cipher suites and the ways to agree on keys that the kubelet API can speak, under the names and numbers that a
+//! KubeletConfiguration has for them.
 
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +85,48 @@ impl CipherSuite {
     }
 }
 
+/// A way to agree on keys (`tlsCurvePreferences`): a group in the registry of TLS. P-521 and X25519MLKEM768, which a kubelet
+/// knows besides, are not here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KeyExchange {
+    /// P-256.
+    #[serde(rename = "P-256")]
+    P256,
+    /// P-384.
+    #[serde(rename = "P-384")]
+    P384,
+    /// X25519.
+    X25519,
+}
+
+impl KeyExchange {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::P256, Self::P384, Self::X25519];
+
+    /// Its number in the registry of TLS, as Go has it.
+    pub fn number(self) -> i64 {
+        match self {
+            Self::P256 => 23,
+            Self::P384 => 24,
+            Self::X25519 => 29,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::P256 => "P-256",
+            Self::P384 => "P-384",
+            Self::X25519 => "X25519",
+        }
+    }
+
+    /// The one of a number; `None` for one that is not spoken.
+    pub fn numbered(number: i64) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.number() == number)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,6 +157,18 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(CipherSuite::named(name), suite, "{name}");
+        }
+    }
+
+    #[test]
+    fn ways_to_agree_on_keys_have_the_numbers_of_the_registry() {
+        for (number, name) in [(23, "P-256"), (24, "P-384"), (29, "X25519")] {
+            let known = KeyExchange::numbered(number).unwrap();
+            assert_eq!((known.number(), known.name()), (number, name));
+            assert_eq!(serde_json::to_value(known).unwrap(), name, "the configuration has the same name");
+        }
+        for number in [25, 4588, 0, -23, 22] {
+            assert_eq!(KeyExchange::numbered(number), None, "{number}");
         }
     }
 }

@@ -1,12 +1,14 @@
 //! Who may use the kubelet API over the network, and how it shows itself, as the KubeletConfiguration says it
 //! (node-and-api.md §6, §7).
 //!
-//! A file with the authorities of clients turns TLS on, and with it the API may listen on any address. An API server is asked
-//! whose token it is and what somebody may do, unless the file says otherwise; without one it is certificates alone.
+//! A node of an API server speaks TLS, and so does one whose file names authorities of clients or a certificate of its own; with it
+//! the API may listen on any address. An API server is asked whose token it is and what somebody may do, unless the file says
+//! otherwise; without one there are certificates and anonymous requests.
 
 use std::net::IpAddr;
 
-use keelson_config::{ApiTls, CipherSuite, ControlPlane};
+use keelson_config::{ApiTls, CipherSuite, ControlPlane, KeyExchange};
+use serde_json::Value;
 
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::{KubeletFile, absolute};
@@ -17,6 +19,18 @@ use crate::rules;
 const ANYWHERE: &str = "0.0.0.0";
 const TLS12: &str = "VersionTLS12";
 const TLS13: &str = "VersionTLS13";
+/// Fields that mean nothing without TLS.
+const OF_TLS: [&str; 7] = [
+    "authentication",
+    "authorization",
+    "tlsCertFile",
+    "tlsCipherSuites",
+    "tlsCurvePreferences",
+    "tlsMinVersion",
+    "tlsPrivateKeyFile",
+];
+/// How the API server is asked what somebody may do, and that nobody is.
+const MODES: [&str; 2] = ["AlwaysAllow", "Webhook"];
 
 /// The fields; `None` where the file does not set them.
 #[derive(Debug, Default)]
@@ -28,8 +42,13 @@ pub(crate) struct ApiAccessFile {
     cert: Option<Sourced<String>>,
     key: Option<Sourced<String>>,
     min_version: Option<Sourced<String>>,
-    cipher_suites: Option<Sourced<Vec<CipherSuite>>>,
+    cipher_suites: Option<Sourced<Vec<String>>>,
+    curves: Option<Sourced<Vec<i64>>>,
     caches: [Option<Sourced<u64>>; 3],
+    /// A certificate is to be asked for; who does that is no matter of this part.
+    asks: Option<Sourced<bool>>,
+    /// Those of [`OF_TLS`] that the file has.
+    given: Vec<&'static str>,
 }
 
 /// A field that says for how long an answer of the API server is remembered, the setting that it becomes, and how.
@@ -46,86 +65,68 @@ const CACHES: [Cache; 3] = [
 ];
 
 impl ApiAccessFile {
-    /// Reads the fields; without authorities of clients none of them has a meaning yet, and they are left for the note on what
-    /// is not acted on.
+    /// Reads the fields.
     pub(crate) fn read(reader: &mut Reader<'_>, folder: &str) -> Self {
-        const CLIENT_CA: &str = "authentication.x509.clientCAFile";
-        if !reader.is_set(CLIENT_CA) {
-            return Self::default();
-        }
-        let _ = reader.object("authentication") && reader.object("authentication.x509");
-        let file =
-            |reader: &mut Reader<'_>, field| reader.string(field).map(|p| p.map(|p| absolute(folder, &p)));
-        let client_ca = file(reader, CLIENT_CA);
-        let (cert, key) = (file(reader, "tlsCertFile"), file(reader, "tlsPrivateKeyFile"));
+        let file = |reader: &mut Reader<'_>, field| {
+            let path = reader.string(field).filter(|path| !path.value.is_empty());
+            path.map(|path| path.map(|path| absolute(folder, &path)))
+        };
         let nested = |reader: &mut Reader<'_>, parent, field| {
             if reader.object(parent) { reader.boolean(field) } else { None }
         };
-        let anonymous = nested(reader, "authentication.anonymous", "authentication.anonymous.enabled");
-        let webhook = nested(reader, "authentication.webhook", "authentication.webhook.enabled");
-        let mode = if reader.object("authorization") {
-            reader.choice("authorization.mode", &["AlwaysAllow", "Webhook"])
-        } else {
-            None
+        let mut own = Self {
+            given: OF_TLS.into_iter().filter(|field| reader.is_set(field)).collect(),
+            cert: file(reader, "tlsCertFile"),
+            key: file(reader, "tlsPrivateKeyFile"),
+            min_version: min_version(reader),
+            cipher_suites: list(reader, "tlsCipherSuites", |suite| suite.as_str().map(ToOwned::to_owned)),
+            curves: list(reader, "tlsCurvePreferences", Value::as_i64),
+            asks: asks(reader),
+            ..Self::default()
         };
-        let caches = CACHES.map(|(field, ..)| remembered_for(reader, field));
-        let (min_version, cipher_suites) = (min_version(reader), cipher_suites(reader));
-        Self { client_ca, anonymous, webhook, mode, cert, key, min_version, cipher_suites, caches }
+        if reader.object("authentication") {
+            if reader.object("authentication.x509") {
+                own.client_ca = file(reader, "authentication.x509.clientCAFile");
+            }
+            own.anonymous = nested(reader, "authentication.anonymous", "authentication.anonymous.enabled");
+            own.webhook = nested(reader, "authentication.webhook", "authentication.webhook.enabled");
+        }
+        if reader.object("authorization") {
+            own.mode = mode(reader);
+        }
+        own.caches = CACHES.map(|(field, ..)| remembered_for(reader, field));
+        own
     }
 
-    /// Checks what belongs together, and takes it.
-    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>) {
-        let Self { client_ca, anonymous, webhook, mode, cert, key, min_version, cipher_suites, caches } =
-            self;
-        let Some(client_ca) = client_ca.filter(|ca| !ca.value.is_empty()) else { return };
-        for (one, missing) in [(&cert, &key), (&key, &cert)] {
+    /// Checks what belongs together, and takes it. Without TLS none of it means anything, and is told in `not_acted_on`.
+    pub(crate) fn resolve(self, resolver: &mut Resolver<'_>, not_acted_on: &mut Vec<String>) {
+        for (one, missing) in [(&self.cert, &self.key), (&self.key, &self.cert)] {
             if let (Some(given), None) = (one, missing) {
                 resolver.refuse(given, "tlsCertFile and tlsPrivateKeyFile are of use only together");
             }
         }
-        let asked = matches!(resolver.config.control_plane, ControlPlane::Kubernetes(_));
-        let (tokens, reviews) = if asked {
-            let is_webhook = |mode: &Sourced<String>| mode.value == "Webhook";
-            (webhook.as_ref().is_none_or(|webhook| webhook.value), mode.as_ref().is_none_or(is_webhook))
-        } else {
-            nobody_is_asked(resolver, webhook, mode.as_ref(), &client_ca);
-            (false, false)
-        };
-        if !reviews && anonymous.as_ref().is_some_and(|anonymous| anonymous.value) {
-            resolver.note(
-                Level::Warn,
-                "authentication.anonymous lets everybody who reaches the kubelet API into every container"
-                    .to_owned(),
-            );
-        }
-        let only_tls13 = min_version.as_ref().is_some_and(|version| version.value == TLS13);
-        if let Some(suites) = cipher_suites.as_ref().filter(|_| cert.is_none() && !only_tls13) {
-            let (tls12, ecdsa) =
-                (suites.value.iter().any(|s| !s.is_tls13()), suites.value.iter().any(|s| s.is_ecdsa()));
-            if tls12 && !ecdsa {
-                resolver.note(
-                    Level::Warn,
-                    format!(
-                        "tlsCipherSuites ({}) has suites of TLS 1.2 for RSA certificates alone, and the certificate that \
-                         the agent signs itself has an elliptic curve: clients of TLS 1.2 cannot connect; name a suite \
-                         with ECDSA, or set tlsCertFile",
-                        suites.origin
-                    ),
-                );
-            }
-        }
-        resolver.set("api.tls.clientCaFile", Some(client_ca), |c, v| {
-            c.api.tls = Some(ApiTls::with_client_ca(v.into()));
-            ANYWHERE.clone_into(&mut c.api.address);
-        });
         let is_asked_for = matches!(
             &resolver.config.control_plane,
             ControlPlane::Kubernetes(api) if api.certificates.serving
         );
-        // Said or not: what is meant follows from the control plane.
-        if let Some(tls) = &mut resolver.config.api.tls {
-            (tls.tokens, tls.reviews, tls.asked_for) = (tokens, reviews, is_asked_for);
+        if !self.is_secured(resolver) {
+            not_acted_on.extend(self.given.iter().map(|field| (*field).to_owned()));
+            return;
         }
+        let (tokens, reviews, anonymous) = self.who_is_let_in(resolver);
+        let Self {
+            client_ca, anonymous: told, cert, key, min_version, cipher_suites, curves, caches, ..
+        } = self;
+        let only_tls13 = min_version.as_ref().is_some_and(|version| version.value == TLS13);
+        refuse_old_version(resolver, min_version.as_ref());
+        let cipher_suites = spoken_suites(resolver, cipher_suites);
+        let curves = spoken_curves(resolver, curves);
+        if let Some(suites) = cipher_suites.as_ref().filter(|_| cert.is_none() && !only_tls13) {
+            warn_of_suites(resolver, suites);
+        }
+        resolver.config.api.tls =
+            Some(ApiTls { tokens, reviews, anonymous, asked_for: is_asked_for, ..ApiTls::default() });
+        ANYWHERE.clone_into(&mut resolver.config.api.address);
         let mut take = |path: &str, value, apply: fn(&mut ApiTls, String)| {
             resolver.set(path, value, |config, value| {
                 if let Some(tls) = &mut config.api.tls {
@@ -133,41 +134,130 @@ impl ApiAccessFile {
                 }
             });
         };
+        take("api.tls.clientCaFile", client_ca, |tls, v| tls.client_ca_file = Some(v.into()));
         take("api.tls.certFile", cert, |tls, v| tls.cert_file = Some(v.into()));
         take("api.tls.keyFile", key, |tls, v| tls.key_file = Some(v.into()));
         take("api.tls.onlyTls13", min_version, |tls, v| tls.only_tls13 = v == TLS13);
+        let cert_dir = flag_folder(resolver, "cert-dir");
+        set(resolver, "api.tls.certDir", cert_dir, |tls, v| tls.cert_dir = v.into());
         for ((_, path, apply), value) in CACHES.into_iter().zip(caches) {
-            resolver.set(path, value, |config, value| {
-                if let Some(tls) = &mut config.api.tls {
-                    apply(tls, value);
-                }
-            });
+            set(resolver, path, value, apply);
         }
-        resolver.set("api.tls.cipherSuites", cipher_suites, |config, value| {
-            if let Some(tls) = &mut config.api.tls {
-                tls.cipher_suites = value;
-            }
-        });
-        resolver.set("api.tls.anonymous", anonymous, |config, value| {
-            if let Some(tls) = &mut config.api.tls {
-                tls.anonymous = value;
-            }
-        });
+        set(resolver, "api.tls.cipherSuites", cipher_suites, |tls, v| tls.cipher_suites = v);
+        set(resolver, "api.tls.keyExchanges", curves, |tls, v| tls.key_exchanges = v);
+        set(resolver, "api.tls.anonymous", told, |tls, v| tls.anonymous = v);
+    }
+
+    /// Whether the kubelet API speaks TLS: there is an API server, or something that is of use with TLS alone.
+    fn is_secured(&self, resolver: &Resolver<'_>) -> bool {
+        matches!(resolver.config.control_plane, ControlPlane::Kubernetes(_))
+            || self.client_ca.is_some()
+            || (self.cert.is_some() && self.key.is_some())
+            || self.asks.as_ref().is_some_and(|asks| asks.value)
+    }
+
+    /// Whether tokens, reviews and anonymous requests count: what is not said is as the kubelet has it, which without a file is
+    /// less safe (node-and-api.md §2.2).
+    fn who_is_let_in(&self, resolver: &mut Resolver<'_>) -> (bool, bool, bool) {
+        let with_file = resolver.with_file;
+        let anonymous = self.anonymous.as_ref().map_or(!with_file, |anonymous| anonymous.value);
+        let reviews = self.mode.as_ref().map_or(with_file, |mode| mode.value == "Webhook");
+        let (tokens, reviews) = if matches!(resolver.config.control_plane, ControlPlane::Kubernetes(_)) {
+            (self.webhook.as_ref().map_or(with_file, |webhook| webhook.value), reviews)
+        } else {
+            self.nobody_is_asked(resolver, reviews);
+            (false, false)
+        };
+        if self.client_ca.is_none() && !tokens && !anonymous {
+            let none =
+                Sourced { value: false, field: "authentication".to_owned(), origin: self.because(resolver) };
+            resolver.refuse(
+                &none,
+                "no authentication method configured: nobody could use the kubelet API; name authorities of clients in \
+                 authentication.x509.clientCAFile, or allow tokens (authentication.webhook) or anonymous requests \
+                 (authentication.anonymous)",
+            );
+        }
+        if !reviews && anonymous {
+            resolver.note(
+                Level::Warn,
+                "authentication.anonymous lets everybody who reaches the kubelet API into every container"
+                    .to_owned(),
+            );
+        }
+        (tokens, reviews, anonymous)
+    }
+
+    /// Where it stands that the API speaks TLS.
+    fn because(&self, resolver: &Resolver<'_>) -> String {
+        let files = [&self.client_ca, &self.cert].into_iter().flatten().map(|file| file.origin.clone());
+        let asks = self.asks.as_ref().map(|asks| asks.origin.clone());
+        let key = resolver.config.provenance.get("controlPlane.kubernetes.kubeconfig").cloned();
+        files.chain(asks).chain(key).next().unwrap_or_default()
+    }
+
+    /// Without an API server nobody can say whose token it is, or what somebody may do: who counts on that is refused.
+    fn nobody_is_asked(&self, resolver: &mut Resolver<'_>, reviews: bool) {
+        if let Some(webhook) = self.webhook.as_ref().filter(|webhook| webhook.value) {
+            resolver.refuse(
+                webhook,
+                "no client provided, cannot use webhook authentication: there is no API server that could say whose token it is; \
+                 write false, or name one with --kubeconfig",
+            );
+        }
+        if reviews {
+            let unset = || Sourced {
+                value: "Webhook".to_owned(),
+                field: "authorization.mode".into(),
+                origin: self.because(resolver),
+            };
+            let mode = self.mode.clone().unwrap_or_else(unset);
+            resolver.refuse(
+                &mode,
+                "no client provided, cannot use webhook authorization: there is no API server to ask what somebody may do; \
+                 name one with --kubeconfig, or write AlwaysAllow: then whoever is known, by a certificate of \
+                 authentication.x509.clientCAFile, may do everything",
+            );
+        }
     }
 }
 
-/// Without TLS nobody would see a serving certificate, so none is asked for.
-pub(crate) fn serving_certificate(resolver: &mut Resolver<'_>) {
-    let secured = resolver.config.api.tls.is_some();
-    if let ControlPlane::Kubernetes(api) = &mut resolver.config.control_plane
-        && api.certificates.serving
-        && !secured
-    {
-        api.certificates.serving = false;
-        let text = "serverTLSBootstrap is of use only with authentication.x509.clientCAFile, which is missing: the kubelet API \
-                    speaks no TLS, and no certificate is asked for";
-        resolver.note(Level::Warn, text);
+/// Takes a value into TLS.
+fn set<T>(
+    resolver: &mut Resolver<'_>,
+    path: &str,
+    value: Option<Sourced<T>>,
+    apply: impl FnOnce(&mut ApiTls, T),
+) {
+    resolver.set(path, value, |config, value| {
+        if let Some(tls) = &mut config.api.tls {
+            apply(tls, value);
+        }
+    });
+}
+
+/// The folder that a flag names.
+fn flag_folder(resolver: &Resolver<'_>, name: &'static str) -> Option<Sourced<String>> {
+    let path = resolver.flags.others.get(name).filter(|path| !path.is_empty())?;
+    let (origin, field) = ("command line".to_owned(), format!("--{name}"));
+    Some(Sourced { value: absolute(&resolver.host.cwd, path), origin, field })
+}
+
+/// `serverTLSBootstrap`, which is taken elsewhere.
+fn asks(reader: &Reader<'_>) -> Option<Sourced<bool>> {
+    const FIELD: &str = "serverTLSBootstrap";
+    let value = reader.look(FIELD)?.as_bool()?;
+    Some(Sourced { value, origin: reader.origin(FIELD), field: FIELD.to_owned() })
+}
+
+/// `authorization.mode`; empty text is the default.
+fn mode(reader: &mut Reader<'_>) -> Option<Sourced<String>> {
+    let mode = reader.string("authorization.mode").filter(|mode| !mode.value.is_empty())?;
+    if MODES.contains(&mode.value.as_str()) {
+        return Some(mode);
     }
+    reader.refuse(&mode, format!("this must be one of: {}", MODES.join(", ")));
+    None
 }
 
 /// Milliseconds that an answer is remembered: zero is the default, and below zero is not at all.
@@ -187,65 +277,91 @@ fn remembered_for(reader: &mut Reader<'_>, field: &str) -> Option<Sourced<u64>> 
     }
 }
 
-/// Without an API server nobody can say whose token it is, or what somebody may do: who counts on that is refused.
-fn nobody_is_asked(
-    resolver: &mut Resolver<'_>,
-    webhook: Option<Sourced<bool>>,
-    mode: Option<&Sourced<String>>,
-    client_ca: &Sourced<String>,
-) {
-    if let Some(webhook) = webhook.filter(|webhook| webhook.value) {
+/// `tlsMinVersion`; empty text is the default, and what is no version is told with the other rules.
+fn min_version(reader: &mut Reader<'_>) -> Option<Sourced<String>> {
+    const FIELD: &str = "tlsMinVersion";
+    let value = reader.get(FIELD)?.as_str().filter(|version| !version.is_empty())?.to_owned();
+    Some(Sourced { value, origin: reader.origin(FIELD), field: FIELD.to_owned() })
+}
+
+/// A list; what is none is told with the rules of lists.
+fn list<T>(
+    reader: &mut Reader<'_>,
+    field: &str,
+    of: impl Fn(&Value) -> Option<T>,
+) -> Option<Sourced<Vec<T>>> {
+    let value = reader.get(field)?.as_array()?.iter().map(of).collect::<Option<Vec<T>>>()?;
+    Some(Sourced { value, origin: reader.origin(field), field: field.to_owned() })
+}
+
+/// Refuses a lowest version of TLS that is not spoken (node-and-api.md §2.5): who asks for it has clients that could not
+/// connect.
+fn refuse_old_version(resolver: &mut Resolver<'_>, version: Option<&Sourced<String>>) {
+    let is_old =
+        |version: &&Sourced<String>| ["VersionTLS10", "VersionTLS11"].contains(&version.value.as_str());
+    if let Some(version) = version.filter(is_old) {
         resolver.refuse(
-            &webhook,
-            "no client provided, cannot use webhook authentication: there is no API server that could say whose token it is; \
-             write false, or name one with --kubeconfig",
+            version,
+            format!("TLS 1.0 and 1.1 are not spoken here; write {TLS12}, which is the default, or {TLS13}"),
         );
     }
-    let asks = "no client provided, cannot use webhook authorization: there is no API server to ask what somebody may do; \
-                name one with --kubeconfig, or write AlwaysAllow: then each certificate that \
-                authentication.x509.clientCAFile stands behind may do everything";
-    match mode {
-        Some(mode) if mode.value == "AlwaysAllow" => {}
-        Some(mode) => resolver.refuse(mode, asks),
-        None => {
-            let unset = Sourced {
-                value: "Webhook",
-                field: "authorization.mode".into(),
-                origin: client_ca.origin.clone(),
-            };
-            resolver.refuse(&unset, asks);
-        }
-    }
 }
 
-/// The lowest version of TLS; empty text is the default (node-and-api.md §2.5). Those that are not spoken are refused: who
-/// asks for them has clients that could not connect.
-fn min_version(reader: &mut Reader<'_>) -> Option<Sourced<String>> {
-    let version = reader.string("tlsMinVersion").filter(|version| !version.value.is_empty())?;
-    match version.value.as_str() {
-        TLS12 | TLS13 => return Some(version),
-        "VersionTLS10" | "VersionTLS11" => reader.refuse(
-            &version,
-            format!("TLS 1.0 and 1.1 are not spoken here; write {TLS12}, which is the default, or {TLS13}"),
-        ),
-        _ => reader.refuse(&version, format!("this must be one of: {TLS12}, {TLS13}")),
-    }
-    None
-}
-
-/// The suites that may be spoken. One that is not known is refused with those that are: left out in silence it would be missed
-/// by the clients that have no other.
-fn cipher_suites(reader: &mut Reader<'_>) -> Option<Sourced<Vec<CipherSuite>>> {
-    let names = reader.strings("tlsCipherSuites")?;
-    let refused: Vec<&str> =
-        names.value.iter().map(String::as_str).filter(|name| CipherSuite::named(name).is_none()).collect();
+/// The suites that may be spoken. One that a kubelet knows and that is not spoken here is refused with those that are: left out in
+/// silence it would be missed by the clients that have no other.
+fn spoken_suites(
+    resolver: &mut Resolver<'_>,
+    names: Option<Sourced<Vec<String>>>,
+) -> Option<Sourced<Vec<CipherSuite>>> {
+    let names = names?;
+    let is_refused = |name: &&str| CipherSuite::named(name).is_none() && rules::is_suite(name);
+    let refused: Vec<&str> = names.value.iter().map(String::as_str).filter(is_refused).collect();
     if refused.is_empty() {
         return Some(names.map(|names| names.iter().filter_map(|name| CipherSuite::named(name)).collect()));
     }
     let possible = CipherSuite::ALL.map(CipherSuite::name).join(", ");
     let way_out = format!("{} cannot be spoken here; possible are {possible}", refused.join(", "));
-    reader.refuse(&names, way_out);
+    resolver.refuse(&names, way_out);
     None
+}
+
+/// The ways in which keys may be agreed on, in the same manner.
+fn spoken_curves(
+    resolver: &mut Resolver<'_>,
+    numbers: Option<Sourced<Vec<i64>>>,
+) -> Option<Sourced<Vec<KeyExchange>>> {
+    let numbers = numbers?;
+    let name = |number: &i64| match number {
+        25 => Some("P-521 (25)"),
+        4588 => Some("X25519MLKEM768 (4588)"),
+        _ => None,
+    };
+    let refused: Vec<&str> = numbers.value.iter().filter_map(name).collect();
+    if refused.is_empty() {
+        let known = |numbers: Vec<i64>| numbers.into_iter().filter_map(KeyExchange::numbered).collect();
+        return Some(numbers.map(known));
+    }
+    let possible = KeyExchange::ALL.map(|known| format!("{} ({})", known.number(), known.name())).join(", ");
+    let way_out = format!("{} cannot be spoken here; possible are {possible}", refused.join(", "));
+    resolver.refuse(&numbers, way_out);
+    None
+}
+
+/// The certificate that the agent signs itself goes with none of the suites of RSA.
+fn warn_of_suites(resolver: &mut Resolver<'_>, suites: &Sourced<Vec<CipherSuite>>) {
+    let (tls12, ecdsa) =
+        (suites.value.iter().any(|s| !s.is_tls13()), suites.value.iter().any(|s| s.is_ecdsa()));
+    if tls12 && !ecdsa {
+        resolver.note(
+            Level::Warn,
+            format!(
+                "tlsCipherSuites ({}) has suites of TLS 1.2 for RSA certificates alone, and the certificate that \
+                 the agent signs itself has an elliptic curve: clients of TLS 1.2 cannot connect; name a suite \
+                 with ECDSA, or set tlsCertFile",
+                suites.origin
+            ),
+        );
+    }
 }
 
 /// The addresses and ports of the three listeners.
@@ -256,8 +372,9 @@ pub(crate) fn listeners(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) 
             Ok(ip) if ip.is_loopback() || secured => {}
             Ok(_) => resolver.refuse(
                 &address,
-                "without authentication.x509.clientCAFile nobody could tell who asks, so the API may listen on loopback only; \
-                 set that, or write 127.0.0.1 or ::1",
+                "without TLS nobody could tell who asks, so the API may listen on loopback only; name authorities of clients \
+                 (authentication.x509.clientCAFile), a certificate (tlsCertFile, tlsPrivateKeyFile) or an API server \
+                 (--kubeconfig), or write 127.0.0.1 or ::1",
             ),
             Err(_) => resolver.refuse(&address, "this is not a valid IP address"),
         }
@@ -379,13 +496,36 @@ mod tests {
                 "or VersionTLS13",
             ),
             (
-                secured(json!({"tlsCipherSuites": [RSA, "TLS_RSA_WITH_RC4_128_SHA", "x"]})),
-                r#"tlsCipherSuites = ["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_RC4_128_SHA", "x"]"#,
-                "TLS_RSA_WITH_RC4_128_SHA, x cannot be spoken here; possible are TLS_AES_128_GCM_SHA256, ",
+                secured(
+                    json!({"tlsCipherSuites": [RSA, "TLS_RSA_WITH_RC4_128_SHA", "TLS_RSA_WITH_AES_128_CBC_SHA"]}),
+                ),
+                r#"tlsCipherSuites = ["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", "TLS_RSA_WITH_RC4_128_SHA", "#,
+                "TLS_RSA_WITH_RC4_128_SHA, TLS_RSA_WITH_AES_128_CBC_SHA cannot be spoken here; possible are TLS_AES_128",
             ),
-            (secured(json!({"tlsCipherSuites": RSA})), "tlsCipherSuites = ", "a list of texts"),
+            (
+                secured(json!({"tlsCipherSuites": [RSA, "x"]})),
+                r#"tlsCipherSuites[1] = "x""#,
+                "no such cipher suite",
+            ),
+            (secured(json!({"tlsCipherSuites": RSA})), "tlsCipherSuites = ", "a list"),
+            (
+                secured(json!({"tlsCurvePreferences": [4588, 29, 25]})),
+                "tlsCurvePreferences = [4588, 29, 25]",
+                "X25519MLKEM768 (4588), P-521 (25) cannot be spoken here; possible are 23 (P-256), 24 (P-384), 29 (X25519)",
+            ),
+            (
+                secured(json!({"tlsCurvePreferences": [22]})),
+                "tlsCurvePreferences[0] = 22",
+                "a curve that is known",
+            ),
+            (
+                json!({"tlsCertFile": "/a", "tlsPrivateKeyFile": "/b", "authorization": {"mode": "AlwaysAllow"}}),
+                "authentication = false (k.yaml",
+                "no authentication method configured",
+            ),
             (secured(json!({"address": "here"})), r#"address = "here""#, "not a valid IP address"),
             (json!({"authentication": {"x509": {"clientCAFile": 1}}}), "clientCAFile = 1", "quotes"),
+            (json!({"tlsCertFile": "/a"}), r#"tlsCertFile = "/a""#, "only together"),
         ] {
             let problems = with(fields.clone()).unwrap_err();
             assert_eq!(problems.len(), 1, "{fields}: {problems:?}");
@@ -419,6 +559,7 @@ mod tests {
             (pair, &both[..1], false),
             (json!({"tlsCipherSuites": [RSA], "tlsMinVersion": "VersionTLS13"}), &both[..1], true),
             (json!({"tlsCipherSuites": ["TLS_AES_128_GCM_SHA256"]}), &[CipherSuite::Aes128Gcm], false),
+            (json!({"tlsCurvePreferences": []}), &[], false),
         ] {
             let resolved = with(secured(more.clone())).unwrap();
             assert!(
@@ -434,23 +575,39 @@ mod tests {
     }
 
     #[test]
-    fn with_an_api_server_it_is_asked_whose_token_it_is_and_what_somebody_may_do() {
-        let with_server = |fields: Value| {
+    fn ways_to_agree_on_keys_arrive_in_whatever_order() {
+        let tls = with(secured(json!({"tlsCurvePreferences": [29, 23]}))).unwrap().config.api.tls.unwrap();
+        assert_eq!(tls.key_exchanges, [KeyExchange::X25519, KeyExchange::P256]);
+    }
+
+    /// The same for a node of an API server.
+    fn in_a_cluster(fields: Option<Value>) -> Resolved {
+        let document = fields.map(|fields| {
             let mut root = fields.as_object().unwrap().clone();
             root.insert("apiVersion".into(), "kubelet.config.k8s.io/v1beta1".into());
             root.insert("kind".into(), "KubeletConfiguration".into());
-            let document =
-                Document { file: "k.yaml".into(), folder: "/etc/k".into(), root, ..Document::default() };
-            let mut flags = Flags::default();
-            flags.others.insert("kubeconfig", "/etc/kubernetes/kubelet.conf".to_owned());
-            let host = Host { hostname: "n".into(), ..Host::default() };
-            let inputs =
-                Inputs { flags: &flags, kubelet: Some(&document), drop_ins: &[], keelson: None, host: &host };
-            resolve(inputs).unwrap().config.api.tls.unwrap()
-        };
+            Document { file: "k.yaml".into(), folder: "/etc/k".into(), root, ..Document::default() }
+        });
+        let mut flags = Flags::default();
+        flags.others.insert("kubeconfig", "/etc/kubernetes/kubelet.conf".to_owned());
+        let host = Host { hostname: "n".into(), ..Host::default() };
+        let kubelet = document.as_ref();
+        resolve(Inputs { flags: &flags, kubelet, drop_ins: &[], keelson: None, host: &host }).unwrap()
+    }
+
+    #[test]
+    fn with_an_api_server_it_is_asked_whose_token_it_is_and_what_somebody_may_do() {
         let x509 = json!({"clientCAFile": "/ca"});
         for (authentication, mode, tokens, reviews) in [
             (json!({"x509": x509}), None, true, true),
+            (json!({}), None, true, true),
+            (json!({"webhook": {"enabled": true}}), Some(""), true, true),
+            (
+                json!({"anonymous": {"enabled": true}, "webhook": {"enabled": false}}),
+                Some("Webhook"),
+                false,
+                true,
+            ),
             (json!({"x509": x509, "webhook": {"enabled": true}}), Some("Webhook"), true, true),
             (json!({"x509": x509, "webhook": {"enabled": false}}), Some("AlwaysAllow"), false, false),
         ] {
@@ -458,8 +615,45 @@ mod tests {
             if let Some(mode) = mode {
                 fields["authorization"] = json!({"mode": mode});
             }
-            let tls = with_server(fields.clone());
+            let api = in_a_cluster(Some(fields.clone())).config.api;
+            assert_eq!(api.address, "0.0.0.0", "{fields}");
+            let tls = api.tls.unwrap();
             assert_eq!((tls.tokens, tls.reviews), (tokens, reviews), "{fields}");
+            let ca = authentication.get("x509").map(|_| "/ca".into());
+            assert_eq!((tls.client_ca_file, tls.asked_for), (ca, false), "{fields}");
+        }
+    }
+
+    #[test]
+    fn an_api_server_without_a_file_lets_everybody_in_and_that_is_told() {
+        let resolved = in_a_cluster(None);
+        let tls = resolved.config.api.tls.unwrap();
+        assert_eq!((tls.tokens, tls.reviews, tls.anonymous), (false, false, true), "as a kubelet");
+        let told = |n: &crate::Note| n.level == Level::Warn && n.text.contains("everybody who reaches");
+        assert!(resolved.notes.iter().any(told), "{:?}", resolved.notes);
+    }
+
+    #[test]
+    fn a_certificate_of_its_own_or_one_to_be_asked_for_turn_tls_on_without_authorities_of_clients() {
+        let anonymous = json!({"authentication": {"anonymous": {"enabled": true}}, "authorization": {"mode": "AlwaysAllow"}});
+        for more in [
+            json!({"tlsCertFile": "a.crt", "tlsPrivateKeyFile": "/a.key"}),
+            json!({"serverTLSBootstrap": true}),
+        ] {
+            let mut fields = anonymous.clone();
+            fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let resolved = with(fields).unwrap();
+            let api = resolved.config.api;
+            let tls = api.tls.unwrap();
+            let named = more.get("tlsCertFile").map(|_| "/etc/k/a.crt".into());
+            assert_eq!(
+                (api.address.as_str(), tls.cert_file, tls.asked_for),
+                ("0.0.0.0", named, false),
+                "{more}"
+            );
+            assert!(tls.anonymous && !tls.tokens && !tls.reviews && tls.client_ca_file.is_none(), "{more}");
+            let idle = resolved.notes.iter().any(|note| note.text.contains("serverTLSBootstrap"));
+            assert_eq!(idle, more.get("serverTLSBootstrap").is_some(), "nobody is there to sign it");
         }
     }
 
@@ -481,15 +675,15 @@ mod tests {
     }
 
     #[test]
-    fn without_authorities_of_clients_the_fields_are_not_acted_on() {
+    fn without_tls_the_fields_are_not_acted_on() {
         for fields in [
-            json!({"authentication": {"anonymous": {"enabled": false}}, "tlsCertFile": "/a"}),
-            json!({"authentication": {"x509": {"clientCAFile": null}}, "tlsCertFile": "/a"}),
+            json!({"authentication": {"anonymous": {"enabled": false}}, "tlsMinVersion": "VersionTLS10"}),
+            json!({"authentication": {"x509": {"clientCAFile": null}}, "tlsMinVersion": "VersionTLS13", "tlsCertFile": ""}),
         ] {
             let resolved = with(fields).unwrap();
             assert_eq!((resolved.config.api.tls, resolved.config.api.address.as_str()), (None, "127.0.0.1"));
             let told = |name| resolved.notes.iter().any(|n| n.level == Level::Info && n.text.contains(name));
-            assert!(told("authentication") && told("tlsCertFile"), "{:?}", resolved.notes);
+            assert!(told("authentication") && told("tlsMinVersion"), "{:?}", resolved.notes);
         }
     }
 }

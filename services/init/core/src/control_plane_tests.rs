@@ -127,11 +127,9 @@ fn where_certificates_come_from_and_whether_they_are_replaced() {
     let (own, tls, _) = with(json!({"rotateCertificates": false}), true);
     assert!(!own.rotate && !own.serving && !tls.unwrap().asked_for);
     let (own, tls, notes) = with(json!({"serverTLSBootstrap": true}), false);
-    assert!(!own.serving && tls.is_none(), "nobody would see it");
-    assert!(
-        notes.iter().any(|note| note.text.contains("serverTLSBootstrap is of use only with")),
-        "{notes:?}"
-    );
+    let tls = tls.unwrap();
+    assert!(own.serving && tls.asked_for && tls.client_ca_file.is_none(), "{notes:?}");
+    assert_eq!(tls.cert_dir, std::path::Path::new("/srv/pki"));
     let alone = kubelet(json!({"rotateCertificates": true}));
     let notes = run(&Flags::default(), Some(&alone), None, &host()).unwrap().notes;
     assert!(notes.iter().any(|note| note.text.contains("rotateCertificates")), "{notes:?}");

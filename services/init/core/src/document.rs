@@ -162,7 +162,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The value at a dotted path; `null` counts as absent, as in Kubernetes.
-    fn get(&mut self, path: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&mut self, path: &str) -> Option<&'a Value> {
         self.taken.insert(path.to_owned());
         self.look(path)
     }

@@ -214,13 +214,6 @@ fn in_force(whole: &mut Map<String, Value>, config: &Config) {
         whole.insert(name.to_owned(), value);
     };
     set("address", config.api.address.clone().into());
-    if config.api.tls.is_some() {
-        // Whose token it is nobody could say.
-        change(whole, "authentication.webhook.enabled", |_| Some(false.into()));
-    }
-    let mut set = |name: &str, value: Value| {
-        whole.insert(name.to_owned(), value);
-    };
     set("healthzBindAddress", config.api.healthz_address.clone().into());
     set("cgroupRoot", config.runtime.cgroup_root.clone().into());
     set("cgroupDriver", config.runtime.cgroup_driver.clone().into());
@@ -234,6 +227,12 @@ fn in_force(whole: &mut Map<String, Value>, config: &Config) {
     }
     if let Some(Value::Object(logging)) = whole.get_mut("logging") {
         logging.insert("format".to_owned(), config.logging.format.clone().into());
+    }
+    if let Some(tls) = &config.api.tls {
+        let mode = if tls.reviews { "Webhook" } else { "AlwaysAllow" };
+        change(whole, "authentication.anonymous.enabled", |_| Some(tls.anonymous.into()));
+        change(whole, "authentication.webhook.enabled", |_| Some(tls.tokens.into()));
+        change(whole, "authorization.mode", |_| Some(mode.into()));
     }
 }
 

@@ -183,3 +183,54 @@ fn what_is_shown_is_a_file_that_init_takes() {
         assert_eq!(second.config.sources, first.config.sources);
     }
 }
+
+#[test]
+fn who_is_let_in_is_shown_as_it_is_in_force_and_is_a_file_for_the_same() {
+    use crate::{Flags, Host, Inputs, resolve};
+
+    let host = Host { hostname: "edge".into(), cwd: "/srv".into(), ..Host::default() };
+    let run = |in_a_cluster: bool, kubelet: Option<&Document>| {
+        let mut flags = Flags::default();
+        if in_a_cluster {
+            flags.others.insert("kubeconfig", "/etc/kubernetes/kubelet.conf".to_owned());
+        }
+        resolve(Inputs { flags: &flags, kubelet, drop_ins: &[], keelson: None, host: &host }).unwrap()
+    };
+    let x509 = json!({"clientCAFile": "/ca"});
+    let open = json!({"x509": x509, "anonymous": {"enabled": true}, "webhook": {"enabled": false}});
+    let tls = json!({"tlsCertFile": "a.crt", "tlsPrivateKeyFile": "a.key", "tlsMinVersion": "VersionTLS12",
+        "tlsCipherSuites": ["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"], "tlsCurvePreferences": [29, 23],
+        "authentication": {"anonymous": {"enabled": true}}, "authorization": {"mode": "AlwaysAllow"}});
+    for (in_a_cluster, file, tokens, mode, anonymous) in [
+        (true, Some(json!({})), true, "Webhook", false),
+        (true, Some(json!({"authentication": {"x509": x509}, "serverTLSBootstrap": true})), true, "Webhook", false),
+        (true, Some(json!({"authentication": open})), false, "Webhook", true),
+        (true, Some(json!({"authentication": {"webhook": {"cacheTTL": "7s"}}, "authorization": {"mode": "AlwaysAllow"}})),
+            true, "AlwaysAllow", false),
+        (true, Some(tls.clone()), true, "AlwaysAllow", true),
+        (false, Some(tls), false, "AlwaysAllow", true),
+        (false, Some(json!({"authentication": {"x509": x509}, "authorization": {"mode": "AlwaysAllow"}})), false,
+            "AlwaysAllow", false),
+        // Without a file everybody is let in, as by a kubelet.
+        (true, None, false, "AlwaysAllow", true),
+    ] {
+        let given = file.clone().map(document);
+        let first = run(in_a_cluster, given.as_ref());
+        let shown = &first.kubelet_configuration;
+        assert_eq!(shown["authentication"]["webhook"]["enabled"], tokens, "{file:?}");
+        assert_eq!(shown["authentication"]["anonymous"]["enabled"], anonymous, "{file:?}");
+        assert_eq!((&shown["authorization"]["mode"], &shown["address"]), (&json!(mode), &json!("0.0.0.0")), "{file:?}");
+        let in_force = first.config.api.tls.as_ref().unwrap();
+        assert_eq!(
+            (in_force.tokens, in_force.reviews, in_force.anonymous),
+            (tokens, mode == "Webhook", anonymous),
+            "{file:?}"
+        );
+        let again = Document { root: shown.clone(), folder: "/elsewhere".into(), ..Document::default() };
+        let second = run(in_a_cluster, Some(&again));
+        assert_eq!(second.config.api, first.config.api, "{file:?}");
+        if file.is_some() {
+            assert_eq!(&second.kubelet_configuration, shown, "{file:?}");
+        }
+    }
+}

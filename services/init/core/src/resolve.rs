@@ -203,7 +203,7 @@ impl Inputs<'_> {
         if self.drop_ins.is_empty() {
             return self.kubelet.cloned();
         }
-        let mut whole = self.kubelet.cloned().unwrap_or_else(|| flags_alone(&[]));
+        let mut whole = self.kubelet.cloned().unwrap_or_else(flags_alone);
         for drop_in in self.drop_ins {
             whole.lay(&with_paths_from(&self.host.cwd, drop_in));
         }
@@ -219,7 +219,7 @@ impl Inputs<'_> {
         if self.flags.fields.is_empty() {
             return files;
         }
-        let mut whole = files.unwrap_or_else(|| flags_alone(&self.flags.fields));
+        let mut whole = files.unwrap_or_else(flags_alone);
         for FieldFlag { flag, path, value } in &self.flags.fields {
             whole.set(path, value, flag, *path == "featureGates");
         }
@@ -227,18 +227,13 @@ impl Inputs<'_> {
     }
 }
 
-/// A KubeletConfiguration for flags without a file (§2.2): the thresholds that a file would bring are not there, and who is
-/// let in is decided as before there were files.
-fn flags_alone(flags: &[FieldFlag]) -> Document {
+/// A KubeletConfiguration for flags without a file (§2.2): the thresholds that a file would bring are not there.
+fn flags_alone() -> Document {
     let mut root = Map::new();
     let mut set = |field: &str, value: Value| drop(root.insert(field.to_owned(), value));
     set("apiVersion", KUBELET_API_VERSION.into());
     set("kind", KUBELET_KIND.into());
     set("evictionHard", json!({}));
-    if flags.iter().any(|flag| flag.path == "authentication.x509.clientCAFile") {
-        set("authentication", json!({"anonymous": {"enabled": true}, "webhook": {"enabled": false}}));
-        set("authorization", json!({"mode": "AlwaysAllow"}));
-    }
     Document { file: "command line".to_owned(), folder: "/".to_owned(), root, ..Document::default() }
 }
 
@@ -267,8 +262,7 @@ impl Resolver<'_> {
         crate::leftovers::resolve(self, &mut kubelet);
         std::mem::take(&mut kubelet.running_pods).resolve(self);
         self.dns(&mut kubelet);
-        std::mem::take(&mut kubelet.api_access).resolve(self);
-        crate::api_access::serving_certificate(self);
+        std::mem::take(&mut kubelet.api_access).resolve(self, &mut kubelet.not_acted_on);
         listeners(self, &mut kubelet);
         crate::api_handlers::resolve(self, &mut kubelet);
         self.resources(&mut kubelet);

@@ -173,7 +173,7 @@ fn each_wrong_value_is_told_with_field_value_place_and_way_out() {
         (json!({"port": 70000}), "port = 70000", "from 1 to 65535"),
         (json!({"port": "10250"}), r#"port = "10250""#, "whole number"),
         (json!({"maxPods": -1}), "maxPods = -1", "from 0"),
-        (json!({"address": "0.0.0.0"}), r#"address = "0.0.0.0""#, "without authentication.x509.clientCAFile"),
+        (json!({"address": "0.0.0.0"}), r#"address = "0.0.0.0""#, "without TLS nobody could tell who asks"),
         (json!({"address": "here"}), r#"address = "here""#, "not a valid IP address"),
         (json!({"healthzBindAddress": "x"}), r#"healthzBindAddress = "x""#, "not a valid IP address"),
         (json!({"healthzPort": 10250}), "healthzPort = 10250", "another one"),
@@ -356,7 +356,7 @@ fn what_is_not_acted_on_is_one_line_and_what_no_kubelet_has_is_a_warning_each() 
     let notes = run(&Flags::default(), Some(&file), None, &host()).unwrap().notes;
     let infos: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Info).collect();
     assert_eq!(infos.len(), 1, "{notes:?}");
-    assert!(infos[0].text.contains("kubeAPIBurst, authentication, logging.flushFrequency"), "{notes:?}");
+    assert!(infos[0].text.contains("kubeAPIBurst, logging.flushFrequency, authentication"), "{notes:?}");
     let warnings: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Warn).collect();
     assert_eq!(warnings.len(), 1, "{notes:?}");
     assert!(

@@ -12,7 +12,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use keelson_config::{CertificateKind, Certificates, Config, Kubernetes};
+use keelson_config::{ApiTls, CertificateKind, Certificates, Config, Kubernetes};
 use keelson_init_core::{client_certificates, kubeconfig_for_certificate, set_client_pair};
 use serde_json::Value;
 
@@ -135,6 +135,49 @@ pub(crate) fn serving(
         Pair::read(&pem).ok()
     });
     (named.map(|pair| (pair, false)), error)
+}
+
+/// Why a kubelet's own pair is there and not used.
+#[derive(Debug)]
+pub(crate) enum NotUsed {
+    /// One of the two is missing.
+    Half(HandoverError),
+    /// It is of no use, in words; nobody renews it.
+    LeftAlone(String),
+}
+
+/// The pair that a kubelet has signed itself, as one file (node-and-api.md §6.1); `None` where there is none.
+pub(crate) fn of_a_kubelet(tls: &ApiTls, now: i64) -> Result<Option<String>, NotUsed> {
+    let [certificate, key] = ApiTls::OF_A_KUBELET.map(|name| tls.cert_dir.join(name));
+    let shown = certificate.display();
+    let left_alone = |why: &str| {
+        NotUsed::LeftAlone(format!(
+            "the certificate in {shown} {why}: it is left alone, and one of our own is used"
+        ))
+    };
+    let read = |path: &Path| match fs::read(path) {
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(left_alone(&format!("cannot be used ({}: {error})", path.display()))),
+    };
+    let (mut pem, own_key) = match (read(&certificate)?, read(&key)?) {
+        (None, None) => return Ok(None),
+        (Some(pem), Some(own_key)) => (pem, own_key),
+        _ => return Err(NotUsed::Half(HandoverError::HalfAPair { certificate, key })),
+    };
+    pem.push(b'\n');
+    pem.extend(own_key);
+    let pair = Pair::read(&pem).map_err(|problem| left_alone(&format!("cannot be used ({problem})")))?;
+    if pair.validity.not_after <= now {
+        return Err(left_alone("has ended"));
+    }
+    Ok(Some(pair.pem()))
+}
+
+/// A certificate of its own and its key, for tests.
+#[cfg(test)]
+pub(crate) fn tests_pair(from: i64, until: i64) -> (String, String) {
+    pair::tests::made("n1", from, until)
 }
 
 #[cfg(test)]

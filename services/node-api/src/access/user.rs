@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use keelson_proto::keelson::pod_config::v1 as pb;
 use rustls::pki_types::CertificateDer;
+use sha2::{Digest as _, Sha256};
+use x509_parser::asn1_rs::{Oid, oid};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::kept::Key;
@@ -11,6 +13,14 @@ use super::reviews::digest;
 
 /// The group of everybody who has shown who they are.
 const AUTHENTICATED: &str = "system:authenticated";
+/// The group of everybody else.
+const UNAUTHENTICATED: &str = "system:unauthenticated";
+/// The name of everybody else.
+const ANONYMOUS: &str = "system:anonymous";
+/// The part of a certificate's subject that is the user's uid (`X509UID` of k8s.io/apimachinery).
+const UID: Oid<'static> = oid!(1.3.6.1.4.1.57683.2);
+/// What is known of a certificate beside whom it names.
+const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 
 /// Whoever asks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,23 +38,34 @@ pub struct User {
 impl User {
     /// Who shows nothing.
     pub(super) fn anonymous() -> Self {
-        let groups = vec!["system:unauthenticated".to_owned()];
-        Self { name: "system:anonymous".to_owned(), groups, ..Self::default() }
+        let groups = vec![UNAUTHENTICATED.to_owned()];
+        Self { name: ANONYMOUS.to_owned(), groups, ..Self::default() }
     }
 
-    /// The user that a certificate names; none without a common name.
-    pub(super) fn of_certificate(certificate: &CertificateDer<'_>) -> Option<Self> {
-        let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    /// The user that a certificate names; none without a common name, or with a uid that is no text, empty, or one of several.
+    pub(super) fn of_certificate(der: &CertificateDer<'_>) -> Option<Self> {
+        let (_, certificate) = X509Certificate::from_der(der).ok()?;
         let subject = certificate.subject();
         let name = subject.iter_common_name().next()?.as_str().ok()?.to_owned();
         let groups =
             subject.iter_organization().filter_map(|o| o.as_str().ok()).map(ToOwned::to_owned).collect();
-        (!name.is_empty()).then(|| Self { name, groups, ..Self::default() }.authenticated())
+        let mut uids = subject.iter_by_oid(&UID);
+        let uid = match uids.next() {
+            Some(uid) => uid.as_str().ok().filter(|uid| !uid.is_empty())?.to_owned(),
+            None => String::new(),
+        };
+        if name.is_empty() || uids.next().is_some() {
+            return None;
+        }
+        let digest: String = Sha256::digest(der).iter().map(|byte| format!("{byte:02x}")).collect();
+        let extra = [(CREDENTIAL.to_owned(), vec![format!("X509SHA256={digest}")])].into();
+        Some(Self { name, uid, groups, extra }.authenticated())
     }
 
-    /// The same in the group of everybody who has shown who they are.
+    /// The same in the group of everybody who has shown who they are; not who says to have shown nothing.
     pub(super) fn authenticated(mut self) -> Self {
-        if !self.groups.iter().any(|group| group == AUTHENTICATED) {
+        let is_grouped = |group: &String| [AUTHENTICATED, UNAUTHENTICATED].contains(&group.as_str());
+        if self.name != ANONYMOUS && !self.groups.iter().any(is_grouped) {
             self.groups.push(AUTHENTICATED.to_owned());
         }
         self
@@ -103,12 +124,32 @@ mod tests {
     fn the_common_name_is_the_user_and_organisations_are_groups() {
         let certificate = named(&[(DnType::OrganizationName, "operators"), (DnType::CommonName, "jane")]);
         let groups = vec!["operators".to_owned(), "system:authenticated".to_owned()];
-        let jane = User { name: "jane".into(), groups, ..User::default() };
+        let fingerprint: String = Sha256::digest(&certificate).iter().map(|b| format!("{b:02x}")).collect();
+        let extra = [(CREDENTIAL.to_owned(), vec![format!("X509SHA256={fingerprint}")])].into();
+        let jane = User { name: "jane".into(), groups, extra, ..User::default() };
         assert_eq!(User::of_certificate(&certificate), Some(jane.clone()));
         assert_eq!(jane.clone().authenticated(), jane, "once is enough");
         assert_eq!(User::of_certificate(&named(&[(DnType::OrganizationName, "operators")])), None);
         assert_eq!(User::of_certificate(&named(&[(DnType::CommonName, "")])), None);
         assert_eq!(User::of_certificate(&CertificateDer::from(vec![1, 2, 3])), None);
+    }
+
+    #[test]
+    fn the_uid_of_a_certificate_is_one_text_or_the_certificate_names_nobody() {
+        let uid = DnType::CustomDnType(vec![1, 3, 6, 1, 4, 1, 57683, 2]);
+        let of = |value| User::of_certificate(&named(&[(DnType::CommonName, "jane"), (uid.clone(), value)]));
+        assert_eq!(of("4f2c").unwrap().uid, "4f2c");
+        assert_eq!(of(""), None);
+        assert_eq!(User::of_certificate(&named(&[(DnType::CommonName, "jane")])).unwrap().uid, "");
+    }
+
+    #[test]
+    fn who_says_to_be_nobody_is_not_in_the_group_of_those_who_are_known() {
+        let certificate = named(&[(DnType::CommonName, "system:anonymous")]);
+        assert_eq!(User::of_certificate(&certificate).unwrap().groups, Vec::<String>::new());
+        let certificate =
+            named(&[(DnType::CommonName, "a"), (DnType::OrganizationName, "system:unauthenticated")]);
+        assert_eq!(User::of_certificate(&certificate).unwrap().groups, ["system:unauthenticated"]);
     }
 
     #[test]

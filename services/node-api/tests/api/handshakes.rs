@@ -4,12 +4,13 @@
 
 use std::sync::Arc;
 
-use keelson_config::CipherSuite;
-use rustls::crypto::ring;
+use keelson_config::{CipherSuite, KeyExchange};
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::ServerName;
 use rustls::version::{TLS12, TLS13};
 use rustls::{
-    AlertDescription, ClientConfig, Error, ProtocolVersion, RootCertStore, SupportedProtocolVersion,
+    AlertDescription, ClientConfig, Error, NamedGroup, ProtocolVersion, RootCertStore,
+    SupportedProtocolVersion,
 };
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -28,6 +29,14 @@ async fn connect(
 ) -> Result<Agreed, Error> {
     let mut provider = ring::default_provider();
     provider.cipher_suites.retain(|suite| suites.is_empty() || suites.contains(&suite.suite()));
+    connect_with(node, versions, provider).await
+}
+
+async fn connect_with(
+    node: &Secured,
+    versions: &[&'static SupportedProtocolVersion],
+    provider: CryptoProvider,
+) -> Result<Agreed, Error> {
     let mut roots = RootCertStore::empty();
     roots.add(node.shown[1].clone()).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(provider))
@@ -94,4 +103,22 @@ async fn a_client_that_has_none_of_the_chosen_suites_is_refused_and_1_3_has_all_
         connect(&node, &[&TLS13], &[]).await.map(|(version, _)| version),
         Ok(ProtocolVersion::TLSv1_3)
     );
+}
+
+#[tokio::test]
+async fn a_client_agrees_on_keys_in_a_way_that_was_chosen_or_is_refused() {
+    let chosen = vec![KeyExchange::P384, KeyExchange::X25519];
+    let node = Secured::start_with(|api| api.tls.as_mut().unwrap().key_exchanges = chosen).await;
+    for (version, name) in [(&TLS12, ProtocolVersion::TLSv1_2), (&TLS13, ProtocolVersion::TLSv1_3)] {
+        for (group, expected) in [
+            (NamedGroup::X25519, Ok(name)),
+            (NamedGroup::secp384r1, Ok(name)),
+            (NamedGroup::secp256r1, refused(AlertDescription::HandshakeFailure)),
+        ] {
+            let mut provider = ring::default_provider();
+            provider.kx_groups.retain(|known| known.name() == group);
+            let found = connect_with(&node, &[version], provider).await.map(|(version, _)| version);
+            assert_eq!(found, expected, "{version:?}, {group:?}");
+        }
+    }
 }

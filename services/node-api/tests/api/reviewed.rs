@@ -227,8 +227,14 @@ async fn a_certificate_lets_in_whom_the_review_allows_and_the_refusal_says_what_
     let text = "Forbidden (user=bob, verb=get, resource=nodes, subresource(s)=[healthz proxy])";
     assert_eq!(node.ask(Some(bob), PING, &[]).await, (403, text.to_owned()));
     let first = node.cluster.asked.lock().unwrap()[0].clone();
-    let user =
-        pb::User { name: "jane".into(), groups: vec!["system:authenticated".into()], ..pb::User::default() };
+    let told = &first.user.as_ref().unwrap().extra["authentication.kubernetes.io/credential-id"].values[0];
+    assert!(told.strip_prefix("X509SHA256=").is_some_and(|digest| digest.len() == 64), "{told}");
+    let user = pb::User {
+        name: "jane".into(),
+        groups: vec!["system:authenticated".into()],
+        extra: first.user.as_ref().unwrap().extra.clone(),
+        ..pb::User::default()
+    };
     let expected = pb::ReviewAccessRequest {
         user: Some(user),
         verb: "get".into(),
@@ -275,7 +281,7 @@ async fn a_websocket_shows_its_token_as_a_subprotocol_and_the_runtime_does_not_s
     node.cluster.tokens.lock().unwrap().insert("a.b?", "jane");
     node.node.world.running_pod("web");
     node.allow(&[("jane", "get", "proxy")]);
-    let protocols = "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YS5iPw";
+    let protocols = "v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.YS5iPw";
     let headers =
         [("connection", "Upgrade"), ("upgrade", "websocket"), ("sec-websocket-protocol", protocols)];
     let path = "/exec/default/web/c?command=cat&output=1";
@@ -283,7 +289,7 @@ async fn a_websocket_shows_its_token_as_a_subprotocol_and_the_runtime_does_not_s
     assert!(![401, 403, 404].contains(&code), "{code}");
     let asked = node.node.world.shared.connected.lock().unwrap().remove(0);
     let told = asked.headers.iter().find(|header| header.name == "sec-websocket-protocol").unwrap();
-    assert_eq!(told.value, "v5.channel.k8s.io");
+    assert_eq!(told.value, "v4.channel.k8s.io");
 }
 
 #[tokio::test]

@@ -68,7 +68,7 @@ pub struct Secured {
 }
 
 impl Secured {
-    async fn start(anonymous: bool) -> Self {
+    pub async fn start(anonymous: bool) -> Self {
         Self::start_with(|api| api.tls.as_mut().unwrap().anonymous = anonymous).await
     }
 
@@ -158,7 +158,7 @@ impl Secured {
 const UPGRADE: [(&str, &str); 2] = [("connection", "Upgrade"), ("upgrade", "SPDY/3.1")];
 const EXEC: &str = "/exec/default/web/c?command=cat&command=a%20b&input=1&output=1&error=1";
 
-fn head(status: u32, headers: &[(&str, &str)]) -> rt::StreamHead {
+pub fn head(status: u32, headers: &[(&str, &str)]) -> rt::StreamHead {
     let headers = headers
         .iter()
         .map(|(name, value)| rt::HttpHeader { name: (*name).into(), value: (*value).into() })
@@ -185,6 +185,24 @@ async fn whom_an_authority_stands_behind_is_let_in_and_nobody_else() {
         node.world.ctx.metrics.text().contains("path=\"healthz\""),
         "those that are refused are counted, too"
     );
+}
+
+#[tokio::test]
+async fn without_authorities_of_clients_no_certificate_is_asked_for_and_anonymous_is_as_it_is_said() {
+    for anonymous in [false, true] {
+        let node = Secured::start_with(|api| {
+            let tls = api.tls.as_mut().unwrap();
+            (tls.client_ca_file, tls.anonymous) = (None, anonymous);
+        });
+        let node = node.await;
+        let expected = if anonymous { 200 } else { 401 };
+        assert_eq!(node.get(None, "/healthz/ping").await, expected);
+        assert_eq!(
+            node.get(Some(node.clients.of("jane")), "/healthz/ping").await,
+            expected,
+            "it is not looked at"
+        );
+    }
 }
 
 #[tokio::test]

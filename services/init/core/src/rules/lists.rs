@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use keelson_kube_model::Quantity;
 use serde_json::Value;
 
-use super::{AUTHORITIES, one};
+use super::one;
 use crate::document::Reader;
 
 /// The suites that Go knows, the unsafe ones too; two go by an older name as well.
@@ -66,13 +66,14 @@ fn each(reader: &mut Reader<'_>, path: &str, judge: impl Fn(&Value) -> Result<()
     }
 }
 
+/// Whether Go knows a suite of this name.
+pub(crate) fn is_suite(name: &str) -> bool {
+    CIPHER_SUITES.contains(&name)
+}
+
 fn cipher_suites(reader: &mut Reader<'_>) {
-    // With authorities of clients they are acted on, and checked where they are read.
-    if reader.is_set(AUTHORITIES) {
-        return;
-    }
     each(reader, "tlsCipherSuites", |suite| match suite.as_str() {
-        Some(name) if CIPHER_SUITES.contains(&name) => Ok(()),
+        Some(name) if is_suite(name) => Ok(()),
         _ => {
             Err("there is no such cipher suite; names are those of Go, such as TLS_AES_128_GCM_SHA256"
                 .to_owned())

@@ -14,6 +14,8 @@ use serde_json::Value;
 use crate::document::{ConfigProblem, Document, Reader, Sourced};
 use crate::gates::FeatureGates;
 
+pub(crate) use lists::is_suite;
+
 /// What is set without one of these is the default where a file has it, as it is for a kubelet.
 const CHOICES: &[(&str, &[&str])] = &[
     ("configMapAndSecretChangeDetectionStrategy", &["Get", "Cache", "Watch"]),
@@ -45,9 +47,6 @@ const TEXTS: &[&str] = &["contentType", "podCIDR", "providerID", "volumePluginDi
 const DURATIONS: &[&str] = &["cpuManagerReconcilePeriod", "streamingConnectionIdleTimeout"];
 /// Maps of texts.
 const MAPS: &[&str] = &["cpuManagerPolicyOptions", "topologyManagerPolicyOptions"];
-/// What stands in an object of its own.
-const AUTHORITIES: &str = "authentication.x509.clientCAFile";
-
 /// Checks what is left to check of a KubeletConfiguration; `gates` are those in force. Every problem is told.
 pub(crate) fn check(document: &Document, gates: &FeatureGates, problems: &mut Vec<ConfigProblem>) {
     let mut reader = Reader::new(document, problems);
@@ -70,7 +69,7 @@ pub(crate) fn check(document: &Document, gates: &FeatureGates, problems: &mut Ve
     for path in MAPS {
         let _ = reader.map(path);
     }
-    access(reader);
+    choice(reader, "tlsMinVersion", &["VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]);
     objects(reader);
     lists::check(reader);
     related::check(reader);
@@ -101,31 +100,6 @@ fn duration(reader: &mut Reader<'_>, path: &str) {
 pub(crate) fn signed(text: &str) -> Option<i128> {
     let (sign, amount) = text.strip_prefix('-').map_or((1, text), |amount| (-1, amount));
     Some(sign * i128::try_from(parse_go_duration(amount)?.as_nanos()).ok()?)
-}
-
-/// Who is let in, where no authority of clients is named; else it is checked where it is acted on.
-fn access(reader: &mut Reader<'_>) {
-    if reader.is_set(AUTHORITIES) {
-        return;
-    }
-    if reader.object("authentication") {
-        for parent in ["authentication.anonymous", "authentication.webhook"] {
-            if reader.object(parent) {
-                let _ = reader.boolean(&format!("{parent}.enabled"));
-            }
-        }
-    }
-    if reader.object("authorization") {
-        choice(reader, "authorization.mode", &["AlwaysAllow", "Webhook"]);
-    }
-    for path in [
-        "authentication.webhook.cacheTTL",
-        "authorization.webhook.cacheAuthorizedTTL",
-        "authorization.webhook.cacheUnauthorizedTTL",
-    ] {
-        duration(reader, path);
-    }
-    choice(reader, "tlsMinVersion", &["VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"]);
 }
 
 /// What stands in objects.

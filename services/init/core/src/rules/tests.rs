@@ -204,7 +204,14 @@ fn what_needs_a_feature_gate_is_refused_without_it_and_with_it_not() {
         ),
         ("MemoryQoS", json!({"memoryReservationPolicy": "TieredReservation"}), "memoryReservationPolicy"),
         ("QOSReserved", json!({"qosReserved": {"memory": "50%"}}), "qosReserved"),
-        ("RotateKubeletServerCertificate", json!({"serverTLSBootstrap": true}), "serverTLSBootstrap"),
+        (
+            "RotateKubeletServerCertificate",
+            json!({
+                "serverTLSBootstrap": true, "authentication": {"anonymous": {"enabled": true}},
+                "authorization": {"mode": "AlwaysAllow"},
+            }),
+            "serverTLSBootstrap",
+        ),
         (
             "GracefulNodeShutdownBasedOnPodPriority",
             json!({"shutdownGracePeriodByPodPriority": by_priority}),
