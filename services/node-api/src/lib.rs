@@ -1,8 +1,8 @@
 //! node-api: answers the network.
 //!
 //! It holds nothing: every request is a question to a neighbour, and the answer passes through as it comes. A
-//! neighbour that does not answer gives 503 with its name. With authorities of clients the kubelet API speaks TLS and asks for
-//! certificates ([`access`]); without, it listens on loopback only and lets nobody into a container.
+//! neighbour that does not answer gives 503 with its name. With TLS the kubelet API asks who it is, by certificates and tokens
+//! ([`access`]); without, it listens on loopback only and lets nobody into a container.
 //!
 //! | port | path | answer |
 //! |---|---|---|
@@ -15,7 +15,7 @@
 //! | | `/runningpods/` | a PodList of what the runtime runs, from runtime-shim |
 //! | | `/configz` | the KubeletConfiguration in force, from the file that init has written |
 //! | | `/statusz`, `/flagz` | [`statusz`], [`flagz`]: version and age of this process, the flags that init has left |
-//! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`streams`]: bytes between who asks and the runtime |
+//! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`streams`]: bytes between who asks and the runtime, and WebSockets that end here |
 //! | read-only | `/healthz…`, `/metrics…`, `/pods`, `/stats/summary` | the same; those for debugging are [`disabled`] |
 //! | health | `/healthz`, `/healthz/ping` | whether this process answers |
 //!
@@ -64,7 +64,7 @@ pub use requests::Requests;
 pub use serving::Serving;
 pub use slis::Slis;
 
-use requests::OfServer;
+use requests::{OfServer, WebSockets};
 
 /// A setting that would make the service unsafe or deaf.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -79,9 +79,9 @@ pub enum SettingError {
     },
     /// The API would be open to the network.
     #[error(
-        "api.address is {address}, but without authorities of clients nobody could tell who asks, so the kubelet API may only \
-         listen on a loopback address; set it to 127.0.0.1 or ::1, set authentication.x509.clientCAFile, or turn the API \
-         off with port 0"
+        "api.address is {address}, but without TLS nobody could tell who asks, so the kubelet API may only listen on a loopback \
+         address; set it to 127.0.0.1 or ::1, set authentication.x509.clientCAFile or tlsCertFile, or turn the API off with \
+         port 0"
     )]
     NotLoopback {
         /// The address.
@@ -145,19 +145,25 @@ pub(crate) struct App {
     ctx: Context,
     peers: Arc<[(ServiceName, Peer)]>,
     slis: Slis,
+    websockets: WebSockets,
     started: Timestamp,
 }
 
 impl App {
-    fn new(ctx: &Context, slis: &Slis) -> Self {
+    fn new(ctx: &Context, slis: &Slis, websockets: WebSockets) -> Self {
         let peers = ctx.service.callees().iter().map(|name| (*name, ctx.peer(*name))).collect();
-        Self { ctx: ctx.clone(), peers, slis: slis.clone(), started: Timestamp::now() }
+        Self { ctx: ctx.clone(), peers, slis: slis.clone(), websockets, started: Timestamp::now() }
     }
 
     /// A neighbour that this service may call; the channel to it is shared by all requests.
     pub(crate) fn peer(&self, name: ServiceName) -> Peer {
         let known = self.peers.iter().find(|(service, _)| *service == name);
         known.map_or_else(|| self.ctx.peer(name), |(_, peer)| peer.clone())
+    }
+
+    /// Counts streams over WebSocket.
+    pub(crate) fn websockets(&self) -> &WebSockets {
+        &self.websockets
     }
 
     /// Cancelled when the service ends.
@@ -244,7 +250,7 @@ fn counted(own: Router<App>, ctx: &Context, slis: &Slis, requests: OfServer, acc
         .merge(own)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
-        .with_state(App::new(ctx, slis))
+        .with_state(App::new(ctx, slis, requests.websockets()))
         .layer(from_fn_with_state(access, access::guard))
         .layer(from_fn_with_state(requests, requests::count))
 }

@@ -98,6 +98,23 @@ pub struct Requests {
     total: Family<Labels, Counter>,
     inflight: Family<Labels, Gauge>,
     seconds: Family<Labels, Histogram, fn() -> Histogram>,
+    websockets: WebSockets,
+}
+
+/// The streams over WebSocket that end here (node-and-api.md §8.4). Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct WebSockets(Family<Subresource, Counter>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Subresource {
+    subresource: &'static str,
+}
+
+impl WebSockets {
+    /// Counts one of `exec`, `attach` or `portforward`.
+    pub(crate) fn count(&self, subresource: &'static str) {
+        self.0.get_or_create(&Subresource { subresource }).inc();
+    }
 }
 
 impl Requests {
@@ -108,7 +125,10 @@ impl Requests {
             total: Family::default(),
             inflight: Family::default(),
             seconds: Family::new_with_constructor(histogram),
+            websockets: WebSockets::default(),
         };
+        let help = "Requests for streams of a container or a port over WebSocket that were taken";
+        metrics.register("kubelet_websocket_streaming_requests", help, own.websockets.0.clone());
         let help = "Requests of the kubelet API that were received";
         metrics.register("kubelet_http_requests", help, own.total.clone());
         let help = "Requests of the kubelet API that are being answered";
@@ -135,6 +155,13 @@ impl Requests {
 pub(crate) struct OfServer {
     requests: Requests,
     server_type: &'static str,
+}
+
+impl OfServer {
+    /// Those that become streams over WebSocket.
+    pub(crate) fn websockets(&self) -> WebSockets {
+        self.requests.websockets.clone()
+    }
 }
 
 /// A request until its answer has ended, or its client has gone.

@@ -5,11 +5,15 @@
 //! each request is answered as one without an identity: 401, whatever its method, parameters and pod.
 //!
 //! The streams themselves are not looked at: once runtime-shim has told what the runtime's streaming server answers, bytes go
-//! both ways as they are.
+//! both ways as they are. But for two protocols over WebSocket that end here ([`websocket`]): the streams of a command in channels
+//! ([`channels`]), and a port-forward in a tunnel ([`tunnel`]). To the runtime both are SPDY.
 
+mod channels;
 mod options;
 mod pump;
 mod run;
+mod tunnel;
+mod websocket;
 
 use axum::Router;
 use axum::body::Body;
@@ -22,6 +26,8 @@ use keelson_config::ServiceName;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 use keelson_service_kit::status::reason;
+use keelson_spdy::session::Wanted;
+use keelson_spdy::{PROTOCOL, STREAMS_HEADER};
 use pb::stream_request::Item as Ask;
 use pb::stream_response::Item as Told;
 use pb::stream_start::What;
@@ -72,7 +78,8 @@ fn known(who: Who, request: &Request, methods: &[Method]) -> Result<User, Respon
     let Some(Extension(user)) = who else {
         tracing::warn!(
             path = request.uri().path(),
-            "refused a way into a container: over HTTP nobody is known; authentication.x509.clientCAFile turns TLS on"
+            "refused a way into a container: over HTTP nobody is known; authentication.x509.clientCAFile or tlsCertFile turns \
+             TLS on"
         );
         return Err(unauthorized());
     };
@@ -95,7 +102,16 @@ async fn exec(
     let pod = find(&app, &target).await.map_err(Failure::into_response)?;
     let container = target.container.clone();
     let what = What::Exec(pb::StreamExec { container, command, stdin, stdout, stderr, tty });
-    connect(&app, &user, &target, pod.uid, what, request).await
+    let path = request.uri().path().to_owned();
+    let caller = Caller { app: &app, user: &user, target: &target, pod_uid: pod.uid, path };
+    match websocket::Handshake::of(&request, channels::is_spoken) {
+        Some(handshake) => {
+            app.websockets().count("exec");
+            let wanted = Wanted { stdin, stdout, stderr, tty };
+            channels::connect(caller, what, wanted, handshake?, request).await
+        }
+        None => caller.connect(what, request).await,
+    }
 }
 
 async fn attach(
@@ -112,7 +128,16 @@ async fn attach(
         attach_options(asked, &pod.pod_json, &target.container);
     let container = target.container.clone();
     let what = What::Attach(pb::StreamAttach { container, stdin, stdout, stderr, tty });
-    connect(&app, &user, &target, pod.uid, what, request).await
+    let path = request.uri().path().to_owned();
+    let caller = Caller { app: &app, user: &user, target: &target, pod_uid: pod.uid, path };
+    match websocket::Handshake::of(&request, channels::is_spoken) {
+        Some(handshake) => {
+            app.websockets().count("attach");
+            let wanted = Wanted { stdin, stdout, stderr, tty };
+            channels::connect(caller, what, wanted, handshake?, request).await
+        }
+        None => caller.connect(what, request).await,
+    }
 }
 
 async fn port_forward(
@@ -123,11 +148,21 @@ async fn port_forward(
     request: Request,
 ) -> Result<Response, Response> {
     let user = known(who, &request, &[Method::GET, Method::POST])?;
-    let is_websocket = has(request.headers(), header::UPGRADE, "websocket");
+    let handshake = websocket::Handshake::of(&request, tunnel::is_spoken);
+    // In a tunnel they are named later, as with SPDY.
+    let is_websocket = handshake.is_none() && has(request.headers(), header::UPGRADE, "websocket");
     let ports = ports(&pairs, is_websocket).map_err(bad)?;
     let pod = find(&app, &target).await.map_err(Failure::into_response)?;
     let what = What::PortForward(pb::StreamPortForward { ports });
-    connect(&app, &user, &target, pod.uid, what, request).await
+    let path = request.uri().path().to_owned();
+    let caller = Caller { app: &app, user: &user, target: &target, pod_uid: pod.uid, path };
+    match handshake {
+        Some(handshake) => {
+            app.websockets().count("portforward");
+            tunnel::connect(caller, what, handshake?, request).await
+        }
+        None => caller.connect(what, request).await,
+    }
 }
 
 fn bad(error: impl std::fmt::Display) -> Response {
@@ -145,64 +180,127 @@ async fn find(app: &App, target: &Target) -> Result<pods::Found, Failure> {
     }
 }
 
+/// Whether one of the values of a header has a word.
 fn has(headers: &HeaderMap, name: header::HeaderName, word: &str) -> bool {
     let all = headers.get_all(name);
     all.iter().any(|value| value.to_str().is_ok_and(|text| text.to_ascii_lowercase().contains(word)))
 }
 
-/// Connects whoever has sent `request` with what `what` names.
-async fn connect(
-    app: &App,
-    user: &User,
-    target: &Target,
+/// What the runtime has answered, and the way to it.
+struct Answered {
+    head: pb::StreamHead,
+    from_runtime: Streaming<pb::StreamResponse>,
+    to_runtime: mpsc::Sender<pb::StreamRequest>,
+}
+
+/// Whoever asks for something in a pod.
+struct Caller<'a> {
+    app: &'a App,
+    user: &'a User,
+    target: &'a Target,
     pod_uid: String,
-    what: What,
-    mut request: Request,
-) -> Result<Response, Response> {
-    if !has(request.headers(), header::CONNECTION, "upgrade") {
-        // The kubelet's code for it, although the fault is the client's.
-        return Err((StatusCode::INTERNAL_SERVER_ERROR, "Upgrade request required").into_response());
-    }
-    tracing::info!(
-        user = user.name,
-        namespace = target.namespace,
-        pod = target.pod,
-        container = target.container,
-        path = request.uri().path(),
-        "somebody is let into a pod"
-    );
-    let start = pb::StreamStart {
-        pod_uid,
-        namespace: target.namespace.clone(),
-        name: target.pod.clone(),
-        what: Some(what),
-        method: request.method().to_string(),
-        headers: request
-            .headers()
-            .iter()
-            .filter_map(|(name, value)| {
-                Some(pb::HttpHeader { name: name.to_string(), value: value.to_str().ok()?.to_owned() })
-            })
-            .collect(),
-    };
-    let client = hyper::upgrade::on(&mut request);
-    let (to_runtime, asked) = mpsc::channel(WAITING);
-    // There is room: it is the first.
-    let _ = to_runtime.try_send(pb::StreamRequest { item: Some(Ask::Start(start)) });
-    let refused = |status: Status| refusal(&target.container, &status);
-    let peer = app.peer(ServiceName::RuntimeShim);
-    let answer = RuntimeClient::new(peer.channel()).stream(ReceiverStream::new(asked)).await;
-    let mut from_runtime = answer.map_err(refused)?.into_inner();
-    let head = match from_runtime.message().await.map_err(refused)? {
-        Some(pb::StreamResponse { item: Some(Told::Head(head)) }) => head,
-        _ => return Err(refused(Status::internal("runtime-shim has ended the stream without an answer"))),
-    };
-    match head.status {
-        101 => {
-            tokio::spawn(pump::run(app.shutdown(), client, from_runtime, to_runtime));
-            Ok(answer_of(&head, Body::empty()))
+    /// That of the request.
+    path: String,
+}
+
+impl Caller<'_> {
+    /// Connects whoever has sent `request` with what `what` names.
+    async fn connect(self, what: What, mut request: Request) -> Result<Response, Response> {
+        if !has(request.headers(), header::CONNECTION, "upgrade") {
+            // The kubelet's code for it, although the fault is the client's.
+            return Err((StatusCode::INTERNAL_SERVER_ERROR, "Upgrade request required").into_response());
         }
-        400.. => Ok(answer_of(&head, body(from_runtime))),
+        let (method, headers) = (request.method().to_string(), headers_of(request.headers()));
+        let client = hyper::upgrade::on(&mut request);
+        let Answered { head, from_runtime, to_runtime } = self.ask(what, method, headers).await?;
+        if head.status != 101 {
+            return no_change(&head, from_runtime);
+        }
+        tokio::spawn(pump::run(self.app.shutdown(), client, from_runtime, to_runtime));
+        Ok(answer_of(&head, Body::empty()))
+    }
+
+    /// The same in SPDY, whatever the client speaks: with one of these versions of the streams.
+    async fn connect_in_spdy(&self, what: What, versions: &[&str]) -> Result<Answered, Response> {
+        let header = |name: &str, value: &str| pb::HttpHeader { name: name.into(), value: value.into() };
+        let mut headers = vec![
+            header("User-Agent", "keelson-node-api"),
+            header("Connection", "Upgrade"),
+            header("Upgrade", PROTOCOL),
+            header("Content-Length", "0"),
+        ];
+        headers.extend(versions.iter().map(|version| header(STREAMS_HEADER, version)));
+        let answered = self.ask(what, Method::POST.to_string(), headers).await?;
+        if answered.head.status != 101 {
+            return Err(no_change(&answered.head, answered.from_runtime).unwrap_or_else(|refused| refused));
+        }
+        if told(&answered.head, "Upgrade").is_some_and(|protocol| protocol.eq_ignore_ascii_case(PROTOCOL)) {
+            return Ok(answered);
+        }
+        let text = "the container runtime does not speak SPDY/3.1 for streams";
+        Err((StatusCode::INTERNAL_SERVER_ERROR, text).into_response())
+    }
+
+    async fn ask(
+        &self,
+        what: What,
+        method: String,
+        headers: Vec<pb::HttpHeader>,
+    ) -> Result<Answered, Response> {
+        let Self { app, user, target, pod_uid, path } = self;
+        tracing::info!(
+            user = user.name,
+            namespace = target.namespace,
+            pod = target.pod,
+            container = target.container,
+            path,
+            "somebody is let into a pod"
+        );
+        let start = pb::StreamStart {
+            pod_uid: pod_uid.clone(),
+            namespace: target.namespace.clone(),
+            name: target.pod.clone(),
+            what: Some(what),
+            method,
+            headers,
+        };
+        let (to_runtime, asked) = mpsc::channel(WAITING);
+        // There is room: it is the first.
+        let _ = to_runtime.try_send(pb::StreamRequest { item: Some(Ask::Start(start)) });
+        let refused = |status: Status| refusal(&target.container, &status);
+        let peer = app.peer(ServiceName::RuntimeShim);
+        let answer = RuntimeClient::new(peer.channel()).stream(ReceiverStream::new(asked)).await;
+        let mut from_runtime = answer.map_err(refused)?.into_inner();
+        match from_runtime.message().await.map_err(refused)? {
+            Some(pb::StreamResponse { item: Some(Told::Head(head)) }) => {
+                Ok(Answered { head, from_runtime, to_runtime })
+            }
+            _ => Err(refused(Status::internal("runtime-shim has ended the stream without an answer"))),
+        }
+    }
+}
+
+fn headers_of(headers: &HeaderMap) -> Vec<pb::HttpHeader> {
+    let text = headers.iter().filter_map(|(name, value)| {
+        Some(pb::HttpHeader { name: name.to_string(), value: value.to_str().ok()?.to_owned() })
+    });
+    text.collect()
+}
+
+/// The first value of a header in the runtime's answer.
+fn told<'a>(head: &'a pb::StreamHead, name: &str) -> Option<&'a str> {
+    let found = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
+    found.map(|header| header.value.as_str())
+}
+
+/// What is answered when the runtime has not changed the protocol.
+#[allow(clippy::result_large_err, reason = "both are answers")]
+fn no_change(
+    head: &pb::StreamHead,
+    from_runtime: Streaming<pb::StreamResponse>,
+) -> Result<Response, Response> {
+    match head.status {
+        400.. => Ok(answer_of(head, body(from_runtime))),
         odd => {
             let text = format!("invalid upgrade response: status code {odd}");
             Err((StatusCode::INTERNAL_SERVER_ERROR, text).into_response())

@@ -138,7 +138,7 @@ impl Execs {
     {
         let start = first(messages).await?;
         let container_id = self.find(&start).await?;
-        let wanted = Wanted { stdin: start.stdin, tty: start.tty };
+        let wanted = Wanted::all(start.stdin, start.tty);
         tracing::info!(
             namespace = start.namespace,
             pod = start.name,

@@ -64,11 +64,11 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// The frame that opens `stream`, which has to be odd and higher than all before, with this header; its name has to
+    /// The frame that opens `stream`, which has to be odd and higher than all before, with these headers; their names have to
     /// be in lower case.
-    pub fn open(&mut self, stream: u32, name: &str, value: &str) -> Vec<u8> {
-        let mut headers = 1_u32.to_be_bytes().to_vec();
-        for text in [name, value] {
+    pub fn open(&mut self, stream: u32, named: &[(&str, &str)]) -> Vec<u8> {
+        let mut headers = length32(named.len()).to_be_bytes().to_vec();
+        for text in named.iter().flat_map(|(name, value)| [name, value]) {
             headers.extend(length32(text.len()).to_be_bytes());
             headers.extend(text.as_bytes());
         }
@@ -78,7 +78,7 @@ impl Opener {
         if !std::mem::replace(&mut self.begun, true) {
             payload.extend(ZLIB_BEGIN);
         }
-        let length = u16::try_from(headers.len()).expect("the one header of a stream is far below 64 KiB");
+        let length = u16::try_from(headers.len()).expect("the headers of a stream are far below 64 KiB");
         payload.push(0);
         payload.extend(length.to_le_bytes());
         payload.extend((!length).to_le_bytes());
@@ -94,8 +94,8 @@ pub fn data_head(stream: u32, length: usize, last: bool) -> [u8; HEAD] {
     head(stream, if last { FIN } else { 0 }, length)
 }
 
-/// The answer to a ping.
-pub fn pong(id: u32) -> Vec<u8> {
+/// A ping, and the answer to one.
+pub fn ping(id: u32) -> Vec<u8> {
     control(PING, &id.to_be_bytes())
 }
 

@@ -131,7 +131,7 @@ struct Open {
 impl Open {
     fn close(&mut self, streams: Streams, stream: u32) {
         self.status &= stream != streams.error;
-        self.stdout &= stream != streams.stdout;
+        self.stdout &= Some(stream) != streams.stdout;
         self.stderr &= Some(stream) != streams.stderr;
     }
 
@@ -147,7 +147,7 @@ async fn output<R: AsyncRead + Unpin>(
     pings: mpsc::Sender<u32>,
     answers: &Answers,
 ) -> Result<(), RelayError> {
-    let mut open = Open { status: true, stdout: true, stderr: streams.stderr.is_some() };
+    let mut open = Open { status: true, stdout: streams.stdout.is_some(), stderr: streams.stderr.is_some() };
     let (mut told, mut until, mut broke) = (Vec::new(), None, None);
     while open.any() {
         let event = match until {
@@ -159,7 +159,7 @@ async fn output<R: AsyncRead + Unpin>(
         };
         match event {
             Ok(Event::Data { stream, bytes }) => {
-                let item = if stream == streams.stdout {
+                let item = if Some(stream) == streams.stdout {
                     Item::Stdout(bytes.into())
                 } else if Some(stream) == streams.stderr {
                     Item::Stderr(bytes.into())

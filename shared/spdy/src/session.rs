@@ -7,7 +7,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::timeout;
 
-use crate::frames::{Decoder, Event, Opener, SpdyError, data_head, pong};
+use crate::frames::{Decoder, Event, Opener, SpdyError, data_head, ping};
 
 /// From the connection to the last stream that is taken (runtime-and-resources.md §0.2).
 pub const SETUP_WITHIN: Duration = Duration::from_secs(30);
@@ -52,13 +52,24 @@ pub enum FrameError {
     NotSpdy(#[from] SpdyError),
 }
 
-/// Which streams a command has beside its output.
+/// Which streams a command has; the server waits for as many as were asked for.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     /// It gets input.
     pub stdin: bool,
+    /// Its output is wanted.
+    pub stdout: bool,
+    /// So is its other output; a terminal has none.
+    pub stderr: bool,
     /// It has a terminal: one output, and a size.
     pub tty: bool,
+}
+
+impl Wanted {
+    /// All that it writes.
+    pub fn all(stdin: bool, tty: bool) -> Self {
+        Self { stdin, stdout: true, stderr: true, tty }
+    }
 }
 
 /// The numbers of the streams.
@@ -69,7 +80,7 @@ pub struct Streams {
     /// Input.
     pub stdin: Option<u32>,
     /// Output.
-    pub stdout: u32,
+    pub stdout: Option<u32>,
     /// The other output, unless there is a terminal.
     pub stderr: Option<u32>,
     /// The size of the terminal.
@@ -82,7 +93,7 @@ impl Streams {
         let all = [
             (Some(self.error), "error"),
             (self.stdin, "stdin"),
-            (Some(self.stdout), "stdout"),
+            (self.stdout, "stdout"),
             (self.stderr, "stderr"),
             (self.resize, "resize"),
         ];
@@ -99,8 +110,8 @@ impl Streams {
         Self {
             error: number(),
             stdin: wanted.stdin.then(&mut number),
-            stdout: number(),
-            stderr: (!wanted.tty).then(&mut number),
+            stdout: wanted.stdout.then(&mut number),
+            stderr: (wanted.stderr && !wanted.tty).then(&mut number),
             resize: wanted.tty.then(&mut number),
         }
     }
@@ -173,9 +184,17 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         }
     }
 
-    /// Answers a ping.
+    /// Asks whether the other side is there; what a client asks with is odd.
+    pub async fn ping(&mut self, id: u32) {
+        debug_assert!(id % 2 == 1, "those of a client are odd");
+        self.write(ping(id).as_slice()).await;
+    }
+
+    /// Answers a ping; what is the answer to one of ours needs none.
     pub async fn pong(&mut self, id: u32) {
-        self.write(pong(id).as_slice()).await;
+        if id % 2 == 0 {
+            self.write(ping(id).as_slice()).await;
+        }
     }
 
     async fn data(&mut self, stream: u32, bytes: Bytes, last: bool) {
@@ -236,7 +255,7 @@ where
     let mut writer = Writer { socket: writer, streams, tty: wanted.tty, input_ended: false, broken: false };
     let mut opener = Opener::default();
     let opening: Vec<u8> =
-        streams.named().flat_map(|(stream, name)| opener.open(stream, "streamtype", name)).collect();
+        streams.named().flat_map(|(stream, name)| opener.open(stream, &[("streamtype", name)])).collect();
     writer.socket.write_all(&opening).await.map_err(SetupError::Write)?;
     writer.socket.flush().await.map_err(SetupError::Write)?;
     // The other side drops data of a stream that it has not taken yet, so all have to be taken first.

@@ -11,7 +11,7 @@
 //!
 //! The feature `grpc` (on by default) adds what speaks gRPC: [`Agent`], [`TraceCollector`] and the CRI
 //! clients of [`PrivateContainerd`]. The feature `kube` (on by default) adds a Kubernetes API server with an authority
-//! of its own, [`KubeApiServer`].
+//! of its own, [`KubeApiServer`]. The feature `websocket` (on by default) adds a client of streams, [`WebSocket`].
 
 mod cleanup;
 mod cni;
@@ -45,6 +45,8 @@ mod kube;
 mod otlp;
 #[cfg(feature = "grpc")]
 mod poll;
+#[cfg(feature = "websocket")]
+mod websocket;
 
 pub use cleanup::Remains;
 pub use cni::{Network, Subnet};
@@ -73,3 +75,5 @@ pub use kube::{ApiServerBinary, KubeApiServer, KubeOptions, KubeProxy};
 pub use otlp::{Span, TraceCollector};
 #[cfg(feature = "grpc")]
 pub use poll::eventually;
+#[cfg(feature = "websocket")]
+pub use websocket::{Told, WebSocket, websocket_headers};

@@ -152,7 +152,7 @@ async fn streams_of(
     };
     let upgraded = hyper::upgrade::on(answer).await.map_err(|error| broken(error.to_string()))?;
     let (reader, writer) = tokio::io::split(TokioIo::new(upgraded));
-    let opened = session::open(reader, writer, BytesMut::new(), Wanted { stdin, tty }).await;
+    let opened = session::open(reader, writer, BytesMut::new(), Wanted::all(stdin, tty)).await;
     let opened = opened.map_err(|error| broken(status::chain(&error)))?;
     let size = if tty { crate::terminal::size() } else { None };
     let (answers, stream) = mpsc::channel(WAITING);

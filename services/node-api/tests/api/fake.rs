@@ -33,6 +33,8 @@ use tokio::sync::mpsc;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use crate::command::Command;
+
 type Answer<T> = Result<Response<T>, Status>;
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -70,6 +72,8 @@ pub struct Shared {
     pub connected: Mutex<Vec<rt::StreamStart>>,
     pub stream_error: Mutex<Option<Status>>,
     pub stream_head: Mutex<rt::StreamHead>,
+    /// Streams are SPDY, with a command at their end.
+    pub command: Mutex<Option<Arc<Command>>>,
     /// What the runtime runs.
     pub running: Mutex<Vec<rt::RuntimePod>>,
 }
@@ -330,6 +334,14 @@ impl Runtime for Fake {
                 told(Told::Data(b"not now".to_vec())),
             ];
             return Ok(Response::new(Box::pin(stream::iter(answer))));
+        }
+        if let Some(command) = self.0.command.lock().unwrap().clone() {
+            let (sender, receiver) = mpsc::channel(16);
+            sender.try_send(told(Told::Head(head))).unwrap();
+            tokio::spawn(command.run(asked, sender));
+            let more =
+                stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
+            return Ok(Response::new(Box::pin(more)));
         }
         // Says again what it hears, and ends after "end".
         let echo = stream::unfold(

@@ -1,5 +1,6 @@
 //! node-api over real sockets on both sides.
 
+mod command;
 mod fake;
 mod figures;
 mod handshakes;
@@ -8,4 +9,5 @@ mod requests;
 mod reviewed;
 mod scrapes;
 mod secured;
+mod websockets;
 mod zpages;

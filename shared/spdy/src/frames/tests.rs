@@ -57,7 +57,7 @@ fn a_stream_is_opened_with_its_header_and_the_zlib_stream_begins_once() {
     let mut opener = Opener::default();
     let wanted = b"\0\0\0\x01\0\0\0\x0astreamtype\0\0\0\x05stdin";
     for (stream, first) in [(1, true), (3, false)] {
-        let frame = opener.open(stream, "streamtype", "stdin");
+        let frame = opener.open(stream, &[("streamtype", "stdin")]);
         assert_eq!(frame[..4], [0x80, 3, 0, 1], "SYN_STREAM of version 3");
         assert_eq!(frame[4], 0, "no end yet");
         let length = u32::from_be_bytes([0, frame[5], frame[6], frame[7]]);
@@ -75,7 +75,7 @@ fn frames_are_read_in_whatever_pieces_they_come() {
         data(1, b"hello", false),
         data(3, b"", false),
         data(1, b" world", true),
-        pong(2),
+        ping(2),
         // A server's own stream, more headers, settings and a window: nothing to a client of this kind.
         of_kind(SYN_STREAM, 0, &[0; 10]),
         of_kind(HEADERS, 0, &[0, 0, 0, 9]),

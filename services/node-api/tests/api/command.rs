@@ -1,0 +1,179 @@
+//! A command at the end of streams of SPDY/3.1, as a container runtime serves them.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, Mutex};
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use keelson_proto::keelson::runtime::v1 as rt;
+use rt::stream_request::Item as Ask;
+use rt::stream_response::Item as Told;
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+use tonic::{Status, Streaming};
+
+const SYN_STREAM: u16 = 1;
+const SYN_REPLY: u16 = 2;
+const PING: u16 = 6;
+/// What this side asks with.
+const OWN_PING: u32 = 2;
+
+/// Says what it hears, and once its input has ended `bye` on the other output and 3 as its exit code; without input it ends well
+/// at once. It says how large its terminal is, and breaks off when it hears `break`.
+#[derive(Debug)]
+pub struct Command {
+    /// How many streams there are to be.
+    expected: usize,
+    /// The names of the streams in the order in which they were opened.
+    pub opened: Mutex<Vec<String>>,
+    pub seen: watch::Sender<Seen>,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// Pings of the other side.
+    pub pings: u32,
+    /// Answers to the one of this side.
+    pub answers: u32,
+    /// The other side has gone.
+    pub gone: bool,
+}
+
+type ToOther = mpsc::Sender<Result<rt::StreamResponse, Status>>;
+
+struct Frame {
+    /// `None`: data.
+    kind: Option<u16>,
+    stream: u32,
+    last: bool,
+    payload: Bytes,
+}
+
+fn control(kind: u16, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&[0x80, 3], &kind.to_be_bytes()[..], &length, payload].concat()
+}
+
+fn data(stream: u32, payload: &[u8], last: bool) -> Vec<u8> {
+    let mut length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    length[0] = u8::from(last);
+    [&stream.to_be_bytes()[..], &length, payload].concat()
+}
+
+impl Command {
+    pub fn with_streams(expected: usize) -> Arc<Self> {
+        Arc::new(Self { expected, opened: Mutex::default(), seen: watch::Sender::default() })
+    }
+
+    fn stream(&self, name: &str) -> Option<u32> {
+        let at = self.opened.lock().unwrap().iter().position(|opened| opened == name)?;
+        Some(u32::try_from(at).unwrap() * 2 + 1)
+    }
+
+    pub async fn run(self: Arc<Self>, mut asked: Streaming<rt::StreamRequest>, to_other: ToOther) {
+        let mut input = BytesMut::new();
+        let mut first = true;
+        while let Some(frame) = frame(&mut asked, &mut input).await {
+            let answer = match frame.kind {
+                Some(SYN_STREAM) => self.open(&frame.payload, std::mem::take(&mut first)),
+                Some(PING) if frame.payload[..] == OWN_PING.to_be_bytes() => {
+                    self.seen.send_modify(|seen| seen.answers += 1);
+                    Vec::new()
+                }
+                Some(PING) => {
+                    self.seen.send_modify(|seen| seen.pings += 1);
+                    control(PING, &frame.payload)
+                }
+                None if Some(frame.stream) == self.stream("stdin") && &frame.payload[..] == b"break" => {
+                    return;
+                }
+                None if Some(frame.stream) == self.stream("stdin") => {
+                    let mut answer = data(self.stream("stdout").unwrap(), &frame.payload, false);
+                    if frame.last {
+                        answer.extend(self.end(Some(3)));
+                    }
+                    answer
+                }
+                None if Some(frame.stream) == self.stream("resize") => {
+                    data(self.stream("stdout").unwrap(), &frame.payload, false)
+                }
+                _ => Vec::new(),
+            };
+            if !answer.is_empty() {
+                let told = rt::StreamResponse { item: Some(Told::Data(answer)) };
+                let _ = to_other.send(Ok(told)).await;
+            }
+        }
+        self.seen.send_modify(|seen| seen.gone = true);
+    }
+
+    /// Takes a stream.
+    fn open(&self, payload: &[u8], first: bool) -> Vec<u8> {
+        // Behind stream, priority and slot, and the beginning of the zlib stream, there is one stored block.
+        let mut block = &payload[10 + if first { 6 } else { 0 }..];
+        assert_eq!(block.get_u8(), 0);
+        let length = usize::from(block.get_u16_le());
+        block.advance(2);
+        let mut headers = &block[..length];
+        assert_eq!(headers.get_u32(), 1);
+        let mut text = || {
+            let length = usize::try_from(headers.get_u32()).unwrap();
+            String::from_utf8(headers.copy_to_bytes(length).to_vec()).unwrap()
+        };
+        assert_eq!(text(), "streamtype");
+        let name = text();
+        let count = {
+            let mut opened = self.opened.lock().unwrap();
+            opened.push(name);
+            opened.len()
+        };
+        let mut answer = control(SYN_REPLY, &payload[..4]);
+        if count == self.expected {
+            answer.extend(control(PING, &OWN_PING.to_be_bytes()));
+            if self.stream("stdin").is_none() {
+                answer.extend(self.end(None));
+            }
+        }
+        answer
+    }
+
+    /// What is said at the end, with an exit code or as success.
+    fn end(&self, code: Option<i32>) -> Vec<u8> {
+        let status = match code {
+            None => json!({"metadata": {}, "status": "Success"}),
+            Some(code) => json!({
+                "metadata": {}, "status": "Failure", "reason": "NonZeroExitCode",
+                "message": format!("command terminated with non-zero exit code: {code}"),
+                "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
+            }),
+        };
+        let mut all = Vec::new();
+        for (name, bytes) in
+            [("stdout", &b""[..]), ("stderr", b"bye"), ("error", status.to_string().as_bytes())]
+        {
+            all.extend(self.stream(name).map(|stream| data(stream, bytes, true)).unwrap_or_default());
+        }
+        all
+    }
+}
+
+/// The next frame; `None` when the other side has gone.
+async fn frame(asked: &mut Streaming<rt::StreamRequest>, input: &mut BytesMut) -> Option<Frame> {
+    loop {
+        if input.len() >= 8 {
+            let mut head = &input[..8];
+            let (first, flags) = (head.get_u32(), head.get_u8());
+            let length = usize::try_from(head.get_uint(3)).unwrap();
+            if input.len() >= 8 + length {
+                input.advance(8);
+                let payload = input.split_to(length).freeze();
+                let kind = (first >> 31 == 1).then_some(u16::try_from(first & 0xffff).unwrap());
+                return Some(Frame { kind, stream: first, last: flags & 1 == 1, payload });
+            }
+        }
+        match asked.message().await.ok()??.item? {
+            Ask::Data(bytes) => input.extend_from_slice(&bytes),
+            Ask::Start(_) => panic!("`start` a second time"),
+        }
+    }
+}
