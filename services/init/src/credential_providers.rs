@@ -63,7 +63,10 @@ pub(crate) fn read(
             Ok((document, text)) => {
                 // These files are decoded strictly, as a kubelet does it.
                 let twice = |field: &Sourced<()>| {
-                    field.clone().map(|()| "…").problem("this stands in the file more than once; leave one of them")
+                    field
+                        .clone()
+                        .map(|()| "…")
+                        .problem("this stands in the file more than once; leave one of them")
                 };
                 errors.extend(document.duplicates.iter().map(|field| twice(field).to_string()));
                 errors.extend(missing(&document, Path::new(&bin_dir)));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use keelson_config::ServiceName;
 use keelson_init_core::Host;
-use rustix::process::{getegid, geteuid};
+use rustix::process::{Resource, Rlimit, getegid, geteuid, getrlimit, setrlimit};
 
 /// Where the group of operators is looked up.
 const OPERATOR_GROUP: &str = "keelson";
@@ -27,6 +27,7 @@ pub fn facts(root_dir: &Path) -> Host {
         operator_group: group_id(OPERATOR_GROUP),
         cgroup_v1: !Path::new("/sys/fs/cgroup/cgroup.controllers").exists(),
         swap: fs::read_to_string("/proc/swaps").map(|text| swap_areas(&text)).unwrap_or_default(),
+        online_cpus: fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default(),
         memory_bytes: memory_bytes().unwrap_or(0),
         nodefs_bytes: file_system_bytes(root_dir).unwrap_or(0),
     }
@@ -105,17 +106,40 @@ pub fn effective_capabilities() -> u64 {
         .unwrap_or(0)
 }
 
-/// The score that keeps the out-of-memory killer from the agent, as the kubelet's.
-const OOM_SCORE_ADJ: i32 = -999;
-
-/// Lowers our own oom score, which the services inherit; one that is lower already stays.
-pub fn lower_oom_score() -> io::Result<()> {
+/// Sets our own oom score, which the services inherit (`oomScoreAdj`).
+pub fn set_oom_score(score: i32) -> io::Result<()> {
     const FILE: &str = "/proc/self/oom_score_adj";
-    let now = fs::read_to_string(FILE)?.trim().parse().unwrap_or(0);
-    if now <= OOM_SCORE_ADJ {
+    if fs::read_to_string(FILE)?.trim().parse() == Ok(score) {
         return Ok(());
     }
-    fs::write(FILE, OOM_SCORE_ADJ.to_string())
+    fs::write(FILE, score.to_string())
+}
+
+/// Why a process of the agent may not open as many files as it is to.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a process of the agent cannot have {wanted} files open (maxOpenFiles), it may have {kept}: raising the limit needs \
+     CAP_SYS_RESOURCE, and fs.nr_open of the kernel bounds it"
+)]
+pub struct FewerFiles {
+    wanted: u64,
+    kept: u64,
+}
+
+/// Lets this process, and those that it starts, have `files` files open; where the machine does not allow as many, as many as it
+/// does (setrlimit(2)).
+pub fn allow_open_files(files: u64) -> Result<(), FewerFiles> {
+    let of = |current, maximum| Rlimit { current: Some(current), maximum };
+    let before = getrlimit(Resource::Nofile);
+    let wanted = of(files, Some(files));
+    if before == wanted || setrlimit(Resource::Nofile, wanted).is_ok() {
+        return Ok(());
+    }
+    let kept = before.maximum.map_or(files, |most| most.min(files));
+    // Up to the limit that is there it needs nothing; if even that fails, all stays as it was.
+    let _ = setrlimit(Resource::Nofile, of(kept, before.maximum));
+    let kept = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    if kept >= files { Ok(()) } else { Err(FewerFiles { wanted: files, kept }) }
 }
 
 /// What tells a process from a later one with the same pid: its start in clock ticks since boot (field 22 of
@@ -194,8 +218,9 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_has_memory_and_a_file_system() {
+    fn the_machine_has_memory_a_file_system_and_cpus() {
         let host = facts(Path::new("/nonexistent/below/root"));
         assert!(host.memory_bytes > 0 && host.nodefs_bytes > 0 && !host.hostname.is_empty());
+        assert!(host.online_cpus.starts_with('0'), "{}", host.online_cpus);
     }
 }

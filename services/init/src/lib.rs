@@ -39,7 +39,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use keelson_config::{Beside, Config, ControlPlane, ServiceName};
-use keelson_init_core::{Level, Note, Resolved, folders};
+use keelson_init_core::{Level, Note, Resolved, configuration_line, folders, not_loaded, not_merged, told};
 use keelson_proto::descriptors;
 use keelson_proto::keelson::supervisor::v1::supervisor_server::SupervisorServer;
 use keelson_service_kit::{
@@ -141,10 +141,15 @@ struct Start {
 fn start(cli: &Cli) -> Result<Start, Vec<String>> {
     let stamp = Stamp::of(cli);
     let mut errors = Vec::new();
-    let mut document = |flag, path: &Option<std::path::PathBuf>| {
-        let read = path.as_ref().map(|path| yaml::read(flag, path)).transpose();
-        read.unwrap_or_else(|error| {
-            errors.push(status::chain(&error));
+    let mut document = |flag: &'static str, path: &Option<std::path::PathBuf>| {
+        let read = |path: &std::path::PathBuf| {
+            yaml::read(flag, path).map_err(|error| match (flag, status::chain(&error)) {
+                ("--config", error) => not_loaded(&path.display().to_string(), &error),
+                (_, error) => error,
+            })
+        };
+        path.as_ref().map(read).transpose().unwrap_or_else(|error| {
+            errors.push(error);
             None
         })
     };
@@ -152,7 +157,7 @@ fn start(cli: &Cli) -> Result<Start, Vec<String>> {
     let keelson = document("--keelson-config", &cli.keelson_config());
     let drop_ins = cli.config_dir().map_or_else(|| Ok((Vec::new(), Vec::new())), |dir| drop_ins::read(&dir));
     let (drop_ins, passed_over) = drop_ins.unwrap_or_else(|error| {
-        errors.push(status::chain(&error));
+        errors.push(not_merged(&status::chain(&error)));
         Default::default()
     });
     if !errors.is_empty() {
@@ -168,8 +173,11 @@ fn start(cli: &Cli) -> Result<Start, Vec<String>> {
     );
     let mut ingredients =
         Ingredients { flags, kubelet, drop_ins, keelson, host, resolved_unix_nanos: now_unix_nanos() };
-    let resolved =
-        ingredients.alone().map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>());
+    let folder = cli.config_dir().map(|folder| folder.display().to_string());
+    let resolved = ingredients.alone().map_err(|problems| {
+        let files = ingredients.files(folder.as_deref());
+        problems.iter().map(|problem| told(problem, files)).collect::<Vec<_>>()
+    });
     match (resolved, providers) {
         (Ok(mut resolved), Ok(providers)) => {
             resolved.notes.extend(drop_ins::note(&passed_over));
@@ -309,11 +317,18 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     let listener = signals::Listener::new().context("cannot listen for signals")?;
     tokio::spawn(listener.run(context.shutdown.clone(), hurry.clone()));
     let Start { stamp, resolved, providers, ingredients } = start;
-    for line in cli.lines(verbosity(&resolved.kubelet_configuration)) {
+    let verbosity = verbosity(&resolved.kubelet_configuration);
+    let configuration = configuration_line(&resolved.kubelet_configuration, verbosity);
+    for line in cli.lines(verbosity).into_iter().chain(configuration) {
         tracing::info!("{line}");
     }
     log_notes(&resolved.notes);
     let config = &*context.config;
+    tracing::info!(version = config.own_processes.kubelet_version, "Kubelet version");
+    if config.control_plane == ControlPlane::None {
+        tracing::info!("Standalone mode, no API client");
+        tracing::info!("No API server defined - no node status update will be sent");
+    }
     let lock_file = lock_file(&context, &cli).await?;
     join_operator_group(config)?;
     dirs::prepare(&folders(config, is_root()))?;
@@ -344,8 +359,16 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     drop(resolved);
     let reload = Reload::new(&context, cli, stamp);
     drop(providers);
-    if let Err(error) = host::lower_oom_score() {
-        tracing::warn!(%error, "cannot lower the oom score of the agent: on a full machine it may be ended like any process");
+    let own = &config.own_processes;
+    if let Err(error) = host::set_oom_score(own.oom_score_adj) {
+        tracing::warn!(
+            %error,
+            score = own.oom_score_adj,
+            "cannot set the oom score of the agent: on a full machine it may be ended like any process"
+        );
+    }
+    if let Err(error) = host::allow_open_files(own.max_open_files) {
+        tracing::warn!("{error}");
     }
     let (launcher, lifeline) = Launcher::new(config, is_root(), host::effective_capabilities())
         .context("cannot make the lifeline of the services")?;

@@ -39,7 +39,7 @@ impl Systemd {
         let first_ready = ready && !self.told_ready;
         self.told_ready |= ready;
         if first_ready {
-            tracing::info!("all services have answered");
+            tracing::info!("Started kubelet: all services have answered");
         }
         let Some(status) = status else { return };
         let mut states = Vec::with_capacity(3);

@@ -26,7 +26,7 @@ pub enum ReadError {
         source: io::Error,
     },
     /// The file is empty.
-    #[error("the configuration file {} that {flag} names is empty; it must begin with apiVersion and kind", path.display())]
+    #[error("kubelet config file {:?} was empty; what {flag} names must begin with apiVersion and kind", path.display().to_string())]
     Empty {
         /// The flag that names it.
         flag: &'static str,
@@ -222,9 +222,16 @@ mod tests {
         let document = parse(text, "k.yaml", "/etc").unwrap();
         let expected = serde_json::json!({"a": {"y": 2}, "b": {"c": 3, "d": 2}});
         assert_eq!(Value::Object(document.root.clone()), expected);
-        let told = |field: &str, line: u32| Sourced { value: (), origin: format!("k.yaml:{line}"), field: field.to_owned() };
+        let told = |field: &str, line: u32| Sourced {
+            value: (),
+            origin: format!("k.yaml:{line}"),
+            field: field.to_owned(),
+        };
         assert_eq!(document.duplicates, [told("b.c", 5), told("a", 6)]);
-        assert_eq!((document.origin("b.c"), document.origin("a.y")), ("k.yaml:5".to_owned(), "k.yaml:7".to_owned()));
+        assert_eq!(
+            (document.origin("b.c"), document.origin("a.y")),
+            ("k.yaml:5".to_owned(), "k.yaml:7".to_owned())
+        );
         assert!(!document.lines.contains_key("a.x"));
         let json = parse(r#"{"kind": "X", "kind": "Y"}"#, "k.json", "/etc").unwrap();
         assert_eq!((&json.root["kind"], json.duplicates.len()), (&Value::from("Y"), 1));
@@ -233,11 +240,9 @@ mod tests {
 
     #[test]
     fn what_is_no_yaml_is_told_with_its_place() {
-        for (text, place) in [
-            ("a: [1\nb: 2\n", "line"),
-            ("- 1\n", "not a map"),
-            ("a: 1\n---\nb: 2\n", "document"),
-        ] {
+        for (text, place) in
+            [("a: [1\nb: 2\n", "line"), ("- 1\n", "not a map"), ("a: 1\n---\nb: 2\n", "document")]
+        {
             let error = parse(text, "k.yaml", "/etc").unwrap_err();
             assert!(error.contains(place), "{text:?}: {error}");
         }
@@ -250,6 +255,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("k.yaml");
         fs::write(&path, "\n").unwrap();
-        assert!(read("--config", &path).unwrap_err().to_string().contains("is empty"));
+        let text = read("--config", &path).unwrap_err().to_string();
+        assert!(text.starts_with(&format!("kubelet config file \"{}\" was empty", path.display())), "{text}");
     }
 }

@@ -67,6 +67,12 @@ fn every_problem_of_the_configuration_is_a_line_with_file_and_line() {
     let file = scene.text("kubelet.yaml");
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
+    let begins = |line: usize, expected: &str| {
+        assert!(lines[line].starts_with(&format!("keelson-init: {expected}")), "{expected}: {text}");
+    };
+    begins(0, &format!("failed to load kubelet config file, path: {file}, error: invalid configuration: "));
+    begins(1, "failed to validate kubelet configuration, error: invalid configuration: ");
+    begins(2, "failed to validate kubelet flags: invalid configuration: ");
     assert!(lines[0].contains(&format!("maxPods = \"many\" ({file}:4; --max-pods)")), "{text}");
     assert!(lines[1].contains(&format!("address = \"0.0.0.0\" ({file}:5; --address)")), "{text}");
     assert!(lines[2].contains("--log-level = \"loud\""), "{text}");
@@ -76,6 +82,10 @@ fn every_problem_of_the_configuration_is_a_line_with_file_and_line() {
 fn files_that_cannot_be_read_are_all_named() {
     let (code, text) = init(&["--config", "/nonexistent/k.yaml", "--keelson-config", "/nonexistent/o.yaml"]);
     assert_eq!(code, Some(78));
+    assert!(
+        text.contains("failed to load kubelet config file, path: /nonexistent/k.yaml, error: "),
+        "{text}"
+    );
     assert!(text.contains("/nonexistent/k.yaml that --config names"), "{text}");
     assert!(text.contains("/nonexistent/o.yaml that --keelson-config names"), "{text}");
 }

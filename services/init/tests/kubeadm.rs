@@ -98,6 +98,8 @@ fn with_a_kubeconfig_they_are_taken_as_they_are() {
         let config = Config::load(&scene.path("run/config.json")).unwrap();
         let tls = config.api.tls.unwrap();
         assert_eq!((tls.tokens, tls.reviews, tls.anonymous), (true, true, false));
+        let told = |part: &str| lines.iter().any(|line| line.contains(part));
+        assert!(!told("not acted on") && !told("lenient"), "what says nothing is not told: {lines:#?}");
         assert!(matches!(config.control_plane, keelson_config::ControlPlane::Kubernetes(_)));
     }
 }

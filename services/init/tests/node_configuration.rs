@@ -126,7 +126,7 @@ async fn what_does_not_resolve_is_refused_with_its_field_and_line_and_nothing_el
             "cgroupRoot: /other",
             "cgroupRoot = \"/other\" (etcd config@8:3): this cannot change while the agent runs",
         ),
-        (9, "kind: Pod", "etcd config@9 is not usable: "),
+        (9, "kind: Pod", "kind = \"Pod\" (etcd config@9:"),
     ] {
         assign(&scene, revision, fields);
         let told = until(&scene, &format!("refused@{revision}")).await;

@@ -55,6 +55,53 @@ async fn each_service_runs_as_its_user_with_the_capabilities_of_its_row_and_no_n
 }
 
 #[tokio::test]
+async fn limits_of_the_file_hold_for_init_and_for_all_that_it_starts() {
+    let limit = |pid: u32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+        line.split_whitespace().take(2).map(|n| n.parse().unwrap()).collect::<Vec<u64>>()
+    };
+    let with = |more: &str| {
+        let scene = Scene::new();
+        let file = fs::read_to_string(scene.path("kubelet.yaml")).unwrap();
+        fs::write(scene.path("kubelet.yaml"), format!("{file}{more}")).unwrap();
+        scene
+    };
+    // A higher score needs no right.
+    let scene = with("maxOpenFiles: 4321\noomScoreAdj: 987\n");
+    let init = scene.start();
+    let services = scene.all_running().await;
+    for pid in services.iter().map(|service| service.pid).chain([init.pid()]) {
+        assert_eq!(limit(pid), [4321, 4321], "{pid}");
+        let score = fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+        assert_eq!(score.trim(), "987", "{pid}");
+    }
+    drop(init);
+    // More than any kernel allows: as many as there may be, and it is told.
+    let scene = with("maxOpenFiles: 9223372036854775807\n");
+    let mut command = scene.command();
+    command.stderr(fs::File::create(scene.path("log")).unwrap());
+    let init = scene.start_as(command);
+    let services = scene.all_running().await;
+    let most = limit(std::process::id())[1];
+    for pid in services.iter().map(|service| service.pid).chain([init.pid()]) {
+        assert_eq!(limit(pid), [most, most], "{pid}");
+    }
+    let log = || fs::read_to_string(scene.path("log")).unwrap();
+    eventually("it is told that all have started", || log().contains("Started kubelet")).await;
+    let log = log();
+    let told = format!("cannot have 9223372036854775807 files open (maxOpenFiles), it may have {most}");
+    assert!(log.contains(&told), "{log}");
+    for line in [
+        "Kubelet version",
+        "Standalone mode, no API client",
+        "No API server defined - no node status update will be sent",
+    ] {
+        assert!(log.contains(line), "{line}: {log}");
+    }
+}
+
+#[tokio::test]
 async fn folders_sockets_and_the_configuration_have_their_owners_and_modes() {
     assert_root();
     let scene = Scene::new();

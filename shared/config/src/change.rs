@@ -116,6 +116,7 @@ pub const PARTS: &[Part] = &[
     agent(
         "controlPlane",
         &[
+            "configMapAndSecretChangeDetectionStrategy",
             "kubeAPIBurst",
             "kubeAPIQPS",
             "nodeLeaseDurationSeconds",

@@ -50,9 +50,24 @@ pub struct Kubernetes {
     /// Requests to it at once, at least 1 (`kubeAPIBurst`).
     #[serde(default = "burst")]
     pub burst: u32,
+    /// How it is heard that a ConfigMap or a Secret has changed (`configMapAndSecretChangeDetectionStrategy`).
+    #[serde(default)]
+    pub objects_by: ObjectsBy,
     /// How the node comes by its certificates.
     #[serde(default)]
     pub certificates: Certificates,
+}
+
+/// How it is heard that an object that pods refer to has changed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ObjectsBy {
+    /// The server tells, by a watch for each.
+    #[default]
+    Watch,
+    /// Each is read again when it is a minute old, or as old as the Node's `node.alpha.kubernetes.io/ttl` says.
+    Cache,
+    /// As `Cache`, and whenever somebody needs it.
+    Get,
 }
 
 /// A taint of a Node.
@@ -82,6 +97,7 @@ impl Kubernetes {
             provider_id: None,
             qps: qps(),
             burst: burst(),
+            objects_by: ObjectsBy::default(),
             certificates: Certificates::default(),
         }
     }

@@ -34,7 +34,9 @@ use serde_json::{Map, Value};
 pub use api::{Api, ApiFile, ApiHandlers, ApiTls};
 pub use certificates::{CertificateKind, Certificates};
 pub use change::{PARTS, Part, Takes, takes_of_field};
-pub use control_plane::{ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile, Kubernetes, Taint};
+pub use control_plane::{
+    ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile, Kubernetes, ObjectsBy, Taint,
+};
 pub use kubelet_document::{
     KUBELET_API_VERSION, KUBELET_CONFIGURATION, KUBELET_FIELDS, KUBELET_KIND, leaves,
 };

@@ -18,10 +18,6 @@ pub struct OwnProcesses {
 
 impl Default for OwnProcesses {
     fn default() -> Self {
-        Self {
-            oom_score_adj: -999,
-            max_open_files: 1_000_000,
-            kubelet_version: KUBELET_VERSION.to_owned(),
-        }
+        Self { oom_score_adj: -999, max_open_files: 1_000_000, kubelet_version: KUBELET_VERSION.to_owned() }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keelson_config::{Certificates, ControlPlane, Etcd, EtcdEndpoint, Kubernetes, Taint};
+use keelson_config::{Certificates, ControlPlane, Etcd, EtcdEndpoint, Kubernetes, ObjectsBy, Taint};
 
 use crate::document::{Reader, Sourced};
 use crate::kubelet_file::{KubeletFile, absolute};
@@ -131,6 +131,16 @@ fn kubernetes(
                     api.lease_seconds = v;
                 }
             });
+            resolver.set("controlPlane.kubernetes.objectsBy", kubelet.objects_by.take(), |c, v| {
+                if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
+                    api.objects_by = match v.as_str() {
+                        "Get" => ObjectsBy::Get,
+                        "Cache" => ObjectsBy::Cache,
+                        // The reader takes no other word.
+                        _ => ObjectsBy::Watch,
+                    };
+                }
+            });
             let mut of_node = |path: &str, value, apply: fn(&mut Kubernetes, String)| {
                 resolver.set(path, value, |c, v| {
                     if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
@@ -141,11 +151,15 @@ fn kubernetes(
             of_node("controlPlane.kubernetes.providerId", kubelet.provider_id.take(), |api, v| {
                 api.provider_id = Some(v);
             });
-            resolver.set("controlPlane.kubernetes.taints", taints(resolver, kubelet.taints.take()), |c, v| {
-                if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
-                    api.taints = v;
-                }
-            });
+            resolver.set(
+                "controlPlane.kubernetes.taints",
+                taints(resolver, kubelet.taints.take()),
+                |c, v| {
+                    if let ControlPlane::Kubernetes(api) = &mut c.control_plane {
+                        api.taints = v;
+                    }
+                },
+            );
             certificates(resolver, bootstrap, given("cert-dir"), kubelet);
             resolver.set("controlPlane.kubernetes.registerNode", kubelet.register_node.take(), |c, v| {
                 if let ControlPlane::Kubernetes(api) = &mut c.control_plane {

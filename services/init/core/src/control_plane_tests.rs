@@ -1,4 +1,4 @@
-use keelson_config::{ControlPlane, Etcd, Kubernetes, Taint};
+use keelson_config::{ControlPlane, Etcd, Kubernetes, ObjectsBy, Taint};
 use serde_json::{Value, json};
 
 use crate::resolve::Flags;
@@ -45,6 +45,7 @@ fn with_flags(flags: &[(&'static str, &str)], own: Value) -> Result<keelson_conf
     others.others.extend(flags.iter().map(|(name, text)| (*name, (*text).to_owned())));
     let kubelet = kubelet(json!({
         "nodeLeaseDurationSeconds": 20, "registerNode": false, "providerID": "cloud://7",
+        "configMapAndSecretChangeDetectionStrategy": "Cache",
         "registerWithTaints": [{"key": "example.com/a", "effect": "NoExecute"}],
     }));
     run(&others, Some(&kubelet), Some(&keelson(own)), &host()).map(|resolved| resolved.config)
@@ -64,6 +65,7 @@ fn a_kubeconfig_makes_the_kubernetes_api_the_control_plane() {
         let mut expected = Kubernetes::of("/etc/kubernetes/kubelet.conf".into());
         expected.lease_seconds = 20;
         expected.register_node = false;
+        expected.objects_by = ObjectsBy::Cache;
         expected.provider_id = Some("cloud://7".to_owned());
         expected.certificates.bootstrap_kubeconfig =
             flags.contains(&bootstrap).then(|| "/etc/kubernetes/bootstrap-kubelet.conf".into());

@@ -62,6 +62,7 @@ impl<T: fmt::Debug> Sourced<T> {
             value: format!("{:?}", self.value),
             origin: self.origin.clone(),
             way_out: way_out.into(),
+            undecodable: false,
         }
     }
 }
@@ -78,6 +79,8 @@ pub struct ConfigProblem {
     pub origin: String,
     /// What is wrong and what to do about it.
     pub way_out: String,
+    /// Whether no kubelet could read the file with it, whatever it means.
+    pub undecodable: bool,
 }
 
 impl Document {
@@ -124,7 +127,8 @@ impl Document {
             }
             _ => drop(map.insert(name.to_owned(), value.clone())),
         }
-        let is_below = |other: &str| other.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
+        let is_below =
+            |other: &str| other.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']));
         self.elsewhere.retain(|other, _| !is_below(other));
         self.elsewhere.insert(path.to_owned(), origin.to_owned());
     }
@@ -204,6 +208,7 @@ impl<'a> Reader<'a> {
             value: one.value.to_string(),
             origin: one.origin.clone(),
             way_out,
+            undecodable: false,
         });
     }
 
@@ -214,7 +219,16 @@ impl<'a> Reader<'a> {
             value: value.to_string(),
             origin: self.document.origin(path),
             way_out,
+            undecodable: false,
         });
+    }
+
+    /// Reports a value of another type than the field's.
+    pub(crate) fn mistyped(&mut self, path: &str, value: &Value, way_out: &str) {
+        self.wrong(path, value, way_out.to_owned());
+        if let Some(problem) = self.problems.last_mut() {
+            problem.undecodable = true;
+        }
     }
 
     /// Reports a value that was read but does not do.
@@ -227,7 +241,7 @@ impl<'a> Reader<'a> {
         if let Some(text) = value.as_str() {
             return Some(self.sourced(path, text.to_owned()));
         }
-        self.wrong(path, value, "this must be text; put it in quotes".to_owned());
+        self.mistyped(path, value, "this must be text; put it in quotes");
         None
     }
 
@@ -241,12 +255,20 @@ impl<'a> Reader<'a> {
         None
     }
 
+    /// The same, and empty text is the default.
+    pub(crate) fn choice_or_default(&mut self, path: &str, choices: &[&str]) -> Option<Sourced<String>> {
+        if self.get(path)?.as_str() == Some("") {
+            return None;
+        }
+        self.choice(path, choices)
+    }
+
     pub(crate) fn boolean(&mut self, path: &str) -> Option<Sourced<bool>> {
         let value = self.get(path)?;
         if let Some(truth) = value.as_bool() {
             return Some(self.sourced(path, truth));
         }
-        self.wrong(path, value, "this must be true or false".to_owned());
+        self.mistyped(path, value, "this must be true or false");
         None
     }
 
@@ -256,7 +278,11 @@ impl<'a> Reader<'a> {
             return Some(self.sourced(path, number));
         }
         let way_out = format!("this must be a whole number from {} to {}", range.start(), range.end());
-        self.wrong(path, value, way_out);
+        if value.as_i64().is_some() {
+            self.wrong(path, value, way_out);
+        } else {
+            self.mistyped(path, value, &way_out);
+        }
         None
     }
 
@@ -279,8 +305,7 @@ impl<'a> Reader<'a> {
     ) -> Option<Sourced<Duration>> {
         let value = self.get(path)?;
         let Some(duration) = value.as_str().and_then(parse_go_duration) else {
-            let way_out = "this is no duration; write numbers with units, such as 20s or 1m30s";
-            self.wrong(path, value, way_out.to_owned());
+            self.mistyped(path, value, "this is no duration; write numbers with units, such as 20s or 1m30s");
             return None;
         };
         if range.contains(&duration) {
@@ -299,7 +324,7 @@ impl<'a> Reader<'a> {
         if let Some(texts) = texts {
             return Some(self.sourced(path, texts));
         }
-        self.wrong(path, value, "this must be a list of texts".to_owned());
+        self.mistyped(path, value, "this must be a list of texts");
         None
     }
 
@@ -309,7 +334,7 @@ impl<'a> Reader<'a> {
         if let Some(list) = value.as_array() {
             return Some(list);
         }
-        self.wrong(path, value, "this must be a list".to_owned());
+        self.mistyped(path, value, "this must be a list");
         None
     }
 
@@ -317,7 +342,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn map(&mut self, path: &str) -> Option<Sourced<BTreeMap<String, String>>> {
         let value = self.get(path)?;
         let Some(object) = value.as_object() else {
-            self.wrong(path, value, "this must be a map".to_owned());
+            self.mistyped(path, value, "this must be a map");
             return None;
         };
         let mut map = BTreeMap::new();
@@ -326,7 +351,7 @@ impl<'a> Reader<'a> {
                 Some(text) => {
                     map.insert(key.clone(), text.to_owned());
                 }
-                None => self.wrong(&format!("{path}.{key}"), value, "put it in quotes".to_owned()),
+                None => self.mistyped(&format!("{path}.{key}"), value, "put it in quotes"),
             }
         }
         Some(self.sourced(path, map))
@@ -336,7 +361,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn booleans(&mut self, path: &str) -> Vec<Sourced<bool>> {
         let Some(value) = self.get(path) else { return Vec::new() };
         let Some(object) = value.as_object() else {
-            self.wrong(path, value, "this must be a map".to_owned());
+            self.mistyped(path, value, "this must be a map");
             return Vec::new();
         };
         let mut truths = Vec::new();
@@ -344,7 +369,7 @@ impl<'a> Reader<'a> {
             let field = format!("{path}.{key}");
             match value.as_bool() {
                 Some(truth) => truths.push(self.sourced(&field, truth)),
-                None => self.wrong(&field, value, "this must be true or false".to_owned()),
+                None => self.mistyped(&field, value, "this must be true or false"),
             }
         }
         truths
@@ -356,7 +381,7 @@ impl<'a> Reader<'a> {
             None => false,
             Some(value) if value.is_object() => true,
             Some(value) => {
-                self.wrong(path, value, "this must be a map".to_owned());
+                self.mistyped(path, value, "this must be a map");
                 false
             }
         }

@@ -58,6 +58,7 @@ pub(crate) const ZERO_IS_DEFAULT: &[&str] = &[
     "imageMinimumGCAge",
     "kubeAPIBurst",
     "logging.flushFrequency",
+    "maxOpenFiles",
     "nodeStatusReportFrequency",
     "nodeStatusUpdateFrequency",
     "port",
@@ -65,6 +66,22 @@ pub(crate) const ZERO_IS_DEFAULT: &[&str] = &[
     "streamingConnectionIdleTimeout",
     "syncFrequency",
     "volumeStatsAggPeriod",
+];
+/// Fields for which empty text is the default.
+const EMPTY_IS_DEFAULT: &[&str] = &[
+    "cgroupDriver",
+    "configMapAndSecretChangeDetectionStrategy",
+    "containerLogMaxSize",
+    "contentType",
+    "cpuManagerPolicy",
+    "hairpinMode",
+    "imagePullCredentialsVerificationPolicy",
+    "memoryManagerPolicy",
+    "memoryReservationPolicy",
+    "podLogsDir",
+    "topologyManagerPolicy",
+    "topologyManagerScope",
+    "volumePluginDir",
 ];
 /// Paths that a file may write relative to its own folder.
 const PATHS: &[&str] = &[
@@ -131,7 +148,14 @@ pub(crate) fn effective(document: Option<&Document>, with_file: bool, config: &C
         for path in ZERO_IS_DEFAULT {
             // Of the bursts a flag may say zero and mean it.
             let is_meant = path.ends_with("Burst") && document.origin(path).starts_with("--");
-            change(&mut whole, path, |value| if is_zero(value) && !is_meant { default_at(path) } else { None });
+            change(
+                &mut whole,
+                path,
+                |value| if is_zero(value) && !is_meant { default_at(path) } else { None },
+            );
+        }
+        for path in EMPTY_IS_DEFAULT {
+            change(&mut whole, path, |value| if value == "" { default_at(path) } else { None });
         }
         eviction(&mut whole, &document.root);
         derived(&mut whole, &document.root);

@@ -136,8 +136,11 @@ fn defaults_that_depend_on_other_fields_follow_them() {
 fn a_zero_that_a_program_has_written_stands_for_the_default() {
     let whole = of(json!({
         "syncFrequency": "0s", "nodeStatusUpdateFrequency": "0s", "nodeStatusReportFrequency": "0s", "port": 0,
-        "authentication": {"webhook": {"cacheTTL": "0s"}}, "imageMaximumGCAge": "0s",
+        "authentication": {"webhook": {"cacheTTL": "0s"}}, "imageMaximumGCAge": "0s", "hairpinMode": "", "resolvConf": "",
+        "imagePullCredentialsVerificationPolicy": "",
     }));
+    assert_eq!(whole["imagePullCredentialsVerificationPolicy"], "NeverVerifyPreloadedImages");
+    assert_eq!((&whole["hairpinMode"], &whole["resolvConf"]), (&json!("promiscuous-bridge"), &json!("")));
     assert_eq!((&whole["syncFrequency"], &whole["port"]), (&json!("1m0s"), &json!(10250)));
     assert_eq!(whole["nodeStatusUpdateFrequency"], "10s");
     assert_eq!(whole["nodeStatusReportFrequency"], "5m0s");
@@ -203,14 +206,32 @@ fn who_is_let_in_is_shown_as_it_is_in_force_and_is_a_file_for_the_same() {
         "authentication": {"anonymous": {"enabled": true}}, "authorization": {"mode": "AlwaysAllow"}});
     for (in_a_cluster, file, tokens, mode, anonymous) in [
         (true, Some(json!({})), true, "Webhook", false),
-        (true, Some(json!({"authentication": {"x509": x509}, "serverTLSBootstrap": true})), true, "Webhook", false),
+        (
+            true,
+            Some(json!({"authentication": {"x509": x509}, "serverTLSBootstrap": true})),
+            true,
+            "Webhook",
+            false,
+        ),
         (true, Some(json!({"authentication": open})), false, "Webhook", true),
-        (true, Some(json!({"authentication": {"webhook": {"cacheTTL": "7s"}}, "authorization": {"mode": "AlwaysAllow"}})),
-            true, "AlwaysAllow", false),
+        (
+            true,
+            Some(
+                json!({"authentication": {"webhook": {"cacheTTL": "7s"}}, "authorization": {"mode": "AlwaysAllow"}}),
+            ),
+            true,
+            "AlwaysAllow",
+            false,
+        ),
         (true, Some(tls.clone()), true, "AlwaysAllow", true),
         (false, Some(tls), false, "AlwaysAllow", true),
-        (false, Some(json!({"authentication": {"x509": x509}, "authorization": {"mode": "AlwaysAllow"}})), false,
-            "AlwaysAllow", false),
+        (
+            false,
+            Some(json!({"authentication": {"x509": x509}, "authorization": {"mode": "AlwaysAllow"}})),
+            false,
+            "AlwaysAllow",
+            false,
+        ),
         // Without a file everybody is let in, as by a kubelet.
         (true, None, false, "AlwaysAllow", true),
     ] {
@@ -219,7 +240,11 @@ fn who_is_let_in_is_shown_as_it_is_in_force_and_is_a_file_for_the_same() {
         let shown = &first.kubelet_configuration;
         assert_eq!(shown["authentication"]["webhook"]["enabled"], tokens, "{file:?}");
         assert_eq!(shown["authentication"]["anonymous"]["enabled"], anonymous, "{file:?}");
-        assert_eq!((&shown["authorization"]["mode"], &shown["address"]), (&json!(mode), &json!("0.0.0.0")), "{file:?}");
+        assert_eq!(
+            (&shown["authorization"]["mode"], &shown["address"]),
+            (&json!(mode), &json!("0.0.0.0")),
+            "{file:?}"
+        );
         let in_force = first.config.api.tls.as_ref().unwrap();
         assert_eq!(
             (in_force.tokens, in_force.reviews, in_force.anonymous),

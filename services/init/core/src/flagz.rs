@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::{Map, Value};
+
 use crate::flags::{CommandLine, flags};
 
 /// Stands in the place of a value that nobody is to see.
@@ -30,6 +32,12 @@ pub fn flag_lines(line: &CommandLine, verbosity: i64) -> Vec<String> {
         return Vec::new();
     }
     shown_flags(line).iter().map(|(name, value)| format!("FLAG: --{name}={value:?}")).collect()
+}
+
+/// The whole KubeletConfiguration in force as a line of the log, from verbosity 5 on; what is secret is masked in it already.
+pub fn configuration_line(whole: &Map<String, Value>, verbosity: i64) -> Option<String> {
+    let text = || serde_json::to_string(whole).ok().map(|text| format!("KubeletConfiguration: {text}"));
+    (verbosity >= 5).then(text).flatten()
 }
 
 #[cfg(test)]
@@ -96,6 +104,21 @@ mod tests {
         ] {
             assert!(lines.iter().any(|line| line == expected), "{expected}");
         }
+    }
+
+    #[test]
+    fn the_configuration_is_a_line_of_the_log_from_verbosity_5_on_and_has_no_secret() {
+        use crate::resolve::Flags;
+        use crate::resolve::tests::{host, kubelet, run};
+
+        let file = kubelet(
+            serde_json::json!({"maxPods": 7, "staticPodURLHeader": {"Authorization": ["Bearer abc"]}}),
+        );
+        let whole = run(&Flags::default(), Some(&file), None, &host()).unwrap().kubelet_configuration;
+        assert_eq!(configuration_line(&whole, 4), None);
+        let line = configuration_line(&whole, 5).unwrap();
+        assert!(line.contains(r#""maxPods":7"#) && line.contains("<masked>"), "{line}");
+        assert!(!line.contains("abc"), "{line}");
     }
 
     #[test]

@@ -52,7 +52,11 @@ mod tests {
             ("volumePluginDir", json!(""), true),
             ("volumePluginDir", json!("/flex"), false),
             ("enableContentionProfiling", json!(false), true),
-            ("logging.options", json!({"json": {"infoBufferSize": "0"}, "text": {"infoBufferSize": "0"}}), true),
+            (
+                "logging.options",
+                json!({"json": {"infoBufferSize": "0"}, "text": {"infoBufferSize": "0"}}),
+                true,
+            ),
             ("logging.options", json!({"text": {"splitStream": true}}), false),
             ("logging.flushFrequency", json!(0), true),
             ("userNamespaces", json!({}), true),

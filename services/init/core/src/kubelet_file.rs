@@ -13,12 +13,14 @@ use crate::idle::says_nothing;
 use crate::leftovers::{ContainerLogsFile, ImageCollectionFile, ImagePullsFile};
 use crate::manifest_url::ManifestUrlFile;
 use crate::node_status::NodeStatusFile;
+use crate::own_processes::OwnProcessesFile;
 use crate::pressure::PressureFile;
 use crate::reserved::{Capacity, Reservations, read_reserved};
 use crate::running_pods::RunningPodsFile;
 use crate::strict;
 use crate::system_cgroups::SystemCgroupsFile;
 use crate::taints;
+use crate::telemetry::TracingFile;
 
 const MILLI: Duration = Duration::from_millis(1);
 
@@ -40,7 +42,9 @@ pub(crate) struct KubeletFile {
     pub(crate) max_pods: Option<Sourced<u32>>,
     pub(crate) max_images: Option<Sourced<i64>>,
     pub(crate) node_status: NodeStatusFile,
+    pub(crate) own_processes: OwnProcessesFile,
     pub(crate) lease_seconds: Option<Sourced<u32>>,
+    pub(crate) objects_by: Option<Sourced<String>>,
     pub(crate) register_node: Option<Sourced<bool>>,
     pub(crate) taints: Option<Sourced<Vec<Taint>>>,
     pub(crate) provider_id: Option<Sourced<String>>,
@@ -65,6 +69,7 @@ pub(crate) struct KubeletFile {
     pub(crate) fail_swap_on: Option<Sourced<bool>>,
     pub(crate) log_format: Option<Sourced<String>>,
     pub(crate) verbosity: Option<Sourced<u32>>,
+    pub(crate) tracing: TracingFile,
     pub(crate) container_logs: ContainerLogsFile,
     pub(crate) image_collection: ImageCollectionFile,
     pub(crate) image_pulls: ImagePullsFile,
@@ -108,15 +113,18 @@ pub(crate) fn read(
         max_pods: reader.u32("maxPods", 0..=1_000_000),
         max_images: reader.integer("nodeStatusMaxImages", -1..=i64::from(i32::MAX)),
         node_status: NodeStatusFile::read(&mut reader),
+        own_processes: OwnProcessesFile::read(&mut reader),
         lease_seconds: lease_seconds(&mut reader),
+        objects_by: reader
+            .choice_or_default("configMapAndSecretChangeDetectionStrategy", &["Get", "Cache", "Watch"]),
         register_node: reader.boolean("registerNode"),
         taints: taints::read(&mut reader),
         provider_id: reader.string("providerID").filter(|id| !id.value.is_empty()),
         rotate_certificates: reader.boolean("rotateCertificates"),
         serving_certificate: reader.boolean("serverTLSBootstrap"),
-        cgroup_driver: reader.choice("cgroupDriver", &["cgroupfs", "systemd"]),
+        cgroup_driver: reader.choice_or_default("cgroupDriver", &["cgroupfs", "systemd"]),
         cgroup_root: reader.string("cgroupRoot"),
-        pod_logs_dir: path(reader.string("podLogsDir")),
+        pod_logs_dir: path(reader.string("podLogsDir").filter(|text| !is_default(text))),
         cluster_dns: reader.strings("clusterDNS"),
         cluster_domain: reader.string("clusterDomain"),
         resolv_conf: path(reader.string("resolvConf")),
@@ -136,13 +144,14 @@ pub(crate) fn read(
         image_pulls: ImagePullsFile::read(&mut reader),
         running_pods: RunningPodsFile::read(&mut reader),
         system_cgroups: SystemCgroupsFile::read(&mut reader),
+        tracing: TracingFile::read(&mut reader),
         gates: reader.booleans(gates::FIELD),
         image_endpoint: reader.string("imageServiceEndpoint"),
         volume_stats_period: volume_stats_period(&mut reader),
         ..KubeletFile::default()
     };
     if reader.object("logging") {
-        file.log_format = reader.choice("logging.format", &["text", "json"]);
+        file.log_format = reader.choice_or_default("logging.format", &["text", "json"]);
         file.verbosity = reader.u32("logging.verbosity", 0..=i32::MAX.cast_unsigned());
     }
     let unknown = strict::unknown(document);
@@ -223,6 +232,7 @@ pub(crate) fn is_kind(
                 value: found.map_or_else(|| "nothing".to_owned(), ToString::to_string),
                 origin: document.origin(field),
                 way_out: format!("this must be {expected}; is this the right file?"),
+                undecodable: true,
             });
         }
     }

@@ -91,7 +91,7 @@ impl ImagePullsFile {
         Self {
             qps: reader.u32("registryPullQPS", 0..=MOST),
             burst: reader.u32("registryBurst", 0..=MOST),
-            verification: reader.choice("imagePullCredentialsVerificationPolicy", VERIFICATION),
+            verification: reader.choice_or_default("imagePullCredentialsVerificationPolicy", VERIFICATION),
             allowlist: reader.strings("preloadedImagesVerificationAllowlist"),
         }
     }

@@ -38,6 +38,7 @@ mod node_status;
 mod offline;
 mod origins;
 mod own_flags;
+mod own_processes;
 mod pressure;
 pub mod privileges;
 mod reserved;
@@ -48,6 +49,8 @@ mod source_limits;
 mod strict;
 mod system_cgroups;
 mod taints;
+mod telemetry;
+mod told;
 mod trial;
 mod under_key;
 
@@ -60,7 +63,7 @@ pub use credential_providers::{
 };
 pub use document::{ConfigProblem, Document, Sourced};
 pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
-pub use flagz::{flag_lines, shown_flags};
+pub use flagz::{configuration_line, flag_lines, shown_flags};
 pub use folders::{Folder, Owner, folders};
 pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState};
 pub use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND, endpoint_lock_name};
@@ -71,5 +74,6 @@ pub use kubeconfig::{
 };
 pub use node_configuration::{Judgement, Kept, Step, Trial, Wellness};
 pub use resolve::{Flags, Host, Inputs, Level, Note, Resolved, resolve};
+pub use told::{Files, not_loaded, not_merged, told};
 pub use trial::{TrialVerdict, Tried, judge_trial};
 pub use under_key::{means_the_same, resolve_over};

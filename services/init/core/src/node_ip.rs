@@ -16,8 +16,7 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>) {
     let cloud = is_in_a_cloud(flags).then_some(cloud);
     resolver.set("nodeStatus.externalCloud", cloud, |c, v| c.node_status.external_cloud = v);
     let Some(text) = others.get(FLAG).filter(|text| !text.trim().is_empty()) else { return };
-    let given =
-        Sourced { value: text.clone(), origin: format!("--{FLAG}"), field: format!("--{FLAG}") };
+    let given = Sourced { value: text.clone(), origin: format!("--{FLAG}"), field: format!("--{FLAG}") };
     let (addresses, strange) = parse(text);
     for part in strange {
         // As a kubelet does.

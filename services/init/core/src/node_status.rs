@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use keelson_config::ControlPlane;
+use keelson_kube_model::parse_go_duration;
+use serde_json::Value;
 
 use crate::document::{Document, Reader, Sourced};
 use crate::effective::is_zero;
@@ -61,7 +63,8 @@ fn burst(reader: &mut Reader<'_>, path: &str) -> Option<Sourced<u32>> {
 /// not change the other (§2.3).
 pub(crate) fn report_follows_update(files: &mut Document) {
     let says = |name: &str| files.root.get(name).filter(|value| !value.is_null() && !is_zero(value)).cloned();
-    if let (Some(update), None) = (says(UPDATE), says(REPORT)) {
+    let is_length = |value: &Value| value.as_str().and_then(parse_go_duration).is_some();
+    if let (Some(update), None) = (says(UPDATE).filter(is_length), says(REPORT)) {
         let origin = files.origin(UPDATE);
         files.set(REPORT, &update, &origin, false);
     }
@@ -95,7 +98,7 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::flags;
@@ -108,7 +111,11 @@ mod tests {
         let fields_of_flags = flags::parse(&arguments, "/srv").unwrap().fields;
         let flags = Flags { fields: fields_of_flags, others, ..Flags::default() };
         let resolved = run(&flags, Some(&kubelet(fields)), None, &host()).unwrap();
-        assert!(resolved.notes.iter().all(|note| !note.text.contains("not acted on")), "{:?}", resolved.notes);
+        assert!(
+            resolved.notes.iter().all(|note| !note.text.contains("not acted on")),
+            "{:?}",
+            resolved.notes
+        );
         resolved
     }
 
@@ -183,7 +190,10 @@ mod tests {
             let resolved = with(fields.clone(), flags);
             let own = &resolved.config.node_status;
             assert_eq!((own.status_update_ms, own.status_report_ms), (update, report), "{fields} {flags:?}");
-            assert_eq!(resolved.kubelet_configuration["nodeStatusReportFrequency"], shown, "{fields} {flags:?}");
+            assert_eq!(
+                resolved.kubelet_configuration["nodeStatusReportFrequency"], shown,
+                "{fields} {flags:?}"
+            );
         }
     }
 

@@ -2,14 +2,9 @@
 //! (node-and-api.md §1.4, §1.5).
 
 use crate::document::Sourced;
-use crate::flags::truth;
 use crate::labels::{is_subdomain, parse_node_labels};
+use crate::own_processes::{BOOT_ID, MACHINE_ID, VERSION};
 use crate::resolve::{Level, Resolver, flag};
-
-/// What the last of several uses of a flag comes to.
-fn is_true(uses: &str) -> bool {
-    uses.rsplit(',').next().and_then(truth) == Some(true)
-}
 
 impl Resolver<'_> {
     /// The flags that no field has and that nothing else looks at.
@@ -24,6 +19,7 @@ impl Resolver<'_> {
             match (*name, text.as_str()) {
                 // The control plane is told of with the rest of it.
                 ("kubeconfig" | "bootstrap-kubeconfig" | "cert-dir" | crate::node_ip::FLAG, _) => {}
+                (VERSION | MACHINE_ID | BOOT_ID | "experimental-allocatable-ignore-eviction", _) => {}
                 ("cloud-provider", "external") | ("lock-file" | "exit-on-lock-contention", _) => {}
                 ("cloud-provider", name) => self.problems.push(given.problem(format!(
                     "cloud provider {name:?} was specified, but built-in cloud providers are disabled. Please set \
@@ -35,7 +31,7 @@ impl Resolver<'_> {
         if !idle.is_empty() {
             self.note(Level::Info, format!("these flags are not acted on yet: {}", idle.join(", ")));
         }
-        if self.flags.others.get("exit-on-lock-contention").is_some_and(|uses| is_true(uses))
+        if self.flags.is_on("exit-on-lock-contention")
             && self.flags.others.get("lock-file").is_none_or(String::is_empty)
         {
             let given = Sourced {
@@ -96,9 +92,9 @@ mod tests {
             let others = others.iter().map(|(name, text)| (*name, (*text).to_owned())).collect();
             run(&Flags { others, ..Flags::default() }, None, None, &host())
         };
-        let unheard = "experimental-allocatable-ignore-eviction";
+        let unheard = "housekeeping-interval";
         let notes =
-            with(&[("cert-dir", "/pki"), (unheard, "true"), ("cloud-provider", "external")]).unwrap().notes;
+            with(&[("cert-dir", "/pki"), (unheard, "5s"), ("cloud-provider", "external")]).unwrap().notes;
         assert!(with(&[("cloud-provider", "")]).is_ok());
         let locked = with(&[("lock-file", "/l"), ("exit-on-lock-contention", "true")]).unwrap().notes;
         assert!(locked.iter().all(|note| !note.text.contains("not acted on")), "{locked:?}");

@@ -8,7 +8,7 @@ use keelson_kube_model::parse_go_duration;
 
 use crate::document::{Reader, Sourced, YEAR};
 use crate::kubelet_file::KubeletFile;
-use crate::reserved::{SIGNALS, entry, threshold};
+use crate::reserved::{SIGNALS, check_online, entry, threshold};
 use crate::resolve::{Level, Resolver, millis};
 
 /// The words of `enforceNodeAllocatable`.
@@ -129,12 +129,16 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
                 ),
             );
         }
-        let (kube, system) = (reserved.kube, reserved.system);
-        resolver.set("resources.reserved", Some(reserved.all), |c, v| {
-            c.resources.reserved = v;
-            c.resources.node_allocatable.kube_reserved = kube;
-            c.resources.node_allocatable.system_reserved = system;
+        check_online(resolver, reserved.cpus.as_ref());
+        let of_part = |part| reserved.all.clone().map(|_| part);
+        let (kube, system) = (of_part(reserved.kube), of_part(reserved.system));
+        resolver.set("resources.nodeAllocatable.kubeReserved", Some(kube), |c, v| {
+            c.resources.node_allocatable.kube_reserved = v;
         });
+        resolver.set("resources.nodeAllocatable.systemReserved", Some(system), |c, v| {
+            c.resources.node_allocatable.system_reserved = v;
+        });
+        resolver.set("resources.reserved", Some(reserved.all), |c, v| c.resources.reserved = v);
         resolver.set("resources.eviction.hard", Some(reserved.hard), |c, v| c.resources.eviction.hard = v);
     }
     resolver.set("resources.eviction.soft", file.soft, |c, v| c.resources.eviction.soft = v);

@@ -1,10 +1,12 @@
 //! What of the machine is kept from pods: `kubeReserved` + `systemReserved` + the hard eviction thresholds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use keelson_kube_model::Quantity;
 
 use crate::document::{Reader, Sourced};
+use crate::flags::twin_of;
+use crate::resolve::Resolver;
 
 /// The keys of `kubeReserved` and `systemReserved`.
 const RESERVABLE: &[&str] = &["cpu", "memory", "ephemeral-storage", "pid"];
@@ -36,6 +38,8 @@ const TAKEN: &[(&str, &str)] = &[("memory.available", "memory"), ("nodefs.availa
 pub(crate) struct Capacity {
     pub(crate) memory: u64,
     pub(crate) nodefs: u64,
+    /// Whether what the hard thresholds keep free is kept from pods too.
+    pub(crate) keeps_thresholds: bool,
 }
 
 /// What is kept from pods, and by what.
@@ -47,6 +51,8 @@ pub(crate) struct Reservations {
     pub(crate) kube: BTreeMap<String, String>,
     /// `systemReserved`.
     pub(crate) system: BTreeMap<String, String>,
+    /// The CPUs that are named (`reservedSystemCPUs`).
+    pub(crate) cpus: Option<Sourced<BTreeSet<u16>>>,
     /// The hard thresholds in force, where they come from, and the defaults that they have dropped.
     pub(crate) hard: Sourced<BTreeMap<String, String>>,
     pub(crate) dropped: Vec<&'static str>,
@@ -56,19 +62,20 @@ pub(crate) struct Reservations {
 pub(crate) fn read_reserved(reader: &mut Reader<'_>, capacity: Capacity) -> Reservations {
     let mut origins = Vec::new();
     let cpus = reserved_cpus(reader, &mut origins);
+    let named = cpus.as_ref().map_or(0, |cpus| cpus.value.len());
     let mut kube = reservation(reader, "kubeReserved", &mut origins);
     let mut system = reservation(reader, "systemReserved", &mut origins);
-    if let Some(cpus) = cpus {
+    if let (Some(_), Ok(named)) = (&cpus, i64::try_from(named)) {
         // The CPUs that are named stand for what both reserve of CPU (node-and-api.md §4.5).
         kube.remove("cpu");
-        system.insert("cpu".to_owned(), Quantity::from_milli(i64::from(cpus) * 1000));
+        system.insert("cpu".to_owned(), Quantity::from_milli(named * 1000));
     }
     let mut sums: BTreeMap<String, Quantity> = BTreeMap::new();
     for (key, amount) in kube.iter().chain(&system) {
         *sums.entry(key.clone()).or_default() += *amount;
     }
     let (thresholds, dropped) = thresholds(reader, &mut origins);
-    for (signal, resource) in TAKEN {
+    for (signal, resource) in TAKEN.iter().filter(|_| capacity.keeps_thresholds) {
         let Some(one) = thresholds.iter().find(|one| one.field.ends_with(&format!(".{signal}"))) else {
             continue;
         };
@@ -89,7 +96,7 @@ pub(crate) fn read_reserved(reader: &mut Reader<'_>, capacity: Capacity) -> Rese
     });
     let hard =
         Sourced { value: hard.collect(), origin: all.origin.clone(), field: "evictionHard".to_owned() };
-    Reservations { all, kube: texts(kube), system: texts(system), hard, dropped }
+    Reservations { all, kube: texts(kube), system: texts(system), cpus, hard, dropped }
 }
 
 fn texts(amounts: BTreeMap<String, Quantity>) -> BTreeMap<String, String> {
@@ -108,35 +115,62 @@ fn reservation(
         let one = entry(&map, key, text);
         match Quantity::parse(text) {
             _ if !RESERVABLE.contains(&key.as_str()) => {
-                let way_out = format!("this cannot be reserved; the keys are {}", RESERVABLE.join(", "));
-                reader.refuse(&one, way_out);
+                let keys = RESERVABLE.join(", ");
+                reader.refuse(&one, format!("cannot reserve {key:?} resource; the keys are {keys}"));
             }
             Ok(amount) if !amount.is_negative() => {
                 amounts.insert(key.clone(), amount);
             }
-            _ => reader.refuse(&one, "this must be a quantity of at least 0, such as 500m or 1Gi"),
+            _ => {
+                let flag = twin_of(field).unwrap_or(field);
+                let way_out = format!(
+                    "--{flag} value failed to parse: this must be a quantity of at least 0, such as 500m or 1Gi"
+                );
+                reader.refuse(&one, way_out);
+            }
         }
     }
     amounts
 }
 
-/// How many CPUs `reservedSystemCPUs` names, such as `0-1,4`.
-fn reserved_cpus(reader: &mut Reader<'_>, origins: &mut Vec<String>) -> Option<u32> {
+/// The CPUs that `reservedSystemCPUs` names.
+fn reserved_cpus(reader: &mut Reader<'_>, origins: &mut Vec<String>) -> Option<Sourced<BTreeSet<u16>>> {
     let list = reader.string("reservedSystemCPUs").filter(|list| !list.value.is_empty())?;
-    let mut cpus = std::collections::BTreeSet::new();
-    for range in list.value.split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last) = (first.trim().parse::<u16>(), last.trim().parse::<u16>());
-        match (first, last) {
-            (Ok(first), Ok(last)) if first <= last => cpus.extend(first..=last),
-            _ => {
-                reader.refuse(&list, "this must be a list of CPUs such as 0-1,4");
-                return None;
-            }
-        }
-    }
+    let Some(cpus) = cpu_set(&list.value) else {
+        reader.refuse(&list, "this must be a list of CPUs such as 0-1,4");
+        return None;
+    };
     origins.push(list.origin.clone());
-    u32::try_from(cpus.len()).ok()
+    Some(list.map(|_| cpus))
+}
+
+/// The numbers in a list such as `0-1,4`, as the kernel writes it too (cpuset(7)).
+fn cpu_set(text: &str) -> Option<BTreeSet<u16>> {
+    let mut cpus = BTreeSet::new();
+    for range in text.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.trim().parse::<u16>().ok()?, last.trim().parse::<u16>().ok()?);
+        if first > last {
+            return None;
+        }
+        cpus.extend(first..=last);
+    }
+    Some(cpus)
+}
+
+/// Refuses CPUs that are not online, where it is known which are.
+pub(crate) fn check_online(resolver: &mut Resolver<'_>, cpus: Option<&Sourced<BTreeSet<u16>>>) {
+    let (Some(cpus), Some(online)) = (cpus, cpu_set(&resolver.host.online_cpus)) else { return };
+    let missing: Vec<String> = cpus.value.difference(&online).map(ToString::to_string).collect();
+    if !missing.is_empty() {
+        let way_out = format!(
+            "this machine has no CPU {} online; it has {}",
+            missing.join(", "),
+            resolver.host.online_cpus.trim()
+        );
+        let numbers: Vec<String> = cpus.value.iter().map(ToString::to_string).collect();
+        resolver.refuse(&cpus.clone().map(|_| numbers.join(",")), way_out);
+    }
 }
 
 /// More than there is cannot be kept from pods. What init does not know the size of is checked by resource-manager.
@@ -215,9 +249,11 @@ pub(crate) fn threshold(text: &str, whole: u64) -> Option<Quantity> {
 mod tests {
     use super::*;
     use crate::document::Document;
+    use crate::resolve::tests::{host, kubelet, run};
+    use crate::resolve::{Flags, Host};
     use serde_json::json;
 
-    const CAPACITY: Capacity = Capacity { memory: 8 << 30, nodefs: 100 << 30 };
+    const CAPACITY: Capacity = Capacity { memory: 8 << 30, nodefs: 100 << 30, keeps_thresholds: true };
 
     fn read(root: serde_json::Value) -> (BTreeMap<String, String>, Vec<String>) {
         let document = Document { root: root.as_object().unwrap().clone(), ..Document::default() };
@@ -278,6 +314,41 @@ mod tests {
         assert_eq!(sums(root), ["cpu=3", "memory=1Gi"]);
         let (_, problems) = read(json!({"reservedSystemCPUs": "3-1"}));
         assert!(problems[0].contains("reservedSystemCPUs"), "{problems:?}");
+    }
+
+    #[test]
+    fn cpus_that_are_not_online_cannot_be_reserved() {
+        for (named, online, missing) in [
+            ("0-1,4", "0-7\n", None),
+            ("0-1,4", "0-3", Some("no CPU 4 online; it has 0-3")),
+            ("8-9", "0,2-7", Some("no CPU 8, 9 online")),
+            ("8-9", "", None),
+        ] {
+            let host = Host { online_cpus: online.to_owned(), ..host() };
+            let file = kubelet(json!({"reservedSystemCPUs": named}));
+            match (run(&Flags::default(), Some(&file), None, &host), missing) {
+                (Ok(_), None) => {}
+                (Err(problems), Some(part)) => {
+                    assert!(problems.len() == 1 && problems[0].contains(part), "{named}: {problems:?}");
+                }
+                (result, _) => panic!("{named} of {online}: {result:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn with_the_flag_thresholds_are_not_kept_from_pods() {
+        let file = kubelet(json!({"kubeReserved": {"memory": "1Gi"}}));
+        for (uses, reserved) in
+            [("true", &["memory=1Gi"][..]), ("true,false", &["ephemeral-storage=10Gi", "memory=1124Mi"])]
+        {
+            let others = [("experimental-allocatable-ignore-eviction", uses.to_owned())].into();
+            let resolved = run(&Flags { others, ..Flags::default() }, Some(&file), None, &host()).unwrap();
+            let found: Vec<String> =
+                resolved.config.resources.reserved.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            assert_eq!(found, reserved, "{uses}");
+            assert_eq!(resolved.config.resources.eviction.hard.len(), 5, "they are thresholds all the same");
+        }
     }
 
     #[test]

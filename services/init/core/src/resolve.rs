@@ -5,19 +5,20 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use keelson_config::{Beside, Config, FeatureGate, KUBELET_API_VERSION, KUBELET_KIND, ServiceName, Tracing};
+use keelson_config::{Beside, Config, FeatureGate, KUBELET_API_VERSION, KUBELET_KIND, ServiceName};
 use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value, json};
 
 use crate::api_access::listeners;
 use crate::document::{ConfigProblem, Document, Sourced};
 use crate::effective::{effective, with_paths_from};
-use crate::flags::{FieldFlag, twin_of};
+use crate::flags::{FieldFlag, truth, twin_of};
 use crate::gates;
 use crate::keelson_file::{self, KeelsonFile};
 use crate::kubelet_file::{self, KubeletFile, absolute, is_kind};
 use crate::node_status::report_follows_update;
 use crate::origins::origins;
+use crate::own_processes::last;
 use crate::reserved::Capacity;
 use crate::rules;
 
@@ -28,7 +29,6 @@ const MAX_RUN_DIR: usize = 65;
 const UID_BASE: u32 = 64_200;
 /// `serializeImagePulls: false` without a bound of its own.
 const UNBOUNDED_PULLS: u32 = 1000;
-const LEVELS: &[&str] = &["off", "error", "warn", "info", "debug", "trace"];
 
 /// The command line, as text; absent: not given.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -61,6 +61,13 @@ pub struct Flags {
     pub others: BTreeMap<&'static str, String>,
 }
 
+impl Flags {
+    /// Whether one of the other flags is on, by its last use.
+    pub(crate) fn is_on(&self, name: &str) -> bool {
+        self.others.get(name).is_some_and(|uses| truth(last(uses)) == Some(true))
+    }
+}
+
 /// What the configuration depends on besides flags and files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Host {
@@ -82,6 +89,8 @@ pub struct Host {
     pub cgroup_v1: bool,
     /// Areas of swap that pages of any process may go to, as `/proc/swaps` names them.
     pub swap: Vec<String>,
+    /// The CPUs that are online, as the kernel lists them; empty: not known.
+    pub online_cpus: String,
     /// Memory of the machine in bytes.
     pub memory_bytes: u64,
     /// Size of the file system below the root dir in bytes.
@@ -155,15 +164,19 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigProblem>> {
     let Inputs { flags, kubelet, keelson, host, .. } = inputs;
     let with_file = kubelet.is_some();
     let mut problems = Vec::new();
-    for drop_in in inputs.drop_ins {
-        is_kind(drop_in, KUBELET_API_VERSION, KUBELET_KIND, &mut problems);
-    }
-    if !problems.is_empty() {
-        return Err(problems);
-    }
-    let laid = inputs.laid();
+    let mut is_one =
+        |document: &Document| is_kind(document, KUBELET_API_VERSION, KUBELET_KIND, &mut problems);
+    // A file of another kind has nothing to say; what is wrong with the others is told all the same.
+    let kubelet = kubelet.filter(|document| is_one(document));
+    let drop_ins: Vec<Document> =
+        inputs.drop_ins.iter().filter(|document| is_one(document)).cloned().collect();
+    let laid = Inputs { kubelet, drop_ins: &drop_ins, ..inputs }.laid();
     let kubelet = laid.as_ref();
-    let capacity = Capacity { memory: host.memory_bytes, nodefs: host.nodefs_bytes };
+    let capacity = Capacity {
+        memory: host.memory_bytes,
+        nodefs: host.nodefs_bytes,
+        keeps_thresholds: !flags.is_on("experimental-allocatable-ignore-eviction"),
+    };
     let kubelet_file = kubelet.map(|document| kubelet_file::read(document, capacity, &mut problems));
     let keelson_file = keelson.map(|document| keelson_file::read(document, &mut problems));
     let kubelet_file = kubelet_file.unwrap_or_default();
@@ -256,6 +269,7 @@ impl Resolver<'_> {
         self.sources(&mut kubelet);
         std::mem::take(&mut keelson.control_plane).resolve(self, &mut kubelet);
         crate::node_status::resolve(self, &mut kubelet);
+        crate::own_processes::resolve(self, &mut kubelet);
         crate::system_cgroups::resolve(self, &mut kubelet);
         self.runtime(&mut kubelet, &mut keelson);
         self.images(&mut kubelet);
@@ -382,7 +396,10 @@ impl Resolver<'_> {
         }
         let group = keelson.operator_gid.clone().unwrap_or_else(|| match self.host.operator_group {
             Some(gid) => Sourced { value: gid, origin: "group keelson".into(), field: String::new() },
-            None => Sourced { value: base, origin: String::new(), field: String::new() },
+            None => {
+                let origin = keelson.uid_base.as_ref().map_or_else(String::new, |base| base.origin.clone());
+                Sourced { value: base, origin, field: String::new() }
+            }
         });
         self.set("users.operatorGid", Some(group), |c, v| c.users.operator_gid = v);
     }
@@ -521,51 +538,6 @@ impl Resolver<'_> {
         });
     }
 
-    fn telemetry(&mut self, kubelet: &mut KubeletFile, keelson: &mut KeelsonFile) {
-        let format = flag("--log-format", self.flags.log_format.as_ref())
-            .or(kubelet.log_format.take())
-            .or(keelson.log_format.take());
-        if let Some(format) = format.as_ref().filter(|f| !["text", "json"].contains(&f.value.as_str())) {
-            self.refuse(format, "this must be one of: text, json");
-        }
-        self.set("logging.format", format, |c, v| c.logging.format = v);
-        let verbosity = kubelet.verbosity.take().filter(|v| v.value > 0).map(|v| v.map(level_of));
-        let level =
-            flag("--log-level", self.flags.log_level.as_ref()).or(verbosity).or(keelson.log_level.take());
-        if let Some(level) = level.as_ref().filter(|level| !is_filter(&level.value)) {
-            self.refuse(
-                level,
-                format!(
-                    "this must be one of {}, or a list such as info,keelson_pod_sync=debug",
-                    LEVELS.join(", ")
-                ),
-            );
-        }
-        self.set("logging.level", level, |c, v| c.logging.level = v);
-
-        let (endpoint, rate) = (keelson.trace_endpoint.take(), keelson.trace_rate.take());
-        match (endpoint, rate) {
-            (None, Some(rate)) => self.refuse(&rate, "tracing.endpoint names the collector and is missing"),
-            (None, None) => {}
-            (Some(endpoint), rate) => {
-                if !endpoint.value.starts_with("http://") && !endpoint.value.starts_with("unix:") {
-                    self.refuse(
-                        &endpoint,
-                        "this must be http://host:port or unix:///path of an OTLP/gRPC collector",
-                    );
-                }
-                self.set("tracing.endpoint", Some(endpoint), |c, endpoint| {
-                    c.tracing = Some(Tracing { endpoint, sampling_rate_per_million: 1_000_000 });
-                });
-                self.set("tracing.samplingRatePerMillion", rate, |c, v| {
-                    if let Some(tracing) = &mut c.tracing {
-                        tracing.sampling_rate_per_million = v;
-                    }
-                });
-            }
-        }
-    }
-
     fn notes_on(&mut self, kubelet: &KubeletFile) {
         if !kubelet.not_acted_on.is_empty() {
             let list = kubelet.not_acted_on.join(", ");
@@ -580,7 +552,8 @@ impl Resolver<'_> {
         if self.host.cgroup_v1 && kubelet.fail_cgroup_v1.as_ref().is_none_or(|f| f.value) {
             self.note(
                 Level::Warn,
-                "this host uses cgroup v1, which a kubelet with failCgroupV1: true refuses; keelson goes on for now",
+                "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be \
+                 removed in a future release: with failCgroupV1: true a kubelet ends here, and keelson goes on for now",
             );
         }
         if !self.with_file {
@@ -603,7 +576,8 @@ impl Resolver<'_> {
             self.refuse(
                 &fail,
                 format!(
-                    "this machine has swap ({areas}), where secrets and other memory of pods may end on the disk; turn \
+                    "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false: this \
+                     machine has swap ({areas}), where secrets and other memory of pods may end on the disk; turn \
                      it off (swapoff -a), or set failSwapOn: false in the file of --config"
                 ),
             );
@@ -624,25 +598,6 @@ pub(crate) fn is_clean(path: &str) -> bool {
     path.strip_prefix('/').is_some_and(|rest| {
         !rest.is_empty() && rest.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
     }) && !path.contains('\0')
-}
-
-/// The level that shows what a kubelet shows at a verbosity: details from 4 on, every step from 6 on.
-fn level_of(verbosity: u32) -> String {
-    match verbosity {
-        0..=3 => "info",
-        4..=5 => "debug",
-        6.. => "trace",
-    }
-    .to_owned()
-}
-
-/// A level, or a list of `level` and `target=level`.
-fn is_filter(text: &str) -> bool {
-    !text.is_empty()
-        && text.split(',').all(|part| {
-            let (target, level) = part.split_once('=').map_or((None, part), |(t, l)| (Some(t), l));
-            target != Some("") && LEVELS.contains(&level.to_ascii_lowercase().as_str())
-        })
 }
 
 #[cfg(test)]

@@ -350,17 +350,21 @@ fn a_file_of_another_kind_is_refused() {
 #[test]
 fn what_is_not_acted_on_is_one_line_and_what_no_kubelet_has_is_a_warning_each() {
     let file = kubelet(json!({
-        "kubeAPIBurst": 9, "authentication": {"anonymous": {"enabled": false}}, "staticPodPth": "/x",
-        "logging": {"flushFrequency": "5s"},
+        "cpuManagerPolicy": "static", "authentication": {"anonymous": {"enabled": false}}, "staticPodPth": "/x",
+        "logging": {"flushFrequency": "6s"}, "hairpinMode": "promiscuous-bridge", "shutdownGracePeriod": "0s",
     }));
     let notes = run(&Flags::default(), Some(&file), None, &host()).unwrap().notes;
     let infos: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Info).collect();
     assert_eq!(infos.len(), 1, "{notes:?}");
-    assert!(infos[0].text.contains("kubeAPIBurst, logging.flushFrequency, authentication"), "{notes:?}");
+    assert!(
+        infos[0].text.ends_with(" yet: cpuManagerPolicy, logging.flushFrequency, authentication"),
+        "what is as by default anyway is not told: {notes:?}"
+    );
     let warnings: Vec<&Note> = notes.iter().filter(|n| n.level == Level::Warn).collect();
     assert_eq!(warnings.len(), 1, "{notes:?}");
     assert!(
-        warnings[0].text.starts_with("kubelet.yaml:5: ") && warnings[0].text.contains("staticPodPth"),
+        warnings[0].text.starts_with("Using lenient decoding as strict decoding failed: kubelet.yaml:")
+            && warnings[0].text.contains("staticPodPth"),
         "{notes:?}"
     );
 }
@@ -773,14 +777,117 @@ fn a_drop_in_of_another_kind_is_refused_and_an_unknown_field_in_one_is_told() {
         };
         resolve(inputs)
     };
-    let errors = with(document("x.conf", "v1", KUBELET_KIND, json!({}))).unwrap_err();
+    let wrong = document("x.conf", "v1", KUBELET_KIND, json!({"maxPods": -1}));
+    let errors = with(wrong.clone()).unwrap_err();
     assert!(errors.len() == 1 && errors[0].to_string().contains("x.conf"), "{errors:?}");
+    // All that is wrong is told at once, also beside a file of another kind.
+    let other = document("y.conf", KUBELET_API_VERSION, KUBELET_KIND, json!({"maxPods": -2}));
+    let flags = Flags { log_level: Some("loud".into()), ..Flags::default() };
+    let errors = resolve(Inputs {
+        flags: &flags,
+        kubelet: Some(&document("k.yaml", "v1", "Other", json!({"maxPods": -3}))),
+        drop_ins: &[wrong, other],
+        keelson: Some(&keelson(json!({"uidBase": 0}))),
+        host: &host(),
+    });
+    let errors: Vec<String> = errors.unwrap_err().iter().map(ToString::to_string).collect();
+    let parts = ["k.yaml", "k.yaml", "x.conf", "maxPods = -2", "uidBase = 0", "--log-level"];
+    assert_eq!(errors.len(), parts.len(), "{errors:#?}");
+    assert!(errors.iter().zip(parts).all(|(error, part)| error.contains(part)), "{errors:#?}");
     let notes =
         with(document("x.conf", KUBELET_API_VERSION, KUBELET_KIND, json!({"maxPod": 1}))).unwrap().notes;
     assert!(
         notes
             .iter()
-            .any(|note| note.text.starts_with("x.conf:3: ") && note.text.contains("has no field maxPod")),
+            .any(|note| note.text.contains(": x.conf:3: ") && note.text.contains("has no field maxPod")),
         "{notes:?}"
     );
+}
+
+#[test]
+fn drop_ins_without_a_file_let_everybody_in_and_bring_no_thresholds() {
+    let with = |kubelet: Option<&Document>, drop_in: Value| {
+        let drop_in = document("10.conf", KUBELET_API_VERSION, KUBELET_KIND, drop_in);
+        resolve(Inputs {
+            flags: &Flags::default(),
+            kubelet,
+            drop_ins: &[drop_in],
+            keelson: None,
+            host: &host(),
+        })
+    };
+    let authorities = json!({"authentication": {"x509": {"clientCAFile": "/ca"}}});
+    let Resolved { config, kubelet_configuration: whole, .. } = with(None, authorities.clone()).unwrap();
+    let tls = config.api.tls.unwrap();
+    assert_eq!((tls.anonymous, tls.tokens, tls.reviews), (true, false, false));
+    assert_eq!(whole["authentication"]["anonymous"]["enabled"], true);
+    assert_eq!(whole["authorization"]["mode"], "AlwaysAllow");
+    assert!(config.resources.eviction.hard.is_empty() && !whole.contains_key("evictionHard"));
+    let own = json!({
+        "authentication": {"anonymous": {"enabled": false}, "x509": {"clientCAFile": "/ca"}},
+        "evictionHard": {"memory.available": "1Gi"},
+    });
+    let said = with(None, own).unwrap().config;
+    assert!(!said.api.tls.unwrap().anonymous);
+    assert_eq!(said.resources.eviction.hard.len(), 1);
+    // With a file a node that nobody answers for is refused, and the thresholds are there.
+    let file = kubelet(
+        json!({"authentication": {"webhook": {"enabled": false}}, "authorization": {"mode": "AlwaysAllow"}}),
+    );
+    let safe = with(Some(&file), authorities).unwrap().config;
+    assert!(!safe.api.tls.unwrap().anonymous);
+    assert_eq!(safe.resources.eviction.hard.len(), 5);
+}
+
+#[test]
+fn every_value_that_is_not_the_default_says_where_it_is_from() {
+    let file = kubelet(json!({
+        "authentication": {"x509": {"clientCAFile": "/ca"}}, "kubeReserved": {"cpu": "1"}, "systemReserved": {"memory": "1Gi"},
+        "evictionSoft": {"memory.available": "2Gi"}, "evictionSoftGracePeriod": {"memory.available": "1m"},
+        "registerWithTaints": [{"key": "a", "effect": "NoExecute"}], "nodeStatusUpdateFrequency": "4s", "kubeAPIQPS": 7,
+        "oomScoreAdj": -5, "clusterDNS": ["10.0.0.10"], "staticPodURL": "http://h/pods", "tracing": {},
+        "containerLogMaxFiles": 9, "imageGCLowThresholdPercent": 70,
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "9s"},
+    }));
+    let ours = keelson(json!({"uidBase": 70000, "startParallelism": 3, "manageHost": false}));
+    let others = [
+        ("kubeconfig", "/k"),
+        ("cloud-provider", "external"),
+        ("node-ip", "10.0.0.1"),
+        ("cert-dir", "/pki"),
+        ("version", "v1.36.2-x"),
+        ("machine-id-file", "/m"),
+    ];
+    let flags = Flags {
+        fields: fields(&["--max-pods=7", "--rotate-certificates"]),
+        others: others.into_iter().map(|(name, text)| (name, text.to_owned())).collect(),
+        runtime_cgroups: Some("/runtime".into()),
+        max_dead_containers: Some(5),
+        ..Flags::default()
+    };
+    let leaves = |config: &Config| {
+        let mut leaves = BTreeMap::new();
+        crate::under_key::flatten(String::new(), &serde_json::to_value(config).unwrap(), &mut leaves);
+        leaves
+    };
+    let config = run(&flags, Some(&file), Some(&ours), &host()).unwrap().config;
+    let mut plain = run(&Flags::default(), None, None, &host()).unwrap().config;
+    plain.control_plane = ControlPlane::Kubernetes(keelson_config::Kubernetes::of("/plain".into()));
+    let default = leaves(&plain);
+    let has_origin = |path: &str| {
+        let ends = path.match_indices('.').map(|(at, _)| at).chain([path.len()]);
+        ends.into_iter().any(|end| config.provenance.contains_key(&path[..end]))
+    };
+    // Who is let in, and where, follows from the control plane.
+    let follows =
+        |path: &str| path == "api.address" || path.starts_with("api.tls.") || path.starts_with("provenance.");
+    let changed: Vec<String> = leaves(&config)
+        .into_iter()
+        .filter(|(path, value)| default.get(path) != Some(value) && !follows(path))
+        .map(|(path, _)| path)
+        .collect();
+    assert!(changed.len() > 30, "{changed:?}");
+    let silent: Vec<&String> = changed.iter().filter(|path| !has_origin(path)).collect();
+    assert_eq!(silent, Vec::<&String>::new());
+    assert!(has_origin("nodeStatus.externalCloud") && has_origin("controlPlane.kubernetes.taints"));
 }

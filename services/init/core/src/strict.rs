@@ -107,10 +107,15 @@ impl Sourced<Unknown> {
 
     /// What to say where it is refused.
     pub(crate) fn refusal(self) -> ConfigProblem {
-        let way_out =
-            format!("a KubeletConfiguration has no such field{}; look at its spelling, or leave it out", self.hint());
+        let way_out = format!(
+            "a KubeletConfiguration has no such field{}; look at its spelling, or leave it out",
+            self.hint()
+        );
         let value = self.value.value.to_string();
-        ConfigProblem { value, ..Sourced { value: (), origin: self.origin, field: self.field }.problem(way_out) }
+        ConfigProblem {
+            value,
+            ..Sourced { value: (), origin: self.origin, field: self.field }.problem(way_out)
+        }
     }
 }
 
@@ -145,13 +150,37 @@ mod tests {
     fn a_field_that_there_is_not_is_a_warning_with_its_line_and_path_at_any_depth() {
         for (fields, path, hint) in [
             (json!({"maxPod": 7}), "maxPod", " (did you mean maxPods?)"),
-            (json!({"authentication": {"webhook": {"cachTTL": "1m"}}}), "authentication.webhook.cachTTL", " (did you mean cacheTTL?)"),
+            (
+                json!({"authentication": {"webhook": {"cachTTL": "1m"}}}),
+                "authentication.webhook.cachTTL",
+                " (did you mean cacheTTL?)",
+            ),
             (json!({"authentication": {"oidc": {}}}), "authentication.oidc", ""),
-            (json!({"logging": {"options": {"text": {"splitStreams": true}}}}), "logging.options.text.splitStreams", " (did you mean splitStream?)"),
-            (json!({"logging": {"vmodule": [{"filePattern": "a"}, {"filePattern": "b", "verbose": 1}]}}), "logging.vmodule[1].verbose", ""),
-            (json!({"registerWithTaints": [{"key": "a", "efect": "NoExecute"}]}), "registerWithTaints[0].efect", " (did you mean effect?)"),
-            (json!({"shutdownGracePeriodByPodPriority": [{"priority": 1, "seconds": 5}]}), "shutdownGracePeriodByPodPriority[0].seconds", ""),
-            (json!({"reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi"}, "limit": {}}]}), "reservedMemory[0].limit", " (did you mean limits?)"),
+            (
+                json!({"logging": {"options": {"text": {"splitStreams": true}}}}),
+                "logging.options.text.splitStreams",
+                " (did you mean splitStream?)",
+            ),
+            (
+                json!({"logging": {"vmodule": [{"filePattern": "a"}, {"filePattern": "b", "verbose": 1}]}}),
+                "logging.vmodule[1].verbose",
+                "",
+            ),
+            (
+                json!({"registerWithTaints": [{"key": "a", "efect": "NoExecute"}]}),
+                "registerWithTaints[0].efect",
+                " (did you mean effect?)",
+            ),
+            (
+                json!({"shutdownGracePeriodByPodPriority": [{"priority": 1, "seconds": 5}]}),
+                "shutdownGracePeriodByPodPriority[0].seconds",
+                "",
+            ),
+            (
+                json!({"reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi"}, "limit": {}}]}),
+                "reservedMemory[0].limit",
+                " (did you mean limits?)",
+            ),
             (json!({"memorySwap": {"behavior": "NoSwap"}}), "memorySwap.behavior", ""),
         ] {
             let document = Document { lines: [(path.to_owned(), 12)].into(), ..kubelet(fields.clone()) };
@@ -189,15 +218,23 @@ mod tests {
 
     #[test]
     fn a_field_that_stands_twice_is_a_warning_and_in_our_own_file_an_error() {
-        let twice = |field: &str, file: &str| Sourced { value: (), origin: format!("{file}:7"), field: field.to_owned() };
+        let twice = |field: &str, file: &str| Sourced {
+            value: (),
+            origin: format!("{file}:7"),
+            field: field.to_owned(),
+        };
         let document = Document {
             duplicates: vec![twice("logging.verbosity", "kubelet.yaml")],
             ..kubelet(json!({"logging": {"verbosity": 2}}))
         };
-        let expected =
-            format!("{LENIENT}: kubelet.yaml:7: logging.verbosity stands in the file more than once; the last one counts");
+        let expected = format!(
+            "{LENIENT}: kubelet.yaml:7: logging.verbosity stands in the file more than once; the last one counts"
+        );
         assert_eq!(passed_over(&document), [expected]);
-        let ours = Document { duplicates: vec![twice("runDir", "keelson.yaml")], ..keelson(json!({"runDir": "/run/k"})) };
+        let ours = Document {
+            duplicates: vec![twice("runDir", "keelson.yaml")],
+            ..keelson(json!({"runDir": "/run/k"}))
+        };
         let problems = run(&Flags::default(), None, Some(&ours), &host()).unwrap_err();
         assert_eq!(problems.len(), 1);
         assert!(problems[0].contains("runDir") && problems[0].contains("keelson.yaml:7"), "{problems:?}");

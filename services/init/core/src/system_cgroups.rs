@@ -37,7 +37,10 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     if let (Some(own), Some(reserved)) = (&own, kubelet.pressure.kube_reserved_cgroup())
         && !own.value.starts_with(reserved)
     {
-        let text = format!("kubeletCgroups ({}) is not within kubeReservedCgroup, {reserved}", own.origin);
+        let text = format!(
+            "unsupported configuration:KubeletCgroups is not within KubeReservedCgroup: kubeletCgroups ({}) is not below {reserved}",
+            own.origin
+        );
         resolver.note(Level::Warn, text);
     }
     resolver.set("resources.systemCgroups.kubelet", own, |c, v| c.resources.system_cgroups.kubelet = v);
@@ -122,7 +125,10 @@ mod tests {
         ] {
             let fields = json!({"kubeletCgroups": own, "kubeReservedCgroup": reserved});
             let notes = resolved(fields, None).unwrap().notes;
-            let found = notes.iter().any(|note| note.text.contains("is not within kubeReservedCgroup"));
+            let found = notes.iter().any(|note| {
+                note.text
+                    .starts_with("unsupported configuration:KubeletCgroups is not within KubeReservedCgroup")
+            });
             assert_eq!(found, warned, "{own} {reserved}");
         }
     }

@@ -37,7 +37,8 @@ fn taint(reader: &mut Reader<'_>, index: usize, whole: &Value) -> Option<Taint> 
             String::new()
         }
     };
-    let taint = Taint { key: text(reader, "key"), value: text(reader, "value"), effect: text(reader, "effect") };
+    let taint =
+        Taint { key: text(reader, "key"), value: text(reader, "value"), effect: text(reader, "effect") };
     if !good {
         return None;
     }
@@ -68,7 +69,8 @@ mod tests {
         let document = kubelet(json!({"registerWithTaints": taints}));
         let lines = [("registerWithTaints".to_owned(), 9), ("registerWithTaints[1].value".to_owned(), 14)];
         let document = Document { lines: lines.into(), ..document };
-        let others = [("kubeconfig", "/k")].iter().chain(more).map(|(name, text)| (*name, (*text).to_owned()));
+        let others =
+            [("kubeconfig", "/k")].iter().chain(more).map(|(name, text)| (*name, (*text).to_owned()));
         run(&Flags { others: others.collect(), ..Flags::default() }, Some(&document), None, &host())
     }
 
@@ -96,13 +98,18 @@ mod tests {
         .unwrap();
         let expected = [("example.com/a", "b", "NoExecute"), ("c", "", "NoSchedule"), ("d", "", "")];
         assert_eq!(taints(&resolved), expected);
-        assert!(resolved.notes.iter().all(|note| !note.text.contains("not acted on")), "{:?}", resolved.notes);
+        assert!(
+            resolved.notes.iter().all(|note| !note.text.contains("not acted on")),
+            "{:?}",
+            resolved.notes
+        );
         assert_eq!(resolved.config.provenance["controlPlane.kubernetes.taints"], "kubelet.yaml:9");
     }
 
     #[test]
     fn a_value_that_is_no_text_is_told_with_its_line_and_loses_no_other() {
-        for (value, shown) in [(json!(true), "true"), (json!(1), "1"), (json!(1.5), "1.5"), (json!([]), "[]")] {
+        for (value, shown) in [(json!(true), "true"), (json!(1), "1"), (json!(1.5), "1.5"), (json!([]), "[]")]
+        {
             let problems = with(
                 json!([{"key": "a", "effect": "NoSchedule"}, {"key": "b", "value": value, "effect": "NoSchedule"}]),
                 &[],

@@ -12,12 +12,14 @@ use crate::strict;
 
 /// What no key changes: init, the locks, the folders and the cgroups of all that runs hang on it. The paths of the
 /// resolved configuration, what lies below included, each with the field that sets it, where there is one.
-const FIXED: [(&str, &str); 10] = [
+const FIXED: [(&str, &str); 12] = [
     // The files are handed over once, and who writes the key is not to say who is let in.
     ("api.tls", ""),
     ("controlPlane", ""),
     ("manageHost", ""),
     ("nodeName", ""),
+    ("ownProcesses.maxOpenFiles", "maxOpenFiles"),
+    ("ownProcesses.oomScoreAdj", "oomScoreAdj"),
     ("paths", "podLogsDir"),
     ("runtime.cgroupDriver", "cgroupDriver"),
     ("runtime.cgroupRoot", "cgroupRoot"),
@@ -98,6 +100,7 @@ fn changes_of_the_fixed(files: &Config, other: &Config, name: &str) -> Vec<Confi
                  leave it out",
                 text(before.get(path))
             ),
+            undecodable: false,
         })
     };
     changed.into_iter().filter_map(problem).collect()

@@ -2,7 +2,7 @@
 
 use keelson_config::{AssignedConfiguration, Config};
 use keelson_init_core::{
-    ConfigProblem, Document, Flags, Host, Inputs, Kept, Resolved, resolve, resolve_over,
+    ConfigProblem, Document, Files, Flags, Host, Inputs, Kept, Resolved, resolve, resolve_over,
 };
 
 use crate::yaml;
@@ -28,6 +28,12 @@ impl Ingredients {
             keelson: self.keelson.as_ref(),
             host: &self.host,
         }
+    }
+
+    /// The files, for what is told of them; those of `--config-dir` lie in `folder`.
+    pub(crate) fn files<'a>(&'a self, folder: Option<&'a str>) -> Files<'a> {
+        let (kubelet, keelson) = (self.kubelet.as_ref(), self.keelson.as_ref());
+        Files { kubelet, folder, drop_ins: &self.drop_ins, keelson }
     }
 
     fn stamped(&self, resolved: Resolved) -> Resolved {

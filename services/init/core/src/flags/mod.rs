@@ -6,12 +6,14 @@
 mod help;
 mod line;
 mod own;
+mod reference;
 mod twins;
 mod value;
 
 pub use help::help;
 pub(crate) use line::distance;
 pub use line::{Asked, CommandLine, FieldFlag, FlagError, parse};
+pub use reference::reference;
 pub use value::Kind;
 pub(crate) use value::truth;
 

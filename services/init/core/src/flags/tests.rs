@@ -127,7 +127,7 @@ fn a_truth_needs_no_value_and_takes_none_behind_a_blank() {
 
 #[test]
 fn values_become_what_the_file_would_have() {
-    let cases: [(&[&str], Value); 20] = [
+    let cases: [(&[&str], Value); 22] = [
         (
             &["--cluster-dns=10.0.0.10,fd00::a", "--cluster-dns", "10.0.0.11"],
             json!(["10.0.0.10", "fd00::a", "10.0.0.11"]),
@@ -182,6 +182,8 @@ fn values_become_what_the_file_would_have() {
         (&["--pod-manifest-path=/etc/pods"], json!("/etc/pods")),
         (&["--container-runtime-endpoint=unix:///x.sock"], json!("unix:///x.sock")),
         (&["--oom-score-adj", "-999"], json!(-999)),
+        (&["--max-open-files=5000000000"], json!(5_000_000_000_i64)),
+        (&["--pod-max-pids=-5000000000"], json!(-5_000_000_000_i64)),
     ];
     for (arguments, value) in cases {
         assert_eq!(field(arguments).1, value, "{arguments:?}");
@@ -224,8 +226,13 @@ fn what_cannot_be_read_is_told_with_its_flag_and_the_way_out() {
     }
     let secret = read(&["--manifest-url-header=hunter2"]).unwrap_err();
     assert!(!secret.contains("hunter2"), "a header may be a token: {secret}");
-    let version = read(&["--version=maybe"]).unwrap_err();
-    assert!(version.contains("raw"), "{version}");
+    for wrong in ["maybe", "v1.36.1-x", "v1.36.20", "v1.36", "1.36.2-x", "v1.36.2x"] {
+        let error = read(&[&format!("--version={wrong}")]).unwrap_err();
+        assert!(error.contains("raw, or v1.36.2 and more behind it"), "{error}");
+    }
+    for good in ["v1.36.2", "v1.36.2-ours", "v1.36.2+build", "raw", "0"] {
+        assert!(read(&[&format!("--version={good}")]).is_ok(), "{good}");
+    }
 }
 
 #[test]

@@ -234,7 +234,7 @@ pub(super) const TWINS: &[FlagSpec] = &[
     twin("hairpin-mode", Kind::Text, "hairpinMode", "promiscuous-bridge, hairpin-veth or none."),
     twin("max-pods", Kind::Int, "maxPods", "How many pods may run here."),
     twin("pod-cidr", Kind::Text, "podCIDR", "The addresses of pods, without a control plane."),
-    twin("pod-max-pids", Kind::Int, "podPidsLimit", "Processes of a pod; below 0: as many as the node has."),
+    twin("pod-max-pids", Kind::Long, "podPidsLimit", "Processes of a pod; below 0: as many as the node has."),
     twin(
         "resolv-conf",
         Kind::Path,
@@ -255,7 +255,12 @@ pub(super) const TWINS: &[FlagSpec] = &[
         "nodeStatusMaxImages",
         "How many images the status of the node lists; -1: all.",
     ),
-    twin("max-open-files", Kind::Int, "maxOpenFiles", "How many files a process of the agent may have open."),
+    twin(
+        "max-open-files",
+        Kind::Long,
+        "maxOpenFiles",
+        "How many files a process of the agent may have open.",
+    ),
     twin(
         "kube-api-content-type",
         Kind::Text,
@@ -263,12 +268,7 @@ pub(super) const TWINS: &[FlagSpec] = &[
         "The content type of requests to the API server.",
     ),
     twin("kube-api-qps", Kind::Int, "kubeAPIQPS", "Requests to the API server a second; 0 stands for 5."),
-    twin(
-        "kube-api-burst",
-        Kind::Int,
-        "kubeAPIBurst",
-        "Requests to the API server at once; 0 stands for 10.",
-    ),
+    twin("kube-api-burst", Kind::Int, "kubeAPIBurst", "Requests to the API server at once; 0 stands for 10."),
     twin("serialize-image-pulls", Kind::Bool, "serializeImagePulls", "Pull one image at a time."),
     twin("eviction-hard", Kind::Thresholds, "evictionHard", "Pods are ended at once below one of these."),
     twin(

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use keelson_config::KUBELET_VERSION;
 use keelson_kube_model::parse_go_duration;
 use serde_json::{Map, Value, json};
 
@@ -12,6 +13,8 @@ pub enum Kind {
     Bool,
     /// A whole number of 32 bits.
     Int,
+    /// A whole number of 64 bits.
+    Long,
     /// Any text.
     Text,
     /// A path; one that is relative starts from the working directory.
@@ -49,7 +52,7 @@ impl Kind {
     pub(super) const fn placeholder(self) -> &'static str {
         match self {
             Self::Bool => "",
-            Self::Int => "int",
+            Self::Int | Self::Long => "int",
             Self::Text | Self::Path => "string",
             Self::Duration => "duration",
             Self::Ip => "ip",
@@ -85,8 +88,11 @@ pub(super) fn value(kind: Kind, uses: &[&str], cwd: &str) -> Result<Value, (Stri
     match kind {
         Kind::Bool => of(truth(last).map(Value::Bool), "write true or false"),
         Kind::Int => of(last.parse::<i32>().ok().map(Value::from), "write a whole number"),
+        Kind::Long => of(last.parse::<i64>().ok().map(Value::from), "write a whole number"),
         Kind::Text => Ok(last.into()),
-        Kind::Version => of(version(last), "write true, false or raw"),
+        Kind::Version => {
+            of(version(last), &format!("write true, false or raw, or {} and more behind it", built_in()))
+        }
         Kind::Path => Ok(crate::kubelet_file::absolute(cwd, last).into()),
         Kind::Duration => of(duration(last).then(|| last.into()), "write numbers with units, such as 1m30s"),
         Kind::Ip => {
@@ -137,11 +143,17 @@ pub(crate) fn truth(text: &str) -> Option<bool> {
     }
 }
 
-/// `true`, `false`, `raw`, or the version that a kubelet is to give itself out for.
+/// `true`, `false`, `raw`, or the version that the agent is to give itself out for: this one with other words behind it.
 fn version(text: &str) -> Option<Value> {
-    let told = text == "raw"
-        || text.strip_prefix('v').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let is_this_one =
+        text.strip_prefix(built_in()).is_some_and(|more| more.is_empty() || more.starts_with(['-', '+']));
+    let told = text == "raw" || is_this_one;
     truth(text).map(|truth| truth.to_string().into()).or_else(|| told.then(|| text.into()))
+}
+
+/// The release whose kubelet this stands in for, such as `v1.36.2`.
+fn built_in() -> &'static str {
+    KUBELET_VERSION.split(['-', '+']).next().unwrap_or(KUBELET_VERSION)
 }
 
 /// Whether this is a duration; fields say themselves which they take below zero.

@@ -8,7 +8,7 @@ mod lists;
 mod needs;
 mod related;
 
-use keelson_kube_model::parse_go_duration;
+use keelson_kube_model::{Quantity, parse_go_duration};
 use serde_json::Value;
 
 use crate::document::{ConfigProblem, Document, Reader, Sourced};
@@ -18,7 +18,6 @@ pub(crate) use lists::is_suite;
 
 /// What is set without one of these is the default where a file has it, as it is for a kubelet.
 const CHOICES: &[(&str, &[&str])] = &[
-    ("configMapAndSecretChangeDetectionStrategy", &["Get", "Cache", "Watch"]),
     ("cpuManagerPolicy", &["none", "static"]),
     ("hairpinMode", &["promiscuous-bridge", "hairpin-veth", "none"]),
     ("memoryManagerPolicy", &["None", "Static"]),
@@ -27,20 +26,10 @@ const CHOICES: &[(&str, &[&str])] = &[
     ("topologyManagerScope", &["container", "pod"]),
 ];
 /// Whole numbers with the least and the most that they may be.
-const NUMBERS: &[(&str, i64, i64)] = &[
-    ("iptablesDropBit", 0, 31),
-    ("iptablesMasqueradeBit", 0, 31),
-    ("maxOpenFiles", 0, i64::MAX),
-    ("oomScoreAdj", -1000, 1000),
-];
+const NUMBERS: &[(&str, i64, i64)] = &[("iptablesDropBit", 0, 31), ("iptablesMasqueradeBit", 0, 31)];
 const I32_MAX: i64 = i32::MAX as i64;
 /// Truths.
-const TRUTHS: &[&str] = &[
-    "cgroupsPerQOS",
-    "enableContentionProfiling",
-    "enableSystemLogQuery",
-    "runOnce",
-];
+const TRUTHS: &[&str] = &["cgroupsPerQOS", "enableContentionProfiling", "enableSystemLogQuery", "runOnce"];
 /// Texts that may be anything.
 const TEXTS: &[&str] = &["contentType", "podCIDR", "providerID", "volumePluginDir"];
 /// Durations that may be anything.
@@ -107,12 +96,9 @@ fn objects(reader: &mut Reader<'_>) {
     if reader.object("userNamespaces") {
         ids_per_pod(reader);
     }
-    if reader.object("tracing") {
-        let _ = reader.string("tracing.endpoint");
-        let _ = reader.integer("tracing.samplingRatePerMillion", 0..=1_000_000);
-    }
     throttling(reader);
     flush_frequency(reader);
+    buffer_sizes(reader);
 }
 
 /// `userNamespaces.idsPerPod`: blocks of as many ids as a container image may use, as many as 32 bits have.
@@ -144,6 +130,17 @@ fn flush_frequency(reader: &mut Reader<'_>) {
     if nanos.is_none_or(|nanos| nanos < 0) {
         let way_out = "this must be a duration above 0 such as 5s, or as many nanoseconds";
         reader.wrong(FIELD, value, way_out.to_owned());
+    }
+}
+
+/// `logging.options.*.infoBufferSize`: a quantity of bytes.
+fn buffer_sizes(reader: &mut Reader<'_>) {
+    for path in ["logging.options.json.infoBufferSize", "logging.options.text.infoBufferSize"] {
+        let Some(value) = reader.look(path) else { continue };
+        let is_size = value.is_number() || value.as_str().is_some_and(|text| Quantity::parse(text).is_ok());
+        if !is_size {
+            reader.wrong(path, value, "this must be a quantity such as 1Mi".to_owned());
+        }
     }
 }
 

@@ -56,6 +56,11 @@ fn refused() -> Vec<(Value, &'static str, &'static str)> {
             "logging.vmodule",
             "text only",
         ),
+        (
+            json!({"logging": {"options": {"text": {"infoBufferSize": "much"}}}}),
+            "logging.options.text.infoBufferSize = \"much\"",
+            "a quantity such as 1Mi",
+        ),
         (json!({"maxOpenFiles": -1}), "maxOpenFiles = -1", "from 0"),
         (
             json!({"memoryManagerPolicy": "static"}),
@@ -264,6 +269,8 @@ fn what_a_kubelet_takes_is_taken() {
         json!({"shutdownGracePeriod": "30s", "shutdownGracePeriodCriticalPods": "30s"}),
         json!({"tlsCipherSuites": ["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305"], "tlsCurvePreferences": [4588, 23]}),
         json!({"port": 0, "address": "", "healthzBindAddress": "", "containerRuntimeEndpoint": ""}),
+        json!({"imagePullCredentialsVerificationPolicy": "", "cgroupDriver": "", "podLogsDir": "", "logging": {"format": ""}}),
+        json!({"logging": {"options": {"json": {"infoBufferSize": 0}, "text": {"infoBufferSize": null}}}}),
     ] {
         let resolved = run(&Flags::default(), Some(&kubelet(fields.clone())), None, &host());
         assert!(resolved.is_ok(), "{fields}: {resolved:?}");

@@ -1,0 +1,118 @@
+//! How init says that it cannot start: each line begins with the words that a kubelet says it with, which tools look for
+//! (node-and-api.md §1.1).
+
+use crate::document::{ConfigProblem, Document};
+use crate::gates;
+
+/// The files of a configuration.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Files<'a> {
+    /// `--config`.
+    pub kubelet: Option<&'a Document>,
+    /// `--config-dir`.
+    pub folder: Option<&'a str>,
+    /// The files in it.
+    pub drop_ins: &'a [Document],
+    /// `--keelson-config`.
+    pub keelson: Option<&'a Document>,
+}
+
+/// What cannot be read of `--config`.
+pub fn not_loaded(path: &str, error: &str) -> String {
+    format!("failed to load kubelet config file, path: {path}, error: {error}")
+}
+
+/// What cannot be read of `--config-dir`; `error` names the folder.
+pub fn not_merged(error: &str) -> String {
+    format!("failed to merge kubelet configs: {error}")
+}
+
+/// The line of a problem.
+pub fn told(problem: &ConfigProblem, files: Files<'_>) -> String {
+    let is_of = |file: &&Document| {
+        problem
+            .origin
+            .strip_prefix(file.file.as_str())
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with([':', ';']))
+    };
+    if files.keelson.filter(is_of).is_some() {
+        return problem.to_string();
+    }
+    if problem.field.starts_with("--") {
+        return format!("failed to validate kubelet flags: {problem}");
+    }
+    let is_gate =
+        problem.field.strip_prefix(gates::FIELD).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    if is_gate && !problem.undecodable {
+        return format!("failed to set feature gates from initial flags-based config: {problem}");
+    }
+    let (file, drop_in) = (files.kubelet.filter(is_of), files.drop_ins.iter().find(is_of));
+    match (file, drop_in) {
+        (_, Some(drop_in)) if problem.undecodable => {
+            let folder = files.folder.unwrap_or_default();
+            not_merged(&format!(
+                "failed to walk through kubelet dropin directory {folder:?}: failed to load kubelet dropin file, path: {}, {problem}",
+                drop_in.file
+            ))
+        }
+        (Some(file), _) if problem.undecodable => not_loaded(&file.file, &problem.to_string()),
+        (_, Some(file)) | (Some(file), _) => {
+            format!("failed to validate kubelet configuration, error: {problem}, path: {}", file.file)
+        }
+        (None, None) => format!("failed to validate kubelet configuration, error: {problem}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::flags;
+    use crate::resolve::tests::{host, keelson, kubelet};
+    use crate::resolve::{Flags, Host, Inputs, resolve};
+
+    fn lines(main: Value, drop_in: Value, ours: Value, arguments: &[&str], host: &Host) -> Vec<String> {
+        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let others = [("cloud-provider", "aws".to_owned())].into();
+        let flags =
+            Flags { fields: flags::parse(&arguments, "/srv").unwrap().fields, others, ..Flags::default() };
+        let (main, ours) = (kubelet(main), keelson(ours));
+        let drop_ins = [Document { file: "/k.d/10.conf".to_owned(), ..kubelet(drop_in) }];
+        let inputs =
+            Inputs { flags: &flags, kubelet: Some(&main), drop_ins: &drop_ins, keelson: Some(&ours), host };
+        let files =
+            Files { kubelet: Some(&main), folder: Some("/k.d"), drop_ins: &drop_ins, keelson: Some(&ours) };
+        resolve(inputs).unwrap_err().iter().map(|problem| told(problem, files)).collect()
+    }
+
+    #[test]
+    fn each_problem_begins_as_a_kubelets_does() {
+        let found = lines(
+            json!({"maxPods": "many", "podsPerCore": -1, "featureGates": {"NoSuchGate": true}, "failSwapOn": true}),
+            json!({"eventBurst": true, "eventRecordQPS": -1}),
+            json!({"uidBase": 0}),
+            &["--image-gc-high-threshold=101"],
+            &Host { swap: vec!["/swap".to_owned()], ..host() },
+        );
+        for expected in [
+            "failed to load kubelet config file, path: kubelet.yaml, error: invalid configuration: maxPods = \"many\"",
+            "failed to validate kubelet configuration, error: invalid configuration: podsPerCore = -1 (kubelet.yaml:",
+            "failed to set feature gates from initial flags-based config: invalid configuration: featureGates.NoSuchGate",
+            "failed to merge kubelet configs: failed to walk through kubelet dropin directory \"/k.d\": failed to load kubelet \
+             dropin file, path: /k.d/10.conf, invalid configuration: eventBurst = true (/k.d/10.conf:",
+            "failed to validate kubelet configuration, error: invalid configuration: eventRecordQPS = -1 (/k.d/10.conf:",
+            "invalid configuration: uidBase = 0 (keelson.yaml:",
+            "failed to validate kubelet configuration, error: invalid configuration: imageGCHighThresholdPercent = 101 (--image-gc",
+            "failed to validate kubelet flags: invalid configuration: --cloud-provider = \"aws\"",
+        ] {
+            let beginning = found.iter().filter(|line| line.starts_with(expected)).count();
+            assert_eq!(beginning, 1, "{expected}: {found:#?}");
+        }
+        let swap =
+            "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false";
+        assert!(found.iter().any(|line| line.contains(swap)), "{found:#?}");
+        assert_eq!(found.len(), 9, "{found:#?}");
+        assert!(found.iter().any(|line| line.ends_with(", path: kubelet.yaml")), "{found:#?}");
+    }
+}
