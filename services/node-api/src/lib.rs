@@ -179,7 +179,7 @@ impl App {
 pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let addresses = Addresses::of(&ctx.config)?;
     let slis = Slis::default();
-    statusz::register_build(&ctx.metrics);
+    statusz::register_build(&ctx.metrics, &ctx.config.own_processes.kubelet_version);
     statusz::register_gates(&ctx.metrics, &ctx.config.paths.config_file());
     let requests = Requests::register(&ctx.metrics);
     if let Some(address) = addresses.api {

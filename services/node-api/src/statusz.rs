@@ -56,13 +56,13 @@ fn text(started: Timestamp, now: Timestamp, separator: &str) -> String {
 }
 
 /// Registers what does not change: `kubelet_metrics_provider`, and `kubernetes_build_info`, by which alerts compare the versions of a cluster (§15.2). What is Go's is empty.
-pub(crate) fn register_build(metrics: &Metrics) {
+pub(crate) fn register_build(metrics: &Metrics, kubelet_version: &str) {
     let (major, minor) = EMULATION_VERSION.split_once('.').unwrap_or_default();
     let platform = format!("{}/{}", std::env::consts::OS, go_architecture(std::env::consts::ARCH));
     let labels = [
         ("major", major.to_owned()),
         ("minor", minor.to_owned()),
-        ("git_version", KUBELET_VERSION.to_owned()),
+        ("git_version", kubelet_version.to_owned()),
         ("git_commit", String::new()),
         ("git_tree_state", String::new()),
         ("build_date", String::new()),
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn the_build_has_the_version_that_the_node_shows() {
         let metrics = Metrics::new();
-        register_build(&metrics);
+        register_build(&metrics, KUBELET_VERSION);
         let text = metrics.text();
         let line = text.lines().find(|line| line.starts_with("kubernetes_build_info{")).unwrap_or_default();
         for part in ["{major=\"1\",minor=\"36\",git_version=\"v1.36.", ",platform=\"linux/"] {

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use keelson_config::Config;
+use keelson_config::{Config, IdentityFiles};
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_resource_manager_core::enforce;
 use keelson_resource_manager_core::machine::{
@@ -140,24 +140,26 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    pub(crate) fn look() -> Self {
-        let first = |paths: &[&str]| {
+    pub(crate) fn look(files: &IdentityFiles) -> Self {
+        let first = |paths: &[&Path]| {
             let texts = paths.iter().filter_map(|path| fs::read_to_string(path).ok());
             let mut texts = texts.map(|text| text.trim_matches(['\0', '\n', ' ']).to_owned());
             texts.find(|text| !text.is_empty()).unwrap_or_default()
         };
-        let machine_id = first(&["/etc/machine-id", "/var/lib/dbus/machine-id"]);
-        let uuid = first(&[
+        let own = |paths: &[PathBuf]| first(&paths.iter().map(PathBuf::as_path).collect::<Vec<_>>());
+        let fixed = |paths: &[&str]| first(&paths.iter().map(Path::new).collect::<Vec<_>>());
+        let machine_id = own(&files.machine_id);
+        let uuid = fixed(&[
             "/sys/class/dmi/id/product_uuid",
             "/proc/device-tree/system-id",
             "/proc/device-tree/vm,uuid",
         ]);
-        let release = first(&["/etc/os-release", "/usr/lib/os-release"]);
+        let release = fixed(&["/etc/os-release", "/usr/lib/os-release"]);
         let uname = rustix::system::uname();
         Self {
             system_uuid: if uuid.is_empty() { machine_id.clone() } else { uuid },
             machine_id,
-            boot_id: first(&["/proc/sys/kernel/random/boot_id"]),
+            boot_id: own(&files.boot_id),
             kernel_version: uname.release().to_string_lossy().into_owned(),
             os_image: parse_pretty_name(&release).unwrap_or_else(|| "Linux".to_owned()),
             architecture: go_arch(&uname.machine().to_string_lossy()).to_owned(),
@@ -209,10 +211,31 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_name() {
-        let identity = Identity::look();
+        let identity = Identity::look(&IdentityFiles::default());
         assert_eq!(identity.boot_id.len(), 36);
         assert!(!identity.kernel_version.is_empty() && !identity.os_image.is_empty());
         assert!(!identity.architecture.contains("x86"), "{}", identity.architecture);
+    }
+
+    #[test]
+    fn of_the_files_with_its_names_the_first_that_has_one_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        };
+        let files = IdentityFiles {
+            machine_id: vec![
+                dir.path().join("none"),
+                at("empty", "\n"),
+                at("machine", "m-1\n"),
+                at("other", "m-2\n"),
+            ],
+            boot_id: vec![at("boot", "b-1\n")],
+        };
+        let identity = Identity::look(&files);
+        assert_eq!((identity.machine_id.as_str(), identity.boot_id.as_str()), ("m-1", "b-1"));
     }
 
     #[test]

@@ -40,7 +40,8 @@ impl MachineLoop {
         tree: watch::Receiver<TreeState>,
         conditions: watch::Receiver<BTreeSet<Condition>>,
     ) -> Self {
-        let identity = tokio::task::spawn_blocking(Identity::look).await.unwrap_or_default();
+        let files = config.resources.identity_files.clone();
+        let identity = tokio::task::spawn_blocking(move || Identity::look(&files)).await.unwrap_or_default();
         let first = MachineState { identity: Arc::new(identity), ..MachineState::default() };
         let mut this = Self {
             root: config.paths.root_dir.clone(),
