@@ -1,5 +1,5 @@
-//! The objects that pods of the API refer to: each is followed by a watch of its own while somebody asks for it, as a node
-//! may read no others (node-and-api.md §10).
+//! The objects that pods of the API refer to: each is followed by itself while somebody asks for it, as a node may read no
+//! others (node-and-api.md §10): by a watch, or read again and again where the configuration says so.
 //!
 //! The last known version goes on while the server is away, over a restart of the service too: ConfigMaps by the checkpoint,
 //! Secrets in memory alone.
@@ -11,13 +11,13 @@ use std::collections::btree_map::Entry as Slot;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use keelson_config::ServiceName;
+use keelson_config::{ControlPlane, ObjectsBy, ServiceName};
 use keelson_kube_api::{Change, Follower, KubeApi, KubeError, News, Object, Range, Resource};
 use keelson_kube_model::pod_ext::API;
 use keelson_service_kit::Context;
 use keelson_service_kit::status::chain;
 use serde_json::Value;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::checkpoint::Checkpoint;
@@ -27,6 +27,11 @@ use crate::secrets::Secrets;
 
 /// For so long an object is followed that nobody asks for: who asks may be starting again.
 const LINGER: Duration = Duration::from_secs(300);
+
+/// How long an object that is not watched counts as it was read, at least: as long as between two looks of a kubelet at a pod.
+const AGE: Duration = Duration::from_secs(60);
+/// What a node reads again where the server has not answered: after this pause first, and then after twice as long each time.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The kind that is followed once it was read.
 const RUNTIME_CLASS: &str = "RuntimeClass";
@@ -39,6 +44,9 @@ struct Inner {
     api: KubeApi,
     checkpoint: Checkpoint,
     shutdown: CancellationToken,
+    by: ObjectsBy,
+    /// How old an object may be that is not watched.
+    age: Mutex<Duration>,
     state: Mutex<State>,
     changes: watch::Sender<u64>,
 }
@@ -57,6 +65,15 @@ struct Followed {
     known: Known,
     /// Ends its watch.
     end: CancellationToken,
+    /// Has it read again where it is not watched.
+    again: Arc<Notify>,
+}
+
+impl Followed {
+    /// One that somebody asks for.
+    fn new(known: Known, end: CancellationToken) -> Self {
+        Self { users: 1, known, end, again: Arc::default() }
+    }
 }
 
 enum Known {
@@ -110,10 +127,16 @@ impl ObjectCache {
             remembered.extend(earlier.remove(&key).map(|bytes| (wanted, bytes)));
         }
         let state = State { followed: BTreeMap::new(), remembered, secrets };
+        let by = match &ctx.config.control_plane {
+            ControlPlane::Kubernetes(settings) => settings.objects_by,
+            ControlPlane::None | ControlPlane::Etcd(_) => ObjectsBy::default(),
+        };
         Self(Arc::new(Inner {
             api,
             checkpoint,
             shutdown: ctx.shutdown.clone(),
+            by,
+            age: Mutex::new(AGE),
             state: Mutex::new(state),
             changes: watch::Sender::new(0),
         }))
@@ -121,6 +144,16 @@ impl ObjectCache {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The Node says for how many seconds an object counts as it was read (`node.alpha.kubernetes.io/ttl`).
+    pub fn keeps_for(&self, seconds: Option<u64>) {
+        let age = seconds.map_or(AGE, |seconds| AGE.max(Duration::from_secs(seconds)));
+        *self.0.age.lock().unwrap_or_else(PoisonError::into_inner) = age;
+    }
+
+    fn age(&self) -> Duration {
+        *self.0.age.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts how often what [`ObjectCache::get`] answers may have changed.
@@ -138,6 +171,8 @@ impl ObjectCache {
         {
             let state = self.state();
             let cause = match state.followed.get(&wanted).map(|followed| &followed.known) {
+                // Whoever needs it has it read.
+                Some(Known::As(_)) if self.0.by == ObjectsBy::Get && wanted.kind != RUNTIME_CLASS => None,
                 Some(Known::As(object)) => return Ok(object.clone()),
                 Some(Known::NotYet) => Some("it has not been asked yet".to_owned()),
                 Some(Known::Failed(cause)) => Some(cause.clone()),
@@ -153,6 +188,9 @@ impl ObjectCache {
         let namespace = (!wanted.namespace.is_empty()).then_some(wanted.namespace.as_str());
         match self.0.api.get(resource, namespace, &wanted.name).await {
             Ok(object) => {
+                if self.0.by == ObjectsBy::Get && wanted.kind != RUNTIME_CLASS {
+                    self.take(&wanted, object.clone());
+                }
                 let json = object.map(|object| bytes(&wanted, object));
                 if let (Some(json), RUNTIME_CLASS) = (&json, wanted.kind.as_str()) {
                     self.0.checkpoint.put(&key(&wanted), json.clone());
@@ -161,7 +199,11 @@ impl ObjectCache {
                 Ok(json)
             }
             Err(error) => {
-                let before = self.state().remembered.get(&wanted).cloned();
+                let state = self.state();
+                if let Some(Known::As(known)) = state.followed.get(&wanted).map(|followed| &followed.known) {
+                    return Ok(known.clone());
+                }
+                let before = state.remembered.get(&wanted).cloned();
                 before.map(Some).ok_or_else(|| unavailable(chain(&error)))
             }
         }
@@ -183,7 +225,7 @@ impl ObjectCache {
         let mut state = self.state();
         if let Slot::Vacant(slot) = state.followed.entry(wanted.clone()) {
             let end = self.0.shutdown.child_token();
-            slot.insert(Followed { users: 1, known: Known::As(Some(json)), end: end.clone() });
+            slot.insert(Followed::new(Known::As(Some(json)), end.clone()));
             tokio::spawn(self.clone().follow(wanted.clone(), Resource::RUNTIME_CLASS, end));
         }
     }
@@ -193,7 +235,11 @@ impl ObjectCache {
         let Some(resource) = resource(&wanted.kind) else { return };
         let mut state = self.state();
         match (state.followed.entry(wanted.clone()), watched) {
-            (Slot::Occupied(mut slot), true) => slot.get_mut().users += 1,
+            (Slot::Occupied(mut slot), true) => {
+                slot.get_mut().users += 1;
+                // What somebody new needs is not to be as old as it may be.
+                slot.get().again.notify_one();
+            }
             (Slot::Occupied(mut slot), false) => {
                 let followed = slot.get_mut();
                 followed.users = followed.users.saturating_sub(1);
@@ -203,8 +249,12 @@ impl ObjectCache {
             }
             (Slot::Vacant(slot), true) => {
                 let end = self.0.shutdown.child_token();
-                slot.insert(Followed { users: 1, known: Known::NotYet, end: end.clone() });
-                tokio::spawn(self.clone().follow(wanted.clone(), resource, end));
+                let again = Arc::clone(&slot.insert(Followed::new(Known::NotYet, end.clone())).again);
+                if self.0.by == ObjectsBy::Watch || wanted.kind == RUNTIME_CLASS {
+                    tokio::spawn(self.clone().follow(wanted.clone(), resource, end));
+                } else {
+                    tokio::spawn(self.clone().read_on(wanted.clone(), resource, end, again));
+                }
             }
             (Slot::Vacant(_), false) => {}
         }
@@ -238,6 +288,46 @@ impl ObjectCache {
                 News::Changed(Change::Deleted(_)) => self.take(&wanted, None),
                 News::InTouch => {}
                 News::Lost(error) => self.miss(&wanted, &error),
+            }
+        }
+    }
+
+    /// Reads an object again whenever it is too old, or `again` says so.
+    async fn read_on(
+        self,
+        wanted: ObjectRequest,
+        resource: Resource,
+        end: CancellationToken,
+        again: Arc<Notify>,
+    ) {
+        let namespace = (!wanted.namespace.is_empty()).then_some(wanted.namespace.as_str());
+        let mut pause = AGAIN;
+        loop {
+            // Cancel-safe: what was not read to its end is nobody's any more.
+            let read = tokio::select! {
+                () = end.cancelled() => return,
+                read = self.0.api.get(resource, namespace, &wanted.name) => read,
+            };
+            // Not all that were read together are read together again.
+            let spread = 0.9 + fastrand::f32() / 5.0;
+            let rest = match read {
+                Ok(object) => {
+                    self.take(&wanted, object);
+                    pause = AGAIN;
+                    self.age()
+                }
+                Err(error) => {
+                    self.miss(&wanted, &error);
+                    let rest = pause.max(Duration::from_secs(error.retry_after().into()));
+                    pause = (pause * 2).min(AGE);
+                    rest
+                }
+            };
+            // Cancel-safe: neither arm holds anything.
+            tokio::select! {
+                () = end.cancelled() => return,
+                () = again.notified() => {}
+                () = tokio::time::sleep(rest.mul_f32(spread)) => {}
             }
         }
     }
@@ -388,6 +478,87 @@ mod tests {
                 Some(&first),
                 "nobody waits for the server"
             );
+        }
+    }
+
+    fn map() -> ObjectRequest {
+        ObjectRequest { kind: "ConfigMap".to_owned(), namespace: "d".to_owned(), name: "words".to_owned() }
+    }
+
+    /// A cache that hears of changes as it is told; its server counts the reads, and each finds another word.
+    async fn cache_by(folder: &std::path::Path, by: ObjectsBy) -> (FakeApi, ObjectCache) {
+        let server = FakeApi::start(folder, {
+            let mut reads = 0;
+            move |asked| {
+                assert!(!asked.path.contains("watch=1") && !asked.path.contains('?'), "{asked:?}");
+                reads += 1;
+                // The second read is refused.
+                let object =
+                    json!({"metadata": {"name": "words", "namespace": "d"}, "data": {"word": reads}});
+                Some(if reads == 2 { refusal(503) } else { (200, object) })
+            }
+        })
+        .await;
+        let mut config = config(folder);
+        let mut settings = keelson_config::Kubernetes::of("/none".into());
+        settings.objects_by = by;
+        config.control_plane = ControlPlane::Kubernetes(settings);
+        let ctx = Context::detached(ServiceName::PodConfig, config);
+        let cache = ObjectCache::new(&ctx, server.api.clone(), Checkpoint::default(), &mut BTreeMap::new());
+        (server, cache)
+    }
+
+    async fn word(cache: &ObjectCache) -> i64 {
+        let object: Value = serde_json::from_slice(&cache.get(map()).await.unwrap().unwrap()).unwrap();
+        object["data"]["word"].as_i64().unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_object_that_is_cached_is_read_again_when_it_is_old_or_somebody_new_asks_and_never_watched() {
+        let folder = tempfile::tempdir().unwrap();
+        let (server, cache) = cache_by(folder.path(), ObjectsBy::Cache).await;
+        let mut changes = cache.changes();
+        cache.retain(&map(), true);
+        changes.changed().await.unwrap();
+        for _ in 0..3 {
+            assert_eq!(word(&cache).await, 1);
+        }
+        assert_eq!(server.asked().len(), 1, "who asks is told what is known");
+        // Somebody new: it is read again, which is refused first, and what is known goes on meanwhile.
+        *cache.0.age.lock().unwrap() = Duration::from_millis(50);
+        cache.retain(&map(), true);
+        assert_eq!(word(&cache).await, 1);
+        changes.changed().await.unwrap();
+        assert!(word(&cache).await >= 3);
+        // And then by its age alone.
+        changes.changed().await.unwrap();
+        assert!(word(&cache).await >= 4);
+    }
+
+    #[tokio::test]
+    async fn an_object_that_is_got_is_read_by_whoever_needs_it_and_known_while_the_server_is_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let (server, cache) = cache_by(folder.path(), ObjectsBy::Get).await;
+        let mut changes = cache.changes();
+        cache.retain(&map(), true);
+        changes.changed().await.unwrap();
+        assert_eq!(word(&cache).await, 1, "the second read is refused");
+        assert_eq!(word(&cache).await, 3);
+        changes.changed().await.unwrap();
+        assert_eq!(word(&cache).await, 4);
+        drop(server);
+        assert_eq!(word(&cache).await, 4);
+    }
+
+    #[test]
+    fn an_object_may_be_a_minute_old_or_older_where_the_node_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let ctx = Context::detached(ServiceName::PodConfig, config(folder.path()));
+        let api = KubeApi::new("/none".into(), "test");
+        let cache = ObjectCache::new(&ctx, api, Checkpoint::default(), &mut BTreeMap::new());
+        for (said, seconds) in [(Some(300), 300), (Some(0), 60), (None, 60)] {
+            cache.keeps_for(said);
+            assert_eq!(cache.age(), Duration::from_secs(seconds), "{said:?}");
         }
     }
 

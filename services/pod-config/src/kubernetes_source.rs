@@ -39,6 +39,8 @@ pub const KEPT: &str = "api:";
 const CONDITION: &str = "control-plane";
 /// The same of the Node.
 const NODE_CONDITION: &str = "control-plane-node";
+/// For how many seconds the Node's objects count as they were read, where they are not watched.
+const TTL: &str = "node.alpha.kubernetes.io/ttl";
 /// What is waited for before this node has a certificate.
 const AWAITED: &str = "this node has no client certificate yet; node-status asks for one (`keelson get services` shows how that goes)";
 
@@ -164,6 +166,7 @@ impl ControlPlane for KubernetesPlane {
             remembered,
             begun: false,
             read: self.node_read.clone(),
+            objects: self.objects.clone(),
         };
         stream::unfold(source, |mut source| async move { Some((source.next().await, source)) }).boxed()
     }
@@ -190,6 +193,7 @@ struct NodeSource {
     remembered: Option<Vec<u8>>,
     begun: bool,
     read: watch::Sender<bool>,
+    objects: ObjectCache,
 }
 
 impl NodeSource {
@@ -241,6 +245,8 @@ impl NodeSource {
                 metadata.remove("managedFields");
             }
         }
+        let ttl = node["metadata"]["annotations"][TTL].as_str().and_then(|seconds| seconds.parse().ok());
+        self.objects.keeps_for(ttl);
         let json = node.to_string().into_bytes();
         self.checkpoint.put(&node_key(), json.clone());
         NodeState { json, registered: true }
