@@ -77,13 +77,15 @@ pub async fn build_with(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) -> an
     let (health, health_seen) = watch::channel(neighbours::watchdog());
     let (published, node) = watch::channel(None);
 
+    let renewed = metrics::register(&ctx.metrics, &writer);
+
     ctx.spawn("inputs", inputs::run(ctx.clone(), clock, world));
-    ctx.spawn("neighbours", neighbours::run(ctx.clone(), clock, neighbours::Peers::new(&ctx), health));
+    let peers = neighbours::Peers::new(&ctx, renewed.clone());
+    ctx.spawn("neighbours", neighbours::run(ctx.clone(), clock, peers, health));
     let builder = node::NodeLoop::new(&ctx, clock, Arc::clone(&writer), Arc::clone(&saved));
     ctx.spawn("node", builder.run(world_seen, health_seen, published));
     ctx.spawn("pods", pods::run(ctx.clone(), Arc::clone(&writer)));
     let (tried, lease_tried) = oneshot::channel();
-    let renewed = metrics::register(&ctx.metrics, &writer);
     ctx.spawn("lease", report::renew(ctx.clone(), Arc::clone(&writer), renewed, tried));
     if let ControlPlane::Kubernetes(_) = &ctx.config.control_plane {
         ctx.spawn("cordon", cordon::run(ctx.clone(), Arc::clone(&saved)));

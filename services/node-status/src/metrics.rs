@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use keelson_service_kit::{Metrics, now_unix_nanos};
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
@@ -25,6 +26,18 @@ impl Renewed {
     /// It has been renewed.
     pub(crate) fn now(&self) {
         self.0.store(now_unix_nanos(), Ordering::Relaxed);
+    }
+
+    /// It was renewed no longer than that ago.
+    pub(crate) fn is_within(&self, time: Duration) -> bool {
+        self.age_seconds() <= time.as_secs_f64()
+    }
+
+    /// It was renewed so long ago.
+    #[cfg(test)]
+    pub(crate) fn ago(&self, time: Duration) {
+        let nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+        self.0.store(now_unix_nanos() - nanos, Ordering::Relaxed);
     }
 
     fn age_seconds(&self) -> f64 {
@@ -108,7 +121,7 @@ mod tests {
         let metrics = Metrics::new();
         let writer: Arc<dyn ControlPlaneWriter> = Arc::new(NoControlPlane::new(&metrics));
         let renewed = register(&metrics, &writer);
-        renewed.0.fetch_sub(90_000_000_000, Ordering::Relaxed);
+        renewed.ago(Duration::from_secs(90));
         let age = || {
             let text = metrics.text();
             let line = text.lines().find_map(|l| l.strip_prefix("keelson_node_status_lease_age_seconds "));

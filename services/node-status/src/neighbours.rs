@@ -6,12 +6,14 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use keelson_config::ServiceName;
 use keelson_node_status_core::{Answer, Watchdog};
-use keelson_proto::keelson::admin::v1::GetProgressRequest;
 use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
+use keelson_proto::keelson::admin::v1::{GetProgressRequest, GetProgressResponse};
 use keelson_service_kit::{Backoff, Context, LoopHandle, Peer};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Request;
+
+use crate::metrics::Renewed;
 
 /// Without these a node is not ready (architecture §5).
 const NEEDED: [ServiceName; 4] = [
@@ -21,11 +23,17 @@ const NEEDED: [ServiceName; 4] = [
     ServiceName::ResourceManager,
 ];
 
-/// Without this one a node is not ready either, but only after much longer: what runs goes on. §5 asks also that our
-/// own writes succeed meanwhile, so that an absent control plane is not blamed on it; its loops turn without one.
+/// Without this one, or its watch, a node is not ready either, but only after much longer: what runs goes on. An absent control
+/// plane is not blamed on it: that it has no watch counts only while our own writes are taken.
 const SOURCES: ServiceName = ServiceName::PodConfig;
 
 const WATCHED: [ServiceName; 5] = [NEEDED[0], NEEDED[1], NEEDED[2], NEEDED[3], SOURCES];
+
+/// The condition by which it says whether its watch works.
+const WATCH_CONDITION: &str = "control-plane";
+
+/// Our writes are taken while the lease was renewed so lately: two tries may have failed.
+const WRITES_TAKEN: Duration = Duration::from_secs(40);
 
 /// Bound of one question.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -91,25 +99,42 @@ pub(crate) async fn run<P: Prober>(ctx: Context, clock: Clock, prober: P, health
 }
 
 /// The services at their sockets.
-pub(crate) struct Peers(Vec<(ServiceName, Peer)>);
+pub(crate) struct Peers {
+    peers: Vec<(ServiceName, Peer)>,
+    renewed: Renewed,
+}
 
 impl Peers {
-    pub(crate) fn new(ctx: &Context) -> Self {
-        Self(WATCHED.iter().map(|name| (*name, ctx.peer(*name))).collect())
+    pub(crate) fn new(ctx: &Context, renewed: Renewed) -> Self {
+        Self { peers: WATCHED.iter().map(|name| (*name, ctx.peer(*name))).collect(), renewed }
+    }
+
+    fn judge(&self, service: ServiceName, told: &GetProgressResponse) -> Answer {
+        let turning =
+            Answer::of_loops(told.loops.iter().map(|l| (l.name.as_str(), l.silent_ms, l.stuck_after_ms)));
+        let mut conditions = told.conditions.iter();
+        match conditions.find(|condition| condition.name == WATCH_CONDITION && !condition.ok) {
+            Some(bad)
+                if service == SOURCES
+                    && turning == Answer::Turning
+                    && self.renewed.is_within(WRITES_TAKEN) =>
+            {
+                Answer::Unwatched { message: bad.message.clone() }
+            }
+            _ => turning,
+        }
     }
 }
 
 impl Prober for Peers {
     async fn probe(&self, service: ServiceName) -> Answer {
-        let Some((_, peer)) = self.0.iter().find(|(name, _)| *name == service) else {
+        let Some((_, peer)) = self.peers.iter().find(|(name, _)| *name == service) else {
             return Answer::None { error: "it is not watched".to_owned() };
         };
         let mut request = Request::new(GetProgressRequest {});
         request.set_timeout(DEADLINE);
         match AdminClient::new(peer.channel()).get_progress(request).await {
-            Ok(response) => Answer::of_loops(
-                response.get_ref().loops.iter().map(|l| (l.name.as_str(), l.silent_ms, l.stuck_after_ms)),
-            ),
+            Ok(response) => self.judge(service, response.get_ref()),
             Err(status) => Answer::None { error: status.message().to_owned() },
         }
     }
@@ -120,8 +145,10 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use keelson_config::Config;
+    use keelson_proto::keelson::admin::v1::{Condition, Loop};
 
     use super::*;
+    use crate::writer::{ControlPlaneWriter, NoControlPlane};
 
     #[derive(Clone, Default)]
     struct Script(Arc<Mutex<(Option<String>, u32)>>);
@@ -145,6 +172,36 @@ mod tests {
         fn asked(&self) -> u32 {
             std::mem::take(&mut self.0.lock().unwrap().1)
         }
+    }
+
+    #[tokio::test]
+    async fn a_watch_that_fails_counts_while_our_own_writes_are_taken_and_of_the_service_that_reads_alone() {
+        let ctx = Context::detached(ServiceName::NodeStatus, Config::default());
+        let writer: Arc<dyn ControlPlaneWriter> = Arc::new(NoControlPlane::new(&ctx.metrics));
+        let peers = Peers::new(&ctx, crate::metrics::register(&ctx.metrics, &writer));
+        let told = |name: &str, ok: bool, silent_ms: u64| GetProgressResponse {
+            loops: vec![Loop { name: "source".into(), silent_ms, stuck_after_ms: 0 }],
+            conditions: vec![Condition {
+                name: name.into(),
+                ok,
+                message: "forbidden".into(),
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let unwatched = Answer::Unwatched { message: "forbidden".into() };
+        let stuck = Answer::Stuck { loop_name: "source".into() };
+        for (service, told, expected) in [
+            (SOURCES, told(WATCH_CONDITION, false, 0), &unwatched),
+            (SOURCES, told(WATCH_CONDITION, false, 40_000), &stuck),
+            (SOURCES, told(WATCH_CONDITION, true, 0), &Answer::Turning),
+            (SOURCES, told("static-pod-url", false, 0), &Answer::Turning),
+            (ServiceName::PodSync, told(WATCH_CONDITION, false, 0), &Answer::Turning),
+        ] {
+            assert_eq!(peers.judge(service, &told), *expected, "{service} {told:?}");
+        }
+        peers.renewed.ago(Duration::from_secs(41));
+        assert_eq!(peers.judge(SOURCES, &told(WATCH_CONDITION, false, 0)), Answer::Turning);
     }
 
     #[tokio::test(start_paused = true)]

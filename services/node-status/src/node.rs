@@ -4,12 +4,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use keelson_config::{KUBELET_VERSION, Paths};
+use keelson_config::Paths;
 use keelson_kube_model::{Node, NodeAddress, NodeCondition, annotations};
 use keelson_node_status_core::health::SILENCE_MS;
 use keelson_node_status_core::{
     AddressInputs, NodeEvent, NodeInputs, RuntimeState, Watchdog, build_node, condition_events,
-    rebooted_event, starting_event, worth_reporting,
+    rebooted_event, report_after_ms, starting_event, worth_reporting,
 };
 use keelson_service_kit::{
     Context, LoopHandle, NewEvent, ObjectRef, is_local_address, now_unix_nanos, preferred_route_address,
@@ -24,11 +24,11 @@ use crate::neighbours::Clock;
 use crate::saved::Saved;
 use crate::writer::ControlPlaneWriter;
 
+/// The most by which the time between two looks is longer (node-and-api.md §9.8), as a part of it.
+const JITTER: f64 = 0.04;
+
 /// How long a new node-status waits for the first word of everybody before it judges.
 const SETTLE: Duration = Duration::from_secs(3);
-
-/// A Node without news is written as often as this (`nodeStatusReportFrequency`).
-const REPORT_EVERY_SECONDS: i64 = 300;
 
 /// Certificates that are longer are none that a Node could carry.
 const LONGEST_CERTIFICATES: usize = 64 << 10;
@@ -42,7 +42,8 @@ pub(crate) struct NodeLoop {
     conditions: Vec<NodeCondition>,
     /// When the Node of this name was built first, unix seconds.
     created: i64,
-    written: Option<(Arc<Node>, i64)>,
+    /// What was written last, and when it is written again without news.
+    written: Option<(Arc<Node>, Instant)>,
 }
 
 impl NodeLoop {
@@ -120,7 +121,9 @@ impl NodeLoop {
 
     /// The next heartbeat, or sooner when a silence becomes too long before it.
     fn next_turn(&self, world: &World, watchdog: &Watchdog) -> Instant {
-        let heartbeat = Instant::now() + LoopHandle::HEARTBEAT;
+        let update = Duration::from_millis(self.ctx.config.node_status.status_update_ms);
+        let period = update.min(LoopHandle::HEARTBEAT).mul_f64(1.0 + JITTER * fastrand::f64());
+        let heartbeat = Instant::now() + period;
         let now = self.clock.now_ms();
         let down = world.runtime_unknown_since_ms.map(|since| since + SILENCE_MS).filter(|at| *at > now);
         let soonest = watchdog.next_change_ms(now).into_iter().chain(down).min();
@@ -146,7 +149,8 @@ impl NodeLoop {
                 labels: &config.resources.node_labels,
                 max_pods: config.resources.max_pods,
                 api_port: config.api.port,
-                kubelet_version: KUBELET_VERSION,
+                kubelet_version: &config.own_processes.kubelet_version,
+                controller_attach_detach: own.controller_attach_detach,
                 addresses: unusable.is_none().then_some(addresses),
                 machine: world.machine.as_ref(),
                 images: world.images.as_deref().unwrap_or_default(),
@@ -227,14 +231,16 @@ impl NodeLoop {
     }
 
     async fn write(&mut self, node: &Arc<Node>) {
-        let now = now_unix_nanos() / 1_000_000_000;
-        let (last, ago) = self.written.as_ref().map_or((None, 0), |(node, at)| (Some(&**node), now - at));
-        if !worth_reporting(last, node, ago, REPORT_EVERY_SECONDS) {
+        let last = self.written.as_ref();
+        let changed = worth_reporting(last.map(|(node, _)| &**node), node);
+        if !changed && last.is_some_and(|(_, again)| Instant::now() < *again) {
             return;
         }
         match self.writer.write_node(node).await {
             Ok(()) => {
-                self.written = Some((Arc::clone(node), now));
+                let every = self.ctx.config.node_status.status_report_ms;
+                let after = report_after_ms(every, changed, fastrand::f64());
+                self.written = Some((Arc::clone(node), Instant::now() + Duration::from_millis(after)));
                 self.ctx.progress.condition("node report", Ok(()));
             }
             Err(error) => self.ctx.progress.condition("node report", Err(error.to_string())),
@@ -426,7 +432,12 @@ mod tests {
     async fn without_pod_config_the_node_is_unready_after_exactly_five_minutes_and_ready_at_once_with_it() {
         let gone = Answer::None { error: "no socket".into() };
         let stuck = Answer::Stuck { loop_name: "file-source".into() };
-        for (answer, text) in [(gone, "does not answer (no socket)"), (stuck, "loop \"file-source\"")] {
+        let deaf = Answer::Unwatched { message: "pods is forbidden".into() };
+        for (answer, start, text) in [
+            (gone, "pod-config has read no source of pods", "does not answer (no socket)"),
+            (stuck, "pod-config has read no source of pods", "loop \"file-source\""),
+            (deaf, "pod-config has had no working watch of pods", "writes are taken: pods is forbidden"),
+        ] {
             let mut bench = bench(Saved::default());
             bench.all_well();
             assert_eq!(bench.ready().await.status, "True");
@@ -434,7 +445,7 @@ mod tests {
             bench.pod_config(answer);
             assert_eq!(bench.ready_becomes("False").await, Duration::from_secs(290));
             let message = bench.ready().await.message;
-            assert!(message.starts_with("pod-config has read no source of pods") && message.contains(text));
+            assert!(message.starts_with(start) && message.contains(text), "{message}");
             bench.pod_config(Answer::Turning);
             assert!(bench.ready_becomes("True").await < Duration::from_secs(1));
         }
@@ -483,7 +494,8 @@ mod tests {
         images::take(&bench.world, vec![image.clone()]);
         let listed = |n: &Option<Arc<Node>>| n.as_ref().is_some_and(|n| !n.status.images.is_empty());
         let node = bench.node.wait_for(listed).await.unwrap().clone().unwrap();
-        assert_eq!(begun.elapsed(), LoopHandle::HEARTBEAT);
+        let late = begun.elapsed().saturating_sub(LoopHandle::HEARTBEAT);
+        assert!(begun.elapsed() >= LoopHandle::HEARTBEAT && late <= Duration::from_millis(400), "{late:?}");
         assert_eq!(node.status.images, std::slice::from_ref(&image));
         images::take(&bench.world, vec![image]);
         tokio::time::sleep(Duration::from_secs(120)).await;

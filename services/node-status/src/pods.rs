@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use keelson_config::ServiceName;
-use keelson_node_status_core::{News, PodLedger};
+use keelson_node_status_core::{Ended, News, PodLedger};
 use keelson_proto::keelson::pod_sync::v1 as pb;
 use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
 use keelson_proto::keelson::pod_sync::v1::watch_pods_response::Item;
@@ -71,7 +71,8 @@ impl PodReporter {
     }
 
     async fn report(&mut self, document: pb::PodDocument) {
-        let news = self.ledger.observe(&document.uid, &document.pod_json, document.finished);
+        let ended = Ended { stopped: document.stopped, finished: document.finished };
+        let news = self.ledger.observe(&document.uid, &document.pod_json, ended);
         let (turned, span) = match &news {
             Ok(News::Known) => return,
             Ok(News::Detail) => (false, Span::none()),
@@ -88,7 +89,7 @@ impl PodReporter {
             pod_json: document.pod_json,
             source: document.source,
             turned,
-            finished: document.finished,
+            ended,
         };
         if let Err(error) = self.writer.write_pod(&report).instrument(span).await {
             tracing::warn!(

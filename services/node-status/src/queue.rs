@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use keelson_kube_model::PodFullName;
+use keelson_node_status_core::Ended;
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -21,8 +22,8 @@ pub(crate) struct Pod {
     pub(crate) json: Vec<u8>,
     /// It is a static pod: the control plane has at most a picture of it.
     pub(crate) is_static: bool,
-    /// Nothing of it is left on this node.
-    pub(crate) finished: bool,
+    /// How far it has come to its end.
+    pub(crate) ended: Ended,
 }
 
 /// One thing to do.
@@ -166,7 +167,7 @@ mod tests {
             seen: String::new(),
             json: json.into(),
             is_static: false,
-            finished: false,
+            ended: Ended::default(),
         })
     }
 

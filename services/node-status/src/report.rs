@@ -49,8 +49,11 @@ pub(crate) async fn renew(
     let handle = ctx.progress.register("lease");
     let period = renewal(&ctx.config.control_plane);
     loop {
-        handle.tick();
-        let lease = writer.renew_lease().await;
+        // Cancel-safe: a renewal that was made and is not known of is one.
+        let lease = tokio::select! {
+            () = ctx.shutdown.cancelled() => return,
+            lease = handle.while_at(writer.renew_lease()) => lease,
+        };
         if lease.is_ok() {
             renewed.now();
         }
@@ -96,8 +99,11 @@ pub(crate) async fn run(
         _ = lease_tried => {}
     }
     loop {
-        handle.tick();
-        drain.turn().await;
+        // Cancel-safe: events that were written and are not known to be are written again under the same names.
+        tokio::select! {
+            () = ctx.shutdown.cancelled() => return,
+            () = handle.while_at(drain.turn()) => {}
+        }
         let saved = drain.saved.borrow().clone();
         if saved != stored {
             let result = file.store(saved.clone()).await;

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use keelson_kube_model::Node;
+use keelson_node_status_core::Ended;
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::Metrics;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -51,8 +52,8 @@ pub struct PodReport {
     pub source: String,
     /// Phase or readiness has changed: goes before other statuses.
     pub turned: bool,
-    /// Nothing of the pod is left on this node.
-    pub finished: bool,
+    /// How far it has come to its end.
+    pub ended: Ended,
 }
 
 /// Pods that are not on this node any more.

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::Ended;
 use crate::patch::{add_host_addresses, may_be_deleted, pod_status_patch};
 
 /// What of a pod's own report makes the patch of its status.
@@ -46,13 +47,14 @@ pub fn seen(pod_json: &[u8]) -> Option<Value> {
 }
 
 /// Whether something is left to be done at the server's pod `live`, of which this was `reported`: its status is another one, or it
-/// may be deleted by now. `node` is the Node as it was told.
-pub fn drifts(live: &Value, reported: &[u8], node: Option<&Value>, is_static: bool, finished: bool) -> bool {
+/// may be deleted by now. `node` has the addresses of the node.
+pub fn drifts(live: &Value, reported: &[u8], node: Option<&Value>, is_static: bool, ended: Ended) -> bool {
     let Ok(mut ours) = serde_json::from_slice::<Value>(reported) else { return false };
     if let Some(node) = node {
         add_host_addresses(&mut ours, node);
     }
-    pod_status_patch(live, &ours).is_some() || (!is_static && may_be_deleted(live, finished))
+    pod_status_patch(live, &ours, ended.stopped).is_some()
+        || (!is_static && may_be_deleted(live, ended.finished))
 }
 
 #[cfg(test)]
@@ -79,8 +81,9 @@ mod tests {
     }
 
     fn drifted(live: &Value, is_static: bool, finished: bool) -> bool {
+        let ended = Ended { stopped: finished, finished };
         let seen = seen(live.to_string().as_bytes()).unwrap();
-        drifts(&seen, &reported(pod().to_string().as_bytes()), Some(&node()), is_static, finished)
+        drifts(&seen, &reported(pod().to_string().as_bytes()), Some(&node()), is_static, ended)
     }
 
     #[test]

@@ -18,6 +18,11 @@ pub enum Answer {
         /// Name of the loop.
         loop_name: String,
     },
+    /// Every loop turns, but the control plane tells it of no pods, though it takes what this node writes.
+    Unwatched {
+        /// What the service says of it.
+        message: String,
+    },
     /// There was no answer, and why.
     None {
         /// The error of the call.
@@ -55,7 +60,7 @@ struct Watched {
 enum Rule {
     /// It must answer within [`SILENCE_MS`], and every loop must turn.
     Progress,
-    /// Every loop must have turned within [`NO_WATCH_MS`]; at the start it is given as long.
+    /// Every loop must have turned within [`NO_WATCH_MS`], and its watch have worked; at the start it is given as long.
     Watch,
 }
 
@@ -125,10 +130,10 @@ impl Watched {
     fn due_ms(&self) -> Option<u64> {
         match (self.rule, self.last.as_ref()?) {
             (Rule::Progress, Answer::None { .. }) => self.good_ms.map(|at| at + SILENCE_MS),
-            (Rule::Watch, Answer::None { .. } | Answer::Stuck { .. }) => {
+            (Rule::Watch, Answer::None { .. } | Answer::Stuck { .. } | Answer::Unwatched { .. }) => {
                 self.good_ms.map(|at| at + NO_WATCH_MS)
             }
-            (_, Answer::Turning) | (Rule::Progress, Answer::Stuck { .. }) => None,
+            (_, Answer::Turning) | (Rule::Progress, Answer::Stuck { .. } | Answer::Unwatched { .. }) => None,
         }
     }
 
@@ -136,10 +141,15 @@ impl Watched {
         let name = self.name;
         let waits = self.due_ms().is_some_and(|due| now_ms < due);
         match (self.rule, &self.last) {
-            (_, Some(Answer::Turning)) | (Rule::Watch, None) => None,
+            (_, Some(Answer::Turning))
+            | (Rule::Watch, None)
+            | (Rule::Progress, Some(Answer::Unwatched { .. })) => None,
             _ if waits => None,
             (Rule::Watch, Some(Answer::Stuck { loop_name })) => Some(format!(
                 "{name} has read no source of pods for more than 5m: its loop {loop_name:?} does not turn"
+            )),
+            (Rule::Watch, Some(Answer::Unwatched { message })) => Some(format!(
+                "{name} has had no working watch of pods for more than 5m, while this node's writes are taken: {message}"
             )),
             (Rule::Watch, Some(Answer::None { error })) => Some(format!(
                 "{name} has read no source of pods for more than 5m: it does not answer ({error})"

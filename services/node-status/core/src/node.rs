@@ -87,6 +87,8 @@ pub struct NodeInputs<'a> {
     pub api_port: u16,
     /// Shown as the kubelet's version.
     pub kubelet_version: &'a str,
+    /// The control plane attaches volumes for this node (`enableControllerAttachDetach`).
+    pub controller_attach_detach: bool,
     /// Where its addresses come from; `None`: they cannot be told, and those that are there stay.
     pub addresses: Option<AddressInputs<'a>>,
     /// `None` before resource-manager has spoken.
@@ -105,7 +107,7 @@ pub struct NodeInputs<'a> {
 
 const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
 const OS: &str = "linux";
-const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+pub(crate) const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
 /// Builds the Node as this node would report it now.
 ///
@@ -159,7 +161,8 @@ pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
 fn annotations(inputs: &NodeInputs<'_>) -> BTreeMap<String, String> {
     let provided = inputs.addresses.and_then(|of| of.provided());
     let provided = provided.map(|list| (PROVIDED_NODE_IP.to_owned(), list));
-    [(ATTACH_DETACH.to_owned(), "true".to_owned())].into_iter().chain(provided).collect()
+    let attach = inputs.controller_attach_detach.then(|| (ATTACH_DETACH.to_owned(), "true".to_owned()));
+    attach.into_iter().chain(provided).collect()
 }
 
 fn handlers(runtime: &RuntimeState) -> Vec<NodeRuntimeHandler> {
@@ -253,16 +256,16 @@ fn node_info(inputs: &NodeInputs<'_>) -> NodeSystemInfo {
     }
 }
 
-/// Whether a Node is worth a write: it differs from the last one that was written in more than heartbeat times,
-/// or that write is `report_every_seconds` old.
-pub fn worth_reporting(
-    written: Option<&Node>,
-    node: &Node,
-    written_seconds_ago: i64,
-    report_every_seconds: i64,
-) -> bool {
-    let Some(written) = written else { return true };
-    written_seconds_ago >= report_every_seconds || without_heartbeats(written) != without_heartbeats(node)
+/// Whether a Node is worth a write at once: there was none, or it differs from the last one that was written in more than
+/// heartbeat times.
+pub fn worth_reporting(written: Option<&Node>, node: &Node) -> bool {
+    written.is_none_or(|written| without_heartbeats(written) != without_heartbeats(node))
+}
+
+/// After which time a Node without news is written again, in milliseconds (node-and-api.md §9.8): after a change anything from
+/// half to one and a half of `every_ms`, by `spread` from 0 to 1, so that nodes that change together do not write together.
+pub fn report_after_ms(every_ms: u64, changed: bool, spread: f64) -> u64 {
+    if changed { (every_ms as f64 * (0.5 + spread)) as u64 } else { every_ms }
 }
 
 /// A Node as it is compared at each heartbeat: in place, since with its images it is large.

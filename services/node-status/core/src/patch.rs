@@ -9,6 +9,7 @@ use keelson_kube_model::annotations;
 use serde_json::{Map, Value, json};
 
 use crate::addresses::PROVIDED_NODE_IP;
+use crate::node::ATTACH_DETACH;
 
 /// Labels that a node has by itself; on an existing node they are brought up to date (node-and-api.md §9.1).
 const OWN_LABELS: [&str; 11] = [
@@ -24,6 +25,9 @@ const OWN_LABELS: [&str; 11] = [
     "node.kubernetes.io/instance-type",
     "beta.kubernetes.io/instance-type",
 ];
+
+/// Fields of a Node's status that somebody else may change. An older server may not know others, so that they always differ.
+const CONTESTED: [&str; 4] = ["conditions", "addresses", "capacity", "allocatable"];
 
 /// Fields of a pod's status that are the agent's; what else stands there is left alone.
 const OWN_FIELDS: [&str; 13] = [
@@ -43,6 +47,20 @@ const OWN_FIELDS: [&str; 13] = [
 ];
 /// Lists that are merged by their key, and of which the agent has all.
 const OWN_LISTS: [&str; 2] = ["hostIPs", "podIPs"];
+/// Why a pod ends before it is over: told with the final phase, and of others too.
+const DISRUPTION: &str = "DisruptionTarget";
+/// Conditions of a pod that are the agent's; those of others stay as the server has them.
+const OWN_CONDITIONS: [&str; 9] = [
+    "PodScheduled",
+    "Initialized",
+    "ContainersReady",
+    "Ready",
+    "PodReadyToStartContainers",
+    "PodResizePending",
+    "PodResizeInProgress",
+    "AllContainersRestarting",
+    DISRUPTION,
+];
 /// Conditions that go when the agent does not tell them any more.
 const PASSING_CONDITIONS: [&str; 3] = ["PodResizePending", "PodResizeInProgress", "AllContainersRestarting"];
 
@@ -68,9 +86,11 @@ pub fn node_patch(live: &Value, ours: &Value, of_cloud: bool) -> Option<Value> {
         differing(&live["metadata"]["labels"], &ours["metadata"]["labels"], |key| OWN_LABELS.contains(&key));
     let mut annotations =
         differing(&live["metadata"]["annotations"], &ours["metadata"]["annotations"], |_| true);
-    let has_provided = |node: &Value| node["metadata"]["annotations"].get(PROVIDED_NODE_IP).is_some();
-    if has_provided(live) && !has_provided(ours) {
-        annotations.insert(PROVIDED_NODE_IP.to_owned(), Value::Null);
+    for own in [PROVIDED_NODE_IP, ATTACH_DETACH] {
+        let has = |node: &Value| node["metadata"]["annotations"].get(own).is_some();
+        if has(live) && !has(ours) {
+            annotations.insert(own.to_owned(), Value::Null);
+        }
     }
     for (field, changes) in [("labels", labels), ("annotations", annotations)] {
         if !changes.is_empty() {
@@ -129,17 +149,48 @@ fn is_terminal(phase: &Value) -> bool {
     phase == "Succeeded" || phase == "Failed"
 }
 
+/// Whether something has changed at the Node that the server has which this node is to say, times of heartbeats apart.
+pub fn node_drifts(live: &Value, ours: &Value, of_cloud: bool) -> bool {
+    let times = |node: &Value| -> Vec<(Value, Value)> {
+        let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
+        conditions.map(|c| (c["type"].clone(), c["lastHeartbeatTime"].clone())).collect()
+    };
+    let (mut ours, theirs) = (ours.clone(), times(live));
+    for condition in ours["status"]["conditions"].as_array_mut().into_iter().flatten() {
+        if let Some((_, time)) = theirs.iter().find(|(type_, _)| condition["type"] == *type_) {
+            condition["lastHeartbeatTime"] = time.clone();
+        }
+    }
+    if let Some(status) = ours["status"].as_object_mut() {
+        status.retain(|field, _| CONTESTED.contains(&field.as_str()));
+    }
+    // Conditions of others are not ours to compare.
+    let mut live = live.clone();
+    live["status"]["images"] = Value::Null;
+    let told: Vec<Value> = times(&ours).into_iter().map(|(type_, _)| type_).collect();
+    if let Some(conditions) = live["status"]["conditions"].as_array_mut() {
+        conditions.retain(|condition| told.contains(&condition["type"]));
+        conditions.sort_by_key(|condition| told.iter().position(|type_| *type_ == condition["type"]));
+    }
+    node_patch(&live, &ours, of_cloud).is_some()
+}
+
 /// What has to change at the status of the pod that the server has; `None`: nothing. `uid` is that of the server's pod, which
 /// makes sure that no other pod of the name is changed.
 ///
-/// A phase that is terminal on the server stays, with its reason and message.
-pub fn pod_status_patch(live: &Value, ours: &Value) -> Option<Value> {
+/// A phase that is terminal on the server stays, with its reason and message. A terminal one of ours waits until the pod has
+/// `stopped`: whoever sees it may start the pod's successor. Addresses that we do not know stay.
+pub fn pod_status_patch(live: &Value, ours: &Value, stopped: bool) -> Option<Value> {
     let (before, now) = (&live["status"], &ours["status"]);
     let over = is_terminal(&before["phase"]);
+    let ends = !over && is_terminal(&now["phase"]);
+    let waits = ends && !stopped;
+    let host_network = ours["spec"]["hostNetwork"] == true;
     let mut status = Map::new();
     for field in OWN_FIELDS {
         let (old, new) = (&before[field], &now[field]);
-        let kept = over && ["phase", "reason", "message"].contains(&field);
+        let kept = (over || waits) && ["phase", "reason", "message"].contains(&field)
+            || is_nothing(new) && (field == "hostIP" || host_network && field == "podIP");
         // The server sets it when the pod is made.
         let theirs = field == "qosClass" && !old.is_null();
         let same = old == new || (is_nothing(old) && is_nothing(new));
@@ -149,6 +200,9 @@ pub fn pod_status_patch(live: &Value, ours: &Value) -> Option<Value> {
     }
     for field in OWN_LISTS {
         let (old, new) = (&before[field], &now[field]);
+        if is_nothing(new) && (host_network || field == "hostIPs") {
+            continue;
+        }
         match (is_nothing(old), is_nothing(new)) {
             _ if old == new => {}
             (true, true) => {}
@@ -160,7 +214,7 @@ pub fn pod_status_patch(live: &Value, ours: &Value) -> Option<Value> {
     if before["startTime"].is_null() && !now["startTime"].is_null() {
         status.insert("startTime".to_owned(), now["startTime"].clone());
     }
-    let conditions = condition_changes(&before["conditions"], &now["conditions"]);
+    let conditions = condition_changes(&before["conditions"], &now["conditions"], ends && stopped);
     if !conditions.is_empty() {
         status.insert("conditions".to_owned(), conditions.into());
     }
@@ -178,12 +232,17 @@ fn is_nothing(value: &Value) -> bool {
     }
 }
 
-fn condition_changes(before: &Value, now: &Value) -> Vec<Value> {
+/// `ends`: the pod goes into a terminal phase, which alone makes us say why it is disrupted.
+fn condition_changes(before: &Value, now: &Value, ends: bool) -> Vec<Value> {
     fn all(list: &Value) -> impl Iterator<Item = &Value> {
         list.as_array().into_iter().flatten()
     }
     let mut changes = Vec::new();
-    for condition in all(now) {
+    let is_own = |condition: &&Value| {
+        let type_ = condition["type"].as_str().unwrap_or_default();
+        OWN_CONDITIONS.contains(&type_) && (type_ != DISRUPTION || ends)
+    };
+    for condition in all(now).filter(is_own) {
         let old = all(before).find(|old| old["type"] == condition["type"]);
         let mut new = condition.clone();
         if let Some(old) = old

@@ -92,12 +92,12 @@ fn a_pods_status_is_patched_under_its_uid_and_only_where_it_differs() {
     ours["status"]["podIPs"] = json!([{"ip": "10.1.0.2"}]);
     ours["status"]["startTime"] = "2026-01-01T00:00:00Z".into();
     assert_eq!(
-        pod_status_patch(&live, &ours).unwrap(),
+        pod_status_patch(&live, &ours, true).unwrap(),
         json!({"metadata": {"uid": "u"}, "status": {
             "phase": "Running", "podIPs": [{"ip": "10.1.0.2"}], "startTime": "2026-01-01T00:00:00Z",
             "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:05Z"}]}})
     );
-    assert_eq!(pod_status_patch(&ours, &ours), None);
+    assert_eq!(pod_status_patch(&ours, &ours, true), None);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_phase_that_is_over_stays_and_what_is_not_told_any_more_goes() {
     live["status"]["reason"] = "Evicted".into();
     live["status"]["podIP"] = "10.1.0.2".into();
     live["status"]["podIPs"] = json!([{"ip": "10.1.0.2"}]);
-    let patch = pod_status_patch(&live, &pod("Running")).unwrap();
+    let patch = pod_status_patch(&live, &pod("Running"), true).unwrap();
     assert_eq!(patch["status"], json!({"podIP": null, "podIPs": null}));
 
     let mut live = pod("Running");
@@ -114,7 +114,7 @@ fn a_phase_that_is_over_stays_and_what_is_not_told_any_more_goes() {
     live["status"]["podIPs"] = json!([{"ip": "10.1.0.2"}]);
     let mut ours = pod("Running");
     ours["status"]["podIPs"] = json!([{"ip": "10.1.0.3"}]);
-    let patch = pod_status_patch(&live, &ours).unwrap();
+    let patch = pod_status_patch(&live, &ours, true).unwrap();
     assert_eq!(
         patch["status"],
         json!({"reason": null, "podIPs": [{"ip": "10.1.0.3"}, {"$patch": "replace"}]})
@@ -129,11 +129,11 @@ fn a_condition_that_has_not_turned_keeps_its_time_and_those_that_pass_are_remove
         {"type": "PodResizePending", "status": "True"},
         {"type": "example.com/gate", "status": "True"},
     ]);
-    let patch = pod_status_patch(&live, &pod("Running")).unwrap();
+    let patch = pod_status_patch(&live, &pod("Running"), true).unwrap();
     assert_eq!(patch["status"], json!({"conditions": [{"type": "PodResizePending", "$patch": "delete"}]}));
     let mut ours = pod("Running");
     ours["status"]["conditions"][0]["status"] = "False".into();
-    let patch = pod_status_patch(&live, &ours).unwrap();
+    let patch = pod_status_patch(&live, &ours, true).unwrap();
     let turned = json!({"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:05Z"});
     assert_eq!(patch["status"]["conditions"][0], turned);
 }
@@ -207,4 +207,80 @@ fn addresses_are_a_clouds_to_say_once_there_are_some_and_what_was_provided_goes_
     assert_eq!(patch, json!({"metadata": {"annotations": {(PROVIDED_NODE_IP): null}}}));
     ours["metadata"]["annotations"][PROVIDED_NODE_IP] = json!("10.0.0.1");
     assert_eq!(node_patch(&live, &ours, true), None);
+}
+
+#[test]
+fn a_final_phase_waits_until_the_pod_has_stopped() {
+    let mut live = pod("Running");
+    let mut ours = pod("Failed");
+    (ours["status"]["reason"], ours["status"]["message"]) = ("Evicted".into(), "memory".into());
+    ours["status"]["conditions"] = json!([
+        {"type": "Ready", "status": "False"},
+        {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"},
+    ]);
+    let waits = pod_status_patch(&live, &ours, false).unwrap();
+    assert_eq!(waits["status"], json!({"conditions": [{"type": "Ready", "status": "False"}]}));
+    let told = pod_status_patch(&live, &ours, true).unwrap();
+    assert_eq!(told["status"]["phase"], "Failed");
+    assert_eq!(told["status"]["reason"], "Evicted");
+    assert_eq!(told["status"]["conditions"].as_array().map(Vec::len), Some(2));
+    // What the server has already is not taken back.
+    live["status"]["phase"] = "Failed".into();
+    let after = pod_status_patch(&live, &ours, false).unwrap();
+    assert_eq!(after["status"], json!({"conditions": [{"type": "Ready", "status": "False"}]}));
+}
+
+#[test]
+fn a_condition_of_others_stays_as_the_server_has_it() {
+    let gate = |status: &str| json!({"type": "example.com/gate", "status": status});
+    let ready = pod("Running")["status"]["conditions"][0].clone();
+    for theirs in [json!([ready, gate("True")]), json!([ready])] {
+        let (mut live, mut ours) = (pod("Running"), pod("Running"));
+        live["status"]["conditions"] = theirs;
+        ours["status"]["conditions"] = json!([ready, gate("False")]);
+        assert_eq!(pod_status_patch(&live, &ours, true), None);
+    }
+}
+
+#[test]
+fn addresses_that_this_agent_does_not_know_yet_stay() {
+    let mut live = pod("Running");
+    live["status"]["hostIP"] = "10.0.0.1".into();
+    live["status"]["hostIPs"] = json!([{"ip": "10.0.0.1"}]);
+    assert_eq!(pod_status_patch(&live, &pod("Running"), true), None);
+    live["status"]["podIP"] = "10.0.0.1".into();
+    live["status"]["podIPs"] = json!([{"ip": "10.0.0.1"}]);
+    let mut on_the_nodes = pod("Running");
+    on_the_nodes["spec"]["hostNetwork"] = true.into();
+    assert_eq!(pod_status_patch(&live, &on_the_nodes, true), None);
+    let lost = pod_status_patch(&live, &pod("Running"), true).unwrap();
+    assert_eq!(lost["status"], json!({"podIP": null, "podIPs": null}));
+}
+
+#[test]
+fn a_node_drifts_by_what_others_make_of_it_and_not_by_heartbeats() {
+    let mut live = node();
+    live["metadata"]["labels"] = node()["metadata"]["labels"].clone();
+    let mut ours = node();
+    for condition in ours["status"]["conditions"].as_array_mut().unwrap() {
+        condition["lastHeartbeatTime"] = "2026-01-01T00:05:00Z".into();
+    }
+    live["status"]["nodeInfo"] = json!({});
+    live["status"]["images"] = json!([{"names": ["a"]}]);
+    assert!(!node_drifts(&live, &ours, false), "a server that does not know a field");
+    let others = json!({"type": "NetworkUnavailable", "status": "False"});
+    live["status"]["conditions"].as_array_mut().unwrap().insert(0, others);
+    assert!(!node_drifts(&live, &ours, false), "a condition of others");
+    let ready = live["status"]["conditions"].as_array_mut().unwrap().last_mut().unwrap();
+    ready["status"] = "Unknown".into();
+    assert!(node_drifts(&live, &ours, false), "the node controller has not heard of it for long");
+}
+
+#[test]
+fn an_annotation_of_ours_that_is_not_told_any_more_goes() {
+    let mut live = registered();
+    let attach = "volumes.kubernetes.io/controller-managed-attach-detach";
+    live["metadata"]["annotations"][attach] = "true".into();
+    let patch = node_patch(&live, &node(), false).unwrap();
+    assert_eq!(patch, json!({"metadata": {"annotations": {attach: null}}}));
 }

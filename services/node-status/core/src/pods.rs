@@ -14,6 +14,15 @@ pub struct PodView {
     pub ready: bool,
 }
 
+/// How far a pod has come to its end.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Ended {
+    /// None of its containers runs, and none is started any more.
+    pub stopped: bool,
+    /// Nothing of it is left on this node.
+    pub finished: bool,
+}
+
 /// A pod document that is no Pod.
 #[derive(Debug, thiserror::Error)]
 #[error("the document of pod {uid} is not a Pod")]
@@ -32,7 +41,7 @@ pub enum News {
     Known,
     /// Something of the status changed, but neither phase nor readiness.
     Detail,
-    /// The first report of the pod, or its phase or readiness changed.
+    /// The first report of the pod, or its phase or readiness changed, or its final phase may be told from now on.
     Turn(PodView),
 }
 
@@ -41,6 +50,7 @@ struct Reported {
     fingerprint: u64,
     phase: Box<str>,
     ready: bool,
+    stopped: bool,
     seen: bool,
 }
 
@@ -76,9 +86,9 @@ impl PodLedger {
         self.pods.keys().map(ToString::to_string).collect()
     }
 
-    /// Decides about a document and remembers it as reported. `finished` is part of what is reported.
-    pub fn observe(&mut self, uid: &str, pod_json: &[u8], finished: bool) -> Result<News, NotAPod> {
-        let fingerprint = fingerprint(pod_json, finished);
+    /// Decides about a document and remembers it as reported; how far the pod has come to its end is part of what is reported.
+    pub fn observe(&mut self, uid: &str, pod_json: &[u8], ended: Ended) -> Result<News, NotAPod> {
+        let fingerprint = fingerprint(pod_json, ended);
         let old = self.pods.get_mut(uid);
         if let Some(old) = old
             && old.fingerprint == fingerprint
@@ -87,9 +97,13 @@ impl PodLedger {
             return Ok(News::Known);
         }
         let view = PodView::of(uid, pod_json)?;
-        let turned = self.pods.get(uid).is_none_or(|o| *o.phase != *view.phase || o.ready != view.ready);
+        let stopped = ended.stopped;
+        let turned = self
+            .pods
+            .get(uid)
+            .is_none_or(|o| *o.phase != *view.phase || o.ready != view.ready || o.stopped != stopped);
         let phase = view.phase.as_str().into();
-        self.pods.insert(uid.into(), Reported { fingerprint, phase, ready: view.ready, seen: true });
+        self.pods.insert(uid.into(), Reported { fingerprint, phase, ready: view.ready, stopped, seen: true });
         Ok(if turned { News::Turn(view) } else { News::Detail })
     }
 
@@ -109,10 +123,10 @@ impl PodLedger {
     }
 }
 
-fn fingerprint(pod_json: &[u8], finished: bool) -> u64 {
+fn fingerprint(pod_json: &[u8], ended: Ended) -> u64 {
     let mut hasher = DefaultHasher::new();
     pod_json.hash(&mut hasher);
-    finished.hash(&mut hasher);
+    ended.hash(&mut hasher);
     hasher.finish()
 }
 

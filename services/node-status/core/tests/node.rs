@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use keelson_kube_model::{ContainerImage, Node};
 use keelson_node_status_core::{
     AddressInputs, Machine, NodeInputs, RuntimeHandler, RuntimeImage, RuntimeState, build_node,
-    listed_images, worth_reporting,
+    listed_images, report_after_ms, worth_reporting,
 };
 use serde_json::{Value, json};
 
@@ -60,6 +60,7 @@ struct World {
     name: &'static str,
     created: i64,
     now: i64,
+    attached_for: bool,
 }
 
 impl World {
@@ -73,6 +74,7 @@ impl World {
             name: "edge-1",
             created: 1_600_000_000,
             now: 1_700_000_000,
+            attached_for: true,
         }
     }
 
@@ -84,6 +86,7 @@ impl World {
                 max_pods: 110,
                 api_port: 10250,
                 kubelet_version: "v1.36.2",
+                controller_attach_detach: self.attached_for,
                 addresses: Some(AddressInputs {
                     default_address: self.address.map(|a| a.parse().unwrap()),
                     ..AddressInputs::default()
@@ -318,9 +321,8 @@ fn a_heartbeat_alone_is_not_written_before_its_time() {
         new.last_transition_time.clone_from(&old.last_transition_time);
     }
     assert_ne!(written, later);
-    assert!(worth_reporting(None, &later, 0, 300));
-    assert!(!worth_reporting(Some(&written), &later, 299, 300));
-    assert!(worth_reporting(Some(&written), &later, 300, 300));
+    assert!(worth_reporting(None, &later));
+    assert!(!worth_reporting(Some(&written), &later));
     type Change = fn(&mut Node);
     let changes: [Change; 9] = [
         |n| n.metadata.labels.clear(),
@@ -336,8 +338,21 @@ fn a_heartbeat_alone_is_not_written_before_its_time() {
     for (at, change) in changes.iter().enumerate() {
         let mut changed = later.clone();
         change(&mut changed);
-        assert!(worth_reporting(Some(&written), &changed, 0, 300), "change {at}");
+        assert!(worth_reporting(Some(&written), &changed), "change {at}");
     }
     later.status.conditions.pop();
-    assert!(worth_reporting(Some(&written), &later, 0, 300));
+    assert!(worth_reporting(Some(&written), &later));
+}
+
+#[test]
+fn what_is_written_without_news_comes_when_it_is_due_and_nodes_that_changed_together_do_not_write_together() {
+    for (changed, spread, after) in [(false, 0.9, 300_000), (true, 0.0, 150_000), (true, 1.0, 450_000)] {
+        assert_eq!(report_after_ms(300_000, changed, spread), after, "{changed} {spread}");
+    }
+}
+
+#[test]
+fn a_node_that_attaches_its_volumes_itself_does_not_say_that_the_control_plane_does() {
+    let own = World { attached_for: false, ..World::good() };
+    assert_eq!(own.json()["metadata"].get("annotations"), None);
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use keelson_node_status_core::health::{Answer, NO_WATCH_MS, SILENCE_MS, Watchdog};
-use keelson_node_status_core::{Cursor, News, Page, PodLedger, PodView};
+use keelson_node_status_core::{Cursor, Ended, News, Page, PodLedger, PodView};
 use keelson_testkit::Reached;
 use proptest::prelude::*;
 
@@ -123,11 +123,12 @@ fn only_a_change_of_phase_or_readiness_is_a_turn() {
         (pod("Pending", "False", "x"), false, News::Detail),
         (pod("Running", "False", "x"), false, turn("Running", false)),
         (pod("Running", "True", "x"), false, turn("Running", true)),
-        (pod("Running", "True", "x"), true, News::Detail),
+        (pod("Running", "True", "x"), true, turn("Running", true)),
         (pod("Running", "True", "x"), true, News::Known),
     ];
-    for (document, finished, news) in steps {
-        assert_eq!(ledger.observe("u1", &document, finished).unwrap(), news);
+    for (document, stopped, news) in steps {
+        let ended = Ended { stopped, finished: false };
+        assert_eq!(ledger.observe("u1", &document, ended).unwrap(), news);
     }
     assert_eq!((ledger.len(), ledger.is_empty()), (1, false));
 }
@@ -136,22 +137,25 @@ fn only_a_change_of_phase_or_readiness_is_a_turn() {
 fn a_report_that_failed_is_made_again() {
     let mut ledger = PodLedger::default();
     let document = pod("Running", "True", "");
-    ledger.observe("u1", &document, false).unwrap();
+    ledger.observe("u1", &document, Ended::default()).unwrap();
     assert!(ledger.forget("u1"));
     assert!(!ledger.forget("u1"));
     assert!(ledger.is_empty());
-    assert_eq!(ledger.observe("u1", &document, false).unwrap(), turn("Running", true));
+    assert_eq!(ledger.observe("u1", &document, Ended::default()).unwrap(), turn("Running", true));
 }
 
 #[test]
 fn a_replay_drops_what_it_does_not_name_and_repeats_nothing() {
     let mut ledger = PodLedger::default();
     for uid in ["u1", "u2", "u3"] {
-        ledger.observe(uid, &pod("Running", "True", ""), false).unwrap();
+        ledger.observe(uid, &pod("Running", "True", ""), Ended::default()).unwrap();
     }
     ledger.begin_replay();
-    assert_eq!(ledger.observe("u1", &pod("Running", "True", ""), false).unwrap(), News::Known);
-    assert_eq!(ledger.observe("u3", &pod("Failed", "False", ""), false).unwrap(), turn("Failed", false));
+    assert_eq!(ledger.observe("u1", &pod("Running", "True", ""), Ended::default()).unwrap(), News::Known);
+    assert_eq!(
+        ledger.observe("u3", &pod("Failed", "False", ""), Ended::default()).unwrap(),
+        turn("Failed", false)
+    );
     assert_eq!(ledger.end_replay(), ["u2"]);
     assert_eq!(ledger.len(), 2);
 }

@@ -130,15 +130,10 @@ impl EtcdWriter {
             };
             let result = {
                 let work = self.carry_out(&pending.job, &mut known).instrument(pending.span.clone());
-                tokio::pin!(work);
-                loop {
-                    // Cancel-safe: the work is polled on; given up at the end, it may have been made, and the next start
-                    // finds it so.
-                    tokio::select! {
-                        () = ctx.shutdown.cancelled() => return,
-                        result = &mut work => break result,
-                        () = tokio::time::sleep(LoopHandle::HEARTBEAT) => handle.tick(),
-                    }
+                // Cancel-safe: given up at the end, it may have been made, and the next start finds it so.
+                tokio::select! {
+                    () = ctx.shutdown.cancelled() => return,
+                    result = handle.while_at(work) => result,
                 }
             };
             let told = result.as_ref().map_err(|error| chain(error)).copied();
@@ -345,7 +340,7 @@ impl ControlPlaneWriter for EtcdWriter {
             seen,
             json: pod.pod_json.to_vec(),
             is_static: false,
-            finished: pod.finished,
+            ended: pod.ended,
         };
         self.put(Job::Pod(job), pod.turned);
         Ok(())

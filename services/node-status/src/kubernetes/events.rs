@@ -1,94 +1,127 @@
 //! Events of all services as the API has them (node-and-api.md §10).
 //!
-//! A ring has made one of what is alike already, with its count; here each becomes an Event under a name that says which one
-//! it is, so that a second try makes no second one.
+//! A ring has made one of what is equal already, with its count. Here similar ones become one as well, an object with too many
+//! loses some, and each becomes an Event under a name that says which one it is, so that a second try makes no second one.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use keelson_kube_api::{KubeApi, KubeError, Patch, Resource};
+use keelson_kube_api::{KubeApi, KubeError, Limiter, Patch, Resource};
 use keelson_kube_model::time;
+use keelson_node_status_core::correlation::{COMBINED, Correlation, Seen, Verdict};
 use keelson_proto::keelson::events::v1::Event;
+use keelson_service_kit::Context;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
-/// Events per second (`eventRecordQPS`).
-const PER_SECOND: f64 = 50.0;
-/// Events at once (`eventBurst`).
-const BURST: f64 = 100.0;
 /// Where events of things without a namespace are.
 const DEFAULT_NAMESPACE: &str = "default";
+/// So often an event is tried over which the server fails; then it is taken for the event's fault.
+const TRIES: u32 = 12;
 
 /// Writes events.
 pub(super) struct Events {
     api: KubeApi,
     node: String,
-    bucket: Mutex<Bucket>,
+    limiter: Limiter,
+    state: Mutex<State>,
 }
 
-struct Bucket {
-    tokens: f64,
-    at: Instant,
+#[derive(Default)]
+struct State {
+    correlation: Correlation,
+    /// Those of a list that is not written to its end, by the service that they are of: it comes again as a whole.
+    done: BTreeMap<String, BTreeSet<Occurrence>>,
+    /// The event over which the server failed last, and how often.
+    failing: Option<(Occurrence, u32)>,
     throttled: Duration,
 }
 
-impl Bucket {
-    fn full(now: Instant) -> Self {
-        Self { tokens: BURST, at: now, throttled: Duration::ZERO }
-    }
+/// One entry of a service's ring.
+type Occurrence = (u64, i64, i64);
 
-    /// Takes one, and says for how long to wait before it is used.
-    fn take(&mut self, now: Instant) -> Duration {
-        let since = now.saturating_duration_since(self.at).as_secs_f64();
-        self.tokens = (self.tokens + since * PER_SECOND).min(BURST) - 1.0;
-        self.at = now;
-        let wait = Duration::from_secs_f64((-self.tokens).max(0.0) / PER_SECOND);
-        self.throttled += wait;
-        wait
-    }
+fn occurrence(event: &Event) -> Occurrence {
+    (event.sequence, event.first_unix_nanos, event.last_unix_nanos)
 }
 
 impl Events {
-    pub(super) fn new(api: KubeApi, node: &str) -> Self {
-        Self { api, node: node.to_owned(), bucket: Mutex::new(Bucket::full(Instant::now())) }
+    pub(super) fn new(ctx: &Context, api: KubeApi) -> Self {
+        let own = &ctx.config.node_status;
+        Self {
+            api,
+            node: ctx.config.node_name.clone(),
+            limiter: Limiter::new(own.event_qps, own.event_burst),
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How long events have waited for each other, all told.
     pub(super) fn throttled(&self) -> Duration {
-        self.bucket.lock().unwrap_or_else(PoisonError::into_inner).throttled
+        self.state().throttled
     }
 
-    /// Writes them in their order. What was written before a failure is written a second time without harm.
+    /// Writes those of a service in their order. After a failure the same ones may come again: what was done is left out then.
     ///
     /// # Errors
-    /// The server does not answer.
-    pub(super) async fn write(&self, events: &[Event]) -> Result<(), KubeError> {
+    /// The server does not answer, or is in trouble.
+    pub(super) async fn write(&self, service: &str, events: &[Event]) -> Result<(), KubeError> {
         for event in events {
-            let wait = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now());
-            tokio::time::sleep(wait).await;
-            match self.write_one(event).await {
-                Ok(()) => {}
-                Err(error) if error.code().is_none() || error.code() == Some(429) => return Err(error),
-                // Of a namespace that is gone, for one: nothing that a second try would mend.
-                Err(error) => {
-                    tracing::debug!(%error, reason = event.reason, "an event is refused and left out")
+            let id = occurrence(event);
+            if self.state().done.get(service).is_some_and(|done| done.contains(&id)) {
+                continue;
+            }
+            let judgement = self.state().correlation.judge(&seen(event));
+            if let Some(told) = told_as(event, judgement.verdict) {
+                match self.write_in_turn(&told).await {
+                    Ok(()) => {}
+                    Err(error) if error.may_pass() && !self.is_given_up(id, &error) => return Err(error),
+                    // Of a namespace that is gone, for one: nothing that a second try would mend.
+                    Err(error) => {
+                        tracing::debug!(%error, reason = event.reason, "an event is refused and left out");
+                    }
                 }
             }
+            let mut state = self.state();
+            state.correlation.keep(judgement);
+            state.done.entry(service.to_owned()).or_default().insert(id);
         }
+        self.state().done.remove(service);
         Ok(())
     }
 
-    async fn write_one(&self, event: &Event) -> Result<(), KubeError> {
-        let object = self.object(event);
+    /// Whether the server has failed over this event so often that it is rather the event.
+    fn is_given_up(&self, id: Occurrence, error: &KubeError) -> bool {
+        if error.code().is_none_or(|code| code == 429) {
+            return false;
+        }
+        let mut state = self.state();
+        let before = state.failing.filter(|(failing, _)| *failing == id).map_or(0, |(_, tries)| tries);
+        state.failing = Some((id, before + 1));
+        before + 1 >= TRIES
+    }
+
+    async fn write_in_turn(&self, told: &Told) -> Result<(), KubeError> {
+        let wait = self.limiter.take();
+        self.state().throttled += wait;
+        tokio::time::sleep(wait).await;
+        self.write_one(told).await
+    }
+
+    async fn write_one(&self, told: &Told) -> Result<(), KubeError> {
+        let object = self.object(told);
         let namespace = object["metadata"]["namespace"].as_str();
-        if event.count > 1 {
-            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        if told.event.count > 1 {
             let mut patch = json!({});
             for field in ["count", "lastTimestamp", "message"] {
                 patch[field] = object[field].clone();
             }
-            match self.api.patch(Resource::EVENT, namespace, name, None, (Patch::Merge, &patch)).await {
+            let patch = (Patch::Merge, &patch);
+            match self.api.patch(Resource::EVENT, namespace, &told.name, None, patch).await {
                 Ok(_) => return Ok(()),
                 // The server keeps events for an hour.
                 Err(error) if error.is_not_found() => {}
@@ -101,7 +134,8 @@ impl Events {
         }
     }
 
-    fn object(&self, event: &Event) -> Value {
+    fn object(&self, told: &Told) -> Value {
+        let event = &told.event;
         let at = |nanos: i64| time::format_seconds(nanos / 1_000_000_000).unwrap_or_default();
         let namespace = if event.namespace.is_empty() { DEFAULT_NAMESPACE } else { &event.namespace };
         let mut involved = json!({"apiVersion": "v1", "kind": event.kind, "name": event.name});
@@ -115,7 +149,7 @@ impl Events {
         json!({
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name(event), "namespace": namespace, "annotations": event.annotations},
+            "metadata": {"name": told.name, "namespace": namespace, "annotations": event.annotations},
             "involvedObject": involved,
             "reason": event.reason,
             "message": event.message,
@@ -130,62 +164,46 @@ impl Events {
     }
 }
 
-/// The same for every try and every count of an event.
-fn name(event: &Event) -> String {
+/// An event as it is told.
+struct Told {
+    /// The same for every try and every count of an event, and for all that are told as one.
+    name: String,
+    event: Event,
+}
+
+/// What is told; none: nothing.
+fn told_as(event: &Event, verdict: Verdict) -> Option<Told> {
+    match verdict {
+        Verdict::Own => Some(Told { name: name(event, &event.field_path), event: event.clone() }),
+        Verdict::Combined { first, count } => {
+            let message = format!("{COMBINED}{}", event.message);
+            let event = Event { message, first_unix_nanos: first, count, ..event.clone() };
+            Some(Told { name: name(&event, COMBINED), event })
+        }
+        Verdict::LeftOut => {
+            let (name, reason) = (&event.name, &event.reason);
+            tracing::debug!(name, reason, "an event is left out: its object has too many");
+            None
+        }
+    }
+}
+
+fn name(event: &Event, part: &str) -> String {
     let mut hasher = DefaultHasher::new();
-    (&event.reason, &event.uid, &event.field_path, &event.r#type).hash(&mut hasher);
+    (&event.reason, &event.uid, part, &event.r#type).hash(&mut hasher);
     format!("{}.{:x}{:04x}", event.name, event.first_unix_nanos, hasher.finish() & 0xffff)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn event() -> Event {
-        Event {
-            r#type: "Normal".into(),
-            reason: "Started".into(),
-            message: "m".into(),
-            kind: "Pod".into(),
-            namespace: "d".into(),
-            name: "web".into(),
-            uid: "u".into(),
-            first_unix_nanos: 1_767_225_600_000_000_001,
-            last_unix_nanos: 1_767_225_601_000_000_001,
-            count: 1,
-            ..Event::default()
-        }
-    }
-
-    #[test]
-    fn an_event_is_one_object_whatever_its_count() {
-        let events = Events::new(KubeApi::new("/nowhere".into(), "test"), "n");
-        let object = events.object(&event());
-        assert_eq!(
-            object["involvedObject"],
-            json!({"apiVersion": "v1", "kind": "Pod", "name": "web", "namespace": "d", "uid": "u"})
-        );
-        assert_eq!(object["firstTimestamp"], "2026-01-01T00:00:00Z");
-        assert_eq!(object["source"], json!({"component": "kubelet", "host": "n"}));
-        let more =
-            Event { count: 5, last_unix_nanos: 1_767_225_700_000_000_001, message: "x".into(), ..event() };
-        assert_eq!(events.object(&more)["metadata"]["name"], object["metadata"]["name"]);
-        let other = Event { reason: "Pulled".into(), ..event() };
-        assert_ne!(name(&other), name(&event()));
-        let of_node = Event { namespace: String::new(), kind: "Node".into(), uid: String::new(), ..event() };
-        let object = events.object(&of_node);
-        assert_eq!(object["metadata"]["namespace"], "default");
-        assert_eq!(object["involvedObject"], json!({"apiVersion": "v1", "kind": "Node", "name": "web"}));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_burst_goes_at_once_and_the_rest_fifty_in_a_second() {
-        let mut bucket = Bucket::full(Instant::now());
-        let waits: Vec<Duration> = (0..150).map(|_| bucket.take(Instant::now())).collect();
-        assert!(waits[..100].iter().all(Duration::is_zero));
-        assert_eq!(waits[149], Duration::from_secs(1));
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        assert!(bucket.take(Instant::now()).is_zero());
-        assert!(bucket.throttled > Duration::from_secs(20));
+fn seen(event: &Event) -> Seen<'_> {
+    Seen {
+        object: [&event.kind, &event.namespace, &event.name, &event.uid],
+        kind: &event.r#type,
+        reason: &event.reason,
+        message: &event.message,
+        at: event.last_unix_nanos,
     }
 }
+
+#[cfg(test)]
+#[path = "events_tests.rs"]
+mod tests;

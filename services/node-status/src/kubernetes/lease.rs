@@ -1,36 +1,70 @@
 //! The lease of the node (node-and-api.md §10): `kube-node-lease/<node>`, renewed four times in its length.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use keelson_kube_api::{KubeApi, KubeError, Object, Resource};
 use keelson_kube_model::time;
-use keelson_service_kit::now_unix_nanos;
+use keelson_node_status_core::namesake::{Renewals, in_words};
+use keelson_service_kit::{Context, ObjectRef, now_unix_nanos};
 use serde_json::{Value, json};
 use tokio::sync::watch;
+
+use super::in_time;
 
 const NAMESPACE: Option<&str> = Some("kube-node-lease");
 /// How long the first renewal waits for the node to be registered.
 const REGISTRATION: Duration = Duration::from_secs(5);
 /// Tries of one renewal.
 const TRIES: u32 = 5;
+/// The condition, and the reason of the event, that say that the name is another agent's as well.
+const NAME_CONDITION: &str = "node name";
+const NAME_TAKEN: &str = "NodeNameTaken";
 
 /// The node's lease.
 pub(super) struct Lease {
+    ctx: Context,
     api: KubeApi,
     node: String,
     seconds: u32,
+    /// How long one try may take.
+    within: Duration,
     /// As the server has it, as far as it is known.
     last: Mutex<Option<Object>>,
     /// The UID of the Node, empty before there is one.
     owner: watch::Sender<String>,
+    /// Whether somebody else renews it, too.
+    renewals: Mutex<Renewals>,
+    /// `status.nodeInfo` of this machine.
+    machine: Mutex<Value>,
+    is_told: AtomicBool,
 }
 
 impl Lease {
     /// Nothing is written yet.
-    pub(super) fn new(api: KubeApi, node: &str, seconds: u32) -> Self {
-        let owner = watch::Sender::new(String::new());
-        Self { api, node: node.to_owned(), seconds, last: Mutex::default(), owner }
+    pub(super) fn new(ctx: &Context, api: KubeApi, seconds: u32, within: Duration) -> Self {
+        Self {
+            ctx: ctx.clone(),
+            api,
+            node: ctx.config.node_name.clone(),
+            seconds,
+            within,
+            last: Mutex::default(),
+            owner: watch::Sender::new(String::new()),
+            renewals: Mutex::default(),
+            machine: Mutex::default(),
+            is_told: AtomicBool::new(false),
+        }
+    }
+
+    /// What the Node says of this machine (`status.nodeInfo`).
+    pub(super) fn is_of_machine(&self, node_info: &Value) {
+        node_info.clone_into(&mut self.machine.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn renewals(&self) -> MutexGuard<'_, Renewals> {
+        self.renewals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The Node is there, with this UID.
@@ -49,8 +83,13 @@ impl Lease {
     pub(super) async fn renew(&self) -> Result<(), KubeError> {
         let mut failed = None;
         for attempt in 1..=TRIES {
-            match self.turn().await {
-                Ok(()) => return Ok(()),
+            let turn = in_time(&self.api, "the node's lease", self.within, self.turn());
+            match turn.await {
+                Ok(()) => {
+                    let is_shared = self.renewals().renewed();
+                    self.tell_of_others(is_shared).await;
+                    return Ok(());
+                }
                 Err(error) => {
                     *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
                     if attempt >= 2 && error.code().is_none() {
@@ -69,11 +108,34 @@ impl Lease {
             .unwrap_or_else(|| self.api.unreachable("the node's lease", "nothing was tried".to_owned())))
     }
 
+    /// Says that the node's name is another agent's as well, or that it is not any more.
+    async fn tell_of_others(&self, is_shared: bool) {
+        if !is_shared {
+            self.is_told.store(false, Ordering::Relaxed);
+            return self.ctx.progress.condition(NAME_CONDITION, Ok(()));
+        }
+        // Who it is is a help and no more: where the server does not tell, it is said without.
+        let ask = self.api.get(Resource::NODE, None, &self.node);
+        let live = in_time(&self.api, "the Node", self.within, ask).await.ok().flatten();
+        let live = live.map(|Object(node)| node["status"]["nodeInfo"].clone()).unwrap_or_default();
+        let ours = self.machine.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let words = in_words(&self.node, &ours, &live);
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            self.ctx.events.warning(ObjectRef::node(&self.node), NAME_TAKEN, words.clone());
+        }
+        self.ctx.progress.condition(NAME_CONDITION, Err(words));
+    }
+
     async fn turn(&self) -> Result<(), KubeError> {
         let known = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let known = match known {
             Some(known) => Some(known),
-            None => self.api.get(Resource::LEASE, NAMESPACE, &self.node).await?,
+            None => {
+                let found = self.api.get(Resource::LEASE, NAMESPACE, &self.node).await?;
+                let time = found.as_ref().and_then(|found| found.0["spec"]["renewTime"].as_str());
+                time.into_iter().for_each(|time| self.renewals().finds(time));
+                found
+            }
         };
         let now = match known {
             Some(before) => {
@@ -102,7 +164,9 @@ impl Lease {
         let spec = &mut lease["spec"];
         spec["holderIdentity"] = self.node.clone().into();
         spec["leaseDurationSeconds"] = self.seconds.into();
-        spec["renewTime"] = time::format_micros(i128::from(now_unix_nanos())).unwrap_or_default().into();
+        let now = time::format_micros(i128::from(now_unix_nanos())).unwrap_or_default();
+        self.renewals().tries(&now);
+        spec["renewTime"] = now.into();
         let owner = self.owner.borrow().clone();
         if !owner.is_empty() {
             lease["metadata"]["ownerReferences"] =
@@ -114,11 +178,15 @@ impl Lease {
 
 #[cfg(test)]
 mod tests {
+    use keelson_config::{Config, ServiceName};
+
     use super::*;
 
     #[test]
     fn a_renewal_changes_the_time_and_keeps_what_others_have_written() {
-        let lease = Lease::new(KubeApi::new("/nowhere".into(), "test"), "n", 40);
+        let config = Config { node_name: "n".into(), ..Config::default() };
+        let ctx = Context::detached(ServiceName::NodeStatus, config);
+        let lease = Lease::new(&ctx, KubeApi::new("/nowhere".into(), "test"), 40, Duration::from_secs(10));
         let before = json!({"metadata": {"name": "n", "resourceVersion": "7", "labels": {"a": "b"}},
             "spec": {"holderIdentity": "n", "renewTime": "2020-01-01T00:00:00.000000Z", "leaseTransitions": 3}});
         let now = lease.renewed(before);

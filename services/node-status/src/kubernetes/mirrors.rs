@@ -12,7 +12,7 @@ use keelson_kube_api::{KubeError, Object, Range, Resource};
 use keelson_kube_model::pod_ext::API;
 use keelson_kube_model::{PodFullName, annotations};
 use keelson_node_status_core::drift::{drifts, seen};
-use keelson_node_status_core::patch::{Mirror, judge_mirror, mirror_of};
+use keelson_node_status_core::patch::{Mirror, judge_mirror, mirror_of, node_drifts};
 use keelson_proto::keelson::pod_config::v1 as pc;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
@@ -57,6 +57,9 @@ async fn follow_node(ctx: &Context, writer: Arc<KubernetesWriter>) {
                 writer.tell_node_again();
             }
             was_registered = node.registered;
+            if let Some(live) = serde_json::from_slice(&node.node_json).ok().filter(|_| node.registered) {
+                writer.look_at_node(&live);
+            }
         }
     };
     follow(&name, &ctx.progress, &ctx.shutdown, open, on).await;
@@ -118,12 +121,18 @@ impl LookedAt {
             None => writer.look_at_pod(&pod.uid, &live),
         }
         self.pods.insert(pod.uid, (pod.revision, mirror));
+        self.count(writer);
+    }
+
+    fn count(&self, writer: &KubernetesWriter) {
+        writer.measured.mirrors(self.pods.values().filter(|(_, mirror)| mirror.is_some()).count());
     }
 
     fn lose(&mut self, uid: &str, writer: &KubernetesWriter) {
         self.untold.remove(uid);
         if let Some((_, Some(name))) = self.pods.remove(uid) {
             writer.look_at_mirror(&name, None);
+            self.count(writer);
         }
     }
 }
@@ -139,6 +148,14 @@ impl KubernetesWriter {
         if let Some(node) = node {
             self.put(Job::Node(node.to_string().into_bytes()), true);
         }
+    }
+
+    /// The server's Node has changed.
+    fn look_at_node(&self, live: &Value) {
+        let addresses = live["status"]["addresses"].clone();
+        self.change_host(|known| known.addresses = addresses);
+        let node = self.known().node.clone();
+        self.known().node_drifts = node.is_some_and(|ours| node_drifts(live, &ours, self.of_cloud));
     }
 
     /// A mirror has changed, or is gone: where it is not what it should be, its pod is told of again.
@@ -164,8 +181,8 @@ impl KubernetesWriter {
 
     /// Remembers whether the server has another status than was told.
     fn look_at_status(&self, pod: &queue::Pod, live: &Value) {
-        let node = self.known().node.clone();
-        let drifts = drifts(live, &pod.json, node.as_deref(), pod.is_static, pod.finished);
+        let host = self.known().host(self.of_cloud);
+        let drifts = drifts(live, &pod.json, host.as_ref(), pod.is_static, pod.ended);
         if let Some(told) = self.known().pods.get_mut(&pod.uid) {
             told.drifts = drifts;
         }
@@ -173,6 +190,10 @@ impl KubernetesWriter {
 
     /// What the server has otherwise than it was told is told again.
     fn tell_drifted_again(&self) {
+        if std::mem::take(&mut self.known().node_drifts) {
+            tracing::debug!("the API server has another Node than it was told");
+            self.tell_node_again();
+        }
         let mut drifted = Vec::new();
         for told in self.known().pods.values_mut() {
             if std::mem::take(&mut told.drifts) {
@@ -244,6 +265,7 @@ impl KubernetesWriter {
 mod tests {
     use keelson_config::{Config, Kubernetes};
     use keelson_kube_model::Node;
+    use keelson_node_status_core::Ended;
     use keelson_service_kit::Context;
     use serde_json::json;
     use tokio::time::Instant;
@@ -252,7 +274,10 @@ mod tests {
     use crate::writer::{ControlPlaneWriter as _, GonePods, PodReport};
 
     fn writer() -> Arc<KubernetesWriter> {
-        let config = Config { node_name: "n1".into(), ..Config::default() };
+        writer_of(Config { node_name: "n1".into(), ..Config::default() })
+    }
+
+    fn writer_of(config: Config) -> Arc<KubernetesWriter> {
         let ctx = Context::detached(ServiceName::NodeStatus, config);
         KubernetesWriter::new(&ctx, &Kubernetes::of("/none".into()))
     }
@@ -273,7 +298,7 @@ mod tests {
             pod_json: pod.to_string().into_bytes().into(),
             source: source.into(),
             turned: false,
-            finished: false,
+            ended: Ended::default(),
         };
         writer.write_pod(&report).await.unwrap();
     }
@@ -329,6 +354,49 @@ mod tests {
         writer.drop_pods(GonePods::One("a".into())).await;
         writer.tell_drifted_again();
         assert_eq!(jobs(&writer), [""; 0], "nobody tells of what is gone");
+    }
+
+    #[tokio::test]
+    async fn a_node_that_somebody_else_changes_is_told_again_at_the_next_beat_and_its_heartbeats_are_none() {
+        let writer = writer();
+        let node = |ready: &str, heartbeat: &str| {
+            let condition = json!({"type": "Ready", "status": ready, "lastHeartbeatTime": heartbeat});
+            json!({"metadata": {"name": "n1", "uid": "u"}, "status": {"conditions": [condition]}})
+        };
+        let of = |value: Value| serde_json::from_value::<Node>(value).unwrap();
+        writer.write_node(&of(node("True", "2026-01-01T00:00:00Z"))).await.unwrap();
+        let own = jobs(&writer);
+        assert_eq!(own.len(), 1);
+        writer.look_at_node(&node("True", "2026-01-01T00:05:00Z"));
+        writer.tell_drifted_again();
+        assert_eq!(jobs(&writer), [""; 0]);
+        // The node controller has heard nothing for long.
+        writer.look_at_node(&node("Unknown", "2026-01-01T00:05:00Z"));
+        assert_eq!(jobs(&writer), [""; 0], "it may be a change of ours that is on its way");
+        writer.tell_drifted_again();
+        writer.tell_drifted_again();
+        assert_eq!(jobs(&writer), own);
+    }
+
+    #[tokio::test]
+    async fn pods_have_the_addresses_that_a_cloud_gives_their_node_as_soon_as_it_does() {
+        let mut config = Config { node_name: "n1".into(), ..Config::default() };
+        config.node_status.external_cloud = true;
+        let writer = writer_of(config);
+        let node = |addresses: Value| json!({"metadata": {"name": "n1"}, "status": {"addresses": addresses}});
+        tell(&writer, "a", API, "").await;
+        let own = node(json!([{"type": "Hostname", "address": "n1"}]));
+        writer.write_node(&serde_json::from_value(own).unwrap()).await.unwrap();
+        writer.tell_drifted_again();
+        jobs(&writer);
+        let of_cloud = json!([{"type": "InternalIP", "address": "10.0.0.7"}]);
+        writer.look_at_node(&node(of_cloud.clone()));
+        assert_eq!(writer.known().host(true).unwrap()["status"]["addresses"], of_cloud);
+        writer.tell_drifted_again();
+        assert!(jobs(&writer).contains(&"a".to_owned()));
+        writer.look_at_node(&node(of_cloud));
+        writer.tell_drifted_again();
+        assert!(!jobs(&writer).contains(&"a".to_owned()));
     }
 
     #[tokio::test]

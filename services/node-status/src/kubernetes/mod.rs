@@ -7,6 +7,7 @@
 mod certificates;
 mod events;
 mod lease;
+mod measured;
 mod mirrors;
 
 use std::collections::BTreeMap;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use keelson_config::{Kubernetes as Settings, ServiceName};
-use keelson_kube_api::{KubeApi, KubeError, Object, Patch, Resource, RestMetrics};
+use keelson_kube_api::{KubeApi, KubeError, Limiter, Object, Patch, Resource, RestMetrics};
 use keelson_kube_model::pod_ext::API;
 use keelson_kube_model::{Node, PodFullName};
 use keelson_node_status_core::drift::reported;
@@ -31,13 +32,12 @@ use tracing::{Instrument as _, Span};
 
 use crate::kubernetes::events::Events;
 use crate::kubernetes::lease::Lease;
+use crate::kubernetes::measured::Measured;
 use crate::queue::{self, Job, Queue};
 use crate::writer::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
 
 /// The condition that says whether reports get through.
 const CONDITION: &str = "control-plane";
-/// How this service names itself to the server.
-const USER_AGENT: &str = concat!("keelson-node-status/", env!("CARGO_PKG_VERSION"));
 /// After a call that was not answered; doubled with each further one.
 const AGAIN: Duration = Duration::from_millis(250);
 /// The longest pause.
@@ -48,12 +48,17 @@ const AWAITED_PAUSE: Duration = Duration::from_secs(1);
 /// What is waited for before this node has a certificate.
 const AWAITED: &str = "this node has no client certificate yet, and asks for one";
 
+/// How this service names itself to the server.
+fn user_agent(ctx: &Context) -> String {
+    keelson_kube_api::user_agent(ServiceName::NodeStatus, &ctx.config.own_processes.kubelet_version)
+}
+
 /// A connection of its own to the server that the settings name.
 fn connection(ctx: &Context, settings: &Settings, requests: RestMetrics) -> KubeApi {
     let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::NodeStatus));
     match settings.certificates.bootstrap_kubeconfig {
-        Some(_) => KubeApi::awaiting(kubeconfig, USER_AGENT, requests, AWAITED),
-        None => KubeApi::counted(kubeconfig, USER_AGENT, requests),
+        Some(_) => KubeApi::awaiting(kubeconfig, &user_agent(ctx), requests, AWAITED),
+        None => KubeApi::counted(kubeconfig, &user_agent(ctx), requests),
     }
 }
 
@@ -62,6 +67,9 @@ pub(crate) struct KubernetesWriter {
     main: KubeApi,
     /// The Node and the lease alone.
     heartbeat: KubeApi,
+    /// How long a write of the Node, or a try to renew the lease, may take: as long as between two statuses, and no longer than
+    /// the lease (node-and-api.md §5).
+    heartbeat_ends_within: Duration,
     events: Events,
     lease: Lease,
     node_name: String,
@@ -70,6 +78,7 @@ pub(crate) struct KubernetesWriter {
     /// The `spec` of the Node that is made where there is none; none: no Node is made.
     registration: Option<Value>,
     requests: RestMetrics,
+    measured: Measured,
     queue: Mutex<Queue>,
     known: Mutex<Known>,
     wake: Notify,
@@ -86,6 +95,19 @@ struct Known {
     node_uid: Option<String>,
     /// `status.addresses` of the server's Node, which may have some of a cloud's.
     addresses: Value,
+    /// The server's Node is not what it was told.
+    node_drifts: bool,
+}
+
+impl Known {
+    /// The Node that has the addresses that pods show as their host's: where a cloud sees to them, as the server has them.
+    fn host(&self, of_cloud: bool) -> Option<Value> {
+        let node = self.node.as_deref()?;
+        let has_one = |list: &Value| list.as_array().is_some_and(|list| !list.is_empty());
+        let addresses =
+            if of_cloud && has_one(&self.addresses) { &self.addresses } else { &node["status"]["addresses"] };
+        Some(json!({"status": {"addresses": addresses}}))
+    }
 }
 
 struct Told {
@@ -111,15 +133,19 @@ impl KubernetesWriter {
         let connection = || connection(ctx, settings, requests.clone());
         let (main, heartbeat, events) = (connection(), connection(), connection());
         let node_name = ctx.config.node_name.clone();
+        let update = Duration::from_millis(ctx.config.node_status.status_update_ms);
+        let within = update.min(Duration::from_secs(settings.lease_seconds.into()));
         Arc::new(Self {
-            main,
-            lease: Lease::new(heartbeat.clone(), &node_name, settings.lease_seconds),
+            main: main.limited(Limiter::new(settings.qps, settings.burst)),
+            lease: Lease::new(ctx, heartbeat.clone(), settings.lease_seconds, within),
+            heartbeat_ends_within: within,
             heartbeat,
-            events: Events::new(events, &node_name),
+            events: Events::new(ctx, events),
             node_name,
             of_cloud: ctx.config.node_status.external_cloud,
             registration: settings.register_node.then(|| registration(settings)),
             requests,
+            measured: Measured::register(ctx),
             queue: Mutex::default(),
             known: Mutex::default(),
             wake: Notify::new(),
@@ -159,13 +185,26 @@ impl KubernetesWriter {
 
     /// The server has a Node of this UID for us.
     fn registered(&self, uid: &str, addresses: Value) {
-        let mut known = self.known();
-        let is_new = known.node_uid.as_deref() != Some(uid);
-        (known.node_uid, known.addresses) = (Some(uid.to_owned()), addresses);
-        drop(known);
+        let is_new = {
+            let mut known = self.known();
+            let is_new = known.node_uid.as_deref() != Some(uid);
+            known.node_uid = Some(uid.to_owned());
+            is_new
+        };
+        self.change_host(|known| known.addresses = addresses);
         self.lease.belongs_to(uid);
         if is_new {
             self.queue().put_off_no_more();
+        }
+    }
+
+    /// Changes what is known; where the addresses of the host are other ones afterwards, all pods are told again.
+    fn change_host(&self, change: impl FnOnce(&mut Known)) {
+        let mut known = self.known();
+        let before = known.host(self.of_cloud);
+        change(&mut known);
+        if known.host(self.of_cloud) != before {
+            known.pods.values_mut().for_each(|told| told.drifts = true);
         }
     }
 
@@ -188,21 +227,19 @@ impl KubernetesWriter {
             };
             let result = {
                 let work = self.carry_out(&pending.job).instrument(pending.span.clone());
-                tokio::pin!(work);
-                loop {
-                    // Cancel-safe: the work is polled on; given up at the end, it may have been made, and the next start
-                    // finds it so.
-                    tokio::select! {
-                        () = ctx.shutdown.cancelled() => return,
-                        result = &mut work => break result,
-                        () = tokio::time::sleep(LoopHandle::HEARTBEAT) => handle.tick(),
-                    }
+                // Cancel-safe: given up at the end, it may have been made, and the next start finds it so.
+                tokio::select! {
+                    () = ctx.shutdown.cancelled() => return,
+                    result = handle.while_at(work) => result,
                 }
             };
             match result {
                 Ok(()) => {
                     pause = AGAIN;
                     ctx.progress.condition(CONDITION, Ok(()));
+                    if matches!(pending.job, Job::Pod(_)) {
+                        self.measured.status_told(pending.since.elapsed());
+                    }
                 }
                 // A mirror belongs to the Node: while that is not there it holds up nobody, least of all the Node.
                 Err(error) if pending.job.is_mirror() && !self.is_registered() => {
@@ -220,7 +257,7 @@ impl KubernetesWriter {
                     }
                     tokio::select! {
                         () = ctx.shutdown.cancelled() => return,
-                        () = tokio::time::sleep(wait) => {}
+                        () = handle.while_at(tokio::time::sleep(wait)) => {}
                     }
                 }
                 Err(error) => {
@@ -237,7 +274,10 @@ impl KubernetesWriter {
 
     async fn carry_out(&self, job: &Job) -> Result<(), KubeError> {
         match job {
-            Job::Node(json) => self.write_own_node(json).await,
+            Job::Node(json) => {
+                let work = self.write_own_node(json);
+                in_time(&self.heartbeat, "the Node", self.heartbeat_ends_within, work).await
+            }
             // Comes from etcd alone.
             Job::Configuration(_) => Ok(()),
             Job::Pod(pod) => self.write_one_pod(pod).await,
@@ -249,7 +289,9 @@ impl KubernetesWriter {
     /// Registers the Node, or makes the server's what this one is.
     async fn write_own_node(&self, json: &[u8]) -> Result<(), KubeError> {
         let ours: Value = serde_json::from_slice(json).unwrap_or_default();
+        self.measured.registers();
         let live = self.heartbeat.get(Resource::NODE, None, &self.node_name).await?;
+        let found = live.is_some();
         let live = match (live, &self.registration) {
             (Some(live), _) => live,
             (None, Some(spec)) => {
@@ -274,15 +316,16 @@ impl KubernetesWriter {
             }
             None => live,
         };
+        self.measured.registered(!found, &live.0);
         self.registered(live.uid(), live.0["status"]["addresses"].clone());
         Ok(())
     }
 
     async fn write_one_pod(&self, pod: &queue::Pod) -> Result<(), KubeError> {
         let mut ours: Value = serde_json::from_slice(&pod.json).unwrap_or_default();
-        let node = self.known().node.clone();
-        if let Some(node) = node {
-            add_host_addresses(&mut ours, &node);
+        let host = self.known().host(self.of_cloud);
+        if let Some(host) = host {
+            add_host_addresses(&mut ours, &host);
         }
         let PodFullName { name, namespace } = &pod.name;
         let live = if pod.is_static {
@@ -293,7 +336,7 @@ impl KubernetesWriter {
         };
         // It is gone, or another one of the name has come.
         let Some(mut live) = live else { return Ok(()) };
-        if let Some(patch) = pod_status_patch(&live.0, &ours) {
+        if let Some(patch) = pod_status_patch(&live.0, &ours, pod.ended.stopped) {
             let patch = (Patch::Strategic, &patch);
             live = match self.main.patch(Resource::POD, Some(namespace), name, Some("status"), patch).await {
                 Ok(live) => live,
@@ -302,7 +345,7 @@ impl KubernetesWriter {
                 Err(error) => return Err(error),
             };
         }
-        if !pod.is_static && may_be_deleted(&live.0, pod.finished) {
+        if !pod.is_static && may_be_deleted(&live.0, pod.ended.finished) {
             self.delete(&live).await?;
         }
         Ok(())
@@ -340,7 +383,9 @@ impl ControlPlaneWriter for KubernetesWriter {
             conditions.find(|condition| condition["type"] == "Ready").map(|ready| ready["status"].clone())
         };
         let (json, now) = (told.to_string().into_bytes(), ready(&told));
-        let before = self.known().node.replace(Arc::new(told));
+        self.lease.is_of_machine(&told["status"]["nodeInfo"]);
+        let mut before = None;
+        self.change_host(|known| before = known.node.replace(Arc::new(told)));
         let turned = before.and_then(|before| ready(&before)) != now;
         self.put(Job::Node(json), turned);
         Ok(())
@@ -355,7 +400,7 @@ impl ControlPlaneWriter for KubernetesWriter {
             seen: String::new(),
             json: if is_static { pod.pod_json.to_vec() } else { reported(&pod.pod_json) },
             is_static,
-            finished: pod.finished,
+            ended: pod.ended,
         };
         let told = Told { report: report.clone(), drifts: false };
         self.known().pods.insert(pod.uid.clone(), told);
@@ -379,8 +424,8 @@ impl ControlPlaneWriter for KubernetesWriter {
         }
     }
 
-    async fn write_events(&self, _service: &str, events: &[Event]) -> Result<(), WriteError> {
-        self.events.write(events).await.map_err(|error| in_words("events", &error))
+    async fn write_events(&self, service: &str, events: &[Event]) -> Result<(), WriteError> {
+        self.events.write(service, events).await.map_err(|error| in_words("events", &error))
     }
 
     fn state(&self) -> ReportState {
@@ -406,11 +451,44 @@ fn registration(settings: &Settings) -> Value {
     spec
 }
 
+/// Gives up what hangs, and the connection with it: the next try has another one.
+async fn in_time<T>(
+    api: &KubeApi,
+    what: &str,
+    within: Duration,
+    work: impl Future<Output = Result<T, KubeError>>,
+) -> Result<T, KubeError> {
+    match tokio::time::timeout(within, work).await {
+        Ok(done) => done,
+        Err(_) => {
+            api.give_up_connection();
+            Err(api.unreachable(what, format!("no answer within {} s", within.as_secs())))
+        }
+    }
+}
+
 /// What a failed call means for a report.
 fn in_words(what: &str, error: &KubeError) -> WriteError {
     let (what, message) = (what.to_owned(), chain(error));
     match error.code() {
         None | Some(429) => WriteError::Unreachable { what, message },
         Some(_) => WriteError::Refused { what, message },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_that_hangs_is_given_up_in_time() {
+        let api = KubeApi::new("/nowhere".into(), "test");
+        let began = Instant::now();
+        let hangs = std::future::pending::<Result<(), KubeError>>();
+        let error = in_time(&api, "the Node", Duration::from_secs(10), hangs).await.unwrap_err();
+        assert_eq!(began.elapsed(), Duration::from_secs(10));
+        assert!(error.code().is_none() && chain(&error).contains("no answer within 10 s"), "{error}");
+        let done = in_time(&api, "the Node", Duration::from_secs(10), async { Ok(7) }).await;
+        assert_eq!(done.unwrap(), 7);
     }
 }

@@ -32,7 +32,7 @@ use keelson_service_kit::{Context, LoopHandle, now_unix_nanos};
 use self::files::{Asked, Files, KeepError};
 use self::metrics::CertificateMetrics;
 use self::x509::X509Error;
-use super::{KubernetesWriter, USER_AGENT};
+use super::{KubernetesWriter, user_agent};
 
 const REQUESTS: Resource = Resource::CERTIFICATE_SIGNING_REQUEST;
 /// How often it is looked while something is missing.
@@ -133,7 +133,7 @@ impl Certificate {
             writer: Arc::clone(writer),
             rotates,
             own: super::connection(ctx, settings, writer.requests.clone()),
-            bootstrap: KubeApi::counted(files.bootstrap.clone(), USER_AGENT, writer.requests.clone()),
+            bootstrap: KubeApi::counted(files.bootstrap.clone(), &user_agent(ctx), writer.requests.clone()),
             files,
             metrics: rotates.then(|| CertificateMetrics::register(&ctx.metrics, kind)),
             ctx: ctx.clone(),
@@ -172,14 +172,10 @@ impl Certificate {
 
     /// [`Certificate::ask`], and shows meanwhile that it can.
     async fn asked(&self, by: &KubeApi, wanted: &Subject, why: Why) -> Result<(), AskError> {
-        let mut work = pin!(self.ask(by, wanted, why));
-        loop {
-            // Cancel-safe: the work is polled on; given up at the end, the next start goes on with what it has kept.
-            tokio::select! {
-                () = self.ctx.shutdown.cancelled() => return Ok(()),
-                done = &mut work => return done,
-                () = tokio::time::sleep(LoopHandle::HEARTBEAT) => self.handle.tick(),
-            }
+        // Cancel-safe: given up at the end, the next start goes on with what it has kept.
+        tokio::select! {
+            () = self.ctx.shutdown.cancelled() => Ok(()),
+            done = self.handle.while_at(self.ask(by, wanted, why)) => done,
         }
     }
 
@@ -196,15 +192,10 @@ impl Certificate {
 
     /// Waits, and shows meanwhile that it can.
     async fn rest(&self, rest: Duration) {
-        let until = tokio::time::Instant::now() + rest;
-        while tokio::time::Instant::now() < until {
-            self.handle.tick();
-            let next = until.min(tokio::time::Instant::now() + LoopHandle::HEARTBEAT);
-            // Cancel-safe: both only wait.
-            tokio::select! {
-                () = self.ctx.shutdown.cancelled() => return,
-                () = tokio::time::sleep_until(next) => {}
-            }
+        // Cancel-safe: both only wait.
+        tokio::select! {
+            () = self.ctx.shutdown.cancelled() => {}
+            () = self.handle.while_at(tokio::time::sleep(rest)) => {}
         }
     }
 

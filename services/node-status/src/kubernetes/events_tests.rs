@@ -1,0 +1,181 @@
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, Response};
+use keelson_config::{Config, ServiceName};
+use tokio::task::JoinHandle;
+
+use super::*;
+
+const START: i64 = 1_767_225_600_000_000_001;
+
+fn event() -> Event {
+    Event {
+        sequence: 1,
+        r#type: "Normal".into(),
+        reason: "Started".into(),
+        message: "m".into(),
+        kind: "Pod".into(),
+        namespace: "d".into(),
+        name: "web".into(),
+        uid: "u".into(),
+        first_unix_nanos: START,
+        last_unix_nanos: START + 1_000_000_000,
+        count: 1,
+        ..Event::default()
+    }
+}
+
+/// So many events of the pod that differ in their messages.
+fn different(count: u64) -> Vec<Event> {
+    let one = |n: u64| {
+        let at = START + i64::try_from(n).unwrap();
+        Event {
+            sequence: n + 1,
+            message: format!("m{n}"),
+            first_unix_nanos: at,
+            last_unix_nanos: at,
+            ..event()
+        }
+    };
+    (0..count).map(one).collect()
+}
+
+fn events(api: KubeApi) -> Events {
+    let config = Config { node_name: "n".into(), ..Config::default() };
+    Events::new(&Context::detached(ServiceName::NodeStatus, config), api)
+}
+
+fn told(event: &Event) -> Told {
+    told_as(event, Verdict::Own).unwrap()
+}
+
+/// An API server for events. It has what was made, and what was changed of it, in their order.
+struct Server {
+    api: KubeApi,
+    asked: Arc<Mutex<Vec<(String, Value)>>>,
+    task: JoinHandle<()>,
+    _folder: tempfile::TempDir,
+}
+
+impl Server {
+    /// `fails` says which code a request is answered with, by its number.
+    async fn start(fails: impl Fn(usize) -> Option<u16> + Send + Sync + 'static) -> Self {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let (kept, fails) = (Arc::clone(&asked), Arc::new(fails));
+        let count = Arc::new(Mutex::new(0));
+        let router = Router::new().fallback(move |request: Request<Body>| {
+            let (kept, fails, count) = (Arc::clone(&kept), Arc::clone(&fails), Arc::clone(&count));
+            async move {
+                let number = {
+                    let mut count = count.lock().unwrap();
+                    *count += 1;
+                    *count - 1
+                };
+                let (head, body) = request.into_parts();
+                let object: Value = serde_json::from_slice(&to_bytes(body, 1 << 20).await.unwrap()).unwrap();
+                let code = fails(number).unwrap_or(200);
+                let answer = json!({"kind": "Status", "code": code, "reason": "X", "message": "m"});
+                if code == 200 {
+                    kept.lock().unwrap().push((head.method.to_string(), object));
+                }
+                Response::builder().status(code).body(Body::from(answer.to_string())).unwrap()
+            }
+        });
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("kubeconfig");
+        let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "k", "cluster": {"server": url}}], "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}]});
+        std::fs::write(&file, config.to_string()).unwrap();
+        Self { api: KubeApi::new(file, "test"), asked, task, _folder: folder }
+    }
+
+    fn asked(&self) -> Vec<(String, Value)> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[test]
+fn an_event_is_one_object_whatever_its_count() {
+    let events = events(KubeApi::new("/nowhere".into(), "test"));
+    let object = events.object(&told(&event()));
+    assert_eq!(
+        object["involvedObject"],
+        json!({"apiVersion": "v1", "kind": "Pod", "name": "web", "namespace": "d", "uid": "u"})
+    );
+    assert_eq!(object["firstTimestamp"], "2026-01-01T00:00:00Z");
+    assert_eq!(object["source"], json!({"component": "kubelet", "host": "n"}));
+    let more = Event { count: 5, last_unix_nanos: START + 100_000_000_000, message: "x".into(), ..event() };
+    assert_eq!(events.object(&told(&more))["metadata"]["name"], object["metadata"]["name"]);
+    let other = Event { reason: "Pulled".into(), ..event() };
+    assert_ne!(told(&other).name, told(&event()).name);
+    let of_node = Event { namespace: String::new(), kind: "Node".into(), uid: String::new(), ..event() };
+    let object = events.object(&told(&of_node));
+    assert_eq!(object["metadata"]["namespace"], "default");
+    assert_eq!(object["involvedObject"], json!({"apiVersion": "v1", "kind": "Node", "name": "web"}));
+}
+
+#[tokio::test]
+async fn from_the_tenth_on_similar_events_are_one_object_whose_count_rises() {
+    let server = Server::start(|_| None).await;
+    let events = events(server.api.clone());
+    events.write("pod-sync", &different(12)).await.unwrap();
+    let asked = server.asked();
+    let methods: Vec<&str> = asked.iter().map(|(method, _)| method.as_str()).collect();
+    assert_eq!(methods, [&["POST"; 10][..], &["PATCH"; 2][..]].concat());
+    assert_eq!(asked[8].1["message"], "m8");
+    assert_eq!(asked[9].1["message"], "(combined from similar events): m9");
+    assert_eq!(
+        (&asked[11].1["message"], &asked[11].1["count"]),
+        (&json!("(combined from similar events): m11"), &json!(3))
+    );
+}
+
+#[tokio::test]
+async fn a_list_that_comes_again_after_a_failure_counts_nothing_twice() {
+    // The eleventh event fails, and comes again with those before it.
+    let server = Server::start(|number| (number == 10).then_some(503)).await;
+    let events = events(server.api.clone());
+    events.write("pod-sync", &different(12)).await.unwrap_err();
+    assert_eq!(server.asked().len(), 10);
+    events.write("another", &[Event { name: "db".into(), ..event() }]).await.unwrap();
+    events.write("pod-sync", &different(12)).await.unwrap();
+    let asked = server.asked();
+    assert_eq!((asked.len(), &asked[12].1["count"]), (13, &json!(3)), "{asked:?}");
+    assert!(events.state().done.is_empty());
+}
+
+#[tokio::test]
+async fn an_event_over_which_the_server_fails_again_and_again_holds_up_no_others() {
+    let server = Server::start(|number| (number < 12).then_some(500)).await;
+    let events = events(server.api.clone());
+    for _ in 0..11 {
+        events.write("pod-sync", &different(2)).await.unwrap_err();
+    }
+    events.write("pod-sync", &different(2)).await.unwrap();
+    let asked = server.asked();
+    assert_eq!((asked.len(), &asked[0].1["message"]), (1, &json!("m1")));
+}
+
+#[tokio::test]
+async fn what_the_server_refuses_is_left_out_and_an_object_has_twenty_five_at_once() {
+    let server = Server::start(|number| (number == 0).then_some(403)).await;
+    let events = events(server.api.clone());
+    let mut many = different(40);
+    for (n, event) in many.iter_mut().enumerate() {
+        event.reason = format!("R{n}");
+    }
+    events.write("pod-sync", &many).await.unwrap();
+    assert_eq!(server.asked().len(), 24, "the first was refused");
+}
