@@ -67,6 +67,25 @@ impl KubeProxy {
     pub fn socket(&self) -> &Path {
         &self.socket
     }
+
+    /// Sends a request for what kubectl has no command for; `content_type` says what `body` is. Fails with what the server says
+    /// when that is no success.
+    pub fn send(&self, method: &str, path: &str, content_type: &str, body: &Value) -> anyhow::Result<()> {
+        let mut stream = UnixStream::connect(&self.socket)?;
+        stream.set_read_timeout(Some(COMMAND_LIMIT))?;
+        let body = body.to_string();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len(),
+        )?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer)?;
+        let answer = String::from_utf8_lossy(&answer);
+        let status = answer.split(' ').nth(1).unwrap_or_default();
+        ensure!(status.starts_with('2'), "{method} {path}: {answer}");
+        Ok(())
+    }
 }
 
 impl Drop for KubeProxy {

@@ -145,9 +145,16 @@ impl KubeApiServer {
             "--enable-bootstrap-token-auth=true".to_owned(),
             "--allow-privileged=true".to_owned(),
         ];
-        // Later releases do so by themselves. Else a pod would need a secret that a controller makes.
+        // Later releases do so by themselves. Without the first a pod would need a secret that a controller makes.
+        let mut gates = Vec::new();
         if self.binary.version() < (1, 21) {
-            arguments.push("--feature-gates=BoundServiceAccountTokenVolume=true".to_owned());
+            gates.push("BoundServiceAccountTokenVolume=true");
+        }
+        if self.binary.version() < (1, 23) {
+            gates.push("EphemeralContainers=true");
+        }
+        if !gates.is_empty() {
+            arguments.push(format!("--feature-gates={}", gates.join(",")));
         }
         Ok(arguments)
     }
