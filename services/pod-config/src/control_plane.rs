@@ -126,3 +126,23 @@ impl ControlPlane for NoControlPlane {
         Box::pin(std::future::ready(Ok(None)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use keelson_config::{Etcd, Kubernetes};
+
+    use super::*;
+
+    #[test]
+    fn only_beside_an_api_server_may_static_pods_name_no_secrets() {
+        for (control_plane, allowed) in [
+            (ControlPlaneConfig::None, true),
+            (ControlPlaneConfig::Etcd(Etcd::plain(Vec::new())), true),
+            (ControlPlaneConfig::Kubernetes(Kubernetes::of("/k".into())), false),
+        ] {
+            let rules = static_rules(&Config { control_plane, ..Config::default() });
+            assert_eq!((rules.allowed.secrets, rules.allowed.config_maps), (allowed, allowed));
+            assert_eq!(rules.clone().of_url().allowed, rules.allowed);
+        }
+    }
+}

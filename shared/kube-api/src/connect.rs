@@ -67,6 +67,8 @@ struct Inner {
     awaited: Option<&'static str>,
     metrics: RestMetrics,
     current: Mutex<Option<Connected>>,
+    /// The address of the server of the last connection, for messages where there is none now.
+    last_server: Mutex<Option<String>>,
     /// How many connections there were; a change is one that took the place of another.
     replaced: watch::Sender<u64>,
     /// Whether somebody looks at the kubeconfig while nothing is called.
@@ -138,6 +140,7 @@ impl KubeApi {
             awaited,
             metrics,
             current: Mutex::new(None),
+            last_server: Mutex::new(None),
             replaced: watch::Sender::new(0),
             looked_at: AtomicBool::new(false),
         };
@@ -334,11 +337,8 @@ impl KubeApi {
 
     /// The server's address, as far as it is known.
     pub fn server(&self) -> String {
-        let current = self.inner.current.lock().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().map_or_else(
-            || format!("of {}", self.inner.kubeconfig.display()),
-            |connected| connected.server.clone(),
-        )
+        let last = self.inner.last_server.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        last.unwrap_or_else(|| format!("of {}", self.inner.kubeconfig.display()))
     }
 
     /// Has the next call make a new connection, for where the present one is doubted. Calls on that one go on.
@@ -436,6 +436,7 @@ impl KubeApi {
                 None => return Err(wrong(message)),
             },
         };
+        *self.inner.last_server.lock().unwrap_or_else(PoisonError::into_inner) = Some(made.server.clone());
         *self.inner.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
         Ok(made)
     }

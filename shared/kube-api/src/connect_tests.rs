@@ -83,6 +83,9 @@ async fn it_speaks_http_2_with_the_certificate_of_the_kubeconfig_and_anew_when_t
     assert_eq!(found.name(), "n");
     assert_eq!(server.asked().last().unwrap().version, http::Version::HTTP_2);
 
+    api.give_up_connection();
+    assert_eq!(api.server(), server.url, "it is told by its address all the same");
+    api.get(Resource::NODE, None, "n").await.unwrap().unwrap();
     // A file that does not do changes nothing.
     std::fs::write(folder.path().join("kubeconfig"), "clusters: [").unwrap();
     api.get(Resource::NODE, None, "n").await.unwrap().unwrap();

@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use keelson_kube_model::validate::AllowedReferences;
 use keelson_pod_config_core::manifest::{Kind, MAX_BYTES, read_manifest};
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{FileContent, ManifestError, Why, parse_file};
@@ -265,9 +264,10 @@ fn references_to_api_objects_are_refused_by_kind() {
     ];
     for (tail, resource, also_standalone) in cases {
         let text = format!("{POD}{tail}");
-        let strict = StaticRules { allowed: AllowedReferences::default(), ..StaticRules::standalone("n") };
+        let strict = StaticRules::new("n", true);
         let errors = parse_file(text.as_bytes(), PATH, &strict).unwrap_err();
         assert!(errors.iter().any(|e| e.message.contains(resource)), "{tail}: {errors:?}");
+        assert!(errors.iter().any(|e| e.message.contains("refuses its mirror")), "{tail}: {errors:?}");
         assert_eq!(parse(&text).is_err(), also_standalone, "{tail}");
     }
     for tail in
