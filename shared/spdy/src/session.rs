@@ -192,7 +192,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
 
     /// Answers a ping; what is the answer to one of ours needs none.
     pub async fn pong(&mut self, id: u32) {
-        if id % 2 == 0 {
+        if id.is_multiple_of(2) {
             self.write(ping(id).as_slice()).await;
         }
     }

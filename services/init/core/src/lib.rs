@@ -12,6 +12,7 @@
 
 mod api_access;
 mod api_handlers;
+mod api_tls;
 mod backoff;
 mod certificates;
 mod change;
