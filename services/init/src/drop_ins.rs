@@ -31,18 +31,22 @@ enum Cause {
 /// names.
 ///
 /// # Errors
-/// The folder or a file cannot be read, or a file is no map of YAML or JSON.
-pub(crate) fn read(folder: &Path) -> Result<(Vec<Document>, Vec<PathBuf>), DropInError> {
+/// The folder or files cannot be read, or are no map of YAML or JSON; each of them is told.
+pub(crate) fn read(folder: &Path) -> Result<(Vec<Document>, Vec<PathBuf>), Vec<DropInError>> {
     let at_folder = |source| DropInError { folder: folder.to_owned(), source };
     let mut files = Vec::new();
-    walk(folder, &mut files).map_err(|(path, error)| at_folder(Cause::Folder(path, error)))?;
+    walk(folder, &mut files).map_err(|(path, error)| vec![at_folder(Cause::Folder(path, error))])?;
     files.sort_unstable();
     let (files, passed_over): (Vec<PathBuf>, Vec<PathBuf>) =
         files.into_iter().partition(|path| path.extension().is_some_and(|ending| ending == ENDING));
-    let one = |path: &PathBuf| {
-        yaml::read("--config-dir", path).map_err(|error| at_folder(Cause::File(path.clone(), error)))
-    };
-    Ok((files.iter().map(one).collect::<Result<_, _>>()?, passed_over))
+    let (mut documents, mut errors) = (Vec::new(), Vec::new());
+    for path in files {
+        match yaml::read("--config-dir", &path) {
+            Ok(document) => documents.push(document),
+            Err(error) => errors.push(at_folder(Cause::File(path, error))),
+        }
+    }
+    if errors.is_empty() { Ok((documents, passed_over)) } else { Err(errors) }
 }
 
 /// The files that count, as far as the folder can be read now.
@@ -107,18 +111,24 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_named() {
-        let error = read(Path::new("/nonexistent.d")).unwrap_err();
-        let text = chain(&error);
+        let told =
+            |folder: &Path| read(folder).unwrap_err().iter().map(|error| chain(error)).collect::<Vec<_>>();
+        let text = told(Path::new("/nonexistent.d")).remove(0);
         assert!(
             text.starts_with("failed to walk through kubelet dropin directory \"/nonexistent.d\": "),
             "{text}"
         );
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a.conf"), "").unwrap();
-        let text = chain(&read(dir.path()).unwrap_err());
-        assert!(
-            text.contains("failed to load kubelet dropin file, path: ") && text.contains("a.conf"),
-            "{text}"
-        );
+        fs::write(dir.path().join("b.conf"), "maxPods: 1\n").unwrap();
+        fs::write(dir.path().join("c.conf"), "maxPods: [").unwrap();
+        let texts = told(dir.path());
+        assert_eq!(texts.len(), 2, "{texts:?}");
+        for (text, name) in texts.iter().zip(["a.conf", "c.conf"]) {
+            assert!(
+                text.contains("failed to load kubelet dropin file, path: ") && text.contains(name),
+                "{text}"
+            );
+        }
     }
 }

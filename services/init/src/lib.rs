@@ -156,8 +156,8 @@ fn start(cli: &Cli) -> Result<Start, Vec<String>> {
     let kubelet = document("--config", &cli.config());
     let keelson = document("--keelson-config", &cli.keelson_config());
     let drop_ins = cli.config_dir().map_or_else(|| Ok((Vec::new(), Vec::new())), |dir| drop_ins::read(&dir));
-    let (drop_ins, passed_over) = drop_ins.unwrap_or_else(|error| {
-        errors.push(not_merged(&status::chain(&error)));
+    let (drop_ins, passed_over) = drop_ins.unwrap_or_else(|unread| {
+        errors.extend(unread.iter().map(|error| not_merged(&status::chain(error))));
         Default::default()
     });
     if !errors.is_empty() {

@@ -31,6 +31,7 @@ mod keelson_file;
 mod kubeconfig;
 mod kubelet_file;
 mod labels;
+mod laying;
 mod leftovers;
 mod manifest_url;
 mod node_configuration;

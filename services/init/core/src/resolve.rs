@@ -7,16 +7,15 @@ use std::time::Duration;
 
 use keelson_config::{Beside, Config, FeatureGate, KUBELET_API_VERSION, KUBELET_KIND, ServiceName};
 use keelson_kube_model::parse_go_duration;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::api_access::listeners;
 use crate::document::{ConfigProblem, Document, Sourced};
-use crate::effective::{effective, with_paths_from};
+use crate::effective::effective;
 use crate::flags::{FieldFlag, truth, twin_of};
 use crate::gates;
 use crate::keelson_file::{self, KeelsonFile};
 use crate::kubelet_file::{self, KubeletFile, absolute, is_kind};
-use crate::node_status::report_follows_update;
 use crate::origins::origins;
 use crate::own_processes::last;
 use crate::reserved::Capacity;
@@ -208,46 +207,6 @@ fn name_flags(problems: &mut [ConfigProblem], keelson: Option<&Document>) {
             problem.origin = format!("{}; --{twin}", problem.origin);
         }
     }
-}
-
-impl Inputs<'_> {
-    /// The KubeletConfiguration with the files of `--config-dir` over it (node-and-api.md §2.4); none without any.
-    pub(crate) fn files(&self) -> Option<Document> {
-        if self.drop_ins.is_empty() {
-            return self.kubelet.cloned();
-        }
-        let mut whole = self.kubelet.cloned().unwrap_or_else(flags_alone);
-        for drop_in in self.drop_ins {
-            whole.lay(&with_paths_from(&self.host.cwd, drop_in));
-        }
-        Some(whole)
-    }
-
-    /// The same with the flags over it (§2.3): a flag replaces what the files have, maps included, but for feature gates.
-    fn laid(&self) -> Option<Document> {
-        let mut files = self.files();
-        if let Some(files) = &mut files {
-            report_follows_update(files);
-        }
-        if self.flags.fields.is_empty() {
-            return files;
-        }
-        let mut whole = files.unwrap_or_else(flags_alone);
-        for FieldFlag { flag, path, value } in &self.flags.fields {
-            whole.set(path, value, flag, *path == "featureGates");
-        }
-        Some(whole)
-    }
-}
-
-/// A KubeletConfiguration for flags without a file (§2.2): the thresholds that a file would bring are not there.
-fn flags_alone() -> Document {
-    let mut root = Map::new();
-    let mut set = |field: &str, value: Value| drop(root.insert(field.to_owned(), value));
-    set("apiVersion", KUBELET_API_VERSION.into());
-    set("kind", KUBELET_KIND.into());
-    set("evictionHard", json!({}));
-    Document { file: "command line".to_owned(), folder: "/".to_owned(), root, ..Document::default() }
 }
 
 pub(crate) struct Resolver<'a> {
