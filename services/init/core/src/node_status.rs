@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use keelson_config::ControlPlane;
+use keelson_config::{ControlPlane, Kubernetes};
 use keelson_kube_model::parse_go_duration;
 use serde_json::Value;
 
@@ -80,20 +80,25 @@ pub(crate) fn resolve(resolver: &mut Resolver<'_>, kubelet: &mut KubeletFile) {
     resolver.set("nodeStatus.controllerAttachDetach", file.attach_detach, |c, v| {
         c.node_status.controller_attach_detach = v;
     });
-    // Without an API server there is nobody to ask too often.
-    if let ControlPlane::Kubernetes(_) = resolver.config.control_plane {
-        let limits: [(&str, _, fn(&mut keelson_config::Kubernetes, u32)); 2] = [
-            ("controlPlane.kubernetes.qps", file.api_qps, |api, v| api.qps = v),
-            ("controlPlane.kubernetes.burst", file.api_burst, |api, v| api.burst = v),
-        ];
-        for (path, value, apply) in limits {
-            resolver.set(path, value, |config, value| {
-                if let ControlPlane::Kubernetes(api) = &mut config.control_plane {
-                    apply(api, value);
-                }
-            });
-        }
+    limit(resolver, "controlPlane.kubernetes.qps", file.api_qps, |api, v| api.qps = v);
+    limit(resolver, "controlPlane.kubernetes.burst", file.api_burst, |api, v| api.burst = v);
+}
+
+/// Takes a limit of requests; without an API server there is nobody to ask too often.
+fn limit(
+    resolver: &mut Resolver<'_>,
+    path: &str,
+    value: Option<Sourced<u32>>,
+    apply: impl FnOnce(&mut Kubernetes, u32),
+) {
+    if !matches!(resolver.config.control_plane, ControlPlane::Kubernetes(_)) {
+        return;
     }
+    resolver.set(path, value, |config, value| {
+        if let ControlPlane::Kubernetes(api) = &mut config.control_plane {
+            apply(api, value);
+        }
+    });
 }
 
 #[cfg(test)]
