@@ -127,3 +127,46 @@ async fn the_server_comes_in_and_says_who_else_may() {
     .unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.agent.log_tail()));
     cluster.agent.end().unwrap();
 }
+
+/// Nobody is known by a certificate, and the file leaves the rest to its defaults.
+fn knows_no_certificates(spec: &mut AgentSpec) {
+    let fields = json!({"authentication": {"anonymous": {"enabled": true}}, "address": "0.0.0.0"});
+    spec.kubelet.extend(fields.as_object().unwrap().clone());
+}
+
+#[tokio::test]
+#[ignore = "an API server is built the first time, which takes minutes; cargo xtask test --long runs it"]
+async fn without_authorities_of_clients_tokens_and_anonymous_requests_are_known_and_reviewed() {
+    let scratch = Scratch::new().unwrap();
+    let cluster = Cluster::start(&scratch, knows_no_certificates).await;
+    cluster.run(&sleeper("web"));
+    cluster.until("the pod is Ready", || cluster.is_ready("web")).await;
+    let token = scraper(&cluster, &scratch);
+    let metrics = ask(&cluster, Some(&token), "/metrics").await.unwrap();
+    assert!(metrics.0 == 200 && metrics.1.contains("keelson_service_up"), "{metrics:?}");
+    assert_eq!(ask(&cluster, Some("wrong"), "/metrics").await.unwrap(), (401, "Unauthorized".to_owned()));
+    // The server, which shows a certificate that is not looked at, is nobody until nobody may.
+    let text = "Forbidden (user=system:anonymous, verb=get, resource=nodes, subresource(s)=[proxy])";
+    let logs = format!("/containerLogs/{NAMESPACE}/web/main");
+    assert_eq!(ask(&cluster, None, &logs).await.unwrap(), (403, text.to_owned()));
+    let rbac = "rbac.authorization.k8s.io";
+    let objects = json!({"apiVersion": "v1", "kind": "List", "items": [
+        {
+            "apiVersion": format!("{rbac}/v1"), "kind": "ClusterRole", "metadata": {"name": "readers"},
+            "rules": [{"apiGroups": [""], "resources": ["nodes/proxy"], "verbs": ["get"]}],
+        },
+        {
+            "apiVersion": format!("{rbac}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": "readers"},
+            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "readers"},
+            "subjects": [{"apiGroup": rbac, "kind": "User", "name": "system:anonymous"}],
+        },
+    ]});
+    cluster.server.apply(&objects).unwrap();
+    let said = || {
+        let output = cluster.server.kubectl(&["-n", NAMESPACE, "logs", "web"]).unwrap();
+        String::from_utf8_lossy(&output.stdout).contains("hello from web")
+    };
+    // What was refused is remembered for half a minute.
+    cluster.until("its log is read", said).await;
+    cluster.agent.end().unwrap();
+}
