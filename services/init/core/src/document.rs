@@ -212,6 +212,14 @@ impl<'a> Reader<'a> {
         });
     }
 
+    /// Reports one value of a list that is of another type than it should be.
+    pub(crate) fn mistyped_at(&mut self, one: &Sourced<&Value>, way_out: String) {
+        self.wrong_at(one, way_out);
+        if let Some(problem) = self.problems.last_mut() {
+            problem.undecodable = true;
+        }
+    }
+
     /// Reports the value of a field.
     pub(crate) fn wrong(&mut self, path: &str, value: &Value, way_out: String) {
         self.problems.push(ConfigProblem {

@@ -158,18 +158,32 @@ fn cpu_set(text: &str) -> Option<BTreeSet<u16>> {
     Some(cpus)
 }
 
+/// The numbers as such a list.
+fn cpu_list(cpus: &BTreeSet<u16>) -> String {
+    let mut ranges: Vec<(u16, u16)> = Vec::new();
+    for cpu in cpus {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == *cpu => *last = *cpu,
+            _ => ranges.push((*cpu, *cpu)),
+        }
+    }
+    let range = |(first, last): (u16, u16)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    };
+    ranges.into_iter().map(range).collect::<Vec<_>>().join(",")
+}
+
 /// Refuses CPUs that are not online, where it is known which are.
 pub(crate) fn check_online(resolver: &mut Resolver<'_>, cpus: Option<&Sourced<BTreeSet<u16>>>) {
     let (Some(cpus), Some(online)) = (cpus, cpu_set(&resolver.host.online_cpus)) else { return };
-    let missing: Vec<String> = cpus.value.difference(&online).map(ToString::to_string).collect();
+    let missing: BTreeSet<u16> = cpus.value.difference(&online).copied().collect();
     if !missing.is_empty() {
         let way_out = format!(
-            "this machine has no CPU {} online; it has {}",
-            missing.join(", "),
-            resolver.host.online_cpus.trim()
+            "of these {} are not online on this machine; it has {}",
+            cpu_list(&missing),
+            cpu_list(&online)
         );
-        let numbers: Vec<String> = cpus.value.iter().map(ToString::to_string).collect();
-        resolver.refuse(&cpus.clone().map(|_| numbers.join(",")), way_out);
+        resolver.refuse(&cpus.clone().map(|cpus| cpu_list(&cpus)), way_out);
     }
 }
 
@@ -320,8 +334,14 @@ mod tests {
     fn cpus_that_are_not_online_cannot_be_reserved() {
         for (named, online, missing) in [
             ("0-1,4", "0-7\n", None),
-            ("0-1,4", "0-3", Some("no CPU 4 online; it has 0-3")),
-            ("8-9", "0,2-7", Some("no CPU 8, 9 online")),
+            (
+                "0-1,4",
+                "0-3",
+                Some(
+                    "\"0-1,4\" (kubelet.yaml:3; --reserved-cpus): of these 4 are not online on this machine; it has 0-3",
+                ),
+            ),
+            ("7-65535,1", "0,2-7\n", Some("of these 1,8-65535 are not online on this machine; it has 0,2-7")),
             ("8-9", "", None),
         ] {
             let host = Host { online_cpus: online.to_owned(), ..host() };

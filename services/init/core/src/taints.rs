@@ -19,12 +19,8 @@ pub(crate) fn read(reader: &mut Reader<'_>) -> Option<Sourced<Vec<Taint>>> {
 
 fn taint(reader: &mut Reader<'_>, index: usize, whole: &Value) -> Option<Taint> {
     let at = format!("{FIELD}[{index}]");
-    let refuse = |reader: &mut Reader<'_>, field: String, value: &Value, way_out: &str| {
-        let origin = reader.origin_in(FIELD, &field);
-        reader.wrong_at(&Sourced { value, origin, field }, way_out.to_owned());
-    };
     let Some(fields) = whole.as_object() else {
-        refuse(reader, at, whole, "a taint is a map with key, value and effect");
+        mistyped(reader, at, whole, "a taint is a map with key, value and effect");
         return None;
     };
     let mut good = true;
@@ -33,7 +29,7 @@ fn taint(reader: &mut Reader<'_>, index: usize, whole: &Value) -> Option<Taint> 
         Some(Value::String(text)) => text.clone(),
         Some(other) => {
             good = false;
-            refuse(reader, format!("{at}.{name}"), other, NO_TEXT);
+            mistyped(reader, format!("{at}.{name}"), other, NO_TEXT);
             String::new()
         }
     };
@@ -51,8 +47,14 @@ fn taint(reader: &mut Reader<'_>, index: usize, whole: &Value) -> Option<Taint> 
     } else {
         return Some(taint);
     };
-    refuse(reader, at, whole, wrong);
+    let origin = reader.origin_in(FIELD, &at);
+    reader.wrong_at(&Sourced { value: whole, origin, field: at }, wrong.to_owned());
     None
+}
+
+fn mistyped(reader: &mut Reader<'_>, field: String, value: &Value, way_out: &str) {
+    let origin = reader.origin_in(FIELD, &field);
+    reader.mistyped_at(&Sourced { value, origin, field }, way_out.to_owned());
 }
 
 #[cfg(test)]

@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn each_problem_begins_as_a_kubelets_does() {
         let found = lines(
-            json!({"maxPods": "many", "podsPerCore": -1, "featureGates": {"NoSuchGate": true}, "failSwapOn": true}),
+            json!({"maxPods": "many", "podsPerCore": -1, "registerWithTaints": [{"key": "a", "value": true}], "featureGates": {"NoSuchGate": true}, "failSwapOn": true}),
             json!({"eventBurst": true, "eventRecordQPS": -1}),
             json!({"uidBase": 0}),
             &["--image-gc-high-threshold=101"],
@@ -98,6 +98,7 @@ mod tests {
         for expected in [
             "failed to load kubelet config file, path: kubelet.yaml, error: invalid configuration: maxPods = \"many\"",
             "failed to validate kubelet configuration, error: invalid configuration: podsPerCore = -1 (kubelet.yaml:",
+            "failed to load kubelet config file, path: kubelet.yaml, error: invalid configuration: registerWithTaints[0].value = true",
             "failed to set feature gates from initial flags-based config: invalid configuration: featureGates.NoSuchGate",
             "failed to merge kubelet configs: failed to walk through kubelet dropin directory \"/k.d\": failed to load kubelet \
              dropin file, path: /k.d/10.conf, invalid configuration: eventBurst = true (/k.d/10.conf:",
@@ -112,7 +113,7 @@ mod tests {
         let swap =
             "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false";
         assert!(found.iter().any(|line| line.contains(swap)), "{found:#?}");
-        assert_eq!(found.len(), 9, "{found:#?}");
+        assert_eq!(found.len(), 10, "{found:#?}");
         assert!(found.iter().any(|line| line.ends_with(", path: kubelet.yaml")), "{found:#?}");
     }
 }
