@@ -12,34 +12,24 @@ use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
 use http::{Method, Request};
-use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use kube::client::{Body, ConfigExt as _};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::Client;
 use kube::core::WatchEvent;
-use kube::{Client, Config};
 use serde_json::Value;
 use tokio::sync::watch;
-use tower::ServiceBuilder;
 
-use crate::counted::{Counted, RestMetrics, host_of};
+use crate::counted::RestMetrics;
+use crate::dialer::Dialer;
 use crate::error::KubeError;
 use crate::limit::Limiter;
-use crate::proxy::{Environment, Way, proxy_of};
-use crate::refusal::Refusals;
+use crate::lines::Lines;
 use crate::resource::{Object, Range, Resource};
 
 /// How long a call may take, its answer included. A watch has as long to begin.
 pub const CALL_ENDS_WITHIN: Duration = Duration::from_secs(30);
-/// How long the server may take to accept a connection (node-and-api.md §5 has 30 s, which would use up a call).
-const CONNECT: Duration = Duration::from_secs(10);
-/// A connection on which nothing is heard for so long is asked for a sign of life.
-const ALIVE_EVERY: Duration = Duration::from_secs(30);
-/// How long the sign of life may take.
-const ALIVE_WITHIN: Duration = Duration::from_secs(15);
 /// How long a watch may take, at least and at most; the server ends it then, so that watchers spread over its replicas.
 const WATCH_SECONDS: std::ops::Range<u32> = 300..600;
+/// How much later a watch that the server has not ended is ended here: nothing comes from behind it any more.
+const WATCH_OVERDUE: Duration = Duration::from_secs(30);
 
 /// How often it is looked whether a kubeconfig has changed, while there are watches and nothing is called.
 const LOOK: Duration = Duration::from_secs(5);
@@ -53,7 +43,8 @@ pub enum Patch {
     Merge,
 }
 
-/// The API server that a kubeconfig names. Copies of it share a connection, which is made anew when the file has changed.
+/// The API server that a kubeconfig names. Copies of it share a connection for calls and others for watches, which are made
+/// anew when the file has changed.
 #[derive(Clone)]
 pub struct KubeApi {
     inner: Arc<Inner>,
@@ -80,7 +71,9 @@ struct Connected {
     /// Which of those that there were.
     number: u64,
     stamp: Stamp,
+    /// For calls; watches have connections of their own.
     client: Client,
+    watches: Arc<Lines>,
     server: String,
     /// Name or address and port, for metrics.
     host: String,
@@ -296,20 +289,36 @@ impl KubeApi {
 
     /// Watches a range from a version on. It begins when the server has answered. Beside it, the number of the connection.
     pub(crate) async fn watch(&self, range: &Range, version: &str) -> Result<(Events, u64), KubeError> {
+        let seconds = fastrand::u32(WATCH_SECONDS);
         let path = range.path(|query| {
             query.append_pair("watch", "1");
             query.append_pair("allowWatchBookmarks", "true");
             query.append_pair("resourceVersion", version);
-            query.append_pair("timeoutSeconds", &fastrand::u32(WATCH_SECONDS).to_string());
+            query.append_pair("timeoutSeconds", &seconds.to_string());
         });
         self.keep_looking();
-        let Connected { client, server, number, host, .. } = self.connected().await?;
+        let Connected { watches, server, number, host, .. } = self.connected().await?;
         self.take_turn("GET", &host).await;
         let what = format!("a watch of {}", range.resource.plural);
         let request = self.request(Method::GET, &path, &server, &what, None)?;
-        let events = within(&server, &what, client.request_events::<Value>(request)).await?;
-        let events = events.map(move |event| event.map_err(|error| KubeError::of(&server, &what, error)));
-        Ok((Box::pin(events), number))
+        let (client, seat) =
+            watches.seat().map_err(|message| KubeError::unreachable(&server, &what, message))?;
+        let events = match within(&server, &what, client.request_events::<Value>(request)).await {
+            Ok(events) => events,
+            Err(error) => {
+                if error.is_unanswered() {
+                    watches.give_up(&seat);
+                }
+                return Err(error);
+            }
+        };
+        let events = events.map(move |event| {
+            // It is taken as long as there are events.
+            let _seat = &seat;
+            event.map_err(|error| KubeError::of(&server, &what, error))
+        });
+        let ends = Duration::from_secs(seconds.into()) + WATCH_OVERDUE;
+        Ok((Box::pin(events.take_until(tokio::time::sleep(ends))), number))
     }
 
     /// Waits until another connection has taken the place of the one with this number.
@@ -425,8 +434,10 @@ impl KubeApi {
             },
         };
         let made = match connect(path, &self.inner.metrics).await {
-            Ok((client, server, host)) => {
-                Connected { number: self.next_number(), stamp, client, server, host }
+            Ok((client, dialer)) => {
+                let (server, host) = (dialer.server(), dialer.host());
+                let watches = Arc::new(Lines::new(dialer));
+                Connected { number: self.next_number(), stamp, client, watches, server, host }
             }
             Err(message) => match current {
                 Some(former) => {
@@ -510,43 +521,11 @@ async fn within<T>(
     }
 }
 
-/// A client of what the file says, the server's address, and its host as metrics have it.
-async fn connect(path: &Path, metrics: &RestMetrics) -> Result<(Client, String, String), String> {
+/// A client of what the file says, and who makes more of them.
+async fn connect(path: &Path, metrics: &RestMetrics) -> Result<(Client, Dialer), String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
-    let file = Kubeconfig::from_yaml(&text).map_err(|error| error.to_string())?;
-    // It has the cluster of its current context alone.
-    let named = file.clusters.iter().find_map(|cluster| cluster.cluster.as_ref()?.proxy_url.clone());
-    let options = KubeConfigOptions::default();
-    let config = Config::from_custom_kubeconfig(file, &options).await;
-    let config = config.map_err(|error| error.to_string())?;
-    let proxy = proxy_of(named.as_deref(), &Environment::of_this_process(), &config.cluster_url)?;
-    let tls = config.rustls_client_config().map_err(|error| error.to_string())?;
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_connect_timeout(Some(CONNECT));
-    tcp.set_keepalive(Some(ALIVE_EVERY));
-    let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
-    if let Some(name) = config.tls_server_name.clone() {
-        let name = name.try_into().map_err(|_| "tls-server-name is no name of a server".to_owned())?;
-        builder = builder.with_server_name_resolver(FixedServerNameResolver::new(name));
-    }
-    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .pool_timer(TokioTimer::new())
-        .http2_keep_alive_interval(ALIVE_EVERY)
-        .http2_keep_alive_timeout(ALIVE_WITHIN)
-        .build::<_, Body>(builder.enable_all_versions().wrap_connector(Way::new(tcp, proxy)));
-    let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-    let auth = config.auth_layer().map_err(|error| error.to_string())?;
-    let host = host_of(&config.cluster_url);
-    let http = Counted { inner: http, metrics: metrics.clone() };
-    let service = ServiceBuilder::new()
-        .layer(config.base_uri_layer())
-        .option_layer(auth)
-        .map_err(tower::BoxError::from)
-        .service(http);
-    Ok((Client::new(Refusals(service), config.default_namespace), server, host))
+    let dialer = Dialer::new(&text, metrics).await?;
+    Ok((dialer.client()?, dialer))
 }
 
 #[cfg(test)]

@@ -92,6 +92,36 @@ async fn it_speaks_http_2_with_the_certificate_of_the_kubeconfig_and_anew_when_t
 }
 
 #[tokio::test]
+async fn calls_are_answered_although_watches_have_all_streams_of_their_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new();
+    let server = FakeApi::with_few_streams(authority.server(), 2, |asked| {
+        let is_watch = asked.path.contains("watch=1");
+        if is_watch { Answer::Open(Vec::new()) } else { Answer::json(&json!({"metadata": {"name": "n"}})) }
+    })
+    .await;
+    let (certificate, key) = authority.signed(ExtendedKeyUsagePurpose::ClientAuth);
+    let user = json!({"client-certificate-data": encoded(&certificate), "client-key-data": encoded(&key)});
+    let cluster = json!({"certificate-authority-data": encoded(&authority.pem())});
+    let api = KubeApi::new(server.kubeconfig(folder.path(), &cluster, &user), "kubelet/test");
+    let range = Range::all(Resource::NODE);
+    let (_first, _) = api.watch(&range, "1").await.unwrap();
+    let (_second, _) = api.watch(&range, "1").await.unwrap();
+    let waits = tokio::spawn({
+        let (api, range) = (api.clone(), range.clone());
+        async move { api.watch(&range, "1").await.map(|_| ()) }
+    });
+    for _ in 0..10 {
+        tokio::time::timeout(Duration::from_secs(20), api.get(Resource::NODE, None, "n"))
+            .await
+            .expect("a call waits for no watch")
+            .unwrap();
+    }
+    assert!(!waits.is_finished());
+    waits.abort();
+}
+
+#[tokio::test]
 async fn an_authority_of_somebody_else_is_no_server_of_ours() {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeApi::with_tls(Authority::new().server(), |_| Answer::Nothing).await;

@@ -81,6 +81,11 @@ impl KubeError {
         matches!(self, Self::Awaited { .. })
     }
 
+    /// Nobody has answered, or nothing that an API server says.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Unreachable { .. })
+    }
+
     /// The API server itself says that the object is not there (404 `NotFound`).
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused { code: 404, reason, .. } if reason == "NotFound")

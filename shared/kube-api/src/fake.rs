@@ -90,17 +90,30 @@ pub(crate) struct FakeApi {
 
 impl FakeApi {
     pub(crate) async fn start(answer: impl FnMut(&Asked) -> Answer + Send + 'static) -> Self {
-        Self::serve(None, answer).await
+        Self::serve(None, u32::MAX, answer).await
     }
 
     pub(crate) async fn with_tls(
         tls: rustls::ServerConfig,
         answer: impl FnMut(&Asked) -> Answer + Send + 'static,
     ) -> Self {
-        Self::serve(Some(TlsAcceptor::from(Arc::new(tls))), answer).await
+        Self::with_few_streams(tls, u32::MAX, answer).await
     }
 
-    async fn serve(tls: Option<TlsAcceptor>, answer: impl FnMut(&Asked) -> Answer + Send + 'static) -> Self {
+    /// One that takes no more than `streams` requests of a connection at a time.
+    pub(crate) async fn with_few_streams(
+        tls: rustls::ServerConfig,
+        streams: u32,
+        answer: impl FnMut(&Asked) -> Answer + Send + 'static,
+    ) -> Self {
+        Self::serve(Some(TlsAcceptor::from(Arc::new(tls))), streams, answer).await
+    }
+
+    async fn serve(
+        tls: Option<TlsAcceptor>,
+        streams: u32,
+        answer: impl FnMut(&Asked) -> Answer + Send + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let scheme = if tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{}", listener.local_addr().unwrap());
@@ -115,7 +128,8 @@ impl FakeApi {
                     let service = service_fn(move |request: Request<Incoming>| {
                         respond(request, Arc::clone(&kept), Arc::clone(&answers))
                     });
-                    let builder = auto::Builder::new(TokioExecutor::new());
+                    let mut builder = auto::Builder::new(TokioExecutor::new());
+                    builder.http2().max_concurrent_streams(streams);
                     // It fails when the other side goes away.
                     let _ = match tls {
                         None => builder.serve_connection(TokioIo::new(stream), service).await,

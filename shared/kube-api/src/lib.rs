@@ -9,12 +9,14 @@
 
 mod connect;
 mod counted;
+mod dialer;
 mod error;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "helpers of tests")]
 mod fake;
 mod follow;
 mod limit;
+mod lines;
 mod proxy;
 mod refusal;
 mod resource;

@@ -18,13 +18,14 @@ struct Bucket {
     /// Below nothing: so many calls wait.
     tokens: f64,
     at: Instant,
+    waited: Duration,
 }
 
 impl Limiter {
     /// Lets `burst` calls through at once and `per_second` more each second; each is 1 at least.
     pub fn new(per_second: u32, burst: u32) -> Self {
         let (per_second, burst) = (f64::from(per_second.max(1)), f64::from(burst.max(1)));
-        let bucket = Bucket { tokens: burst, at: Instant::now() };
+        let bucket = Bucket { tokens: burst, at: Instant::now(), waited: Duration::ZERO };
         Self { per_second, burst, bucket: Arc::new(Mutex::new(bucket)) }
     }
 
@@ -35,7 +36,14 @@ impl Limiter {
         let since = now.saturating_duration_since(bucket.at).as_secs_f64();
         bucket.tokens = (bucket.tokens + since * self.per_second).min(self.burst) - 1.0;
         bucket.at = now;
-        Duration::from_secs_f64((-bucket.tokens).max(0.0) / self.per_second)
+        let wait = Duration::from_secs_f64((-bucket.tokens).max(0.0) / self.per_second);
+        bucket.waited += wait;
+        wait
+    }
+
+    /// How long calls have waited for their place so far, all of them together.
+    pub fn waited(&self) -> Duration {
+        self.bucket.lock().unwrap_or_else(PoisonError::into_inner).waited
     }
 
     /// Waits for a place; how long that took.
