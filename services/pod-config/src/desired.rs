@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use keelson_kube_model::PodFullName;
+use keelson_kube_model::pod_ext::API;
 use keelson_pod_config_core::files::{Problem, SourceObject, SourceSet};
 use keelson_pod_config_core::merge::{Change, Merge, MergedPod, Op, Refused};
 use keelson_pod_config_core::object::ObjectKey;
@@ -328,7 +329,7 @@ impl Desired {
                 ready: source.ready,
                 pods: u32::try_from(state.merge.count(name)).unwrap_or(u32::MAX),
                 problems: source.problems.iter().map(|(problem, since)| wire(problem, *since)).collect(),
-                waiting: source.waiting.iter().map(|(pod, since)| waiting(pod, *since)).collect(),
+                waiting: source.waiting.iter().map(|(pod, since)| waiting(name, pod, *since)).collect(),
             })
         };
         self.0.configured.iter().filter_map(one).collect()
@@ -355,12 +356,13 @@ fn refused(refused: Refused) -> Problem {
     Problem { origin: refused.pod.origin, error, kept: Vec::new() }
 }
 
-fn waiting(pod: &WaitingPod, since: i64) -> pb::WaitingPod {
+fn waiting(source: &str, pod: &WaitingPod, since: i64) -> pb::WaitingPod {
+    let who = if source == API { "the API server" } else { source };
     pb::WaitingPod {
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
         origin: pod.origin.clone(),
-        message: format!("since the reboot the pod waits for etcd, which does not answer: {}", pod.why),
+        message: format!("since the reboot the pod waits for {who}, which does not answer: {}", pod.why),
         since_unix_nanos: since,
     }
 }
@@ -373,5 +375,26 @@ fn wire(problem: &Problem, since: i64) -> pb::SourceProblem {
         message: problem.error.to_string(),
         since_unix_nanos: since,
         kept_pods: problem.kept.iter().map(|name| format!("{}/{}", name.namespace, name.name)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use keelson_pod_config_core::offline::WaitsFor;
+
+    use super::*;
+
+    #[test]
+    fn a_pod_that_waits_says_for_whom() {
+        let pod = WaitingPod {
+            namespace: "default".into(),
+            name: "db".into(),
+            origin: "api".into(),
+            why: WaitsFor::Any,
+        };
+        for (source, who) in [("etcd", "etcd"), (API, "the API server")] {
+            let message = waiting(source, &pod, 7).message;
+            assert!(message.contains(&format!("waits for {who}, which does not answer: offline")));
+        }
     }
 }

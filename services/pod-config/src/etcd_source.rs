@@ -101,7 +101,7 @@ impl ControlPlane for EtcdPlane {
             known: BTreeMap::new(),
             settled: false,
             begun: false,
-            boot: ThisBoot::new(&run_dir, ETCD),
+            boot: ThisBoot::new(&run_dir, ETCD, &self.config.resources.identity_files.boot_id),
             offline: self.config.offline.clone(),
             waiting: BTreeMap::new(),
         };

@@ -145,7 +145,7 @@ impl ControlPlane for KubernetesPlane {
             problems: BTreeMap::new(),
             settled: false,
             begun: false,
-            boot: ThisBoot::new(&run_dir, API),
+            boot: ThisBoot::new(&run_dir, API, &self.config.resources.identity_files.boot_id),
             offline: self.config.offline.clone(),
             waiting: Vec::new(),
             node_read: self.node_read.subscribe(),

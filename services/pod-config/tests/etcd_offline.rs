@@ -120,10 +120,12 @@ async fn what_is_older_than_the_maximum_age_does_not_start_and_the_first_look_of
     service.kill();
     let first_look =
         node.config.paths.socket_dir(ServiceName::PodConfig).join("etcd-first-missed-in-this-boot");
-    let looked: i64 = fs::read_to_string(&first_look).unwrap().parse().unwrap();
+    let text = fs::read_to_string(&first_look).unwrap();
+    let (looked, boot) = text.split_once(' ').unwrap();
+    let looked: i64 = looked.parse().unwrap();
 
     // As if the machine had started two hours later.
-    fs::write(&first_look, (looked + 7200).to_string()).unwrap();
+    fs::write(&first_look, format!("{} {boot}", looked + 7200)).unwrap();
     let (_service, names, waiting) = offline(&node).await;
     assert_eq!(names, Vec::<String>::new());
     for pod in &waiting {
