@@ -3,10 +3,9 @@
 #![allow(clippy::unwrap_used)] // A test fails where it stands.
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use etcd_client::{Client, Permission};
+use etcd_client::Client;
 use keelson_config::ServiceName;
 use keelson_testkit::process::{ProcessId, Signal};
 use keelson_testkit::{Agent, AgentSpec, EtcdCluster, Relay, Scratch, eventually};
@@ -141,6 +140,11 @@ async fn a_pod_of_etcd_runs_is_told_follows_its_key_and_goes() {
     let table = fleet.good(&["get", "pods"]).await;
     let row = table.lines().nth(1).unwrap().split_whitespace().collect::<Vec<_>>();
     assert_eq!((row[0], row[1], row[2], row[5]), ("web", "1/1", "Running", node.as_str()), "{table}");
+    fleet
+        .until("its start is told as an event", &["get", "events", "--for", "pod/web"], |list| {
+            list["items"].as_array().unwrap().iter().any(|event| event["reason"] == "Started")
+        })
+        .await;
 
     // A changed Secret reaches the file.
     fleet.good(&["apply", "-f", &fleet.file("key.yaml", &secret("two"))]).await;
@@ -355,50 +359,4 @@ async fn a_network_that_is_cut_for_longer_than_the_lease_touches_no_pod_and_noth
     for agent in fleet.nodes {
         agent.end().unwrap();
     }
-}
-
-#[tokio::test]
-async fn with_a_password_that_only_root_may_read_the_services_reach_their_own_keys() {
-    let scratch = Scratch::new().unwrap();
-    let cluster = EtcdCluster::start(&scratch.path().join("e"), 1).unwrap();
-    let node = scratch.path().file_name().unwrap().to_str().unwrap().to_owned();
-    let mut admin = Client::connect(cluster.endpoints(), None).await.unwrap();
-    for (name, role) in [("root", "root"), (&*node, &*node)] {
-        if role != "root" {
-            admin.role_add(role).await.unwrap();
-            let keys = Permission::read_write(format!("/keelson/v1/nodes/{node}/")).with_prefix();
-            admin.role_grant_permission(role, keys).await.unwrap();
-        }
-        admin.user_add(name, "hunter2", None).await.unwrap();
-        admin.user_grant_role(name, role).await.unwrap();
-    }
-    admin.auth_enable().await.unwrap();
-    let password = scratch.path().join("password");
-    std::fs::write(&password, "hunter2\n").unwrap();
-    std::fs::set_permissions(&password, std::fs::Permissions::from_mode(0o600)).unwrap();
-    let settings = json!({"endpoints": cluster.endpoints(), "user": node, "passwordFile": password});
-    let agent =
-        Agent::builder(&scratch.path().join("n")).node_name(&node).etcd(settings).start().await.unwrap();
-
-    let manifest = scratch.path().join("web.yaml");
-    std::fs::write(&manifest, sleeper("web")).unwrap();
-    let endpoints = cluster.endpoints().join(",");
-    let as_node = |args: &[&str]| -> Vec<String> {
-        let who = ["--etcd", &endpoints, "--etcd-user", &node, "--node", &node, "--etcd-password-file"];
-        args.iter().chain(&who).copied().chain([password.to_str().unwrap()]).map(ToOwned::to_owned).collect()
-    };
-    let run = async |args: Vec<String>| {
-        let output = agent.keelson(&args.iter().map(String::as_str).collect::<Vec<_>>()).await.unwrap();
-        (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
-    };
-    let (good, said) = run(as_node(&["apply", "-f", manifest.to_str().unwrap()])).await;
-    assert!(good, "{said}");
-    eventually(LIMIT, "the pod is told to be Running", async || {
-        run(as_node(&["get", "pods"])).await.1.contains("Running")
-    })
-    .await
-    .unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log_tail()));
-    let (good, said) = run(vec!["get".into(), "pods".into(), "--etcd".into(), endpoints.clone()]).await;
-    assert!(!good && said.contains("etcd refuses") && said.contains("--etcd-user"), "{said}");
-    agent.end().unwrap();
 }
