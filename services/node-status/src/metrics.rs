@@ -97,7 +97,7 @@ pub(crate) fn register(metrics: &Metrics, writer: &Arc<dyn ControlPlaneWriter>) 
         ),
         (
             "keelson_node_status_throttled_seconds",
-            "For how long the control plane has asked to wait, all told",
+            "For how long writes have waited for their turn, and the control plane has asked to wait, all told",
             What::Throttled,
         ),
         (

@@ -81,12 +81,25 @@ pub(crate) struct Pending {
     pub(crate) not_before: Option<Instant>,
     /// How often it was refused.
     pub(crate) refused: u32,
+    /// How often in a row it got no answer.
+    pub(crate) unanswered: u32,
+}
+
+/// What a failure is a failure of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Of the job alone: of its content, say.
+    OfJob,
+    /// Perhaps of the whole control plane.
+    OfControlPlane,
 }
 
 /// All that waits.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     waiting: BTreeMap<Slot, Pending>,
+    /// What has failed, perhaps through the control plane, since something went well.
+    failing: BTreeSet<Slot>,
 }
 
 impl Queue {
@@ -96,7 +109,8 @@ impl Queue {
         let before = self.waiting.remove(&slot);
         let since = before.as_ref().map_or(now, |before| before.since);
         let urgent = urgent || before.is_some_and(|before| before.urgent);
-        self.waiting.insert(slot, Pending { job, urgent, span, since, not_before: None, refused: 0 });
+        let pending = Pending { job, urgent, span, since, not_before: None, refused: 0, unanswered: 0 };
+        self.waiting.insert(slot, pending);
     }
 
     /// Puts a job back that failed, unless there is a later one by now.
@@ -107,11 +121,37 @@ impl Queue {
     }
 
     /// Puts a job back that was refused: others go first, and it is tried again later, after a longer while each time.
-    pub(crate) fn defer(&mut self, mut pending: Pending, now: Instant) {
+    pub(crate) fn defer(&mut self, mut pending: Pending, fault: Fault, now: Instant) {
         pending.refused += 1;
-        let pause = Duration::from_secs(1 << pending.refused.min(6)).min(LONGEST_PAUSE);
-        pending.not_before = Some(now + pause);
+        pending.not_before = Some(now + pause(pending.refused));
+        if fault == Fault::OfControlPlane {
+            self.failing.insert(pending.job.slot());
+        }
         self.put_back(pending);
+    }
+
+    /// Puts a job back that got no answer. It keeps its place the first time; then others go first, for it may be the one
+    /// thing that hangs. The Node keeps it.
+    pub(crate) fn put_back_unanswered(&mut self, mut pending: Pending, now: Instant) {
+        pending.unanswered += 1;
+        if pending.unanswered > 1 && pending.job.slot() != Slot::Node {
+            pending.not_before = Some(now + pause(pending.unanswered - 1));
+        }
+        self.failing.insert(pending.job.slot());
+        self.put_back(pending);
+    }
+
+    /// Something went well. Where several things had failed before, it was the control plane, and none waits any longer.
+    pub(crate) fn went_well(&mut self) {
+        let failed = std::mem::take(&mut self.failing);
+        if failed.len() > 1 {
+            self.put_off_no_more();
+        }
+    }
+
+    /// Whether something failed, perhaps through the control plane, and nothing went well since.
+    pub(crate) fn is_failing(&self) -> bool {
+        !self.failing.is_empty()
     }
 
     /// When a job that was refused is to be tried again; `None` where there is none.
@@ -153,6 +193,11 @@ impl Queue {
     pub(crate) fn oldest(&self) -> Option<Instant> {
         self.waiting.values().map(|pending| pending.since).min()
     }
+}
+
+/// Before the next try of what has failed so often.
+fn pause(failures: u32) -> Duration {
+    Duration::from_secs(1 << failures.min(6)).min(LONGEST_PAUSE)
 }
 
 #[cfg(test)]
@@ -210,13 +255,13 @@ mod tests {
         let (mut queue, now) = (Queue::default(), Instant::now());
         queue.put(pod("a", "1"), true, Span::none(), now);
         let refused = queue.take_at(now).unwrap();
-        queue.defer(refused, now);
+        queue.defer(refused, Fault::OfJob, now);
         queue.put(pod("b", "1"), false, Span::none(), now);
         assert_eq!(queue.take_at(now).unwrap().job, pod("b", "1"));
         assert!(queue.take_at(now).is_none());
         let first = queue.due().unwrap();
         let again = queue.take_at(first).unwrap();
-        queue.defer(again, first);
+        queue.defer(again, Fault::OfJob, first);
         assert!(queue.due().unwrap() - first > first - now);
         // Something newer need not wait for it.
         queue.put(pod("a", "2"), false, Span::none(), now);
@@ -232,11 +277,57 @@ mod tests {
         let taken = queue.take_node_at(now).unwrap();
         assert_eq!(taken.job, node);
         assert!(queue.take_node_at(now).is_none());
-        queue.defer(taken, now);
+        queue.defer(taken, Fault::OfJob, now);
         assert!(queue.take_node_at(now).is_none() && queue.take_at(now).unwrap().job == pod("a", "1"));
         assert!(queue.take_at(now).is_none());
         queue.put_off_no_more();
         assert_eq!(queue.take_at(now).unwrap().job, node);
+    }
+
+    #[test]
+    fn one_pod_that_hangs_is_tried_twice_and_then_lets_the_others_go_first_for_longer_each_time() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        queue.put(pod("hangs", "1"), true, Span::none(), now);
+        queue.put(pod("b", "1"), false, Span::none(), now);
+        for _ in 0..2 {
+            let hangs = queue.take_at(now).unwrap();
+            assert_eq!(hangs.job, pod("hangs", "1"));
+            queue.put_back_unanswered(hangs, now);
+        }
+        assert!(queue.is_failing());
+        assert_eq!(queue.take_at(now).unwrap().job, pod("b", "1"));
+        queue.went_well();
+        assert!(!queue.is_failing() && queue.take_at(now).is_none(), "it is alone in its trouble");
+        let first = queue.due().unwrap();
+        let hangs = queue.take_at(first).unwrap();
+        queue.put_back_unanswered(hangs, first);
+        assert!(queue.due().unwrap() - first > first - now);
+
+        let node = Job::Node(b"n".to_vec());
+        queue.put(node.clone(), false, Span::none(), now);
+        for _ in 0..3 {
+            let taken = queue.take_at(now).unwrap();
+            assert_eq!(taken.job, node, "the Node keeps its place");
+            queue.put_back_unanswered(taken, now);
+        }
+    }
+
+    #[test]
+    fn what_several_were_put_off_for_is_over_with_the_first_that_goes_well() {
+        let now = Instant::now();
+        let after = |fault: Fault| {
+            let mut queue = Queue::default();
+            for uid in ["a", "b", "c"] {
+                queue.put(pod(uid, "1"), false, Span::none(), now);
+                let taken = queue.take_at(now).unwrap();
+                queue.defer(taken, fault, now);
+            }
+            let c = queue.take_at(queue.due().unwrap()).unwrap();
+            queue.went_well();
+            drop(c);
+            std::iter::from_fn(|| queue.take_at(now)).count()
+        };
+        assert_eq!((after(Fault::OfControlPlane), after(Fault::OfJob)), (2, 0));
     }
 
     #[test]

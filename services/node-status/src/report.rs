@@ -19,6 +19,11 @@ use crate::metrics::Renewed;
 use crate::saved::Saved;
 use crate::writer::ControlPlaneWriter;
 
+/// Before a renewal that failed is tried again; doubled each time (node-and-api.md §10).
+const RENEW_AGAIN: Duration = Duration::from_millis(200);
+/// The longest such pause.
+const RENEW_AGAIN_MOST: Duration = Duration::from_secs(7);
+
 /// Bound of one read of a ring.
 const DEADLINE: Duration = Duration::from_secs(2);
 
@@ -48,15 +53,22 @@ pub(crate) async fn renew(
     let mut tried = Some(tried);
     let handle = ctx.progress.register("lease");
     let period = renewal(&ctx.config.control_plane);
+    let mut again = RENEW_AGAIN;
     loop {
         // Cancel-safe: a renewal that was made and is not known of is one.
         let lease = tokio::select! {
             () = ctx.shutdown.cancelled() => return,
             lease = handle.while_at(writer.renew_lease()) => lease,
         };
-        if lease.is_ok() {
+        let pause = if lease.is_ok() {
             renewed.now();
-        }
+            again = RENEW_AGAIN;
+            period
+        } else {
+            let pause = again.min(period);
+            again = (again * 2).min(RENEW_AGAIN_MOST);
+            pause
+        };
         ctx.progress.condition("node lease", lease.map_err(|error| error.to_string()));
         if let Some(tried) = tried.take() {
             // Nobody waits for it any more when the service ends.
@@ -66,7 +78,7 @@ pub(crate) async fn renew(
         tokio::select! {
             () = ctx.shutdown.cancelled() => return,
             // Nodes that have started together do not come together for ever (node-and-api.md §10).
-            () = tokio::time::sleep(period.mul_f32(1.0 + fastrand::f32() * 0.04)) => {}
+            () = tokio::time::sleep(pause.mul_f32(1.0 + fastrand::f32() * 0.04)) => {}
         }
     }
 }

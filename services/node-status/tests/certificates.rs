@@ -46,6 +46,8 @@ struct State {
     requests: BTreeMap<String, Value>,
     /// Who has made them, by `authorization`.
     makers: Vec<String>,
+    /// Who has read them one at a time, likewise.
+    readers: Vec<String>,
     version: u64,
     addresses: Value,
     /// The server refuses new requests.
@@ -223,10 +225,13 @@ fn respond(
             );
             Response::new(Body::from_stream(news))
         }
-        ("GET", name) => match locked.requests.get(name) {
-            Some(request) => answer(StatusCode::OK, request),
-            None => refusal(404, "NotFound"),
-        },
+        ("GET", name) => {
+            locked.readers.push(by.to_owned());
+            match locked.requests.get(name) {
+                Some(request) => answer(StatusCode::OK, request),
+                None => refusal(404, "NotFound"),
+            }
+        }
         _ => refusal(405, "MethodNotAllowed"),
     }
 }
@@ -430,6 +435,28 @@ async fn a_certificate_late_in_its_life_is_replaced_by_itself_and_one_that_has_e
     scene.hand("bootstrap-kubeconfig.json", &api.kubeconfig(&json!({"token": "abc.def"}), false));
     scene.until("it asks for another", async || (api.requests().len() == 2).then_some(())).await;
     assert_eq!(api.makers(), ["", "Bearer abc.def"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_waits_while_the_certificate_ends_goes_on_by_the_bootstrap_token() {
+    let api = Api::start().await;
+    let mut scene = Scene::new(bootstrap);
+    scene.hand("kubeconfig.json", &api.kubeconfig(&api.pair(-9_500, 500), true));
+    scene.start();
+    let request = scene.until("it asks for another", async || api.requests().first().cloned()).await;
+    scene.told("client certificate", "waits for its approval").await;
+    // The certificate has ended: init takes it back, and nobody has approved yet.
+    scene.take_back("kubeconfig.json");
+    scene.hand("bootstrap-kubeconfig.json", &api.kubeconfig(&json!({"token": "abc.def"}), false));
+    let readers = || api.state.lock().unwrap().readers.clone();
+    scene
+        .until("the request is read", async || {
+            readers().iter().any(|by| by == "Bearer abc.def").then_some(())
+        })
+        .await;
+    api.sign(&name_of(&request), -10, 3600);
+    scene.until("the pair is there", async || scene.issued("client.pem").exists().then_some(())).await;
+    assert_eq!(api.makers(), [""], "it is the same request");
 }
 
 #[tokio::test(flavor = "multi_thread")]

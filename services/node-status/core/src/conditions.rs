@@ -168,6 +168,14 @@ pub fn condition_events(node: &str, before: &[NodeCondition], after: &[NodeCondi
     events
 }
 
+/// The event of a Node that somebody has given up meanwhile, as the node controller does with one that is silent: its Ready was
+/// `Unknown` on the server, and is as it is here again. Where it has not turned here no other event tells it.
+pub fn returned_event(node: &str, on_server: &str, here: &str) -> Option<NodeEvent> {
+    let reason = if here == "True" { "NodeReady" } else { "NodeNotReady" };
+    let message = format!("Node {node} status is now: {reason}");
+    (on_server == "Unknown" && !here.is_empty()).then_some(NodeEvent { warning: false, reason, message })
+}
+
 /// The event of a Node that takes no new pods any more (`spec.unschedulable`), or does again.
 pub fn schedulable_event(node: &str, before: bool, now: bool) -> Option<NodeEvent> {
     let reason = if now { "NodeNotSchedulable" } else { "NodeSchedulable" };
@@ -192,4 +200,21 @@ pub fn rebooted_event(node: &str, before: &str, now: &str) -> Option<NodeEvent> 
         reason: "Rebooted",
         message: format!("Node {node} has been rebooted, boot id: {now}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_was_given_up_meanwhile_is_told_to_be_back_and_any_other_is_not() {
+        let told =
+            |on_server: &str, here: &str| returned_event("n", on_server, here).map(|event| event.message);
+        let is_now = |reason: &str| Some(format!("Node n status is now: {reason}"));
+        assert_eq!(told("Unknown", "True"), is_now("NodeReady"));
+        assert_eq!(told("Unknown", "False"), is_now("NodeNotReady"));
+        for (on_server, here) in [("True", "True"), ("False", "True"), ("", "True"), ("Unknown", "")] {
+            assert_eq!(told(on_server, here), None);
+        }
+    }
 }

@@ -5,7 +5,11 @@ use keelson_config::{ConfigurationState, ConfigurationStatus};
 use crate::conditions::NodeEvent;
 
 /// The event of the node `name` when its configuration has become `status`; `None`: nothing stands under the key any more.
-pub fn configuration_event(name: &str, status: Option<&ConfigurationStatus>) -> NodeEvent {
+/// A node that refuses all has none: that is how it is made, and says nothing of what anybody has done.
+pub fn configuration_event(name: &str, status: Option<&ConfigurationStatus>) -> Option<NodeEvent> {
+    if status.is_some_and(ConfigurationStatus::refuses_all) {
+        return None;
+    }
     let told = status.map(|status| (status, status.assigned.map_or(0, |assigned| assigned.revision)));
     let in_force = |status: &ConfigurationStatus| match status.active {
         Some(active) => format!("revision {} is in force", active.revision),
@@ -29,7 +33,7 @@ pub fn configuration_event(name: &str, status: Option<&ConfigurationStatus>) -> 
             }
         },
     };
-    NodeEvent { warning: reason == "NodeConfigRefused", reason, message }
+    Some(NodeEvent { warning: reason == "NodeConfigRefused", reason, message })
 }
 
 #[cfg(test)]
@@ -71,9 +75,15 @@ mod tests {
                 "Node n1 refuses the configuration of revision 12, the files of the node are in force alone: line 3",
             ),
         ] {
-            let event = configuration_event("n1", status.as_ref());
+            let event = configuration_event("n1", status.as_ref()).unwrap();
             assert_eq!((event.reason, event.message.as_str()), (reason, message));
             assert_eq!(event.warning, reason == "NodeConfigRefused");
         }
+    }
+
+    #[test]
+    fn a_node_that_refuses_all_has_no_event_of_it() {
+        let status = ConfigurationStatus::refusing_all("no init".into());
+        assert_eq!(configuration_event("n1", Some(&status)).map(|event| event.reason), None);
     }
 }

@@ -34,8 +34,8 @@ pub mod startup;
 
 pub use addresses::AddressInputs;
 pub use conditions::{
-    NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event, schedulable_event,
-    starting_event,
+    NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event, returned_event,
+    schedulable_event, starting_event,
 };
 pub use configuration::configuration_event;
 pub use events::{Cursor, Page, Taken};

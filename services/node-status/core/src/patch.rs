@@ -101,6 +101,13 @@ pub fn node_patch(live: &Value, ours: &Value, of_cloud: bool) -> Option<Value> {
     let mut status = Map::new();
     for (field, value) in ours["status"].as_object().unwrap_or(&empty) {
         let old = &before[field];
+        let turned;
+        let value = if field == "conditions" {
+            turned = since_they_turned(old, value);
+            &turned
+        } else {
+            value
+        };
         match field.as_str() {
             _ if old == value => {}
             "addresses" if !is_nothing(old) && of_cloud => {}
@@ -111,7 +118,12 @@ pub fn node_patch(live: &Value, ours: &Value, of_cloud: bool) -> Option<Value> {
             "conditions" => drop(status.insert(field.clone(), value.clone())),
             // Maps are merged: what others have added stays.
             "capacity" | "allocatable" => {
-                let changed = differing(old, value, |_| true);
+                let mut changed = differing(old, value, |_| true);
+                // Sizes that the machine does not have are nobody else's.
+                let gone = old.as_object().into_iter().flatten().map(|(key, _)| key);
+                let gone =
+                    gone.filter(|key| key.starts_with("hugepages-") && value.get(key.as_str()).is_none());
+                changed.extend(gone.map(|key| (key.clone(), Value::Null)));
                 if !changed.is_empty() {
                     status.insert(field.clone(), changed.into());
                 }
@@ -129,6 +141,27 @@ pub fn node_patch(live: &Value, ours: &Value, of_cloud: bool) -> Option<Value> {
         }
     }
     (!patch.is_empty()).then(|| patch.into())
+}
+
+/// Our conditions of the Node with the time since when each is as it is for whoever reads the server (node-and-api.md §9.5): of one
+/// that has not turned against the server's it is the server's, and of one that somebody else has turned meanwhile, as the node
+/// controller does with a node that is silent, it is now.
+fn since_they_turned(live: &Value, ours: &Value) -> Value {
+    let mut ours = ours.clone();
+    for condition in ours.as_array_mut().into_iter().flatten() {
+        let mut all = live.as_array().into_iter().flatten();
+        let Some(old) = all.find(|old| old["type"] == condition["type"]) else { continue };
+        let (since, turned) = (&old["lastTransitionTime"], &condition["lastTransitionTime"]);
+        if old["status"] == condition["status"] {
+            if !since.is_null() {
+                condition["lastTransitionTime"] = since.clone();
+            }
+        } else if !since.is_null() && turned.as_str() <= since.as_str() {
+            // RFC 3339 in UTC sorts as it stands.
+            condition["lastTransitionTime"] = condition["lastHeartbeatTime"].clone();
+        }
+    }
+    ours
 }
 
 /// Entries of `ours` that are other ones in `live`, where `owned` says yes to their key.
@@ -331,11 +364,7 @@ pub fn mirror_of(ours: &Value, node_name: &str, node_uid: &str) -> Value {
 
 /// Adds the addresses of the node to a pod's status where the agent tells none.
 pub fn add_host_addresses(pod: &mut Value, node: &Value) {
-    let addresses = node["status"]["addresses"].as_array().into_iter().flatten();
-    let ips: Vec<Value> = addresses
-        .filter(|address| address["type"] == "InternalIP")
-        .map(|address| address["address"].clone())
-        .collect();
+    let ips = host_ips(&node["status"]["addresses"]);
     let (Some(first), true) = (ips.first(), pod["status"].is_object()) else { return };
     let host_network = pod["spec"]["hostNetwork"] == true;
     let list: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
@@ -348,6 +377,20 @@ pub fn add_host_addresses(pod: &mut Value, node: &Value) {
         status["podIP"] = first.clone();
         status["podIPs"] = list.into();
     }
+}
+
+/// The addresses of the node that a pod shows: the first one, and the first of the other family. An API server takes no two of
+/// one family, of which a node of a cloud may have several. Those inside of the cluster go before those outside.
+fn host_ips(addresses: &Value) -> Vec<Value> {
+    let of = |type_: &str| -> Vec<&str> {
+        let all = addresses.as_array().into_iter().flatten();
+        all.filter(|address| address["type"] == type_).filter_map(|a| a["address"].as_str()).collect()
+    };
+    let (internal, external) = (of("InternalIP"), of("ExternalIP"));
+    let chosen = if internal.is_empty() { external } else { internal };
+    let Some(first) = chosen.first() else { return Vec::new() };
+    let second = chosen.iter().find(|ip| ip.contains(':') != first.contains(':'));
+    [Some(first), second].into_iter().flatten().map(|ip| Value::from(*ip)).collect()
 }
 
 #[cfg(test)]

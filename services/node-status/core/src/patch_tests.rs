@@ -193,6 +193,68 @@ fn pods_tell_the_addresses_of_their_node() {
 }
 
 #[test]
+fn of_a_nodes_addresses_pods_show_the_first_and_that_of_the_other_family() {
+    let internal = |ip: &str| json!({"type": "InternalIP", "address": ip});
+    let external = |ip: &str| json!({"type": "ExternalIP", "address": ip});
+    for (addresses, expected) in [
+        (
+            vec![internal("10.0.0.1"), internal("10.0.0.2"), internal("fd00::1"), internal("fd00::2")],
+            vec!["10.0.0.1", "fd00::1"],
+        ),
+        (vec![internal("fd00::1"), internal("10.0.0.1")], vec!["fd00::1", "10.0.0.1"]),
+        (vec![external("192.0.2.7"), internal("10.0.0.1"), internal("10.0.0.2")], vec!["10.0.0.1"]),
+        (vec![external("192.0.2.7"), external("192.0.2.8")], vec!["192.0.2.7"]),
+        (vec![json!({"type": "Hostname", "address": "n"})], vec![]),
+    ] {
+        let mut host = pod("Running");
+        host["spec"]["hostNetwork"] = true.into();
+        add_host_addresses(&mut host, &json!({"status": {"addresses": addresses}}));
+        let expected: Vec<Value> = expected.into_iter().map(|ip| json!({"ip": ip})).collect();
+        for field in ["hostIPs", "podIPs"] {
+            let found = host["status"][field].as_array().cloned().unwrap_or_default();
+            assert_eq!(found, expected, "{field} of {addresses:?}");
+        }
+    }
+}
+
+#[test]
+fn sizes_of_huge_pages_that_the_machine_does_not_have_go_and_what_others_have_added_stays() {
+    let (mut live, mut ours) = (registered(), node());
+    live["status"]["capacity"] = json!({"cpu": "4", "memory": "8Ki", "hugepages-1Gi": "2Gi", "hugepages-2Mi": "0", "example.com/gpu": "1"});
+    ours["status"]["capacity"]["hugepages-2Mi"] = "0".into();
+    let patch = node_patch(&live, &ours, false).unwrap();
+    assert_eq!(patch, json!({"status": {"capacity": {"hugepages-1Gi": null}}}));
+}
+
+#[test]
+fn a_condition_turns_against_what_the_server_has() {
+    let with = |status: &str, since: &str, heartbeat: &str| {
+        let mut node = registered();
+        node["status"]["conditions"] = json!([{
+            "type": "Ready", "status": status, "lastTransitionTime": since, "lastHeartbeatTime": heartbeat,
+        }]);
+        node
+    };
+    let (noon, one, two) = ("2026-01-01T12:00:00Z", "2026-01-01T13:00:00Z", "2026-01-01T14:00:00Z");
+    for (live, ours, expected) in [
+        // What we have forgotten the server knows.
+        (with("True", noon, one), with("True", two, two), noon),
+        // Given up at one o'clock by the node controller, and back at two.
+        (with("Unknown", one, noon), with("True", noon, two), two),
+        // It has turned here since.
+        (with("False", noon, noon), with("True", one, two), one),
+    ] {
+        let patch = node_patch(&live, &ours, false).unwrap();
+        let condition = &patch["status"]["conditions"][0];
+        assert_eq!(condition["lastTransitionTime"], expected, "{live} {ours}");
+        assert_eq!(condition["status"], ours["status"]["conditions"][0]["status"]);
+    }
+    let forgotten = with("True", two, one);
+    assert!(!node_drifts(&with("True", noon, noon), &forgotten, false), "times alone are no drift");
+    assert!(node_drifts(&with("Unknown", noon, noon), &forgotten, false));
+}
+
+#[test]
 fn addresses_are_a_clouds_to_say_once_there_are_some_and_what_was_provided_goes_when_it_is_not_any_more() {
     let (mut live, mut ours) = (registered(), node());
     live["status"]["addresses"] = json!([{"type": "ExternalIP", "address": "192.0.2.7"}]);

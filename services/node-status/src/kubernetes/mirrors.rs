@@ -324,7 +324,7 @@ mod tests {
         // Without its Node it is put off, and taken as soon as there is one.
         let mirror = writer.next_job().unwrap();
         assert!(mirror.job.is_mirror());
-        writer.queue().defer(mirror, Instant::now());
+        writer.queue().defer(mirror, queue::Fault::OfJob, Instant::now());
         assert_eq!(next(), None);
         writer.registered("u1", Value::Null);
         assert!(next().is_some_and(|job| job.is_mirror()));

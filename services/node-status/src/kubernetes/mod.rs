@@ -2,7 +2,7 @@
 //!
 //! Lease and Node, everything else, and events have a connection each, so that none waits for another. Node and pods are put
 //! into a queue with one slot each; the loop `kubernetes-writer` empties it, what has turned first. What the server refuses
-//! lets others go first and is tried again; what it does not answer waits in its place.
+//! lets others go first and is tried again; what it does not answer waits in its place once, and then does the same.
 
 mod certificates;
 mod events;
@@ -22,9 +22,10 @@ use keelson_node_status_core::drift::reported;
 use keelson_node_status_core::patch::{
     add_host_addresses, delete_now, may_be_deleted, new_node, node_patch, pod_status_patch,
 };
+use keelson_node_status_core::returned_event;
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Context, LoopHandle};
+use keelson_service_kit::{Context, LoopHandle, NewEvent, ObjectRef};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -33,7 +34,7 @@ use tracing::{Instrument as _, Span};
 use crate::kubernetes::events::Events;
 use crate::kubernetes::lease::Lease;
 use crate::kubernetes::measured::Measured;
-use crate::queue::{self, Job, Queue};
+use crate::queue::{self, Fault, Job, Queue};
 use crate::writer::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
 
 /// The condition that says whether reports get through.
@@ -64,7 +65,12 @@ fn connection(ctx: &Context, settings: &Settings, requests: RestMetrics) -> Kube
 
 /// Writes to an API server.
 pub(crate) struct KubernetesWriter {
+    ctx: Context,
     main: KubeApi,
+    /// Of the calls of `main`.
+    limiter: Limiter,
+    /// How long the server has asked to be left alone.
+    asked_to_wait: Mutex<Duration>,
     /// The Node and the lease alone.
     heartbeat: KubeApi,
     /// How long a write of the Node, or a try to renew the lease, may take: as long as between two statuses, and no longer than
@@ -135,8 +141,12 @@ impl KubernetesWriter {
         let node_name = ctx.config.node_name.clone();
         let update = Duration::from_millis(ctx.config.node_status.status_update_ms);
         let within = update.min(Duration::from_secs(settings.lease_seconds.into()));
+        let limiter = Limiter::new(settings.qps, settings.burst);
         Arc::new(Self {
-            main: main.limited(Limiter::new(settings.qps, settings.burst)),
+            ctx: ctx.clone(),
+            main: main.limited(limiter.clone()),
+            limiter,
+            asked_to_wait: Mutex::default(),
             lease: Lease::new(ctx, heartbeat.clone(), settings.lease_seconds, within),
             heartbeat_ends_within: within,
             heartbeat,
@@ -174,12 +184,12 @@ impl KubernetesWriter {
         self.known().node_uid.is_some()
     }
 
-    /// The job that is next: before all others the Node, as long as it is not registered.
+    /// The job that is next: before all others the Node, as long as it is not registered, or something gets no answer.
     fn next_job(&self) -> Option<queue::Pending> {
         let now = Instant::now();
         let is_registered = self.is_registered();
         let mut queue = self.queue();
-        let node = if is_registered { None } else { queue.take_node_at(now) };
+        let node = if is_registered && !queue.is_failing() { None } else { queue.take_node_at(now) };
         node.or_else(|| queue.take_at(now))
     }
 
@@ -236,6 +246,7 @@ impl KubernetesWriter {
             match result {
                 Ok(()) => {
                     pause = AGAIN;
+                    self.queue().went_well();
                     ctx.progress.condition(CONDITION, Ok(()));
                     if matches!(pending.job, Job::Pod(_)) {
                         self.measured.status_told(pending.since.elapsed());
@@ -244,12 +255,17 @@ impl KubernetesWriter {
                 // A mirror belongs to the Node: while that is not there it holds up nobody, least of all the Node.
                 Err(error) if pending.job.is_mirror() && !self.is_registered() => {
                     ctx.progress.condition(CONDITION, Err(chain(&error)));
-                    self.queue().defer(pending, Instant::now());
+                    self.queue().defer(pending, Fault::OfJob, Instant::now());
                 }
                 Err(error) if error.code().is_none() || error.code() == Some(429) => {
                     ctx.progress.condition(CONDITION, Err(chain(&error)));
-                    self.queue().put_back(pending);
                     let asked_for = Duration::from_secs(error.retry_after().into());
+                    if error.code().is_some() || error.is_awaited() {
+                        self.queue().put_back(pending);
+                    } else {
+                        self.queue().put_back_unanswered(pending, Instant::now());
+                    }
+                    *self.asked_to_wait.lock().unwrap_or_else(PoisonError::into_inner) += asked_for;
                     let mut wait = pause.mul_f32(0.5 + fastrand::f32() / 2.0).max(asked_for);
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     if error.is_awaited() {
@@ -266,7 +282,7 @@ impl KubernetesWriter {
                         tracing::warn!(error = text, "a report is refused; it is tried again");
                     }
                     ctx.progress.condition(CONDITION, Err(text));
-                    self.queue().defer(pending, Instant::now());
+                    self.queue().defer(pending, fault_of(&error), Instant::now());
                 }
             }
         }
@@ -312,13 +328,34 @@ impl KubernetesWriter {
         let live = match node_patch(&live.0, &ours, self.of_cloud) {
             Some(patch) => {
                 let patch = (Patch::Strategic, &patch);
-                self.heartbeat.patch(Resource::NODE, None, &self.node_name, Some("status"), patch).await?
+                let now = self
+                    .heartbeat
+                    .patch(Resource::NODE, None, &self.node_name, Some("status"), patch)
+                    .await?;
+                self.tell_return(&live.0, &now.0);
+                now
             }
             None => live,
         };
         self.measured.registered(!found, &live.0);
         self.registered(live.uid(), live.0["status"]["addresses"].clone());
         Ok(())
+    }
+
+    /// Tells that the Node is back, where somebody has given it up meanwhile.
+    fn tell_return(&self, before: &Value, now: &Value) {
+        let (before, now) = (ready_status(before), ready_status(now));
+        let text =
+            |status: &Option<Value>| status.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned();
+        if let Some(event) = returned_event(&self.node_name, &text(&before), &text(&now)) {
+            tracing::info!(node = self.node_name, "{}", event.message);
+            self.ctx.events.record(NewEvent {
+                warning: event.warning,
+                reason: event.reason.to_owned(),
+                message: event.message,
+                object: ObjectRef::node(&self.node_name),
+            });
+        }
     }
 
     async fn write_one_pod(&self, pod: &queue::Pod) -> Result<(), KubeError> {
@@ -378,15 +415,11 @@ impl ControlPlaneWriter for KubernetesWriter {
             what: "the Node".to_owned(),
             message: error.to_string(),
         })?;
-        let ready = |node: &Value| -> Option<Value> {
-            let mut conditions = node["status"]["conditions"].as_array()?.iter();
-            conditions.find(|condition| condition["type"] == "Ready").map(|ready| ready["status"].clone())
-        };
-        let (json, now) = (told.to_string().into_bytes(), ready(&told));
+        let (json, now) = (told.to_string().into_bytes(), ready_status(&told));
         self.lease.is_of_machine(&told["status"]["nodeInfo"]);
         let mut before = None;
         self.change_host(|known| before = known.node.replace(Arc::new(told)));
-        let turned = before.and_then(|before| ready(&before)) != now;
+        let turned = before.and_then(|before| ready_status(&before)) != now;
         self.put(Job::Node(json), turned);
         Ok(())
     }
@@ -431,11 +464,27 @@ impl ControlPlaneWriter for KubernetesWriter {
     fn state(&self) -> ReportState {
         let queue = self.queue();
         let oldest = queue.oldest().map_or(0, |since| since.elapsed().as_millis());
+        let asked = *self.asked_to_wait.lock().unwrap_or_else(PoisonError::into_inner);
         ReportState {
             queued: u32::try_from(queue.len()).unwrap_or(u32::MAX),
             oldest_age_ms: u64::try_from(oldest).unwrap_or(u64::MAX),
-            throttled_seconds: self.events.throttled().as_secs_f64(),
+            throttled_seconds: (self.events.throttled() + self.limiter.waited() + asked).as_secs_f64(),
         }
+    }
+}
+
+/// `status` of the condition Ready of a Node.
+fn ready_status(node: &Value) -> Option<Value> {
+    let mut conditions = node["status"]["conditions"].as_array()?.iter();
+    conditions.find(|condition| condition["type"] == "Ready").map(|ready| ready["status"].clone())
+}
+
+/// What a refusal is of: a server that does not know this node any more, or is in trouble, refuses all.
+fn fault_of(error: &KubeError) -> Fault {
+    match error.code() {
+        Some(401 | 403) => Fault::OfControlPlane,
+        Some(code) if code >= 500 => Fault::OfControlPlane,
+        _ => Fault::OfJob,
     }
 }
 

@@ -75,8 +75,8 @@ impl AskError {
 enum Turn {
     /// Nothing, but look again after a while; with what is wrong, if anything is.
     Rest(Duration, Result<(), String>),
-    /// Ask for a certificate.
-    Ask { by: KubeApi, wanted: Subject, why: Why },
+    /// Ask for a certificate, by the bootstrap kubeconfig or by the own one.
+    Ask { bootstraps: bool, wanted: Subject, why: Why },
 }
 
 /// The certificate of a kind.
@@ -151,7 +151,7 @@ impl Certificate {
                     self.ctx.progress.condition(self.condition, told);
                     rest
                 }
-                Turn::Ask { by, wanted, why } => match self.asked(&by, &wanted, why).await {
+                Turn::Ask { bootstraps, wanted, why } => match self.asked(bootstraps, &wanted, why).await {
                     Ok(()) => {
                         failures = 0;
                         Duration::ZERO
@@ -171,11 +171,11 @@ impl Certificate {
     }
 
     /// [`Certificate::ask`], and shows meanwhile that it can.
-    async fn asked(&self, by: &KubeApi, wanted: &Subject, why: Why) -> Result<(), AskError> {
+    async fn asked(&self, bootstraps: bool, wanted: &Subject, why: Why) -> Result<(), AskError> {
         // Cancel-safe: given up at the end, the next start goes on with what it has kept.
         tokio::select! {
             () = self.ctx.shutdown.cancelled() => Ok(()),
-            done = self.handle.while_at(self.ask(by, wanted, why)) => done,
+            done = self.handle.while_at(self.ask(bootstraps, wanted, why)) => done,
         }
     }
 
@@ -233,7 +233,7 @@ impl Certificate {
         if self.part.0 != since {
             self.part = (since, fastrand::f64());
         }
-        let bootstraps = self.kind == CertificateKind::Client && self.files.bootstrap.exists();
+        let bootstraps = self.bootstraps();
         match due(held.as_ref(), &wanted, self.part.1, now) {
             Due::Now(Why::Ended) if self.kind == CertificateKind::Client && !bootstraps => {
                 let text = "the client certificate has ended, and there is nothing else by which another one could be asked for; \
@@ -249,10 +249,7 @@ impl Certificate {
                 let awaits = self.kind == CertificateKind::Client && !self.files.is_handed();
                 Turn::Rest(if awaits { LOOK } else { LoopHandle::HEARTBEAT }, Ok(()))
             }
-            Due::Now(why) => {
-                let by = if bootstraps { self.bootstrap.clone() } else { self.own.clone() };
-                Turn::Ask { by, wanted, why }
-            }
+            Due::Now(why) => Turn::Ask { bootstraps, wanted, why },
             Due::At(at) => {
                 self.files.forget_asked();
                 let left = Duration::from_secs(u64::try_from(at - now).unwrap_or(0));
@@ -270,14 +267,20 @@ impl Certificate {
         }
     }
 
+    /// Whether the bootstrap kubeconfig is what there is to ask by.
+    fn bootstraps(&self) -> bool {
+        self.kind == CertificateKind::Client && self.files.bootstrap.exists()
+    }
+
     /// Whether the kubeconfig has no certificate to be replaced, but a token, say.
     fn is_named_otherwise(&self, held: Option<&Held>) -> bool {
         self.kind == CertificateKind::Client && held.is_none()
     }
 
     /// Asks for a certificate, or goes on with a request of an earlier run, and leaves what is issued for init. Returns without
-    /// one where it is not wanted any more.
-    async fn ask(&self, by: &KubeApi, wanted: &Subject, why: Why) -> Result<(), AskError> {
+    /// one where it is not wanted any more, or is to be asked for by the other kubeconfig.
+    async fn ask(&self, bootstraps: bool, wanted: &Subject, why: Why) -> Result<(), AskError> {
+        let by = if bootstraps { &self.bootstrap } else { &self.own };
         let kept = self.files.asked().filter(|asked| asked.subject == *wanted && is_young(asked, now()));
         let (asked, mut seen) = match kept {
             Some(asked) => {
@@ -312,11 +315,12 @@ impl Certificate {
         if !x509::is_of_key(&seen.0["spec"]["request"], &asked.key) {
             return Err(AskError::Foreign { name: asked.name });
         }
-        if self.judge(&asked, &seen)? { Ok(()) } else { self.follow(by, &asked).await }
+        if self.judge(&asked, &seen)? { Ok(()) } else { self.follow(bootstraps, &asked).await }
     }
 
-    /// Waits for the answer to a request.
-    async fn follow(&self, by: &KubeApi, asked: &Asked) -> Result<(), AskError> {
+    /// Waits for the answer to a request, as long as there is somebody to ask for it by.
+    async fn follow(&self, bootstraps: bool, asked: &Asked) -> Result<(), AskError> {
+        let by = if bootstraps { &self.bootstrap } else { &self.own };
         let removed = || AskError::Removed { name: asked.name.clone() };
         let mut follower = Follower::new(by.clone(), Range::one(REQUESTS, None, &asked.name));
         loop {
@@ -326,12 +330,7 @@ impl Certificate {
                     if !is_young(asked, now()) {
                         return Err(AskError::Unanswered { name: asked.name.clone() });
                     }
-                    if !self.is_still_wanted(&asked.subject) {
-                        tracing::info!(
-                            request = asked.name,
-                            "the {} certificate is not asked for any more",
-                            self.kind.word()
-                        );
+                    if !self.goes_on(bootstraps, asked) {
                         return Ok(());
                     }
                     // Cancel-safe: what is next is polled on.
@@ -361,6 +360,21 @@ impl Certificate {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether a request is still waited for by the same kubeconfig. A certificate may end meanwhile: what it named this
+    /// node by is taken away then, and the same request goes on by the bootstrap kubeconfig.
+    fn goes_on(&self, bootstraps: bool, asked: &Asked) -> bool {
+        let (request, word) = (&asked.name, self.kind.word());
+        if !self.is_still_wanted(&asked.subject) {
+            tracing::info!(request, "the {word} certificate is not asked for any more");
+            return false;
+        }
+        let is_same = self.bootstraps() == bootstraps;
+        if !is_same {
+            tracing::info!(request, "the request for a {word} certificate goes on by the other kubeconfig");
+        }
+        is_same
     }
 
     /// Whether a certificate is still needed for whom one was asked for.
