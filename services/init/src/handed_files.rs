@@ -24,7 +24,7 @@ use crate::yaml;
 const TO_CONTROL_PLANE: [ServiceName; 2] = [ServiceName::PodConfig, ServiceName::NodeStatus];
 /// How often it is looked whether a file has changed.
 const LOOK: Duration = LoopHandle::HEARTBEAT;
-/// The same while a certificate is asked for that is not there yet (node-and-api.md §6.5).
+/// The same while a certificate is asked for that is not there yet (node-and-api.md §6.5), or a kubeconfig does not do.
 const LOOK_AWAITING: Duration = Duration::from_secs(1);
 /// The condition that says whether the copies are as the files.
 const CONDITION: &str = "handed files";
@@ -66,9 +66,14 @@ pub(crate) enum HandoverError {
 }
 
 impl HandoverError {
-    /// Whether the agent does not start with it. Without a certificate that is asked for it does.
+    /// Whether the agent does not start with it. Without a certificate that is asked for it does, and without a kubeconfig that
+    /// does: static pods need none, and it may be put right while they run.
     pub(crate) fn ends_a_start(&self) -> bool {
-        !matches!(self, Self::Take(_) | Self::Serving(_) | Self::Forget { .. })
+        !self.is_of_kubeconfig() && !matches!(self, Self::Take(_) | Self::Serving(_) | Self::Forget { .. })
+    }
+
+    fn is_of_kubeconfig(&self) -> bool {
+        matches!(self, Self::Kubeconfig { .. } | Self::Yaml(_))
     }
 }
 
@@ -269,7 +274,8 @@ pub(crate) fn hand_over(config: &Config) -> Looked {
         }
     }
     errors.append(&mut copies.errors);
-    Looked { errors, awaits: copies.awaits, left_alone: copies.left_alone }
+    let awaits = copies.awaits || errors.iter().any(HandoverError::is_of_kubeconfig);
+    Looked { errors, awaits, left_alone: copies.left_alone }
 }
 
 /// Makes what pod-config knows of headers what `config` says; without a URL there are none. They stand in no file of their own,
@@ -300,7 +306,7 @@ fn replace(path: &Path, content: &[u8], uid: Option<u32>) -> io::Result<()> {
     fs::rename(temporary, path)
 }
 
-/// Keeps the copies as the files are, until the shutdown; `awaits`: a certificate is asked for that is not there yet.
+/// Keeps the copies as the files are, until the shutdown; `awaits`: something is not there yet and may come at any moment.
 pub(crate) async fn run(context: Context, mut awaits: bool) {
     let mut left_alone = None;
     let turn = context.progress.register("handed-files");

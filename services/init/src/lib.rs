@@ -85,7 +85,7 @@ fn run() -> ExitCode {
     let cli = match Cli::parse(&arguments, &cwd.to_string_lossy()) {
         Ok(cli) => cli,
         Err(error) => {
-            eprintln!("{program}: failed to parse kubelet flag: {error}");
+            eprintln!("{}", why_no_start(is_kubelet, &format!("failed to parse kubelet flag: {error}")));
             return ExitCode::from(EX_USAGE);
         }
     };
@@ -101,7 +101,7 @@ fn run() -> ExitCode {
         Ok(start) => start,
         Err(lines) => {
             for line in lines {
-                eprintln!("keelson-init: {line}");
+                eprintln!("{}", why_no_start(is_kubelet, &line));
             }
             return ExitCode::from(EX_CONFIG);
         }
@@ -126,6 +126,11 @@ fn run() -> ExitCode {
     let config = resolved.config.clone();
     let start = Start { stamp, resolved, providers, ingredients };
     run_with_config(SPEC, config, |context| build(context, start, cli))
+}
+
+/// The line by which a start ends. Who watches a kubelet looks for these words (node-and-api.md §1.1).
+fn why_no_start(is_kubelet: bool, line: &str) -> String {
+    if is_kubelet { format!("\"command failed\" err={line:?}") } else { format!("keelson-init: {line}") }
 }
 
 /// What the command line and the files say.
@@ -224,6 +229,8 @@ fn resolve_only(resolved: &Resolved, providers: Option<&Handover>, cli: &Cli) ->
     below_run.retain(|folder| folder.path.starts_with(&config.paths.run_dir));
     dirs::prepare(&below_run)?;
     let _lock = lock::run_dir(config)?;
+    // What an init has told of a node that had one.
+    node_configuration::forget_status(&config.paths)?;
     hand_over(config, providers)?;
     hand_over_files(config)?;
     write_config(resolved)?;
@@ -263,8 +270,8 @@ fn hand_over(config: &Config, providers: Option<&Handover>) -> anyhow::Result<()
         .context("cannot write the configuration of credential providers below the run dir; --run-dir names another one")
 }
 
-/// Hands each service what it may not read itself; whether a certificate is asked for that is not there yet. What is wrong
-/// with a new certificate ends no start: the one before does.
+/// Hands each service what it may not read itself; whether something is not there yet that may come at any moment: a
+/// certificate that is asked for, or a kubeconfig that does. What is wrong with those ends no start.
 fn hand_over_files(config: &Config) -> anyhow::Result<bool> {
     let looked = handed_files::hand_over(config);
     for error in looked.errors {

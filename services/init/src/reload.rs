@@ -126,9 +126,13 @@ impl Reload {
         let Ok(read) = read else { return };
         let told = match read {
             Ok(start) => state.take_in(start.resolved, &self.context),
-            Err(problems) => Ok(Err(format!("{}; {GOES_ON}", problems.join("; ")))),
+            Err(problems) => {
+                // What waited is not what the files say any more.
+                state.new = None;
+                Err(format!("{}; {GOES_ON}", problems.join("; ")))
+            }
         };
-        // What could not be written is tried again.
+        // What could not be written is tried again, and so is what does not do: what is wrong may be in another file.
         if told.is_ok() {
             state.seen = stamp;
         }
@@ -190,6 +194,10 @@ impl State {
             waiting: (!waiting.is_empty()).then_some(&waiting.values),
         };
         write(&config, beside)?;
+        // They stand in no field that could differ. Those of another URL wait with it.
+        if new.config.sources.static_pod_url == before.config.sources.static_pod_url {
+            hand_over_headers(&new.config).map_err(|error| format!("{}; {GOES_ON}", chain(&error)))?;
+        }
         log_notes(&new.notes);
         if context.live.take(&config) {
             tracing::info!(

@@ -51,6 +51,9 @@ fn under_the_name_kubelet_the_exit_codes_are_0_and_1() {
     let (_, under_its_own_name) = init(&deprecated);
     assert!(!under_its_own_name.contains("deprecated"), "{under_its_own_name}");
     assert_eq!(code(&["--no-such-flag"]), Some(1));
+    let ended = String::from_utf8(run(&["--no-such-flag"]).stderr).unwrap();
+    let words = "\"command failed\" err=\"failed to parse kubelet flag: unknown flag: --no-such-flag";
+    assert!(ended.starts_with(words), "{ended}");
     assert_eq!(code(&["--config", "/nonexistent.yaml"]), Some(1));
 }
 
@@ -121,8 +124,13 @@ fn a_run_dir_on_a_full_disk_is_named_with_the_way_out() {
 fn resolve_only_writes_the_configuration_with_its_provenance_and_starts_nothing() {
     let scene = Scene::new();
     scene.write_config("startParallelism: 3\n");
+    // An init that was here before has told what became of a configuration that nobody tries any more.
+    let told = scene.path("run/node-configuration.json");
+    fs::create_dir_all(scene.path("run")).unwrap();
+    fs::write(&told, r#"{"assigned": {"revision": 7}, "state": "active"}"#).unwrap();
     let output = scene.command().arg("--resolve-only").output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(!told.exists());
     let config = Config::load(&scene.path("run/config.json")).unwrap();
     assert_eq!((config.node_name.as_str(), config.runtime.start_parallelism), ("testnode", 3));
     assert_eq!(config.provenance["nodeName"], "--hostname-override");
@@ -339,7 +347,7 @@ async fn binaries_in_a_folder_that_only_root_may_pass_are_started_all_the_same()
 }
 
 #[test]
-fn a_kubeconfig_that_does_not_do_ends_the_start_and_a_good_one_is_handed_over() {
+fn a_kubeconfig_that_does_not_do_is_named_and_a_good_one_is_handed_over() {
     let scene = Scene::new();
     let path = scene.path("kubelet.conf");
     let resolve = || {
@@ -353,7 +361,7 @@ fn a_kubeconfig_that_does_not_do_ends_the_start_and_a_good_one_is_handed_over() 
         )
     };
     let (code, said) = resolve();
-    assert_eq!(code, Some(78), "{said}");
+    assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("invalid kubeconfig") && said.contains("kubelet.conf"), "{said}");
     for (text, expected) in [
         ("current-context: [".to_owned(), "is not usable"),
@@ -365,7 +373,7 @@ fn a_kubeconfig_that_does_not_do_ends_the_start_and_a_good_one_is_handed_over() 
     ] {
         fs::write(&path, text).unwrap();
         let (code, said) = resolve();
-        assert_eq!(code, Some(78), "{said}");
+        assert_eq!(code, Some(0), "{said}");
         assert!(said.contains("invalid kubeconfig") && said.contains(expected), "{said}");
     }
     fs::write(&path, file("{token: secret}")).unwrap();
@@ -380,8 +388,40 @@ fn a_kubeconfig_that_does_not_do_ends_the_start_and_a_good_one_is_handed_over() 
     assert!(!config.contains("secret") && config.contains("kubelet.conf"));
 }
 
+#[tokio::test]
+async fn with_a_kubeconfig_that_does_not_do_the_agent_runs_says_so_and_takes_it_once_it_does() {
+    let scene = Scene::new();
+    let path = scene.path("kubelet.conf");
+    fs::write(&path, "current-context: [").unwrap();
+    let mut command = scene.command();
+    command.arg("--kubeconfig").arg(&path);
+    let _init = scene.start_as(command);
+    let services = scene
+        .wait("init says what is wrong and the others run", |services| {
+            services.len() == ServiceName::ALL.len()
+                && services.iter().all(|service| match service.name.as_str() {
+                    "init" => service.state == "degraded",
+                    _ => service.state == "running",
+                })
+        })
+        .await;
+    let said = &find(&services, ServiceName::Init).message;
+    assert!(said.contains("invalid kubeconfig") && said.contains("kubelet.conf"), "{said}");
+    let copy = scene.path("run/credentials/pod-config/kubeconfig.json");
+    assert!(!copy.exists());
+
+    fs::write(
+        &path,
+        "current-context: c\nclusters: [{name: k, cluster: {server: 'https://h:6443'}}]\n\
+         contexts: [{name: c, context: {cluster: k, user: u}}]\nusers: [{name: u, user: {token: abc.def}}]\n",
+    )
+    .unwrap();
+    eventually("it is handed over", || copy.exists()).await;
+    assert_eq!(scene.all_running().await.iter().map(|service| service.restarts).sum::<u32>(), 0);
+}
+
 #[test]
-fn without_a_certificate_the_bootstrap_kubeconfig_is_node_statuss_and_a_bad_one_ends_the_start() {
+fn without_a_certificate_the_bootstrap_kubeconfig_is_node_statuss_and_a_bad_one_is_named() {
     let scene = Scene::new();
     let (own, bootstrap) = (scene.path("kubelet.conf"), scene.path("bootstrap.conf"));
     let resolve = || {
@@ -399,7 +439,7 @@ fn without_a_certificate_the_bootstrap_kubeconfig_is_node_statuss_and_a_bad_one_
             fs::write(&bootstrap, text).unwrap();
         }
         let (code, said) = resolve();
-        assert_eq!(code, Some(78), "{said}");
+        assert_eq!(code, Some(0), "{said}");
         assert!(said.contains("bootstrap.conf") && said.contains(expected), "{said}");
         assert!(!own.exists());
     }

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use common::{Init, PATIENCE, Scene, find, signal};
+use common::{Init, PATIENCE, Scene, eventually, find, signal};
 use keelson_config::{Config, Paths, ServiceName};
 use keelson_proto::keelson::admin::v1::GetConfigRequest;
 use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
@@ -215,4 +215,26 @@ async fn headers_of_a_url_stay_when_another_value_changes() {
     let taken = |config: &Config| config.container_logs.max_files == 9;
     world.until(ServiceName::RuntimeShim, "nine files", taken).await;
     assert_eq!(fs::read_to_string(&handed).unwrap(), before);
+    world.drop_in(&format!("{}containerLogMaxFiles: 9\n", url.replace("hidden", "rotated")));
+    eventually("other headers are handed over", || {
+        fs::read_to_string(&handed).is_ok_and(|now| now.contains("rotated"))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_waited_is_forgotten_when_the_files_do_not_do_any_more_and_they_are_looked_at_again() {
+    let world = World::new();
+    let _init = world.start();
+    world.0.all_running().await;
+    world.drop_in("maxPods: 5\n");
+    world.init_is("degraded", &["maxPods"]).await;
+    world.drop_in("maxPods: many\n");
+    world.init_is("degraded", &["many"]).await;
+    world.restart(ServiceName::PodSync).await;
+    assert_eq!(world.config_of(ServiceName::PodSync).await.resources.max_pods, 110);
+    world.drop_in("maxPods: 5\n");
+    world.init_is("degraded", &["a restart of", "maxPods"]).await;
+    world.restart(ServiceName::PodSync).await;
+    world.until(ServiceName::PodSync, "five pods", |config| config.resources.max_pods == 5).await;
 }

@@ -93,11 +93,11 @@ impl ConfigurationState {
     }
 }
 
-/// What init tells of it.
+/// What init tells of it, or a node that has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigurationStatus {
-    /// What stands under the key.
+    /// What stands under the key; absent: it is about whatever may stand there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assigned: Option<Revision>,
     /// What is in force; absent: the files of the node alone.
@@ -111,6 +111,18 @@ pub struct ConfigurationStatus {
     /// Why it was refused, a line for each reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+impl ConfigurationStatus {
+    /// Of a node that takes nothing from its key, whatever stands there: `why`.
+    pub fn refusing_all(why: String) -> Self {
+        Self { state: ConfigurationState::Refused, error: Some(why), ..Self::default() }
+    }
+
+    /// Whether it refuses whatever may stand under the key.
+    pub fn refuses_all(&self) -> bool {
+        self.state == ConfigurationState::Refused && self.assigned.is_none()
+    }
 }
 
 impl fmt::Display for ConfigurationStatus {
@@ -178,5 +190,12 @@ mod tests {
         );
         assert_eq!(serde_json::from_value::<ConfigurationStatus>(json).unwrap(), status);
         assert_eq!(ConfigurationStatus::default().to_string(), "none");
+        assert!(!status.refuses_all() && !ConfigurationStatus::default().refuses_all());
+        let all = ConfigurationStatus::refusing_all("no init".into());
+        assert!(all.refuses_all());
+        assert_eq!(
+            serde_json::to_value(&all).unwrap(),
+            serde_json::json!({"state": "refused", "error": "no init"})
+        );
     }
 }

@@ -23,6 +23,8 @@ pub enum Capability {
     Kill = 5,
     /// Networks, packet filters.
     NetAdmin = 12,
+    /// Raw sockets.
+    NetRaw = 13,
     /// Read other users' /proc entries.
     SysPtrace = 19,
     /// Mount and much else.
@@ -51,6 +53,7 @@ impl Capability {
             Self::Fsetid => "CAP_FSETID",
             Self::Kill => "CAP_KILL",
             Self::NetAdmin => "CAP_NET_ADMIN",
+            Self::NetRaw => "CAP_NET_RAW",
             Self::SysPtrace => "CAP_SYS_PTRACE",
             Self::SysAdmin => "CAP_SYS_ADMIN",
             Self::SysResource => "CAP_SYS_RESOURCE",
@@ -61,7 +64,7 @@ impl Capability {
 }
 
 use Capability::{
-    Chown, DacOverride, DacReadSearch, Fowner, Fsetid, Kill, Mknod, NetAdmin, SysAdmin, SysPtrace,
+    Chown, DacOverride, DacReadSearch, Fowner, Fsetid, Kill, Mknod, NetAdmin, NetRaw, SysAdmin, SysPtrace,
     SysResource, Syslog,
 };
 
@@ -81,9 +84,10 @@ const VOLUME_MANAGER: &[Capability] =
 
 /// resource-manager writes cgroups that user namespaces own (chown, dac_*), ends what is left in a pod's
 /// cgroup (kill), reads pods' processes in /proc (sys_ptrace), lowers oom scores (sys_resource), keeps the
-/// iptables hint chains (net_admin) and reads oom reports from /dev/kmsg (syslog). It mounts nothing.
+/// iptables hint chains (net_admin; the legacy programs reach the tables by a raw socket, net_raw) and reads oom
+/// reports from /dev/kmsg (syslog). It mounts nothing.
 const RESOURCE_MANAGER: &[Capability] =
-    &[Chown, DacOverride, DacReadSearch, Fowner, Kill, SysPtrace, SysResource, NetAdmin, Syslog];
+    &[Chown, DacOverride, DacReadSearch, Fowner, Kill, SysPtrace, SysResource, NetAdmin, NetRaw, Syslog];
 
 /// The capabilities that `service` keeps, as far as the machine has them.
 pub const fn kept(service: ServiceName) -> &'static [Capability] {
@@ -127,7 +131,7 @@ mod tests {
             (
                 ServiceName::ResourceManager,
                 "CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_KILL CAP_SYS_PTRACE \
-                 CAP_SYS_RESOURCE CAP_NET_ADMIN CAP_SYSLOG",
+                 CAP_SYS_RESOURCE CAP_NET_ADMIN CAP_NET_RAW CAP_SYSLOG",
             ),
         ];
         for (service, expected) in rows {

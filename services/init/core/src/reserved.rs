@@ -23,7 +23,7 @@ pub(crate) const SIGNALS: &[&str] = &[
     "allocatableMemory.available",
 ];
 /// What a KubeletConfiguration that sets no threshold stands for.
-const DEFAULT_THRESHOLDS: &[(&str, &str)] = &[
+pub(crate) const DEFAULT_THRESHOLDS: &[(&str, &str)] = &[
     ("imagefs.available", "15%"),
     ("imagefs.inodesFree", "5%"),
     ("memory.available", "100Mi"),

@@ -840,6 +840,52 @@ fn drop_ins_without_a_file_let_everybody_in_and_bring_no_thresholds() {
 }
 
 #[test]
+fn a_drop_in_that_sets_one_threshold_or_the_update_leaves_what_the_file_has_without_a_word() {
+    let with = |file: Value, drop_ins: &[Value]| {
+        let drop_ins: Vec<Document> = drop_ins
+            .iter()
+            .map(|fields| document("10.conf", KUBELET_API_VERSION, KUBELET_KIND, fields.clone()))
+            .collect();
+        resolve(Inputs {
+            flags: &Flags::default(),
+            kubelet: Some(&kubelet(file)),
+            drop_ins: &drop_ins,
+            keelson: None,
+            host: &host(),
+        })
+        .unwrap()
+        .config
+    };
+    let hard = |config: &Config| -> Vec<String> {
+        config.resources.eviction.hard.iter().map(|(signal, amount)| format!("{signal}<{amount}")).collect()
+    };
+    let one = json!({"evictionHard": {"memory.available": "200Mi"}});
+    let two = json!({"evictionHard": {"pid.available": "5%", "nodefs.available": null}});
+    assert_eq!(
+        hard(&with(json!({}), &[one.clone(), two.clone()])),
+        [
+            "imagefs.available<15%",
+            "imagefs.inodesFree<5%",
+            "memory.available<200Mi",
+            "nodefs.inodesFree<5%",
+            "pid.available<5%"
+        ]
+    );
+    let named = json!({"evictionHard": {"nodefs.available": "1%"}});
+    assert_eq!(hard(&with(named, &[one])), ["memory.available<200Mi", "nodefs.available<1%"]);
+
+    let update = json!({"nodeStatusUpdateFrequency": "4s"});
+    let report = |config: Config| config.node_status.status_report_ms;
+    assert_eq!(report(with(json!({}), std::slice::from_ref(&update))), 300_000);
+    assert_eq!(
+        report(with(json!({"nodeStatusUpdateFrequency": "7s"}), std::slice::from_ref(&update))),
+        7_000
+    );
+    let said = json!({"nodeStatusReportFrequency": "9s"});
+    assert_eq!(report(with(json!({"nodeStatusUpdateFrequency": "7s"}), &[update, said])), 9_000);
+}
+
+#[test]
 fn every_value_that_is_not_the_default_says_where_it_is_from() {
     let file = kubelet(json!({
         "authentication": {"x509": {"clientCAFile": "/ca"}}, "kubeReserved": {"cpu": "1"}, "systemReserved": {"memory": "1Gi"},

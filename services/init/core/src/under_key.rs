@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::document::{ConfigProblem, Document, Sourced};
 use crate::kubelet_file::is_kind;
+use crate::laying::lay_over;
 use crate::resolve::{Inputs, Resolved, resolve};
 use crate::strict;
 
@@ -68,8 +69,12 @@ pub fn means_the_same(one: &Config, other: &Config) -> bool {
 
 /// `over` laid over `base`.
 fn laid_over(base: Option<Document>, over: &Document) -> Document {
-    let mut whole = base.unwrap_or_else(|| Document { folder: "/".to_owned(), ..Document::default() });
-    whole.lay(over);
+    let Some(mut whole) = base else {
+        let mut whole = Document { folder: "/".to_owned(), ..Document::default() };
+        whole.lay(over);
+        return whole;
+    };
+    lay_over(&mut whole, over);
     whole
 }
 
