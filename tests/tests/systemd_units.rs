@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test fails where it stands.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -20,8 +20,8 @@ const EXPOSURE: [(&str, u32, &str); 9] = [
     ("keelson-runtime-shim.service", 29, ""),
     (
         "keelson-resource-manager.service",
-        40,
-        "writes cgroups, tunables and oom scores, looks at pods' processes",
+        41,
+        "writes cgroups, tunables, oom scores and chains in iptables, looks at pods' processes",
     ),
     ("keelson-volume-manager.service", 50, "mounts for the machine, in the machine's mount namespace"),
     (
@@ -181,6 +181,45 @@ fn no_service_waits_for_another_and_each_is_kept_running() {
     let settings = text.lines().filter(|line| !line.starts_with('#'));
     let out: Vec<&str> = settings.filter(|line| taken_out.iter().any(|key| line.starts_with(key))).collect();
     assert!(out.is_empty() && !text.contains("\nMemoryMax="), "{out:?}");
+}
+
+#[test]
+fn what_is_written_below_run_beside_folders_of_our_own_is_there_before_any_service_starts() {
+    let scratch = Scratch::new().unwrap();
+    Component::Systemd.find().unwrap();
+    let output = Command::new(find_file("systemd-tmpfiles").unwrap())
+        .arg(format!("--root={}", scratch.path().display()))
+        .arg("--create")
+        .arg(deployed().join("tmpfiles.d/keelson.conf").canonicalize().unwrap())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let units = units();
+    let paths = units
+        .iter()
+        .flat_map(|(_, text)| text.lines())
+        .filter_map(|line| line.strip_prefix("ReadWritePaths="))
+        .flat_map(str::split_whitespace)
+        .map(|path| path.trim_start_matches('-'))
+        .filter(|path| path.starts_with("/run/") && !path.starts_with("/run/keelson/"));
+    let found: Vec<&str> = paths.collect();
+    assert_eq!(found, ["/run/xtables.lock"]);
+    for path in found {
+        let meta = fs::metadata(scratch.path().join(path.trim_start_matches('/'))).unwrap();
+        assert_eq!((meta.is_file(), meta.mode() & 0o777, meta.uid()), (true, 0o600, 0), "{path}");
+    }
+}
+
+#[test]
+fn each_folder_of_files_that_the_pages_put_there_is_watched() {
+    let units = units();
+    let (_, text) = units.iter().find(|(name, _)| name == "keelson-config.path").unwrap();
+    let watched: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("PathChanged=")).collect();
+    let page = fs::read_to_string(deployed().join("../../docs/fleet.md")).unwrap();
+    let of_files = page.split([' ', '`', '}', '\n']).filter(|word| word.starts_with("/etc/keelson/"));
+    let folders: Vec<&str> = of_files.filter_map(|path| Path::new(path).parent()?.to_str()).collect();
+    assert!(folders.contains(&"/etc/keelson/pki"), "{folders:?}");
+    assert!(folders.iter().all(|folder| watched.contains(folder)), "{folders:?} {watched:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use keelson_kube_model::{ContainerKind, Pod};
 use keelson_pod_sync_core::accept::NewlyTerminated;
-use keelson_pod_sync_core::admission::counted_reason;
+use keelson_pod_sync_core::admission::{counted_reason, counted_reasons};
 use keelson_pod_sync_core::probe::ProbeKind;
 use keelson_pod_sync_core::restart::metric_label;
 use keelson_service_kit::Metrics as Registry;
@@ -20,6 +20,13 @@ use crate::metrics::pods::PodMetrics;
 
 /// Upper bounds of buckets in seconds: Prometheus' usual ones.
 const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+/// Kinds of containers as [`metric_label`] names them.
+const KINDS: [ContainerKind; 3] = [ContainerKind::Init, ContainerKind::Regular, ContainerKind::Ephemeral];
+
+/// Why a container that had its image has not started: its waiting reason.
+const CODES: [&str; 4] =
+    ["CreateContainerConfigError", "CreateContainerError", "PostStartHookError", "RunContainerError"];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Reason {
@@ -153,12 +160,26 @@ impl Metrics {
             "Containers that could not be started",
             failed,
         );
+        metrics.begin_at_nothing();
         let ended = metrics.ended.clone();
         registry.register("kubelet_terminated_containers", "Containers that were seen to have ended", ended);
         registry.register("prober_probe", "Probes of containers, by outcome", metrics.probed.clone());
         let seconds = metrics.probe_seconds.clone();
         registry.register("prober_probe_duration_seconds", "How long successful probes took", seconds);
         metrics
+    }
+
+    /// Has series that are asked by how much they have grown be there from the start: one that came with its first count
+    /// would not have grown by it.
+    fn begin_at_nothing(&self) {
+        for reason in counted_reasons() {
+            self.rejections.get_or_create(&Reason { reason }).inc_by(0);
+        }
+        for container_type in KINDS.map(metric_label) {
+            for code in CODES {
+                self.not_started.get_or_create(&NotStarted { container_type, code }).inc_by(0);
+            }
+        }
     }
 
     /// A pod was turned away.
@@ -301,6 +322,23 @@ mod tests {
         ] {
             assert!(has(&registry, line), "{line}\n{}", registry.text());
         }
+    }
+
+    #[test]
+    fn what_alerts_ask_for_the_growth_of_is_there_with_nothing_from_the_start() {
+        let registry = Registry::new();
+        let metrics = Metrics::register(&registry);
+        let text = registry.text();
+        let at_nothing = |family: &str| {
+            text.lines()
+                .filter(|line| line.starts_with(&format!("{family}{{")) && line.ends_with(" 0"))
+                .count()
+        };
+        assert_eq!(at_nothing("kubelet_admission_rejections_total"), 23, "{text}");
+        assert_eq!(at_nothing("kubelet_started_containers_errors_total"), 12, "{text}");
+        metrics.rejected("NodeAffinity");
+        metrics.container_failed(ContainerKind::Sidecar, "RunContainerError");
+        assert_eq!(registry.text().lines().count(), text.lines().count(), "no other series has come");
     }
 
     #[test]

@@ -3,11 +3,14 @@
 //! The programs are the machine's own, so that what they write is where everybody else on it looks: legacy or nft. They
 //! run beside the other loops, and each is ended when it takes too long.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use keelson_resource_manager_core::iptables::{Arguments, CANARY, Chain, Family, probe, wanted};
+use keelson_resource_manager_core::iptables::{
+    Arguments, CANARY, Chain, Failure, Family, TABLES, failure, probe, wanted,
+};
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Backoff, Context, LoopHandle};
 use tokio::process::Command;
@@ -45,6 +48,26 @@ enum CommandError {
     Silent { line: String, limit: Duration },
     #[error("`{line}` has ended with {status}: {said}")]
     Failed { line: String, status: ExitStatus, said: String },
+}
+
+impl CommandError {
+    fn failure(&self) -> Failure {
+        match self {
+            Self::Failed { status, said, .. } => failure(status.code(), said),
+            Self::Start { .. } | Self::Silent { .. } => Failure::Other,
+        }
+    }
+
+    /// In words, and what helps.
+    fn told(&self) -> String {
+        let mut text = chain(self);
+        if self.failure() == Failure::Forbidden {
+            text.push_str(
+                "; resource-manager must keep CAP_NET_ADMIN, and CAP_NET_RAW for the legacy iptables",
+            );
+        }
+        text
+    }
 }
 
 /// Where the programs are.
@@ -105,8 +128,21 @@ enum State {
     Absent(String),
     /// Its chains are there.
     Kept,
+    /// Its chains are there, but for those in tables that the kernel lacks; what is said of these.
+    Partly(String),
     /// Its chains could not be made or looked at, and why.
     Failed(String),
+}
+
+/// Tables that the kernel lacks, each with what was said of it.
+type Lacking = BTreeMap<&'static str, String>;
+
+/// What was found and made.
+#[derive(Debug, Default)]
+struct Made {
+    /// So many commands were needed.
+    commands: usize,
+    lacking: Lacking,
 }
 
 /// The task.
@@ -149,7 +185,7 @@ impl Keeper {
     /// Looks at both families and says what has changed. Whether none has failed.
     async fn pass(&mut self) -> bool {
         for (index, family) in Family::ALL.into_iter().enumerate() {
-            let state = self.see_to(family, self.states[index] == State::Kept).await;
+            let state = self.see_to(family, self.states[index].is_kept()).await;
             if self.states[index] != state {
                 tell(family, &state);
                 self.states[index] = state;
@@ -166,60 +202,108 @@ impl Keeper {
         let Some(program) = self.programs.find(family) else {
             return State::Absent(format!("there is no {} on this machine", family.program()));
         };
-        match self.programs.run(&program, &probe()).await {
-            Ok(_) => {}
-            // The kernel has none of it, or not for us; what it says of it goes into the log.
-            Err(error @ CommandError::Failed { .. }) => return State::Absent(chain(&error)),
-            Err(error) => return State::Failed(chain(&error)),
-        }
         match self.make(&program, family, is_kept).await {
-            Ok(made) => {
-                if made > 0 && is_kept {
+            Ok(Made { commands, lacking }) => {
+                if commands > 0 && is_kept {
                     tracing::warn!(
-                        made,
+                        commands,
                         "the chains of the kubelet in {} were gone and are there again",
                         family.program()
                     );
                 }
-                State::Kept
+                State::without(lacking)
             }
-            Err(error) => State::Failed(chain(&error)),
+            Err(error) => State::Failed(error.told()),
         }
     }
 
-    /// Makes what is missing; of chains that were kept the canaries tell whether anything is. How many commands it took.
-    async fn make(&self, program: &Path, family: Family, is_kept: bool) -> Result<usize, CommandError> {
-        let mut chains: Vec<Chain> = wanted(family).collect();
-        if is_kept {
-            let canaries = chains.iter().filter(|chain| chain.name == CANARY);
-            let mut all_there = true;
-            for canary in canaries {
-                self.handle.tick();
-                all_there &= self.programs.show(program, &canary.show()).await?.is_some();
-            }
-            if all_there {
-                chains.clear();
+    /// The tables that the kernel lacks for this program.
+    async fn lacking(&self, program: &Path) -> Result<Lacking, CommandError> {
+        let mut lacking = Lacking::new();
+        for table in TABLES {
+            self.handle.tick();
+            match self.programs.run(program, &probe(table)).await {
+                Ok(_) => {}
+                Err(error) if error.failure() == Failure::Lacking => {
+                    lacking.insert(table, chain(&error));
+                }
+                Err(error) => return Err(error),
             }
         }
-        let mut made = 0;
-        for chain in chains {
-            self.handle.tick();
-            let seen = self.programs.show(program, &chain.show()).await?;
-            for arguments in chain.plan(seen.as_deref()) {
-                self.handle.tick();
-                self.programs.run(program, &arguments).await?;
-                made += 1;
+        Ok(lacking)
+    }
+
+    /// Makes what is missing; of chains that were kept the canaries tell whether anything is.
+    async fn make(&self, program: &Path, family: Family, is_kept: bool) -> Result<Made, CommandError> {
+        let mut made = Made { commands: 0, lacking: self.lacking(program).await? };
+        if is_kept && self.has_canaries(program, family, &made.lacking).await? {
+            return Ok(made);
+        }
+        for chain in wanted(family) {
+            if !made.lacking.contains_key(chain.table) {
+                self.make_chain(program, chain, &mut made).await?;
             }
         }
         Ok(made)
     }
+
+    async fn has_canaries(
+        &self,
+        program: &Path,
+        family: Family,
+        lacking: &Lacking,
+    ) -> Result<bool, CommandError> {
+        let is_there = |chain: &Chain| chain.name == CANARY && !lacking.contains_key(chain.table);
+        for canary in wanted(family).filter(is_there) {
+            self.handle.tick();
+            if self.programs.show(program, &canary.show()).await?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn make_chain(&self, program: &Path, chain: Chain, made: &mut Made) -> Result<(), CommandError> {
+        self.handle.tick();
+        let seen = self.programs.show(program, &chain.show()).await?;
+        let mut is_new = seen.is_none() && !chain.is_builtin;
+        for arguments in chain.plan(seen.as_deref()) {
+            self.handle.tick();
+            match self.programs.run(program, &arguments).await {
+                Ok(_) => made.commands += 1,
+                // nft shows a table as empty that the kernel lacks, and fails with the first chain in it.
+                Err(error) if is_new && error.failure() == Failure::Lacking => {
+                    made.lacking.insert(chain.table, error.told());
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+            is_new = false;
+        }
+        Ok(())
+    }
 }
 
 impl State {
+    /// Of a family whose chains were made but in tables that the kernel lacks.
+    fn without(lacking: Lacking) -> Self {
+        let is_all = lacking.len() == TABLES.len();
+        let said = lacking.into_values().collect::<Vec<_>>().join("; ");
+        match (said.is_empty(), is_all) {
+            (true, _) => Self::Kept,
+            (false, true) => Self::Absent(said),
+            (false, false) => Self::Partly(said),
+        }
+    }
+
+    fn is_kept(&self) -> bool {
+        matches!(self, Self::Kept | Self::Partly(_))
+    }
+
     fn failure(&self) -> Option<&str> {
         match self {
             Self::Failed(why) => Some(why),
-            Self::Unknown | Self::Absent(_) | Self::Kept => None,
+            Self::Unknown | Self::Absent(_) | Self::Kept | Self::Partly(_) => None,
         }
     }
 }
@@ -230,6 +314,11 @@ fn tell(family: Family, state: &State) {
     match state {
         State::Absent(why) => tracing::info!("no chains are kept in {program}: {why}"),
         State::Kept => tracing::info!("the chains of the kubelet are in {program}"),
+        State::Partly(why) => {
+            tracing::info!(
+                "the chains of the kubelet are in {program}, but in tables that the kernel lacks: {why}"
+            );
+        }
         State::Unknown | State::Failed(_) => {}
     }
 }

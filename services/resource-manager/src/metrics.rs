@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keelson_resource_manager_core::eviction::order::Order;
+use keelson_resource_manager_core::eviction::order::{Order, PREEMPTION, eviction_signals};
 use keelson_service_kit::Metrics;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -63,7 +63,8 @@ struct PreemptionSignal {
 }
 
 /// The kubelet's metrics of evictions (runtime-and-resources.md §12.2). The two that count are gauges here, for the text
-/// format would add `_total` to the names of counters.
+/// format would add `_total` to the names of counters. All their series are there from the start: one that came with its
+/// first eviction would never have grown for whoever asks by how much it has.
 #[derive(Debug, Clone)]
 pub(crate) struct EvictionMetrics {
     evictions: Family<EvictionSignal, Gauge>,
@@ -73,7 +74,12 @@ pub(crate) struct EvictionMetrics {
 
 impl EvictionMetrics {
     pub(crate) fn new(metrics: &Metrics) -> Self {
-        let (evictions, preemptions) = (Family::default(), Family::default());
+        let evictions: Family<EvictionSignal, Gauge> = Family::default();
+        let preemptions: Family<PreemptionSignal, Gauge> = Family::default();
+        for signal in eviction_signals() {
+            evictions.get_or_create(&EvictionSignal { eviction_signal: signal.to_owned() }).set(0);
+        }
+        preemptions.get_or_create(&PreemptionSignal { preemption_signal: PREEMPTION.to_owned() }).set(0);
         let ages = Histogram::new(AGES);
         metrics.register("kubelet_evictions", "Pods that were ended, by signal", evictions.clone());
         metrics.register("kubelet_preemptions", "Pods that made room for critical pods", preemptions.clone());
@@ -99,5 +105,48 @@ impl EvictionMetrics {
     /// A pod was ended for figures of this age.
     pub(crate) fn age(&self, age: Duration) {
         self.ages.observe(age.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_a_pod_may_be_ended_for_is_there_with_nothing_before_the_first_one_is() {
+        let registry = Metrics::new();
+        let metrics = EvictionMetrics::new(&registry);
+        let has = |line: &str| registry.text().lines().any(|found| found == line);
+        for signal in [
+            "memory.available",
+            "allocatableMemory.available",
+            "nodefs.available",
+            "nodefs.inodesFree",
+            "imagefs.available",
+            "imagefs.inodesFree",
+            "containerfs.available",
+            "containerfs.inodesFree",
+            "pid.available",
+            "emptydirfs.limit",
+            "ephemeralpodfs.limit",
+            "ephemeralcontainerfs.limit",
+        ] {
+            let line = format!("kubelet_evictions{{eviction_signal=\"{signal}\"}} 0");
+            assert!(has(&line), "{line}\n{}", registry.text());
+        }
+        let preemptions = "kubelet_preemptions{preemption_signal=\"preemption\"}";
+        assert!(has(&format!("{preemptions} 0")), "{}", registry.text());
+
+        let series = registry.text().lines().count();
+        let order = |reason: &str, signal: &str| Order {
+            reason: reason.to_owned(),
+            signal: signal.to_owned(),
+            ..Order::default()
+        };
+        metrics.count(&order("Evicted", "emptydirfs.limit"));
+        metrics.count(&order("Preempting", "preemption"));
+        assert!(has("kubelet_evictions{eviction_signal=\"emptydirfs.limit\"} 1"), "{}", registry.text());
+        assert!(has(&format!("{preemptions} 1")), "{}", registry.text());
+        assert_eq!(registry.text().lines().count(), series, "no other one has come");
     }
 }

@@ -42,7 +42,7 @@ struct Handler {
     runtime_handler: String,
 }
 
-/// The counters and durations. A series is there from its first call on.
+/// The counters and durations. A series is there from its first call on, but for the errors of pulls.
 #[derive(Debug)]
 pub(crate) struct Operations {
     calls: Family<Kind, Counter>,
@@ -68,6 +68,8 @@ impl Operations {
         metrics.register("kubelet_runtime_operations", help, self.calls.clone());
         let help = "Calls of the container runtime that failed";
         metrics.register("kubelet_runtime_operations_errors", help, self.errors.clone());
+        // Pulls that fail are alerted of by how many more they have become, so this series does not wait for the first one.
+        self.errors.get_or_create(&Kind { operation_type: "pull_image" }).inc_by(0);
         let help = "Seconds that a call of the container runtime took";
         metrics.register("kubelet_runtime_operations_duration_seconds", help, self.seconds.clone());
         let help = "Sandboxes that the container runtime could not make";

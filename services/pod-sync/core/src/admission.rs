@@ -80,14 +80,24 @@ const COUNTED: [&str; 21] = [
     "VolumeAttachmentLimitExceeded",
 ];
 
+/// What all other resources count as.
+const EXTENDED: &str = "OutOfExtendedResources";
+/// What all other reasons count as.
+const OTHER: &str = "Other";
+
 /// The label of a rejection in `admission_rejections_total` (§15.3): whatever a plugin calls its resources, the label
 /// has few values.
 pub fn counted_reason(reason: &str) -> &'static str {
     match COUNTED.iter().find(|counted| **counted == reason) {
         Some(counted) => counted,
-        None if reason.starts_with("OutOf") => "OutOfExtendedResources",
-        None => "Other",
+        None if reason.starts_with("OutOf") => EXTENDED,
+        None => OTHER,
     }
+}
+
+/// Every value that [`counted_reason`] has.
+pub fn counted_reasons() -> impl Iterator<Item = &'static str> {
+    COUNTED.into_iter().chain([EXTENDED, OTHER])
 }
 
 /// The limits of the pod's source, which come first as they did in the kubelet, then handlers 3 and 6 to 8: sysctls, operating

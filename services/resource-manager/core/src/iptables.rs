@@ -88,6 +88,9 @@ pub fn wanted(family: Family) -> impl Iterator<Item = Chain> {
     firewall.iter().chain(&BOTH).copied()
 }
 
+/// The tables in which something is wanted.
+pub const TABLES: [&str; 3] = ["mangle", "nat", "filter"];
+
 /// Arguments of the program.
 pub type Arguments = Vec<String>;
 
@@ -95,10 +98,46 @@ fn arguments(table: &str, rest: &[&str]) -> Arguments {
     ["-w", WAIT, "-t", table].iter().chain(rest).map(|argument| (*argument).to_owned()).collect()
 }
 
-/// What shows whether the tables of a family can be used at all: it fails where the kernel has none, or without the
-/// right to see them.
-pub fn probe() -> Arguments {
-    arguments("mangle", &["-S", "POSTROUTING"])
+/// What shows whether a table can be used at all: it fails where the kernel has none, or without the right to see it.
+/// The chain is one that each of [`TABLES`] has.
+pub fn probe(table: &str) -> Arguments {
+    arguments(table, &["-S", "OUTPUT"])
+}
+
+/// What a program has failed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// The kernel has no such table in this family, or no tables at all.
+    Lacking,
+    /// This process may not.
+    Forbidden,
+    /// Something else.
+    Other,
+}
+
+/// Codes that both kinds of programs end with when the kernel has not done what they were to do.
+const OF_KERNEL: [i32; 3] = [1, 3, 4];
+/// The kernel's words for what it has not, as the programs pass them on.
+const LACKING: [&str; 5] =
+    ["does not exist", "No such file or directory", "not supported", "not available", "Invalid argument"];
+/// Its words for what one may not.
+const FORBIDDEN: [&str; 2] = ["Permission denied", "Operation not permitted"];
+/// What is said of the lock that all legacy programs share: nothing about tables, whatever the words are.
+const LOCK: &str = "xtables.lock";
+
+/// What a [`probe`], or what was to make a chain, has failed for: `code` is what the program has ended with, and `said` is
+/// what it has printed. There is nothing but words to tell it by, and the programs have them in one language alone.
+pub fn failure(code: Option<i32>, said: &str) -> Failure {
+    let says = |words: &[&str]| words.iter().any(|words| said.contains(words));
+    if said.contains(LOCK) || !code.is_some_and(|code| OF_KERNEL.contains(&code)) {
+        Failure::Other
+    } else if says(&FORBIDDEN) {
+        Failure::Forbidden
+    } else if says(&LACKING) {
+        Failure::Lacking
+    } else {
+        Failure::Other
+    }
 }
 
 impl Chain {
@@ -163,6 +202,8 @@ enum Change {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const RULE: &str = "-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment \"block incoming localnet \
@@ -259,6 +300,42 @@ mod tests {
                 assert_eq!(chain.show(), ["-w", "5", "-t", chain.table, "-S", chain.name]);
             }
         }
-        assert_eq!(probe(), ["-w", "5", "-t", "mangle", "-S", "POSTROUTING"]);
+        assert_eq!(probe("nat"), ["-w", "5", "-t", "nat", "-S", "OUTPUT"]);
+    }
+
+    #[test]
+    fn each_table_with_a_chain_is_one_that_is_looked_at() {
+        for family in Family::ALL {
+            let of_chains: BTreeSet<&str> = wanted(family).map(|chain| chain.table).collect();
+            assert_eq!(of_chains, BTreeSet::from(TABLES));
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_is_told_from_what_one_may_not_and_from_all_else() {
+        use Failure::{Forbidden, Lacking, Other};
+        for (code, said, expected) in [
+            (
+                3,
+                "can't initialize ip6tables table `nat': Table does not exist (do you need to insmod?)",
+                Lacking,
+            ),
+            (3, "can't initialize ip6tables table `nat': Address family not supported by protocol", Lacking),
+            (3, "can't initialize iptables table `mangle': Protocol not available", Lacking),
+            (1, "Failed to initialize nft: Protocol not supported", Lacking),
+            (4, "Could not fetch rule set generation id: Invalid argument", Lacking),
+            (4, "CHAIN_ADD failed (No such file or directory): chain PREROUTING", Lacking),
+            (3, "can't initialize iptables table `mangle': Permission denied (you must be root)", Forbidden),
+            (4, "Could not fetch rule set generation id: Permission denied (you must be root)", Forbidden),
+            (1, "Failed to initialize nft: Operation not permitted", Forbidden),
+            (4, "Fatal: can't open lock file /run/xtables.lock: No such file or directory", Other),
+            (4, "Fatal: can't open lock file /run/xtables.lock: Permission denied", Other),
+            (4, "Another app is currently holding the xtables lock; still 5s 0us time ahead", Other),
+            (3, "can't initialize iptables table `nat': Cannot allocate memory", Other),
+            (127, "libxtables.so.12: cannot open shared object file: No such file or directory", Other),
+        ] {
+            assert_eq!(failure(Some(code), said), expected, "{code} {said}");
+        }
+        assert_eq!(failure(None, "Protocol not available"), Other, "it was ended by a signal");
     }
 }

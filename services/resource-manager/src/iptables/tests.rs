@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use keelson_config::{Config, ServiceName};
 use keelson_resource_manager_core::iptables::{FIREWALL, HINT};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use rustix::thread::{CapabilitySet, UnshareFlags, remove_capability_from_bounding_set, unshare_unsafe};
 
 use super::*;
 
@@ -160,12 +160,69 @@ async fn a_family_that_the_kernel_lacks_is_told_once_and_holds_up_nothing() {
 }
 
 #[tokio::test]
+async fn a_table_that_the_kernel_lacks_is_told_once_and_the_others_are_kept() {
+    const LEGACY: &str = "case \"$*\" in *nat*) echo \"can't initialize ip6tables table 'nat': Table does not exist\" \
+                          >&2; exit 3;; *OUTPUT*) exit 0;; *-S*) exit 1;; esac";
+    // nft shows any table, and lacks it when a chain is made in it.
+    const NFT: &str = "case \"$*\" in *'nat -N'*) echo 'CHAIN_ADD failed (No such file or directory): chain OUTPUT' \
+                       >&2; exit 4;; *OUTPUT*) exit 0;; *-S*) exit 1;; esac";
+    for (script, said) in [(LEGACY, "Table does not exist"), (NFT, "CHAIN_ADD failed")] {
+        let (dir, mut keeper) = scripted("exit 0", &format!("echo \"$*\" >> \"$0.log\"; {script}"));
+        let done = || fs::read_to_string(dir.path().join("ip6tables.log")).unwrap();
+        assert!(keeper.pass().await, "{:?}", keeper.condition());
+        let State::Partly(why) = keeper.states[1].clone() else { panic!("{:?}", keeper.states) };
+        assert!(why.contains(said) && why.contains("-t nat "), "{why}");
+        for chain in ["mangle -N KUBE-IPTABLES-HINT", "mangle -N KUBE-KUBELET-", "filter -N KUBE-KUBELET-"] {
+            assert!(done().contains(chain), "{chain}: {}", done());
+        }
+        assert!(keeper.pass().await);
+        assert_eq!(keeper.states[1], State::Partly(why), "nothing new is told");
+        assert_eq!(keeper.condition(), None);
+    }
+}
+
+#[tokio::test]
+async fn a_rule_that_the_kernel_cannot_have_is_a_failure_and_no_lacking_table() {
+    let fails = "case \"$*\" in *-A*) echo 'RULE_APPEND failed (No such file or directory)' >&2; exit 4;; \
+                 *OUTPUT*) exit 0;; *-S*) exit 1;; esac";
+    let (_dir, mut keeper) = scripted(fails, "exit 0");
+    assert!(!keeper.pass().await);
+    let told = keeper.condition().unwrap();
+    assert!(told.contains("RULE_APPEND failed"), "{told}");
+}
+
+#[tokio::test]
+async fn what_one_may_not_is_a_failure_and_named_with_what_is_needed() {
+    for (code, said) in [
+        (3, "can't initialize iptables table 'mangle': Permission denied (you must be root)"),
+        (4, "Could not fetch rule set generation id: Permission denied (you must be root)"),
+    ] {
+        let (_dir, mut keeper) = scripted(&format!("echo \"{said}\" >&2; exit {code}"), "exit 0");
+        assert!(!keeper.pass().await);
+        assert_eq!(keeper.states[1], State::Kept);
+        let told = keeper.condition().unwrap();
+        assert!(told.contains(said), "{told}");
+        assert!(told.ends_with("must keep CAP_NET_ADMIN, and CAP_NET_RAW for the legacy iptables"), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn legacy_iptables_without_raw_sockets_is_a_failure() {
+    let mut keeper = alone("-legacy");
+    // Of this thread alone, which ends with the test; programs that it starts have no more than this.
+    remove_capability_from_bounding_set(CapabilitySet::NET_RAW).unwrap();
+    assert!(!keeper.pass().await);
+    let told = keeper.condition().unwrap();
+    assert!(told.contains("iptables-legacy") && told.contains("CAP_NET_RAW"), "{told}");
+}
+
+#[tokio::test]
 async fn one_that_hangs_and_one_that_fails_are_named_and_tried_again() {
-    let fails = "case \"$*\" in *-N*) echo 'no room' >&2; exit 4;; *POSTROUTING*) exit 0;; *) exit 1;; esac";
+    let fails = "case \"$*\" in *-N*) echo 'no room' >&2; exit 4;; *OUTPUT*) exit 0;; *) exit 1;; esac";
     let (dir, mut keeper) = scripted("exec sleep 600", fails);
     assert!(!keeper.pass().await);
     let told = keeper.condition().unwrap();
-    assert!(told.contains("/iptables -w 5 -t mangle -S POSTROUTING` has not ended within 2s"), "{told}");
+    assert!(told.contains("/iptables -w 5 -t mangle -S OUTPUT` has not ended within 2s"), "{told}");
     assert!(told.contains("KUBE-IPTABLES-HINT` has ended with exit status: 4: no room"), "{told}");
     for name in ["iptables", "ip6tables"] {
         fs::write(dir.path().join(name), "#!/bin/sh\nexit 0\n").unwrap();

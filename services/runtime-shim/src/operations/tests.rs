@@ -14,7 +14,10 @@ use crate::proxy::{Proxy, RuntimeService};
 const VERSION: &str = "/runtime.v1.RuntimeService/Version";
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
 
-/// What is shown of `operations` without the lines about buckets.
+/// Of this there is a series from the start.
+const NO_PULL_HAS_FAILED: &str = "kubelet_runtime_operations_errors_total{operation_type=\"pull_image\"} 0";
+
+/// What is shown of `operations` without the lines about buckets, and without [`NO_PULL_HAS_FAILED`].
 fn shown(operations: &Operations) -> Vec<String> {
     let metrics = Metrics::new();
     operations.register(&metrics);
@@ -22,7 +25,7 @@ fn shown(operations: &Operations) -> Vec<String> {
     let text = metrics.text();
     let mut lines: Vec<String> = text
         .lines()
-        .filter(|line| line.starts_with("kubelet_") && !seconds(line))
+        .filter(|line| line.starts_with("kubelet_") && !seconds(line) && *line != NO_PULL_HAS_FAILED)
         .map(|line| line.replacen("kubelet_", "", 1).replace("runtime_operations", "ops"))
         .collect();
     lines.sort_unstable();
@@ -39,6 +42,13 @@ fn through_the_proxy(fake: &FakeRuntime) -> RuntimeServiceClient<Proxy<RuntimeSe
 
 fn sandbox(runtime_handler: &str) -> cri::RunPodSandboxRequest {
     cri::RunPodSandboxRequest { runtime_handler: runtime_handler.into(), ..Default::default() }
+}
+
+#[test]
+fn pulls_that_fail_are_counted_from_nothing_on() {
+    let metrics = Metrics::new();
+    Operations::new().register(&metrics);
+    assert!(metrics.text().lines().any(|line| line == NO_PULL_HAS_FAILED), "{}", metrics.text());
 }
 
 #[tokio::test]

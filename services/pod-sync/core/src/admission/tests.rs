@@ -292,6 +292,7 @@ fn rejections_are_counted_by_few_reasons() {
         ("SysctlForbidden", "SysctlForbidden"),
     ] {
         assert_eq!(counted_reason(reason), counted);
+        assert!(counted_reasons().any(|known| known == counted), "{counted}");
     }
 }
 

@@ -7,6 +7,12 @@ use crate::desire::PodDesire;
 use super::usage::{PodUsage, Space};
 
 const RESOURCE: &str = "ephemeral-storage";
+const OF_VOLUME: &str = "emptydirfs.limit";
+const OF_POD: &str = "ephemeralpodfs.limit";
+const OF_CONTAINER: &str = "ephemeralcontainerfs.limit";
+
+/// The kinds of limits, as a [`Breach`] names them.
+pub const SIGNALS: [&str; 3] = [OF_VOLUME, OF_POD, OF_CONTAINER];
 
 /// A limit that was exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +42,7 @@ fn of_volumes(desire: &PodDesire, usage: &PodUsage) -> Option<Breach> {
         let found = usage.volumes.iter().find(|found| found.name == volume.name)?;
         let exceeded = Quantity::from_bytes(found.space.bytes) > limit;
         let message = format!("Usage of EmptyDir volume \"{}\" exceeds the limit \"{limit}\". ", volume.name);
-        exceeded.then_some(Breach { signal: "emptydirfs.limit", message })
+        exceeded.then_some(Breach { signal: OF_VOLUME, message })
     })
 }
 
@@ -62,7 +68,7 @@ fn of_pod(desire: &PodDesire, usage: &PodUsage) -> Option<Breach> {
     let exceeded = Quantity::from_bytes(usage.local_storage()) > limit;
     let message =
         format!("Pod ephemeral local storage usage exceeds the total limit of containers {limit}. ");
-    exceeded.then_some(Breach { signal: "ephemeralpodfs.limit", message })
+    exceeded.then_some(Breach { signal: OF_POD, message })
 }
 
 fn of_containers(desire: &PodDesire, usage: &PodUsage) -> Option<Breach> {
@@ -74,7 +80,7 @@ fn of_containers(desire: &PodDesire, usage: &PodUsage) -> Option<Breach> {
         let exceeded = Quantity::from_bytes(taken) > limit;
         let message =
             format!("Container {} exceeded its local ephemeral storage limit \"{limit}\". ", container.name);
-        exceeded.then_some(Breach { signal: "ephemeralcontainerfs.limit", message })
+        exceeded.then_some(Breach { signal: OF_CONTAINER, message })
     })
 }
 

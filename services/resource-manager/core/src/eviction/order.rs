@@ -6,8 +6,8 @@ use keelson_kube_model::Quantity;
 
 use crate::desire::{ContainerShare, PodDesire, PodRef, Want};
 
-use super::local::Breach;
-use super::signal::{Layout, Observation, Resource};
+use super::local::{self, Breach};
+use super::signal::{Layout, Observation, Resource, Signal};
 use super::threshold::Threshold;
 use super::usage::Candidate;
 
@@ -17,6 +17,14 @@ const AT_ONCE_SECONDS: i64 = 1;
 pub const PATIENCE_MS: u64 = 30_000;
 /// The least time in which a pod is expected to end, in seconds.
 const EXPECTED_SECONDS: i64 = 10;
+
+/// The signal of an order for a pod that makes room for a critical one.
+pub const PREEMPTION: &str = "preemption";
+
+/// The signals of all orders but [`PREEMPTION`].
+pub fn eviction_signals() -> impl Iterator<Item = &'static str> {
+    Signal::ALL.into_iter().map(Signal::name).chain(local::SIGNALS)
+}
 
 /// An order to end a pod; it does not change while it stands.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -89,7 +97,7 @@ impl Order {
             message: "Preempted in order to admit critical pod".to_owned(),
             grace_seconds: None,
             condition_message: "Pod was preempted by Kubelet to accommodate a critical pod.".to_owned(),
-            signal: "preemption".to_owned(),
+            signal: PREEMPTION.to_owned(),
             since_unix_nanos: now_unix_nanos,
             annotations: BTreeMap::new(),
         }
@@ -97,7 +105,7 @@ impl Order {
 
     /// Whether it is one of those that a shortage has brought about.
     pub fn is_for_shortage(&self) -> bool {
-        super::signal::Signal::parse(&self.signal).is_some()
+        Signal::parse(&self.signal).is_some()
     }
 
     /// In how many seconds its pod is expected to end: half as long again as its grace, and 10 at least
@@ -192,7 +200,6 @@ pub const fn stands(want: Option<Want>) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::signal::Signal;
     use super::super::threshold::Amount;
     use super::super::usage::{ContainerUsage, PodUsage, Space};
     use super::*;
