@@ -29,6 +29,7 @@ use keelson_config::ApiTls;
 use keelson_service_kit::Context;
 use rustls::pki_types::CertificateDer;
 
+use crate::places::{Place, no_place};
 use crate::serving::Serving;
 use attributes::{RESOURCE, subresources, verb};
 use reviews::{Asked, Reviews, Whose};
@@ -150,6 +151,8 @@ impl Rules {
 pub(crate) async fn guard(State(access): State<Access>, mut request: Request, next: Next) -> Response {
     let Access::Asked(rules) = &access else { return next.run(request).await };
     let shown = request.extensions_mut().remove::<Shown>().unwrap_or_default();
+    // Taken out, so that no handler keeps it for longer than there is the connection.
+    let place = request.extensions_mut().remove::<Arc<Place>>();
     let path = request.uri().path();
     let verb = verb(request.method(), path, rules.strict_verbs);
     let user = match rules.who(&shown, request.headers()).await {
@@ -161,6 +164,9 @@ pub(crate) async fn guard(State(access): State<Access>, mut request: Request, ne
     };
     if let Err(refused) = rules.may(&user, verb, path).await {
         return refused;
+    }
+    if place.is_some_and(|place| !place.settle()) {
+        return no_place();
     }
     bearer::strip(request.headers_mut());
     request.extensions_mut().insert(Arc::unwrap_or_clone(user));

@@ -34,6 +34,7 @@ mod log_target;
 pub mod logs;
 pub mod metrics;
 mod own_pair;
+pub mod places;
 pub mod pods;
 mod requests;
 mod resource_metrics;

@@ -1,12 +1,15 @@
 //! Listening sockets and their connections.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::Request;
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, Request, StatusCode};
+use axum::response::Response;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -14,16 +17,16 @@ use hyper_util::service::TowerToHyperService;
 use keelson_service_kit::{Backoff, Context, LoopHandle};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
-use tower::ServiceExt;
+use tower::ServiceExt as _;
 
 use crate::access::Shown;
+use crate::places::{Limits, Place, Places, no_place};
 use crate::serving::Serving;
 
-/// Connections per listener; one more waits.
-const CONNECTIONS: usize = 256;
-/// How long a connection may be without a request.
+/// How long a client may take for its first request, to the end of its head.
+const FIRST: Duration = Duration::from_secs(10);
+/// How long a connection may be without a further request.
 const IDLE: Duration = Duration::from_secs(90);
 /// No connection lives longer, whatever it carries.
 const LONGEST: Duration = Duration::from_secs(4 * 3600);
@@ -59,7 +62,8 @@ pub async fn run(
     };
     ctx.progress.condition(&condition, Ok(()));
     tracing::info!(%address, "the {name} listens");
-    serve(&ctx, &handle, listener, router, tls).await;
+    let places = Places::new(name, Limits::of_this_process());
+    serve(&ctx, &handle, listener, router, tls, &places).await;
 }
 
 fn bind_problem(name: &str, address: SocketAddr, error: &io::Error) -> String {
@@ -84,27 +88,25 @@ pub async fn serve(
     listener: TcpListener,
     router: Router,
     tls: Option<Serving>,
+    places: &Places,
 ) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut have_run_out = false;
     loop {
         handle.tick();
+        have_run_out = places.tell(&ctx.progress, have_run_out);
         let next = async {
-            let permit = Arc::clone(&permits).acquire_owned().await;
-            (permit, listener.accept().await)
+            let place = places.take().await;
+            (place, listener.accept().await)
         };
-        // Cancel-safe: a permit that is dropped is free again, an accept that is dropped takes nothing.
-        let (permit, accepted) = tokio::select! {
+        // Cancel-safe: a place that is dropped is free again, an accept that is dropped takes nothing.
+        let (place, accepted) = tokio::select! {
             () = ctx.shutdown.cancelled() => return,
             () = tokio::time::sleep(LoopHandle::HEARTBEAT) => continue,
             next = next => next,
         };
         match accepted {
             Ok((stream, _)) => {
-                let connection = connection(ctx.clone(), stream, router.clone(), tls.clone());
-                tokio::spawn(async move {
-                    connection.await;
-                    drop(permit);
-                });
+                tokio::spawn(connection(ctx.clone(), stream, router.clone(), tls.clone(), place));
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -114,9 +116,12 @@ pub async fn serve(
     }
 }
 
-async fn connection(ctx: Context, stream: TcpStream, router: Router, tls: Option<Serving>) {
+async fn connection(ctx: Context, stream: TcpStream, router: Router, tls: Option<Serving>, place: Place) {
     let _ = stream.set_nodelay(true);
-    let Some(serving) = tls else { return requests(&ctx, stream, router, Shown::default()).await };
+    let place = Arc::new(place);
+    let Some(serving) = tls else {
+        return requests(&ctx, stream, Answers { router, place, shown: None }).await;
+    };
     let Some(config) = serving.config() else {
         tracing::warn!("closed a connection: no serving certificate available for the kubelet");
         return;
@@ -125,35 +130,71 @@ async fn connection(ctx: Context, stream: TcpStream, router: Router, tls: Option
         Ok(Ok(stream)) => {
             let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let shown = Shown(shown.iter().map(|certificate| certificate.clone().into_owned()).collect());
-            requests(&ctx, stream, router, shown).await;
+            requests(&ctx, stream, Answers { router, place, shown: Some(shown) }).await;
         }
         Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake has failed"),
         Err(_) => tracing::debug!("a TLS handshake has taken too long"),
     }
 }
 
-/// Serves the requests of one connection, whose client has shown what `shown` holds.
+/// What answers the requests of one connection.
+#[derive(Clone)]
+struct Answers {
+    router: Router,
+    place: Arc<Place>,
+    /// What the client has shown at the handshake; none: there was none, and whoever comes is let in.
+    shown: Option<Shown>,
+}
+
+impl Answers {
+    async fn answer(self, mut request: Request<Incoming>) -> Result<Response, Infallible> {
+        let Self { router, place, shown } = self;
+        place.hear();
+        let answer = match shown {
+            Some(shown) => {
+                request.extensions_mut().insert(shown);
+                request.extensions_mut().insert(Arc::clone(&place));
+                router.oneshot(request).await
+            }
+            None if place.settle() => router.oneshot(request).await,
+            None => Ok(no_place()),
+        };
+        let Ok(mut answer) = answer;
+        // Who was not let in leaves the place to another one.
+        if !place.is_settled() && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(answer)
+    }
+}
+
+/// Serves the requests of one connection.
 async fn requests(
     ctx: &Context,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    router: Router,
-    shown: Shown,
+    answers: Answers,
 ) {
-    let router =
-        ServiceExt::<Request<Incoming>>::map_request(router, move |mut request: Request<Incoming>| {
-            request.extensions_mut().insert(shown.clone());
-            request
-        });
+    let place = Arc::clone(&answers.place);
+    let silence = async {
+        if tokio::time::timeout(FIRST, place.heard()).await.is_ok() {
+            std::future::pending().await
+        }
+    };
+    let service = tower::service_fn(move |request| answers.clone().answer(request));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(IDLE)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
         .with_upgrades();
     tokio::pin!(served);
     // Cancel-safe: `served` is pinned outside; when the time is up it is dropped, and with it the calls to
     // neighbours that it was waiting for.
     let end = tokio::select! {
         end = &mut served => end,
+        () = silence => {
+            tracing::debug!("a client has taken too long for its first request");
+            return;
+        }
         () = tokio::time::sleep(LONGEST) => return,
         () = ctx.shutdown.cancelled() => {
             served.as_mut().graceful_shutdown();
@@ -163,5 +204,54 @@ async fn requests(
     };
     if let Err(error) = end {
         tracing::debug!(%error, "a connection has ended early");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use keelson_config::{Config, ServiceName};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const WHOLE: &str = "GET / HTTP/1.1\r\nhost: node\r\n\r\n";
+
+    /// Serves a connection on which this is said, until it ends: for how long, and what was answered.
+    async fn serve_one(said: &str, shown: Option<Shown>) -> (u64, String) {
+        let ctx = Context::detached(ServiceName::NodeApi, Config::default());
+        let places = Places::new("port", Limits { strangers: 1, known: 1 });
+        let router = Router::new().route("/", get(|| async { "this is the answer" }));
+        let answers = Answers { router, place: Arc::new(places.take().await), shown };
+        let (mut client, server) = tokio::io::duplex(4096);
+        client.write_all(said.as_bytes()).await.unwrap();
+        let begun = Instant::now();
+        requests(&ctx, server, answers).await;
+        let took = begun.elapsed().as_secs();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        (took, answer)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_without_a_whole_request_is_left_after_ten_seconds() {
+        for said in ["", "GET / HTTP/1.1\r\nhost: no"] {
+            assert_eq!(serve_one(said, None).await, (10, String::new()), "{said:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_is_let_in_may_be_silent_for_ninety_seconds_after_it() {
+        let (took, answer) = serve_one(WHOLE, None).await;
+        assert_eq!(took, 90, "{answer}");
+        assert!(answer.ends_with("this is the answer") && !answer.contains("connection:"), "{answer}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_is_not_let_in_is_answered_and_left_at_once() {
+        let (took, answer) = serve_one(WHOLE, Some(Shown::default())).await;
+        assert_eq!(took, 0, "{answer}");
+        assert!(answer.ends_with("this is the answer") && answer.contains("connection: close"), "{answer}");
     }
 }

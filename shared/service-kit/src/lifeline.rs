@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 const VARIABLE: &str = "KEELSON_LIFELINE_FD";
 
 /// Whether an init keeps this service running, and starts it again when it ends.
-pub(crate) fn is_held() -> bool {
+pub fn is_held() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 

@@ -39,6 +39,11 @@ impl Stat {
     }
 }
 
+/// How many files this process may have open (the soft limit); none when it is unlimited or cannot be read.
+pub fn open_files_limit() -> Option<u64> {
+    fs::read_to_string("/proc/self/limits").ok().and_then(|text| most_files(&text))
+}
+
 /// The soft limit of open files from `/proc/<pid>/limits`; none when it is unlimited.
 fn most_files(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
@@ -73,7 +78,7 @@ impl Collector for ProcessMetrics {
         gauge("process_resident_memory_bytes", help, resident)?;
         let open = fs::read_dir("/proc/self/fd").ok().map(|entries| entries.count().saturating_sub(1) as f64);
         gauge("process_open_fds", "Open file descriptors of the process", open)?;
-        let most = fs::read_to_string("/proc/self/limits").ok().and_then(|text| most_files(&text));
+        let most = open_files_limit();
         gauge("process_max_fds", "How many file descriptors it may have open", most.map(|most| most as f64))?;
         let tasks = tokio::runtime::Handle::try_current().ok();
         let tasks = tasks.map(|handle| handle.metrics().num_alive_tasks() as f64);

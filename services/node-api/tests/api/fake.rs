@@ -14,6 +14,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use keelson_config::{Config, ServiceName};
+use keelson_node_api::places::{Limits, Places};
 use keelson_node_api::{Access, Requests, Slis};
 use keelson_proto::keelson::admin::v1 as admin;
 use keelson_proto::keelson::admin::v1::admin_server::{Admin, AdminServer};
@@ -125,12 +126,18 @@ impl World {
 
     /// Any router on a port that the kernel chose.
     pub async fn listen(&self, router: axum::Router) -> SocketAddr {
+        self.listen_within(router, Limits::of_this_process()).await
+    }
+
+    /// The same with so many places.
+    pub async fn listen_within(&self, router: axum::Router, limits: Limits) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let ctx = self.ctx.clone();
         tokio::spawn(async move {
             let handle = ctx.progress.register("test");
-            keelson_node_api::listen::serve(&ctx, &handle, listener, router, None).await;
+            let places = Places::new("test port", limits);
+            keelson_node_api::listen::serve(&ctx, &handle, listener, router, None, &places).await;
         });
         address
     }

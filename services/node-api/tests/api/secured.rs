@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use keelson_config::{Api, ApiTls, ServiceName};
+use keelson_node_api::places::{Limits, Places};
 use keelson_node_api::{Access, Requests, Serving, api_router, listen};
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_service_kit::status::error;
@@ -74,6 +75,11 @@ impl Secured {
 
     /// The same with other settings.
     pub async fn start_with(change: impl FnOnce(&mut Api)) -> Self {
+        Self::start_within(Limits::of_this_process(), change).await
+    }
+
+    /// The same with so many places for connections.
+    pub async fn start_within(limits: Limits, change: impl FnOnce(&mut Api)) -> Self {
         let (mut world, files, clients) =
             (World::start(), tempfile::tempdir().unwrap(), Authority::new("clients"));
         let ca = files.path().join("ca.pem");
@@ -99,7 +105,8 @@ impl Secured {
         let ctx = world.ctx.clone();
         tokio::spawn(async move {
             let handle = ctx.progress.register("test");
-            listen::serve(&ctx, &handle, listener, router, Some(serving)).await;
+            let places = Places::new("test port", limits);
+            listen::serve(&ctx, &handle, listener, router, Some(serving), &places).await;
         });
         let shown = CertificateDer::pem_file_iter(told).unwrap().collect::<Result<_, _>>().unwrap();
         Self { world, clients, address, shown, _files: files }
@@ -272,6 +279,74 @@ async fn bytes_go_both_ways_as_they_are_once_the_runtime_has_changed() {
         "{:?}",
         asked.headers
     );
+}
+
+/// Waits until somebody whom the node knows has a place there again.
+async fn has_a_place(node: &Secured) {
+    let asking = async {
+        while node.get(Some(node.clients.of("jane")), "/healthz/ping").await != 200 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon(asking).await;
+}
+
+#[tokio::test]
+async fn logs_that_are_followed_keep_no_stranger_out_and_one_too_many_is_answered_and_told() {
+    let node = Secured::start_within(Limits { strangers: 1, known: 2 }, |_| {}).await;
+    node.world.running_pod("web");
+    let mut written = Vec::new();
+    let mut followed = Vec::new();
+    for _ in 0..2 {
+        let path = "/containerLogs/default/web/c?follow=true";
+        let answer = soon(node.ask(Some(node.clients.of("jane")), "GET", path, &[])).await;
+        assert_eq!(answer.status(), 200);
+        followed.push(answer);
+        written.push(node.world.shared.following.lock().unwrap().take().unwrap());
+    }
+    assert_eq!(node.get(None, "/healthz/ping").await, 401, "there is a place for strangers");
+    let (status, headers, text) = node.known("GET", "/healthz/ping", &[]).await;
+    assert_eq!(status, 503);
+    assert!(text.starts_with("too many connections to this node are open"), "{text}");
+    assert_eq!(headers["connection"], "close");
+    assert_eq!(headers["retry-after"], "1");
+    let conditions = node.world.ctx.progress.report("").conditions;
+    let told = conditions.iter().find(|told| told.name == "connections of the test port").unwrap();
+    assert!(!told.ok && told.message.contains("has 2 connections of clients that it has let in"), "{told:?}");
+    drop(followed.pop());
+    has_a_place(&node).await;
+}
+
+#[tokio::test]
+async fn a_stream_into_a_container_has_no_place_of_a_connection() {
+    let node = Secured::start_within(Limits { strangers: 1, known: 1 }, |_| {}).await;
+    node.world.running_pod("web");
+    let said = [("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1")];
+    *node.world.shared.stream_head.lock().unwrap() = head(101, &said);
+    let answer = node.ask(Some(node.clients.of("jane")), "POST", EXEC, &UPGRADE).await;
+    assert_eq!(answer.status(), 101);
+    let mut streams = TokioIo::new(soon(hyper::upgrade::on(answer)).await.unwrap());
+    has_a_place(&node).await;
+    soon(streams.write_all(b"the end")).await.unwrap();
+    soon(streams.flush()).await.unwrap();
+    let mut rest = Vec::new();
+    soon(streams.read_to_end(&mut rest)).await.unwrap();
+    assert_eq!(rest, b"the end");
+}
+
+#[tokio::test]
+async fn a_stranger_who_is_refused_leaves_the_place_to_the_next_one() {
+    let node = Secured::start_within(Limits { strangers: 1, known: 1 }, |_| {}).await;
+    let mut stranger = node.connect("127.0.0.1", None).await.unwrap();
+    let request = Request::get("/healthz/ping").header("host", "node").body(Empty::new()).unwrap();
+    let answer = soon(stranger.send_request(request)).await.unwrap();
+    assert_eq!(answer.status(), 401);
+    assert_eq!(answer.headers()["connection"], "close");
+    // The stranger's side of it is still there.
+    let (status, headers, _) = soon(node.known("GET", "/healthz/ping", &[])).await;
+    assert_eq!(status, 200);
+    assert!(!headers.contains_key("connection"), "{headers:?}");
+    drop(stranger);
 }
 
 #[tokio::test]
