@@ -217,6 +217,10 @@ fn index() -> String {
     for page in PAGES {
         let _ = writeln!(text, "| [{}]({}.md) | {} |", page.api, page.file, page.about);
     }
+    text.push_str(
+        "\nnode-api has no API of its own, only those that every service has: Admin and Events. What it answers the network is a\n\
+        kubelet's; [services/node-api](../../services/node-api) has the paths.\n",
+    );
     text
 }
 

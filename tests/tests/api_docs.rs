@@ -4,8 +4,9 @@
 
 use std::path::Path;
 
-use keelson_testkit::{Agent, Scratch};
-use keelson_tests::{sleeper, until_ready};
+use keelson_config::ServiceName;
+use keelson_testkit::{Agent, Scratch, eventually};
+use keelson_tests::{LIMIT, sleeper, until_ready};
 use serde_json::Value;
 
 /// The commands in the shell blocks of a page.
@@ -20,6 +21,13 @@ async fn every_example_of_the_api_pages_answers_with_json() {
     let agent = Agent::builder(scratch.path()).start().await.unwrap();
     agent.write_manifest("web.yaml", &sleeper("web")).unwrap();
     until_ready(&agent, &["web"]).await.unwrap();
+    // What the example of volumes shows is measured a moment after they are there.
+    eventually(LIMIT, "the pod's volumes are measured", async || {
+        let output = agent.keelson(&["grpc", "call", "volume-manager", "PodVolumeStats"]).await.unwrap();
+        output.status.success() && !output.stdout.is_empty()
+    })
+    .await
+    .unwrap();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api");
     let mut ran = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -39,7 +47,7 @@ async fn every_example_of_the_api_pages_answers_with_json() {
             match path.file_stem().unwrap().to_str().unwrap() {
                 "pod-sync" => assert_eq!(lines[0]["podJson"]["status"]["phase"], "Running", "{lines:?}"),
                 "supervisor" => assert_eq!(lines[0]["services"].as_array().unwrap().len(), 8, "{lines:?}"),
-                "volume-manager" => {}
+                "volume-manager" => assert_eq!(lines[0]["volumes"][0]["name"], "scratch", "{lines:?}"),
                 _ => assert!(
                     lines[0].as_object().is_some_and(|answer| !answer.is_empty()),
                     "{command}: {lines:?}"
@@ -48,4 +56,11 @@ async fn every_example_of_the_api_pages_answers_with_json() {
         }
     }
     assert_eq!(ran, 11, "an example each, and two more of what every service tells");
+
+    let output = agent.keelson(&["grpc", "list"]).await.unwrap();
+    let listed = String::from_utf8(output.stdout).unwrap();
+    for service in ServiceName::ALL {
+        let is_named = listed.lines().any(|line| line.split_whitespace().next() == Some(service.as_str()));
+        assert!(is_named, "{service} is not in:\n{listed}");
+    }
 }

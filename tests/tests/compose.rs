@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // A test fails where it stands.
 
+mod compose_declared;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -12,10 +14,12 @@ use keelson_config::ServiceName;
 use keelson_testkit::process::{self, ProcessId, Signal};
 use keelson_testkit::{
     BUSYBOX_IMAGE, Component, PrivateDocker, Scratch, Snapshot, built_binaries, cgroup_hierarchies,
-    has_cap_sys_resource, mounts_below,
+    mounts_below,
 };
 use keelson_tests::{is_ready, text};
 use serde_json::Value;
+
+use compose_declared::{look_at_process, look_at_settings, main_pid};
 
 /// How long anything that has to happen may take: Docker waits between restarts, a lease lasts 40 s.
 const LIMIT: Duration = Duration::from_secs(150);
@@ -24,128 +28,6 @@ const CGROUPS: [&str; 2] = ["keelson-node-1", "keelson-node-2"];
 const NODES: [&str; 2] = ["node-1", "node-2"];
 /// What Docker starts and what ends by itself.
 const ONCE: [&str; 3] = ["prepare", "config", "images"];
-
-/// What a container's first process must be: program, user, group, capabilities, whether it may gain more.
-struct Declared {
-    program: &'static str,
-    uid: u32,
-    gid: u32,
-    capabilities: &'static [(&'static str, u32)],
-    may_gain: bool,
-    sees_all_processes: bool,
-}
-
-const OPERATORS: u32 = 64_200;
-/// Numbers of linux/capability.h.
-const CHOWN: (&str, u32) = ("CHOWN", 0);
-const DAC_OVERRIDE: (&str, u32) = ("DAC_OVERRIDE", 1);
-const DAC_READ_SEARCH: (&str, u32) = ("DAC_READ_SEARCH", 2);
-const FOWNER: (&str, u32) = ("FOWNER", 3);
-const FSETID: (&str, u32) = ("FSETID", 4);
-const KILL: (&str, u32) = ("KILL", 5);
-const SETGID: (&str, u32) = ("SETGID", 6);
-const SETUID: (&str, u32) = ("SETUID", 7);
-const SETPCAP: (&str, u32) = ("SETPCAP", 8);
-const NET_BIND_SERVICE: (&str, u32) = ("NET_BIND_SERVICE", 10);
-const NET_ADMIN: (&str, u32) = ("NET_ADMIN", 12);
-const NET_RAW: (&str, u32) = ("NET_RAW", 13);
-const SYS_CHROOT: (&str, u32) = ("SYS_CHROOT", 18);
-const SYS_PTRACE: (&str, u32) = ("SYS_PTRACE", 19);
-const SYS_ADMIN: (&str, u32) = ("SYS_ADMIN", 21);
-const SYS_RESOURCE: (&str, u32) = ("SYS_RESOURCE", 24);
-const MKNOD: (&str, u32) = ("MKNOD", 27);
-const AUDIT_WRITE: (&str, u32) = ("AUDIT_WRITE", 29);
-const SETFCAP: (&str, u32) = ("SETFCAP", 31);
-const SYSLOG: (&str, u32) = ("SYSLOG", 34);
-
-/// The containers of a node that stay, by what compose.yaml calls them before the number, and etcd.
-fn declared(container: &str) -> Declared {
-    let kind = container.strip_suffix("-1").or_else(|| container.strip_suffix("-2")).unwrap_or(container);
-    let service = |program, uid, capabilities, sees_all_processes| Declared {
-        program,
-        uid,
-        gid: OPERATORS,
-        capabilities,
-        may_gain: false,
-        sees_all_processes,
-    };
-    let other = |program, id| Declared { gid: id, ..service(program, id, &[], false) };
-    match kind {
-        "etcd" => other("etcd", 64_250),
-        "node" => other("sleep", 65_534),
-        "pod-config" => service("keelson-pod-config", 64_201, &[], false),
-        "pod-sync" => service("keelson-pod-sync", 64_205, &[], false),
-        "node-status" => service("keelson-node-status", 64_206, &[], false),
-        "node-api" => service("keelson-node-api", 64_207, &[], false),
-        "runtime-shim" => {
-            service("keelson-runtime-shim", 0, &[CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID], true)
-        }
-        "volume-manager" => service(
-            "keelson-volume-manager",
-            0,
-            &[CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SYS_ADMIN, SYS_RESOURCE, MKNOD],
-            true,
-        ),
-        "resource-manager" => service(
-            "keelson-resource-manager",
-            0,
-            &[
-                CHOWN,
-                DAC_OVERRIDE,
-                DAC_READ_SEARCH,
-                FOWNER,
-                KILL,
-                SYS_PTRACE,
-                SYS_RESOURCE,
-                NET_ADMIN,
-                SYSLOG,
-            ],
-            true,
-        ),
-        "containerd" => Declared {
-            may_gain: true,
-            gid: 0,
-            ..service(
-                "containerd",
-                0,
-                &[
-                    CHOWN,
-                    DAC_OVERRIDE,
-                    DAC_READ_SEARCH,
-                    FOWNER,
-                    FSETID,
-                    KILL,
-                    SETGID,
-                    SETUID,
-                    SETPCAP,
-                    SETFCAP,
-                    NET_BIND_SERVICE,
-                    NET_RAW,
-                    NET_ADMIN,
-                    SYS_CHROOT,
-                    SYS_PTRACE,
-                    SYS_ADMIN,
-                    SYS_RESOURCE,
-                    MKNOD,
-                    AUDIT_WRITE,
-                ],
-                true,
-            )
-        },
-        other => panic!("compose.yaml has a container that nobody declared: {other}"),
-    }
-}
-
-impl Declared {
-    /// The capabilities as this machine can give them.
-    fn capabilities(&self) -> impl Iterator<Item = &'static (&'static str, u32)> {
-        self.capabilities.iter().filter(|capability| **capability != SYS_RESOURCE || has_cap_sys_resource())
-    }
-
-    fn bits(&self) -> u64 {
-        self.capabilities().fold(0, |bits, (_, number)| bits | 1 << number)
-    }
-}
 
 /// The stack, taken down when the test fails before it has done so.
 struct Stack {
@@ -357,57 +239,6 @@ impl Drop for Stack {
     }
 }
 
-fn main_pid(container: &Value) -> u32 {
-    container["State"]["Pid"].as_u64().and_then(|pid| pid.try_into().ok()).unwrap()
-}
-
-/// A line of `/proc/<pid>/status`.
-fn status_line(pid: u32, name: &str) -> String {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.unwrap_or_else(|| panic!("no {name} in {status}")).trim().to_owned()
-}
-
-fn inspect(name: &str, container: &Value) {
-    let declared = declared(name);
-    let host = &container["HostConfig"];
-    assert_eq!(host["Privileged"], false, "{name}");
-    assert_eq!(host["ReadonlyRootfs"], true, "{name}");
-    assert_eq!(host["CapDrop"].to_string(), "[\"ALL\"]", "{name}");
-    assert_eq!(host["PidMode"] == "host", declared.sees_all_processes, "{name}");
-    let asked: BTreeSet<&str> =
-        host["CapAdd"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let asked: BTreeSet<&str> = asked.into_iter().map(|name| name.trim_start_matches("CAP_")).collect();
-    assert_eq!(asked, declared.capabilities().map(|(name, _)| *name).collect(), "{name}");
-
-    let pid = main_pid(container);
-    let process = process::read(pid).unwrap();
-    assert_eq!(process.exe_name().as_deref(), Some(declared.program), "{name}");
-    for ids in [("Uid", declared.uid), ("Gid", declared.gid)] {
-        let id = ids.1.to_string();
-        let line = status_line(pid, ids.0);
-        assert!(line.split_whitespace().all(|found| found == id), "{name}: {} {line}", ids.0);
-    }
-    for set in ["CapEff", "CapPrm", "CapBnd"] {
-        let found = u64::from_str_radix(&status_line(pid, set), 16).unwrap();
-        assert_eq!(found, declared.bits(), "{name}: {set} {found:x}");
-    }
-    assert_eq!(status_line(pid, "NoNewPrivs"), if declared.may_gain { "0" } else { "1" }, "{name}");
-    if !declared.sees_all_processes {
-        assert_eq!(status_line(pid, "NSpid").split_whitespace().last(), Some("1"), "{name}");
-    }
-    // Nobody else lives there; who asks for health comes and goes, as a child of Docker's and not of the first process.
-    let id = container["Id"].as_str().unwrap();
-    let inside = |process: &process::Process| {
-        let cgroups = std::fs::read_to_string(format!("/proc/{}/cgroup", process.id.pid));
-        cgroups.is_ok_and(|text| text.contains(id))
-    };
-    let all = process::all();
-    let children = process::descendants(&all, &[pid]);
-    let living: Vec<_> = all.iter().filter(|p| inside(p) && children.contains(&p.id)).collect();
-    assert!(living.is_empty(), "{name}: {living:?}");
-}
-
 fn manifest(name: &str) -> String {
     format!(
         "apiVersion: v1
@@ -502,18 +333,22 @@ fn look_at_mounts(stack: &Stack, node: &str, name: &str) {
     assert_eq!(read(root.join("scratch/seen")), name);
 }
 
-/// Kills the only process of a container. Docker starts it again, which it would not do after `docker kill`.
-fn kill_and_wait(stack: &Stack, name: &str) {
-    let process = ProcessId::of(main_pid(&stack.containers()[name])).unwrap();
-    assert!(process.signal(Signal::KILL), "{name}");
-    stack.until(&format!("{name} runs again"), || {
-        let container = &stack.containers()[name];
-        container["State"]["Running"] == true && main_pid(container) != process.pid
+/// Kills the only process of each of these containers. Docker starts them again, which it would not do after `docker kill`.
+fn kill_and_wait(stack: &Stack, names: &[String]) {
+    let all = stack.containers();
+    let killed: Vec<ProcessId> =
+        names.iter().map(|name| ProcessId::of(main_pid(&all[name])).unwrap()).collect();
+    assert!(killed.iter().all(|process| process.signal(Signal::KILL)), "{names:?}");
+    stack.until(&format!("{names:?} run again"), || {
+        let all = stack.containers();
+        names.iter().zip(&killed).all(|(name, process)| {
+            all[name]["State"]["Running"] == true && main_pid(&all[name]) != process.pid
+        })
     });
 }
 
 #[test]
-#[ignore = "long: every container of a node is killed"]
+#[ignore = "long: every container is killed"]
 fn two_nodes_in_containers_run_pods_which_notice_no_death_and_go_without_a_trace() {
     let before = Snapshot::take();
     let mut stack = Stack::up();
@@ -529,8 +364,12 @@ fn two_nodes_in_containers_run_pods_which_notice_no_death_and_go_without_a_trace
     for node in NODES {
         stack.until_all_serve(node);
     }
-    for (name, container) in &stack.lasting() {
-        inspect(name, container);
+    let all = stack.containers();
+    for name in all.keys() {
+        look_at_settings(name, &all, &stack.home);
+    }
+    for name in lasting.keys() {
+        look_at_process(name, &all);
     }
 
     // Without init, each service is asked itself, and restarted by Docker.
@@ -562,16 +401,29 @@ fn two_nodes_in_containers_run_pods_which_notice_no_death_and_go_without_a_trace
             .all(|c| c["State"]["Health"]["Status"].as_str().is_none_or(|s| s == "healthy"))
     });
 
-    // Each dies in turn, and no pod notices. Of node-1 its network last: nobody gets that back.
+    // No init tries a configuration here, so none is stored to wait for ever.
+    let file = stack.home.join("config.yaml");
+    let configuration = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n";
+    std::fs::write(&file, configuration).unwrap();
+    let output = stack.fleet(&["apply", "-f", file.to_str().unwrap(), "--node", "node-1"]);
+    assert!(text(&output).contains("node-1 refuses every configuration under its key"), "{}", text(&output));
+    assert!(!output.status.success());
+
+    // Each dies in turn, those of the two nodes together, and no pod notices. The networks last: nobody gets those back.
     let was: Vec<_> = NODES.map(processes).to_vec();
     assert!(was.iter().all(|all| all.len() == 2), "{was:?}");
-    let names = stack.lasting().into_keys().filter(|name| !name.ends_with("-2") && name != "node-1");
-    for name in names.collect::<Vec<_>>() {
-        kill_and_wait(&stack, &name);
-        stack.until_all_serve("node-1");
-        stack.until_ready("one", &["node-1"]);
-        assert_eq!(NODES.map(processes).to_vec(), was, "{name} was killed");
-        look_at_mounts(&stack, "node-1", "one");
+    let kinds = stack.lasting().into_keys().filter(|name| name != "node-1");
+    let kinds: Vec<String> = kinds.filter_map(|name| name.strip_suffix("-1").map(str::to_owned)).collect();
+    assert_eq!(kinds.len(), 8, "{kinds:?}");
+    let pairs = kinds.iter().map(|kind| vec![format!("{kind}-1"), format!("{kind}-2")]);
+    for names in [vec!["etcd".to_owned()]].into_iter().chain(pairs) {
+        kill_and_wait(&stack, &names);
+        for (node, pod) in NODES.into_iter().zip(["one", "two"]) {
+            stack.until_all_serve(node);
+            stack.until_ready(pod, &[node]);
+            look_at_mounts(&stack, node, pod);
+        }
+        assert_eq!(NODES.map(processes).to_vec(), was, "{names:?} were killed");
     }
     // The containerd that came back is one: a command runs in an old container, and a new pod starts.
     let said = stack.good(&["exec", "one", "--run-dir", run_dir, "--", "cat", "/key/token"]);
@@ -584,7 +436,7 @@ fn two_nodes_in_containers_run_pods_which_notice_no_death_and_go_without_a_trace
     let output = stack.fleet(&["delete", "pod", "three", "--node", "node-1"]);
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(NODES.map(processes).to_vec(), was);
-    kill_and_wait(&stack, "node-1");
+    kill_and_wait(&stack, &NODES.map(str::to_owned));
     assert_eq!(NODES.map(processes).to_vec(), was);
 
     let said = stack.xtask("down");

@@ -68,6 +68,7 @@ fn the_packages_have_what_they_should_and_are_the_same_each_time() {
         "/usr/share/fish/vendor_completions.d/keelson.fish",
         "/usr/share/man/man1/keelson.1.gz",
         "/usr/share/man/man1/keelson-get-pods.1.gz",
+        "/usr/share/man/man8/keelson-init.8.gz",
         "/usr/share/zsh/vendor-completions/_keelson",
     ] {
         assert!(agent.contains_key(path), "no {path} in {agent:#?}");
@@ -75,12 +76,19 @@ fn the_packages_have_what_they_should_and_are_the_same_each_time() {
     assert!(!agent.contains_key("/usr/lib/systemd/system/kubelet.service"));
     assert!(kubelet.contains_key("/usr/lib/systemd/system/kubelet.service"));
     assert!(kubelet.contains_key("/usr/bin/kubelet -> ../libexec/keelson/keelson-init"), "{kubelet:#?}");
+    assert!(kubelet.contains_key("/usr/share/man/man8/kubelet.8.gz -> keelson-init.8.gz"), "{kubelet:#?}");
 
     let unpacked = scratch.path().join("unpacked");
     for package in first.values() {
         said(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked));
     }
     units_run_only_what_is_there(&unpacked);
+    // The page of the one is that of the other, with every flag.
+    let page = said(Command::new("gzip").arg("-dc").arg(unpacked.join("usr/share/man/man8/kubelet.8.gz")));
+    for flag in ["config", "kubeconfig", "keelson-config", "max-pods", "resolve-only"] {
+        let option = format!("\\fB\\-\\-{}\\fR", flag.replace('-', "\\-"));
+        assert!(page.contains(&option), "{option} is not in\n{page}");
+    }
     let conffiles = said(Command::new("dpkg-deb").arg("--info").arg(&first["keelson"]).arg("conffiles"));
     let below_etc = agent.keys().filter(|path| path.starts_with("/etc/") && !path.ends_with('/'));
     assert_eq!(conffiles.lines().collect::<Vec<_>>(), below_etc.collect::<Vec<_>>());

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::Subcommand;
 use keelson_config::ServiceName;
 use keelson_testkit::{
@@ -27,6 +27,11 @@ const BIN_DIR: &str = "KEELSON_BIN_DIR";
 const SYS_RESOURCE: (&str, &str) = ("SYS_RESOURCE", "CAP_CHOWN");
 /// The cgroups of the nodes, as their KubeletConfigurations name them.
 const CGROUP_ROOTS: [&str; 2] = ["/keelson-node-1", "/keelson-node-2"];
+/// Asks Docker for the version of cgroups and for its security options, among them whether a container gets a cgroup namespace
+/// of its own unless it says otherwise.
+const INFO: &str = "{{.CgroupVersion}}{{range .SecurityOptions}} {{.}}{{end}}";
+/// The file beside compose.yaml by which containers say otherwise.
+const HOST_CGROUPS: &str = "deploy/compose/host-cgroups.yaml";
 /// The programs of containerd's image.
 const RUNTIME: [&str; 4] = ["containerd", "ctr", "containerd-shim-runc-v2", "runc"];
 /// The plugins of its network.
@@ -77,8 +82,13 @@ fn up() -> anyhow::Result<()> {
     if images().iter().any(|image| !has_image(&tag(image))) {
         make_images()?;
     }
+    let further = further_file(&docker_info(), has_plugin())?;
     share(&home())?;
-    run_command(compose().args(["up", "--detach"]))?;
+    let mut command = compose();
+    if let Some(file) = further {
+        command.args(["--file", "compose.yaml", "--file", file]);
+    }
+    run_command(command.args(["up", "--detach"]))?;
     println!(
         "Both nodes are up. With the command keelson, from a release build of this workspace:
   keelson get node --etcd http://127.0.0.1:{port}
@@ -105,10 +115,42 @@ fn down() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What Docker says to [`INFO`]; empty where it is too old for that. One that is not there is told by what is run next.
+fn docker_info() -> String {
+    let output = Command::new("docker").args(["info", "--format", INFO]).stdin(Stdio::null()).output();
+    let said = output.ok().filter(|output| output.status.success());
+    said.map_or_else(String::new, |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The file that is needed beside compose.yaml, so that the runtime and the services that look after cgroups see those of the
+/// machine.
+///
+/// # Errors
+/// They would not, and docker-compose 1.29 has no word for it.
+fn further_file(info: &str, has_plugin: bool) -> anyhow::Result<Option<&'static str>> {
+    let mut words = info.split_whitespace();
+    let version = words.next().unwrap_or_default();
+    if !words.any(|option| option == "name=cgroupns") {
+        return Ok(None);
+    }
+    if has_plugin {
+        return Ok(Some(HOST_CGROUPS));
+    }
+    bail!(
+        "with cgroup v{version} Docker here gives each container a cgroup namespace of its own, and docker-compose 1.29 cannot ask \
+         for the machine's; install the plugin `docker compose`, or have in /etc/docker/daemon.json the line\n  \
+         \"default-cgroupns-mode\": \"host\"\nand restart Docker"
+    )
+}
+
+/// Whether Docker has `docker compose`.
+fn has_plugin() -> bool {
+    quiet(Command::new("docker").args(["compose", "version"]))
+}
+
 /// `docker compose` where Docker has it, else docker-compose.
 fn compose() -> Command {
-    let plugin = quiet(Command::new("docker").args(["compose", "version"]));
-    let mut command = if plugin {
+    let mut command = if has_plugin() {
         let mut command = Command::new("docker");
         command.arg("compose");
         command
@@ -249,6 +291,45 @@ mod tests {
         let mut made: Vec<String> = images().into_iter().map(tag).chain([BASE.to_owned()]).collect();
         made.sort();
         assert_eq!(named, made);
+    }
+
+    #[test]
+    fn where_containers_get_cgroups_of_their_own_those_of_the_machine_are_asked_for_or_up_is_refused() {
+        let asked = Some(HOST_CGROUPS);
+        for (info, has_plugin, expected) in [
+            ("1 name=seccomp,profile=default", false, Some(None)),
+            ("1 name=seccomp,profile=default", true, Some(None)),
+            ("2 name=apparmor name=seccomp,profile=builtin", false, Some(None)),
+            ("2 name=apparmor name=seccomp,profile=builtin name=cgroupns", true, Some(asked)),
+            ("2 name=apparmor name=seccomp,profile=builtin name=cgroupns", false, None),
+            ("1 name=cgroupns", false, None),
+            ("", false, Some(None)),
+        ] {
+            let found = further_file(info, has_plugin);
+            let told = found.as_ref().err().map(ToString::to_string);
+            assert_eq!(found.ok(), expected, "{info}");
+            let line = "\n  \"default-cgroupns-mode\": \"host\"\n";
+            assert!(told.is_none_or(|told| told.contains(line) && told.contains("docker compose")), "{info}");
+        }
+    }
+
+    #[test]
+    fn the_containers_that_ask_for_the_machines_cgroups_are_those_that_mount_them() {
+        let (mut service, mut mounting) = ("", Vec::new());
+        let text = compose_file();
+        for line in text.lines() {
+            let name = line.strip_prefix("  ").and_then(|rest| rest.strip_suffix(':'));
+            if let Some(name) = name.filter(|name| !name.starts_with(' ')) {
+                service = name;
+            }
+            if line.trim_start().starts_with("- /sys/fs/cgroup:") {
+                mounting.push(service);
+            }
+        }
+        let further = fs::read_to_string(workspace().join(HOST_CGROUPS)).unwrap();
+        let asking: Vec<&str> =
+            further.lines().filter_map(|line| line.trim().strip_suffix(": { cgroup: host }")).collect();
+        assert_eq!((asking.len(), asking), (6, mounting));
     }
 
     #[test]

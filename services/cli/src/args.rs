@@ -67,7 +67,7 @@ pub(crate) struct Global {
 /// A fleet over etcd in place of the agent of this machine.
 #[derive(Debug, Args)]
 #[command(
-    next_help_heading = "Options for a fleet over etcd (apply, delete, get pods, get node, get config, logs, exec)"
+    next_help_heading = "Options for a fleet over etcd (apply, delete, get pods, get node, get events, get config, logs, exec)"
 )]
 pub(crate) struct EtcdArgs {
     /// Members of the etcd that is the nodes' control plane, with commas between them

@@ -1,5 +1,5 @@
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use keelson_config::ServiceName;
 
@@ -105,7 +105,7 @@ impl Failure {
             Self::ServiceAway { service, .. } => Some(format!(
                 "`keelson get services` says why; `keelson services restart {service}` starts it anew"
             )),
-            Self::NoInit { services, .. } => Some(without_init(services)),
+            Self::NoInit { socket, services } => Some(without_init(socket, services)),
             Self::Silent { service, .. } => Some(format!(
                 "`keelson get services` shows its state; `keelson services restart {service}` starts it anew; \
                  --request-timeout waits longer"
@@ -205,15 +205,20 @@ fn not_running(others: &[PathBuf]) -> String {
     )
 }
 
-/// Services that somebody else starts: systemd's units have our names, and containers those that compose.yaml gives them.
-fn without_init(services: &[ServiceName]) -> String {
+/// Services that somebody else starts: systemd's units have our names, and containers those that compose.yaml gives them, with
+/// the number of the node, which its folder has as well.
+fn without_init(socket: &Path, services: &[ServiceName]) -> String {
+    let mut folders = socket.ancestors().filter_map(|folder| folder.file_name()?.to_str());
+    let node = folders
+        .find_map(|folder| folder.strip_prefix("node-").filter(|number| number.parse::<u8>().is_ok()))
+        .unwrap_or("1");
     let names = |prefix: &str, suffix: &str| -> String {
         services.iter().map(|s| format!(" {prefix}{s}{suffix}")).collect()
     };
     format!(
-        "whoever starts them: `systemctl restart{}` under systemd, `docker compose restart{}` on the first node of compose.yaml",
+        "whoever starts them: `systemctl restart{}` under systemd, `docker compose restart{}` (or docker-compose) on node-{node} of compose.yaml",
         names("keelson-", ""),
-        names("", "-1")
+        names("", &format!("-{node}"))
     )
 }
 
@@ -240,6 +245,10 @@ mod tests {
         let hint = failure.hint().unwrap();
         assert!(hint.contains("`systemctl restart keelson-pod-sync keelson-node-api`"), "{hint}");
         assert!(hint.contains("`docker compose restart pod-sync-1 node-api-1`"), "{hint}");
+        assert!(hint.contains("docker-compose) on node-1 of compose.yaml"), "{hint}");
         assert_eq!(failure.exit_code(), 69);
+        let socket = "/var/lib/keelson-compose/node-2/run/init/init.sock".into();
+        let hint = Failure::NoInit { socket, services: vec![ServiceName::PodSync] }.hint().unwrap();
+        assert!(hint.contains("`docker compose restart pod-sync-2`") && hint.contains("on node-2"), "{hint}");
     }
 }

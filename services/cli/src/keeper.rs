@@ -1,8 +1,9 @@
 //! Who keeps a service running where init does not: a unit of systemd, or a container of Docker's.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use keelson_config::ServiceName;
 use tokio::net::UnixStream;
@@ -11,6 +12,14 @@ use crate::error::Failure;
 
 /// The digits of a container's id that its own command line shows.
 const SHORT_ID: usize = 12;
+
+/// systemd as it is asked for what it knows.
+struct Systemd<'a> {
+    /// There while it runs (sd_booted(3)).
+    booted: &'a Path,
+    /// Its command.
+    systemctl: &'a str,
+}
 
 /// Whoever starts a service again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,10 +31,22 @@ pub(crate) enum Keeper {
 }
 
 impl Keeper {
-    /// The keeper of whoever listens at `socket`: of its process, as the kernel names it (unix(7)), by the cgroup that
-    /// this one is in. `None` where nobody listens, or somebody who is not this service's own binary.
+    /// The keeper of whoever listens at `socket`; where nobody does, the unit of systemd that is to. `None` where it is
+    /// somebody who is not this service's own binary, or nobody known is to.
     pub(crate) async fn of(service: ServiceName, socket: &Path) -> Option<Self> {
-        let stream = UnixStream::connect(socket).await.ok()?;
+        match UnixStream::connect(socket).await {
+            Ok(stream) => Self::of_listener(service, &stream),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                let systemd = Systemd { booted: Path::new("/run/systemd/system"), systemctl: "systemctl" };
+                // `<run-dir>/<service>/<service>.sock`
+                systemd.unit_of(service, &socket.ancestors().nth(2)?.join("config.json")).await
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Of the process, as the kernel names it (unix(7)), by the cgroup that it is in.
+    fn of_listener(service: ServiceName, stream: &UnixStream) -> Option<Self> {
         let process = Path::new("/proc").join(stream.peer_cred().ok()?.pid()?.to_string());
         let exe = fs::read_link(process.join("exe")).ok()?;
         if exe.file_name()? != service.binary() {
@@ -61,13 +82,10 @@ impl Keeper {
     pub(crate) async fn restart(&self) -> Result<(), Failure> {
         let words = self.words();
         let line = words.join(" ");
-        let mut command = Command::new(words[0]);
-        command.args(&words[1..]).stdin(Stdio::null());
-        let reason = match tokio::task::spawn_blocking(move || command.output()).await {
-            Ok(Ok(output)) if output.status.success() => return Ok(()),
-            Ok(Ok(output)) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-            Ok(Err(error)) => error.to_string(),
-            Err(error) => error.to_string(),
+        let reason = match run(&words).await {
+            Ok(output) if output.status.success() => return Ok(()),
+            Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            Err(reason) => reason,
         };
         Err(Failure::Answer {
             message: format!("`{line}` failed: {reason}"),
@@ -76,8 +94,41 @@ impl Keeper {
     }
 }
 
+impl Systemd<'_> {
+    /// The unit of a service that does not run, where it is there for the agent with this resolved configuration: a
+    /// machine may have another agent besides.
+    async fn unit_of(&self, service: ServiceName, config: &Path) -> Option<Keeper> {
+        if !self.booted.is_dir() {
+            return None;
+        }
+        let unit = format!("{}.service", service.binary());
+        let output = run(&[self.systemctl, "show", "--property=LoadState,ExecStart", &unit]).await.ok()?;
+        is_for(&String::from_utf8_lossy(&output.stdout), config).then_some(Keeper::Systemd(unit))
+    }
+}
+
+/// Whether `systemctl show` tells of a unit that can be started and starts a service with this configuration.
+fn is_for(shown: &str, config: &Path) -> bool {
+    let is_config = |word: &str| Path::new(word.trim_start_matches("--config=")) == config;
+    let mut lines = shown.lines().filter_map(|line| line.split_once('='));
+    lines.clone().any(|line| line == ("LoadState", "loaded"))
+        && lines.any(|(name, value)| name == "ExecStart" && value.split_whitespace().any(is_config))
+}
+
+/// What a command says and how it ends; an error says why it cannot be run.
+async fn run(words: &[&str]) -> Result<Output, String> {
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).stdin(Stdio::null());
+    match tokio::task::spawn_blocking(move || command.output()).await {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -109,6 +160,47 @@ mod tests {
         assert_eq!(Keeper::of(ServiceName::PodSync, &socket).await, None);
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         assert_eq!(Keeper::of(ServiceName::PodSync, &socket).await, None);
+    }
+
+    #[test]
+    fn a_unit_is_one_that_can_be_started_with_this_configuration() {
+        let config = Path::new("/run/keelson/config.json");
+        let shown = |state: &str, argument: &str| {
+            let program = "/usr/libexec/keelson/keelson-pod-sync";
+            format!(
+                "ExecStart={{ path={program} ; argv[]={program} {argument} ; ignore_errors=no ; pid=0 }}\nLoadState={state}\n"
+            )
+        };
+        assert!(is_for(&shown("loaded", "--config /run/keelson/config.json"), config));
+        assert!(is_for(&shown("loaded", "--config=/run/keelson/config.json"), config));
+        for other in [
+            shown("masked", "--config /run/keelson/config.json"),
+            shown("loaded", "--config /run/other/config.json"),
+            shown("loaded", ""),
+            "LoadState=not-found\n".to_owned(),
+            String::new(),
+        ] {
+            assert!(!is_for(&other, config), "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn systemd_is_asked_for_the_unit_of_a_dead_service_where_it_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let systemctl = folder.path().join("systemctl");
+        let script =
+            "#!/bin/sh\necho LoadState=loaded\necho \"ExecStart={ argv[]=$3 --config /r/config.json ; }\"\n";
+        fs::write(&systemctl, script).unwrap();
+        fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).unwrap();
+        let systemd = Systemd { booted: folder.path(), systemctl: systemctl.to_str().unwrap() };
+        let of = async |systemd: &Systemd<'_>, config: &str| {
+            systemd.unit_of(ServiceName::PodSync, Path::new(config)).await
+        };
+        let unit = Some(Keeper::Systemd("keelson-pod-sync.service".into()));
+        assert_eq!(of(&systemd, "/r/config.json").await, unit);
+        assert_eq!(of(&systemd, "/other/config.json").await, None);
+        let absent = folder.path().join("absent");
+        assert_eq!(of(&Systemd { booted: &absent, ..systemd }, "/r/config.json").await, None);
     }
 
     #[tokio::test]

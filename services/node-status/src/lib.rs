@@ -16,7 +16,7 @@
 //! | `client-certificate`, `serving-certificate` | every second or 10 s, on answers | asks the API server for the node's certificates |
 //! | `mirrors` | on news, every 10 s | follows the Node and the pods of the API at pod-config; has the Node and mirrors made again, and what others have changed of a status told again |
 //! | `cordon` | on news | tells when the Node is cordoned, where an API server is the control plane |
-//! | `node-configuration` | every 10 s | hands on what init tells of the configuration under the node's key, where etcd is the control plane |
+//! | `node-configuration` | every 10 s | hands on what init tells of the configuration under the node's key, or without init that none is taken, where etcd is the control plane |
 //! | `lease` | a quarter of the lease, 10 s at most | renews the lease |
 //! | `report` | every 10 s | drains events, saves its state |
 //!
@@ -42,7 +42,7 @@ use std::sync::Arc;
 
 use keelson_config::ControlPlane;
 use keelson_proto::keelson::node_status::v1::node_status_server::NodeStatusServer;
-use keelson_service_kit::Context;
+use keelson_service_kit::{Context, is_kept_by_init};
 use tokio::sync::{oneshot, watch};
 use tonic::service::Routes;
 
@@ -56,9 +56,17 @@ pub use writer::{ControlPlaneWriter, GonePods, NoControlPlane, PodReport, Report
 /// # Errors
 /// The state file was written by a newer release, or the state folder cannot be written.
 pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
+    build_kept(ctx, is_kept_by_init()).await
+}
+
+/// The same, where it is said whether an init keeps the services of this node.
+///
+/// # Errors
+/// As [`build`].
+pub async fn build_kept(ctx: Context, is_kept_by_init: bool) -> anyhow::Result<Routes> {
     let writer: Arc<dyn ControlPlaneWriter> = match &ctx.config.control_plane {
         ControlPlane::None => Arc::new(NoControlPlane::new(&ctx.metrics)),
-        ControlPlane::Etcd(settings) => EtcdWriter::start(&ctx, settings)?,
+        ControlPlane::Etcd(settings) => EtcdWriter::start(&ctx, settings, is_kept_by_init)?,
         ControlPlane::Kubernetes(settings) => KubernetesWriter::start(&ctx, settings),
     };
     build_with(ctx, writer).await

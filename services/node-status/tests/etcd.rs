@@ -7,7 +7,7 @@ mod fake;
 use std::time::Duration;
 
 use fake::{Neighbours, eventually, pod_document};
-use keelson_config::{ControlPlane, Etcd as Settings, ServiceName};
+use keelson_config::{ConfigurationStatus, ControlPlane, Etcd as Settings, ServiceName};
 use keelson_etcd::{Entry, Etcd, Expect, NodeKeys, Operation, Written};
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
@@ -34,16 +34,20 @@ impl Scene {
         Self { cluster, etcd, keys: NodeKeys::new(NODE), scratch, neighbours }
     }
 
-    /// A node-status with the state folder `state`.
+    /// A node-status with the state folder `state`, as init keeps it.
     async fn start(&self, state: &str, lease_seconds: u32) -> Context {
+        let ctx = self.context(state, lease_seconds);
+        keelson_node_status::build_kept(ctx.clone(), true).await.unwrap();
+        ctx
+    }
+
+    fn context(&self, state: &str, lease_seconds: u32) -> Context {
         let mut config = (*self.neighbours.context(ServiceName::NodeStatus).config).clone();
         config.node_name = NODE.into();
         config.paths.state_dir = self.scratch.path().join(state);
         config.control_plane =
             ControlPlane::Etcd(Settings { lease_seconds, ..Settings::plain(self.cluster.endpoints()) });
-        let ctx = Context::detached(ServiceName::NodeStatus, config);
-        keelson_node_status::build(ctx.clone()).await.unwrap();
-        ctx
+        Context::detached(ServiceName::NodeStatus, config)
     }
 
     async fn entry(&self, key: &str) -> Option<Entry> {
@@ -265,6 +269,38 @@ async fn what_init_tells_of_the_configuration_stands_under_a_key_and_each_change
     eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
     let told = eventually(async || Some(reasons(&ctx).await).filter(|told| !told.is_empty())).await;
     assert_eq!(told[0].0, "NodeConfigRemoved");
+    ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn without_init_whatever_may_stand_under_the_key_is_refused_and_that_is_no_event() {
+    let scene = Scene::new().await;
+    let key = scene.keys.config_status();
+    // What an init has left there says nothing of a node that has none.
+    let file = scene.context("a", 40).config.paths.configuration_status();
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, r#"{"assigned": {"revision": 7}, "state": "active"}"#).unwrap();
+    for mark in ["m1", "m2"] {
+        let ctx = scene.context("a", 40);
+        keelson_node_status::build_kept(ctx.clone(), false).await.unwrap();
+        let told = eventually(async || scene.json(&key).await).await;
+        let status: ConfigurationStatus = serde_json::from_value(told).unwrap();
+        assert!(status.refuses_all(), "{status}");
+        let why = status.error.unwrap();
+        assert!(why.lines().next().unwrap().starts_with("no init runs on this node"), "{why}");
+        assert!(why.contains("/etc/keelson/kubelet.yaml") && why.contains("kubelet.service"), "{why}");
+        scene.until_what_came_before_is_written(mark).await;
+        let request = tonic::Request::new(ListEventsRequest::default());
+        let list = ctx.events.list_events(request).await.unwrap().into_inner();
+        let told: Vec<String> = list.events.into_iter().map(|event| event.reason).collect();
+        assert!(!told.iter().any(|reason| reason.starts_with("NodeConfig")), "{told:?}");
+        ctx.shutdown.cancel();
+    }
+
+    // Under init nothing is refused that was not looked at.
+    std::fs::remove_file(&file).unwrap();
+    let ctx = scene.start("a", 40).await;
+    eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
     ctx.shutdown.cancel();
 }
 

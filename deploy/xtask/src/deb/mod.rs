@@ -2,6 +2,7 @@
 
 mod contents;
 mod libraries;
+mod manual;
 mod version;
 
 use std::fs;
@@ -21,6 +22,9 @@ use contents::Tree;
 const BIN_DIR: &str = "KEELSON_BIN_DIR";
 /// The scripts of a package that dpkg runs (deb-postinst(5) and its neighbours).
 const SCRIPTS: [&str; 4] = ["preinst", "postinst", "prerm", "postrm"];
+
+/// Manual pages of what only an administrator runs (man(1), section 8).
+const MANUAL: &str = "usr/share/man/man8";
 
 /// What is packed.
 #[derive(Debug, Args)]
@@ -144,6 +148,9 @@ impl Material {
         for page in contents::entries(&pages)? {
             tree.compress(&format!("usr/share/man/man1/{page}"))?;
         }
+        let help = said(Command::new(self.binaries.join("keelson-init")).arg("--help"))?;
+        tree.write(&format!("{MANUAL}/keelson-init.8"), &manual::page(&help, &self.version)?, 0o644)?;
+        tree.compress(&format!("{MANUAL}/keelson-init.8"))?;
         for (shell, place) in [
             ("bash", "usr/share/bash-completion/completions/keelson"),
             ("zsh", "usr/share/zsh/vendor-completions/_keelson"),
@@ -156,9 +163,10 @@ impl Material {
         tree.copy(&readme, "usr/share/doc/keelson/README.Debian", 0o644)
     }
 
-    /// The other name of init, and its unit.
+    /// The other name of init with its manual page, and its unit.
     fn fill_kubelet(&self, tree: &mut Tree) -> anyhow::Result<()> {
         tree.link("usr/bin/kubelet", "../libexec/keelson/keelson-init")?;
+        tree.link(&format!("{MANUAL}/kubelet.8.gz"), "keelson-init.8.gz")?;
         let unit = workspace().join("deploy/systemd/kubelet.service");
         tree.copy(&unit, "usr/lib/systemd/system/kubelet.service", 0o644)
     }

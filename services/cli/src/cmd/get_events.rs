@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
 use keelson_config::ServiceName;
-use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_client::EventsClient;
+use keelson_proto::keelson::events::v1::{Event, ListEventsRequest};
 use keelson_service_kit::PeerChannel;
 use serde_json::{Value, json};
 
@@ -25,22 +25,17 @@ const CLUSTER_WIDE: &str = "default";
 
 /// Shows the events of all services, oldest first.
 pub(crate) async fn run(session: &Session, about: Option<&str>, args: WatchArgs) -> Result<(), Failure> {
+    let choice = Choice::of(session, about)?;
     if args.watch {
-        return follow(session, about, args).await;
+        return follow(session, &choice, args).await;
     }
     let (events, failures) = session.agent.events().await?;
     for failure in &failures {
         output::notice(&format!("{failure}; its events are missing"));
     }
-    let about = match about {
-        Some(text) => Some(About::parse(text, node_name(session).await)?),
-        None => None,
-    };
-    let scope = session.scope();
-    let chosen: Vec<&ToldEvent> = events
-        .iter()
-        .filter(|told| in_scope(&scope, told) && about.as_ref().is_none_or(|a| a.is_about(told)))
-        .collect();
+    let node = choice.node(session).await;
+    let chosen: Vec<&ToldEvent> =
+        events.iter().filter(|told| choice.holds(&told.event, node.as_deref())).collect();
     if output::is_document(session.format()) {
         let items: Vec<Value> = chosen.iter().map(|told| document(told)).collect();
         let list = json!({"apiVersion": "v1", "kind": "EventList", "metadata": {}, "items": items});
@@ -62,22 +57,45 @@ async fn node_name(session: &Session) -> Option<String> {
     pods.into_iter().filter_map(|p| p.pod).map(|p| p.spec.node_name).find(|n| !n.is_empty())
 }
 
-fn namespace_of(told: &ToldEvent) -> &str {
-    if told.event.namespace.is_empty() { CLUSTER_WIDE } else { &told.event.namespace }
+fn namespace_of(event: &Event) -> &str {
+    if event.namespace.is_empty() { CLUSTER_WIDE } else { &event.namespace }
 }
 
-fn in_scope(scope: &Scope, told: &ToldEvent) -> bool {
-    scope.holds(namespace_of(told))
+/// The events that are shown.
+pub(crate) struct Choice {
+    scope: Scope,
+    about: Option<About>,
+}
+
+impl Choice {
+    /// What the flags of namespaces and `--for` name.
+    ///
+    /// # Errors
+    /// `--for` names no type that has events.
+    pub(crate) fn of(session: &Session, about: Option<&str>) -> Result<Self, Failure> {
+        Ok(Self { scope: session.scope(), about: about.map(About::parse).transpose()? })
+    }
+
+    /// Whether this event of a node is among them; a node without a name is one that nobody can tell.
+    pub(crate) fn holds(&self, event: &Event, node: Option<&str>) -> bool {
+        self.scope.holds(namespace_of(event))
+            && self.about.as_ref().is_none_or(|about| about.is_about(event, node))
+    }
+
+    /// The name of this node, where it takes part in the choice.
+    async fn node(&self, session: &Session) -> Option<String> {
+        if self.about.is_some() { node_name(session).await } else { None }
+    }
 }
 
 /// The object that `--for` names.
 struct About {
-    kind: String,
-    names: Vec<String>,
+    kind: &'static str,
+    name: String,
 }
 
 impl About {
-    fn parse(text: &str, node: Option<String>) -> Result<Self, Failure> {
+    fn parse(text: &str) -> Result<Self, Failure> {
         let (kind, name) = text.split_once('/').unwrap_or(("pod", text));
         let kind = match kind {
             "pod" | "pods" | "po" => "Pod",
@@ -89,28 +107,29 @@ impl About {
                 });
             }
         };
-        let mut names = vec![name.to_owned()];
-        if kind == "Pod" {
-            names.extend(node.map(|node| format!("{}-{node}", bare_name(name))));
-        }
-        Ok(Self { kind: kind.to_owned(), names })
+        Ok(Self { kind, name: name.to_owned() })
     }
 
-    fn is_about(&self, told: &ToldEvent) -> bool {
-        told.event.kind == self.kind
-            && (self.names.contains(&told.event.name) || self.names.contains(&told.event.uid))
+    fn is_about(&self, event: &Event, node: Option<&str>) -> bool {
+        // A pod of a manifest has the node's name behind its own.
+        let of_a_manifest = |node: &str| event.name == format!("{}-{node}", bare_name(&self.name));
+        event.kind == self.kind
+            && (event.name == self.name
+                || event.uid == self.name
+                || (self.kind == "Pod" && node.is_some_and(of_a_manifest)))
     }
 }
 
 fn table(session: &Session, chosen: &[&ToldEvent]) -> Table {
     let mut table = Table::with_header(header(session));
     for told in chosen {
-        table.row(cells(session, told, session.now));
+        table.row(cells(session, &told.event, told.service.as_str(), session.now));
     }
     table
 }
 
-fn header(session: &Session) -> Vec<String> {
+/// The names of the columns.
+pub(crate) fn header(session: &Session) -> Vec<String> {
     let mut header = vec!["LAST SEEN", "TYPE", "REASON", "OBJECT", "COUNT"];
     if session.global.all_namespaces {
         header.insert(0, "NAMESPACE");
@@ -122,11 +141,11 @@ fn header(session: &Session) -> Vec<String> {
     header.into_iter().map(ToOwned::to_owned).collect()
 }
 
-fn cells(session: &Session, told: &ToldEvent, now: i64) -> Vec<String> {
-    let event = &told.event;
+/// An event that `source` has told, as a row below [`header`].
+pub(crate) fn cells(session: &Session, event: &Event, source: &str, now: i64) -> Vec<String> {
     let mut cells = Vec::with_capacity(10);
     if session.global.all_namespaces {
-        cells.push(namespace_of(told).to_owned());
+        cells.push(namespace_of(event).to_owned());
     }
     cells.extend([
         human::since(event.last_unix_nanos, now),
@@ -137,7 +156,7 @@ fn cells(session: &Session, told: &ToldEvent, now: i64) -> Vec<String> {
     ]);
     if session.is_wide() {
         cells.push(event.field_path.clone());
-        cells.push(told.service.to_string());
+        cells.push(source.to_owned());
         cells.push(human::since(event.first_unix_nanos, now));
     }
     cells.push(event.message.clone());
@@ -153,12 +172,8 @@ struct Cursor {
 }
 
 /// Shows the events so far, then each as it is told; one that happens again is shown again, with its count.
-async fn follow(session: &Session, about: Option<&str>, args: WatchArgs) -> Result<(), Failure> {
-    let about = match about {
-        Some(text) => Some(About::parse(text, node_name(session).await)?),
-        None => None,
-    };
-    let scope = session.scope();
+async fn follow(session: &Session, choice: &Choice, args: WatchArgs) -> Result<(), Failure> {
+    let node = choice.node(session).await;
     let mut printer = Printer::new(session.format(), args, header(session), "TYPE");
     let mut cursors: Vec<Cursor> = ServiceName::ALL
         .into_iter()
@@ -188,7 +203,7 @@ async fn follow(session: &Session, about: Option<&str>, args: WatchArgs) -> Resu
         events.sort_by_key(|told| (told.event.last_unix_nanos, told.event.sequence));
         printer.hold();
         for told in events {
-            if in_scope(&scope, &told) && about.as_ref().is_none_or(|a| a.is_about(&told)) {
+            if choice.holds(&told.event, node.as_deref()) {
                 let change = if told.event.count > 1 { Change::Modified } else { Change::Added };
                 printer.show(change, row(session, &told))?;
             }
@@ -221,7 +236,7 @@ fn row(session: &Session, told: &ToldEvent) -> Row {
     if output::is_document(session.format()) {
         return Row { document: document(told), ..Row::default() };
     }
-    Row { cells: cells(session, told, now), ..Row::default() }
+    Row { cells: cells(session, &told.event, told.service.as_str(), now), ..Row::default() }
 }
 
 /// The event as a Kubernetes v1 Event.
@@ -242,7 +257,7 @@ fn document(told: &ToldEvent) -> Value {
     }
     let mut metadata = json!({
         "name": format!("{}.{:x}-{:x}", event.name, event.first_unix_nanos, event.sequence),
-        "namespace": namespace_of(told),
+        "namespace": namespace_of(event),
         "creationTimestamp": human::rfc3339(event.first_unix_nanos),
     });
     if !event.annotations.is_empty() {

@@ -41,6 +41,9 @@ fn own_api(service: ServiceName) -> Option<&'static str> {
     }
 }
 
+/// How the list calls all services together.
+const EACH: &str = "each";
+
 /// The APIs that every service has.
 const OF_ALL: [&str; 2] = ["keelson.admin.v1.Admin", "keelson.events.v1.Events"];
 
@@ -70,7 +73,11 @@ fn apis(pool: &DescriptorPool, service: ServiceName) -> Vec<ServiceDescriptor> {
 
 /// Shows the methods of all services, or of one.
 pub(crate) fn list(args: &GrpcListArgs) -> Result<(), Failure> {
-    let pool = pool()?;
+    output::print(&methods(&pool()?, args.service).render(0))
+}
+
+/// The methods of a service, or of all: those that each has once, at the end.
+fn methods(pool: &DescriptorPool, service: Option<ServiceName>) -> Table {
     let mut table = Table::new(["SERVICE", "METHOD", "REQUEST", "ANSWER", "CALLERS"]);
     let mut rows = |place: &str, api: &ServiceDescriptor| {
         for method in api.methods() {
@@ -83,21 +90,21 @@ pub(crate) fn list(args: &GrpcListArgs) -> Result<(), Failure> {
             ]);
         }
     };
-    match args.service {
-        Some(service) => apis(&pool, service).iter().for_each(|api| rows(service.as_str(), api)),
+    match service {
+        Some(service) => apis(pool, service).iter().for_each(|api| rows(service.as_str(), api)),
         None => {
             for service in ServiceName::ALL {
-                if let Some(api) = own_api(service).and_then(|name| pool.get_service_by_name(name)) {
-                    rows(service.as_str(), &api);
-                }
+                let own = own_api(service).and_then(|name| pool.get_service_by_name(name));
+                own.iter().for_each(|api| rows(service.as_str(), api));
             }
-            OF_ALL
-                .iter()
-                .filter_map(|name| pool.get_service_by_name(name))
-                .for_each(|api| rows("each", &api));
+            let of_all = OF_ALL.iter().filter_map(|name| pool.get_service_by_name(name));
+            of_all.for_each(|api| rows(EACH, &api));
+            for service in ServiceName::ALL.into_iter().filter(|service| own_api(*service).is_none()) {
+                table.row(vec![service.to_string(), format!("those of {EACH}")]);
+            }
         }
     }
-    output::print(&table.render(0))
+    table
 }
 
 fn shape(message: &MessageDescriptor, is_stream: bool) -> String {
@@ -307,6 +314,24 @@ mod tests {
         }
         let of_all = OF_ALL.iter().map(|name| pool.get_service_by_name(name).unwrap().methods().count());
         assert_eq!(found + of_all.sum::<usize>(), CALLERS.len(), "no API is forgotten");
+    }
+
+    #[test]
+    fn the_list_names_every_service_also_one_without_an_api_of_its_own() {
+        let pool = pool().unwrap();
+        let named = |service| {
+            let text = methods(&pool, service).render(0);
+            let first = |line: &str| line.split_whitespace().next().unwrap_or_default().to_owned();
+            text.lines().skip(1).map(first).collect::<Vec<String>>()
+        };
+        let all = named(None);
+        for service in ServiceName::ALL {
+            assert!(all.iter().any(|name| name == service.as_str()), "{service}: {all:?}");
+            let own = named(Some(service));
+            assert!(!own.is_empty() && own.iter().all(|name| name == service.as_str()), "{own:?}");
+        }
+        let text = methods(&pool, None).render(0);
+        assert!(text.contains("\nnode-api           those of each\n"), "{text}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod describe_node;
 mod describe_pod;
 pub(crate) mod exec;
 mod explain;
-mod get_events;
+pub(crate) mod get_events;
 mod get_images;
 pub(crate) mod get_node;
 mod get_pods;

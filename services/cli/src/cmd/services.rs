@@ -1,6 +1,5 @@
 //! `keelson services`.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use keelson_config::ServiceName;
@@ -30,8 +29,8 @@ pub(crate) async fn restart(
     for service in &services {
         let before = match session.agent.services().await {
             Ok(list) => pid(&list, *service),
-            Err(Failure::ServiceAway { socket, .. }) => {
-                return without_init(session, &services, socket, timeout).await;
+            Err(failure @ (Failure::ServiceAway { .. } | Failure::NotRunning { .. })) => {
+                return without_init(session, &services, failure, timeout).await;
             }
             Err(failure) => return Err(failure),
         };
@@ -48,17 +47,22 @@ fn pid(services: &[Service], service: ServiceName) -> u32 {
     services.iter().find(|s| s.name == service.as_str()).map_or(0, |s| s.pid)
 }
 
-/// There is no init: each service is restarted by whoever keeps it running, and asked itself whether it serves again. One
-/// that nobody known keeps stays as it is, and so do those after it.
+/// There is no init, as `failure` says: each service is restarted by whoever keeps it running, and asked itself whether it
+/// serves again. One that nobody known keeps stays as it is, and so do those after it.
 async fn without_init(
     session: &Session,
     services: &[ServiceName],
-    init: PathBuf,
+    failure: Failure,
     timeout: Duration,
 ) -> Result<(), Failure> {
     for (at, service) in services.iter().enumerate() {
         let Some(keeper) = Keeper::of(*service, &session.agent.socket(*service)).await else {
-            return Err(Failure::NoInit { socket: init, services: services[at..].to_vec() });
+            return Err(match failure {
+                Failure::ServiceAway { socket, .. } => {
+                    Failure::NoInit { socket, services: services[at..].to_vec() }
+                }
+                nothing_runs => nothing_runs,
+            });
         };
         let before = session.agent.progress_of(*service).await.ok().map(|told| told.started_unix_nanos);
         keeper.restart().await?;

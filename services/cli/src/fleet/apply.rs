@@ -62,6 +62,7 @@ async fn apply(
     let documents = manifests::documents(&file)?;
     if let Some(value) = configuration::in_manifest(&file, &documents).map_err(wrong)? {
         let node = fleet.target("", nodes).await?;
+        configuration::is_taken(fleet, &node).await?;
         let (key, label) = (NodeKeys::new(&node).config(), "config".to_owned());
         let put = Put { key, value, label, read: None, node };
         let (result, revision) = put.run(fleet).await?;

@@ -1,7 +1,7 @@
 //! The configuration under a node's key: `keelson apply -f`, `get config` and `delete config` with `--etcd`.
 
 use keelson_config::{
-    AssignedConfiguration, ConfigurationStatus, KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND,
+    AssignedConfiguration, ConfigurationStatus, KUBELET_API_VERSION, KUBELET_FIELDS, KUBELET_KIND, Revision,
 };
 use keelson_etcd::{Entry, Expect, NodeKeys, Operation, Written};
 use serde_json::{Value, json};
@@ -63,12 +63,13 @@ impl Found {
     /// `active@12`, `trial@12`, `refused@12: …`, or `pending@12` before the node has looked at it.
     fn state(&self) -> String {
         let Some(entry) = &self.entry else { return "<none>".to_owned() };
-        let of_it = |status: &&ConfigurationStatus| {
-            status.assigned.is_some_and(|assigned| assigned.revision == entry.mod_revision)
-        };
-        match self.status.as_ref().filter(of_it) {
-            Some(status) => status.to_string(),
-            None => format!("pending@{}", entry.mod_revision),
+        let now = Revision { revision: entry.mod_revision };
+        match &self.status {
+            Some(status) if status.assigned == Some(now) => status.to_string(),
+            Some(status) if status.refuses_all() => {
+                ConfigurationStatus { assigned: Some(now), ..status.clone() }.to_string()
+            }
+            _ => format!("pending@{}", entry.mod_revision),
         }
     }
 
@@ -107,6 +108,23 @@ impl Found {
         }
         Some(text)
     }
+}
+
+/// Whether a node takes a configuration from its key at all, by what it has told.
+pub(super) async fn is_taken(fleet: &Fleet, node: &str) -> Result<(), Failure> {
+    let Found { status, .. } = Found::of(fleet, node, true).await?;
+    status.and_then(|status| refusal(node, &status)).map_or(Ok(()), Err)
+}
+
+/// Why a node takes none, and the way out.
+fn refusal(node: &str, status: &ConfigurationStatus) -> Option<Failure> {
+    let error = status.error.as_deref().filter(|_| status.refuses_all())?;
+    let (why, ways) = error.split_once('\n').unwrap_or((error, ""));
+    let hint = ways.lines().collect::<Vec<_>>().join(", ");
+    Some(Failure::Answer {
+        message: format!("{node} refuses every configuration under its key: {why}"),
+        hint: (!hint.is_empty()).then_some(hint),
+    })
 }
 
 /// What became of the configuration of a node, in a word or a line.
@@ -157,7 +175,7 @@ pub(super) async fn delete(fleet: &Fleet) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use keelson_config::{ConfigurationState, Revision};
+    use keelson_config::ConfigurationState;
 
     use super::*;
     use crate::cmd::manifests;
@@ -223,5 +241,32 @@ mod tests {
         );
         found.entry = None;
         assert_eq!((found.state().as_str(), found.text()), ("<none>", None));
+    }
+
+    #[test]
+    fn a_node_that_refuses_all_refuses_what_stands_there_and_what_may_come() {
+        let entry = Entry {
+            key: "k".into(),
+            value: b"maxPods: 7".to_vec(),
+            create_revision: 3,
+            mod_revision: 12,
+            lease: 0,
+        };
+        let status = ConfigurationStatus::refusing_all("no init\nchange its files\nor start one".into());
+        let failure = refusal("n1", &status).unwrap();
+        assert_eq!(failure.to_string(), "n1 refuses every configuration under its key: no init");
+        assert_eq!(failure.hint().unwrap(), "change its files, or start one");
+        assert_eq!(failure.exit_code(), 1);
+        let found =
+            Found { node: "n1".into(), alive: true, entry: Some(entry), status: Some(status.clone()) };
+        assert_eq!(found.state(), "refused@12: no init");
+        let text = found.text().unwrap();
+        assert!(text.contains("\n#   change its files\n"), "{text}");
+        assert!(text.contains("\n# in force: the files of the node alone\n"), "{text}");
+        assert_eq!(Found { entry: None, ..found }.state(), "<none>");
+        // What was refused for itself keeps nothing back.
+        let own = ConfigurationStatus { assigned: Some(Revision { revision: 12 }), ..status };
+        assert!(refusal("n1", &own).is_none());
+        assert!(refusal("n1", &ConfigurationStatus::default()).is_none());
     }
 }

@@ -95,7 +95,8 @@ fn is_meant(session: &Session, names: &[String], pod: &Found) -> bool {
         && (names.is_empty() || names.iter().any(|name| bare_name(name) == pod.name))
 }
 
-fn place(fleet: &Fleet) -> String {
+/// Which nodes were asked.
+pub(super) fn place(fleet: &Fleet) -> String {
     fleet.node.as_ref().map_or_else(|| "any node".into(), |node| format!("the node {node}"))
 }
 
@@ -175,7 +176,7 @@ async fn follow_pods(
             .collect())
     };
     let printer = Printer::new(session.format(), args, pod_header(session), "STATUS");
-    watch::follow(fleet, View { printer, range: NodeKeys::wanted_and_told, rows }).await
+    watch::follow(fleet, View { printer, range: NodeKeys::wanted_and_told, rows, is_of_events: false }).await
 }
 
 /// A pod as a watch shows it.
@@ -279,7 +280,7 @@ async fn follow_nodes(
         Ok(vec![("node".to_owned(), node_row(session, json, keys.contains_key(&names.lease()))?)])
     };
     let printer = Printer::new(session.format(), args, node_header(), "STATUS");
-    watch::follow(fleet, View { printer, range: NodeKeys::lease_and_node, rows }).await
+    watch::follow(fleet, View { printer, range: NodeKeys::lease_and_node, rows, is_of_events: false }).await
 }
 
 /// A node as a watch shows it.

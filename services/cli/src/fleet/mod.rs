@@ -6,6 +6,7 @@
 mod apply;
 mod configuration;
 mod delete;
+mod events;
 mod get;
 mod node_api;
 mod objects;
@@ -155,7 +156,7 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
     let other = |name: &str| {
         Err(Failure::Usage {
             message: format!("`keelson {name}` asks the agent of this machine; it has no --etcd"),
-            hint: "run it on the node itself; apply, delete, `get pods`, `get node`, `get config`, logs and exec take --etcd"
+            hint: "run it on the node itself; apply, delete, `get pods`, `get node`, `get events`, `get config`, logs and exec take --etcd"
                 .into(),
         })
     };
@@ -171,8 +172,8 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
         Command::Get(args) => match &args.what {
             GetWhat::Pods { names, watch } => get::pods(session, &fleet, names, *watch).await,
             GetWhat::Node { name, watch } => get::nodes(session, &fleet, name.as_deref(), *watch).await,
+            GetWhat::Events { about, watch } => events::run(session, &fleet, about.as_deref(), *watch).await,
             GetWhat::Services { .. } => other("get services"),
-            GetWhat::Events { .. } => other("get events"),
             GetWhat::Volumes { .. } => other("get volumes"),
             GetWhat::Images { .. } => other("get images"),
             GetWhat::Sources => other("get sources"),

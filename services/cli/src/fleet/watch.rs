@@ -1,4 +1,5 @@
-//! `get pods --watch` and `get node --watch` with `--etcd`: what stands under the keys of the nodes, and each change of it.
+//! `get pods --watch`, `get node --watch` and `get events --watch` with `--etcd`: what stands under the keys of the nodes, and
+//! each change of it.
 //!
 //! Every node has a follower of its own, of those keys alone that are shown: a person who looks at pods reads no Secrets.
 //! Which nodes there are is asked again and again, by their keys without values.
@@ -33,6 +34,8 @@ pub(super) struct View<R> {
     pub(super) range: fn(&NodeKeys) -> Range,
     /// The rows of a node, each with what it is told from the others by.
     pub(super) rows: R,
+    /// Whether those are events. They end by themselves, which is no news.
+    pub(super) is_of_events: bool,
 }
 
 /// The nodes that are followed.
@@ -165,17 +168,18 @@ where
     R: Fn(&str, &Keys) -> Result<Vec<(String, Row)>, Failure>,
 {
     fn take(&mut self, node: &str, news: News) -> Result<(), Failure> {
+        let of_events = self.view.is_of_events;
         let keys = self.keys.entry(node.to_owned()).or_default();
         match news {
             News::Listed(entries) => {
-                let shown = entries.into_iter().filter(|entry| is_shown(&entry.key));
+                let shown = entries.into_iter().filter(|entry| is_shown(&entry.key, of_events));
                 *keys = shown.map(|entry| (entry.key.clone(), entry)).collect();
             }
             News::Changed(changes) => {
                 let mut any = false;
                 for change in changes {
                     match change {
-                        KeyChange::Put(entry) if is_shown(&entry.key) => {
+                        KeyChange::Put(entry) if is_shown(&entry.key, of_events) => {
                             keys.insert(entry.key.clone(), entry);
                             any = true;
                         }
@@ -206,7 +210,7 @@ where
         }
         let before = self.rows.insert(node.to_owned(), now.clone()).unwrap_or_default();
         for id in before.difference(&now) {
-            if let Some(row) = self.seen.gone(id) {
+            if let Some(row) = self.seen.gone(id).filter(|_| !self.view.is_of_events) {
                 self.view.printer.show(Change::Deleted, row)?;
             }
         }
@@ -214,7 +218,7 @@ where
     }
 }
 
-/// Events come and go between what is looked at.
-fn is_shown(key: &str) -> bool {
-    !matches!(of_any_node(key), Some((_, Named::Event)))
+/// Events come and go between what else is looked at.
+fn is_shown(key: &str, of_events: bool) -> bool {
+    matches!(of_any_node(key), Some((_, Named::Event))) == of_events
 }

@@ -12,15 +12,15 @@ use tokio::runtime::Runtime;
 use crate::keelson;
 use crate::running::Running;
 
-struct Fleet {
-    cluster: EtcdCluster,
+pub struct Fleet {
+    pub cluster: EtcdCluster,
     etcd: Etcd,
     runtime: Runtime,
     _scratch: Scratch,
 }
 
 impl Fleet {
-    fn new(members: usize) -> Self {
+    pub fn new(members: usize) -> Self {
         let scratch = Scratch::new().unwrap();
         let cluster = EtcdCluster::start(&scratch.path().join("e"), members).unwrap();
         let etcd = Etcd::new(Settings::plain(cluster.endpoints()));
@@ -31,16 +31,16 @@ impl Fleet {
         self.runtime.block_on(self.etcd.write(&[], &[operation])).unwrap();
     }
 
-    fn put(&self, key: String, value: &Value, lease: i64) {
+    pub fn put(&self, key: String, value: &Value, lease: i64) {
         self.write(Operation::Put { key, value: value.to_string().into_bytes(), lease });
     }
 
-    fn delete(&self, key: String) {
+    pub fn delete(&self, key: String) {
         self.write(Operation::Delete { key });
     }
 
     /// A node that lives until its lease, which comes back, is ended.
-    fn node(&self, name: &str) -> i64 {
+    pub fn node(&self, name: &str) -> i64 {
         let (keys, lease) = (NodeKeys::new(name), self.runtime.block_on(self.etcd.grant(600)).unwrap());
         self.put(keys.node(), &node(name, "True", "1"), 0);
         self.put(keys.lease(), &json!({}), lease);
@@ -59,7 +59,7 @@ impl Fleet {
         self.put(NodeKeys::new(node).pod_status("default", name), &pod(name, phase), 0);
     }
 
-    fn watch(&self, args: &[&str]) -> Running {
+    pub fn watch(&self, args: &[&str]) -> Running {
         watch(&self.cluster.endpoints(), args)
     }
 }

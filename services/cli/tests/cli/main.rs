@@ -9,6 +9,7 @@ mod configuration;
 mod exec;
 mod failures;
 mod fake;
+mod fleet;
 mod fleet_watch;
 mod running;
 mod up;

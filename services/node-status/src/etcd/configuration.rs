@@ -1,4 +1,7 @@
 //! The loop `node-configuration`: what init tells of the configuration under the node's key, handed on when it changes.
+//!
+//! Where no init keeps the services, nobody tries a configuration or takes one back, so none is taken: that is told in
+//! init's place, of whatever may stand under the key, before anybody has put something there.
 
 use std::io;
 use std::path::Path;
@@ -12,15 +15,20 @@ use super::queue::Job;
 
 /// More than init ever tells.
 const MOST: usize = 4 << 20;
+/// What is told without init; the command shows its first line.
+const WITHOUT_INIT: &str = "\
+no init runs on this node to try it, so nothing is taken from the key
+the configuration is in files there: change /etc/keelson/kubelet.yaml, or what else `keelson-init --resolve-only` reads
+or run the agent under init, as kubelet.service and `keelson up` do";
 
 /// Looks at each heartbeat, until the shutdown.
-pub(super) async fn run(writer: Arc<EtcdWriter>, ctx: Context) {
+pub(super) async fn run(writer: Arc<EtcdWriter>, ctx: Context, is_kept_by_init: bool) {
     let turn = ctx.progress.register("node-configuration");
     let path = ctx.config.paths.configuration_status();
     let mut told = None;
     loop {
         turn.tick();
-        match read(&path).await {
+        match what_is_told(&path, is_kept_by_init).await {
             Ok(now) if told.as_ref() != Some(&now) => {
                 writer.put(Job::Configuration(now.clone()), false);
                 told = Some(now);
@@ -36,6 +44,15 @@ pub(super) async fn run(writer: Arc<EtcdWriter>, ctx: Context) {
             () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
         }
     }
+}
+
+/// What there is to tell now; `None`: nothing. A file that an init has left behind says nothing of a node that has none.
+async fn what_is_told(path: &Path, is_kept_by_init: bool) -> io::Result<Option<Vec<u8>>> {
+    if is_kept_by_init {
+        return read(path).await;
+    }
+    let refusal = ConfigurationStatus::refusing_all(WITHOUT_INIT.to_owned());
+    Ok(Some(serde_json::to_vec(&refusal)?))
 }
 
 /// What init tells; `None`: nothing stands under the key.

@@ -74,11 +74,16 @@ impl Known {
 }
 
 impl EtcdWriter {
-    /// A writer for the node of `ctx`, with its loop.
+    /// A writer for the node of `ctx`, with its loop. What stands under `config` of the node is acted on where init keeps
+    /// the services alone.
     ///
     /// # Errors
     /// The file that tells this agent from another one with the node's name cannot be made.
-    pub(crate) fn start(ctx: &Context, settings: &Settings) -> anyhow::Result<Arc<Self>> {
+    pub(crate) fn start(
+        ctx: &Context,
+        settings: &Settings,
+        is_kept_by_init: bool,
+    ) -> anyhow::Result<Arc<Self>> {
         let etcd = Etcd::new(settings.handed_over(&ctx.config.paths.credentials(ServiceName::NodeStatus)));
         let keys = NodeKeys::new(&ctx.config.node_name);
         let identity = identity(&ctx.config)?;
@@ -96,7 +101,8 @@ impl EtcdWriter {
             ring: ctx.events.clone(),
         });
         ctx.spawn("etcd-writer", Arc::clone(&own).run(ctx.clone()));
-        ctx.spawn("node-configuration", configuration::run(Arc::clone(&own), ctx.clone()));
+        let configuration = configuration::run(Arc::clone(&own), ctx.clone(), is_kept_by_init);
+        ctx.spawn("node-configuration", configuration);
         Ok(own)
     }
 
@@ -191,7 +197,8 @@ impl EtcdWriter {
 
     /// What stands there now was another thing before, so each change of it is told once, over restarts, too.
     fn tell_configuration(&self, json: Option<&Vec<u8>>) {
-        let event = configuration_event(&self.node, configuration::decoded(json).as_ref());
+        let status = configuration::decoded(json);
+        let Some(event) = configuration_event(&self.node, status.as_ref()) else { return };
         self.ring.record(NewEvent {
             warning: event.warning,
             reason: event.reason.to_owned(),
