@@ -400,16 +400,22 @@ mod tests {
         let (path, token) = (dir.path().join("kubelet.conf"), dir.path().join("token"));
         let api = Kubernetes::of(path.clone());
         config.control_plane = ControlPlane::Kubernetes(api.clone());
-        let lines = missing(&config).join("\n");
+        let said = |config: &Config| {
+            assert_eq!(missing(config), Vec::<String>::new(), "it ends no start");
+            let looked = hand_over(config);
+            assert!(looked.awaits, "it may be put right at any moment");
+            keelson_service_kit::status::chain(&error_of(looked))
+        };
+        let line = said(&config);
         assert!(
-            lines.starts_with("invalid kubeconfig: cannot read") && lines.contains("kubelet.conf"),
-            "{lines}"
+            line.starts_with("invalid kubeconfig: cannot read") && line.contains("kubelet.conf"),
+            "{line}"
         );
         let file = "current-context: c\nclusters: [{name: k, cluster: {server: 'https://h'}}]\n\
                     users: [{name: u, user: {tokenFile: token}}]\ncontexts: [{name: c, context: {cluster: k, user: u}}]\n";
         fs::write(&path, file).unwrap();
-        let lines = missing(&config).join("\n");
-        assert!(lines.contains("users[0].user.tokenFile: cannot read"), "{lines}");
+        let line = said(&config);
+        assert!(line.contains("users[0].user.tokenFile: cannot read"), "{line}");
         for content in ["one", "two"] {
             fs::write(&token, content).unwrap();
             good(hand_over(&config));
@@ -417,8 +423,7 @@ mod tests {
             assert!(copy.contains(&format!("\"token\":\"{content}\"")), "{copy}");
         }
         fs::write(&path, "current-context: [").unwrap();
-        let error = error_of(hand_over(&config));
-        assert!(keelson_service_kit::status::chain(&error).starts_with("invalid kubeconfig: "), "{error}");
+        assert!(said(&config).starts_with("invalid kubeconfig: "));
         assert!(api.handed_over(&folder).exists(), "the last good one stays");
         config.control_plane = ControlPlane::None;
         good(hand_over(&config));
