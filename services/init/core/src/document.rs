@@ -312,12 +312,16 @@ impl<'a> Reader<'a> {
         range: RangeInclusive<Duration>,
     ) -> Option<Sourced<Duration>> {
         let value = self.get(path)?;
-        let Some(duration) = value.as_str().and_then(parse_go_duration) else {
-            self.mistyped(path, value, "this is no duration; write numbers with units, such as 20s or 1m30s");
-            return None;
-        };
-        if range.contains(&duration) {
-            return Some(self.sourced(path, duration));
+        match value.as_str().and_then(parse_go_duration) {
+            Some(duration) if range.contains(&duration) => return Some(self.sourced(path, duration)),
+            Some(_) => {}
+            // It is one all the same, and no fault of how the file is written.
+            None if value.as_str().and_then(|text| parse_go_duration(text.strip_prefix('-')?)).is_some() => {}
+            None => {
+                let what = "this is no duration; write numbers with units, such as 20s or 1m30s";
+                self.mistyped(path, value, what);
+                return None;
+            }
         }
         let way_out = format!("this must be from {:?} to {:?}", range.start(), range.end());
         self.wrong(path, value, way_out);

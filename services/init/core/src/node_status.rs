@@ -206,7 +206,7 @@ mod tests {
     fn what_cannot_be_is_told() {
         for (fields, part) in [
             (json!({"nodeStatusUpdateFrequency": "often"}), "no duration"),
-            (json!({"nodeStatusReportFrequency": "-1s"}), "no duration"),
+            (json!({"nodeStatusReportFrequency": "-1s"}), "this must be from "),
             (json!({"eventRecordQPS": -1}), "from 0"),
             (json!({"kubeAPIBurst": "many"}), "whole number"),
             (json!({"enableControllerAttachDetach": 1}), "true or false"),

@@ -416,6 +416,9 @@ impl Resolver<'_> {
 
     fn image_endpoint(&mut self, kubelet: &mut KubeletFile) {
         let endpoint = kubelet.image_endpoint.take().filter(|endpoint| !endpoint.value.is_empty());
+        // A bare path stands for a unix socket here, too.
+        let named = |text: String| if text.starts_with('/') { format!("unix://{text}") } else { text };
+        let endpoint = endpoint.map(|endpoint| endpoint.map(named));
         let socket = |text: &str| text.strip_prefix("unix://").is_some_and(|path| path.starts_with('/'));
         if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| !socket(&endpoint.value)) {
             self.refuse(endpoint, "this must be unix:// and the absolute path of a socket");

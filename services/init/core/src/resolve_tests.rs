@@ -660,6 +660,8 @@ fn how_images_are_pulled_and_dead_containers_kept_comes_from_fields_and_flags() 
     // The same endpoint is not one of its own.
     let same = with_kubelet(json!({"imageServiceEndpoint": "unix:///run/containerd/containerd.sock"}));
     assert_eq!(same.runtime.image_endpoint, None);
+    let bare = with_kubelet(json!({"imageServiceEndpoint": "/run/images.sock"}));
+    assert_eq!(bare.runtime.image_endpoint.as_deref(), Some("unix:///run/images.sock"));
     for (fields, part) in [
         (json!({"registryPullQPS": -1}), "registryPullQPS"),
         (json!({"imageServiceEndpoint": "tcp://1.2.3.4:5"}), "absolute path of a socket"),
