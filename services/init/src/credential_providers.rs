@@ -4,7 +4,9 @@
 //! runtime-shim's to judge. Values of `env` may be credentials, so they are none of the resolved configuration, which
 //! the operator group may read.
 
+use std::fmt;
 use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -33,6 +35,19 @@ const FOR_INIT: &[&str] = &[
 /// What runtime-shim gets.
 #[derive(Clone)]
 pub(crate) struct Handover(Value);
+
+impl fmt::Debug for Handover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handover").finish_non_exhaustive()
+    }
+}
+
+/// What tells one content of the files from another, and keeps nothing of what they say.
+pub(crate) fn digest(handover: Option<&Handover>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    handover.map(|handover| handover.0.to_string()).hash(&mut hasher);
+    hasher.finish()
+}
 
 /// Why the files cannot be taken.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +115,14 @@ fn files(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
         return Err(ReadError::Nothing { path: path.to_owned() });
     }
     Ok(files.into_iter().map(|name| path.join(name)).collect())
+}
+
+/// What counts of what [`CREDENTIAL_CONFIG_FLAG`] names: itself and, where it is a folder, the files in it.
+pub(crate) fn watched(config: &Path) -> Vec<PathBuf> {
+    // What cannot be read is told when it is.
+    let mut all = files(config).unwrap_or_default();
+    all.push(config.to_owned());
+    all
 }
 
 fn handed_over(document: &Document, text: &str) -> Value {

@@ -72,8 +72,9 @@ impl HandoverError {
         !self.is_of_kubeconfig() && !matches!(self, Self::Take(_) | Self::Serving(_) | Self::Forget { .. })
     }
 
-    fn is_of_kubeconfig(&self) -> bool {
-        matches!(self, Self::Kubeconfig { .. } | Self::Yaml(_))
+    /// Whether there is nothing to name this node by to the API server, and it can be put right.
+    pub(crate) fn is_of_kubeconfig(&self) -> bool {
+        matches!(self, Self::Kubeconfig { .. } | Self::Yaml(_) | Self::WriteKubeconfig { .. })
     }
 }
 
@@ -242,10 +243,28 @@ pub(crate) fn flattened(flag: &'static str, path: &Path) -> Result<Value, Handov
 pub(crate) struct Looked {
     /// What is wrong; everything else is as it should be.
     pub(crate) errors: Vec<HandoverError>,
-    /// A certificate is asked for that is not there yet.
+    /// Something is not there yet that may come at any moment: a certificate that is asked for, or a kubeconfig that does.
     pub(crate) awaits: bool,
     /// Why a kubelet's own pair is there and not used: nothing is wrong with that.
     pub(crate) left_alone: Option<String>,
+}
+
+impl Looked {
+    /// A line for each error.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.errors.iter().map(|error| keelson_service_kit::status::chain(error)).collect()
+    }
+
+    /// Shows what is wrong as a condition.
+    pub(crate) fn show(&self, context: &Context) {
+        let lines = self.lines();
+        let told = if lines.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{}; the last good copy, where there is one, is used until then", lines.join("; ")))
+        };
+        context.progress.condition(CONDITION, told);
+    }
 }
 
 /// Makes the copies what the files are, with new certificates where node-status has left some. A copy that nobody needs any
@@ -306,9 +325,9 @@ fn replace(path: &Path, content: &[u8], uid: Option<u32>) -> io::Result<()> {
     fs::rename(temporary, path)
 }
 
-/// Keeps the copies as the files are, until the shutdown; `awaits`: something is not there yet and may come at any moment.
-pub(crate) async fn run(context: Context, mut awaits: bool) {
-    let mut left_alone = None;
+/// Keeps the copies as the files are, until the shutdown; `looked`: what became of them at the start.
+pub(crate) async fn run(context: Context, looked: Looked) {
+    let Looked { mut awaits, mut left_alone, .. } = looked;
     let turn = context.progress.register("handed-files");
     loop {
         turn.tick();
@@ -319,6 +338,7 @@ pub(crate) async fn run(context: Context, mut awaits: bool) {
         }
         let config = std::sync::Arc::clone(&context.config);
         let Ok(looked) = tokio::task::spawn_blocking(move || hand_over(&config)).await else { return };
+        looked.show(&context);
         awaits = looked.awaits;
         if left_alone != looked.left_alone {
             if let Some(why) = &looked.left_alone {
@@ -326,14 +346,6 @@ pub(crate) async fn run(context: Context, mut awaits: bool) {
             }
             left_alone = looked.left_alone;
         }
-        let lines: Vec<String> =
-            looked.errors.iter().map(|error| keelson_service_kit::status::chain(error)).collect();
-        let told = if lines.is_empty() {
-            Ok(())
-        } else {
-            Err(format!("{}; the last good copy is used until then", lines.join("; ")))
-        };
-        context.progress.condition(CONDITION, told);
     }
 }
 

@@ -51,6 +51,7 @@ use tonic::service::Routes;
 
 use crate::cli::Cli;
 use crate::credential_providers::Handover;
+use crate::handed_files::{HandoverError, Looked};
 use crate::launch::Launcher;
 use crate::node_configuration::{Ingredients, NodeConfiguration};
 use crate::reload::{Reload, Stamp};
@@ -125,7 +126,13 @@ fn run() -> ExitCode {
     }
     let config = resolved.config.clone();
     let start = Start { stamp, resolved, providers, ingredients };
-    run_with_config(SPEC, config, |context| build(context, start, cli))
+    run_with_config(SPEC, config, |context| async move {
+        let built = build(context, start, cli).await;
+        if let (Err(error), true) = (&built, is_kubelet) {
+            tracing::error!("{}", why_no_start(is_kubelet, &format!("{error:#}")));
+        }
+        built
+    })
 }
 
 /// The line by which a start ends. Who watches a kubelet looks for these words (node-and-api.md §1.1).
@@ -270,21 +277,39 @@ fn hand_over(config: &Config, providers: Option<&Handover>) -> anyhow::Result<()
         .context("cannot write the configuration of credential providers below the run dir; --run-dir names another one")
 }
 
-/// Hands each service what it may not read itself; whether something is not there yet that may come at any moment: a
-/// certificate that is asked for, or a kubeconfig that does. What is wrong with those ends no start.
-fn hand_over_files(config: &Config) -> anyhow::Result<bool> {
-    let looked = handed_files::hand_over(config);
-    for error in looked.errors {
-        if error.ends_a_start() {
-            return Err(error.into());
-        }
-        // Not in the log: `--resolve-only` has none.
-        eprintln!("keelson-init: {}", status::chain(&error));
+/// Hands each service what it may not read itself, and says what of it ends no start: not in the log, `--resolve-only` has none.
+fn hand_over_files(config: &Config) -> anyhow::Result<()> {
+    let looked = handed(config)?;
+    for line in looked.lines().iter().chain(&looked.left_alone) {
+        eprintln!("keelson-init: {line}");
     }
-    if let Some(why) = looked.left_alone {
-        eprintln!("keelson-init: {why}");
+    Ok(())
+}
+
+/// Hands each service what it may not read itself.
+fn handed(config: &Config) -> anyhow::Result<Looked> {
+    let mut looked = handed_files::hand_over(config);
+    match looked.errors.iter().position(HandoverError::ends_a_start) {
+        Some(fatal) => Err(looked.errors.swap_remove(fatal).into()),
+        None => Ok(looked),
     }
-    Ok(looked.awaits)
+}
+
+/// Hands over, says what ends no start, and keeps at it while the agent runs.
+fn keep_handed(context: &Context) -> anyhow::Result<()> {
+    let looked = handed(&context.config)?;
+    // All else is told by the condition.
+    for error in looked.errors.iter().filter(|error| error.is_of_kubeconfig()) {
+        tracing::error!("{}", status::chain(error));
+    }
+    if let Some(why) = &looked.left_alone {
+        tracing::warn!("{why}");
+    }
+    if handed_files::any(&context.config) {
+        looked.show(context);
+        context.spawn("handed-files", handed_files::run(context.clone(), looked));
+    }
+    Ok(())
 }
 
 /// Writes the flags, for node-api.
@@ -347,10 +372,7 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
         tracing::warn!("ended what an earlier init left: {}", left.join(", "));
     }
     hand_over(config, providers.as_ref())?;
-    let awaits = hand_over_files(config)?;
-    if handed_files::any(config) {
-        context.spawn("handed-files", handed_files::run(context.clone(), awaits));
-    }
+    keep_handed(&context)?;
     let (node_configuration, resolved) = match config.control_plane {
         ControlPlane::None | ControlPlane::Kubernetes(_) => {
             node_configuration::forget_status(&config.paths)?;
@@ -364,7 +386,7 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     write_config(&resolved)?;
     write_flags(config, &cli)?;
     drop(resolved);
-    let reload = Reload::new(&context, cli, stamp);
+    let reload = Reload::new(&context, cli, stamp, providers.as_ref());
     drop(providers);
     let own = &config.own_processes;
     if let Err(error) = host::set_oom_score(own.oom_score_adj) {

@@ -1,5 +1,5 @@
-//! Changed files of the configuration while the agent runs (architecture §7): `--config`, the files of `--config-dir` and
-//! `--keelson-config`.
+//! Changed files of the configuration while the agent runs (architecture §7): `--config`, the files of `--config-dir`,
+//! `--keelson-config` and `--image-credential-provider-config`.
 //!
 //! They are looked at with every heartbeat. What is wrong with them is told, and what was in force goes on. What services take
 //! while they run is written to where they read it; all else waits, named by the condition, until a service that it is about is
@@ -17,15 +17,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use keelson_config::{Beside, Config, ServiceName, feature_gates, kubelet_configuration};
-use keelson_init_core::{InForce, Resolved, ServiceState, Waiting, waiting, with_live};
+use keelson_init_core::{
+    CREDENTIAL_CONFIG_FLAG, InForce, Resolved, ServiceState, Waiting, waiting, with_live,
+};
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Context, LoopHandle, Progress};
+use serde_json::{Map, Value};
 use tokio::sync::Mutex;
 
 use crate::cli::Cli;
+use crate::credential_providers::{self, Handover};
 use crate::handed_files::hand_over_headers;
 use crate::supervisor::Services;
-use crate::{drop_ins, log_notes, start, store};
+use crate::{Start, drop_ins, hand_over, log_notes, start, store};
 
 /// The condition that says what is wrong with changed files, or what of them waits.
 const CONDITION: &str = "configuration files";
@@ -47,6 +51,8 @@ impl Stamp {
             files.extend(drop_ins::files(&folder));
             files.push(folder);
         }
+        let providers = cli.image_credential_provider_config().filter(|path| !path.is_empty());
+        files.extend(providers.into_iter().flat_map(|path| credential_providers::watched(Path::new(&path))));
         let stamp = |path: &Path| {
             let meta = std::fs::metadata(path).ok()?;
             let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
@@ -68,10 +74,20 @@ struct State {
     cli: Arc<Cli>,
     config: Arc<Config>,
     seen: Stamp,
+    /// A digest of the configuration of credential providers in force.
+    providers: u64,
     /// What the files say, while not all of it is in force.
-    new: Option<Box<(Resolved, Waiting)>>,
+    new: Option<Box<New>>,
     /// A digest of what files said at the start that lie below what a key has; none where there is no such key.
     below_key: Option<u64>,
+}
+
+/// What waits for a start of services.
+#[derive(Debug)]
+struct New {
+    resolved: Resolved,
+    providers: Option<Handover>,
+    waiting: Waiting,
 }
 
 /// Follows the files, and puts in force what waits.
@@ -83,10 +99,10 @@ pub(crate) struct Reload {
 
 impl Reload {
     /// Of an agent that has just started with what the files of `cli` said when they were as `seen` has them.
-    pub(crate) fn new(context: &Context, cli: Cli, seen: Stamp) -> Self {
-        let config = Arc::clone(&context.config);
-        let below_key = config.control_plane.may_assign_a_configuration().then(|| digest(&config));
-        let state = State { seen, cli: Arc::new(cli), config, new: None, below_key };
+    pub(crate) fn new(context: &Context, cli: Cli, seen: Stamp, providers: Option<&Handover>) -> Self {
+        let (config, providers) = (Arc::clone(&context.config), credential_providers::digest(providers));
+        let below_key = config.control_plane.may_assign_a_configuration().then(|| digest(&config, providers));
+        let state = State { seen, cli: Arc::new(cli), config, providers, new: None, below_key };
         Self { context: context.clone(), state: Arc::new(Mutex::new(state)) }
     }
 
@@ -124,11 +140,12 @@ impl Reload {
         }
         let read = tokio::task::spawn_blocking(move || start(&cli)).await;
         let Ok(read) = read else { return };
+        // What waited is not what the files say any more.
+        let waited = state.new.take().is_some();
         let told = match read {
-            Ok(start) => state.take_in(start.resolved, &self.context),
-            Err(problems) => {
-                // What waited is not what the files say any more.
-                state.new = None;
+            Ok(start) => state.take_in(start, &self.context),
+            Err(mut problems) => {
+                problems.extend(waited.then(|| state.show_none_waiting().err()).flatten());
                 Err(format!("{}; {GOES_ON}", problems.join("; ")))
             }
         };
@@ -145,16 +162,15 @@ impl Reload {
     /// It cannot be written.
     pub(crate) async fn put_in_force(&self, service: ServiceName) -> Result<BTreeSet<ServiceName>, String> {
         let mut state = self.state.lock().await;
-        let goes = state.new.as_ref().is_some_and(|new| new.1.goes_with(service));
+        let goes = state.new.as_ref().is_some_and(|new| new.waiting.goes_with(service));
         let Some(new) = state.new.take_if(|_| goes) else { return Ok(BTreeSet::new()) };
-        let (resolved, waiting) = *new;
-        let config = state.stamped(resolved.config.clone());
-        let beside = resolved.beside();
-        let written = hand_over_headers(&config).map_err(|error| format!("{}; {GOES_ON}", chain(&error)));
-        if let Err(error) = written.and_then(|()| write(&config, beside)) {
-            state.new = Some(Box::new((resolved, waiting)));
-            return Err(error);
+        let config = state.stamped(new.resolved.config.clone());
+        if let Err(error) = put(&config, &new) {
+            state.new = Some(new);
+            return Err(format!("{error:#}; {GOES_ON}"));
         }
+        state.providers = credential_providers::digest(new.providers.as_ref());
+        let waiting = new.waiting;
         tracing::info!("changed files of the configuration come into force: {}", waiting.fields.join(", "));
         self.context.live.take(&config);
         self.context.progress.condition(CONDITION, Ok(()));
@@ -174,9 +190,11 @@ impl State {
     ///
     /// # Errors
     /// What is in force cannot be read or written.
-    fn take_in(&mut self, new: Resolved, context: &Context) -> Result<Result<(), String>, String> {
+    fn take_in(&mut self, start: Start, context: &Context) -> Result<Result<(), String>, String> {
+        let Start { resolved: new, providers, .. } = start;
+        let digest_of_providers = credential_providers::digest(providers.as_ref());
         if let Some(at_start) = self.below_key {
-            return Ok(if digest(&new.config) == at_start {
+            return Ok(if digest(&new.config, digest_of_providers) == at_start {
                 Ok(())
             } else {
                 Err("the files of the configuration have changed; a restart of the agent takes them"
@@ -186,14 +204,13 @@ impl State {
         let before = in_force(&self.config)?;
         let taken = with_live(&before, &new);
         let ours = self.cli.keelson_config().map(|path| path.display().to_string());
-        let waiting = waiting(&taken, &new, ours.as_deref());
+        let mut waiting = waiting(&taken, &new, ours.as_deref());
+        if digest_of_providers != self.providers {
+            waiting.fields.push(CREDENTIAL_CONFIG_FLAG.to_owned());
+            waiting.services.insert(ServiceName::RuntimeShim);
+        }
         let config = self.stamped(taken.config.clone());
-        let beside = Beside {
-            kubelet_configuration: Some(&taken.kubelet_configuration),
-            feature_gates: &taken.feature_gates,
-            waiting: (!waiting.is_empty()).then_some(&waiting.values),
-        };
-        write(&config, beside)?;
+        write(&config, beside(&taken, Some(&waiting.values)))?;
         // They stand in no field that could differ. Those of another URL wait with it.
         if new.config.sources.static_pod_url == before.config.sources.static_pod_url {
             hand_over_headers(&new.config).map_err(|error| format!("{}; {GOES_ON}", chain(&error)))?;
@@ -205,8 +222,29 @@ impl State {
             );
         }
         let told = waiting.text().map_or(Ok(()), Err);
-        self.new = told.is_err().then(|| Box::new((new, waiting)));
+        self.new = told.is_err().then(|| Box::new(New { resolved: new, providers, waiting }));
         Ok(told)
+    }
+
+    /// Takes what waited out of what people are shown.
+    fn show_none_waiting(&self) -> Result<(), String> {
+        let in_force = in_force(&self.config)?;
+        write(&in_force.config, beside(&in_force, None))
+    }
+}
+
+/// Writes what waited to where services read it.
+fn put(config: &Config, new: &New) -> anyhow::Result<()> {
+    hand_over_headers(config)?;
+    hand_over(config, new.providers.as_ref())?;
+    store(config, new.resolved.beside())
+}
+
+fn beside<'a>(in_force: &'a InForce, waiting: Option<&'a Map<String, Value>>) -> Beside<'a> {
+    Beside {
+        kubelet_configuration: Some(&in_force.kubelet_configuration),
+        feature_gates: &in_force.feature_gates,
+        waiting: waiting.filter(|values| !values.is_empty()),
     }
 }
 
@@ -215,10 +253,12 @@ async fn stamp(cli: &Arc<Cli>) -> Stamp {
     tokio::task::spawn_blocking(move || Stamp::of(&cli)).await.unwrap_or(none)
 }
 
-fn digest(config: &Config) -> u64 {
+/// Of all that files say, headers included, which stand in no field.
+fn digest(config: &Config, providers: u64) -> u64 {
     let bare = Config { provenance: Default::default(), resolved_unix_nanos: 0, ..config.clone() };
+    let headers = bare.sources.static_pod_url_headers.encode();
     let mut hasher = DefaultHasher::new();
-    serde_json::to_string(&bare).unwrap_or_default().hash(&mut hasher);
+    (serde_json::to_string(&bare).unwrap_or_default(), headers, providers).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -268,8 +308,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (main, folder) = (dir.path().join("k.yaml"), dir.path().join("k.d"));
         std::fs::create_dir(&folder).unwrap();
-        let arguments =
-            [format!("--config={}", main.display()), format!("--config-dir={}", folder.display())];
+        let providers = dir.path().join("providers");
+        let arguments = [
+            format!("--config={}", main.display()),
+            format!("--config-dir={}", folder.display()),
+            format!("--image-credential-provider-config={}", providers.display()),
+        ];
         let cli = Cli::parse(&arguments, "/").unwrap();
         let mut stamps = vec![Stamp::of(&cli)];
         let mut changed = |what: &str| {
@@ -289,5 +333,22 @@ mod tests {
         changed("one below");
         std::fs::remove_file(folder.join("10.conf")).unwrap();
         changed("one less");
+        std::fs::create_dir(&providers).unwrap();
+        changed("a folder of credential providers");
+        std::fs::write(providers.join("a.yaml"), "kind: x").unwrap();
+        changed("a file in it");
+        std::fs::write(providers.join("a.yaml"), "kind: xy").unwrap();
+        changed("it is longer");
+    }
+
+    #[test]
+    fn what_stands_in_no_field_counts_as_a_change_as_well() {
+        let mut config = Config::default();
+        let before = digest(&config, 1);
+        assert_eq!(digest(&Config { resolved_unix_nanos: 7, ..config.clone() }, 1), before);
+        assert_ne!(digest(&config, 2), before, "credential providers");
+        let headers = keelson_config::UrlHeaders(vec![("X".to_owned(), "y".to_owned())]);
+        config.sources.static_pod_url_headers = headers;
+        assert_ne!(digest(&config, 1), before);
     }
 }

@@ -4,12 +4,13 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output, Stdio};
 
 use common::{Scene, eventually, find, status_field};
 use keelson_config::{Config, ServiceName};
+use keelson_testkit::json_lines;
 use rustix::process::Signal;
 
 const INIT: &str = env!("CARGO_BIN_EXE_keelson-init");
@@ -347,6 +348,18 @@ async fn binaries_in_a_folder_that_only_root_may_pass_are_started_all_the_same()
 }
 
 #[test]
+fn under_the_name_kubelet_what_ends_a_start_that_has_begun_has_the_same_words() {
+    let scene = Scene::new();
+    fs::write(scene.path("state"), "no folder").unwrap();
+    std::os::unix::fs::symlink(INIT, scene.path("kubelet")).unwrap();
+    let own = scene.command();
+    let output = Command::new(scene.path("kubelet")).args(own.get_args()).output().unwrap();
+    let (code, text) = code_and_text(&output);
+    assert_eq!(code, Some(1), "{text}");
+    assert_eq!(text.matches("\"command failed\" err=\"").count(), 1, "{text}");
+}
+
+#[test]
 fn a_kubeconfig_that_does_not_do_is_named_and_a_good_one_is_handed_over() {
     let scene = Scene::new();
     let path = scene.path("kubelet.conf");
@@ -393,9 +406,10 @@ async fn with_a_kubeconfig_that_does_not_do_the_agent_runs_says_so_and_takes_it_
     let scene = Scene::new();
     let path = scene.path("kubelet.conf");
     fs::write(&path, "current-context: [").unwrap();
+    let log = scene.path("log");
     let mut command = scene.command();
-    command.arg("--kubeconfig").arg(&path);
-    let _init = scene.start_as(command);
+    command.arg("--kubeconfig").arg(&path).args(["--log-format", "json"]).stderr(File::create(&log).unwrap());
+    let mut init = scene.start_as(command);
     let services = scene
         .wait("init says what is wrong and the others run", |services| {
             services.len() == ServiceName::ALL.len()
@@ -418,6 +432,14 @@ async fn with_a_kubeconfig_that_does_not_do_the_agent_runs_says_so_and_takes_it_
     .unwrap();
     eventually("it is handed over", || copy.exists()).await;
     assert_eq!(scene.all_running().await.iter().map(|service| service.restarts).sum::<u32>(), 0);
+    init.signal(Signal::TERM);
+    assert_eq!(init.ended().await, Some(0));
+    let text = fs::read_to_string(&log).unwrap();
+    let is_error = |line: &&serde_json::Value| {
+        let message = line["message"].as_str().unwrap_or_default();
+        line["level"] == "ERROR" && message.starts_with("invalid kubeconfig: ")
+    };
+    assert_eq!(json_lines(&text).unwrap().iter().filter(is_error).count(), 1, "{text}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Instant;
 
@@ -231,10 +232,53 @@ async fn what_waited_is_forgotten_when_the_files_do_not_do_any_more_and_they_are
     world.init_is("degraded", &["maxPods"]).await;
     world.drop_in("maxPods: many\n");
     world.init_is("degraded", &["many"]).await;
+    assert_eq!(world.file().get("waiting"), None);
     world.restart(ServiceName::PodSync).await;
     assert_eq!(world.config_of(ServiceName::PodSync).await.resources.max_pods, 110);
     world.drop_in("maxPods: 5\n");
     world.init_is("degraded", &["a restart of", "maxPods"]).await;
     world.restart(ServiceName::PodSync).await;
     world.until(ServiceName::PodSync, "five pods", |config| config.resources.max_pods == 5).await;
+}
+
+#[tokio::test]
+async fn another_configuration_of_credential_providers_waits_for_runtime_shim_once_its_plugin_is_there() {
+    let world = World::new();
+    let scene = &world.0;
+    fs::create_dir(scene.path("plugins")).unwrap();
+    let add_plugin = |name: &str| {
+        let path = scene.path("plugins").join(name);
+        fs::write(&path, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let provider = |name: &str| {
+        format!(
+            "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders: [{{name: {name}}}]\n"
+        )
+    };
+    let config = scene.path("providers.yaml");
+    fs::write(&config, provider("plugin-one")).unwrap();
+    add_plugin("plugin-one");
+    let mut command = scene.command();
+    command.arg("--image-credential-provider-config").arg(&config);
+    command.arg("--image-credential-provider-bin-dir").arg(scene.path("plugins"));
+    let _init = scene.start_as(command);
+    let before = pids(&scene.all_running().await);
+    let handed = scene.path("run/credentials/runtime-shim/image-credential-providers.json");
+    let has = |name: &str| fs::read_to_string(&handed).unwrap().contains(name);
+
+    replace(&config, &provider("plugin-two"));
+    world.init_is("degraded", &["plugins/plugin-two", "what was in force goes on"]).await;
+    // It is looked for again, although the file stays as it is.
+    add_plugin("plugin-two");
+    let parts =
+        ["a restart of runtime-shim", "`keelson services restart", "--image-credential-provider-config"];
+    world.init_is("degraded", &parts).await;
+    assert!(has("plugin-one") && !has("plugin-two"));
+    world.restart(ServiceName::RuntimeShim).await;
+    assert!(has("plugin-two"));
+    world.init_is("running", &[]).await;
+    let after = pids(&scene.all_running().await);
+    assert_ne!(after["runtime-shim"], before["runtime-shim"]);
+    assert_eq!(after["pod-sync"], before["pod-sync"], "it does not read it");
 }

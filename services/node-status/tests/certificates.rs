@@ -496,6 +496,17 @@ async fn what_is_denied_removed_or_refused_is_named_and_asked_for_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_kubeconfig_that_init_hands_over_after_the_start_is_taken() {
+    let api = Api::start().await;
+    let mut scene = Scene::new(|certificates| certificates.serving = true);
+    scene.start();
+    scene.told("control-plane", "there is no kubeconfig that does").await;
+    scene.hand("kubeconfig.json", &api.kubeconfig(&json!({"token": "node"}), false));
+    // So it has read the Node.
+    scene.told("serving certificate", "the Node has no address yet").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_serving_certificate_is_for_the_addresses_of_the_node_and_another_one_for_more_of_them() {
     let api = Api::start().await;
     let mut scene = Scene::new(|certificates| certificates.serving = true);

@@ -4,7 +4,7 @@
 //! to http.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -92,19 +92,16 @@ impl Fetch {
         Self { url, credentials, made: None }
     }
 
-    /// The body of the answer, shorter than [`MAX_BYTES`]. After an error the next call reads headers and authorities anew.
+    /// The body of the answer, shorter than [`MAX_BYTES`]. Each call reads the headers anew, and after an error the next one
+    /// reads the authorities, too.
     ///
     /// # Errors
     /// There is no such answer in time.
     pub async fn get(&mut self) -> Result<Vec<u8>, FetchError> {
-        let asker = match self.made.take() {
-            Some(asker) => asker,
-            None => {
-                let (credentials, secure) = (self.credentials.clone(), self.url.starts_with("https://"));
-                let made = tokio::task::spawn_blocking(move || Asker::new(&credentials, secure));
-                made.await.map_err(|_| FetchError::GivenUp)??
-            }
-        };
+        let (before, credentials) = (self.made.take(), self.credentials.clone());
+        let secure = self.url.starts_with("https://");
+        let made = tokio::task::spawn_blocking(move || Asker::with_headers(before, &credentials, secure));
+        let asker = made.await.map_err(|_| FetchError::GivenUp)??;
         let answer = tokio::time::timeout(WITHIN, asker.get(&self.url)).await;
         let answer = answer.unwrap_or(Err(FetchError::Silent));
         self.made = answer.is_ok().then_some(asker);
@@ -113,10 +110,18 @@ impl Fetch {
 }
 
 impl Asker {
-    /// Reads what a connection needs; blocks. Without TLS at first there may still be some behind a redirection.
-    fn new(credentials: &std::path::Path, secure: bool) -> Result<Self, FetchError> {
+    /// The one `before` with the headers as they are handed over now, or a new one; blocks.
+    fn with_headers(before: Option<Self>, credentials: &Path, secure: bool) -> Result<Self, FetchError> {
         let handed_over = UrlHeaders::handed_over(credentials).map_err(FetchError::Headers)?;
         let headers = headers(&handed_over)?;
+        match before {
+            Some(before) => Ok(Self { headers, ..before }),
+            None => Self::new(headers, secure),
+        }
+    }
+
+    /// Reads what a connection needs; blocks. Without TLS at first there may still be some behind a redirection.
+    fn new(headers: HeaderMap, secure: bool) -> Result<Self, FetchError> {
         let provider = || rustls::crypto::ring::default_provider();
         let builder = match HttpsConnectorBuilder::new().with_provider_and_native_roots(provider()) {
             Ok(builder) => builder,

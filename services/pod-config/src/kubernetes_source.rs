@@ -43,6 +43,9 @@ const NODE_CONDITION: &str = "control-plane-node";
 const TTL: &str = "node.alpha.kubernetes.io/ttl";
 /// What is waited for before this node has a certificate.
 const AWAITED: &str = "this node has no client certificate yet; node-status asks for one (`keelson get services` shows how that goes)";
+/// The same before it has a kubeconfig that does.
+const AWAITED_KUBECONFIG: &str =
+    "there is no kubeconfig that does; `keelson get services` says at init what is wrong";
 
 /// What an earlier run of the service has left.
 #[derive(Debug, Default)]
@@ -84,10 +87,9 @@ pub fn connection(ctx: &Context, settings: &Settings) -> KubeApi {
     let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::PodConfig));
     let metrics = RestMetrics::registered(&ctx.metrics);
     let user_agent = user_agent(ServiceName::PodConfig, &ctx.config.own_processes.kubelet_version);
-    let api = match settings.certificates.bootstrap_kubeconfig {
-        Some(_) => KubeApi::awaiting(kubeconfig, &user_agent, metrics, AWAITED),
-        None => KubeApi::counted(kubeconfig, &user_agent, metrics),
-    };
+    let bootstraps = settings.certificates.bootstrap_kubeconfig.is_some();
+    let awaited = if bootstraps { AWAITED } else { AWAITED_KUBECONFIG };
+    let api = KubeApi::awaiting(kubeconfig, &user_agent, metrics, awaited);
     api.limited(Limiter::new(settings.qps, settings.burst))
 }
 

@@ -205,6 +205,27 @@ async fn headers_are_sent_to_the_url_and_not_to_where_it_leads() {
 }
 
 #[tokio::test]
+async fn headers_that_are_handed_over_anew_are_sent_with_the_next_request() {
+    let web = Web::start();
+    web.has(&pod("web", "one"));
+    let node = node_of(&web);
+    let folder = node.config.paths.credentials(ServiceName::PodConfig);
+    fs::create_dir_all(&folder).unwrap();
+    let hand = |value: &str| {
+        let headers = UrlHeaders(vec![("X-Group".to_owned(), value.to_owned())]);
+        fs::write(folder.join("new"), headers.encode()).unwrap();
+        fs::rename(folder.join("new"), folder.join(UrlHeaders::COPY)).unwrap();
+    };
+    hand("one");
+    let service = node.start();
+    service.watch().await.replay().await;
+    assert_eq!(web.next().header("x-group"), ["one"]);
+    hand("two");
+    // The server is content with either, so no error brings it about.
+    assert!((0..50).any(|_| web.next().header("x-group") == ["two"]));
+}
+
+#[tokio::test]
 async fn the_machines_authorities_vouch_for_https() {
     let own = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let key = PrivateKeyDer::try_from(own.signing_key.serialize_der()).unwrap();

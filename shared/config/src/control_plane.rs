@@ -102,12 +102,11 @@ impl Kubernetes {
         }
     }
 
-    /// The copy that init has put into `folder`; where there is none, the file itself. With a bootstrap kubeconfig it is always
-    /// the copy: it comes once there is a certificate.
+    /// The copy that init puts into `folder`, also while it is not there yet: it comes once the kubeconfig does, or once there is
+    /// a certificate. Where there is no such folder, nobody hands anything over: the file itself.
     pub fn handed_over(&self, folder: &Path) -> PathBuf {
-        let copy = folder.join(Self::COPY);
-        if copy.exists() || self.certificates.bootstrap_kubeconfig.is_some() {
-            copy
+        if folder.is_dir() || self.certificates.bootstrap_kubeconfig.is_some() {
+            folder.join(Self::COPY)
         } else {
             self.kubeconfig.clone()
         }
@@ -288,6 +287,19 @@ pub(crate) fn yes() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kubeconfig_is_waited_for_where_init_hands_it_over() {
+        let api = Kubernetes::of("/etc/kubernetes/kubelet.conf".into());
+        let dir = std::env::temp_dir().join(format!("keelson-config-kubeconfig-{}", std::process::id()));
+        assert_eq!(api.handed_over(&dir), api.kubeconfig, "nobody hands anything over");
+        std::fs::create_dir_all(&dir).unwrap();
+        assert_eq!(api.handed_over(&dir), dir.join("kubeconfig.json"), "it is not there yet");
+        std::fs::remove_dir_all(&dir).unwrap();
+        let mut bootstraps = api.clone();
+        bootstraps.certificates.bootstrap_kubeconfig = Some("/etc/kubernetes/bootstrap.conf".into());
+        assert_eq!(bootstraps.handed_over(&dir), dir.join("kubeconfig.json"));
+    }
 
     #[test]
     fn an_endpoint_has_a_scheme_a_host_and_a_port() {

@@ -24,8 +24,8 @@ pub struct Document {
     pub root: Map<String, Value>,
     /// Line of each field, by dotted path.
     pub lines: BTreeMap<String, u32>,
-    /// Where the fields come from that are not of this file, by dotted path: `file:line` or `--flag`. It holds for all
-    /// that is below one of them as well.
+    /// Where the fields come from that are not of this file, by dotted path: `file:line` or `--flag`, and nothing for a default.
+    /// It holds for all that is below one of them as well.
     pub elsewhere: BTreeMap<String, String>,
     /// The fields that stand in the file more than once; the last one counts.
     pub duplicates: Vec<Sourced<()>>,

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::document::Document;
 use crate::kubelet_file::absolute;
+use crate::reserved::DEFAULT_THRESHOLDS;
 
 /// What stands in the place of a value that nobody is to see.
 const MASKED: &str = "<masked>";
@@ -103,14 +104,7 @@ fn defaults() -> Map<String, Value> {
 
 /// The thresholds that hold unless a file sets some of its own (§2.2, §2.5).
 fn default_thresholds() -> Map<String, Value> {
-    let pairs = [
-        ("imagefs.available", "15%"),
-        ("imagefs.inodesFree", "5%"),
-        ("memory.available", "100Mi"),
-        ("nodefs.available", "10%"),
-        ("nodefs.inodesFree", "5%"),
-    ];
-    pairs.into_iter().map(|(signal, threshold)| (signal.to_owned(), threshold.into())).collect()
+    DEFAULT_THRESHOLDS.iter().map(|(signal, amount)| ((*signal).to_owned(), (*amount).into())).collect()
 }
 
 /// The default of the field at a dotted path; none when it has none of its own.
@@ -157,7 +151,10 @@ pub(crate) fn effective(document: Option<&Document>, with_file: bool, config: &C
         for path in EMPTY_IS_DEFAULT {
             change(&mut whole, path, |value| if value == "" { default_at(path) } else { None });
         }
-        eviction(&mut whole, &document.root);
+        // Where the file has some, the defaults that hold beside them are among those.
+        if !document.root.get("evictionHard").is_some_and(Value::is_object) {
+            whole.insert("evictionHard".to_owned(), default_thresholds().into());
+        }
         derived(&mut whole, &document.root);
         if !with_file && whole["evictionHard"] == json!({}) {
             whole.remove("evictionHard");
@@ -203,15 +200,6 @@ fn change(whole: &mut Map<String, Value>, path: &str, f: impl FnOnce(&Value) -> 
     {
         *value = other;
     }
-}
-
-/// One threshold in the file drops all defaults, unless they are to be merged.
-fn eviction(whole: &mut Map<String, Value>, file: &Map<String, Value>) {
-    let own = file.get("evictionHard").and_then(Value::as_object);
-    let merge = file.get("mergeDefaultEvictionSettings").and_then(Value::as_bool).unwrap_or(false);
-    let mut thresholds = if own.is_none() || merge { default_thresholds() } else { Map::new() };
-    thresholds.extend(own.cloned().unwrap_or_default());
-    whole.insert("evictionHard".to_owned(), thresholds.into());
 }
 
 /// Defaults that depend on other fields.

@@ -84,13 +84,10 @@ fn what_a_file_sets_is_shown_and_the_rest_of_its_objects_keeps_the_defaults() {
 }
 
 #[test]
-fn thresholds_are_those_of_the_file_the_defaults_or_both() {
+fn thresholds_are_those_of_the_file_or_the_defaults() {
     let own = json!({"memory.available": "1Gi"});
     assert_eq!(of(json!({"evictionHard": own}))["evictionHard"], own);
     assert_eq!(of(json!({}))["evictionHard"].as_object().unwrap().len(), 5);
-    let merged = of(json!({"evictionHard": own, "mergeDefaultEvictionSettings": true}));
-    assert_eq!(merged["evictionHard"]["memory.available"], "1Gi");
-    assert_eq!(merged["evictionHard"]["nodefs.inodesFree"], "5%");
     assert!(!effective(None, false, &Config::default()).contains_key("evictionHard"));
 }
 

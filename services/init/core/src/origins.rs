@@ -26,7 +26,7 @@ pub(crate) fn origins(
         } else {
             document.filter(|document| sets(document, &names, value)).map(|document| document.origin(&path))
         };
-        if let Some(origin) = origin {
+        if let Some(origin) = origin.filter(|origin| !origin.is_empty()) {
             origins.insert(format!("{KUBELET_CONFIGURATION}.{path}"), origin);
         }
     }

@@ -213,7 +213,8 @@ fn thresholds(
     reader: &mut Reader<'_>,
     origins: &mut Vec<String>,
 ) -> (Vec<Sourced<String>>, Vec<&'static str>) {
-    let merge = reader.boolean("mergeDefaultEvictionSettings").is_some_and(|m| m.value);
+    // What it adds stands beside the others already.
+    let _ = reader.boolean("mergeDefaultEvictionSettings");
     let set = reader.map("evictionHard");
     let mut list = Vec::new();
     if let Some(map) = &set {
@@ -236,7 +237,7 @@ fn thresholds(
         if list.iter().any(|one| one.field == field) {
             continue;
         }
-        if set.is_none() || merge {
+        if set.is_none() {
             list.push(Sourced { value: (*text).to_owned(), origin: String::new(), field });
         } else {
             dropped.push(*signal);
@@ -299,11 +300,9 @@ mod tests {
     }
 
     #[test]
-    fn one_threshold_drops_the_other_defaults_unless_they_are_merged() {
+    fn one_threshold_drops_the_other_defaults() {
         let root = json!({"evictionHard": {"memory.available": "1Gi"}});
         assert_eq!(sums(root), ["memory=1Gi"]);
-        let root = json!({"evictionHard": {"memory.available": "1Gi"}, "mergeDefaultEvictionSettings": true});
-        assert_eq!(sums(root), ["ephemeral-storage=10Gi", "memory=1Gi"]);
     }
 
     #[test]

@@ -160,8 +160,16 @@ impl Resolved {
 /// # Errors
 /// Everything that is wrong, each with field, value, where it stands and the way out.
 pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigProblem>> {
+    resolve_with(inputs, None)
+}
+
+/// The same with a KubeletConfiguration of the control plane, `assigned`, over the files and below the flags.
+pub(crate) fn resolve_with(
+    inputs: Inputs<'_>,
+    assigned: Option<&Document>,
+) -> Result<Resolved, Vec<ConfigProblem>> {
     let Inputs { flags, kubelet, keelson, host, .. } = inputs;
-    let with_file = kubelet.is_some();
+    let with_file = kubelet.or(assigned).is_some();
     let mut problems = Vec::new();
     let mut is_one =
         |document: &Document| is_kind(document, KUBELET_API_VERSION, KUBELET_KIND, &mut problems);
@@ -169,7 +177,7 @@ pub fn resolve(inputs: Inputs<'_>) -> Result<Resolved, Vec<ConfigProblem>> {
     let kubelet = kubelet.filter(|document| is_one(document));
     let drop_ins: Vec<Document> =
         inputs.drop_ins.iter().filter(|document| is_one(document)).cloned().collect();
-    let laid = Inputs { kubelet, drop_ins: &drop_ins, ..inputs }.laid();
+    let laid = Inputs { kubelet, drop_ins: &drop_ins, ..inputs }.laid(assigned);
     let kubelet = laid.as_ref();
     let capacity = Capacity {
         memory: host.memory_bytes,

@@ -7,8 +7,7 @@ use serde_json::Value;
 
 use crate::document::{ConfigProblem, Document, Sourced};
 use crate::kubelet_file::is_kind;
-use crate::laying::lay_over;
-use crate::resolve::{Inputs, Resolved, resolve};
+use crate::resolve::{Inputs, Resolved, resolve_with};
 use crate::strict;
 
 /// What no key changes: init, the locks, the folders and the cgroups of all that runs hang on it. The paths of the
@@ -47,8 +46,7 @@ pub fn resolve_over(
     // Nobody looks at the log of a node for each key that is written: what would be passed over in a file is refused.
     problems.extend(strict::unknown(assigned).into_iter().map(Sourced::refusal));
     problems.extend(assigned.duplicates.iter().map(strict::duplicate_refusal));
-    let whole = laid_over(inputs.files(), assigned);
-    match resolve(Inputs { kubelet: Some(&whole), drop_ins: &[], ..inputs }) {
+    match resolve_with(inputs, Some(assigned)) {
         Ok(resolved) => {
             problems.extend(changes_of_the_fixed(files, &resolved.config, &assigned.file));
             if problems.is_empty() { Ok(resolved) } else { Err(problems) }
@@ -65,17 +63,6 @@ pub fn means_the_same(one: &Config, other: &Config) -> bool {
     let bare =
         |config: &Config| Config { provenance: BTreeMap::new(), resolved_unix_nanos: 0, ..config.clone() };
     bare(one) == bare(other)
-}
-
-/// `over` laid over `base`.
-fn laid_over(base: Option<Document>, over: &Document) -> Document {
-    let Some(mut whole) = base else {
-        let mut whole = Document { folder: "/".to_owned(), ..Document::default() };
-        whole.lay(over);
-        return whole;
-    };
-    lay_over(&mut whole, over);
-    whole
 }
 
 fn changes_of_the_fixed(files: &Config, other: &Config, name: &str) -> Vec<ConfigProblem> {

@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::document::merge;
-use crate::resolve::{Flags, Host};
+use crate::resolve::{Flags, Host, resolve};
 
 fn document(file: &str, fields: Value) -> Document {
     let mut root = fields.as_object().unwrap().clone();
@@ -88,6 +88,24 @@ fn flags_win_and_a_node_without_a_file_takes_it_too() {
     let config = over(&flags, None, relative.clone()).unwrap().config;
     assert_eq!(config.runtime.resolv_conf, "/resolv.conf");
     assert_eq!(good(json!({}), relative).runtime.resolv_conf, "/etc/k/resolv.conf");
+}
+
+/// As a drop-in does (node-and-api.md §2.2, §2.3).
+#[test]
+fn one_threshold_or_the_update_leaves_the_others_and_the_report_as_the_file_has_them() {
+    let above = json!({"evictionHard": {"memory.available": "200Mi"}, "nodeStatusUpdateFrequency": "4s"});
+    for (base, thresholds, report) in [
+        (Some(json!({})), 5, 300_000),
+        (Some(json!({"nodeStatusUpdateFrequency": "7s"})), 5, 7_000),
+        (Some(json!({"evictionHard": {"pid.available": "5%"}})), 2, 300_000),
+        // It is the file of a node that has none.
+        (None, 1, 4_000),
+    ] {
+        let config = over(&Flags::default(), base.clone(), above.clone()).unwrap().config;
+        assert_eq!(config.resources.eviction.hard.len(), thresholds, "{base:?}");
+        assert_eq!(config.resources.eviction.hard["memory.available"], "200Mi", "{base:?}");
+        assert_eq!(config.node_status.status_report_ms, report, "{base:?}");
+    }
 }
 
 #[test]

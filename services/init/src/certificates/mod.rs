@@ -316,6 +316,16 @@ mod tests {
     }
 
     #[test]
+    fn a_kubeconfig_that_cannot_be_written_ends_no_start() {
+        let mut scene = Scene::new(false, true);
+        fs::write(scene.dir.path().join("file"), "").unwrap();
+        scene.api.kubeconfig = scene.dir.path().join("file/kubelet.conf");
+        let error = write_kubeconfig(&scene.api).unwrap_err();
+        assert!(matches!(error, HandoverError::WriteKubeconfig { .. }), "{error:?}");
+        assert!(!error.ends_a_start());
+    }
+
+    #[test]
     fn the_kubelet_api_shows_what_was_asked_for_and_the_named_pair_until_then() {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::default();
