@@ -17,7 +17,7 @@
 //! | `mirrors` | on news, every 10 s | follows the Node and the pods of the API at pod-config; has the Node and mirrors made again, and what others have changed of a status told again |
 //! | `cordon` | on news | tells when the Node is cordoned, where an API server is the control plane |
 //! | `node-configuration` | every 10 s | hands on what init tells of the configuration under the node's key, or without init that none is taken, where etcd is the control plane |
-//! | `lease` | a quarter of the lease, 10 s at most | renews the lease |
+//! | `lease` | a quarter of the lease, 10 s at most; after a failure 200 ms to 7 s | renews the lease |
 //! | `report` | every 10 s | drains events, saves its state |
 //!
 //! Nothing that it holds is needed to run pods. Its state file holds event cursors, the last conditions and the

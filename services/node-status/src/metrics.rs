@@ -89,7 +89,11 @@ impl EncodeMetric for Asked {
 pub(crate) fn register(metrics: &Metrics, writer: &Arc<dyn ControlPlaneWriter>) -> Renewed {
     let renewed = Renewed::new();
     for (name, help, what) in [
-        ("keelson_node_status_queued_reports", "Writes that wait for the control plane", What::Queued),
+        (
+            "keelson_node_status_queued_reports",
+            "Writes of the Node and of pods that wait for the control plane",
+            What::Queued,
+        ),
         (
             "keelson_node_status_oldest_report_seconds",
             "For how long the oldest write has waited for the control plane",

@@ -8,8 +8,13 @@ use keelson_node_status_core::Ended;
 use tokio::time::Instant;
 use tracing::Span;
 
-/// Between two tries of what is refused.
+/// Between two tries of what fails by itself: it is refused for what it says, or holds up the others.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Between two tries of what fails through the control plane: as often as a kubelet goes over all statuses
+/// (pod-lifecycle.md §14.5).
+const SHORT_PAUSE: Duration = Duration::from_secs(10);
+/// A try that fails within this time holds up nobody.
+const QUICK: Duration = Duration::from_secs(1);
 
 /// A pod to write.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,12 +82,40 @@ pub(crate) struct Pending {
     pub(crate) span: Span,
     /// Since when the oldest state that it replaces has waited.
     pub(crate) since: Instant,
-    /// Not before this moment: it was refused.
-    pub(crate) not_before: Option<Instant>,
+    /// Not before this moment: it was refused, or hangs.
+    not_before: Option<Instant>,
     /// How often it was refused.
     pub(crate) refused: u32,
-    /// How often in a row it got no answer.
-    pub(crate) unanswered: u32,
+    /// When it was taken last.
+    taken: Instant,
+    /// When the first of the tries in a row began that got no answer.
+    unanswered_since: Option<Instant>,
+    /// How often it got none although others did; 0: it waits for the control plane, as they do.
+    pub(crate) hangs: u32,
+    /// It has held up the others: they go first.
+    behind: bool,
+}
+
+impl Pending {
+    /// Goes on in the place of what waited in the same slot. Another state of what holds up the others would do so, too.
+    fn replaces(&mut self, before: &Self) {
+        self.since = self.since.min(before.since);
+        self.urgent |= before.urgent;
+        self.unanswered_since = self.unanswered_since.or(before.unanswered_since);
+        self.behind |= before.behind;
+        if before.hangs > 0 {
+            (self.hangs, self.not_before) = (before.hangs, before.not_before);
+        }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.not_before.is_none_or(|at| at <= now)
+    }
+
+    /// Whether the try that ends now has held up the others.
+    fn holds_up(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.taken) >= QUICK
+    }
 }
 
 /// What a failure is a failure of.
@@ -98,50 +131,84 @@ pub(crate) enum Fault {
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     waiting: BTreeMap<Slot, Pending>,
-    /// What has failed, perhaps through the control plane, since something went well.
+    /// What was refused, perhaps through the control plane, since something went well.
     failing: BTreeSet<Slot>,
+    /// When the control plane has answered something last.
+    answered: Option<Instant>,
 }
 
 impl Queue {
     /// Adds a job; one of the same slot is replaced, and its wait goes on.
     pub(crate) fn put(&mut self, job: Job, urgent: bool, span: Span, now: Instant) {
         let slot = job.slot();
-        let before = self.waiting.remove(&slot);
-        let since = before.as_ref().map_or(now, |before| before.since);
-        let urgent = urgent || before.is_some_and(|before| before.urgent);
-        let pending = Pending { job, urgent, span, since, not_before: None, refused: 0, unanswered: 0 };
+        let mut pending = Pending {
+            job,
+            urgent,
+            span,
+            since: now,
+            not_before: None,
+            refused: 0,
+            taken: now,
+            unanswered_since: None,
+            hangs: 0,
+            behind: false,
+        };
+        if let Some(before) = self.waiting.remove(&slot) {
+            pending.replaces(&before);
+        }
         self.waiting.insert(slot, pending);
     }
 
     /// Puts a job back that failed, unless there is a later one by now.
     pub(crate) fn put_back(&mut self, pending: Pending) {
-        let later = self.waiting.entry(pending.job.slot()).or_insert_with(|| pending.clone());
-        later.since = later.since.min(pending.since);
-        later.urgent |= pending.urgent;
+        let slot = pending.job.slot();
+        match self.waiting.get_mut(&slot) {
+            Some(later) => later.replaces(&pending),
+            None => drop(self.waiting.insert(slot, pending)),
+        }
     }
 
     /// Puts a job back that was refused: others go first, and it is tried again later, after a longer while each time.
     pub(crate) fn defer(&mut self, mut pending: Pending, fault: Fault, now: Instant) {
         pending.refused += 1;
-        pending.not_before = Some(now + pause(pending.refused));
+        (pending.unanswered_since, pending.hangs) = (None, 0);
+        // What the server asks before it writes may let it wait, and end as a refusal.
+        pending.behind = pending.holds_up(now);
+        let longest = match fault {
+            Fault::OfJob => LONGEST_PAUSE,
+            Fault::OfControlPlane => SHORT_PAUSE,
+        };
+        pending.not_before = Some(now + pause(pending.refused, longest));
         if fault == Fault::OfControlPlane {
             self.failing.insert(pending.job.slot());
         }
         self.put_back(pending);
     }
 
-    /// Puts a job back that got no answer. It keeps its place the first time; then others go first, for it may be the one
-    /// thing that hangs. The Node keeps it.
-    pub(crate) fn put_back_unanswered(&mut self, mut pending: Pending, now: Instant) {
-        pending.unanswered += 1;
-        if pending.unanswered > 1 && pending.job.slot() != Slot::Node {
-            pending.not_before = Some(now + pause(pending.unanswered - 1));
+    /// Puts a job back that got no answer. It keeps its place as long as nothing else gets one. Else it is the job that hangs:
+    /// the others go first from then on, and it is tried again after a longer while each time. Whether it is so.
+    pub(crate) fn put_back_unanswered(&mut self, mut pending: Pending, now: Instant) -> bool {
+        let since = *pending.unanswered_since.get_or_insert(pending.taken);
+        let hangs = pending.hangs > 0 || self.answered.is_some_and(|at| at > since);
+        if hangs {
+            pending.hangs += 1;
+            pending.behind = true;
+            // The Node has a shorter time for its tries.
+            let is_long = pending.holds_up(now) && pending.job.slot() != Slot::Node;
+            let longest = if is_long { LONGEST_PAUSE } else { SHORT_PAUSE };
+            pending.not_before = Some(now + pause(pending.hangs, longest));
         }
-        self.failing.insert(pending.job.slot());
         self.put_back(pending);
+        hangs
     }
 
-    /// Something went well. Where several things had failed before, it was the control plane, and none waits any longer.
+    /// The control plane has answered something, whatever it was.
+    pub(crate) fn answered(&mut self, now: Instant) {
+        self.answered = Some(now);
+    }
+
+    /// Something went well. Where several things had been refused before, it was the control plane, and none of them waits any
+    /// longer.
     pub(crate) fn went_well(&mut self) {
         let failed = std::mem::take(&mut self.failing);
         if failed.len() > 1 {
@@ -149,33 +216,38 @@ impl Queue {
         }
     }
 
-    /// Whether something failed, perhaps through the control plane, and nothing went well since.
-    pub(crate) fn is_failing(&self) -> bool {
-        !self.failing.is_empty()
-    }
-
-    /// When a job that was refused is to be tried again; `None` where there is none.
+    /// When a job that was put off is to be tried again; `None` where there is none.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.waiting.values().filter_map(|pending| pending.not_before).min()
     }
 
-    /// The job that is next at `now`: the urgent ones first, and among equals the one that has waited longest.
+    /// The job that is next at `now`: the urgent ones first, and among equals the one that has waited longest. Those that have
+    /// held up the others come last, the Node first of them.
     pub(crate) fn take_at(&mut self, now: Instant) -> Option<Pending> {
-        let ready = self.waiting.iter().filter(|(_, p)| p.not_before.is_none_or(|at| at <= now));
-        let next = ready.min_by_key(|(slot, p)| (!p.urgent, p.since, (*slot).clone()));
+        let ready = self.waiting.iter().filter(|(_, p)| p.is_due(now));
+        let next = ready.min_by_key(|(slot, p)| {
+            let is_last = p.behind && **slot != Slot::Node;
+            (p.behind, is_last, !p.urgent, p.since, (*slot).clone())
+        });
         let slot = next.map(|(slot, _)| slot.clone())?;
-        self.waiting.remove(&slot)
+        self.take_slot(&slot, now)
     }
 
-    /// The Node, whatever else waits; `None` where it does not, or was refused a moment ago.
+    /// The Node, whatever else waits; `None` where it does not, was put off a moment ago, or has held up the others.
     pub(crate) fn take_node_at(&mut self, now: Instant) -> Option<Pending> {
-        self.waiting.get(&Slot::Node).filter(|node| node.not_before.is_none_or(|at| at <= now))?;
-        self.waiting.remove(&Slot::Node)
+        self.waiting.get(&Slot::Node).filter(|node| node.is_due(now) && !node.behind)?;
+        self.take_slot(&Slot::Node, now)
     }
 
-    /// What was put off is tried again at once.
+    fn take_slot(&mut self, slot: &Slot, now: Instant) -> Option<Pending> {
+        let mut pending = self.waiting.remove(slot)?;
+        pending.taken = now;
+        Some(pending)
+    }
+
+    /// What was put off is tried again at once, but for what hangs.
     pub(crate) fn put_off_no_more(&mut self) {
-        for pending in self.waiting.values_mut() {
+        for pending in self.waiting.values_mut().filter(|pending| pending.hangs == 0) {
             pending.not_before = None;
         }
     }
@@ -196,8 +268,8 @@ impl Queue {
 }
 
 /// Before the next try of what has failed so often.
-fn pause(failures: u32) -> Duration {
-    Duration::from_secs(1 << failures.min(6)).min(LONGEST_PAUSE)
+fn pause(failures: u32, longest: Duration) -> Duration {
+    Duration::from_secs(1 << failures.min(6)).min(longest)
 }
 
 #[cfg(test)]
@@ -285,31 +357,86 @@ mod tests {
     }
 
     #[test]
-    fn one_pod_that_hangs_is_tried_twice_and_then_lets_the_others_go_first_for_longer_each_time() {
+    fn what_hangs_while_others_are_answered_lets_them_go_first_and_its_next_state_does_too() {
         let (mut queue, now) = (Queue::default(), Instant::now());
+        let after = |seconds| now + Duration::from_secs(seconds);
         queue.put(pod("hangs", "1"), true, Span::none(), now);
         queue.put(pod("b", "1"), false, Span::none(), now);
-        for _ in 0..2 {
-            let hangs = queue.take_at(now).unwrap();
-            assert_eq!(hangs.job, pod("hangs", "1"));
-            queue.put_back_unanswered(hangs, now);
-        }
-        assert!(queue.is_failing());
-        assert_eq!(queue.take_at(now).unwrap().job, pod("b", "1"));
+        let hangs = queue.take_at(now).unwrap();
+        assert!(!queue.put_back_unanswered(hangs, after(30)), "nobody was answered");
+        let hangs = queue.take_at(after(30)).unwrap();
+        assert_eq!(hangs.job, pod("hangs", "1"), "it has kept its place");
+        queue.answered(after(40));
+        queue.put(pod("hangs", "2"), true, Span::none(), after(50));
+        assert!(queue.put_back_unanswered(hangs, after(60)));
+        assert_eq!(queue.take_at(after(60)).unwrap().job, pod("b", "1"));
         queue.went_well();
-        assert!(!queue.is_failing() && queue.take_at(now).is_none(), "it is alone in its trouble");
-        let first = queue.due().unwrap();
-        let hangs = queue.take_at(first).unwrap();
-        queue.put_back_unanswered(hangs, first);
-        assert!(queue.due().unwrap() - first > first - now);
+        assert!(queue.take_at(after(60)).is_none(), "the luck of others is none of it");
+        queue.put(pod("hangs", "3"), true, Span::none(), after(61));
+        assert!(queue.take_at(after(61)).is_none());
+        queue.put(pod("c", "1"), false, Span::none(), after(90));
+        assert_eq!(queue.take_at(after(90)).unwrap().job, pod("c", "1"), "although it is not urgent");
+        assert_eq!(queue.take_at(after(90)).unwrap().job, pod("hangs", "3"));
+    }
 
-        let node = Job::Node(b"n".to_vec());
-        queue.put(node.clone(), false, Span::none(), now);
-        for _ in 0..3 {
-            let taken = queue.take_at(now).unwrap();
-            assert_eq!(taken.job, node, "the Node keeps its place");
-            queue.put_back_unanswered(taken, now);
+    #[test]
+    fn a_refusal_that_was_long_in_coming_lets_the_others_go_first() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let after = |seconds| now + Duration::from_secs(seconds);
+        queue.put(pod("slow", "1"), true, Span::none(), now);
+        let slow = queue.take_at(now).unwrap();
+        queue.defer(slow, Fault::OfControlPlane, after(10));
+        for job in [pod("b", "1"), Job::Node(b"n".to_vec())] {
+            queue.put(job, false, Span::none(), after(20));
         }
+        assert!(queue.take_node_at(after(20)).is_some());
+        assert_eq!(queue.take_at(after(20)).unwrap().job, pod("b", "1"));
+        assert_eq!(queue.take_at(after(20)).unwrap().job, pod("slow", "1"));
+    }
+
+    #[test]
+    fn a_pause_grows_to_a_minute_for_the_faults_of_a_job_and_to_ten_seconds_for_those_of_the_server() {
+        type PutBack = fn(&mut Queue, Pending, Instant);
+        let unanswered: PutBack = |queue, pending, now| {
+            queue.put_back_unanswered(pending, now);
+        };
+        let refused: PutBack = |queue, pending, now| queue.defer(pending, Fault::OfJob, now);
+        let in_trouble: PutBack = |queue, pending, now| queue.defer(pending, Fault::OfControlPlane, now);
+        let node = Job::Node(b"n".to_vec());
+        for (job, try_seconds, put_back, longest) in [
+            (pod("a", "1"), 0, refused, 60),
+            (pod("a", "1"), 0, in_trouble, 10),
+            (pod("a", "1"), 30, in_trouble, 10),
+            (pod("a", "1"), 30, unanswered, 60),
+            (pod("a", "1"), 0, unanswered, 10),
+            (node, 10, unanswered, 10),
+        ] {
+            let (mut queue, mut now) = (Queue::default(), Instant::now());
+            queue.put(job.clone(), false, Span::none(), now);
+            for number in 1..=9 {
+                let taken = queue.take_at(now).unwrap();
+                queue.answered(now + Duration::from_nanos(1));
+                now += Duration::from_secs(try_seconds);
+                put_back(&mut queue, taken, now);
+                let pause = queue.due().unwrap() - now;
+                assert_eq!(pause.as_secs(), longest.min(1 << number), "{job:?}, {number}");
+                now += pause;
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_that_hangs_lets_the_pods_go_first() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        let after = |seconds| now + Duration::from_secs(seconds);
+        queue.put(Job::Node(b"n".to_vec()), true, Span::none(), now);
+        let node = queue.take_node_at(now).unwrap();
+        queue.answered(after(5));
+        assert!(queue.put_back_unanswered(node, after(10)));
+        queue.put(pod("a", "1"), false, Span::none(), after(20));
+        assert!(queue.take_node_at(after(20)).is_none());
+        assert_eq!(queue.take_at(after(20)).unwrap().job, pod("a", "1"));
+        assert_eq!(queue.take_at(after(20)).unwrap().job, Job::Node(b"n".to_vec()));
     }
 
     #[test]

@@ -208,9 +208,75 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
-    use keelson_config::Etcd;
+    use std::sync::Mutex;
+
+    use keelson_config::{Config, Etcd};
+    use keelson_kube_model::Node;
+    use tokio::time::Instant;
 
     use super::*;
+    use crate::metrics;
+    use crate::writer::{GonePods, PodReport, ReportState, WriteError};
+
+    /// A control plane whose lease is renewed in vain so often; it has when that was tried.
+    struct Failing {
+        times: usize,
+        tried: Mutex<Vec<Instant>>,
+    }
+
+    #[tonic::async_trait]
+    impl ControlPlaneWriter for Failing {
+        fn control_plane(&self) -> &'static str {
+            "failing"
+        }
+
+        async fn renew_lease(&self) -> Result<(), WriteError> {
+            let mut tried = self.tried.lock().unwrap();
+            tried.push(Instant::now());
+            let failed = || WriteError::Unreachable { what: "the lease".into(), message: "m".into() };
+            if tried.len() > self.times { Ok(()) } else { Err(failed()) }
+        }
+
+        async fn write_node(&self, _: &Node) -> Result<(), WriteError> {
+            Ok(())
+        }
+
+        async fn write_pod(&self, _: &PodReport) -> Result<(), WriteError> {
+            Ok(())
+        }
+
+        async fn drop_pods(&self, _: GonePods) {}
+
+        async fn write_events(&self, _: &str, _: &[pb::Event]) -> Result<(), WriteError> {
+            Ok(())
+        }
+
+        fn state(&self) -> ReportState {
+            ReportState::default()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_failed_is_tried_again_after_200_ms_doubled_to_seven_seconds() {
+        let expected = [200, 400, 800, 1600, 3200, 6400, 7000, 7000, 10_000].map(Duration::from_millis);
+        let failing = Arc::new(Failing { times: expected.len() - 1, tried: Mutex::default() });
+        let ctx = Context::detached(ServiceName::NodeStatus, Config::default());
+        let writer: Arc<dyn ControlPlaneWriter> = failing.clone();
+        let renewed = metrics::register(&ctx.metrics, &writer);
+        let (tried, _lease_tried) = oneshot::channel();
+        let task = tokio::spawn(renew(ctx.clone(), writer, renewed, tried));
+        tokio::time::sleep(expected.iter().sum::<Duration>() + Duration::from_secs(5)).await;
+        ctx.shutdown.cancel();
+        task.await.unwrap();
+        let tried = failing.tried.lock().unwrap().clone();
+        let pauses: Vec<Duration> = tried.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(pauses.len(), expected.len(), "{pauses:?}");
+        for (pause, expected) in pauses.into_iter().zip(expected) {
+            // Up to 4 % later, and timers go by the millisecond.
+            let latest = expected.mul_f32(1.04) + Duration::from_millis(2);
+            assert!(pause >= expected && pause <= latest, "{pause:?} and not {expected:?}");
+        }
+    }
 
     #[test]
     fn a_lease_is_renewed_four_times_in_its_length_and_at_least_every_ten_seconds() {

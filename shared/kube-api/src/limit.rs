@@ -73,5 +73,7 @@ mod tests {
         let begun = Instant::now();
         assert_eq!(limiter.pass().await, Duration::from_millis(20));
         assert!(begun.elapsed() >= Duration::from_millis(20));
+        // The fifty that were late waited for 20 ms to a second, and the last one for 20 ms.
+        assert_eq!(copy.waited().as_millis(), 25_520);
     }
 }

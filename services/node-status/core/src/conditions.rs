@@ -1,6 +1,9 @@
 //! The four conditions of a Node and the events of their changes.
 
+use std::slice::from_ref;
+
 use keelson_kube_model::NodeCondition;
+use keelson_kube_model::time::parse_seconds;
 
 use crate::node::{Machine, RuntimeState};
 
@@ -168,12 +171,26 @@ pub fn condition_events(node: &str, before: &[NodeCondition], after: &[NodeCondi
     events
 }
 
-/// The event of a Node that somebody has given up meanwhile, as the node controller does with one that is silent: its Ready was
-/// `Unknown` on the server, and is as it is here again. Where it has not turned here no other event tells it.
-pub fn returned_event(node: &str, on_server: &str, here: &str) -> Option<NodeEvent> {
-    let reason = if here == "True" { "NodeReady" } else { "NodeNotReady" };
-    let message = format!("Node {node} status is now: {reason}");
-    (on_server == "Unknown" && !here.is_empty()).then_some(NodeEvent { warning: false, reason, message })
+/// The events of a Node that somebody has given up meanwhile, as the node controller does with one that is silent: conditions of
+/// `here` that are `Unknown` on the server turn with what is written now. Where one has not turned here no other event tells it;
+/// where it has, it has been told already: `told_at` says when a message was told here last, in seconds since 1970-01-01 UTC.
+pub fn returned_events(
+    node: &str,
+    on_server: &[NodeCondition],
+    here: &[NodeCondition],
+    told_at: impl Fn(&str) -> Option<i64>,
+) -> Vec<NodeEvent> {
+    let given_up = on_server.iter().filter(|condition| condition.status == "Unknown");
+    let mut events = Vec::new();
+    for old in given_up {
+        let Some(now) = here.iter().find(|condition| condition.type_ == old.type_) else { continue };
+        let since = old.last_transition_time.as_deref().and_then(|time| parse_seconds(time).ok());
+        let is_told =
+            |message: &str| told_at(message).is_some_and(|at| since.is_some_and(|since| at >= since));
+        let turned = condition_events(node, from_ref(old), from_ref(now)).into_iter();
+        events.extend(turned.filter(|event| !is_told(&event.message)));
+    }
+    events
 }
 
 /// The event of a Node that takes no new pods any more (`spec.unschedulable`), or does again.
@@ -206,15 +223,49 @@ pub fn rebooted_event(node: &str, before: &str, now: &str) -> Option<NodeEvent> 
 mod tests {
     use super::*;
 
+    fn condition(type_: &str, status: &str) -> NodeCondition {
+        NodeCondition {
+            type_: type_.into(),
+            status: status.into(),
+            last_transition_time: Some("2026-01-01T00:00:10Z".into()),
+            ..NodeCondition::default()
+        }
+    }
+
+    /// Reasons of the events of a Node that is well here.
+    fn reasons(on_server: &[NodeCondition], told_at: impl Fn(&str) -> Option<i64>) -> Vec<&'static str> {
+        let here = [condition("DiskPressure", "False"), condition("Ready", "True")];
+        let events = returned_events("n", on_server, &here, told_at);
+        for event in &events {
+            assert_eq!(event.message, format!("Node n status is now: {}", event.reason));
+        }
+        events.into_iter().map(|event| event.reason).collect()
+    }
+
     #[test]
     fn a_node_that_was_given_up_meanwhile_is_told_to_be_back_and_any_other_is_not() {
-        let told =
-            |on_server: &str, here: &str| returned_event("n", on_server, here).map(|event| event.message);
-        let is_now = |reason: &str| Some(format!("Node n status is now: {reason}"));
-        assert_eq!(told("Unknown", "True"), is_now("NodeReady"));
-        assert_eq!(told("Unknown", "False"), is_now("NodeNotReady"));
-        for (on_server, here) in [("True", "True"), ("False", "True"), ("", "True"), ("Unknown", "")] {
-            assert_eq!(told(on_server, here), None);
+        let never = |_: &str| None;
+        let unknown = |type_| condition(type_, "Unknown");
+        assert_eq!(reasons(&[unknown("Ready")], never), ["NodeReady"]);
+        let all = [unknown("NetworkUnavailable"), unknown("DiskPressure"), unknown("Ready")];
+        assert_eq!(reasons(&all, never), ["NodeHasNoDiskPressure", "NodeReady"]);
+        for status in ["True", "False", ""] {
+            assert!(reasons(&[condition("Ready", status)], never).is_empty(), "{status:?}");
         }
+        let not_ready = [condition("Ready", "False")];
+        let event = returned_events("n", &[unknown("Ready")], &not_ready, never).remove(0);
+        assert_eq!(event.message, "Node n status is now: NodeNotReady");
+    }
+
+    #[test]
+    fn what_has_turned_here_since_a_node_was_given_up_is_not_told_twice() {
+        let given_up = condition("Ready", "Unknown");
+        let since = parse_seconds("2026-01-01T00:00:10Z").unwrap();
+        for (told, expected) in [(since - 1, &["NodeReady"][..]), (since, &[]), (since + 1, &[])] {
+            let told_at = |message: &str| message.ends_with("NodeReady").then_some(told);
+            assert_eq!(reasons(std::slice::from_ref(&given_up), told_at), expected, "{told}");
+        }
+        let timeless = NodeCondition { last_transition_time: None, ..given_up };
+        assert_eq!(reasons(&[timeless], |_| Some(since)), ["NodeReady"]);
     }
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`node`] | [`build_node`]: the Node object from what the neighbours say |
 //! | [`addresses`] | the addresses of the Node |
+//! | [`amounts`] | what an API server is told of capacity and allocatable |
 //! | [`images`] | [`listed_images`]: which images the Node lists |
 //! | [`certificates`] | when the node asks for a certificate, for which, and how often it tries |
 //! | [`conditions`] | MemoryPressure, DiskPressure, PIDPressure and Ready, and the events of their changes |
@@ -18,6 +19,7 @@
 //! | [`events`] | where the drain of each event ring stands: [`Cursor`] |
 
 pub mod addresses;
+pub mod amounts;
 pub mod certificates;
 pub mod conditions;
 pub mod configuration;
@@ -34,7 +36,7 @@ pub mod startup;
 
 pub use addresses::AddressInputs;
 pub use conditions::{
-    NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event, returned_event,
+    NodeEvent, ReadyInputs, condition_events, node_conditions, rebooted_event, returned_events,
     schedulable_event, starting_event,
 };
 pub use configuration::configuration_event;

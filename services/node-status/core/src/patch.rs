@@ -4,11 +4,13 @@
 //! the node's own are replaced. Everything here takes and gives JSON as the API has it.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use keelson_kube_model::annotations;
 use serde_json::{Map, Value, json};
 
 use crate::addresses::PROVIDED_NODE_IP;
+use crate::amounts::{AMOUNTS, changed_amounts};
 use crate::node::ATTACH_DETACH;
 
 /// Labels that a node has by itself; on an existing node they are brought up to date (node-and-api.md §9.1).
@@ -101,6 +103,13 @@ pub fn node_patch(live: &Value, ours: &Value, of_cloud: bool) -> Option<Value> {
     let mut status = Map::new();
     for (field, value) in ours["status"].as_object().unwrap_or(&empty) {
         let old = &before[field];
+        if AMOUNTS.contains(&field.as_str()) {
+            let changed = changed_amounts(field, live, ours);
+            if !changed.is_empty() {
+                status.insert(field.clone(), changed.into());
+            }
+            continue;
+        }
         let turned;
         let value = if field == "conditions" {
             turned = since_they_turned(old, value);
@@ -116,18 +125,6 @@ pub fn node_patch(live: &Value, ours: &Value, of_cloud: bool) -> Option<Value> {
             }
             // Whole, or the server would keep the time of the last heartbeat of some.
             "conditions" => drop(status.insert(field.clone(), value.clone())),
-            // Maps are merged: what others have added stays.
-            "capacity" | "allocatable" => {
-                let mut changed = differing(old, value, |_| true);
-                // Sizes that the machine does not have are nobody else's.
-                let gone = old.as_object().into_iter().flatten().map(|(key, _)| key);
-                let gone =
-                    gone.filter(|key| key.starts_with("hugepages-") && value.get(key.as_str()).is_none());
-                changed.extend(gone.map(|key| (key.clone(), Value::Null)));
-                if !changed.is_empty() {
-                    status.insert(field.clone(), changed.into());
-                }
-            }
             _ => drop(status.insert(field.clone(), value.clone())),
         }
     }
@@ -165,7 +162,7 @@ fn since_they_turned(live: &Value, ours: &Value) -> Value {
 }
 
 /// Entries of `ours` that are other ones in `live`, where `owned` says yes to their key.
-fn differing(live: &Value, ours: &Value, owned: impl Fn(&str) -> bool) -> Map<String, Value> {
+pub(crate) fn differing(live: &Value, ours: &Value, owned: impl Fn(&str) -> bool) -> Map<String, Value> {
     let ours = ours.as_object().into_iter().flatten();
     let changed = ours.filter(|(key, value)| owned(key) && live.get(key.as_str()) != Some(*value));
     changed.map(|(key, value)| (key.clone(), value.clone())).collect()
@@ -382,15 +379,15 @@ pub fn add_host_addresses(pod: &mut Value, node: &Value) {
 /// The addresses of the node that a pod shows: the first one, and the first of the other family. An API server takes no two of
 /// one family, of which a node of a cloud may have several. Those inside of the cluster go before those outside.
 fn host_ips(addresses: &Value) -> Vec<Value> {
-    let of = |type_: &str| -> Vec<&str> {
+    let of = |type_: &'static str| {
         let all = addresses.as_array().into_iter().flatten();
-        all.filter(|address| address["type"] == type_).filter_map(|a| a["address"].as_str()).collect()
+        let texts = all.filter(move |address| address["type"] == type_).filter_map(|a| a["address"].as_str());
+        texts.filter_map(|text| text.parse::<IpAddr>().ok())
     };
-    let (internal, external) = (of("InternalIP"), of("ExternalIP"));
-    let chosen = if internal.is_empty() { external } else { internal };
-    let Some(first) = chosen.first() else { return Vec::new() };
-    let second = chosen.iter().find(|ip| ip.contains(':') != first.contains(':'));
-    [Some(first), second].into_iter().flatten().map(|ip| Value::from(*ip)).collect()
+    let all: Vec<IpAddr> = of("InternalIP").chain(of("ExternalIP")).collect();
+    let Some(first) = all.first() else { return Vec::new() };
+    let second = all.iter().find(|ip| ip.is_ipv4() != first.is_ipv4());
+    [Some(first), second].into_iter().flatten().map(|ip| Value::from(ip.to_string())).collect()
 }
 
 #[cfg(test)]

@@ -204,6 +204,8 @@ fn of_a_nodes_addresses_pods_show_the_first_and_that_of_the_other_family() {
         (vec![internal("fd00::1"), internal("10.0.0.1")], vec!["fd00::1", "10.0.0.1"]),
         (vec![external("192.0.2.7"), internal("10.0.0.1"), internal("10.0.0.2")], vec!["10.0.0.1"]),
         (vec![external("192.0.2.7"), external("192.0.2.8")], vec!["192.0.2.7"]),
+        (vec![external("fd00::7"), external("192.0.2.7"), internal("10.0.0.1")], vec!["10.0.0.1", "fd00::7"]),
+        (vec![internal("none"), internal("FD00:0::1")], vec!["fd00::1"]),
         (vec![json!({"type": "Hostname", "address": "n"})], vec![]),
     ] {
         let mut host = pod("Running");

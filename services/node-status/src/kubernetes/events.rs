@@ -14,6 +14,9 @@ use keelson_node_status_core::correlation::{COMBINED, Correlation, Seen, Verdict
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::Context;
 use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::asked_for;
 
 /// Where events of things without a namespace are.
 const DEFAULT_NAMESPACE: &str = "default";
@@ -36,6 +39,8 @@ struct State {
     /// The event over which the server failed last, and how often.
     failing: Option<(Occurrence, u32)>,
     throttled: Duration,
+    /// Until then the server has asked to be left alone.
+    asked_until: Option<Instant>,
 }
 
 /// One entry of a service's ring.
@@ -60,7 +65,7 @@ impl Events {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long events have waited for each other, all told.
+    /// How long events have waited for each other, and the server has asked to wait with them, all told.
     pub(super) fn throttled(&self) -> Duration {
         self.state().throttled
     }
@@ -68,8 +73,12 @@ impl Events {
     /// Writes those of a service in their order. After a failure the same ones may come again: what was done is left out then.
     ///
     /// # Errors
-    /// The server does not answer, or is in trouble.
+    /// The server does not answer, is in trouble, or has asked to be left alone.
     pub(super) async fn write(&self, service: &str, events: &[Event]) -> Result<(), KubeError> {
+        if self.state().asked_until.is_some_and(|until| until > Instant::now()) {
+            let message = "it has asked to be left alone for a while".to_owned();
+            return Err(self.api.unreachable("events", message));
+        }
         for event in events {
             let id = occurrence(event);
             if self.state().done.get(service).is_some_and(|done| done.contains(&id)) {
@@ -109,7 +118,13 @@ impl Events {
         let wait = self.limiter.take();
         self.state().throttled += wait;
         tokio::time::sleep(wait).await;
-        self.write_one(told).await
+        let written = self.write_one(told).await;
+        if let Err(error) = &written {
+            let (asked_for, mut state) = (asked_for(error), self.state());
+            state.throttled += asked_for;
+            state.asked_until = Some(Instant::now() + asked_for);
+        }
+        written
     }
 
     async fn write_one(&self, told: &Told) -> Result<(), KubeError> {

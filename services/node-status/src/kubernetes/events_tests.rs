@@ -1,11 +1,6 @@
-use std::sync::Arc;
-
-use axum::Router;
-use axum::body::{Body, to_bytes};
-use axum::http::{Request, Response};
 use keelson_config::{Config, ServiceName};
-use tokio::task::JoinHandle;
 
+use super::super::fake::Server;
 use super::*;
 
 const START: i64 = 1_767_225_600_000_000_001;
@@ -49,61 +44,6 @@ fn events(api: KubeApi) -> Events {
 
 fn told(event: &Event) -> Told {
     told_as(event, Verdict::Own).unwrap()
-}
-
-/// An API server for events. It has what was made, and what was changed of it, in their order.
-struct Server {
-    api: KubeApi,
-    asked: Arc<Mutex<Vec<(String, Value)>>>,
-    task: JoinHandle<()>,
-    _folder: tempfile::TempDir,
-}
-
-impl Server {
-    /// `fails` says which code a request is answered with, by its number.
-    async fn start(fails: impl Fn(usize) -> Option<u16> + Send + Sync + 'static) -> Self {
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let (kept, fails) = (Arc::clone(&asked), Arc::new(fails));
-        let count = Arc::new(Mutex::new(0));
-        let router = Router::new().fallback(move |request: Request<Body>| {
-            let (kept, fails, count) = (Arc::clone(&kept), Arc::clone(&fails), Arc::clone(&count));
-            async move {
-                let number = {
-                    let mut count = count.lock().unwrap();
-                    *count += 1;
-                    *count - 1
-                };
-                let (head, body) = request.into_parts();
-                let object: Value = serde_json::from_slice(&to_bytes(body, 1 << 20).await.unwrap()).unwrap();
-                let code = fails(number).unwrap_or(200);
-                let answer = json!({"kind": "Status", "code": code, "reason": "X", "message": "m"});
-                if code == 200 {
-                    kept.lock().unwrap().push((head.method.to_string(), object));
-                }
-                Response::builder().status(code).body(Body::from(answer.to_string())).unwrap()
-            }
-        });
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("kubeconfig");
-        let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{"name": "k", "cluster": {"server": url}}], "users": [{"name": "u", "user": {}}],
-            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}]});
-        std::fs::write(&file, config.to_string()).unwrap();
-        Self { api: KubeApi::new(file, "test"), asked, task, _folder: folder }
-    }
-
-    fn asked(&self) -> Vec<(String, Value)> {
-        self.asked.lock().unwrap().clone()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }
 
 #[test]
@@ -178,4 +118,15 @@ async fn what_the_server_refuses_is_left_out_and_an_object_has_twenty_five_at_on
     }
     events.write("pod-sync", &many).await.unwrap();
     assert_eq!(server.asked().len(), 24, "the first was refused");
+}
+
+#[tokio::test]
+async fn what_the_server_asks_for_is_kept_to_by_the_events_of_all_services() {
+    let server = Server::with_retry_after("3600", |number| (number == 0).then_some(429)).await;
+    let events = events(server.api.clone());
+    events.write("pod-sync", &different(1)).await.unwrap_err();
+    let error = events.write("another", &different(1)).await.unwrap_err();
+    assert!(error.to_string().contains("asked to be left alone"), "{error}");
+    assert!(server.asked().is_empty());
+    assert_eq!(events.throttled(), Duration::from_secs(60));
 }

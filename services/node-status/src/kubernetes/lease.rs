@@ -11,13 +11,15 @@ use keelson_service_kit::{Context, ObjectRef, now_unix_nanos};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::in_time;
+use super::{asked_for, in_time};
 
 const NAMESPACE: Option<&str> = Some("kube-node-lease");
 /// How long the first renewal waits for the node to be registered.
 const REGISTRATION: Duration = Duration::from_secs(5);
 /// Tries of one renewal.
 const TRIES: u32 = 5;
+/// The longest that the server is left alone because it has asked for it; a lease of 40 s goes on meanwhile.
+const MOST_ASKED: Duration = Duration::from_secs(7);
 /// The condition, and the reason of the event, that say that the name is another agent's as well.
 const NAME_CONDITION: &str = "node name";
 const NAME_TAKEN: &str = "NodeNameTaken";
@@ -96,6 +98,7 @@ impl Lease {
                         // It may be the connection: the next try has another one.
                         self.api.give_up_connection();
                     }
+                    tokio::time::sleep(asked_for(&error).min(MOST_ASKED)).await;
                     let again = error.is_conflict();
                     failed = Some(error);
                     if !again && attempt >= 2 {
@@ -180,13 +183,18 @@ impl Lease {
 mod tests {
     use keelson_config::{Config, ServiceName};
 
+    use super::super::fake::Server;
     use super::*;
+
+    fn lease(api: KubeApi) -> Lease {
+        let config = Config { node_name: "n".into(), ..Config::default() };
+        let ctx = Context::detached(ServiceName::NodeStatus, config);
+        Lease::new(&ctx, api, 40, Duration::from_secs(10))
+    }
 
     #[test]
     fn a_renewal_changes_the_time_and_keeps_what_others_have_written() {
-        let config = Config { node_name: "n".into(), ..Config::default() };
-        let ctx = Context::detached(ServiceName::NodeStatus, config);
-        let lease = Lease::new(&ctx, KubeApi::new("/nowhere".into(), "test"), 40, Duration::from_secs(10));
+        let lease = lease(KubeApi::new("/nowhere".into(), "test"));
         let before = json!({"metadata": {"name": "n", "resourceVersion": "7", "labels": {"a": "b"}},
             "spec": {"holderIdentity": "n", "renewTime": "2020-01-01T00:00:00.000000Z", "leaseTransitions": 3}});
         let now = lease.renewed(before);
@@ -203,5 +211,15 @@ mod tests {
         lease.belongs_to("u-1");
         let owner = &lease.renewed(now)["metadata"]["ownerReferences"][0];
         assert_eq!(*owner, json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u-1"}));
+    }
+
+    #[tokio::test]
+    async fn a_server_that_asks_to_be_left_alone_is_asked_again_after_that_time() {
+        let server = Server::with_retry_after("1", |number| (number == 0).then_some(429)).await;
+        let began = std::time::Instant::now();
+        lease(server.api.clone()).renew().await.unwrap();
+        assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+        let methods: Vec<String> = server.asked().into_iter().map(|(method, _)| method).collect();
+        assert_eq!(methods, ["GET", "PUT"]);
     }
 }

@@ -1,14 +1,19 @@
 //! The Kubernetes API as the control plane that node-status writes to (node-and-api.md §9, §10; pod-lifecycle.md §14.5).
 //!
 //! Lease and Node, everything else, and events have a connection each, so that none waits for another. Node and pods are put
-//! into a queue with one slot each; the loop `kubernetes-writer` empties it, what has turned first. What the server refuses
-//! lets others go first and is tried again; what it does not answer waits in its place once, and then does the same.
+//! into a queue with one slot each; the loop `kubernetes-writer` empties it, the Node first and then what has turned. What the
+//! server refuses, or does not answer while it answers others, lets those go first and is tried again; where it answers nobody,
+//! all wait in their places.
 
 mod certificates;
 mod events;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "helpers of tests")]
+mod fake;
 mod lease;
 mod measured;
 mod mirrors;
+mod returned;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,10 +27,9 @@ use keelson_node_status_core::drift::reported;
 use keelson_node_status_core::patch::{
     add_host_addresses, delete_now, may_be_deleted, new_node, node_patch, pod_status_patch,
 };
-use keelson_node_status_core::returned_event;
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Context, LoopHandle, NewEvent, ObjectRef};
+use keelson_service_kit::{Context, LoopHandle};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -43,11 +47,16 @@ const CONDITION: &str = "control-plane";
 const AGAIN: Duration = Duration::from_millis(250);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// The longest that the server is left alone because it has asked for it.
+const MOST_ASKED: Duration = Duration::from_secs(60);
 
 /// The pause while this node has no credentials: nobody is asked.
 const AWAITED_PAUSE: Duration = Duration::from_secs(1);
 /// What is waited for before this node has a certificate.
 const AWAITED: &str = "this node has no client certificate yet, and asks for one";
+/// The same before it has a kubeconfig that does.
+const AWAITED_KUBECONFIG: &str =
+    "there is no kubeconfig that does; `keelson get services` says at init what is wrong";
 
 /// How this service names itself to the server.
 fn user_agent(ctx: &Context) -> String {
@@ -57,10 +66,9 @@ fn user_agent(ctx: &Context) -> String {
 /// A connection of its own to the server that the settings name.
 fn connection(ctx: &Context, settings: &Settings, requests: RestMetrics) -> KubeApi {
     let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::NodeStatus));
-    match settings.certificates.bootstrap_kubeconfig {
-        Some(_) => KubeApi::awaiting(kubeconfig, &user_agent(ctx), requests, AWAITED),
-        None => KubeApi::counted(kubeconfig, &user_agent(ctx), requests),
-    }
+    let bootstraps = settings.certificates.bootstrap_kubeconfig.is_some();
+    let awaited = if bootstraps { AWAITED } else { AWAITED_KUBECONFIG };
+    KubeApi::awaiting(kubeconfig, &user_agent(ctx), requests, awaited)
 }
 
 /// Writes to an API server.
@@ -184,13 +192,18 @@ impl KubernetesWriter {
         self.known().node_uid.is_some()
     }
 
-    /// The job that is next: before all others the Node, as long as it is not registered, or something gets no answer.
+    /// The job that is next: before all others the Node.
     fn next_job(&self) -> Option<queue::Pending> {
         let now = Instant::now();
-        let is_registered = self.is_registered();
         let mut queue = self.queue();
-        let node = if is_registered && !queue.is_failing() { None } else { queue.take_node_at(now) };
-        node.or_else(|| queue.take_at(now))
+        queue.take_node_at(now).or_else(|| queue.take_at(now))
+    }
+
+    /// Remembers that the server has answered, be it by a refusal.
+    fn hear<T>(&self, result: &Result<T, KubeError>) {
+        if result.as_ref().err().is_none_or(|error| error.code().is_some()) {
+            self.queue().answered(Instant::now());
+        }
     }
 
     /// The server has a Node of this UID for us.
@@ -243,7 +256,8 @@ impl KubernetesWriter {
                     result = handle.while_at(work) => result,
                 }
             };
-            match result {
+            self.hear(&result);
+            let wait = match result {
                 Ok(()) => {
                     pause = AGAIN;
                     self.queue().went_well();
@@ -251,41 +265,61 @@ impl KubernetesWriter {
                     if matches!(pending.job, Job::Pod(_)) {
                         self.measured.status_told(pending.since.elapsed());
                     }
-                }
-                // A mirror belongs to the Node: while that is not there it holds up nobody, least of all the Node.
-                Err(error) if pending.job.is_mirror() && !self.is_registered() => {
-                    ctx.progress.condition(CONDITION, Err(chain(&error)));
-                    self.queue().defer(pending, Fault::OfJob, Instant::now());
-                }
-                Err(error) if error.code().is_none() || error.code() == Some(429) => {
-                    ctx.progress.condition(CONDITION, Err(chain(&error)));
-                    let asked_for = Duration::from_secs(error.retry_after().into());
-                    if error.code().is_some() || error.is_awaited() {
-                        self.queue().put_back(pending);
-                    } else {
-                        self.queue().put_back_unanswered(pending, Instant::now());
-                    }
-                    *self.asked_to_wait.lock().unwrap_or_else(PoisonError::into_inner) += asked_for;
-                    let mut wait = pause.mul_f32(0.5 + fastrand::f32() / 2.0).max(asked_for);
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                    if error.is_awaited() {
-                        (wait, pause) = (AWAITED_PAUSE, AGAIN);
-                    }
-                    tokio::select! {
-                        () = ctx.shutdown.cancelled() => return,
-                        () = handle.while_at(tokio::time::sleep(wait)) => {}
-                    }
+                    continue;
                 }
                 Err(error) => {
-                    let text = chain(&error);
-                    if pending.refused == 0 {
-                        tracing::warn!(error = text, "a report is refused; it is tried again");
+                    ctx.progress.condition(CONDITION, Err(chain(&error)));
+                    self.put_off(pending, &error, &mut pause)
+                }
+            };
+            // Cancel-safe: neither arm holds anything.
+            tokio::select! {
+                () = ctx.shutdown.cancelled() => return,
+                () = handle.while_at(tokio::time::sleep(wait)) => {}
+            }
+        }
+    }
+
+    /// Keeps a job that has failed for later. How long all others wait, too: where the server answers nobody, a `pause` that
+    /// grows, and as long as it asks for in any case.
+    fn put_off(&self, pending: queue::Pending, error: &KubeError, pause: &mut Duration) -> Duration {
+        let (now, asked_for) = (Instant::now(), asked_for(error));
+        *self.asked_to_wait.lock().unwrap_or_else(PoisonError::into_inner) += asked_for;
+        let is_first = pending.refused + pending.hangs == 0;
+        match error.code() {
+            // A mirror belongs to the Node: while that is not there it holds up nobody, least of all the Node.
+            _ if pending.job.is_mirror() && !self.is_registered() => {
+                self.queue().defer(pending, Fault::OfJob, now);
+                return asked_for;
+            }
+            Some(429) => self.queue().put_back(pending),
+            Some(_) => {
+                if is_first {
+                    tracing::warn!(error = chain(error), "a report is refused; it is tried again");
+                }
+                self.queue().defer(pending, fault_of(error), now);
+                return asked_for;
+            }
+            None if error.is_awaited() => {
+                self.queue().put_back(pending);
+                *pause = AGAIN;
+                return AWAITED_PAUSE;
+            }
+            None => {
+                if self.queue().put_back_unanswered(pending, now) {
+                    if is_first {
+                        tracing::warn!(
+                            error = chain(error),
+                            "a report is not answered while others are; those go first"
+                        );
                     }
-                    ctx.progress.condition(CONDITION, Err(text));
-                    self.queue().defer(pending, fault_of(&error), Instant::now());
+                    return asked_for;
                 }
             }
         }
+        let wait = pause.mul_f32(0.5 + fastrand::f32() / 2.0).max(asked_for);
+        *pause = (*pause * 2).min(LONGEST_PAUSE);
+        wait
     }
 
     async fn carry_out(&self, job: &Job) -> Result<(), KubeError> {
@@ -332,7 +366,7 @@ impl KubernetesWriter {
                     .heartbeat
                     .patch(Resource::NODE, None, &self.node_name, Some("status"), patch)
                     .await?;
-                self.tell_return(&live.0, &now.0);
+                returned::tell(&self.ctx, &live.0, &ours).await;
                 now
             }
             None => live,
@@ -340,22 +374,6 @@ impl KubernetesWriter {
         self.measured.registered(!found, &live.0);
         self.registered(live.uid(), live.0["status"]["addresses"].clone());
         Ok(())
-    }
-
-    /// Tells that the Node is back, where somebody has given it up meanwhile.
-    fn tell_return(&self, before: &Value, now: &Value) {
-        let (before, now) = (ready_status(before), ready_status(now));
-        let text =
-            |status: &Option<Value>| status.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned();
-        if let Some(event) = returned_event(&self.node_name, &text(&before), &text(&now)) {
-            tracing::info!(node = self.node_name, "{}", event.message);
-            self.ctx.events.record(NewEvent {
-                warning: event.warning,
-                reason: event.reason.to_owned(),
-                message: event.message,
-                object: ObjectRef::node(&self.node_name),
-            });
-        }
     }
 
     async fn write_one_pod(&self, pod: &queue::Pod) -> Result<(), KubeError> {
@@ -407,7 +425,9 @@ impl ControlPlaneWriter for KubernetesWriter {
     }
 
     async fn renew_lease(&self) -> Result<(), WriteError> {
-        self.lease.renew().await.map_err(|error| in_words("the node's lease", &error))
+        let renewed = self.lease.renew().await;
+        self.hear(&renewed);
+        renewed.map_err(|error| in_words("the node's lease", &error))
     }
 
     async fn write_node(&self, node: &Node) -> Result<(), WriteError> {
@@ -479,6 +499,11 @@ fn ready_status(node: &Value) -> Option<Value> {
     conditions.find(|condition| condition["type"] == "Ready").map(|ready| ready["status"].clone())
 }
 
+/// How long the server has asked to be left alone.
+fn asked_for(error: &KubeError) -> Duration {
+    Duration::from_secs(error.retry_after().into()).min(MOST_ASKED)
+}
+
 /// What a refusal is of: a server that does not know this node any more, or is in trouble, refuses all.
 fn fault_of(error: &KubeError) -> Fault {
     match error.code() {
@@ -526,18 +551,4 @@ fn in_words(what: &str, error: &KubeError) -> WriteError {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_write_that_hangs_is_given_up_in_time() {
-        let api = KubeApi::new("/nowhere".into(), "test");
-        let began = Instant::now();
-        let hangs = std::future::pending::<Result<(), KubeError>>();
-        let error = in_time(&api, "the Node", Duration::from_secs(10), hangs).await.unwrap_err();
-        assert_eq!(began.elapsed(), Duration::from_secs(10));
-        assert!(error.code().is_none() && chain(&error).contains("no answer within 10 s"), "{error}");
-        let done = in_time(&api, "the Node", Duration::from_secs(10), async { Ok(7) }).await;
-        assert_eq!(done.unwrap(), 7);
-    }
-}
+mod tests;
