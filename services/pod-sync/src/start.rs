@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_cri::v1 as cri;
+use keelson_kube_model::node_ext::host_ips;
 use keelson_kube_model::{Container, ContainerKind, Quantity};
 use keelson_pod_sync_core::actions::{PodActions, SandboxPlan, StartContainer};
 use keelson_pod_sync_core::config::{
@@ -546,13 +547,12 @@ fn target<'a>(observed: &'a PodObservation, container: &Container) -> Result<Opt
     Ok(Some(target.id.as_str()))
 }
 
-/// The node's addresses as its pods see them: those of its object, else those of
+/// The node's addresses as its pods see them: of those of its object the ones that a status shows, else those of
 /// `--node-ip`, else the one that its default route leaves by.
 pub(crate) fn node_ips(agent: &Agent) -> Vec<String> {
     let node = agent.node.borrow();
     let addresses = node.as_ref().map(|node| node.status.addresses.as_slice()).unwrap_or_default();
-    let internal = addresses.iter().filter(|address| address.type_ == "InternalIP");
-    let told: Vec<String> = internal.map(|internal| internal.address.clone()).collect();
+    let told: Vec<String> = host_ips(addresses).iter().map(ToString::to_string).collect();
     if !told.is_empty() {
         return told;
     }

@@ -17,6 +17,7 @@
 //! | [`hash`] | the container hash and the UID of a static pod |
 //! | [`defaults`] | API defaulting on raw JSON, so that unknown fields survive |
 //! | [`validate`] | the checks of pod creation, in the API server's wording |
+//! | [`node_ext`] | questions one asks a Node: which of its addresses have its pods |
 //! | [`pod_ext`] | questions one asks a pod: is it static, is it critical, which containers has it |
 //!
 //! The structs drop fields that they do not know. Whoever must hand an object on keeps its JSON beside them.
@@ -26,6 +27,7 @@ pub mod duration;
 pub mod hash;
 pub mod ids;
 pub mod kernel;
+pub mod node_ext;
 pub mod pod_ext;
 pub mod qos;
 pub mod quantity;

@@ -3,10 +3,13 @@
 //! Strategic merge patches: lists with keys are merged by them, so that conditions of others stay, and whole lists that are
 //! the node's own are replaced. Everything here takes and gives JSON as the API has it.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use keelson_kube_model::annotations;
+use keelson_kube_model::node_ext::host_ips;
+use keelson_kube_model::{NodeAddress, annotations};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::addresses::PROVIDED_NODE_IP;
@@ -209,8 +212,16 @@ pub fn node_drifts(live: &Value, ours: &Value, of_cloud: bool) -> bool {
 /// makes sure that no other pod of the name is changed.
 ///
 /// A phase that is terminal on the server stays, with its reason and message. A terminal one of ours waits until the pod has
-/// `stopped`: whoever sees it may start the pod's successor. Addresses that we do not know stay.
+/// `stopped`: whoever sees it may start the pod's successor. Addresses that we do not know stay, and so do those of a pod on the
+/// node's network, to which one of the other family may come (pod-lifecycle.md §14.1). Mirrors follow the Node: their pods start
+/// anew with it.
 pub fn pod_status_patch(live: &Value, ours: &Value, stopped: bool) -> Option<Value> {
+    let mut ours = Cow::Borrowed(ours);
+    if ours["spec"]["hostNetwork"] == true
+        && live["metadata"]["annotations"][annotations::CONFIG_MIRROR].is_null()
+    {
+        keep_pod_addresses(&live["status"], &mut ours);
+    }
     let (before, now) = (&live["status"], &ours["status"]);
     let over = is_terminal(&before["phase"]);
     let ends = !over && is_terminal(&now["phase"]);
@@ -249,6 +260,26 @@ pub fn pod_status_patch(live: &Value, ours: &Value, stopped: bool) -> Option<Val
         status.insert("conditions".to_owned(), conditions.into());
     }
     (!status.is_empty()).then(|| json!({"metadata": {"uid": live["metadata"]["uid"]}, "status": status}))
+}
+
+/// Has a pod show the addresses that the server has of it, and behind a single one that of the other family which it has now.
+fn keep_pod_addresses(before: &Value, ours: &mut Cow<'_, Value>) {
+    let first = &before["podIP"];
+    let addresses = |list: &Value| -> Vec<Value> { list.as_array().cloned().unwrap_or_default() };
+    let family = |ip: &Value| ip.as_str().and_then(|text| text.parse().ok()).map(|ip: IpAddr| ip.is_ipv4());
+    let Some(v4) = family(first) else { return };
+    let mut kept = addresses(&before["podIPs"]);
+    if kept.len() < 2 {
+        kept = vec![json!({"ip": first})];
+        kept.extend(
+            addresses(&ours["status"]["podIPs"]).into_iter().find(|entry| family(&entry["ip"]) == Some(!v4)),
+        );
+    }
+    if ours["status"]["podIP"] != *first || ours["status"]["podIPs"] != Value::from(kept.as_slice()) {
+        let status = &mut ours.to_mut()["status"];
+        status["podIP"] = first.clone();
+        status["podIPs"] = kept.into();
+    }
 }
 
 /// Absent, null, empty text, empty list: the same to the API.
@@ -361,7 +392,8 @@ pub fn mirror_of(ours: &Value, node_name: &str, node_uid: &str) -> Value {
 
 /// Adds the addresses of the node to a pod's status where the agent tells none.
 pub fn add_host_addresses(pod: &mut Value, node: &Value) {
-    let ips = host_ips(&node["status"]["addresses"]);
+    let addresses = Vec::<NodeAddress>::deserialize(&node["status"]["addresses"]).unwrap_or_default();
+    let ips: Vec<Value> = host_ips(&addresses).iter().map(|ip| Value::from(ip.to_string())).collect();
     let (Some(first), true) = (ips.first(), pod["status"].is_object()) else { return };
     let host_network = pod["spec"]["hostNetwork"] == true;
     let list: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
@@ -374,20 +406,6 @@ pub fn add_host_addresses(pod: &mut Value, node: &Value) {
         status["podIP"] = first.clone();
         status["podIPs"] = list.into();
     }
-}
-
-/// The addresses of the node that a pod shows: the first one, and the first of the other family. An API server takes no two of
-/// one family, of which a node of a cloud may have several. Those inside of the cluster go before those outside.
-fn host_ips(addresses: &Value) -> Vec<Value> {
-    let of = |type_: &'static str| {
-        let all = addresses.as_array().into_iter().flatten();
-        let texts = all.filter(move |address| address["type"] == type_).filter_map(|a| a["address"].as_str());
-        texts.filter_map(|text| text.parse::<IpAddr>().ok())
-    };
-    let all: Vec<IpAddr> = of("InternalIP").chain(of("ExternalIP")).collect();
-    let Some(first) = all.first() else { return Vec::new() };
-    let second = all.iter().find(|ip| ip.is_ipv4() != first.is_ipv4());
-    [Some(first), second].into_iter().flatten().map(|ip| Value::from(ip.to_string())).collect()
 }
 
 #[cfg(test)]

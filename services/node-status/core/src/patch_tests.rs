@@ -190,33 +190,66 @@ fn pods_tell_the_addresses_of_their_node() {
     host["spec"]["hostNetwork"] = true.into();
     add_host_addresses(&mut host, &node());
     assert_eq!(host["status"]["podIPs"], json!([{"ip": "10.0.0.1"}]));
+
+    let mut of_a_cloud = node();
+    of_a_cloud["status"]["addresses"] = json!([
+        {"type": "ExternalIP", "address": "192.0.2.7"},
+        {"type": "InternalIP", "address": "10.0.0.1"},
+        {"type": "InternalIP", "address": "10.0.0.2"},
+        {"type": "InternalIP", "address": "fd00::1"},
+    ]);
+    let mut host = pod("Running");
+    host["spec"]["hostNetwork"] = true.into();
+    add_host_addresses(&mut host, &of_a_cloud);
+    let both = json!([{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]);
+    assert_eq!((&host["status"]["hostIPs"], &host["status"]["podIPs"]), (&both, &both));
 }
 
 #[test]
-fn of_a_nodes_addresses_pods_show_the_first_and_that_of_the_other_family() {
-    let internal = |ip: &str| json!({"type": "InternalIP", "address": ip});
-    let external = |ip: &str| json!({"type": "ExternalIP", "address": ip});
-    for (addresses, expected) in [
-        (
-            vec![internal("10.0.0.1"), internal("10.0.0.2"), internal("fd00::1"), internal("fd00::2")],
-            vec!["10.0.0.1", "fd00::1"],
-        ),
-        (vec![internal("fd00::1"), internal("10.0.0.1")], vec!["fd00::1", "10.0.0.1"]),
-        (vec![external("192.0.2.7"), internal("10.0.0.1"), internal("10.0.0.2")], vec!["10.0.0.1"]),
-        (vec![external("192.0.2.7"), external("192.0.2.8")], vec!["192.0.2.7"]),
-        (vec![external("fd00::7"), external("192.0.2.7"), internal("10.0.0.1")], vec!["10.0.0.1", "fd00::7"]),
-        (vec![internal("none"), internal("FD00:0::1")], vec!["fd00::1"]),
-        (vec![json!({"type": "Hostname", "address": "n"})], vec![]),
+fn a_pod_on_the_nodes_network_keeps_its_addresses_and_one_of_the_other_family_may_come_to_them() {
+    for (before, now, expected) in [
+        ("", "10.0.0.1 fd00::1", Some("10.0.0.1 fd00::1")),
+        ("10.0.0.1", "10.0.0.1", None),
+        ("10.0.0.1", "10.0.0.2", None),
+        ("10.0.0.1", "", None),
+        ("10.0.0.1", "10.0.0.2 fd00::1", Some("10.0.0.1 fd00::1")),
+        ("10.0.0.1", "fd00::1 10.0.0.1", Some("10.0.0.1 fd00::1")),
+        ("10.0.0.1 fd00::1", "fd00::2 10.0.0.2", None),
+        ("10.0.0.1 fd00::1", "10.0.0.1", None),
+        ("fd00::1", "10.0.0.1", Some("fd00::1 10.0.0.1")),
     ] {
-        let mut host = pod("Running");
-        host["spec"]["hostNetwork"] = true.into();
-        add_host_addresses(&mut host, &json!({"status": {"addresses": addresses}}));
-        let expected: Vec<Value> = expected.into_iter().map(|ip| json!({"ip": ip})).collect();
-        for field in ["hostIPs", "podIPs"] {
-            let found = host["status"][field].as_array().cloned().unwrap_or_default();
-            assert_eq!(found, expected, "{field} of {addresses:?}");
-        }
+        let patch = pod_status_patch(&on_the_nodes_network(before), &on_the_nodes_network(now), true);
+        let list = patch.map(|patch| patch["status"]["podIPs"].clone());
+        let found = list.as_ref().map(|list| texts(list).join(" "));
+        assert_eq!(found.as_deref(), expected, "{before:?} before, {now:?} now");
     }
+}
+
+#[test]
+fn a_mirror_on_the_nodes_network_follows_its_node() {
+    let mut live = on_the_nodes_network("10.0.0.1 fd00::1");
+    live["metadata"]["annotations"] = json!({annotations::CONFIG_MIRROR: "hash"});
+    let patch = pod_status_patch(&live, &on_the_nodes_network("10.0.0.2"), true).unwrap();
+    assert_eq!(
+        (&patch["status"]["podIP"], texts(&patch["status"]["podIPs"])),
+        (&json!("10.0.0.2"), vec!["10.0.0.2"])
+    );
+}
+
+/// A pod that has these addresses, the first one first.
+fn on_the_nodes_network(ips: &str) -> Value {
+    let mut pod = pod("Running");
+    pod["spec"]["hostNetwork"] = true.into();
+    if let Some(first) = ips.split_whitespace().next() {
+        pod["status"]["podIP"] = first.into();
+        pod["status"]["podIPs"] = ips.split_whitespace().map(|ip| json!({"ip": ip})).collect();
+    }
+    pod
+}
+
+/// Of a list of addresses, without the mark that it replaces what is there.
+fn texts(list: &Value) -> Vec<&str> {
+    list.as_array().into_iter().flatten().filter_map(|entry| entry["ip"].as_str()).collect()
 }
 
 #[test]
