@@ -177,6 +177,8 @@ fn value(reader: &mut Reader<'_>) -> Option<String> {
 
 /// Labels that Prometheus itself puts on what it reads.
 const OF_THE_TARGET: [&str; 2] = ["instance", "job"];
+/// What Prometheus itself tells of each target.
+const OF_PROMETHEUS: &str = "up";
 
 /// Why `asked` would find nothing, or not what it means, in `exported`; empty when it would. `shown` are further labels,
 /// as those of a legend.
@@ -184,12 +186,16 @@ pub fn faults(asked: &Asked, shown: &BTreeSet<String>, exported: &Exported) -> V
     let mut faults = Vec::new();
     let mut labels: BTreeSet<&str> = OF_THE_TARGET.into();
     for (metric, matchers) in &asked.metrics {
+        let of_the_target = |(label, _): &Matcher| OF_THE_TARGET.contains(&label.as_str());
+        if metric == OF_PROMETHEUS && matchers.iter().all(of_the_target) {
+            continue;
+        }
         let Some(known) = exported.get(metric) else {
             faults.push(format!("{metric} is not exported"));
             continue;
         };
         labels.extend(known.keys().map(String::as_str));
-        for (label, value) in matchers.iter().filter(|(label, _)| !OF_THE_TARGET.contains(&label.as_str())) {
+        for (label, value) in matchers.iter().filter(|matcher| !of_the_target(matcher)) {
             match (known.get(label), value) {
                 (None, _) => faults.push(format!("{metric} has no label {label}")),
                 (Some(values), Some(value)) if !values.contains(value) => {
@@ -257,6 +263,8 @@ mod tests {
             ["no metric here has the label z", "no metric here has the label w"]
         );
         assert_eq!(of("1 + 2", &[]), ["no metric is asked for"]);
+        assert_eq!(of("min by (instance) (up{job=~\"a.*\"}) == 0", &[]), Vec::<String>::new());
+        assert_eq!(of("up{x=\"1\"}", &[]), ["up is not exported"]);
         assert!(exported("{x=\"1\"} 3", &mut known).is_err());
     }
 

@@ -35,7 +35,9 @@ fn of_dashboard() -> Vec<Query> {
     let panels = board["panels"].as_array().unwrap();
     let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
     assert_eq!(ids.len(), panels.len(), "each panel has an id of its own");
-    let mut queries = Vec::new();
+    let mut queries: Vec<Query> =
+        board["templating"]["list"].as_array().unwrap().iter().filter_map(of_variable).collect();
+    assert_eq!(queries.len(), 1, "the node is asked for");
     for panel in panels.iter().filter(|panel| panel["type"] != "row") {
         let title = panel["title"].as_str().unwrap();
         let targets = panel["targets"].as_array().unwrap();
@@ -47,6 +49,18 @@ fn of_dashboard() -> Vec<Query> {
         }));
     }
     queries
+}
+
+/// What a variable asks for: `label_values(metric, label)`.
+fn of_variable(variable: &Value) -> Option<Query> {
+    let query = variable["query"].as_str().filter(|_| variable["type"] == "query")?;
+    let arguments = query.strip_prefix("label_values(").and_then(|rest| rest.strip_suffix(')')).unwrap();
+    let (metric, label) = arguments.rsplit_once(", ").unwrap();
+    Some(Query {
+        place: format!("the variable {}", variable["name"]),
+        expression: metric.to_owned(),
+        shown: [label.to_owned()].into(),
+    })
 }
 
 fn of_rules() -> Vec<Query> {
@@ -167,12 +181,32 @@ async fn every_metric_label_and_value_of_the_dashboard_and_the_alerts_is_exporte
 }
 
 #[test]
+fn each_alert_is_tested_to_fire_and_to_be_silent() {
+    let tests: Value =
+        serde_saphyr::from_str(&fs::read_to_string(file("keelson-rules-test.yaml")).unwrap()).unwrap();
+    let tests = tests["tests"].as_array().unwrap();
+    let looks: Vec<&Value> =
+        tests.iter().flat_map(|test| test["alert_rule_test"].as_array().unwrap()).collect();
+    for rule in of_rules() {
+        let name = rule.place.strip_prefix("the alert ").unwrap();
+        let of_rule = looks.iter().filter(|look| look["alertname"] == name);
+        let fires: BTreeSet<bool> =
+            of_rule.map(|look| !look["exp_alerts"].as_array().unwrap().is_empty()).collect();
+        assert_eq!(fires, [false, true].into(), "{name}");
+    }
+}
+
+#[test]
 #[ignore = "promtool comes with the whole of Prometheus; cargo xtask test --long runs it"]
 fn prometheus_takes_the_rules() {
     let promtool = Component::Prometheus.find().unwrap();
-    let output =
-        Command::new(promtool).args(["check", "rules"]).arg(file("keelson-rules.yaml")).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let run = |task: &str, name: &str| {
+        let output = Command::new(&promtool).args([task, "rules"]).arg(file(name)).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+        said
+    };
+    let said = run("check", "keelson-rules.yaml");
     assert!(said.contains(&format!("SUCCESS: {} rules found", of_rules().len())), "{said}");
+    run("test", "keelson-rules-test.yaml");
 }

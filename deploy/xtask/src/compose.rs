@@ -23,6 +23,8 @@ const HOME: (&str, &str) = ("KEELSON_DIR", "/var/lib/keelson-compose");
 const ETCD_PORT: (&str, &str) = ("KEELSON_ETCD_PORT", "2379");
 /// Names the folder of binaries that are there already.
 const BIN_DIR: &str = "KEELSON_BIN_DIR";
+/// The label of an image by which it tells of which binary it was made.
+const BINARY_LABEL: &str = "keelson.local.binary";
 /// Asked for where the machine has it; compose.yaml says why.
 const SYS_RESOURCE: (&str, &str) = ("SYS_RESOURCE", "CAP_CHOWN");
 /// The cgroups of the nodes, as their KubeletConfigurations name them.
@@ -81,6 +83,14 @@ fn images() -> Vec<&'static str> {
 fn up() -> anyhow::Result<()> {
     if images().iter().any(|image| !has_image(&tag(image))) {
         make_images()?;
+    } else {
+        let stale = stale_images();
+        if !stale.is_empty() {
+            println!(
+                "Made of other binaries than those there are now: {}. Anew: cargo xtask compose images",
+                stale.join(", ")
+            );
+        }
     }
     let further = further_file(&docker_info(), has_plugin())?;
     share(&home())?;
@@ -174,6 +184,32 @@ fn has_image(name: &str) -> bool {
     quiet(Command::new("docker").args(["image", "inspect", name]))
 }
 
+/// The images of services whose binary has become another one. One that is not there cannot tell.
+fn stale_images() -> Vec<String> {
+    let folder = std::env::var_os(BIN_DIR).map_or_else(|| workspace().join("target/release"), PathBuf::from);
+    let is_stale = |service: &&ServiceName| {
+        let made_of = label_of(&tag(service.as_str()));
+        digest(&folder.join(service.binary())).is_some_and(|now| made_of.is_some_and(|then| then != now))
+    };
+    ServiceName::ALL.iter().filter(is_stale).map(ToString::to_string).collect()
+}
+
+/// The label of an image; empty where it has none.
+fn label_of(image: &str) -> Option<String> {
+    let format = format!("{{{{index .Config.Labels \"{BINARY_LABEL}\"}}}}");
+    let output =
+        Command::new("docker").args(["image", "inspect", "--format", &format, image]).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The SHA-256 of a file; `None` where it cannot be read.
+fn digest(file: &Path) -> Option<String> {
+    let output = Command::new("sha256sum").arg("--binary").arg(file).output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let digest = said.split_whitespace().next().filter(|_| output.status.success())?;
+    Some(digest.trim_start_matches('\\').to_owned())
+}
+
 /// Sees to it that what a container mounts below `home` is seen by the machine and by the others (architecture §10). Where
 /// systemd runs, all mounts are shared from the beginning.
 fn share(home: &Path) -> anyhow::Result<()> {
@@ -206,7 +242,9 @@ fn make_images() -> anyhow::Result<()> {
     for service in ServiceName::ALL {
         let own = Context::new(&contexts, "service")?;
         own.put(&binaries.join(service.binary()), service.binary())?;
-        own.build(service.as_str(), &["--build-arg", &format!("SERVICE={service}")])?;
+        let label =
+            format!("{BINARY_LABEL}={}", digest(&binaries.join(service.binary())).unwrap_or_default());
+        own.build(service.as_str(), &["--build-arg", &format!("SERVICE={service}"), "--label", &label])?;
     }
     let etcd = Context::new(&contexts, "etcd")?;
     etcd.put(&Component::EtcdServer.find()?, "etcd")?;
@@ -291,6 +329,16 @@ mod tests {
         let mut made: Vec<String> = images().into_iter().map(tag).chain([BASE.to_owned()]).collect();
         made.sort();
         assert_eq!(named, made);
+    }
+
+    #[test]
+    fn a_digest_is_that_of_the_contents_and_a_missing_file_has_none() {
+        let folder = keelson_testkit::Scratch::new().unwrap();
+        let file = folder.path().join("a");
+        assert_eq!(digest(&file), None);
+        fs::write(&file, "abc").unwrap();
+        let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(digest(&file).as_deref(), Some(known));
     }
 
     #[test]

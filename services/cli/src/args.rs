@@ -1,3 +1,5 @@
+mod etcd;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,6 +8,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::ArgValueCandidates;
 use keelson_config::ServiceName;
 
+pub(crate) use self::etcd::EtcdArgs;
 use crate::cmd::completion;
 use crate::cmd::config::ConfigArgs;
 use crate::figures::Sort;
@@ -64,44 +67,6 @@ pub(crate) struct Global {
     pub(crate) etcd: EtcdArgs,
 }
 
-/// A fleet over etcd in place of the agent of this machine.
-#[derive(Debug, Args)]
-#[command(
-    next_help_heading = "Options for a fleet over etcd (apply, delete, get pods, get node, get events, get config, logs, exec)"
-)]
-pub(crate) struct EtcdArgs {
-    /// Members of the etcd that is the nodes' control plane, with commas between them
-    #[arg(long, global = true, value_name = "ENDPOINTS", value_delimiter = ',')]
-    pub(crate) etcd: Vec<String>,
-    /// The node that is meant [default: all to get; to apply, the one that the manifest names or the only one]
-    #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) node: Option<String>,
-    /// PEM file of the authorities that the members are checked against
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) etcd_ca: Option<PathBuf>,
-    /// PEM file of the certificate that says who you are, with --etcd-key
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) etcd_cert: Option<PathBuf>,
-    /// PEM file of its key
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) etcd_key: Option<PathBuf>,
-    /// User of etcd, with --etcd-password-file
-    #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) etcd_user: Option<String>,
-    /// File with the user's password
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) etcd_password_file: Option<PathBuf>,
-    /// PEM file of the certificate that says who you are to a node, for logs and exec [default: --etcd-cert]
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) node_cert: Option<PathBuf>,
-    /// PEM file of its key [default: --etcd-key]
-    #[arg(long, global = true, value_name = "FILE")]
-    pub(crate) node_key: Option<PathBuf>,
-    /// Where logs and exec reach the node, as through a tunnel [default: where it says to be]
-    #[arg(long, global = true, value_name = "HOST:PORT")]
-    pub(crate) node_address: Option<String>,
-}
-
 /// Form of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
@@ -137,6 +102,11 @@ pub(crate) enum Command {
     /// Show the spans of a pod's last start as a waterfall, across all services
     Trace(TraceArgs),
     /// Store manifests, so that their pods run here
+    ///
+    /// With --etcd they run on a node of the fleet. What `keelson get … -o yaml --etcd …` has shown may be changed and
+    /// applied: it names the revision that was read as metadata.resourceVersion, and is refused when somebody has
+    /// changed the object since. So does the text of `keelson get config --etcd …`, in the comment
+    /// `# resourceVersion: N` before it. Without a revision the object is replaced.
     Apply(ApplyArgs),
     /// Remove pods that were applied, and wait until they are gone
     Delete(DeleteArgs),
@@ -284,7 +254,22 @@ pub(crate) enum GetWhat {
     /// Where pods come from, and the manifests that are refused
     #[command(visible_aliases = ["source", "src"])]
     Sources,
+    /// With --etcd: the Secrets under the keys of the nodes; their values only with -o yaml or -o json
+    #[command(visible_aliases = ["secret"])]
+    Secrets {
+        /// Names of Secrets; all of the namespace without any
+        names: Vec<String>,
+    },
+    /// With --etcd: the ConfigMaps under the keys of the nodes; their values only with -o yaml or -o json
+    #[command(name = "configmaps", visible_aliases = ["configmap", "cm"])]
+    ConfigMaps {
+        /// Names of ConfigMaps; all of the namespace without any
+        names: Vec<String>,
+    },
     /// With --etcd: the configuration under the key of each node, and what became of it
+    ///
+    /// The comments before the text say what became of it, and which revision it is: changed and applied, it is
+    /// refused when somebody has changed it since.
     Config,
 }
 

@@ -9,6 +9,7 @@ use keelson_config::ServiceName;
 use tokio::net::UnixStream;
 
 use crate::error::Failure;
+use crate::machine;
 
 /// The digits of a container's id that its own command line shows.
 const SHORT_ID: usize = 12;
@@ -47,9 +48,12 @@ impl Keeper {
 
     /// Of the process, as the kernel names it (unix(7)), by the cgroup that it is in.
     fn of_listener(service: ServiceName, stream: &UnixStream) -> Option<Self> {
-        let process = Path::new("/proc").join(stream.peer_cred().ok()?.pid()?.to_string());
-        let exe = fs::read_link(process.join("exe")).ok()?;
-        if exe.file_name()? != service.binary() {
+        Self::of_process(service, &Path::new("/proc").join(stream.peer_cred().ok()?.pid()?.to_string()))
+    }
+
+    /// Of the process with this folder (proc(5)).
+    fn of_process(service: ServiceName, process: &Path) -> Option<Self> {
+        if machine::exe(process)?.file_name()? != service.binary() {
             return None;
         }
         Self::by_cgroups(service, &fs::read_to_string(process.join("cgroup")).ok()?)
@@ -127,7 +131,8 @@ async fn run(words: &[&str]) -> Result<Output, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::process::CommandExt as _;
 
     use super::*;
 
@@ -160,6 +165,25 @@ mod tests {
         assert_eq!(Keeper::of(ServiceName::PodSync, &socket).await, None);
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         assert_eq!(Keeper::of(ServiceName::PodSync, &socket).await, None);
+    }
+
+    #[test]
+    fn a_service_whose_binary_was_replaced_has_its_keeper_still() {
+        let folder = tempfile::tempdir().unwrap();
+        let binary = folder.path().join("keelson-pod-sync");
+        fs::copy("/bin/sleep", &binary).unwrap();
+        let mut child = Command::new(&binary).arg0("sleep").arg("60").spawn().unwrap();
+        fs::remove_file(&binary).unwrap();
+        let link = fs::read_link(format!("/proc/{}/exe", child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let link = link.unwrap();
+        assert!(link.to_str().unwrap().ends_with("/keelson-pod-sync (deleted)"), "{link:?}");
+        symlink(link, folder.path().join("exe")).unwrap();
+        fs::write(folder.path().join("cgroup"), "0::/keelson.slice/keelson-pod-sync.service\n").unwrap();
+        let unit = Some(Keeper::Systemd("keelson-pod-sync.service".into()));
+        assert_eq!(Keeper::of_process(ServiceName::PodSync, folder.path()), unit);
+        assert_eq!(Keeper::of_process(ServiceName::NodeApi, folder.path()), None);
     }
 
     #[test]

@@ -74,3 +74,6 @@ fn run_to_end(cli: Cli) -> Result<(), Failure> {
         .map_err(|source| Failure::Runtime { source })?
         .block_on(cmd::dispatch(cli))
 }
+
+#[cfg(test)]
+mod docs_tests;

@@ -65,6 +65,8 @@ pub struct Listing {
     pub entries: Vec<Entry>,
     /// The revision of the store.
     pub revision: i64,
+    /// The id of the cluster, which a restored one changes where it is given new members or another token.
+    pub cluster: u64,
 }
 
 /// What a key must be for a write to be made.
@@ -191,7 +193,7 @@ impl Etcd {
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
         let end = Instant::now() + DEADLINE;
-        let mut again = false;
+        let (mut again, mut was_stale) = (false, false);
         loop {
             let failure = match self.client().await {
                 Err(error) => error,
@@ -199,8 +201,14 @@ impl Etcd {
                     Ok(Ok(answer)) => return Ok((answer, again)),
                     Ok(Err(error)) => {
                         again = true;
-                        if is_stale_token(&error) || is_transient(&error) {
+                        let stale = is_stale_token(&error);
+                        if stale || is_denied(&error) || is_transient(&error) {
                             self.give_up(generation).await;
+                        }
+                        // The next connection gets a token of now; a second one does no more than that.
+                        if stale && !was_stale {
+                            was_stale = true;
+                            continue;
                         }
                         failed(&self.0.settings.endpoints, what, error)
                     }
@@ -225,7 +233,7 @@ impl Etcd {
     /// No member answers in time, or the user may not read it.
     pub async fn list(&self, range: &Range) -> Result<Listing, EtcdError> {
         let what = format!("to list {}", range.start);
-        let mut listing = Listing { entries: Vec::new(), revision: 0 };
+        let mut listing = Listing { entries: Vec::new(), revision: 0, cluster: 0 };
         let mut start = range.start.clone().into_bytes();
         loop {
             let options = GetOptions::new()
@@ -244,8 +252,10 @@ impl Etcd {
                     }
                 })
                 .await?;
-            if listing.revision == 0 {
-                listing.revision = answer.header().map_or(0, |header| header.revision());
+            if listing.revision == 0
+                && let Some(header) = answer.header()
+            {
+                (listing.revision, listing.cluster) = (header.revision(), header.cluster_id());
             }
             let Some(last) = answer.kvs().last() else { return Ok(listing) };
             start = last.key().to_vec();
@@ -273,6 +283,22 @@ impl Etcd {
             })
             .await?;
         Ok(answer.kvs().iter().map(|kv| String::from_utf8_lossy(kv.key()).into_owned()).collect())
+    }
+
+    /// The revision of the store, as all members together know it.
+    ///
+    /// # Errors
+    /// No member answers in time, or the user may not read `range`.
+    pub(crate) async fn revision(&self, range: &Range) -> Result<i64, EtcdError> {
+        let what = format!("to read {}", range.start);
+        let (answer, _) = self
+            .call(&what, |client| {
+                let options = GetOptions::new().with_range(range.end.clone()).with_count_only();
+                let start = range.start.clone();
+                async move { client.kv_client().get(start, Some(options)).await }
+            })
+            .await?;
+        Ok(answer.header().map_or(0, |header| header.revision()))
     }
 
     /// One key as it is.
@@ -472,10 +498,28 @@ fn is_transient(error: &etcd_client::Error) -> bool {
     }
 }
 
-/// The token that the connection was made with has ended, or the user was changed: a new connection may do.
+/// More than a member takes, or more than its server of gRPC reads (which is half a MiB more).
+fn is_too_large(error: &etcd_client::Error) -> bool {
+    matches!(error, etcd_client::Error::GRpcStatus(status) if match status.code() {
+        Code::InvalidArgument => status.message().contains("request is too large"),
+        Code::ResourceExhausted => status.message().contains("larger than max"),
+        _ => false,
+    })
+}
+
+/// The token that the connection was made with has ended, or users and roles have changed since: with tokens that say of which
+/// state of them they are (`--auth-token jwt`) etcd takes none of before.
 fn is_stale_token(error: &etcd_client::Error) -> bool {
-    matches!(error, etcd_client::Error::GRpcStatus(status)
-        if matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied))
+    matches!(error, etcd_client::Error::GRpcStatus(status) if match status.code() {
+        Code::Unauthenticated => true,
+        Code::InvalidArgument => status.message().contains("revision of auth store is old"),
+        _ => false,
+    })
+}
+
+/// The user may not do it; files that say who we are may have changed since the connection was made.
+fn is_denied(error: &etcd_client::Error) -> bool {
+    matches!(error, etcd_client::Error::GRpcStatus(status) if status.code() == Code::PermissionDenied)
 }
 
 /// `error` in our words.
@@ -485,7 +529,9 @@ pub(crate) fn failed(endpoints: &[String], what: &str, error: etcd_client::Error
         etcd_client::Error::GRpcStatus(status) => words(status),
         other => other.to_string(),
     };
-    if transient {
+    if is_too_large(&error) {
+        EtcdError::TooLarge { what: what.to_owned(), message }
+    } else if transient {
         EtcdError::Unreachable { endpoints: endpoints.join(", "), message }
     } else {
         EtcdError::Refused { what: what.to_owned(), message }
@@ -548,10 +594,16 @@ mod tests {
         for refused in [
             Status::permission_denied("etcdserver: permission denied"),
             Status::invalid_argument("etcdserver: request is too large"),
+            Status::resource_exhausted("grpc: received message larger than max (3145766 vs. 2097152)"),
             Status::unauthenticated("etcdserver: invalid auth token"),
         ] {
             let error = failed(&["http://h:1".into()], "to write /a", of(refused.clone()));
             assert_eq!(error.to_string(), format!("etcd refuses to write /a: {}", refused.message()));
+            assert_eq!(
+                matches!(error, EtcdError::TooLarge { .. }),
+                refused.message().contains("larg"),
+                "{error}"
+            );
         }
     }
 }

@@ -63,8 +63,8 @@ fn tls(settings: &Settings) -> Result<Arc<ClientConfig>, EtcdError> {
     let unusable =
         |field, path: &Path, message: String| EtcdError::Credential { field, path: path.to_owned(), message };
     let Some(ca) = &settings.ca_file else {
-        let (path, message) = (Path::new("").to_owned(), "an endpoint with https needs it".to_owned());
-        return Err(EtcdError::Credential { field: "caFile", path, message });
+        let message = "an endpoint with https needs it".to_owned();
+        return Err(EtcdError::Missing { field: "caFile", message });
     };
     let mut roots = RootCertStore::empty();
     for certificate in certificates("caFile", ca)? {
@@ -176,7 +176,7 @@ mod tests {
         let mut settings = Settings::plain(vec!["https://h:1".to_owned()]);
         assert_eq!(
             tls(&settings).unwrap_err().to_string(),
-            "cannot use  that caFile names: an endpoint with https needs it"
+            "caFile is not given: an endpoint with https needs it"
         );
         let path = dir.path().join("ca.pem");
         settings.ca_file = Some(path.clone());

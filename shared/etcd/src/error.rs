@@ -21,14 +21,30 @@ pub enum EtcdError {
         /// etcd's words.
         message: String,
     },
+    /// What is to be written is more than etcd takes in one request (`--max-request-bytes`, 1.5 MiB unless it says otherwise).
+    #[error("etcd refuses {what}: {message}")]
+    TooLarge {
+        /// What was asked for.
+        what: String,
+        /// etcd's words.
+        message: String,
+    },
     /// A file that a connection needs.
     #[error("cannot use {} that {field} names: {message}", path.display())]
     Credential {
-        /// The setting.
+        /// The setting of an [`keelson_config::Etcd`], as a KeelsonConfiguration writes it.
         field: &'static str,
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
+        message: String,
+    },
+    /// A setting that a connection needs is not there.
+    #[error("{field} is not given: {message}")]
+    Missing {
+        /// The setting of an [`keelson_config::Etcd`], as a KeelsonConfiguration writes it.
+        field: &'static str,
+        /// Why it is needed.
         message: String,
     },
     /// An endpoint that is none.

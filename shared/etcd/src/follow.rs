@@ -52,6 +52,13 @@ pub enum News {
     Lost(EtcdError),
 }
 
+/// How the store of a watch is to what was told.
+enum Standing {
+    Follows,
+    Lags,
+    Another,
+}
+
 /// Follows a range. It never ends, misses nothing for good, and tells nothing twice but in a list.
 #[derive(Debug)]
 pub struct Follower {
@@ -62,6 +69,10 @@ pub struct Follower {
     next: i64,
     /// The keys of that revision that were told.
     told: BTreeSet<String>,
+    /// The id of the cluster that was listed.
+    cluster: u64,
+    /// A member knows less than was told already: it lags, or the store is another one.
+    in_doubt: bool,
     retry: Option<Instant>,
     pause: Duration,
 }
@@ -69,7 +80,17 @@ pub struct Follower {
 impl Follower {
     /// Of a range of which nothing is known.
     pub fn new(etcd: Etcd, range: Range) -> Self {
-        Self { etcd, range, watch: None, next: 0, told: BTreeSet::new(), retry: None, pause: PAUSE }
+        Self {
+            etcd,
+            range,
+            watch: None,
+            next: 0,
+            told: BTreeSet::new(),
+            cluster: 0,
+            in_doubt: false,
+            retry: None,
+            pause: PAUSE,
+        }
     }
 
     /// The next news. Cancel-safe: what was read is told by the next call that is not cancelled, or read again.
@@ -83,12 +104,25 @@ impl Follower {
                 return match self.etcd.list(&self.range).await {
                     Ok(listing) => {
                         self.turn_to(listing.revision + 1);
+                        self.cluster = listing.cluster;
                         self.watch = None;
                         News::Listed(listing.entries)
                     }
                     // The revision of the first page may have been compacted while the others were read.
                     Err(error) => self.lost(error),
                 };
+            }
+            if self.in_doubt {
+                match self.etcd.revision(&self.range).await {
+                    Ok(revision) => {
+                        self.in_doubt = false;
+                        if revision + 1 < self.next {
+                            self.begin_anew("it has fewer revisions than before");
+                        }
+                        continue;
+                    }
+                    Err(error) => return self.lost(error),
+                }
             }
             if self.watch.is_none() {
                 match self.etcd.watch(&self.range, self.next).await {
@@ -111,7 +145,18 @@ impl Follower {
                     continue;
                 }
                 Ok(Some(answer)) if answer.canceled() => self.ended(answer.cancel_reason()),
-                Ok(Some(answer)) => return self.take(&answer),
+                Ok(Some(answer)) => match self.standing(&answer) {
+                    Standing::Follows => return self.take(&answer),
+                    Standing::Lags => {
+                        // None of its changes is news.
+                        self.in_doubt = true;
+                        continue;
+                    }
+                    Standing::Another => {
+                        self.begin_anew("it is another cluster");
+                        continue;
+                    }
+                },
                 Ok(None) => self.ended(""),
                 Err(error) => self.etcd.failed("a watch", error),
             };
@@ -135,6 +180,24 @@ impl Follower {
     fn turn_to(&mut self, revision: i64) {
         self.next = revision;
         self.told.clear();
+    }
+
+    /// The store is not the one that was listed: it was restored from a snapshot, or made anew.
+    fn begin_anew(&mut self, why: &str) {
+        tracing::warn!(known = self.next - 1, "what etcd has is not what it had: {why}; reading all of it");
+        self.watch = None;
+        self.turn_to(0);
+    }
+
+    fn standing(&self, answer: &WatchResponse) -> Standing {
+        let Some(header) = answer.header() else { return Standing::Follows };
+        if header.cluster_id() != self.cluster {
+            Standing::Another
+        } else if header.revision() + 1 < self.next {
+            Standing::Lags
+        } else {
+            Standing::Follows
+        }
     }
 
     fn take(&mut self, answer: &WatchResponse) -> News {

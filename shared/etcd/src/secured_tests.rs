@@ -101,6 +101,34 @@ async fn a_nodes_user_reads_and_writes_its_own_keys_alone() {
     assert!(matches!(nobody.get("/x").await.unwrap_err(), EtcdError::Refused { .. }));
 }
 
+#[tokio::test]
+async fn a_token_of_before_a_change_of_users_is_replaced() {
+    let scratch = Scratch::new().unwrap();
+    let secret = scratch.path().join("secret");
+    fs::write(&secret, "a secret that the members share").unwrap();
+    let token = format!("jwt,pub-key={0},priv-key={0},sign-method=HS256", secret.display());
+    let dir = scratch.path().join("etcd");
+    let cluster = EtcdCluster::start_with_arguments(&dir, 1, &["--auth-token", &token]).unwrap();
+    let mut admin = Client::connect(cluster.endpoints(), None).await.unwrap();
+    add_node(&mut admin, "n1", Some("secret-1")).await;
+    enable(&mut admin, Some("r")).await;
+    let as_root = etcd_client::ConnectOptions::new().with_user("root", "r");
+    let mut admin = Client::connect(cluster.endpoints(), Some(as_root)).await.unwrap();
+
+    let password = scratch.path().join("password");
+    fs::write(&password, "secret-1").unwrap();
+    let etcd = Etcd::new(Settings {
+        user: Some("n1".into()),
+        password_file: Some(password),
+        ..Settings::plain(cluster.endpoints())
+    });
+    let key = NodeKeys::new("n1").node();
+    assert!(matches!(write(&etcd, &key).await.unwrap(), Written::Done(_)));
+    // Of anybody: etcd has one revision of all users and roles.
+    add_user(&mut admin, "n2", Some("secret-2")).await;
+    assert!(etcd.get(&key).await.unwrap().is_some());
+}
+
 /// An authority and what it has signed, as files.
 struct Pki {
     dir: PathBuf,

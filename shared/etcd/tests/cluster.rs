@@ -146,6 +146,27 @@ async fn what_was_compacted_while_nobody_listened_is_read_anew() {
 }
 
 #[tokio::test]
+async fn a_store_that_was_made_anew_is_listed_anew() {
+    let mut scene = Scene::new(1);
+    let etcd = scene.etcd.clone();
+    for n in 0..20 {
+        set(&etcd, "/a/old", &n.to_string()).await;
+    }
+    let mut follower = Follower::new(etcd.clone(), Range::prefix("/a/"));
+    let mut seen = Seen::default();
+    seen.until(&mut follower, "the list", |seen| seen.has("/a/old", "19")).await;
+
+    // The same members with fewer revisions, as after a snapshot was restored.
+    scene.cluster.wipe().unwrap();
+    set(&etcd, "/a/new", "1").await;
+    seen.until(&mut follower, "what the new store has", |seen| seen.has("/a/new", "1")).await;
+    assert_eq!(seen.keys.keys().collect::<Vec<_>>(), ["/a/new"]);
+    set(&etcd, "/a/new", "2").await;
+    seen.until(&mut follower, "a change of it", |seen| seen.has("/a/new", "2")).await;
+    assert_eq!(seen.lists, 2, "one for each store");
+}
+
+#[tokio::test]
 async fn nothing_is_lost_while_members_die_and_freeze_one_after_the_other() {
     let mut scene = Scene::new(3);
     let etcd = scene.etcd.clone();

@@ -36,6 +36,7 @@ pub struct EtcdTls {
 pub struct EtcdCluster {
     dir: PathBuf,
     tls: Option<EtcdTls>,
+    arguments: Vec<String>,
     members: Vec<Member>,
 }
 
@@ -51,15 +52,20 @@ struct Member {
 impl EtcdCluster {
     /// Starts so many members in `dir`, and waits until they have a leader.
     pub fn start(dir: &Path, members: usize) -> anyhow::Result<Self> {
-        Self::launch(dir, members, None)
+        Self::launch(dir, members, None, &[])
     }
 
     /// As [`EtcdCluster::start`], with TLS on both sides.
     pub fn start_with_tls(dir: &Path, members: usize, tls: EtcdTls) -> anyhow::Result<Self> {
-        Self::launch(dir, members, Some(tls))
+        Self::launch(dir, members, Some(tls), &[])
     }
 
-    fn launch(dir: &Path, members: usize, tls: Option<EtcdTls>) -> anyhow::Result<Self> {
+    /// As [`EtcdCluster::start`], with more arguments for each member.
+    pub fn start_with_arguments(dir: &Path, members: usize, arguments: &[&str]) -> anyhow::Result<Self> {
+        Self::launch(dir, members, None, arguments)
+    }
+
+    fn launch(dir: &Path, members: usize, tls: Option<EtcdTls>, arguments: &[&str]) -> anyhow::Result<Self> {
         let mut last = None;
         for _ in 0..TRIES {
             let _ = fs::remove_dir_all(dir);
@@ -73,7 +79,8 @@ impl EtcdCluster {
                 child: None,
             };
             let members = addresses.chunks(3).enumerate().map(named).collect();
-            let mut cluster = Self { dir: dir.to_owned(), tls: tls.clone(), members };
+            let arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+            let mut cluster = Self { dir: dir.to_owned(), tls: tls.clone(), arguments, members };
             let started = (0..cluster.members.len()).try_for_each(|n| cluster.run(n));
             match started.and_then(|()| cluster.wait_for_all()) {
                 Ok(()) => return Ok(cluster),
@@ -105,7 +112,8 @@ impl EtcdCluster {
             .args(["--listen-metrics-urls", &format!("http://{}", member.metrics)])
             .args(["--initial-cluster", &peers.join(","), "--initial-cluster-state", "new"])
             // A machine that builds beside the test must not cost the cluster its leader.
-            .args(["--heartbeat-interval", "100", "--election-timeout", "1000", "--logger", "zap"]);
+            .args(["--heartbeat-interval", "100", "--election-timeout", "1000", "--logger", "zap"])
+            .args(&self.arguments);
         if let Some(tls) = &self.tls {
             command
                 .arg("--client-cert-auth")
@@ -179,6 +187,17 @@ impl EtcdCluster {
         self.kill(n);
         self.run(n)?;
         self.wait_for(n)
+    }
+
+    /// Makes the whole cluster anew, with nothing in it, where it was.
+    pub fn wipe(&mut self) -> anyhow::Result<()> {
+        for n in 0..self.members.len() {
+            self.kill(n);
+            let data = self.dir.join(&self.members[n].name);
+            fs::remove_dir_all(&data).with_context(|| format!("cannot remove {}", data.display()))?;
+        }
+        (0..self.members.len()).try_for_each(|n| self.run(n))?;
+        self.wait_for_all()
     }
 
     /// Stops a member where it is (SIGSTOP): its connections stay, and nobody answers.

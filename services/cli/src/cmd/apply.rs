@@ -24,12 +24,7 @@ struct Stored {
 
 /// Stores each file; a file that is refused does not keep the others back.
 pub(crate) async fn run(session: &Session, files: &[PathBuf]) -> Result<(), Failure> {
-    if session.global.all_namespaces || session.global.namespace != "default" {
-        return Err(Failure::Usage {
-            message: "`keelson apply` has no namespace of its own".into(),
-            hint: "write `metadata.namespace` into the manifest".into(),
-        });
-    }
+    without_namespace(session)?;
     let paths = manifests::paths(files)?;
     let (mut items, mut failures) = (Vec::new(), Vec::new());
     for path in &paths {
@@ -48,6 +43,20 @@ pub(crate) async fn run(session: &Session, files: &[PathBuf]) -> Result<(), Fail
         output::print_document(session.format(), &json!({"items": items}))?;
     }
     super::delete::all_or_some(session, failures, paths.len())
+}
+
+/// Manifests say themselves where their objects are.
+///
+/// # Errors
+/// `-n` or `-A` would change nothing.
+pub(crate) fn without_namespace(session: &Session) -> Result<(), Failure> {
+    if session.global.all_namespaces || session.global.namespace != "default" {
+        return Err(Failure::Usage {
+            message: "`keelson apply` has no namespace of its own".into(),
+            hint: "write `metadata.namespace` into the manifest".into(),
+        });
+    }
+    Ok(())
 }
 
 async fn apply(session: &Session, path: &Path) -> Result<Vec<Stored>, Failure> {

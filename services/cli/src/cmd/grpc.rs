@@ -129,7 +129,9 @@ pub(crate) async fn call(session: &Session, args: &GrpcCallArgs) -> Result<(), F
     let path: PathAndQuery =
         path_of(&method).parse().map_err(|_| Failure::Encode { reason: path_of(&method) })?;
     let fail = |status| session.agent.failure(args.service, status);
-    let mut client = tonic::client::Grpc::new(session.agent.channel(args.service));
+    // As the generated clients have it.
+    let mut client = tonic::client::Grpc::new(session.agent.channel(args.service))
+        .max_decoding_message_size(keelson_proto::LONGEST_MESSAGE);
     client.ready().await.map_err(|error| fail(Status::unavailable(error.to_string())))?;
     let is_stream = method.is_client_streaming() || method.is_server_streaming();
     let all = stream::iter(messages);

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
+use keelson_config::KUBELET_KIND;
 use serde_json::Value;
 
 use crate::error::Failure;
@@ -26,6 +27,8 @@ pub(crate) struct NamedObject {
     pub(crate) kind: ObjectKind,
     pub(crate) namespace: String,
     pub(crate) name: String,
+    /// `spec.nodeName` of a pod, empty where nobody says it.
+    pub(crate) node: String,
 }
 
 /// The kinds that pod-config stores.
@@ -130,11 +133,18 @@ pub(crate) fn documents(file: &ManifestFile) -> Result<Vec<Value>, Failure> {
 /// It is no YAML or JSON, or names none.
 pub(crate) fn objects(file: &ManifestFile) -> Result<Vec<NamedObject>, Failure> {
     let mut objects = Vec::new();
-    for document in &documents(file)? {
+    let documents = documents(file)?;
+    for document in &documents {
         collect(document, &mut objects);
     }
     if objects.is_empty() {
-        let reason = "no Pod, Secret or ConfigMap in this manifest".into();
+        let reason = if documents.iter().any(|document| document["kind"] == KUBELET_KIND) {
+            format!(
+                "a {KUBELET_KIND} is not deleted by its file: `keelson delete config --etcd …` removes that of a node"
+            )
+        } else {
+            "no Pod, Secret or ConfigMap in this manifest".into()
+        };
         return Err(Failure::Manifest { path: file.path.clone(), reason });
     }
     objects.sort_by_key(|object| object.kind);
@@ -157,7 +167,8 @@ fn collect(document: &Value, objects: &mut Vec<NamedObject>) {
     if let Some(name) = document["metadata"]["name"].as_str() {
         let namespace =
             document["metadata"]["namespace"].as_str().filter(|n| !n.is_empty()).unwrap_or("default");
-        objects.push(NamedObject { kind, namespace: namespace.into(), name: name.into() });
+        let node = document["spec"]["nodeName"].as_str().unwrap_or_default();
+        objects.push(NamedObject { kind, namespace: namespace.into(), name: name.into(), node: node.into() });
     }
 }
 
@@ -190,6 +201,8 @@ mod tests {
             "x.yaml: no Pod, Secret or ConfigMap in this manifest"
         );
         assert!(names("a: [").unwrap_err().starts_with("x.yaml: "));
+        let config = names("kind: KubeletConfiguration\n").unwrap_err();
+        assert!(config.contains("`keelson delete config --etcd …`"), "{config}");
     }
 
     #[test]

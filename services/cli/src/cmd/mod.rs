@@ -1,6 +1,6 @@
 //! One module per command.
 
-mod apply;
+pub(crate) mod apply;
 pub(crate) mod completion;
 pub(crate) mod config;
 pub(crate) mod delete;
@@ -72,7 +72,8 @@ impl Session {
 }
 
 /// Carries out the command.
-pub(crate) async fn dispatch(cli: Cli) -> Result<(), Failure> {
+pub(crate) async fn dispatch(mut cli: Cli) -> Result<(), Failure> {
+    cli.global.etcd = cli.global.etcd.complete(|name| std::env::var_os(name))?;
     let session = Session {
         agent: Agent::new(cli.global.run_dir.clone(), cli.global.request_timeout),
         colour: Colour::for_stdout(cli.global.no_color),
@@ -163,6 +164,14 @@ fn only_with_etcd(command: &str) -> Failure {
     }
 }
 
+/// `get secrets` or `get configmaps`, without `--etcd`.
+fn objects_of_a_fleet(what: &str) -> Failure {
+    Failure::Usage {
+        message: format!("`keelson get {what}` is about keys of etcd"),
+        hint: "add --etcd ENDPOINTS; on a node those of its manifests stand in the files beside them".into(),
+    }
+}
+
 async fn get(session: &Session, what: GetWhat) -> Result<(), Failure> {
     match what {
         GetWhat::Pods { names, watch } => get_pods::run(session, &names, watch).await,
@@ -172,6 +181,8 @@ async fn get(session: &Session, what: GetWhat) -> Result<(), Failure> {
         GetWhat::Volumes { pods, watch } => get_volumes::run(session, &pods, watch).await,
         GetWhat::Images { names } => get_images::run(session, &names).await,
         GetWhat::Sources => get_sources::run(session).await,
+        GetWhat::Secrets { .. } => Err(objects_of_a_fleet("secrets")),
+        GetWhat::ConfigMaps { .. } => Err(objects_of_a_fleet("configmaps")),
         GetWhat::Config => Err(only_with_etcd("get config")),
     }
 }

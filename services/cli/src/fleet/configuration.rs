@@ -13,10 +13,21 @@ use crate::cmd::manifests::ManifestFile;
 use crate::error::Failure;
 use crate::output;
 
-/// The value for the key, when a manifest is a KubeletConfiguration; an error says what is wrong with it, a line for each.
+/// Begins the last of the comments that `get config` puts before a text; the revision follows.
+pub(super) const REVISION: &str = "# resourceVersion: ";
+
+/// A text for the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Assigned {
+    pub(super) text: Vec<u8>,
+    /// The revision that its author has read.
+    pub(super) read: Option<i64>,
+}
+
+/// The text for the key, when a manifest is a KubeletConfiguration; an error says what is wrong with it, a line for each.
 ///
-/// The text is taken as its author wrote it: the lines of a refusal are those of the file.
-pub(super) fn in_manifest(file: &ManifestFile, documents: &[Value]) -> Result<Option<Vec<u8>>, String> {
+/// It is taken as its author wrote it: the lines of a refusal are those of the file, but for what `get config` has put before.
+pub(super) fn in_manifest(file: &ManifestFile, documents: &[Value]) -> Result<Option<Assigned>, String> {
     let is_one = |document: &Value| document["kind"] == KUBELET_KIND;
     if !documents.iter().any(is_one) {
         return Ok(None);
@@ -37,10 +48,28 @@ pub(super) fn in_manifest(file: &ManifestFile, documents: &[Value]) -> Result<Op
     {
         wrong.push(format!("{field}: Unknown field: a {KUBELET_KIND} has none of this name"));
     }
-    if let Some(problem) = AssignedConfiguration::new(0, file.bytes.clone()).problem {
+    let assigned = without_head(&file.bytes)?;
+    if let Some(problem) = AssignedConfiguration::new(0, assigned.text.clone()).problem {
         wrong.push(problem);
     }
-    if wrong.is_empty() { Ok(Some(file.bytes.clone())) } else { Err(wrong.join("\n")) }
+    if wrong.is_empty() { Ok(Some(assigned)) } else { Err(wrong.join("\n")) }
+}
+
+/// A text without the comments that `get config` has put before it.
+fn without_head(bytes: &[u8]) -> Result<Assigned, String> {
+    let mut length = 0;
+    for line in bytes.split_inclusive(|byte| *byte == b'\n').take_while(|line| line.starts_with(b"#")) {
+        length += line.len();
+        if let Some(revision) = line.strip_prefix(REVISION.as_bytes()) {
+            let written = String::from_utf8_lossy(revision);
+            let written = written.trim();
+            let read = written.parse().map_err(|_| {
+                format!("{REVISION}{written}: leave the line out, or as `keelson get config` gave it")
+            })?;
+            return Ok(Assigned { text: bytes[length..].to_vec(), read: Some(read) });
+        }
+    }
+    Ok(Assigned { text: bytes.to_vec(), read: None })
 }
 
 /// What stands under the key of a node, and what the node tells of it.
@@ -85,7 +114,7 @@ impl Found {
         })
     }
 
-    /// As its author wrote it, behind lines that say what became of it.
+    /// As its author wrote it, behind lines that say what became of it and which revision it is.
     fn text(&self) -> Option<String> {
         let entry = self.entry.as_ref()?;
         let away = if self.alive { "" } else { ", as the node told when it was last there" };
@@ -102,6 +131,7 @@ impl Found {
                 text.push_str(&format!("# in force: {what}\n"));
             }
         }
+        text.push_str(&format!("{REVISION}{}\n", entry.mod_revision));
         text.push_str(&String::from_utf8_lossy(&entry.value));
         if !text.ends_with('\n') {
             text.push('\n');
@@ -180,7 +210,7 @@ mod tests {
     use super::*;
     use crate::cmd::manifests;
 
-    fn value(text: &str) -> Result<Option<Vec<u8>>, String> {
+    fn value(text: &str) -> Result<Option<Assigned>, String> {
         let file = ManifestFile { path: "config.yaml".into(), bytes: text.into() };
         in_manifest(&file, &manifests::documents(&file).unwrap())
     }
@@ -189,8 +219,27 @@ mod tests {
     fn a_configuration_is_taken_as_it_was_written_and_other_manifests_are_none() {
         let text =
             "# ours\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n";
-        assert_eq!(value(text).unwrap().unwrap(), text.as_bytes());
+        let as_it_is = Assigned { text: text.into(), read: None };
+        assert_eq!(value(text).unwrap(), Some(as_it_is));
         assert_eq!(value("kind: Pod\napiVersion: v1\n").unwrap(), None);
+    }
+
+    #[test]
+    fn what_get_has_shown_is_applied_without_its_comments_and_with_the_revision_that_was_read() {
+        let text =
+            "# ours\nkind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nmaxPods: 7\n";
+        let entry =
+            Entry { key: "k".into(), value: text.into(), create_revision: 3, mod_revision: 12, lease: 0 };
+        let status = ConfigurationStatus::refusing_all("no init\nchange its files".into());
+        let found = Found { node: "n1".into(), alive: false, entry: Some(entry), status: Some(status) };
+        let shown = found.text().unwrap();
+        let expected = Assigned { text: text.into(), read: Some(12) };
+        assert_eq!(value(&shown).unwrap(), Some(expected), "{shown}");
+        // A comment further down says nothing.
+        let late = format!("{text}# resourceVersion: 3\n");
+        assert_eq!(value(&late).unwrap().unwrap().read, None);
+        let odd = value(&format!("# resourceVersion: new\n{text}")).unwrap_err();
+        assert_eq!(odd, "# resourceVersion: new: leave the line out, or as `keelson get config` gave it");
     }
 
     #[test]
@@ -230,14 +279,17 @@ mod tests {
         let mut found = Found { node: "n1".into(), alive: true, entry: Some(entry), status: Some(status) };
         assert_eq!(found.state(), "refused@12: line 3");
         let text = found.text().unwrap();
-        assert_eq!(text, "# n1: refused@12: line 3\n#   line 4\n# in force: revision 9\nmaxPods: 7\n");
+        assert_eq!(
+            text,
+            "# n1: refused@12: line 3\n#   line 4\n# in force: revision 9\n# resourceVersion: 12\nmaxPods: 7\n"
+        );
         found.status.as_mut().unwrap().assigned = revision(11);
         assert_eq!(found.state(), "pending@12");
         found.status = None;
         found.alive = false;
         assert_eq!(
             found.text().unwrap(),
-            "# n1: pending@12, as the node told when it was last there\nmaxPods: 7\n"
+            "# n1: pending@12, as the node told when it was last there\n# resourceVersion: 12\nmaxPods: 7\n"
         );
         found.entry = None;
         assert_eq!((found.state().as_str(), found.text()), ("<none>", None));

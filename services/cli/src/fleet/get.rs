@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::watch::{self, Keys, View};
 use super::{Fleet, configuration, failure, objects};
 use crate::args::WatchArgs;
+use crate::cmd::manifests::ObjectKind;
 use crate::cmd::{Session, get_node};
 use crate::error::Failure;
 use crate::human;
@@ -34,13 +35,32 @@ struct Found {
 
 impl Found {
     /// As it is; as it is wanted where its node has not told of it yet.
-    fn json(&self) -> Value {
-        let entry = self.told.as_ref().or(self.wanted.as_ref());
-        let value = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()).unwrap_or_default();
-        match &self.wanted {
-            Some(wanted) => objects::shown(wanted, value),
-            None => value,
+    fn as_it_is(&self) -> Value {
+        self.told.as_ref().or(self.wanted.as_ref()).and_then(objects::read).unwrap_or_default()
+    }
+
+    /// As it is wanted, of which the revision tells, with what its node alone knows. Applied again, it takes nothing back that
+    /// the node has not done yet.
+    fn document(&self) -> Value {
+        let told = self.told.as_ref().and_then(objects::read);
+        let Some(wanted) = &self.wanted else { return told.unwrap_or_default() };
+        let mut pod = objects::shown(wanted, ObjectKind::Pod, &self.namespace, &self.name);
+        if let Some(spec) = pod["spec"].as_object_mut() {
+            spec.entry("nodeName").or_insert_with(|| json!(self.node));
         }
+        if let Some(pod) = pod.as_object_mut() {
+            pod.remove("status");
+        }
+        let Some(mut told) = told else { return pod };
+        for field in ["uid", "creationTimestamp"] {
+            if let Some(value) = told.pointer(&format!("/metadata/{field}")) {
+                pod["metadata"][field] = value.clone();
+            }
+        }
+        if told["status"].is_object() {
+            pod["status"] = told["status"].take();
+        }
+        pod
     }
 }
 
@@ -71,7 +91,7 @@ pub(crate) async fn pods(
         return follow_pods(session, fleet, names, args).await;
     }
     if output::is_document(session.format()) {
-        let items: Vec<Value> = found.iter().map(Found::json).collect();
+        let items: Vec<Value> = found.iter().map(Found::document).collect();
         if let ([one], 1) = (items.as_slice(), names.len()) {
             return output::print_document(session.format(), one);
         }
@@ -139,7 +159,7 @@ fn pod_header(session: &Session) -> Vec<String> {
 }
 
 fn pod_cells(session: &Session, pod: &Found, is_alive: bool, now: i64) -> Vec<String> {
-    let json = pod.json();
+    let json = pod.as_it_is();
     let typed: Option<Pod> = serde_json::from_value(json.clone()).ok();
     let mut cells = Vec::new();
     if session.global.all_namespaces {
@@ -182,7 +202,7 @@ async fn follow_pods(
 /// A pod as a watch shows it.
 fn pod_row(session: &Session, pod: &Found, is_alive: bool) -> Row {
     if output::is_document(session.format()) {
-        let document = pod.json();
+        let document = pod.document();
         return Row { mark: document.to_string(), cells: Vec::new(), document };
     }
     // At the moment 0 all ages are alike.
@@ -199,6 +219,15 @@ pub(crate) async fn nodes(
     args: WatchArgs,
 ) -> Result<(), Failure> {
     let nodes = fleet.chosen().await?;
+    if let Some(node) = &fleet.node {
+        let keys = Range::prefix(NodeKeys::new(node).prefix());
+        if fleet.etcd.keys(&keys).await.map_err(failure)?.is_empty() {
+            return Err(Failure::NotFound {
+                what: format!("there is no node {node:?} in this etcd"),
+                hint: "`keelson get node --etcd …` without --node lists the nodes".into(),
+            });
+        }
+    }
     if let Some(name) = name
         && !nodes.alive.contains_key(name)
     {

@@ -8,6 +8,7 @@ mod configuration;
 mod delete;
 mod events;
 mod get;
+mod get_objects;
 mod node_api;
 mod objects;
 mod pods;
@@ -21,6 +22,7 @@ use keelson_etcd::{Etcd, EtcdError, NodeKeys, Range};
 
 use crate::args::{Command, DeleteWhat, EtcdArgs, GetWhat};
 use crate::cmd::Session;
+use crate::cmd::manifests::ObjectKind;
 use crate::error::Failure;
 use crate::near::near;
 
@@ -48,6 +50,12 @@ impl Fleet {
                     hint: "name the members with commas between them".into(),
                 });
             }
+        }
+        if let Some(node) = args.node.as_deref().filter(|node| node.is_empty() || node.contains('/')) {
+            return Err(Failure::Usage {
+                message: format!("--node {node:?} is no name of a node"),
+                hint: "`keelson get node --etcd …` lists the nodes".into(),
+            });
         }
         let settings = Settings {
             ca_file: args.etcd_ca.clone(),
@@ -77,19 +85,22 @@ impl Fleet {
         Ok(Nodes { alive: [(node.clone(), alive)].into() })
     }
 
-    /// The node that an object goes to: `--node`, else the one it names, else the only one there is.
-    async fn target(&self, named: &str, nodes: &mut Option<Nodes>) -> Result<String, Failure> {
-        if let Some(node) = &self.node {
-            if !named.is_empty() && named != node {
-                return Err(Failure::Usage {
-                    message: format!("spec.nodeName is {named:?} and --node is {node:?}"),
-                    hint: "one of the two".into(),
-                });
-            }
-            return Ok(node.clone());
+    /// The node that somebody has said: `--node`, else the one that the object names.
+    fn said<'a>(&'a self, named: &'a str) -> Result<Option<&'a str>, Failure> {
+        let named = Some(named).filter(|named| !named.is_empty());
+        match (self.node.as_deref(), named) {
+            (Some(node), Some(named)) if named != node => Err(Failure::Usage {
+                message: format!("spec.nodeName is {named:?} and --node is {node:?}"),
+                hint: "one of the two".into(),
+            }),
+            (node, named) => Ok(node.or(named)),
         }
-        if !named.is_empty() {
-            return Ok(named.to_owned());
+    }
+
+    /// The node that an object goes to: the one that is said, else the only one there is.
+    async fn target(&self, named: &str, nodes: &mut Option<Nodes>) -> Result<String, Failure> {
+        if let Some(node) = self.said(named)? {
+            return Ok(node.to_owned());
         }
         let known = match nodes.take() {
             Some(known) => known,
@@ -144,9 +155,41 @@ fn failure(error: EtcdError) -> Failure {
             message,
             hint: Some("--etcd-cert and --etcd-key, or --etcd-user, say who you are; a role on the node's keys is needed".into()),
         },
-        EtcdError::Credential { .. } | EtcdError::Endpoint { .. } => {
+        EtcdError::TooLarge { .. } => Failure::Answer {
+            message,
+            hint: Some(
+                "make the object smaller: etcd takes 1.5 MiB in one request, unless --max-request-bytes of its members says otherwise"
+                    .into(),
+            ),
+        },
+        EtcdError::Credential { field, path, message } => {
+            let (flag, path) = (flag(field), path.display());
+            Failure::Usage {
+                message: format!("cannot use {path} that {flag} names: {message}"),
+                hint: format!("name another file with {flag}"),
+            }
+        }
+        EtcdError::Missing { field, message } => {
+            let flag = flag(field);
+            Failure::Usage {
+                message: format!("{flag} is not given: {message}"),
+                hint: format!("add {flag} FILE"),
+            }
+        }
+        EtcdError::Endpoint { .. } => {
             Failure::Usage { message, hint: "`keelson help` lists the flags of --etcd".into() }
         }
+    }
+}
+
+/// The flag for a field of `etcd` in the KeelsonConfiguration.
+fn flag(field: &str) -> &str {
+    match field {
+        "caFile" => "--etcd-ca",
+        "certFile" => "--etcd-cert",
+        "keyFile" => "--etcd-key",
+        "passwordFile" => "--etcd-password-file",
+        other => other,
     }
 }
 
@@ -156,7 +199,7 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
     let other = |name: &str| {
         Err(Failure::Usage {
             message: format!("`keelson {name}` asks the agent of this machine; it has no --etcd"),
-            hint: "run it on the node itself; apply, delete, `get pods`, `get node`, `get events`, `get config`, logs and exec take --etcd"
+            hint: "run it on the node itself; apply, delete, logs, exec and get of pods, node, events, secrets, configmaps and config take --etcd"
                 .into(),
         })
     };
@@ -173,6 +216,10 @@ pub(crate) async fn dispatch(session: &Session, command: &Command) -> Result<(),
             GetWhat::Pods { names, watch } => get::pods(session, &fleet, names, *watch).await,
             GetWhat::Node { name, watch } => get::nodes(session, &fleet, name.as_deref(), *watch).await,
             GetWhat::Events { about, watch } => events::run(session, &fleet, about.as_deref(), *watch).await,
+            GetWhat::Secrets { names } => get_objects::run(session, &fleet, ObjectKind::Secret, names).await,
+            GetWhat::ConfigMaps { names } => {
+                get_objects::run(session, &fleet, ObjectKind::ConfigMap, names).await
+            }
             GetWhat::Services { .. } => other("get services"),
             GetWhat::Volumes { .. } => other("get volumes"),
             GetWhat::Images { .. } => other("get images"),

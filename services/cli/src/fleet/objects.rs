@@ -1,5 +1,8 @@
 //! What stands under a key: an object as its owner wants it, without what others have written into it.
 
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use keelson_etcd::{Entry, NodeKeys};
 use keelson_kube_model::validate::{AllowedReferences, static_pod_api_references, validate_pod};
 use keelson_kube_model::{Pod, annotations, default_pod};
@@ -17,6 +20,12 @@ const NOT_THEIRS: [&str; 7] = [
     "resourceVersion",
     "uid",
 ];
+
+/// As the API server and the nodes read it.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
 
 /// An object to store.
 #[derive(Debug, Clone, PartialEq)]
@@ -80,8 +89,12 @@ impl Wanted {
             object.remove("status");
         }
         let node = value.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default().to_owned();
-        if kind == ObjectKind::Pod {
-            check(&value)?;
+        if node.contains('/') {
+            return Err(format!("spec.nodeName: Invalid value: {node:?}: must be the name of a node"));
+        }
+        match kind {
+            ObjectKind::Pod => check(&value)?,
+            kind => check_data(kind, &name, &value)?,
         }
         Ok(Self { kind, namespace, name, node, revision, value })
     }
@@ -119,6 +132,37 @@ fn check(pod: &Value) -> Result<(), String> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
+/// What the node would refuse of a Secret or a ConfigMap, by the names of the keys: nobody is told a value.
+fn check_data(kind: ObjectKind, name: &str, object: &Value) -> Result<(), String> {
+    let is_base64 = |value: &Value| {
+        let text = value.as_str().map(|text| text.replace(['\n', '\r'], ""));
+        text.is_some_and(|text| BASE64.decode(text).is_ok())
+    };
+    let base64: (fn(&Value) -> bool, _) = (is_base64, "must be base64");
+    let text: (fn(&Value) -> bool, _) = (Value::is_string, "must be text; quote it");
+    let fields = if kind == ObjectKind::Secret {
+        [("data", base64, "; what is not yet goes into stringData"), ("stringData", text, "")]
+    } else {
+        [("data", text, ""), ("binaryData", base64, "")]
+    };
+    let mut wrong = Vec::new();
+    for (field, (is_good, rule), way_out) in fields {
+        match &object[field] {
+            Value::Null => {}
+            Value::Object(map) => {
+                let bad = map.iter().filter(|(_, value)| !is_good(value));
+                wrong.extend(bad.map(|(key, _)| {
+                    format!("{}: {field}[{key}]: Invalid value: {rule}{way_out}", kind.label(name))
+                }));
+            }
+            _ => {
+                wrong.push(format!("{}: {field}: Invalid value: must be keys with values", kind.label(name)))
+            }
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+}
+
 /// The documents of a manifest, lists opened, Secrets and ConfigMaps before the pods that may need them.
 pub(super) fn wanted(documents: &[Value]) -> Result<Vec<Wanted>, String> {
     let mut all = Vec::new();
@@ -144,12 +188,28 @@ pub(super) fn wanted(documents: &[Value]) -> Result<Vec<Wanted>, String> {
     Ok(all)
 }
 
-/// The object of a key, with the revision that a later `apply` may name.
-pub(super) fn shown(entry: &Entry, mut value: Value) -> Value {
-    if let Some(metadata) = value["metadata"].as_object_mut() {
-        metadata.insert("resourceVersion".into(), json!(entry.mod_revision.to_string()));
+/// What stands under a key, JSON or YAML; `None` for what is no object.
+pub(super) fn read(entry: &Entry) -> Option<Value> {
+    let text = std::str::from_utf8(&entry.value).ok()?;
+    let value: Value = serde_json::from_str(text).ok().or_else(|| serde_saphyr::from_str(text).ok())?;
+    value.is_object().then_some(value)
+}
+
+/// The object of a key as its owner wants it, with the revision that a later `apply` may name. Of one that cannot be read
+/// there is no more than its name.
+pub(super) fn shown(entry: &Entry, kind: ObjectKind, namespace: &str, name: &str) -> Value {
+    let mut object = json!({"apiVersion": "v1", "kind": kind.as_str(), "metadata": {}});
+    if let (Some(to), Some(Value::Object(from))) = (object.as_object_mut(), read(entry)) {
+        to.extend(from);
     }
-    value
+    if !object["metadata"].is_object() {
+        object["metadata"] = json!({});
+    }
+    let metadata = &mut object["metadata"];
+    metadata["name"] = json!(name);
+    metadata["namespace"] = json!(namespace);
+    metadata["resourceVersion"] = json!(entry.mod_revision.to_string());
+    object
 }
 
 #[cfg(test)]
@@ -168,10 +228,9 @@ mod tests {
     #[test]
     fn what_get_has_shown_can_be_applied_again() {
         let first = Wanted::of(&pod()).unwrap();
-        let mut exported = shown(
-            &Entry { key: first.key("n1"), value: Vec::new(), create_revision: 3, mod_revision: 7, lease: 0 },
-            first.value.clone(),
-        );
+        let value = first.value.to_string().into_bytes();
+        let entry = Entry { key: first.key("n1"), value, create_revision: 3, mod_revision: 7, lease: 0 };
+        let mut exported = shown(&entry, ObjectKind::Pod, "default", "web");
         exported["status"] = json!({"phase": "Running"});
         exported["metadata"]["uid"] = json!("u");
         exported["metadata"]["annotations"] = json!({"kubernetes.io/config.source": "etcd"});
@@ -179,6 +238,66 @@ mod tests {
         assert_eq!((again.revision, first.revision), (Some(7), None));
         assert_eq!(again.value, first.value);
         assert_eq!(again.key("n1"), "/keelson/v1/nodes/n1/pods/default/web");
+    }
+
+    #[test]
+    fn what_stands_under_a_key_is_read_as_json_and_as_yaml_and_has_its_name_and_revision() {
+        let shown = |text: &str| {
+            let value = text.as_bytes().to_vec();
+            let entry = Entry { key: "k".into(), value, create_revision: 3, mod_revision: 7, lease: 0 };
+            shown(&entry, ObjectKind::Secret, "web", "key")
+        };
+        let expected = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": "key", "namespace": "web", "resourceVersion": "7"}, "type": "Opaque",
+        });
+        assert_eq!(shown(r#"{"apiVersion": "v1", "kind": "Secret", "type": "Opaque"}"#), expected);
+        assert_eq!(shown("metadata: {name: key, resourceVersion: '3'}\ntype: Opaque\n"), expected);
+        let mut unreadable = expected.clone();
+        unreadable.as_object_mut().unwrap().remove("type");
+        for text in ["", "[1]", "a: [", "metadata: 7"] {
+            assert_eq!(shown(text), unreadable, "{text}");
+        }
+    }
+
+    #[test]
+    fn values_that_are_none_are_refused_by_the_name_of_their_key_and_not_told() {
+        let error = |kind: &str, field: &str, value: Value| {
+            let mut object = json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": "s"}});
+            object[field] = value;
+            Wanted::of(&object).err()
+        };
+        for (kind, field, value, expected) in [
+            (
+                "Secret",
+                "data",
+                json!({"a": "Zm9v", "token": "xyzzy!"}),
+                "secret/s: data[token]: Invalid value: must be base64",
+            ),
+            ("Secret", "data", json!({"token": 7}), "data[token]"),
+            ("Secret", "data", json!({"token": "Zg"}), "data[token]"),
+            ("Secret", "data", json!(["Zm9v"]), "data: Invalid value"),
+            ("Secret", "stringData", json!({"token": 7}), "stringData[token]: Invalid value: must be text"),
+            (
+                "ConfigMap",
+                "data",
+                json!({"port": 80}),
+                "configmap/s: data[port]: Invalid value: must be text",
+            ),
+            ("ConfigMap", "binaryData", json!({"blob": "xyzzy!"}), "binaryData[blob]"),
+        ] {
+            let error = error(kind, field, value).unwrap();
+            assert!(error.contains(expected) && !error.contains("xyzzy"), "{error}");
+        }
+        for (kind, field, value) in [
+            ("Secret", "data", json!({"a": "Zm9v\nYmFy\n", "b": "", "c": "Zh=="})),
+            ("Secret", "stringData", json!({"a": "xyzzy!"})),
+            ("Secret", "data", Value::Null),
+            ("ConfigMap", "data", json!({"a": "xyzzy!"})),
+            ("ConfigMap", "binaryData", json!({"a": "Zg=="})),
+        ] {
+            assert_eq!(error(kind, field, value), None);
+        }
     }
 
     #[test]
@@ -196,6 +315,7 @@ mod tests {
             ("/metadata/resourceVersion", json!("new"), "metadata.resourceVersion: Invalid value"),
             ("/spec/containers", json!([]), "spec.containers"),
             ("/spec/serviceAccountName", json!("x"), "refers to serviceaccounts"),
+            ("/spec/nodeName", json!("a/b"), "spec.nodeName: Invalid value"),
         ] {
             let error = with(pointer, value);
             assert!(error.contains(text), "{pointer}: {error}");

@@ -15,7 +15,7 @@ use keelson_service_kit::{NewEvent, ObjectRef};
 use serde_json::{Value, json};
 
 use crate::fake::{Fake, World};
-use crate::{SECOND, Said, command, keelson, now, world};
+use crate::{SECOND, Said, command, document, keelson, now, world};
 
 #[test]
 fn pods_of_the_namespace_are_a_table() {
@@ -609,6 +609,14 @@ fn world_with_images() -> World {
         },
     ];
     World { images, ..world() }
+}
+
+#[test]
+fn a_long_answer_of_a_method_is_taken_as_any_client_takes_it() {
+    let pod = json!({"kind": "Pod", "metadata": {"annotations": {"long": "x".repeat(5 << 20)}}});
+    let fake = Fake::start(World { pods: vec![document("default", "web", "u", pod)], ..world() });
+    let answer = keelson(&fake.run_dir, &["grpc", "call", "pod-sync", "ListPods"]).json();
+    assert_eq!(answer["uid"], "u");
 }
 
 #[test]

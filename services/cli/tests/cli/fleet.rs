@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use crate::fleet_watch::Fleet;
 use crate::{Said, keelson};
 
-fn run(fleet: &Fleet, args: &[&str]) -> Said {
+/// The command with `--etcd`.
+pub fn run(fleet: &Fleet, args: &[&str]) -> Said {
     let endpoints = fleet.cluster.endpoints().join(",");
     keelson(Path::new("/nowhere"), &[args, &["--etcd", &endpoints]].concat())
 }

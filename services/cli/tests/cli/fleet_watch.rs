@@ -47,11 +47,11 @@ impl Fleet {
         lease
     }
 
-    fn end(&self, lease: i64) {
+    pub fn end(&self, lease: i64) {
         self.runtime.block_on(self.etcd.revoke(lease)).unwrap();
     }
 
-    fn want(&self, node: &str, name: &str) {
+    pub fn want(&self, node: &str, name: &str) {
         self.put(NodeKeys::new(node).pod("default", name), &pod(name, "Pending"), 0);
     }
 

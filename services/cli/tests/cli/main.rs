@@ -10,6 +10,9 @@ mod exec;
 mod failures;
 mod fake;
 mod fleet;
+mod fleet_delete;
+mod fleet_flags;
+mod fleet_objects;
 mod fleet_watch;
 mod running;
 mod up;
@@ -68,7 +71,11 @@ impl Said {
 
 fn command(run_dir: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_keelson"));
-    command.env_remove("KEELSON_RUN_DIR").arg("--run-dir").arg(run_dir).args(args).stdin(Stdio::null());
+    let of_ours = std::env::vars_os().map(|(name, _)| name);
+    for name in of_ours.filter(|name| name.to_string_lossy().starts_with("KEELSON_")) {
+        command.env_remove(name);
+    }
+    command.arg("--run-dir").arg(run_dir).args(args).stdin(Stdio::null());
     command
 }
 
