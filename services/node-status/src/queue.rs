@@ -49,7 +49,7 @@ pub(crate) enum Job {
 /// What a later job replaces. In the order in which they are done among equals: what is stale goes first, so that it does
 /// not take what comes afterwards for another writer's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Slot {
+pub(crate) enum Slot {
     Retain,
     Node,
     Configuration,
@@ -62,7 +62,7 @@ impl Job {
         matches!(self, Self::Pod(pod) if pod.is_static)
     }
 
-    fn slot(&self) -> Slot {
+    pub(crate) fn slot(&self) -> Slot {
         match self {
             Self::Node(_) => Slot::Node,
             Self::Configuration(_) => Slot::Configuration,
@@ -185,6 +185,16 @@ impl Queue {
         self.put_back(pending);
     }
 
+    /// Puts a job back that was refused where each job is refused for itself, perhaps for what somebody is about to change: all
+    /// others go first, and it is tried again after a longer while each time, 10 s at most.
+    pub(crate) fn put_behind(&mut self, mut pending: Pending, now: Instant) {
+        pending.refused += 1;
+        (pending.unanswered_since, pending.hangs) = (None, 0);
+        pending.behind = true;
+        pending.not_before = Some(now + pause(pending.refused, SHORT_PAUSE));
+        self.put_back(pending);
+    }
+
     /// Puts a job back that got no answer. It keeps its place as long as nothing else gets one. Else it is the job that hangs:
     /// the others go first from then on, and it is tried again after a longer while each time. Whether it is so.
     pub(crate) fn put_back_unanswered(&mut self, mut pending: Pending, now: Instant) -> bool {
@@ -255,6 +265,11 @@ impl Queue {
     /// The job that is next now.
     pub(crate) fn take(&mut self) -> Option<Pending> {
         self.take_at(Instant::now())
+    }
+
+    /// Whether something waits in `slot`.
+    pub(crate) fn has(&self, slot: &Slot) -> bool {
+        self.waiting.contains_key(slot)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -437,6 +452,23 @@ mod tests {
         assert!(queue.take_node_at(after(20)).is_none());
         assert_eq!(queue.take_at(after(20)).unwrap().job, pod("a", "1"));
         assert_eq!(queue.take_at(after(20)).unwrap().job, Job::Node(b"n".to_vec()));
+    }
+
+    #[test]
+    fn what_is_put_behind_comes_after_all_others_within_ten_seconds_each_time() {
+        let (mut queue, mut now) = (Queue::default(), Instant::now());
+        queue.put(pod("a", "1"), true, Span::none(), now);
+        for refused in 1..9 {
+            let a = queue.take_at(now).unwrap();
+            assert_eq!(a.job, pod("a", "1"));
+            queue.put_behind(a, now);
+            assert!(queue.has(&pod("a", "1").slot()) && queue.take_at(now).is_none());
+            let due = queue.due().unwrap();
+            assert_eq!(due - now, Duration::from_secs(1 << refused).min(Duration::from_secs(10)));
+            now = due;
+            queue.put(pod("b", "1"), false, Span::none(), now);
+            assert_eq!(queue.take_at(now).unwrap().job, pod("b", "1"));
+        }
     }
 
     #[test]

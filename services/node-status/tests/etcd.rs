@@ -6,14 +6,18 @@ mod fake;
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use fake::{Neighbours, eventually, pod_document};
 use keelson_config::{ConfigurationStatus, ControlPlane, Etcd as Settings, ServiceName};
-use keelson_etcd::{Entry, Etcd, Expect, NodeKeys, Operation, Written};
+use keelson_etcd::{Entry, Etcd, Expect, NodeKeys, Operation, Range, Written};
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_service_kit::{Context, ObjectRef};
 use keelson_testkit::{EtcdCluster, Scratch};
-use serde_json::Value;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 const NODE: &str = "n1";
 
@@ -42,12 +46,44 @@ impl Scene {
     }
 
     fn context(&self, state: &str, lease_seconds: u32) -> Context {
+        self.context_with(state, Settings { lease_seconds, ..Settings::plain(self.cluster.endpoints()) })
+    }
+
+    fn context_with(&self, state: &str, settings: Settings) -> Context {
         let mut config = (*self.neighbours.context(ServiceName::NodeStatus).config).clone();
         config.node_name = NODE.into();
         config.paths.state_dir = self.scratch.path().join(state);
-        config.control_plane =
-            ControlPlane::Etcd(Settings { lease_seconds, ..Settings::plain(self.cluster.endpoints()) });
+        config.control_plane = ControlPlane::Etcd(settings);
         Context::detached(ServiceName::NodeStatus, config)
+    }
+
+    /// The settings of `user`, with a file of the password.
+    fn settings_of(&self, user: &str, password: &str) -> Settings {
+        let file = self.scratch.path().join(format!("password-{user}"));
+        std::fs::write(&file, password).unwrap();
+        let plain = Settings::plain(self.cluster.endpoints());
+        Settings { user: Some(user.into()), password_file: Some(file), ..plain }
+    }
+
+    /// Asks the member itself, as `user` does where there are users (etcd's gRPC gateway).
+    async fn admin(&self, token: &str, path: &str, body: Value) -> Value {
+        let endpoint = self.cluster.endpoints()[0].clone();
+        let address = endpoint.strip_prefix("http://").unwrap();
+        let body = body.to_string();
+        let who = if token.is_empty() { String::new() } else { format!("Authorization: {token}\r\n") };
+        let length = body.len();
+        let request = format!("POST /v3/{path} HTTP/1.0\r\n{who}Content-Length: {length}\r\n\r\n{body}");
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(" 200 "), "{path}: {answer}");
+        serde_json::from_str(body).unwrap()
+    }
+
+    async fn granted_seconds(&self, lease: i64) -> Value {
+        self.admin("", "lease/timetolive", json!({"ID": lease})).await["grantedTTL"].clone()
     }
 
     async fn entry(&self, key: &str) -> Option<Entry> {
@@ -91,6 +127,12 @@ impl Scene {
         })
         .await;
     }
+}
+
+/// What the condition of the writer says is wrong.
+fn trouble(ctx: &Context) -> Option<String> {
+    let conditions = ctx.progress.report("").conditions;
+    conditions.into_iter().find(|c| c.name == "control-plane" && !c.ok).map(|c| c.message)
 }
 
 #[tokio::test]
@@ -322,4 +364,146 @@ async fn a_short_lease_is_as_long_as_it_is_set_and_lives_while_the_node_does() {
     let key = scene.keys.lease();
     eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
     assert!(ended.elapsed() < Duration::from_secs(20), "it is no lease of forty seconds");
+}
+
+#[tokio::test]
+async fn what_is_refused_lets_others_go_on_and_is_written_once_it_may_be() {
+    let mut scene = Scene::new().await;
+    let key = scene.keys.pod_status("default", "web");
+    let permission = |what: &str, start: &str, end: &str| {
+        let (start, end) = (STANDARD.encode(start), STANDARD.encode(end));
+        json!({"name": NODE, "perm": {"permType": what, "key": start, "range_end": end}})
+    };
+    let own = Range::prefix(scene.keys.prefix());
+    for (path, body) in [
+        ("auth/role/add", json!({"name": NODE})),
+        ("auth/role/grant", permission("READ", &own.start, &own.end)),
+        ("auth/role/grant", permission("WRITE", &own.start, &key)),
+        ("auth/role/grant", permission("WRITE", &key, "")),
+        ("auth/role/grant", permission("WRITE", &format!("{key}\0"), &own.end)),
+        ("auth/user/add", json!({"name": "root", "password": "r"})),
+        ("auth/user/grant", json!({"user": "root", "role": "root"})),
+        ("auth/user/add", json!({"name": NODE, "password": "p"})),
+        ("auth/user/grant", json!({"user": NODE, "role": NODE})),
+        ("auth/enable", json!({})),
+    ] {
+        scene.admin("", path, body).await;
+    }
+    scene.etcd = Etcd::new(scene.settings_of("root", "r"));
+    let root = scene.admin("", "auth/authenticate", json!({"name": "root", "password": "r"})).await;
+    let root = root["token"].as_str().unwrap().to_owned();
+    let settings = scene.settings_of(NODE, "p");
+    let password = settings.password_file.clone().unwrap();
+    scene.pod("u1", "web", "Pending", "");
+    let ctx = scene.context_with("a", settings);
+    keelson_node_status::build_kept(ctx.clone(), true).await.unwrap();
+    scene.until("web", "u1", "Pending").await;
+
+    // One key alone.
+    let revoked = json!({"role": NODE, "key": STANDARD.encode(&key)});
+    scene.admin(&root, "auth/role/revoke", revoked).await;
+    scene.pod("u1", "web", "Running", "");
+    let told = eventually(async || trouble(&ctx)).await;
+    assert!(told.contains(&key) && told.contains("permission denied"), "{told}");
+    scene.pod("u2", "db", "Running", "");
+    scene.until("db", "u2", "Running").await;
+    scene.until_what_came_before_is_written("m1").await;
+    assert_eq!(trouble(&ctx), Some(told), "it stands while others are written");
+    scene.admin(&root, "auth/role/grant", permission("WRITE", &key, "")).await;
+    scene.until("web", "u1", "Running").await;
+    eventually(async || trouble(&ctx).is_none().then_some(())).await;
+
+    // Everything: the password is another in etcd first, and a pod goes meanwhile.
+    scene.admin(&root, "auth/user/changepw", json!({"name": NODE, "password": "q"})).await;
+    scene.pod("u1", "web", "Failed", "");
+    scene.neighbours.pods.remove(&"u2".to_owned());
+    let told = eventually(async || trouble(&ctx)).await;
+    assert!(told.contains("etcd refuses"), "{told}");
+    std::fs::write(&password, "q").unwrap();
+    scene.until("web", "u1", "Failed").await;
+    let gone = scene.keys.pod_status("default", "db");
+    eventually(async || scene.entry(&gone).await.is_none().then_some(())).await;
+    eventually(async || trouble(&ctx).is_none().then_some(())).await;
+    ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_report_larger_than_etcd_takes_is_told_and_left_out_until_it_changes() {
+    let scene = Scene::new().await;
+    let ctx = scene.start("a", 40).await;
+    scene.pod("u1", "web", "Pending", &"x".repeat(1_700_000));
+    let told = eventually(async || trouble(&ctx)).await;
+    assert!(told.contains("/status/pods/default/web") && told.contains("request is too large"), "{told}");
+    scene.pod("u2", "db", "Running", "");
+    scene.until("db", "u2", "Running").await;
+    assert_eq!(trouble(&ctx), Some(told), "it stands while others are written");
+    let request = tonic::Request::new(ListEventsRequest::default());
+    let list = ctx.events.list_events(request).await.unwrap().into_inner();
+    let of_it: Vec<_> = list.events.into_iter().filter(|event| event.reason == "ReportTooLarge").collect();
+    assert_eq!(of_it.len(), 1, "{of_it:?}");
+    assert_eq!((of_it[0].uid.as_str(), of_it[0].count), ("u1", 1));
+    scene.pod("u1", "web", "Running", "");
+    scene.until("web", "u1", "Running").await;
+    eventually(async || trouble(&ctx).is_none().then_some(())).await;
+    ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn what_was_wiped_or_put_back_comes_right_with_the_next_lease() {
+    let scene = Scene::new().await;
+    scene.pod("u1", "web", "Running", "");
+    scene.pod("u2", "db", "Running", "");
+    let ctx = scene.context("a", 3);
+    let file = ctx.config.paths.configuration_status();
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, r#"{"assigned": {"revision": 7}, "state": "refused", "error": "line 3"}"#).unwrap();
+    keelson_node_status::build_kept(ctx.clone(), true).await.unwrap();
+    let [web, db, old] = ["web", "db", "old"].map(|name| scene.keys.pod_status("default", name));
+    let written = [scene.keys.node(), scene.keys.config_status(), web.clone(), db.clone()];
+    for key in &written {
+        eventually(async || scene.entry(key).await).await;
+    }
+    let before = scene.entry(&db).await.unwrap();
+    let lease = scene.entry(&scene.keys.lease()).await.unwrap();
+
+    let delete = |key: &String| Operation::Delete { key: key.clone() };
+    let mut wipe: Vec<_> = written[..3].iter().map(delete).collect();
+    let stale = pod_document("u0", "Running", true, 1).pod_json.to_vec();
+    wipe.push(Operation::Put { key: old.clone(), value: stale, lease: 0 });
+    wipe.push(delete(&scene.keys.lease()));
+    let expected = [(scene.keys.lease(), Expect::Lease(lease.lease))];
+    assert!(matches!(scene.etcd.write(&expected, &wipe).await.unwrap(), Written::Done(_)));
+    for key in &written {
+        eventually(async || scene.entry(key).await).await;
+    }
+    eventually(async || scene.entry(&old).await.is_none().then_some(())).await;
+    assert_ne!(scene.entry(&scene.keys.lease()).await.unwrap().lease, lease.lease);
+    scene.until_what_came_before_is_written("m1").await;
+    assert_eq!(scene.entry(&db).await, Some(before), "what stands there is not written again");
+    ctx.shutdown.cancel();
+}
+
+#[tokio::test]
+async fn a_start_with_another_duration_has_a_lease_of_that_length_and_ends_the_other() {
+    let scene = Scene::new().await;
+    let mut before = None;
+    for (seconds, phase) in [(40, "Pending"), (10, "Running"), (40, "Failed")] {
+        let ctx = scene.start("a", seconds).await;
+        let lease = eventually(async || {
+            let lease = scene.entry(&scene.keys.lease()).await?.lease;
+            (Some(lease) != before).then_some(lease)
+        })
+        .await;
+        assert_eq!(scene.granted_seconds(lease).await, seconds.to_string());
+        let value = scene.json(&scene.keys.lease()).await.unwrap();
+        assert_eq!(value["spec"]["leaseDurationSeconds"], seconds);
+        if let Some(before) = before {
+            eventually(async || (!scene.etcd.keep_alive(before).await.unwrap()).then_some(())).await;
+        }
+        scene.pod("u1", "web", phase, "");
+        scene.until("web", "u1", phase).await;
+        assert_eq!(scene.entry(&scene.keys.lease()).await.map(|entry| entry.lease), Some(lease));
+        before = Some(lease);
+        ctx.shutdown.cancel();
+    }
 }

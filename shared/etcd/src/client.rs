@@ -512,7 +512,10 @@ fn is_too_large(error: &etcd_client::Error) -> bool {
 fn is_stale_token(error: &etcd_client::Error) -> bool {
     matches!(error, etcd_client::Error::GRpcStatus(status) if match status.code() {
         Code::Unauthenticated => true,
-        Code::InvalidArgument => status.message().contains("revision of auth store is old"),
+        // The latter when the client asks for a new token with the password that it was made with.
+        Code::InvalidArgument => ["revision of auth store is old", "authentication failed"]
+            .iter()
+            .any(|words| status.message().contains(words)),
         _ => false,
     })
 }

@@ -129,6 +129,32 @@ async fn a_token_of_before_a_change_of_users_is_replaced() {
     assert!(etcd.get(&key).await.unwrap().is_some());
 }
 
+#[tokio::test]
+async fn a_password_that_was_changed_is_read_again_from_its_file() {
+    let scratch = Scratch::new().unwrap();
+    let cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
+    let mut admin = Client::connect(cluster.endpoints(), None).await.unwrap();
+    add_node(&mut admin, "n1", Some("before")).await;
+    enable(&mut admin, Some("r")).await;
+    let as_root = etcd_client::ConnectOptions::new().with_user("root", "r");
+    let mut admin = Client::connect(cluster.endpoints(), Some(as_root)).await.unwrap();
+    let password = scratch.path().join("password");
+    fs::write(&password, "before").unwrap();
+    let etcd = Etcd::new(Settings {
+        user: Some("n1".into()),
+        password_file: Some(password.clone()),
+        ..Settings::plain(cluster.endpoints())
+    });
+    let key = NodeKeys::new("n1").node();
+    assert!(matches!(write(&etcd, &key).await.unwrap(), Written::Done(_)));
+
+    admin.user_change_password("n1", "after").await.unwrap();
+    let error = etcd.get(&key).await.unwrap_err();
+    assert!(matches!(error, EtcdError::Refused { .. }), "{error}");
+    fs::write(&password, "after").unwrap();
+    assert!(etcd.get(&key).await.unwrap().is_some());
+}
+
 /// An authority and what it has signed, as files.
 struct Pki {
     dir: PathBuf,

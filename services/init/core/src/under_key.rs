@@ -12,9 +12,10 @@ use crate::strict;
 
 /// What no key changes: init, the locks, the folders and the cgroups of all that runs hang on it. The paths of the
 /// resolved configuration, what lies below included, each with the field that sets it, where there is one.
-const FIXED: [(&str, &str); 12] = [
+const FIXED: [(&str, &str); 13] = [
     // The files are handed over once, and who writes the key is not to say who is let in.
     ("api.tls", ""),
+    ("controlPlane.etcd.leaseSeconds", "nodeLeaseDurationSeconds"),
     ("controlPlane", ""),
     ("manageHost", ""),
     ("nodeName", ""),

@@ -176,13 +176,25 @@ fn what_no_field_sets_is_named_by_its_place_and_what_may_change_is_not_named() {
     let problems = changes_of_the_fixed(&files, &other, "etcd config@7");
     let fields: Vec<&str> = problems.iter().map(|problem| problem.field.as_str()).collect();
     assert!(fields.iter().all(|field| {
-        ["api.tls", "controlPlane", "manageHost", "nodeName", "users.uids.pod-sync"]
-            .iter()
-            .any(|f| field.starts_with(f))
+        let places = ["api.tls", "controlPlane", "manageHost", "nodeName", "users.uids.pod-sync"];
+        // That part of `controlPlane` has a field.
+        places.iter().any(|f| field.starts_with(f)) || *field == "nodeLeaseDurationSeconds"
     }));
     for field in ["api.tls.clientCaFile", "manageHost", "nodeName", "users.uids.pod-sync"] {
         assert!(fields.contains(&field), "{fields:?}");
     }
     assert!(fields.iter().any(|field| field.starts_with("controlPlane")), "{fields:?}");
     assert!(problems.iter().all(|problem| problem.origin == "etcd config@7"));
+}
+
+#[test]
+fn the_length_of_the_lease_is_named_as_its_author_wrote_it() {
+    let etcd = keelson_config::Etcd::plain(vec!["http://h:1".into()]);
+    let of = |lease_seconds| Config {
+        control_plane: ControlPlane::Etcd(keelson_config::Etcd { lease_seconds, ..etcd.clone() }),
+        ..Config::default()
+    };
+    let problems = changes_of_the_fixed(&of(40), &of(10), "etcd config@7");
+    let told: Vec<_> = problems.iter().map(|problem| (&*problem.field, &*problem.value)).collect();
+    assert_eq!(told, [("nodeLeaseDurationSeconds", "10")]);
 }

@@ -11,7 +11,6 @@ use keelson_config::ConfigurationStatus;
 use keelson_service_kit::{Context, LoopHandle};
 
 use super::EtcdWriter;
-use super::queue::Job;
 
 /// More than init ever tells.
 const MOST: usize = 4 << 20;
@@ -30,7 +29,7 @@ pub(super) async fn run(writer: Arc<EtcdWriter>, ctx: Context, is_kept_by_init: 
         turn.tick();
         match what_is_told(&path, is_kept_by_init).await {
             Ok(now) if told.as_ref() != Some(&now) => {
-                writer.put(Job::Configuration(now.clone()), false);
+                writer.put_configuration(now.clone());
                 told = Some(now);
             }
             Ok(_) => {}

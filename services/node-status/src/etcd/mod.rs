@@ -3,31 +3,35 @@
 //! Node and pods are put into a queue with one slot each, so that a slow or absent etcd costs bounded memory and the
 //! latest state wins; the loop `etcd-writer` empties it, what has turned first. Every write names the revision that it
 //! replaces and this agent's lease: an agent whose node another one has taken over writes nothing any more.
+//!
+//! What etcd refuses lets the others go first and is tried again; only what is larger than etcd takes is left out. With a new
+//! lease, and where etcd was restored, all is told again, and written where something else stands.
 
 mod configuration;
+mod identity;
 mod lease;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use keelson_config::{Config, Etcd as Settings, ServiceName};
+use keelson_config::{Etcd as Settings, ServiceName};
 use keelson_etcd::{Entry, Etcd, EtcdError, Expect, NodeKeys, Operation, Written};
 use keelson_kube_model::{Node, PodFullName, time};
 use keelson_node_status_core::configuration_event;
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Context, EventRing, LoopHandle, NewEvent, ObjectRef, now_unix_nanos};
+use keelson_service_kit::{Context, EventRing, LoopHandle, NewEvent, ObjectRef};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
+use crate::etcd::identity::identity;
 use crate::etcd::lease::Lease;
-use crate::queue::{self, Job, Queue};
+use crate::queue::{self, Job, Pending, Queue, Slot};
 use crate::writer::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
 
 /// The condition that says whether reports get through.
@@ -39,6 +43,8 @@ const EVENT_LEASE_EVERY: Duration = Duration::from_secs(600);
 const EVENTS_AT_ONCE: usize = 64;
 /// After a write that failed.
 const AGAIN: Duration = Duration::from_secs(1);
+/// After a write that was refused: each costs etcd a look at the user.
+const AFTER_REFUSAL: Duration = Duration::from_millis(100);
 
 /// Writes to etcd.
 pub(crate) struct EtcdWriter {
@@ -47,8 +53,7 @@ pub(crate) struct EtcdWriter {
     node: String,
     lease: Lease,
     queue: Mutex<Queue>,
-    /// Of each pod that was told of, by UID.
-    names: Mutex<BTreeMap<String, PodFullName>>,
+    reports: Mutex<Reports>,
     wake: Notify,
     /// Whether etcd has answered the last renewal of the lease, and since.
     reachable: AtomicBool,
@@ -56,6 +61,21 @@ pub(crate) struct EtcdWriter {
     /// What this service itself tells.
     ring: EventRing,
 }
+
+/// What is to stand in etcd, to be told again.
+#[derive(Default)]
+struct Reports {
+    node: Option<Vec<u8>>,
+    /// What became of the node configuration; the inner `None`: there is none.
+    configuration: Option<Option<Vec<u8>>>,
+    /// By UID.
+    pods: BTreeMap<String, queue::Pod>,
+    /// All pods have been told of: the others are none of this node's.
+    is_complete: bool,
+}
+
+/// What is wrong with what waits or was left out, by the slot of it.
+type Troubles = BTreeMap<Slot, String>;
 
 /// What is known of a key that this agent writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,7 +114,7 @@ impl EtcdWriter {
             node: ctx.config.node_name.clone(),
             lease,
             queue: Mutex::default(),
-            names: Mutex::default(),
+            reports: Mutex::default(),
             wake: Notify::new(),
             reachable: AtomicBool::new(false),
             events: tokio::sync::Mutex::default(),
@@ -110,8 +130,9 @@ impl EtcdWriter {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn names(&self) -> MutexGuard<'_, BTreeMap<String, PodFullName>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Taken before the queue where both are.
+    fn reports(&self) -> MutexGuard<'_, Reports> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn put(&self, job: Job, urgent: bool) {
@@ -119,19 +140,49 @@ impl EtcdWriter {
         self.wake.notify_one();
     }
 
+    fn put_configuration(&self, json: Option<Vec<u8>>) {
+        let mut reports = self.reports();
+        reports.configuration = Some(json.clone());
+        self.put(Job::Configuration(json), false);
+    }
+
+    /// Puts everything into the queue again.
+    fn tell_all_again(&self) {
+        let reports = self.reports();
+        let node = reports.node.clone().map(Job::Node);
+        let configuration = reports.configuration.clone().map(Job::Configuration);
+        let others = reports.is_complete.then(|| Job::Retain(reports.pods.keys().cloned().collect()));
+        let pods = reports.pods.values().cloned().map(Job::Pod);
+        for job in others.into_iter().chain(node).chain(configuration).chain(pods) {
+            self.put(job, false);
+        }
+    }
+
     async fn run(self: Arc<Self>, ctx: Context) {
         let handle = ctx.progress.register("etcd-writer");
         let mut known: BTreeMap<String, Known> = BTreeMap::new();
+        let (mut troubles, mut term) = (Troubles::new(), 0);
         loop {
             handle.tick();
-            let job = if self.lease.held().is_some() { self.queue().take() } else { None };
+            let before = std::mem::replace(&mut term, self.lease.term());
+            if before != term {
+                known.clear();
+                // Before the first term all waits anyway.
+                if before != 0 {
+                    self.tell_all_again();
+                }
+            }
+            let is_held = self.lease.held().is_some();
+            let (job, due) = if is_held { self.next_job() } else { (None, None) };
             let Some(pending) = job else {
+                let heartbeat = Instant::now() + LoopHandle::HEARTBEAT;
+                let next = due.map_or(heartbeat, |due| due.min(heartbeat));
                 // Cancel-safe: both keep what they tell.
                 tokio::select! {
                     () = ctx.shutdown.cancelled() => return,
                     () = self.wake.notified() => continue,
                     () = self.lease.taken() => continue,
-                    () = tokio::time::sleep(LoopHandle::HEARTBEAT) => continue,
+                    () = tokio::time::sleep_until(next) => continue,
                 }
             };
             let result = {
@@ -142,20 +193,94 @@ impl EtcdWriter {
                     result = handle.while_at(work) => result,
                 }
             };
-            let told = result.as_ref().map_err(|error| chain(error)).copied();
-            ctx.progress.condition(CONDITION, told);
-            match result {
-                Ok(()) => {}
-                Err(error) if error.is_transient() => {
-                    self.queue().put_back(pending);
-                    tokio::select! {
-                        () = ctx.shutdown.cancelled() => return,
-                        () = tokio::time::sleep(AGAIN) => {}
-                    }
+            let wait = self.settle(pending, result, &mut troubles);
+            let stands = troubles.values().next().cloned();
+            ctx.progress.condition(CONDITION, stands.map_or(Ok(()), Err));
+            if let Some(wait) = wait {
+                // Cancel-safe: neither arm holds anything.
+                tokio::select! {
+                    () = ctx.shutdown.cancelled() => return,
+                    () = tokio::time::sleep(wait) => {}
                 }
-                Err(error) => tracing::warn!(error = chain(&error), "a report is refused and left out"),
             }
         }
+    }
+
+    /// The job that is next now, and when one that was put off is.
+    fn next_job(&self) -> (Option<Pending>, Option<Instant>) {
+        let mut queue = self.queue();
+        let job = queue.take();
+        (job, queue.due())
+    }
+
+    /// Keeps a job that has failed for later, and what is wrong in `troubles`. How long all others wait.
+    fn settle(
+        &self,
+        pending: Pending,
+        result: Result<(), EtcdError>,
+        troubles: &mut Troubles,
+    ) -> Option<Duration> {
+        let (now, slot) = (Instant::now(), pending.job.slot());
+        let before = match &result {
+            Ok(()) => troubles.remove(&slot),
+            Err(error) => troubles.insert(slot, chain(error)),
+        };
+        let wait = match result {
+            Ok(()) => {
+                self.queue().answered(now);
+                None
+            }
+            Err(error @ EtcdError::TooLarge { .. }) => {
+                self.queue().answered(now);
+                if before != Some(chain(&error)) {
+                    self.tell_too_large(&pending.job, &error);
+                }
+                None
+            }
+            // Perhaps of this key alone, or until somebody grants it or the password is right again.
+            Err(error @ EtcdError::Refused { .. }) => {
+                if pending.refused == 0 {
+                    tracing::warn!(error = chain(&error), "a report is refused; it is tried again");
+                }
+                let mut queue = self.queue();
+                queue.answered(now);
+                queue.put_behind(pending, now);
+                Some(AFTER_REFUSAL)
+            }
+            Err(EtcdError::Unreachable { .. }) => {
+                let hangs_alone = self.queue().put_back_unanswered(pending, now);
+                (!hangs_alone).then_some(AGAIN)
+            }
+            // No call is made without it: all wait in their places.
+            Err(EtcdError::Credential { .. } | EtcdError::Missing { .. } | EtcdError::Endpoint { .. }) => {
+                self.queue().put_back(pending);
+                Some(AGAIN)
+            }
+        };
+        let reports = self.reports();
+        let queue = self.queue();
+        troubles.retain(|slot, _| match slot {
+            Slot::Pod(uid) => reports.pods.contains_key(uid) || queue.has(slot),
+            Slot::Node | Slot::Configuration | Slot::Retain => true,
+        });
+        wait
+    }
+
+    /// It would be refused again as it is: its next state is tried.
+    fn tell_too_large(&self, job: &Job, error: &EtcdError) {
+        let error = chain(error);
+        tracing::warn!(
+            error,
+            "a report is larger than etcd takes and is left out until it changes; raise etcd's --max-request-bytes"
+        );
+        let object = match job {
+            Job::Pod(pod) => ObjectRef::pod(&pod.name.namespace, &pod.name.name, &pod.uid),
+            Job::Node(_) | Job::Configuration(_) | Job::Gone { .. } | Job::Retain(_) => {
+                ObjectRef::node(&self.node)
+            }
+        };
+        let message = format!("{error}; it is left out until it changes, raise etcd's --max-request-bytes");
+        self.ring.warning(object, "ReportTooLarge", message);
     }
 
     async fn carry_out(&self, job: &Job, known: &mut BTreeMap<String, Known>) -> Result<(), EtcdError> {
@@ -169,6 +294,10 @@ impl EtcdWriter {
                 Ok(())
             }
             Job::Pod(pod) => {
+                // It went while this waited, and what is stale was removed before.
+                if !self.reports().pods.contains_key(&pod.uid) {
+                    return Ok(());
+                }
                 let key = self.keys.pod_status(&pod.name.namespace, &pod.name.name);
                 // Of two pods of one name the one that came later is told of.
                 self.write(&key, Some(&pod.json), known, |before| {
@@ -184,13 +313,23 @@ impl EtcdWriter {
             }
             Job::Retain(uids) => {
                 // A pod that came while this waited may have been written before it: its turn is more urgent.
-                let is_here = |uid: &str| uids.contains(uid) || self.names().contains_key(uid);
+                let is_here = |uid: &str| uids.contains(uid) || self.reports().pods.contains_key(uid);
+                let stale = |before: Option<&Told>| before.is_none_or(|told| !is_here(&told.uid));
+                let mut result = Ok(());
                 for entry in self.etcd.list(&self.keys.pod_statuses()).await?.entries {
-                    known.insert(entry.key.clone(), Known::of(Some(&entry)));
-                    let stale = |before: Option<&Told>| before.is_none_or(|told| !is_here(&told.uid));
-                    self.write(&entry.key, None, known, stale).await?;
+                    let now = Known::of(Some(&entry));
+                    if !stale(now.told.as_ref()) {
+                        continue;
+                    }
+                    known.insert(entry.key.clone(), now);
+                    match self.write(&entry.key, None, known, stale).await {
+                        Ok(_) => {}
+                        // Perhaps of this key alone.
+                        Err(error @ EtcdError::Refused { .. }) => result = Err(error),
+                        Err(error) => return Err(error),
+                    }
                 }
-                Ok(())
+                result
             }
         }
     }
@@ -215,9 +354,9 @@ impl EtcdWriter {
         known: &mut BTreeMap<String, Known>,
         may: impl Fn(Option<&Told>) -> bool,
     ) -> Result<bool, EtcdError> {
-        let Some(lease) = self.lease.held() else { return Err(self.no_lease()) };
         // Once more for each other writer that was faster; there should be none.
         for _ in 0..8 {
+            let Some(lease) = self.lease.held() else { return Err(self.no_lease()) };
             let before = match known.get(key) {
                 Some(before) => before.clone(),
                 None => {
@@ -255,8 +394,9 @@ impl EtcdWriter {
                     known.remove(key);
                     let holder = found.get(1).and_then(Option::as_ref).map_or(0, |entry| entry.lease);
                     if holder != lease {
-                        self.lease.lost();
-                        return Err(self.no_lease());
+                        // Another one may have been taken meanwhile.
+                        self.lease.lost_if(lease);
+                        continue;
                     }
                     tracing::warn!(key, "another writer has changed what this node reports; looking again");
                 }
@@ -333,6 +473,8 @@ impl ControlPlaneWriter for EtcdWriter {
             what: "the Node".to_owned(),
             message: error.to_string(),
         })?;
+        let mut reports = self.reports();
+        reports.node = Some(json.clone());
         self.put(Job::Node(json), false);
         Ok(())
     }
@@ -340,7 +482,6 @@ impl ControlPlaneWriter for EtcdWriter {
     async fn write_pod(&self, pod: &PodReport) -> Result<(), WriteError> {
         let seen = Told::of(&pod.pod_json).map_or_else(String::new, |told| told.seen);
         let name = PodFullName::new(&pod.name, &pod.namespace);
-        self.names().insert(pod.uid.clone(), name.clone());
         let job = queue::Pod {
             uid: pod.uid.clone(),
             name,
@@ -349,20 +490,23 @@ impl ControlPlaneWriter for EtcdWriter {
             is_static: false,
             ended: pod.ended,
         };
+        let mut reports = self.reports();
+        reports.pods.insert(pod.uid.clone(), job.clone());
         self.put(Job::Pod(job), pod.turned);
         Ok(())
     }
 
     async fn drop_pods(&self, gone: GonePods) {
+        let mut reports = self.reports();
         match gone {
             GonePods::One(uid) => {
-                let name = self.names().remove(&uid);
-                if let Some(name) = name {
-                    self.put(Job::Gone { uid, name }, false);
+                if let Some(pod) = reports.pods.remove(&uid) {
+                    self.put(Job::Gone { uid, name: pod.name }, false);
                 }
             }
             GonePods::AllBut(uids) => {
-                self.names().retain(|uid, _| uids.contains(uid));
+                reports.pods.retain(|uid, _| uids.contains(uid));
+                reports.is_complete = true;
                 self.put(Job::Retain(uids), false);
             }
         }
@@ -389,7 +533,7 @@ impl ControlPlaneWriter for EtcdWriter {
             match self.etcd.write(&expected, &operations).await {
                 Ok(Written::Done(_)) => {}
                 Ok(Written::Conflict(_)) => {
-                    self.lease.lost();
+                    self.lease.lost_if(held);
                     return Err(failed(self.no_lease()));
                 }
                 Err(error) => {
@@ -448,27 +592,4 @@ impl Told {
         let seen = pod.metadata.annotations.remove(keelson_kube_model::annotations::CONFIG_SEEN);
         Some(Self { uid: pod.metadata.uid, seen: seen.unwrap_or_default() })
     }
-}
-
-/// What tells this agent from another one that has the node's name by mistake; it stays the same over restarts and boots.
-fn identity(config: &Config) -> anyhow::Result<String> {
-    use anyhow::Context as _;
-    let path = config.paths.state(ServiceName::NodeStatus).join("identity");
-    if let Some(known) = read_identity(&path) {
-        return Ok(known);
-    }
-    let made = format!("{:016x}{:016x}", fastrand::u64(..), now_unix_nanos());
-    let folder = path.parent().context("a file is in a folder")?;
-    let new = path.with_extension("new");
-    std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&new, &made))
-        .and_then(|()| std::fs::rename(&new, &path))
-        .with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(made)
-}
-
-fn read_identity(path: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let text = text.trim();
-    (text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| text.to_owned())
 }

@@ -1,0 +1,83 @@
+//! What tells this agent from another one that has the node's name by mistake.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use keelson_config::{Config, ServiceName};
+use keelson_service_kit::now_unix_nanos;
+
+/// What is kept: the identity, and on a second line the machine that it was made on, where that has an id.
+struct Kept {
+    identity: String,
+    machine: String,
+}
+
+/// The identity of this agent. It stays the same over restarts and boots. On another machine, as the machine ids tell
+/// (machine-id(5)), a disk that was copied is another agent's: it has another identity.
+///
+/// # Errors
+/// The file cannot be written.
+pub(super) fn identity(config: &Config) -> anyhow::Result<String> {
+    let path = config.paths.state(ServiceName::NodeStatus).join("identity");
+    let machine = machine(&config.resources.identity_files.machine_id);
+    let identity = match read(&path) {
+        // Neither tells of another machine.
+        Some(kept) if machine.is_empty() || kept.machine == machine => return Ok(kept.identity),
+        Some(kept) if kept.machine.is_empty() => kept.identity,
+        _ => format!("{:016x}{:016x}", fastrand::u64(..), now_unix_nanos()),
+    };
+    let folder = path.parent().context("a file is in a folder")?;
+    let new = path.with_extension("new");
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&new, format!("{identity}\n{machine}\n")))
+        .and_then(|()| std::fs::rename(&new, &path))
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(identity)
+}
+
+/// The id of the machine; empty where it has none.
+fn machine(files: &[PathBuf]) -> String {
+    let texts = files.iter().filter_map(|file| std::fs::read_to_string(file).ok());
+    // It may say `uninitialized` at the first boot.
+    let mut ids = texts.map(|text| text.trim().to_owned()).filter(|id| is_id(id));
+    ids.next().unwrap_or_default()
+}
+
+fn read(path: &Path) -> Option<Kept> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let mut lines = text.lines().map(str::trim);
+    let identity = lines.next().filter(|line| is_id(line))?.to_owned();
+    let machine = lines.next().filter(|line| is_id(line)).unwrap_or_default().to_owned();
+    Some(Kept { identity, machine })
+}
+
+fn is_id(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copied_disk_is_another_agents_and_a_restart_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        config.paths.state_dir = folder.path().join("state");
+        let of_machine = folder.path().join("machine-id");
+        config.resources.identity_files.machine_id = vec![folder.path().join("none"), of_machine.clone()];
+        let on = |machine: &str| {
+            std::fs::write(&of_machine, machine).unwrap();
+            identity(&config).unwrap()
+        };
+        let nowhere = on("uninitialized\n");
+        assert_eq!(on(""), nowhere);
+        let (one, other) = (format!("{}\n", "a".repeat(32)), format!("{}\n", "b".repeat(32)));
+        // As an agent without a machine id, or of a former release, has it.
+        assert_eq!(on(&one), nowhere);
+        assert_eq!(on(&one), nowhere);
+        let copied = on(&other);
+        assert!(copied != nowhere && is_id(&copied), "{copied}");
+        assert_eq!((on(&other), on("")), (copied.clone(), copied));
+    }
+}
