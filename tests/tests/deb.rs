@@ -7,6 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use keelson_config::KUBELET_VERSION;
 use keelson_testkit::Scratch;
 use keelson_tests::packages::{make_packages, said, strip_binaries};
 
@@ -94,9 +95,14 @@ fn the_packages_have_what_they_should_and_are_the_same_each_time() {
     assert_eq!(conffiles.lines().collect::<Vec<_>>(), below_etc.collect::<Vec<_>>());
     assert!(field(&first["keelson"], "Depends").starts_with("libc6 (>= 2."));
     assert_eq!(field(&first["keelson-kubelet"], "Depends"), format!("keelson (= {VERSION})"));
-    for relation in ["Conflicts", "Provides", "Replaces"] {
+    for relation in ["Conflicts", "Replaces"] {
         assert_eq!(field(&first["keelson-kubelet"], relation), "kubelet");
     }
+    // Before 1.30 kubeadm depends on `kubelet (>= 1.19.0)`.
+    let provided = field(&first["keelson-kubelet"], "Provides");
+    let version = provided.strip_prefix("kubelet (= ").and_then(|rest| rest.strip_suffix(')')).unwrap();
+    assert!(KUBELET_VERSION.starts_with(&format!("v{version}+")), "{provided}");
+    said(Command::new("dpkg").args(["--compare-versions", version, "ge", "1.19.0"]));
 }
 
 /// Each script is one of a POSIX shell, and nothing of the template is left in it.

@@ -1,13 +1,16 @@
 //! The Debian packages on a node with running pods: installed, upgraded, removed, installed again, changed to the
-//! kubelet's name and back, and purged, in an emulated machine with systemd.
+//! kubelet's name and back, purged, and installed beside and in the place of another agent, in an emulated machine with systemd.
 
 #![allow(clippy::unwrap_used)] // A test fails where it stands.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
 
 use keelson_config::ServiceName;
 use keelson_testkit::Scratch;
-use keelson_tests::packages::{make_packages, strip_binaries};
+use keelson_tests::packages::{make_packages, said, strip_binaries};
 use keelson_tests::vm_node::{Node, bound, web};
 
 /// Two releases in their order. The binaries are the same; what dpkg does with them is what counts here.
@@ -31,10 +34,12 @@ fn packages_come_and_go_while_pods_run_on() {
             fs::rename(file, place.join(format!("{name}.deb"))).unwrap();
         }
     }
+    pack_other_kubelet(&scratch.path().join("kubelet"), &payload);
     let mut node = Node::boot(scratch);
 
+    with_swap(&mut node);
     println!("--- install");
-    node.sh("dpkg -i /payload/old/keelson.deb");
+    node.sh("systemctl restart keelson.target");
     node.until("the target is active", "systemctl is-active keelson.target");
     node.until_well();
     assert_eq!(node.sh("systemctl is-enabled keelson.target").trim(), "enabled");
@@ -57,6 +62,43 @@ fn packages_come_and_go_while_pods_run_on() {
     as_kubelet(&mut node, &before);
     purged(&mut node);
     nothing_left(&mut node);
+}
+
+/// A package `kubelet` that does to a machine what a kubelet's does, with a process that has only the name.
+fn pack_other_kubelet(folder: &Path, payload: &Path) {
+    let control = "Package: kubelet\nVersion: 1.30.0-1.1\nArchitecture: all\n\
+        Maintainer: Nobody <nobody@keelson.invalid>\nDescription: A process of that name\n";
+    let unit = "[Service]\nExecStart=/usr/bin/kubelet\n[Install]\nWantedBy=multi-user.target\n";
+    for (name, text, mode) in [
+        ("DEBIAN/control", control, 0o644),
+        (
+            "DEBIAN/postinst",
+            "#!/bin/sh\nsystemctl daemon-reload\nsystemctl enable --now kubelet.service\n",
+            0o755,
+        ),
+        ("DEBIAN/prerm", "#!/bin/sh\nsystemctl stop kubelet.service\n", 0o755),
+        ("usr/bin/kubelet", "#!/bin/sh\nwhile :; do sleep 1000; done\n", 0o755),
+        ("usr/lib/systemd/system/kubelet.service", unit, 0o644),
+    ] {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let mut command = Command::new("dpkg-deb");
+    said(command.args(["--root-owner-group", "--build"]).arg(folder).arg(payload.join("kubelet.deb")));
+}
+
+/// A new installation that refuses the machine says so.
+fn with_swap(node: &mut Node) {
+    println!("--- install on a machine with swap");
+    node.sh("dd if=/dev/zero of=/swap bs=1M count=16 && chmod 600 /swap && mkswap /swap && swapon /swap");
+    let said = node.sh("dpkg -i /payload/old/keelson.deb 2>&1");
+    assert!(said.contains("refused, as with swap on") && said.contains("failSwapOn: false"), "{said}");
+    assert!(said.contains("systemctl restart keelson.target"), "the way out: {said}");
+    node.sh("journalctl -b -u keelson-config.service --no-pager | grep swapoff");
+    node.until_all_are("inactive");
+    node.sh("swapoff /swap && rm /swap");
 }
 
 /// Every service is a new process of the new files, one after the other; an edited file is kept.
@@ -154,6 +196,7 @@ fn as_kubelet(node: &mut Node, before: &str) {
     println!("--- and back");
     let said = node.sh("dpkg -r keelson-kubelet 2>&1");
     assert!(said.contains("systemctl enable --now keelson.target"), "{said}");
+    assert!(said.contains("ends pods that neither"), "{said}");
     node.until("no process is left", "! pgrep keelson");
     assert_eq!(&node.containers(), before);
     node.sh("systemctl enable --now keelson.target");
@@ -177,10 +220,80 @@ fn purged(node: &mut Node) {
     }
     assert_eq!(node.sh("dpkg-query -W -f '${Package} ' 'keelson*' 2> /dev/null || true").trim(), "");
 
-    println!("--- install after it");
-    node.sh("dpkg -i /payload/new/keelson.deb");
+    // Whose pods these were is not known any more, and no manifest names them.
+    node.sh("mkdir /root/manifests && mv /etc/kubernetes/manifests/* /root/manifests/");
+    println!("--- install where another agent's pods are");
+    let said = node.sh("dpkg -i /payload/new/keelson.deb 2>&1");
+    assert!(said.contains("/var/lib/kubelet/pods has pods of another agent"), "{said}");
+    nothing_is_started(node, &said, &before);
+    beside_another_kubelet(node, &before);
+    in_the_place_of_another_kubelet(node, &before);
+
+    println!("--- the pods are taken over");
+    node.sh("mv /root/manifests/* /etc/kubernetes/manifests/ && rmdir /root/manifests");
+    node.sh("systemctl enable --now keelson.target");
     node.until_well();
     undisturbed(node, &before, AFTER_REBOOT);
+}
+
+fn nothing_is_started(node: &mut Node, said: &str, before: &str) {
+    assert!(said.contains("keelson: the services are neither started nor enabled"), "{said}");
+    assert!(said.contains("systemctl enable --now keelson.target, which ends pods"), "{said}");
+    assert_eq!(node.sh("systemctl is-enabled keelson.target || true").trim(), "disabled");
+    assert_eq!(node.property("keelson.target", "ActiveState"), "inactive");
+    node.until_all_are("inactive");
+    assert_eq!(node.containers(), before);
+}
+
+fn beside_another_kubelet(node: &mut Node, before: &str) {
+    println!("--- beside another kubelet");
+    node.sh("dpkg -P keelson && dpkg -i /payload/kubelet.deb");
+    let said = node.sh("dpkg -i /payload/new/keelson.deb 2>&1");
+    assert!(said.contains("kubelet.service runs"), "{said}");
+    nothing_is_started(node, &said, before);
+
+    // By hand neither.
+    node.sh("systemctl start keelson.target; systemctl is-failed keelson-config.service");
+    node.sh("journalctl -b -u keelson-config.service --no-pager | grep 'a kubelet (pid'");
+    node.until_all_are("inactive");
+    assert_eq!(node.containers(), before);
+}
+
+/// As on a node of an API server, which cannot be asked which pods there are to be.
+fn in_the_place_of_another_kubelet(node: &mut Node, before: &str) {
+    println!("--- in the place of another kubelet");
+    node.sh("systemctl stop keelson.target && dpkg -P keelson && mkdir -p /etc/systemd/system/kubelet.service.d /etc/kubernetes");
+    node.write(
+        "/etc/kubernetes/kubelet.conf",
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+         clusters: [{name: k, cluster: {server: 'https://127.0.0.1:1'}}]\n\
+         contexts: [{name: c, context: {cluster: k, user: u}}]\nusers: [{name: u, user: {token: t}}]",
+    );
+    let line =
+        "/usr/bin/kubelet --config=/etc/keelson/kubelet.yaml --kubeconfig=/etc/kubernetes/kubelet.conf";
+    let drop_in = format!("[Service]\nExecStart=\nExecStart={line}");
+    node.write("/etc/systemd/system/kubelet.service.d/10-kubeadm.conf", &drop_in);
+    let said = node.sh("DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+         /payload/new/keelson.deb /payload/new/keelson-kubelet.deb 2>&1");
+    assert!(said.contains("keelson: the services are neither started nor enabled"), "{said}");
+    node.until("it is active", "systemctl is-active kubelet");
+    let pid = node.property("kubelet.service", "MainPID");
+    let exe = node.sh(&format!("readlink /proc/{pid}/exe"));
+    assert_eq!(exe.trim(), "/usr/libexec/keelson/keelson-init", "{said}");
+    assert_eq!(node.sh("systemctl is-enabled kubelet").trim(), "enabled");
+    assert_eq!(node.sh("systemctl is-enabled keelson.target || true").trim(), "disabled");
+    node.until_all_are("inactive");
+    assert_eq!(
+        node.sh("systemctl show -P ActiveEnterTimestampMonotonic keelson-pod-sync").trim(),
+        "0",
+        "{said}"
+    );
+    assert_eq!(node.containers(), before, "{said}");
+
+    node.sh("dpkg -P keelson-kubelet");
+    node.until("no process is left", "! pgrep keelson");
+    assert_eq!(node.containers(), before);
+    node.sh("rm -r /etc/systemd/system/kubelet.service.d /etc/kubernetes/kubelet.conf /var/lib/kubelet/pki; systemctl daemon-reload");
 }
 
 fn nothing_left(node: &mut Node) {

@@ -84,6 +84,19 @@ impl Fleet {
         result.unwrap_or_else(|e| panic!("{e:#}\n{last:#}\n{logs}"));
     }
 
+    /// Waits until the node tells of the label that the pod `web` was given, which the command shows as soon as it is wanted.
+    async fn until_label_is_told(&self, node: &str) {
+        let key = format!("/keelson/v1/nodes/{node}/status/pods/default/web");
+        let mut client = Client::connect(self.cluster.endpoints(), None).await.unwrap();
+        let is_told = eventually(LIMIT, "the label is told", async || {
+            let answer = client.get(key.as_str(), None).await.unwrap();
+            let pod: Option<Value> =
+                answer.kvs().first().map(|kv| serde_json::from_slice(kv.value()).unwrap());
+            pod.is_some_and(|pod| pod["metadata"]["labels"]["tier"] == "front")
+        });
+        is_told.await.unwrap();
+    }
+
     fn file(&self, name: &str, text: &str) -> String {
         let path = self.scratch.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -162,11 +175,7 @@ async fn a_pod_of_etcd_runs_is_told_follows_its_key_and_goes() {
     assert_eq!(fleet.good(&["apply", "-f", &newer]).await, format!("pod/web changed on {node}\n"));
     let (good, said) = fleet.keelson(&["apply", "-f", &older]).await;
     assert!(!good && said.contains(&format!("pod/web on {node} has changed since it was read")), "{said}");
-    fleet
-        .until("the label is told", &["get", "pod", "web"], |pod| {
-            pod["metadata"]["labels"]["tier"] == "front"
-        })
-        .await;
+    fleet.until_label_is_told(&node).await;
 
     // Nobody who dies is noticed by the container, not even all of them together with etcd.
     for service in [ServiceName::PodConfig, ServiceName::NodeStatus] {
@@ -348,11 +357,7 @@ async fn a_network_that_is_cut_for_longer_than_the_lease_touches_no_pod_and_noth
     fleet.relays.iter().for_each(Relay::heal);
     eventually(LIMIT, "the lease is back", async || lives().await).await.unwrap();
     fleet.until_ready(&["late", "web"]).await;
-    fleet
-        .until("the label is told", &["get", "pod", "web"], |pod| {
-            pod["metadata"]["labels"]["tier"] == "front"
-        })
-        .await;
+    fleet.until_label_is_told(&node).await;
     let after = running(agent).await.unwrap();
     assert_eq!(after.keys().collect::<Vec<_>>(), ["late/main", "web/main"]);
     assert_eq!(after["web/main"], before["web/main"], "the container went on");

@@ -130,6 +130,28 @@ fn no_service_is_more_exposed_than_it_must_be() {
 }
 
 #[test]
+fn the_pages_say_how_exposed_each_unit_is() {
+    let read = |path: &str| fs::read_to_string(deployed().join(path)).unwrap();
+    let table = read("README.md");
+    let table = table.split("## Exposure").nth(1).unwrap();
+    let page = read("../../docs/systemd.md").replace('`', "");
+    let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    let usual = "Services without root: 1.4,";
+    for (unit, stated, _) in EXPOSURE {
+        let name = unit.trim_start_matches("keelson-").trim_end_matches(".service");
+        let names_it = |cell: &str| cell.split([' ', ',', '`']).any(|word| word == name || word == unit);
+        let rows = table.lines().map(|line| line.split('|').map(str::trim).collect::<Vec<_>>());
+        let row = rows.filter(|row| row.len() > 2).find(|row| names_it(row[1]));
+        assert_eq!(row.map(|row| row[2].to_owned()), Some(stated.to_string()), "README.md: {unit}");
+        let shown = format!("{}.{}", stated / 10, stated % 10);
+        let told = ["", "keelson-"].iter().any(|before| page.contains(&format!(" {before}{name} {shown}")))
+            || page.contains(&format!("{unit} {shown}"))
+            || (shown == "1.4" && page.contains(usual));
+        assert!(told, "docs/systemd.md does not say that {unit} has {shown}");
+    }
+}
+
+#[test]
 fn no_service_waits_for_another_and_each_is_kept_running() {
     let units = units();
     let of =
@@ -141,6 +163,7 @@ fn no_service_waits_for_another_and_each_is_kept_running() {
     let wanted = values("keelson.target", "Wants");
     let started = values("keelson-config.service", "OnSuccess");
     let conflicting = values("kubelet.service", "Conflicts");
+    assert_eq!(values("keelson-config.service", "PartOf"), ["keelson.target"]);
     for service in ServiceName::supervised() {
         let unit = format!("keelson-{service}.service");
         assert_eq!(values(&unit, "After"), ["keelson-config.service"], "{unit}");
@@ -158,6 +181,7 @@ fn no_service_waits_for_another_and_each_is_kept_running() {
             ("WatchdogSignal", "SIGKILL"),
             ("OOMScoreAdjust", "-999"),
             ("StartLimitIntervalSec", "0"),
+            ("ConditionPathExists", "/run/keelson/without-init"),
         ];
         for (key, value) in expected {
             assert_eq!(values(&unit, key).join(" "), value, "{unit}: {key}");

@@ -235,9 +235,36 @@ fn configured(node: &mut Node, before: &str) {
     node.until_well();
     node.sh("cp /root/kubelet.yaml /etc/keelson/");
     node.until("the former one is good again", "[ $(systemctl show -P Result keelson-config) = success ]");
+    one_agent(node);
+    node.sh("echo 'KEELSON_ARGS=--node-labels=rack=7' > /etc/default/keelson");
+    node.until("flags are taken", "keelson get node -o json | grep -Eq '\"rack\": ?\"7\"'");
+    node.until_well();
+    node.sh("rm /etc/default/keelson && systemctl start keelson-config.service");
     node.sh(&section("Configuration"));
     node.until_ready(&["web", "bound"]);
     assert_eq!(node.containers(), before);
+}
+
+/// Beside units no init starts, and beside an init no unit.
+fn one_agent(node: &mut Node) {
+    println!("--- a second agent");
+    let init = "/usr/libexec/keelson/keelson-init --config /etc/keelson/kubelet.yaml";
+    let said = node.sh(&format!("! timeout 60 {init} 2>&1"));
+    assert!(said.contains("services without an init run in /run/keelson"), "{said}");
+    assert!(said.contains("systemctl stop keelson.target"), "{said}");
+    node.until_well();
+
+    node.sh("systemctl stop keelson.target");
+    node.until_all_are("inactive");
+    node.sh(&format!("systemd-run --unit=by-hand {init}"));
+    node.until("an init runs", "keelson get services | grep -q pod-sync");
+    node.sh("systemctl start keelson.target");
+    node.sh("systemctl is-failed keelson-config.service");
+    node.until_all_are("inactive");
+    node.sh("systemctl stop by-hand keelson.target");
+    node.until("no process is left", "! pgrep keelson");
+    node.sh("systemctl start keelson.target");
+    node.until_well();
 }
 
 fn as_kubelet(node: &mut Node, before: &str) {
@@ -254,6 +281,9 @@ fn as_kubelet(node: &mut Node, before: &str) {
     node.sh(&section("As the kubelet"));
     node.until("it is active", "systemctl is-active kubelet");
     assert_eq!(node.property("keelson.target", "ActiveState"), "inactive");
+    for (unit, state) in [("keelson.target", "disabled"), ("kubelet.service", "enabled")] {
+        assert_eq!(node.property(unit, "UnitFileState"), state, "at the next boot: {unit}");
+    }
     node.until_all_are("inactive");
     node.until_ready(&["web", "bound"]);
     assert_eq!(node.containers(), before, "the same pods go on");
@@ -272,7 +302,8 @@ fn as_kubelet(node: &mut Node, before: &str) {
     node.sh("systemctl stop kubelet");
     node.until("no process is left", "! pgrep keelson");
     assert_eq!(node.containers(), before);
-    node.sh("systemctl start keelson.target");
+    node.sh("systemctl disable --now kubelet.service");
+    node.sh("systemctl enable --now keelson.target");
     node.until_well();
     node.until_ready(&["web", "bound"]);
     assert_eq!(node.containers(), before);

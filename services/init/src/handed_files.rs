@@ -5,6 +5,7 @@
 //! Each service that needs one gets a copy of its own, and a new one when the file changes.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, chown};
 use std::path::{Path, PathBuf};
@@ -215,6 +216,19 @@ pub(crate) fn missing(config: &Config) -> Vec<String> {
     let copies = Copies::of(config, now_unix_seconds());
     let fatal = copies.errors.iter().filter(|error| error.ends_a_start());
     fatal.map(|error| keelson_service_kit::status::chain(error)).collect()
+}
+
+/// A digest of what the files hold now that are handed over, and of what is wrong with them.
+pub(crate) fn digest(config: &Config) -> u64 {
+    let copies = Copies::of(config, now_unix_seconds());
+    let mut hasher = DefaultHasher::new();
+    for Copy { service, name, content } in &copies.copies {
+        (service.as_str(), name, content).hash(&mut hasher);
+    }
+    for error in &copies.errors {
+        keelson_service_kit::status::chain(error).hash(&mut hasher);
+    }
+    hasher.finish()
 }
 
 fn now_unix_seconds() -> i64 {

@@ -24,12 +24,14 @@ mod lock_file;
 mod node_configuration;
 mod poller;
 mod reload;
+mod resolve_only;
 mod server;
 mod signals;
 pub mod stale;
 pub mod supervisor;
 mod systemd;
 mod unit;
+mod without_init;
 mod yaml;
 
 use std::io::Write as _;
@@ -59,6 +61,7 @@ use crate::server::SupervisorService;
 use crate::supervisor::{Supervisor, Timing};
 
 const EX_USAGE: u8 = 64;
+const EX_SOFTWARE: u8 = 70;
 const EX_CONFIG: u8 = 78;
 
 const SPEC: ServiceSpec = ServiceSpec {
@@ -98,7 +101,10 @@ fn run() -> ExitCode {
     for warning in cli.warnings().iter().filter(|_| is_kubelet) {
         eprintln!("{warning}");
     }
-    let Start { stamp, resolved, providers, ingredients } = match start(&cli) {
+    if cli.prepare_host() || cli.resolve_only() {
+        return resolve_only::run(&cli, is_kubelet);
+    }
+    let start = match start(&cli) {
         Ok(start) => start,
         Err(lines) => {
             for line in lines {
@@ -107,25 +113,7 @@ fn run() -> ExitCode {
             return ExitCode::from(EX_CONFIG);
         }
     };
-    if cli.prepare_host() || cli.resolve_only() {
-        for note in &resolved.notes {
-            eprintln!("keelson-init: {}", note.text);
-        }
-        let done = if cli.prepare_host() {
-            prepare_host(&resolved.config)
-        } else {
-            resolve_only(&resolved, providers.as_ref(), &cli)
-        };
-        return match done {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("keelson-init: {error:#}");
-                ExitCode::from(EX_CONFIG)
-            }
-        };
-    }
-    let config = resolved.config.clone();
-    let start = Start { stamp, resolved, providers, ingredients };
+    let config = start.resolved.config.clone();
     run_with_config(SPEC, config, |context| async move {
         let built = build(context, start, cli).await;
         if let (Err(error), true) = (&built, is_kubelet) {
@@ -218,30 +206,6 @@ fn remove_if_there(path: &Path) -> std::io::Result<()> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-/// `--prepare-host`.
-fn prepare_host(config: &Config) -> anyhow::Result<()> {
-    dirs::prepare(&folders(config, is_root()))?;
-    dirs::share(&config.paths.root_dir)?;
-    Ok(())
-}
-
-/// `--resolve-only`.
-fn resolve_only(resolved: &Resolved, providers: Option<&Handover>, cli: &Cli) -> anyhow::Result<()> {
-    let config = &resolved.config;
-    kubelet::refuse(config)?;
-    join_operator_group(config)?;
-    let mut below_run = folders(config, is_root());
-    below_run.retain(|folder| folder.path.starts_with(&config.paths.run_dir));
-    dirs::prepare(&below_run)?;
-    let _lock = lock::run_dir(config)?;
-    // What an init has told of a node that had one.
-    node_configuration::forget_status(&config.paths)?;
-    hand_over(config, providers)?;
-    hand_over_files(config)?;
-    write_config(resolved)?;
-    write_flags(config, cli)
 }
 
 /// Makes what init creates from here on the operator group's: its socket and the resolved configuration.
@@ -371,6 +335,9 @@ async fn build(context: Context, start: Start, cli: Cli) -> anyhow::Result<Built
     if !left.is_empty() {
         tracing::warn!("ended what an earlier init left: {}", left.join(", "));
     }
+    without_init::refuse(&config.paths).await?;
+    without_init::forbid(&config.paths)
+        .context("the run dir must be writable; --run-dir names another one")?;
     hand_over(config, providers.as_ref())?;
     keep_handed(&context)?;
     let (node_configuration, resolved) = match config.control_plane {

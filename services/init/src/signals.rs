@@ -14,6 +14,11 @@ pub fn hold_back() {
     mask(libc::SIG_BLOCK);
 }
 
+/// Lets them through to a process that has nothing to end in order.
+pub fn let_through() {
+    mask(libc::SIG_UNBLOCK);
+}
+
 fn mask(how: libc::c_int) {
     // SAFETY: a zeroed set is valid memory for sigemptyset, and all pointers are to this local.
     unsafe {

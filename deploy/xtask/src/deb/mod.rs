@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
-use keelson_config::ServiceName;
+use keelson_config::{KUBELET_VERSION, ServiceName};
 use keelson_testkit::{binary_names, built_binaries, find_file};
 
 use crate::progress::Step;
@@ -193,7 +193,8 @@ impl Material {
         let mut text = template(&format!("{name}/control"))?
             .replace("@VERSION@", &self.version)
             .replace("@ARCHITECTURE@", &self.architecture)
-            .replace("@SIZE@", &tree.kibibytes()?.to_string());
+            .replace("@SIZE@", &tree.kibibytes()?.to_string())
+            .replace("@KUBELET_VERSION@", kubelet_version());
         if text.contains("@LIBRARIES@") {
             let binaries = binary_names().into_iter().map(|name| self.binaries.join(name));
             text = text.replace("@LIBRARIES@", &libraries::depends(binaries)?);
@@ -210,6 +211,12 @@ impl Material {
         }
         Ok(())
     }
+}
+
+/// The release whose kubelet the agent stands in for, as the version of a package: kubeadm may want one that is not too old.
+fn kubelet_version() -> &'static str {
+    let release = KUBELET_VERSION.split('+').next().unwrap_or(KUBELET_VERSION);
+    release.trim_start_matches('v')
 }
 
 /// The units of the package `keelson`: all but the kubelet's.
