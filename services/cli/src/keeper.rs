@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use keelson_config::ServiceName;
+use keelson_service_kit::program;
 use tokio::net::UnixStream;
 
 use crate::error::Failure;
-use crate::machine;
 
 /// The digits of a container's id that its own command line shows.
 const SHORT_ID: usize = 12;
@@ -53,7 +53,7 @@ impl Keeper {
 
     /// Of the process with this folder (proc(5)).
     fn of_process(service: ServiceName, process: &Path) -> Option<Self> {
-        if machine::exe(process)?.file_name()? != service.binary() {
+        if program(process)?.file_name()? != service.binary() {
             return None;
         }
         Self::by_cgroups(service, &fs::read_to_string(process.join("cgroup")).ok()?)

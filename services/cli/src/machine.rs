@@ -1,5 +1,4 @@
-//! What this machine tells without any agent being asked: which agents run on it, what a process runs, and whose group a socket
-//! is.
+//! What this machine tells without any agent being asked: which agents run on it, and whose group a socket is.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -42,15 +41,6 @@ fn run_dir_of(command_line: &[u8]) -> Option<PathBuf> {
     })?;
     let file = Path::new(OsStr::from_bytes(config));
     (file.is_absolute() && file.file_name()? == "config.json").then(|| file.parent().map(Path::to_owned))?
-}
-
-/// The program of the process with this folder (proc(5)), also when its file was removed or replaced since, as by an upgrade.
-pub(crate) fn exe(process: &Path) -> Option<PathBuf> {
-    let target = fs::read_link(process.join("exe")).ok()?;
-    match target.to_str().and_then(|text| text.strip_suffix(" (deleted)")) {
-        Some(path) => Some(path.into()),
-        None => Some(target),
-    }
 }
 
 /// The group whose members may talk to an agent.

@@ -159,11 +159,7 @@ fn parse_start_ticks(stat: &str) -> Option<u64> {
 
 /// The program that a process runs, also when its file was replaced since.
 pub fn exe(pid: u32) -> Option<PathBuf> {
-    let target = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
-    match target.to_str().and_then(|text| text.strip_suffix(" (deleted)")) {
-        Some(path) => Some(PathBuf::from(path)),
-        None => Some(target),
-    }
+    keelson_service_kit::program(&Path::new("/proc").join(pid.to_string()))
 }
 
 /// The proportional set size of a process in KiB.

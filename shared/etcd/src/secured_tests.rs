@@ -101,6 +101,24 @@ async fn a_nodes_user_reads_and_writes_its_own_keys_alone() {
     assert!(matches!(nobody.get("/x").await.unwrap_err(), EtcdError::Refused { .. }));
 }
 
+/// The node `n1` to a cluster that asks for passwords, with its own in `file`, and who may change users. The node has written
+/// its own key, so that its connection stands.
+async fn node_with_password(cluster: &EtcdCluster, file: &Path, password: &str) -> (Etcd, Client) {
+    let mut admin = Client::connect(cluster.endpoints(), None).await.unwrap();
+    add_node(&mut admin, "n1", Some(password)).await;
+    enable(&mut admin, Some("r")).await;
+    let as_root = etcd_client::ConnectOptions::new().with_user("root", "r");
+    let admin = Client::connect(cluster.endpoints(), Some(as_root)).await.unwrap();
+    fs::write(file, password).unwrap();
+    let etcd = Etcd::new(Settings {
+        user: Some("n1".into()),
+        password_file: Some(file.to_owned()),
+        ..Settings::plain(cluster.endpoints())
+    });
+    assert!(matches!(write(&etcd, &NodeKeys::new("n1").node()).await.unwrap(), Written::Done(_)));
+    (etcd, admin)
+}
+
 #[tokio::test]
 async fn a_token_of_before_a_change_of_users_is_replaced() {
     let scratch = Scratch::new().unwrap();
@@ -109,21 +127,9 @@ async fn a_token_of_before_a_change_of_users_is_replaced() {
     let token = format!("jwt,pub-key={0},priv-key={0},sign-method=HS256", secret.display());
     let dir = scratch.path().join("etcd");
     let cluster = EtcdCluster::start_with_arguments(&dir, 1, &["--auth-token", &token]).unwrap();
-    let mut admin = Client::connect(cluster.endpoints(), None).await.unwrap();
-    add_node(&mut admin, "n1", Some("secret-1")).await;
-    enable(&mut admin, Some("r")).await;
-    let as_root = etcd_client::ConnectOptions::new().with_user("root", "r");
-    let mut admin = Client::connect(cluster.endpoints(), Some(as_root)).await.unwrap();
-
     let password = scratch.path().join("password");
-    fs::write(&password, "secret-1").unwrap();
-    let etcd = Etcd::new(Settings {
-        user: Some("n1".into()),
-        password_file: Some(password),
-        ..Settings::plain(cluster.endpoints())
-    });
+    let (etcd, mut admin) = Box::pin(node_with_password(&cluster, &password, "secret-1")).await;
     let key = NodeKeys::new("n1").node();
-    assert!(matches!(write(&etcd, &key).await.unwrap(), Written::Done(_)));
     // Of anybody: etcd has one revision of all users and roles.
     add_user(&mut admin, "n2", Some("secret-2")).await;
     assert!(etcd.get(&key).await.unwrap().is_some());
@@ -133,20 +139,9 @@ async fn a_token_of_before_a_change_of_users_is_replaced() {
 async fn a_password_that_was_changed_is_read_again_from_its_file() {
     let scratch = Scratch::new().unwrap();
     let cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
-    let mut admin = Client::connect(cluster.endpoints(), None).await.unwrap();
-    add_node(&mut admin, "n1", Some("before")).await;
-    enable(&mut admin, Some("r")).await;
-    let as_root = etcd_client::ConnectOptions::new().with_user("root", "r");
-    let mut admin = Client::connect(cluster.endpoints(), Some(as_root)).await.unwrap();
     let password = scratch.path().join("password");
-    fs::write(&password, "before").unwrap();
-    let etcd = Etcd::new(Settings {
-        user: Some("n1".into()),
-        password_file: Some(password.clone()),
-        ..Settings::plain(cluster.endpoints())
-    });
+    let (etcd, mut admin) = Box::pin(node_with_password(&cluster, &password, "before")).await;
     let key = NodeKeys::new("n1").node();
-    assert!(matches!(write(&etcd, &key).await.unwrap(), Written::Done(_)));
 
     admin.user_change_password("n1", "after").await.unwrap();
     let error = etcd.get(&key).await.unwrap_err();
