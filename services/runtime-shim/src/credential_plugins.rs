@@ -13,7 +13,6 @@
 //! writes to its standard error is logged when it fails, at most the last KiB of it.
 
 mod handover;
-mod run;
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -28,6 +27,7 @@ use keelson_runtime_shim_core::credential_plugin::{
     Auth, BadResponse, Cache, Response, parse_response, request,
 };
 use keelson_runtime_shim_core::keyring::{Credential, Keyring, Origin};
+use keelson_service_kit::plugin::{Program, RunError};
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Metrics, Progress};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -39,7 +39,6 @@ use tokio::sync::Semaphore;
 
 use crate::clock::Clock;
 use handover::{Given, NotUsable, handover_path, read_handover};
-use run::{Program, RunError};
 
 /// How long a plugin may take for an answer (runtime-and-resources.md §6.4).
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);

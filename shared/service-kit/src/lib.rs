@@ -25,6 +25,7 @@ mod memory;
 mod metrics;
 mod peer;
 mod placement;
+pub mod plugin;
 mod process_metrics;
 mod program;
 mod progress;

@@ -1,4 +1,6 @@
-//! Running a plugin: a request into it, an answer out of it, and no longer than allowed.
+//! Runs a program that answers a request: bytes to its standard input, bytes from its standard output, within a time limit.
+//!
+//! Used for the plugins that hand out credentials: those of image registries and those of a kubeconfig.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -21,10 +23,13 @@ const TOLD_BYTES: usize = 1024;
 /// How long pipes are read that something holds open after the end of the program.
 const READ_AFTER: Duration = Duration::from_secs(1);
 
-/// A program with all that it is started with.
-pub(super) struct Program {
+/// A program with everything that it is started with.
+pub struct Program {
+    /// The executable.
     pub path: PathBuf,
+    /// Its arguments.
     pub args: Vec<String>,
+    /// Its whole environment; nothing else is inherited.
     pub env: BTreeMap<OsString, OsString>,
 }
 
@@ -36,22 +41,45 @@ impl fmt::Debug for Program {
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RunError {
+pub enum RunError {
+    /// The system does not start it.
     #[error("cannot start {}", path.display())]
-    Start { path: PathBuf, source: io::Error },
+    Start {
+        /// The executable.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It took too long.
     #[error("it has not answered within {limit:?} and was ended{said}")]
-    Silent { limit: Duration, said: Said },
+    Silent {
+        /// How long it was waited for.
+        limit: Duration,
+        /// The end of its standard error.
+        said: Said,
+    },
+    /// It reported an error.
     #[error("it has ended with {status}{said}")]
-    Failed { status: ExitStatus, said: Said },
+    Failed {
+        /// Its exit status.
+        status: ExitStatus,
+        /// The end of its standard error.
+        said: Said,
+    },
+    /// It wrote too much.
     #[error("its answer is longer than 1 MiB")]
     TooLong,
+    /// Its standard output could not be read.
     #[error("cannot read its answer")]
-    Read { source: io::Error },
+    Read {
+        /// Why.
+        source: io::Error,
+    },
 }
 
 /// The end of what a program has written to its standard error.
 #[derive(Debug, Default)]
-pub(super) struct Said(Vec<u8>);
+pub struct Said(Vec<u8>);
 
 impl fmt::Display for Said {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,7 +138,7 @@ impl Program {
     ///
     /// # Errors
     /// It cannot be started, takes too long, writes too much, or ends otherwise than with 0.
-    pub(super) async fn run(&self, input: &[u8], limit: Duration) -> Result<Vec<u8>, RunError> {
+    pub async fn run(&self, input: &[u8], limit: Duration) -> Result<Vec<u8>, RunError> {
         let mut said = Said::default();
         match tokio::time::timeout(limit, self.run_to_end(input, &mut said)).await {
             Ok(Ok((status, answer))) if status.success() => Ok(answer),
