@@ -160,7 +160,7 @@ fn cannot_run(path: &Path) -> Option<String> {
 }
 
 /// What plugins have in their environment, as those of a kubelet have the kubelet's.
-fn environment() -> Map<String, Value> {
+pub(crate) fn environment() -> Map<String, Value> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .filter(|(name, _)| !FOR_INIT.contains(&name.as_str()))

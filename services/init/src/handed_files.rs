@@ -12,17 +12,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use keelson_config::{
-    ApiFile, ApiTls, Certificates, Config, ControlPlane, EtcdFile, Kubernetes, ServiceName, UrlHeaders,
+    ApiFile, ApiTls, Certificates, Config, ControlPlane, EtcdFile, Kubernetes, Paths, ServiceName, UrlHeaders,
 };
-use keelson_init_core::{Document, KubeconfigProblem, flatten_kubeconfig};
+use keelson_init_core::{Document, KubeconfigProblem, flatten_kubeconfig, set_exec_credential};
 use keelson_service_kit::{Context, LoopHandle};
 use serde_json::Value;
 
 use crate::certificates::{self, Client, NotUsed};
+use crate::exec_login::{Credentials, Login};
 use crate::yaml;
 
 /// Who speaks to the control plane.
-const TO_CONTROL_PLANE: [ServiceName; 2] = [ServiceName::PodConfig, ServiceName::NodeStatus];
+pub(crate) const TO_CONTROL_PLANE: [ServiceName; 2] = [ServiceName::PodConfig, ServiceName::NodeStatus];
 /// How often it is looked whether a file has changed.
 const LOOK: Duration = LoopHandle::HEARTBEAT;
 /// The same while a certificate is asked for that is not there yet (node-and-api.md §6.5), or a kubeconfig does not do.
@@ -39,6 +40,9 @@ pub(crate) enum HandoverError {
     /// It is no kubeconfig, or names what cannot be had.
     #[error("invalid kubeconfig: {}", path.display())]
     Kubeconfig { path: PathBuf, source: KubeconfigProblem },
+    /// Its user logs in by a program that has not answered yet.
+    #[error("invalid kubeconfig: {}: {field}: {command} has given no credential yet", path.display())]
+    Login { path: PathBuf, field: String, command: String },
     /// It is no YAML.
     #[error("invalid kubeconfig")]
     Yaml(#[source] yaml::ReadError),
@@ -75,7 +79,10 @@ impl HandoverError {
 
     /// Whether there is nothing to name this node by to the API server, and it can be put right.
     pub(crate) fn is_of_kubeconfig(&self) -> bool {
-        matches!(self, Self::Kubeconfig { .. } | Self::Yaml(_) | Self::WriteKubeconfig { .. })
+        matches!(
+            self,
+            Self::Kubeconfig { .. } | Self::Login { .. } | Self::Yaml(_) | Self::WriteKubeconfig { .. }
+        )
     }
 }
 
@@ -128,7 +135,7 @@ impl Copies {
             let path = etcd.and_then(|etcd| file.of(etcd));
             own.add_file(&TO_CONTROL_PLANE, (file.field(), file.copy()), path);
         }
-        own.kubeconfig(kubernetes, now);
+        own.kubeconfig(config, kubernetes, now);
         let tls = config.api.tls.as_ref();
         let asked_for = kubernetes.filter(|_| tls.is_some_and(|tls| tls.asked_for));
         let of_a_kubelet = tls.filter(|tls| tls.takes_a_kubelets_pair());
@@ -157,8 +164,8 @@ impl Copies {
         self.add(&[ServiceName::NodeApi], ApiFile::Key.copy(), None);
     }
 
-    fn kubeconfig(&mut self, api: Option<&Kubernetes>, now: i64) {
-        let (own, bootstrap) = match api.map(|api| certificates::client(api, now)).transpose() {
+    fn kubeconfig(&mut self, config: &Config, api: Option<&Kubernetes>, now: i64) {
+        let (own, bootstrap) = match api.map(|api| certificates::client(config, api, now)).transpose() {
             Ok(Some(Client::Own(flat))) => (Some(flat), None),
             Ok(Some(Client::Bootstrap(flat))) => (None, Some(flat)),
             Ok(None) => (None, None),
@@ -244,12 +251,31 @@ pub(crate) fn kubeconfig_document(flag: &'static str, path: &Path) -> Result<Doc
     yaml::read(flag, path).map_err(HandoverError::Yaml)
 }
 
-/// A kubeconfig with the content of every file that it names.
-pub(crate) fn flattened(flag: &'static str, path: &Path) -> Result<Value, HandoverError> {
+/// A kubeconfig with the content of every file that it names, and the program by which its user logs in.
+fn flat_and_login(flag: &'static str, path: &Path) -> Result<(Value, Option<Login>), HandoverError> {
     let document = kubeconfig_document(flag, path)?;
     let mut from_disk = |path: &Path| fs::read(path).map_err(|error| error.to_string());
-    flatten_kubeconfig(&document.root, Path::new(&document.folder), &mut from_disk)
-        .map_err(|source| HandoverError::Kubeconfig { path: path.to_owned(), source })
+    let flat = flatten_kubeconfig(&document.root, Path::new(&document.folder), &mut from_disk)
+        .map_err(|source| HandoverError::Kubeconfig { path: path.to_owned(), source })?;
+    let login = Login::of(&flat, &document.root);
+    Ok((flat.document, login))
+}
+
+/// The program by which the user of a kubeconfig logs in; `None`: there is none.
+pub(crate) fn login(flag: &'static str, path: &Path) -> Result<Option<Login>, HandoverError> {
+    flat_and_login(flag, path).map(|(_, login)| login)
+}
+
+/// A kubeconfig with the content of every file that it names, and with the credential of its program.
+pub(crate) fn flattened(paths: &Paths, flag: &'static str, path: &Path) -> Result<Value, HandoverError> {
+    let (mut flat, login) = flat_and_login(flag, path)?;
+    let Some(login) = login else { return Ok(flat) };
+    let Some((credential, generation)) = Credentials::read(paths).of(&login) else {
+        let (field, command) = (login.exec.field, login.exec.command);
+        return Err(HandoverError::Login { path: path.to_owned(), field, command });
+    };
+    set_exec_credential(&mut flat, &credential, &generation);
+    Ok(flat)
 }
 
 /// What became of a look at the files.

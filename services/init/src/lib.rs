@@ -14,6 +14,7 @@ mod cli;
 mod credential_providers;
 mod dirs;
 mod drop_ins;
+mod exec_login;
 mod flags_file;
 mod handed_files;
 mod host;
@@ -272,6 +273,9 @@ fn keep_handed(context: &Context) -> anyhow::Result<()> {
     if handed_files::any(&context.config) {
         looked.show(context);
         context.spawn("handed-files", handed_files::run(context.clone(), looked));
+    }
+    if matches!(context.config.control_plane, ControlPlane::Kubernetes(_)) {
+        context.spawn("exec-login", exec_login::run(context.clone()));
     }
     Ok(())
 }

@@ -382,7 +382,10 @@ fn a_kubeconfig_that_does_not_do_is_named_and_a_good_one_is_handed_over() {
             file("{client-certificate: gone.pem, client-key: gone.pem}"),
             "users[0].user.client-certificate: cannot read",
         ),
-        (file("{exec: {command: aws}}"), "no program is run to log in"),
+        (
+            file("{exec: {command: aws}}"),
+            "users[0].user.exec.apiVersion: is missing; write client.authentication.k8s.io/v1",
+        ),
     ] {
         fs::write(&path, text).unwrap();
         let (code, said) = resolve();

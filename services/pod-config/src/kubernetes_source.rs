@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
-use keelson_config::{Config, Kubernetes as Settings, Offline, ServiceName};
+use keelson_config::{Config, CredentialRefusal, Kubernetes as Settings, Offline, ServiceName};
 use keelson_kube_api::{
     Change, Follower, KubeApi, Limiter, News, Object, Range, Resource, RestMetrics, user_agent,
 };
@@ -89,7 +89,8 @@ pub fn connection(ctx: &Context, settings: &Settings) -> KubeApi {
     let user_agent = user_agent(ServiceName::PodConfig, &ctx.config.own_processes.kubelet_version);
     let bootstraps = settings.certificates.bootstrap_kubeconfig.is_some();
     let awaited = if bootstraps { AWAITED } else { AWAITED_KUBECONFIG };
-    let api = KubeApi::awaiting(kubeconfig, &user_agent, metrics, awaited);
+    let refusals = CredentialRefusal::file(&ctx.config.paths, ServiceName::PodConfig);
+    let api = KubeApi::awaiting(kubeconfig, &user_agent, metrics, awaited).reporting_refusals(refusals);
     api.limited(Limiter::new(settings.qps, settings.burst))
 }
 

@@ -7,6 +7,7 @@ mod api;
 mod certificates;
 mod change;
 mod control_plane;
+mod credential_refusal;
 mod kubelet_document;
 mod lock_name;
 mod machine;
@@ -37,6 +38,7 @@ pub use change::{PARTS, Part, Takes, takes_of_field};
 pub use control_plane::{
     ControlPlane, Endpoint as EtcdEndpoint, Etcd, EtcdFile, Kubernetes, ObjectsBy, Taint,
 };
+pub use credential_refusal::CredentialRefusal;
 pub use kubelet_document::{
     KUBELET_API_VERSION, KUBELET_CONFIGURATION, KUBELET_FIELDS, KUBELET_KIND, leaves,
 };

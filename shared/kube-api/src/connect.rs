@@ -5,13 +5,14 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use http::header::{ACCEPT, CONTENT_TYPE, USER_AGENT};
 use http::{Method, Request};
+use keelson_config::CredentialRefusal;
 use kube::Client;
 use kube::core::WatchEvent;
 use serde_json::Value;
@@ -64,6 +65,8 @@ struct Inner {
     replaced: watch::Sender<u64>,
     /// Whether somebody looks at the kubeconfig while nothing is called.
     looked_at: AtomicBool,
+    /// Where a refused credential is reported, for init to renew it.
+    refusals: OnceLock<PathBuf>,
 }
 
 #[derive(Clone)]
@@ -77,6 +80,8 @@ struct Connected {
     server: String,
     /// Name or address and port, for metrics.
     host: String,
+    /// The generation of the credential, where a program has given it.
+    credential: Option<String>,
 }
 
 /// What tells one content of a file from another.
@@ -136,8 +141,28 @@ impl KubeApi {
             last_server: Mutex::new(None),
             replaced: watch::Sender::new(0),
             looked_at: AtomicBool::new(false),
+            refusals: OnceLock::new(),
         };
         Self { inner: Arc::new(inner), limiter: None }
+    }
+
+    /// Reports in `file` when the server refuses a credential that a program of the kubeconfig has given
+    /// ([`CredentialRefusal`]); copies of this connection do so, too. The first file counts.
+    #[must_use]
+    pub fn reporting_refusals(self, file: PathBuf) -> Self {
+        let _ = self.inner.refusals.set(file);
+        self
+    }
+
+    /// Reports the credential if the server has answered that it does not know it (401).
+    fn report_refusal(&self, error: &KubeError, credential: Option<&str>) {
+        let (Some(401), Some(generation), Some(file)) = (error.code(), credential, self.inner.refusals.get())
+        else {
+            return;
+        };
+        if let Err(error) = CredentialRefusal::report(file, generation) {
+            tracing::warn!(file = %file.display(), %error, "cannot report the refused credential");
+        }
     }
 
     /// The same connection, where each call and each watch takes its turn.
@@ -297,7 +322,7 @@ impl KubeApi {
             query.append_pair("timeoutSeconds", &seconds.to_string());
         });
         self.keep_looking();
-        let Connected { watches, server, number, host, .. } = self.connected().await?;
+        let Connected { watches, server, number, host, credential, .. } = self.connected().await?;
         self.take_turn("GET", &host).await;
         let what = format!("a watch of {}", range.resource.plural);
         let request = self.request(Method::GET, &path, &server, &what, None)?;
@@ -309,6 +334,7 @@ impl KubeApi {
                 if error.is_unanswered() {
                     watches.give_up(&seat);
                 }
+                self.report_refusal(&error, credential.as_deref());
                 return Err(error);
             }
         };
@@ -379,14 +405,14 @@ impl KubeApi {
         what: &str,
         body: Option<(&str, &Value)>,
     ) -> Result<Value, KubeError> {
-        let Connected { client, server, host, .. } = self.connected().await?;
+        let Connected { client, server, host, credential, .. } = self.connected().await?;
         self.take_turn(method.as_str(), &host).await;
         let request = self.request(method.clone(), path, &server, what, body)?;
         let (began, sent) = (Instant::now(), request.body().len());
         let answer = within(&server, what, client.request_text(request)).await;
         let received = answer.as_ref().ok().map(String::len);
         self.inner.metrics.ended(method.as_str(), &host, began.elapsed(), sent, received);
-        let text = answer?;
+        let text = answer.inspect_err(|error| self.report_refusal(error, credential.as_deref()))?;
         serde_json::from_str(&text).map_err(|error| {
             KubeError::unreachable(&server, what, format!("what it says is no Kubernetes object: {error}"))
         })
@@ -434,10 +460,10 @@ impl KubeApi {
             },
         };
         let made = match connect(path, &self.inner.metrics).await {
-            Ok((client, dialer)) => {
+            Ok((client, dialer, credential)) => {
                 let (server, host) = (dialer.server(), dialer.host());
                 let watches = Arc::new(Lines::new(dialer));
-                Connected { number: self.next_number(), stamp, client, watches, server, host }
+                Connected { number: self.next_number(), stamp, client, watches, server, host, credential }
             }
             Err(message) => match current {
                 Some(former) => {
@@ -521,11 +547,17 @@ async fn within<T>(
     }
 }
 
-/// A client of what the file says, and who makes more of them.
-async fn connect(path: &Path, metrics: &RestMetrics) -> Result<(Client, Dialer), String> {
+/// A client of what the file says, who makes more of them, and the generation of a credential that a program has given.
+async fn connect(path: &Path, metrics: &RestMetrics) -> Result<(Client, Dialer, Option<String>), String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     let dialer = Dialer::new(&text, metrics).await?;
-    Ok((dialer.client()?, dialer))
+    Ok((dialer.client()?, dialer, generation(&text)))
+}
+
+/// Only a kubeconfig that init has made, which is JSON, has one.
+fn generation(text: &str) -> Option<String> {
+    let document: Value = serde_json::from_str(text).ok()?;
+    document[CredentialRefusal::FIELD].as_str().map(ToOwned::to_owned)
 }
 
 #[cfg(test)]

@@ -374,3 +374,30 @@ async fn while_the_kubeconfig_is_awaited_that_is_said_and_one_that_is_taken_away
         std::fs::remove_file(&path).unwrap();
     }
 }
+
+#[tokio::test]
+async fn a_refused_credential_of_a_program_is_reported_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeApi::start(|asked| match asked.path.contains("watch") {
+        true => Answer::refusal(401, "Unauthorized", "Unauthorized"),
+        false => Answer::refusal(403, "Forbidden", "no"),
+    })
+    .await;
+    let kubeconfig = server.kubeconfig(folder.path(), &json!({}), &json!({"token": "t"}));
+    let report = folder.path().join("refused-credential");
+    let asked = async |path: &Path| {
+        let api = KubeApi::new(path.to_owned(), "kubelet/test").reporting_refusals(report.clone());
+        api.get(Resource::NODE, None, "n").await.unwrap_err();
+        assert!(!report.exists(), "the server knows this node, and forbids something else");
+        let range = Range::of_fields(Resource::NODE, "metadata.name=n".to_owned());
+        assert!(api.watch(&range, "1").await.is_err());
+    };
+    asked(&kubeconfig).await;
+    assert!(!report.exists(), "the token is from the kubeconfig itself");
+    // As init hands it over.
+    let mut file: Value = serde_json::from_slice(&fs::read(&kubeconfig).unwrap()).unwrap();
+    file["keelsonCredential"] = "17".into();
+    fs::write(&kubeconfig, file.to_string()).unwrap();
+    asked(&kubeconfig).await;
+    assert_eq!(fs::read_to_string(&report).unwrap(), "17");
+}

@@ -9,6 +9,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
+use keelson_config::CredentialRefusal;
+
+use crate::exec_login::{ExecCredential, ExecLogin};
+
 /// What is wrong with a kubeconfig: the field and the words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
@@ -64,6 +68,16 @@ impl Pem {
     }
 }
 
+/// The current context of a kubeconfig.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flat {
+    /// A kubeconfig that names no file. Its user is empty where `exec` is there.
+    pub document: Value,
+    /// The program by which the user logs in. What it answers belongs into `document` ([`set_exec_credential`]) before anybody
+    /// uses that: an empty user is anonymous.
+    pub exec: Option<ExecLogin>,
+}
+
 /// The current context of a kubeconfig in `folder`, with the content of every file that it names.
 ///
 /// # Errors
@@ -72,21 +86,21 @@ pub fn flatten(
     root: &Map<String, Value>,
     folder: &Path,
     read: &mut dyn FnMut(&Path) -> Result<Vec<u8>, String>,
-) -> Result<Value, KubeconfigProblem> {
+) -> Result<Flat, KubeconfigProblem> {
     let (place_of_cluster, cluster) = current_cluster(root)?;
     let (_, context) = current_context(root)?;
     let mut flat_cluster = taken(cluster, &OF_CLUSTER);
     let mut files = Files { folder, read };
     files.take(cluster, &place_of_cluster, &FILES_OF_CLUSTER, &mut flat_cluster)?;
-    let mut flat_user = Map::new();
+    let (mut flat_user, mut exec) = (Map::new(), None);
     // A context without a user is anonymous.
     if let Some(user_name) = text(context, "user") {
         let (place, user) = entry(root, "users", "user", user_name)?;
-        if let Some(method) = ["exec", "auth-provider"].into_iter().find(|method| user.contains_key(*method))
-        {
+        exec = ExecLogin::of_user(user, &place, folder)?;
+        if user.get("auth-provider").is_some_and(|provider| !provider.is_null()) {
             return Err(problem(
-                &format!("{place}.{method}"),
-                "no program is run to log in; use a client certificate or a token",
+                &format!("{place}.auth-provider"),
+                "is not supported; use exec, a client certificate or a token",
             ));
         }
         flat_user = taken(user, &OF_USER);
@@ -98,12 +112,20 @@ pub fn flatten(
             flat_user.insert("token".to_owned(), token.trim().into());
         }
     }
-    Ok(json!({
+    let document = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "keelson",
         "contexts": [{"name": "keelson", "context": {"cluster": "keelson", "user": "keelson"}}],
         "clusters": [{"name": "keelson", "cluster": flat_cluster}],
         "users": [{"name": "keelson", "user": flat_user}],
-    }))
+    });
+    Ok(Flat { document, exec })
+}
+
+/// The content of an extension of the current cluster.
+pub(crate) fn cluster_extension<'a>(root: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+    let (_, cluster) = current_cluster(root).ok()?;
+    let mut extensions = cluster.get("extensions")?.as_array()?.iter();
+    extensions.find(|extension| extension["name"] == name).map(|found| &found["extension"])
 }
 
 fn current_context(root: &Map<String, Value>) -> Result<(String, &Map<String, Value>), KubeconfigProblem> {
@@ -175,6 +197,20 @@ pub fn set_client_pair(flat: &mut Value, certificates: &[u8], key: &[u8]) {
     });
 }
 
+/// Has the user of a flat kubeconfig log in by what a program answered; `generation` tells it from other answers.
+pub fn set_exec_credential(flat: &mut Value, credential: &ExecCredential, generation: &str) {
+    let mut user = Map::new();
+    if let Some(token) = &credential.token {
+        user.insert("token".to_owned(), token.as_str().into());
+    }
+    if let Some((certificates, key)) = &credential.pair {
+        user.insert("client-certificate-data".to_owned(), STANDARD.encode(certificates).into());
+        user.insert("client-key-data".to_owned(), STANDARD.encode(key).into());
+    }
+    flat["users"][0]["user"] = user.into();
+    flat[CredentialRefusal::FIELD] = generation.into();
+}
+
 struct Files<'a> {
     folder: &'a Path,
     read: &'a mut dyn FnMut(&Path) -> Result<Vec<u8>, String>,
@@ -211,15 +247,15 @@ impl Files<'_> {
     }
 }
 
-fn problem(field: &str, message: &str) -> KubeconfigProblem {
+pub(crate) fn problem(field: &str, message: &str) -> KubeconfigProblem {
     KubeconfigProblem { field: field.to_owned(), message: message.to_owned() }
 }
 
-fn text<'a>(map: &'a Map<String, Value>, field: &str) -> Option<&'a str> {
+pub(crate) fn text<'a>(map: &'a Map<String, Value>, field: &str) -> Option<&'a str> {
     map.get(field).and_then(Value::as_str).filter(|text| !text.is_empty())
 }
 
-fn taken(from: &Map<String, Value>, fields: &[&str]) -> Map<String, Value> {
+pub(crate) fn taken(from: &Map<String, Value>, fields: &[&str]) -> Map<String, Value> {
     let found = fields.iter().filter_map(|field| Some(((*field).to_owned(), from.get(*field)?.clone())));
     found.filter(|(_, value)| !value.is_null()).collect()
 }

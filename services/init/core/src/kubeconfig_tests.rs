@@ -16,7 +16,10 @@ fn files(path: &Path) -> Result<Vec<u8>, String> {
 
 fn flat(file: Value) -> Result<Value, String> {
     let root = file.as_object().unwrap();
-    flatten(root, Path::new("/etc/kubernetes"), &mut files).map_err(|problem| problem.to_string())
+    let flat =
+        flatten(root, Path::new("/etc/kubernetes"), &mut files).map_err(|problem| problem.to_string())?;
+    assert_eq!(flat.exec, None);
+    Ok(flat.document)
 }
 
 /// As kubeadm writes it.
@@ -74,7 +77,7 @@ fn a_context_without_a_user_is_anonymous() {
 #[test]
 fn what_is_wrong_is_told_with_its_place() {
     type Change = fn(&mut Value);
-    let cases: [(Change, &str); 9] = [
+    let cases: [(Change, &str); 10] = [
         (|f| f["current-context"] = Value::Null, "current-context: is missing"),
         (|f| f["current-context"] = "x".into(), "contexts: there is none with the name \"x\""),
         (
@@ -94,7 +97,11 @@ fn what_is_wrong_is_told_with_its_place() {
         ),
         (
             |f| f["users"][1]["user"]["exec"] = json!({"command": "aws"}),
-            "users[1].user.exec: no program is run to log in; use a client certificate or a token",
+            "users[1].user.client-certificate: cannot be combined with exec; keep one of the two",
+        ),
+        (
+            |f| f["users"][1]["user"]["auth-provider"] = json!({"name": "gcp"}),
+            "users[1].user.auth-provider: is not supported; use exec, a client certificate or a token",
         ),
     ];
     for (change, expected) in cases {

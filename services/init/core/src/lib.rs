@@ -20,6 +20,7 @@ mod control_plane;
 mod credential_providers;
 mod document;
 mod effective;
+mod exec_login;
 mod exit;
 pub mod flags;
 mod flagz;
@@ -64,6 +65,7 @@ pub use credential_providers::{
     credential_provider_paths,
 };
 pub use document::{ConfigProblem, Document, Sourced};
+pub use exec_login::{EXEC_INFO, ExecAnswerError, ExecCredential, ExecLogin, refresh_at};
 pub use exit::{EX_CONFIG, EX_USAGE, Exit, Verdict, judge_exit};
 pub use flagz::{configuration_line, flag_lines, shown_flags};
 pub use folders::{Folder, Owner, folders};
@@ -71,8 +73,8 @@ pub use health::{ConditionReport, Health, LoopReport, Poll, Report, ServiceState
 pub use keelson_config::{KUBELET_API_VERSION, KUBELET_KIND, endpoint_lock_name};
 pub use keelson_file::{KEELSON_API_VERSION, KEELSON_KIND};
 pub use kubeconfig::{
-    KubeconfigProblem, client_certificates, flatten as flatten_kubeconfig,
-    for_certificate as kubeconfig_for_certificate, set_client_pair,
+    Flat, KubeconfigProblem, client_certificates, flatten as flatten_kubeconfig,
+    for_certificate as kubeconfig_for_certificate, set_client_pair, set_exec_credential,
 };
 pub use node_configuration::{Judgement, Kept, Step, Trial, Wellness};
 pub use resolve::{Flags, Host, Inputs, Level, Note, Resolved, resolve};

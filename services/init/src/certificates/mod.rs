@@ -12,7 +12,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use keelson_config::{ApiTls, CertificateKind, Certificates, Config, Kubernetes};
+use keelson_config::{ApiTls, CertificateKind, Certificates, Config, CredentialRefusal, Kubernetes};
 use keelson_init_core::{client_certificates, kubeconfig_for_certificate, set_client_pair};
 use serde_json::Value;
 
@@ -33,26 +33,36 @@ pub(crate) enum Client {
 }
 
 /// The kubeconfig of a node, flat, or what it is to be replaced by (node-and-api.md §6.3); `now` in seconds since 1970.
-pub(crate) fn client(api: &Kubernetes, now: i64) -> Result<Client, HandoverError> {
+pub(crate) fn client(config: &Config, api: &Kubernetes, now: i64) -> Result<Client, HandoverError> {
     let settings = &api.certificates;
-    let own = flattened("--kubeconfig", &api.kubeconfig);
+    let own = flattened(&config.paths, "--kubeconfig", &api.kubeconfig);
     let Some(bootstrap) = &settings.bootstrap_kubeconfig else {
         let mut own = own?;
         with_stored(&mut own, settings, now);
         return Ok(Client::Own(own));
     };
+    // A program that has not answered is no reason to ask for a certificate: the credential of the kubeconfig is still to come.
+    if matches!(own, Err(HandoverError::Login { .. })) {
+        return own.map(Client::Own);
+    }
     if let Ok(mut own) = own {
+        if is_of_a_program(&own) {
+            return Ok(Client::Own(own));
+        }
         with_stored(&mut own, settings, now);
         let holds = |pem: Vec<u8>| pair::validity(&pem).is_ok_and(|validity| validity.holds(now));
         if client_certificates(&own).is_some_and(holds) {
             return Ok(Client::Own(own));
         }
     }
-    flattened("--bootstrap-kubeconfig", bootstrap).map(Client::Bootstrap)
+    flattened(&config.paths, "--bootstrap-kubeconfig", bootstrap).map(Client::Bootstrap)
 }
 
 /// With rotation the pair in force goes before the one that the kubeconfig names, and the file says whether it is that.
 fn with_stored(flat: &mut Value, settings: &Certificates, now: i64) {
+    if is_of_a_program(flat) {
+        return;
+    }
     let Some(named) = client_certificates(flat) else { return };
     let stored = Store::of(settings, CertificateKind::Client).current().ok().flatten();
     let Some(stored) = stored.filter(|pair| pair.validity.holds(now)) else { return };
@@ -64,6 +74,11 @@ fn with_stored(flat: &mut Value, settings: &Certificates, now: i64) {
     if settings.rotate || is_named {
         flat[STORED] = true.into();
     }
+}
+
+/// Whether a program has given the credential: it renews it, too.
+fn is_of_a_program(flat: &Value) -> bool {
+    flat.get(CredentialRefusal::FIELD).is_some()
 }
 
 /// The field of a handed kubeconfig that says that its certificate is one that was asked for.
@@ -234,7 +249,7 @@ mod tests {
 
         /// Whose certificates are used, and whether they are those that were asked for; `None`: bootstrap.
         fn client(&self) -> Option<(String, bool)> {
-            match client(&self.api, NOW).unwrap() {
+            match client(&Config::default(), &self.api, NOW).unwrap() {
                 Client::Bootstrap(flat) => {
                     assert_eq!(flat["users"][0]["user"]["token"], "abc.def");
                     None
@@ -271,7 +286,7 @@ mod tests {
             fs::remove_file(scene.dir.path().join("bootstrap.conf")).unwrap();
             assert_eq!(scene.client(), Some((own, false)), "kubeadm removes it after a join");
             fs::write(scene.dir.path().join("kubelet.conf"), "clusters: [").unwrap();
-            let error = client(&scene.api, NOW).unwrap_err();
+            let error = client(&Config::default(), &scene.api, NOW).unwrap_err();
             let text = keelson_service_kit::status::chain(&error);
             assert!(text.contains("bootstrap.conf that --bootstrap-kubeconfig names"), "{text}");
         }
@@ -282,7 +297,7 @@ mod tests {
         let scene = Scene::new(false, false);
         scene.write("kubelet.conf", &json!({"token": "t"}));
         assert!(
-            matches!(client(&scene.api, NOW).unwrap(), Client::Own(flat) if flat["users"][0]["user"]["token"] == "t")
+            matches!(client(&Config::default(), &scene.api, NOW).unwrap(), Client::Own(flat) if flat["users"][0]["user"]["token"] == "t")
         );
         let own = scene.own(NOW - 9, NOW - 1);
         assert_eq!(scene.client(), Some((own, false)), "the server says what it thinks of it");

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use keelson_config::{Kubernetes as Settings, ServiceName};
+use keelson_config::{CredentialRefusal, Kubernetes as Settings, ServiceName};
 use keelson_kube_api::{KubeApi, KubeError, Limiter, Object, Patch, Resource, RestMetrics};
 use keelson_kube_model::pod_ext::API;
 use keelson_kube_model::{Node, PodFullName};
@@ -68,7 +68,8 @@ fn connection(ctx: &Context, settings: &Settings, requests: RestMetrics) -> Kube
     let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::NodeStatus));
     let bootstraps = settings.certificates.bootstrap_kubeconfig.is_some();
     let awaited = if bootstraps { AWAITED } else { AWAITED_KUBECONFIG };
-    KubeApi::awaiting(kubeconfig, &user_agent(ctx), requests, awaited)
+    let refusals = CredentialRefusal::file(&ctx.config.paths, ServiceName::NodeStatus);
+    KubeApi::awaiting(kubeconfig, &user_agent(ctx), requests, awaited).reporting_refusals(refusals)
 }
 
 /// Writes to an API server.

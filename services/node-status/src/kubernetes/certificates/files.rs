@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use keelson_config::{CertificateKind, Certificates, Config, Kubernetes, ServiceName};
+use keelson_config::{CertificateKind, Certificates, Config, CredentialRefusal, Kubernetes, ServiceName};
 use keelson_node_status_core::certificates::{Held, Subject};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -69,6 +69,10 @@ impl Files {
             CertificateKind::Serving => x509::held(&fs::read(&self.serving).ok()?, true),
             CertificateKind::Client => {
                 let flat: Value = serde_json::from_slice(&fs::read(&self.kubeconfig).ok()?).ok()?;
+                // What a program has given is renewed by it, and no certificate is asked for.
+                if flat.get(CredentialRefusal::FIELD).is_some() {
+                    return None;
+                }
                 let encoded = flat["users"][0]["user"]["client-certificate-data"].as_str()?;
                 x509::held(&STANDARD.decode(encoded).ok()?, flat["keelsonStored"] == true)
             }

@@ -1,0 +1,70 @@
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use crate::{Paths, ServiceName};
+
+/// How a service reports to init that the API server refuses its credential (401). Only a credential that a program of the
+/// kubeconfig has given (`users[].user.exec`) is reported: the file in the service's state folder holds its generation, the
+/// field [`Self::FIELD`] of the handed kubeconfig. init then runs the program again.
+#[derive(Debug)]
+pub struct CredentialRefusal;
+
+impl CredentialRefusal {
+    /// The field of a handed kubeconfig with the generation of its credential.
+    pub const FIELD: &str = "keelsonCredential";
+    /// A longer file is none of ours.
+    const MOST_BYTES: u64 = 64;
+
+    /// The file of `service`.
+    pub fn file(paths: &Paths, service: ServiceName) -> PathBuf {
+        paths.state(service).join("refused-credential")
+    }
+
+    /// Reports a generation in `file`, by rename.
+    ///
+    /// # Errors
+    /// The state folder cannot be written.
+    pub fn report(file: &std::path::Path, generation: &str) -> io::Result<()> {
+        if fs::read(file).is_ok_and(|now| now == generation.as_bytes()) {
+            return Ok(());
+        }
+        let temporary = file.with_extension("new");
+        fs::write(&temporary, generation)?;
+        fs::rename(&temporary, file)
+    }
+
+    /// The generation that `service` has reported last; `None`: there is none, or the file is none of ours.
+    pub fn read(paths: &Paths, service: ServiceName) -> Option<String> {
+        let file = Self::file(paths, service);
+        let meta = fs::symlink_metadata(&file).ok()?;
+        if !meta.is_file() || meta.len() > Self::MOST_BYTES {
+            return None;
+        }
+        fs::read_to_string(file).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_reported_generation_is_read_and_links_and_long_files_are_not() {
+        let dir = keelson_testkit::Scratch::new().unwrap();
+        let paths = Paths { state_dir: dir.path().to_owned(), ..Paths::default() };
+        let service = ServiceName::PodConfig;
+        let file = CredentialRefusal::file(&paths, service);
+        fs::create_dir_all(paths.state(service)).unwrap();
+        assert_eq!(CredentialRefusal::read(&paths, service), None);
+        for generation in ["1", "1", "2"] {
+            CredentialRefusal::report(&file, generation).unwrap();
+            assert_eq!(CredentialRefusal::read(&paths, service).as_deref(), Some(generation));
+        }
+        fs::write(&file, "x".repeat(65)).unwrap();
+        assert_eq!(CredentialRefusal::read(&paths, service), None);
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("/etc/hostname", &file).unwrap();
+        assert_eq!(CredentialRefusal::read(&paths, service), None);
+    }
+}
