@@ -264,7 +264,9 @@ fn handed(config: &Config) -> anyhow::Result<Looked> {
 fn keep_handed(context: &Context) -> anyhow::Result<()> {
     let looked = handed(&context.config)?;
     // All else is told by the condition.
-    for error in looked.errors.iter().filter(|error| error.is_of_kubeconfig()) {
+    // A program that has yet to answer is nothing that an operator has to mend.
+    let is_login = |error: &&HandoverError| matches!(error, HandoverError::Login { .. });
+    for error in looked.errors.iter().filter(|error| error.is_of_kubeconfig() && !is_login(error)) {
         tracing::error!("{}", status::chain(error));
     }
     if let Some(why) = &looked.left_alone {
