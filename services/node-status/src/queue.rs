@@ -13,6 +13,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Between two tries of what fails through the control plane: as often as a kubelet goes over all statuses
 /// (pod-lifecycle.md §14.5).
 const SHORT_PAUSE: Duration = Duration::from_secs(10);
+/// Before the second try of what the control plane has not noticed yet; doubled with each further one.
+const LAG: Duration = Duration::from_millis(100);
 /// A try that fails within this time holds up nobody.
 const QUICK: Duration = Duration::from_secs(1);
 
@@ -94,6 +96,8 @@ pub(crate) struct Pending {
     pub(crate) hangs: u32,
     /// It has held up the others: they go first.
     behind: bool,
+    /// It was tried again because something else went well. Refused even so, it is refused for itself.
+    released: bool,
 }
 
 impl Pending {
@@ -103,6 +107,7 @@ impl Pending {
         self.urgent |= before.urgent;
         self.unanswered_since = self.unanswered_since.or(before.unanswered_since);
         self.behind |= before.behind;
+        self.released |= before.released;
         if before.hangs > 0 {
             (self.hangs, self.not_before) = (before.hangs, before.not_before);
         }
@@ -125,6 +130,8 @@ pub(crate) enum Fault {
     OfJob,
     /// Perhaps of the whole control plane.
     OfControlPlane,
+    /// The control plane has not noticed yet what the job depends on, which is a matter of moments.
+    Lag,
 }
 
 /// All that waits.
@@ -135,6 +142,8 @@ pub(crate) struct Queue {
     failing: BTreeSet<Slot>,
     /// When the control plane has answered something last.
     answered: Option<Instant>,
+    /// The slots whose jobs are carried out at the moment.
+    busy: BTreeSet<Slot>,
 }
 
 impl Queue {
@@ -152,6 +161,7 @@ impl Queue {
             unanswered_since: None,
             hangs: 0,
             behind: false,
+            released: false,
         };
         if let Some(before) = self.waiting.remove(&slot) {
             pending.replaces(&before);
@@ -174,11 +184,16 @@ impl Queue {
         (pending.unanswered_since, pending.hangs) = (None, 0);
         // What the server asks before it writes may let it wait, and end as a refusal.
         pending.behind = pending.holds_up(now);
+        let fault = if pending.released { Fault::OfJob } else { fault };
         let longest = match fault {
-            Fault::OfJob => LONGEST_PAUSE,
+            Fault::OfJob | Fault::Lag => LONGEST_PAUSE,
             Fault::OfControlPlane => SHORT_PAUSE,
         };
-        pending.not_before = Some(now + pause(pending.refused, longest));
+        let pause = match fault {
+            Fault::Lag => LAG.saturating_mul(1 << (pending.refused - 1).min(12)).min(longest),
+            Fault::OfJob | Fault::OfControlPlane => pause(pending.refused, longest),
+        };
+        pending.not_before = Some(now + pause);
         if fault == Fault::OfControlPlane {
             self.failing.insert(pending.job.slot());
         }
@@ -217,24 +232,45 @@ impl Queue {
         self.answered = Some(now);
     }
 
-    /// Something went well. Where several things had been refused before, it was the control plane, and none of them waits any
-    /// longer.
+    /// Something went well. Where several things had been refused before, it was perhaps the control plane: each of them is
+    /// tried again at once, but only the first time. What is refused even then waits for itself, so that reports which can
+    /// never be written do not come back with every report that is.
     pub(crate) fn went_well(&mut self) {
         let failed = std::mem::take(&mut self.failing);
-        if failed.len() > 1 {
-            self.put_off_no_more();
+        if failed.len() < 2 {
+            return;
         }
+        for slot in failed {
+            if let Some(pending) = self.waiting.get_mut(&slot).filter(|pending| pending.hangs == 0) {
+                pending.not_before = None;
+                pending.released = true;
+            }
+        }
+    }
+
+    /// The job of `slot` that was taken is not carried out any more: its next one may be taken.
+    pub(crate) fn is_done(&mut self, slot: &Slot) {
+        self.busy.remove(slot);
     }
 
     /// When a job that was put off is to be tried again; `None` where there is none.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.waiting.values().filter_map(|pending| pending.not_before).min()
+        let idle = self.waiting.iter().filter(|(slot, _)| !self.busy.contains(slot));
+        idle.filter_map(|(_, pending)| pending.not_before).min()
+    }
+
+    /// The same as [`Queue::take_at`] and [`Queue::take_node_at`], the Node first, for several jobs at a time: no other job of
+    /// the same slot is taken until [`Queue::is_done`].
+    pub(crate) fn begin_at(&mut self, now: Instant) -> Option<Pending> {
+        let pending = self.take_node_at(now).or_else(|| self.take_at(now))?;
+        self.busy.insert(pending.job.slot());
+        Some(pending)
     }
 
     /// The job that is next at `now`: the urgent ones first, and among equals the one that has waited longest. Those that have
     /// held up the others come last, the Node first of them.
     pub(crate) fn take_at(&mut self, now: Instant) -> Option<Pending> {
-        let ready = self.waiting.iter().filter(|(_, p)| p.is_due(now));
+        let ready = self.waiting.iter().filter(|(slot, p)| p.is_due(now) && !self.busy.contains(slot));
         let next = ready.min_by_key(|(slot, p)| {
             let is_last = p.behind && **slot != Slot::Node;
             (p.behind, is_last, !p.urgent, p.since, (*slot).clone())
@@ -245,7 +281,8 @@ impl Queue {
 
     /// The Node, whatever else waits; `None` where it does not, was put off a moment ago, or has held up the others.
     pub(crate) fn take_node_at(&mut self, now: Instant) -> Option<Pending> {
-        self.waiting.get(&Slot::Node).filter(|node| node.is_due(now) && !node.behind)?;
+        let is_idle = !self.busy.contains(&Slot::Node);
+        self.waiting.get(&Slot::Node).filter(|node| node.is_due(now) && !node.behind && is_idle)?;
         self.take_slot(&Slot::Node, now)
     }
 
@@ -272,8 +309,9 @@ impl Queue {
         self.waiting.contains_key(slot)
     }
 
+    /// How many jobs are not done: those that wait, and those that are being carried out and have no successor.
     pub(crate) fn len(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() + self.busy.iter().filter(|slot| !self.waiting.contains_key(slot)).count()
     }
 
     /// Since when the oldest has waited.
@@ -487,6 +525,42 @@ mod tests {
             std::iter::from_fn(|| queue.take_at(now)).count()
         };
         assert_eq!((after(Fault::OfControlPlane), after(Fault::OfJob)), (2, 0));
+    }
+
+    #[test]
+    fn what_is_refused_although_others_are_written_is_not_tried_with_each_of_them() {
+        let (mut queue, mut now) = (Queue::default(), Instant::now());
+        for uid in ["gone-1", "gone-2", "gone-3"] {
+            queue.put(pod(uid, "1"), false, Span::none(), now);
+        }
+        let mut tries = 0;
+        for _ in 0..60 {
+            queue.put(pod("good", "1"), false, Span::none(), now);
+            while let Some(taken) = queue.take_at(now) {
+                if taken.job == pod("good", "1") {
+                    queue.went_well();
+                } else {
+                    tries += 1;
+                    queue.defer(taken, Fault::OfControlPlane, now);
+                }
+            }
+            now += Duration::from_secs(1);
+        }
+        // The first try, the one when something else went well, and those after 4, 8, 16 and 32 s.
+        assert!((9..=21).contains(&tries), "{tries}");
+    }
+
+    #[test]
+    fn a_pod_whose_report_is_being_written_is_not_begun_twice_and_holds_up_no_other() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        queue.put(pod("a", "1"), true, Span::none(), now);
+        queue.put(pod("b", "1"), false, Span::none(), now);
+        let first = queue.begin_at(now).unwrap();
+        queue.put(pod("a", "2"), true, Span::none(), now);
+        assert_eq!(queue.begin_at(now).unwrap().job, pod("b", "1"));
+        assert!(queue.begin_at(now).is_none(), "both are being written");
+        queue.is_done(&first.job.slot());
+        assert_eq!(queue.begin_at(now).unwrap().job, pod("a", "2"));
     }
 
     #[test]

@@ -91,6 +91,15 @@ impl KubeError {
         matches!(self, Self::Refused { code: 404, reason, .. } if reason == "NotFound")
     }
 
+    /// The Node authorizer finds no relationship between this node and the object. With `AuthorizeNodeWithSelectors` (on since
+    /// Kubernetes 1.32) that is what a node gets for a pod that does not exist and for one that is bound elsewhere, instead of a
+    /// 404. Right after an object was bound it may also mean that the authorizer has not seen it yet. There is no structured
+    /// form of this reason (`status.reason` is `Forbidden` for every 403), so its text is matched, here alone.
+    pub fn is_unrelated(&self) -> bool {
+        const UNRELATED: &str = "no relationship found between node";
+        matches!(self, Self::Refused { code: 403, message, .. } if message.contains(UNRELATED))
+    }
+
     /// The same call may go well at another time: nobody has answered, or the server has too much to do or is in trouble.
     pub fn may_pass(&self) -> bool {
         self.code().is_none_or(|code| code == 429 || code >= 500)
@@ -184,6 +193,19 @@ mod tests {
         let error = KubeError::refused("https://a:6443", "pods", status);
         assert_eq!(error.to_string(), "the API server https://a:6443 refuses pods: no (403 Forbidden)");
         assert!(!error.is_not_found() && !error.wants_a_list());
+    }
+
+    #[test]
+    fn a_missing_relationship_is_told_from_a_missing_permission() {
+        let refused = |code: u16, message: &str| {
+            let status = Status { code, reason: "Forbidden".into(), message: message.into(), ..Status::default() };
+            KubeError::refused("s", "pods", status)
+        };
+        let forbidden = r#"pods "web" is forbidden: User "system:node:n1" cannot get resource "pods" in API group "" in the namespace "default""#;
+        let unrelated = format!("{forbidden}: no relationship found between node 'n1' and this object");
+        assert!(refused(403, &unrelated).is_unrelated());
+        assert!(!refused(403, forbidden).is_unrelated());
+        assert!(!refused(404, &unrelated).is_unrelated());
     }
 
     #[test]

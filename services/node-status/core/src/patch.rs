@@ -160,6 +160,7 @@ fn since_they_turned(live: &Value, ours: &Value) -> Value {
             // RFC 3339 in UTC sorts as it stands.
             condition["lastTransitionTime"] = condition["lastHeartbeatTime"].clone();
         }
+        remove_absent(old, condition);
     }
     ours
 }
@@ -318,6 +319,9 @@ fn condition_changes(before: &Value, now: &Value, ends: bool) -> Vec<Value> {
         };
         let fields = ["status", "reason", "message", "lastTransitionTime", "observedGeneration"];
         if old.is_none_or(|old| !fields.iter().all(|field| same(field, old))) {
+            if let Some(old) = old {
+                remove_absent(old, &mut new);
+            }
             changes.push(new);
         }
     }
@@ -328,6 +332,16 @@ fn condition_changes(before: &Value, now: &Value, ends: bool) -> Vec<Value> {
         }
     }
     changes
+}
+
+/// Removes what the server's condition `old` says and `new` does not: a field that a merge does not name keeps its value, so a
+/// condition would keep the reason and message of its former status.
+fn remove_absent(old: &Value, new: &mut Value) {
+    for field in ["reason", "message", "observedGeneration"] {
+        if !is_nothing(&old[field]) && is_nothing(&new[field]) {
+            new[field] = Value::Null;
+        }
+    }
 }
 
 /// Whether the pod of the server is to be deleted: that was asked for, it is over, and nothing of it is left here

@@ -381,3 +381,30 @@ fn an_annotation_of_ours_that_is_not_told_any_more_goes() {
     let patch = node_patch(&live, &node(), false).unwrap();
     assert_eq!(patch, json!({"metadata": {"annotations": {attach: null}}}));
 }
+
+#[test]
+fn a_condition_loses_the_reason_and_message_of_its_former_status() {
+    let ready = |status: &str| json!({"type": "Ready", "status": status, "lastTransitionTime": "2026-01-01T00:00:05Z"});
+    let mut live = pod("Running");
+    live["status"]["conditions"] = json!([ready("False")]);
+    live["status"]["conditions"][0]["reason"] = "ContainersNotReady".into();
+    live["status"]["conditions"][0]["message"] = "containers with unready status: [main]".into();
+    live["status"]["conditions"][0]["observedGeneration"] = 1.into();
+    let ours = pod("Running");
+    let patch = pod_status_patch(&live, &ours, true).unwrap();
+    let mut expected = ready("True");
+    for field in ["reason", "message", "observedGeneration"] {
+        expected[field] = Value::Null;
+    }
+    assert_eq!(patch["status"]["conditions"], json!([expected]));
+    live["status"]["conditions"] = json!([ready("True")]);
+    assert_eq!(pod_status_patch(&live, &ours, true), None, "there is nothing left to remove");
+
+    let mut live = node();
+    live["status"]["conditions"][0]["status"] = "False".into();
+    live["status"]["conditions"][0]["reason"] = "Former".into();
+    let mut ours = node();
+    ours["status"]["conditions"][0].as_object_mut().unwrap().remove("reason");
+    let patch = node_patch(&live, &ours, false).unwrap();
+    assert_eq!(patch["status"]["conditions"][0].get("reason"), Some(&Value::Null));
+}

@@ -115,7 +115,9 @@ impl LookedAt {
             return;
         }
         let Some(live) = seen(&pod.pod_json) else { return };
-        let mirror = is_mirror(&live).then(|| PodFullName::new(&pod.name, &pod.namespace));
+        let name = PodFullName::new(&pod.name, &pod.namespace);
+        writer.known().on_server.insert(pod.uid.clone(), name.clone());
+        let mirror = is_mirror(&live).then_some(name);
         match &mirror {
             Some(name) => writer.look_at_mirror(name, Some(&live)),
             None => writer.look_at_pod(&pod.uid, &live),
@@ -130,6 +132,7 @@ impl LookedAt {
 
     fn lose(&mut self, uid: &str, writer: &KubernetesWriter) {
         self.untold.remove(uid);
+        writer.known().on_server.remove(uid);
         if let Some((_, Some(name))) = self.pods.remove(uid) {
             writer.look_at_mirror(&name, None);
             self.count(writer);
@@ -207,9 +210,48 @@ impl KubernetesWriter {
     }
 
     /// Makes sure of the mirror of a static pod; none where a pod of that name is in its way.
+    ///
+    /// A node may not read a pod that does not exist, so the pod is read only where pod-config has seen one of the name on this
+    /// node, or the server has said that it exists.
     pub(super) async fn mirror(&self, pod: &queue::Pod, ours: &Value) -> Result<Option<Object>, KubeError> {
-        let PodFullName { name, namespace } = &pod.name;
-        let live = self.main.get(Resource::POD, Some(namespace), name).await?;
+        let is_there = self.known().on_server.values().any(|name| *name == pod.name);
+        let live = if is_there { self.related(&pod.name).await? } else { None };
+        if live.is_some() {
+            return self.mirror_beside(pod, ours, live).await;
+        }
+        match self.mirror_beside(pod, ours, None).await {
+            // A pod of the name exists. One that this node may not read is of another node, or of none.
+            Err(error) if error.is_conflict() => {
+                match self.main.get(Resource::POD, Some(&pod.name.namespace), &pod.name.name).await {
+                    Ok(Some(live)) => self.mirror_beside(pod, ours, Some(live)).await,
+                    Err(unrelated) if unrelated.is_unrelated() => {
+                        tracing::warn!(pod = %pod.name, "a pod of another node has the name of a static one, which is not shown at the API");
+                        Ok(None)
+                    }
+                    Ok(None) => Err(error),
+                    Err(error) => Err(error),
+                }
+            }
+            done => done,
+        }
+    }
+
+    /// The server's pod of a name; none where there is none, or none that this node may read.
+    async fn related(&self, name: &PodFullName) -> Result<Option<Object>, KubeError> {
+        match self.main.get(Resource::POD, Some(&name.namespace), &name.name).await {
+            Err(error) if error.is_unrelated() => Ok(None),
+            read => read,
+        }
+    }
+
+    /// Makes sure of the mirror where `live` is the server's pod of the name.
+    async fn mirror_beside(
+        &self,
+        pod: &queue::Pod,
+        ours: &Value,
+        live: Option<Object>,
+    ) -> Result<Option<Object>, KubeError> {
+        let namespace = &pod.name.namespace;
         let judged = judge_mirror(live.as_ref().map(|live| &live.0), ours);
         match (judged, live) {
             (Mirror::Stands, live) => return Ok(live),
@@ -226,17 +268,15 @@ impl KubernetesWriter {
             return Err(self.main.unreachable(&format!("the mirror of {}", pod.name), message));
         };
         let mirror = mirror_of(ours, &self.node_name, &node_uid);
-        match self.main.create(Resource::POD, Some(namespace), &mirror).await {
-            Ok(made) => Ok(Some(made)),
-            // Somebody was faster: the next report finds it.
-            Err(error) if error.is_conflict() => Ok(None),
-            Err(error) => Err(error),
-        }
+        let made = self.main.create(Resource::POD, Some(namespace), &mirror).await?;
+        // Until pod-config shows it, the next report knows that there is one.
+        self.known().on_server.insert(made.uid().to_owned(), pod.name.clone());
+        Ok(Some(made))
     }
 
     /// Removes the mirror of a pod that is gone; with `uid` only where it is that pod's.
     pub(super) async fn remove_mirror(&self, name: &PodFullName, uid: Option<&str>) -> Result<(), KubeError> {
-        let live = self.main.get(Resource::POD, Some(&name.namespace), &name.name).await?;
+        let live = self.related(name).await?;
         let Some(live) = live.filter(|live| is_mirror(&live.0)) else { return Ok(()) };
         let theirs = live.0["metadata"]["annotations"][annotations::CONFIG_MIRROR].as_str();
         if uid.is_none_or(|uid| theirs == Some(uid)) { self.delete(&live).await } else { Ok(()) }

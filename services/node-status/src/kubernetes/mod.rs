@@ -14,6 +14,7 @@ mod lease;
 mod measured;
 mod mirrors;
 mod returned;
+mod writing;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,30 +29,22 @@ use keelson_node_status_core::patch::{
     add_host_addresses, delete_now, may_be_deleted, new_node, node_patch, pod_status_patch,
 };
 use keelson_proto::keelson::events::v1::Event;
+use keelson_service_kit::Context;
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Context, LoopHandle};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use tracing::{Instrument as _, Span};
+use tracing::Span;
 
 use crate::kubernetes::events::Events;
 use crate::kubernetes::lease::Lease;
 use crate::kubernetes::measured::Measured;
-use crate::queue::{self, Fault, Job, Queue};
+use crate::queue::{self, Job, Queue};
 use crate::writer::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
 
-/// The condition that says whether reports get through.
-const CONDITION: &str = "control-plane";
-/// After a call that was not answered; doubled with each further one.
-const AGAIN: Duration = Duration::from_millis(250);
-/// The longest pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// The longest that the server is left alone because it has asked for it.
 const MOST_ASKED: Duration = Duration::from_secs(60);
 
-/// The pause while this node has no credentials: nobody is asked.
-const AWAITED_PAUSE: Duration = Duration::from_secs(1);
 /// What is waited for before this node has a certificate.
 const AWAITED: &str = "this node has no client certificate yet, and asks for one";
 /// The same before it has a kubeconfig that does.
@@ -112,6 +105,10 @@ struct Known {
     addresses: Value,
     /// The server's Node is not what it was told.
     node_drifts: bool,
+    /// The names of the server's pods on this node by UID, mirrors included, as pod-config has shown them.
+    on_server: BTreeMap<String, PodFullName>,
+    /// When the server has last taken a report.
+    last_write: Option<Instant>,
 }
 
 impl Known {
@@ -189,15 +186,21 @@ impl KubernetesWriter {
         self.wake.notify_one();
     }
 
+    /// Whether pod-config sees a pod of the API with this UID on this node.
+    fn is_on_server(&self, uid: &str) -> bool {
+        self.known().on_server.contains_key(uid)
+    }
+
     fn is_registered(&self) -> bool {
         self.known().node_uid.is_some()
     }
 
     /// The job that is next: before all others the Node.
+    #[cfg(test)]
     fn next_job(&self) -> Option<queue::Pending> {
-        let now = Instant::now();
-        let mut queue = self.queue();
-        queue.take_node_at(now).or_else(|| queue.take_at(now))
+        let pending = self.queue().begin_at(Instant::now())?;
+        self.queue().is_done(&pending.job.slot());
+        Some(pending)
     }
 
     /// Remembers that the server has answered, be it by a refusal.
@@ -230,97 +233,6 @@ impl KubernetesWriter {
         if known.host(self.of_cloud) != before {
             known.pods.values_mut().for_each(|told| told.drifts = true);
         }
-    }
-
-    async fn run(self: Arc<Self>, ctx: Context) {
-        let handle = ctx.progress.register("kubernetes-writer");
-        let mut pause = AGAIN;
-        loop {
-            handle.tick();
-            let job = self.next_job();
-            let Some(pending) = job else {
-                let due = self.queue().due();
-                let heartbeat = Instant::now() + LoopHandle::HEARTBEAT;
-                let next = due.map_or(heartbeat, |due| due.min(heartbeat));
-                // Cancel-safe: the queue keeps what it has.
-                tokio::select! {
-                    () = ctx.shutdown.cancelled() => return,
-                    () = self.wake.notified() => continue,
-                    () = tokio::time::sleep_until(next) => continue,
-                }
-            };
-            let result = {
-                let work = self.carry_out(&pending.job).instrument(pending.span.clone());
-                // Cancel-safe: given up at the end, it may have been made, and the next start finds it so.
-                tokio::select! {
-                    () = ctx.shutdown.cancelled() => return,
-                    result = handle.while_at(work) => result,
-                }
-            };
-            self.hear(&result);
-            let wait = match result {
-                Ok(()) => {
-                    pause = AGAIN;
-                    self.queue().went_well();
-                    ctx.progress.condition(CONDITION, Ok(()));
-                    if matches!(pending.job, Job::Pod(_)) {
-                        self.measured.status_told(pending.since.elapsed());
-                    }
-                    continue;
-                }
-                Err(error) => {
-                    ctx.progress.condition(CONDITION, Err(chain(&error)));
-                    self.put_off(pending, &error, &mut pause)
-                }
-            };
-            // Cancel-safe: neither arm holds anything.
-            tokio::select! {
-                () = ctx.shutdown.cancelled() => return,
-                () = handle.while_at(tokio::time::sleep(wait)) => {}
-            }
-        }
-    }
-
-    /// Keeps a job that has failed for later. How long all others wait, too: where the server answers nobody, a `pause` that
-    /// grows, and as long as it asks for in any case.
-    fn put_off(&self, pending: queue::Pending, error: &KubeError, pause: &mut Duration) -> Duration {
-        let (now, asked_for) = (Instant::now(), asked_for(error));
-        *self.asked_to_wait.lock().unwrap_or_else(PoisonError::into_inner) += asked_for;
-        let is_first = pending.refused + pending.hangs == 0;
-        match error.code() {
-            // A mirror belongs to the Node: while that is not there it holds up nobody, least of all the Node.
-            _ if pending.job.is_mirror() && !self.is_registered() => {
-                self.queue().defer(pending, Fault::OfJob, now);
-                return asked_for;
-            }
-            Some(429) => self.queue().put_back(pending),
-            Some(_) => {
-                if is_first {
-                    tracing::warn!(error = chain(error), "a report is refused; it is tried again");
-                }
-                self.queue().defer(pending, fault_of(error), now);
-                return asked_for;
-            }
-            None if error.is_awaited() => {
-                self.queue().put_back(pending);
-                *pause = AGAIN;
-                return AWAITED_PAUSE;
-            }
-            None => {
-                if self.queue().put_back_unanswered(pending, now) {
-                    if is_first {
-                        tracing::warn!(
-                            error = chain(error),
-                            "a report is not answered while others are; those go first"
-                        );
-                    }
-                    return asked_for;
-                }
-            }
-        }
-        let wait = pause.mul_f32(0.5 + fastrand::f32() / 2.0).max(asked_for);
-        *pause = (*pause * 2).min(LONGEST_PAUSE);
-        wait
     }
 
     async fn carry_out(&self, job: &Job) -> Result<(), KubeError> {
@@ -387,8 +299,12 @@ impl KubernetesWriter {
         let live = if pod.is_static {
             self.mirror(pod, &ours).await?
         } else {
-            let live = self.main.get(Resource::POD, Some(namespace), name).await?;
-            live.filter(|live| live.uid() == pod.uid)
+            match self.main.get(Resource::POD, Some(namespace), name).await {
+                Ok(live) => live.filter(|live| live.uid() == pod.uid),
+                // Unless pod-config still sees it: then the authorizer has not seen it yet.
+                Err(error) if error.is_unrelated() && !self.is_on_server(&pod.uid) => None,
+                Err(error) => return Err(error),
+            }
         };
         // It is gone, or another one of the name has come.
         let Some(mut live) = live else { return Ok(()) };
@@ -411,7 +327,10 @@ impl KubernetesWriter {
     async fn delete(&self, live: &Object) -> Result<(), KubeError> {
         let options = delete_now(live.uid());
         match self.main.delete(Resource::POD, Some(live.namespace()), live.name(), &options).await {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                self.known().on_server.remove(live.uid());
+                Ok(())
+            }
             // Another one of the name.
             Err(error) if error.is_conflict() => Ok(()),
             Err(error) => Err(error),
@@ -505,15 +424,6 @@ fn asked_for(error: &KubeError) -> Duration {
     Duration::from_secs(error.retry_after().into()).min(MOST_ASKED)
 }
 
-/// What a refusal is of: a server that does not know this node any more, or is in trouble, refuses all.
-fn fault_of(error: &KubeError) -> Fault {
-    match error.code() {
-        Some(401 | 403) => Fault::OfControlPlane,
-        Some(code) if code >= 500 => Fault::OfControlPlane,
-        _ => Fault::OfJob,
-    }
-}
-
 /// The `spec` of a Node that is made here.
 fn registration(settings: &Settings) -> Value {
     let mut spec = json!({});
@@ -551,5 +461,8 @@ fn in_words(what: &str, error: &KubeError) -> WriteError {
     }
 }
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "helpers of tests")]
+mod authorized_tests;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 use keelson_config::Config;
 use keelson_node_status_core::Ended;
 
+use super::writing::{AGAIN, LONGEST_PAUSE};
 use super::*;
 
 fn writer_of(settings: &Settings) -> Arc<KubernetesWriter> {
@@ -42,10 +43,7 @@ fn unanswered() -> KubeError {
 fn fails(writer: &KubernetesWriter, error: KubeError, pause: &mut Duration) -> (Job, Duration) {
     let pending = writer.next_job().unwrap();
     let job = pending.job.clone();
-    let failed: Result<(), KubeError> = Err(error);
-    writer.hear(&failed);
-    let Err(error) = failed else { unreachable!("it was made as one") };
-    (job, writer.put_off(pending, &error, pause))
+    (job, writer.finish(pending, Err(error), false, pause))
 }
 
 /// Tries what is next until the client gives it up, while the lease is renewed. What it was, and how long all wait then.
@@ -55,7 +53,7 @@ async fn hangs(writer: &KubernetesWriter) -> (Job, Duration) {
     tokio::time::sleep(Duration::from_secs(15)).await;
     writer.hear(&Ok(()));
     tokio::time::sleep(Duration::from_secs(15)).await;
-    (job, writer.put_off(pending, &unanswered(), &mut Duration::default()))
+    (job, writer.finish(pending, Err(unanswered()), false, &mut Duration::default()))
 }
 
 /// What is next, which goes well.
