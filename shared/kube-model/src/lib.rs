@@ -46,4 +46,4 @@ pub use qos::{QosClass, compute_qos, qos_class};
 pub use quantity::{ParseQuantityError, Quantity};
 pub use resources::PodCgroupValues;
 pub use types::*;
-pub use validate::{AllowedReferences, FieldError, static_pod_api_references, validate_pod};
+pub use validate::{AllowedReferences, FieldError, static_pod_api_references, unsafe_fields, validate_pod};

@@ -55,7 +55,7 @@ fn a_pod_with_everything_in_order_is_good() {
         "containers": [{
             "name": "c", "image": "x:1",
             "ports": [{"name": "web", "containerPort": 80}, {"containerPort": 80, "protocol": "UDP"}],
-            "env": [{"name": "A.b-c d", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
+            "env": [{"name": "A.b-c d", "value": "1"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
             "volumeMounts": [
                 {"name": "v", "mountPath": "/a", "subPath": "..a/b"},
                 {"name": "w", "mountPath": "/b", "mountPropagation": "HostToContainer"},
@@ -308,7 +308,7 @@ fn amounts_are_not_negative_and_requests_stay_within_limits() {
             "spec.containers[0].resources.requests: Invalid value: \"1\": must be equal to example.com/gpu limit of 2",
         ),
         (
-            json!({"requests": {"hugepages-2Mi": "2Mi"}}),
+            json!({"requests": {"hugepages-2Mi": "2Mi", "memory": "1Mi"}}),
             "spec.containers[0].resources.limits: Required value",
         ),
     ];

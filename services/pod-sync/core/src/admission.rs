@@ -13,7 +13,7 @@ mod source;
 mod sysctls;
 
 use keelson_config::SourceLimits;
-use keelson_kube_model::{Container, ContainerKind, Node, Pod, PodPhase, Taint};
+use keelson_kube_model::{Container, ContainerKind, Node, Pod, PodPhase, Taint, unsafe_fields};
 
 pub use sysctls::KernelVersion;
 
@@ -56,11 +56,12 @@ impl Denial {
 }
 
 /// Reasons that `admission_rejections_total` keeps; see [`counted_reason`].
-const COUNTED: [&str; 21] = [
+const COUNTED: [&str; 22] = [
     "AppArmor",
     "Evicted",
     "InitContainerRestartPolicyForbidden",
     "InvalidNodeInfo",
+    "InvalidPodSpec",
     "NodeShutdown",
     "OutOfcpu",
     "OutOfephemeral-storage",
@@ -107,6 +108,14 @@ pub fn before_fit(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
         .or_else(|| sysctls::judge(pod, facts))
         .or_else(|| operating_system(pod))
         .or_else(|| groups(pod, facts))
+        .or_else(|| unsafe_values(pod))
+}
+
+/// Values that an API server of today refuses and an older one may have let through: an unknown kind of seccomp profile, say,
+/// which would otherwise become the weaker choice. A kubelet has no such handler; it fails later or runs the pod.
+fn unsafe_values(pod: &Pod) -> Option<Denial> {
+    let first = unsafe_fields(pod).into_iter().next()?;
+    Some(Denial::new("InvalidPodSpec", first.to_string()))
 }
 
 /// Handlers 11 to 15: affinity, node name, host ports, taints, AppArmor. `others` are the pods that have been admitted

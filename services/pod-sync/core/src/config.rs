@@ -212,6 +212,14 @@ pub enum ConfigError {
         /// The volume.
         volume: String,
     },
+    /// A value that is not known, or that contradicts another one, where the weaker choice would be the alternative.
+    #[error("{field}: {message}")]
+    Unsafe {
+        /// The field, such as `spec.securityContext.seccompProfile.type`.
+        field: String,
+        /// What is wrong with it.
+        message: String,
+    },
     /// `runAsNonRoot` against what would run.
     #[error("{problem} (pod: \"{pod}\", container: {container})")]
     NonRoot {

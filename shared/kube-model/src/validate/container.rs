@@ -2,24 +2,35 @@
 
 use std::collections::BTreeSet;
 
-use super::{Findings, names};
+use super::fields::{self, Shown};
+use super::resources::{self, Level};
+use super::{Findings, names, probes, security};
 use crate::pod_ext::ContainerKind;
 use crate::types::{
-    Container, ContainerPort, EnvFromSource, EnvVar, IntOrString, LifecycleHandler, PodSpec, Probe,
-    PullPolicy, RestartPolicy, VolumeMount,
+    Container, ContainerPort, EnvFromSource, EnvVar, PodSpec, PullPolicy, RestartPolicy, VolumeMount,
 };
 
 /// What a container's checks look at beyond the container.
 struct Surroundings<'a> {
     volumes: &'a BTreeSet<&'a str>,
     host_network: bool,
+    /// The pod has no user namespace of its own.
+    host_users: bool,
+    /// `restartPolicy` of the pod, where it is a good one.
+    restart_policy: Option<RestartPolicy>,
     /// `terminationGracePeriodSeconds`, where it is a good one.
     grace: Option<i64>,
 }
 
 pub(super) fn check_containers(found: &mut Findings, spec: &PodSpec, volumes: &BTreeSet<&str>) {
     let grace = spec.termination_grace_period_seconds.filter(|seconds| *seconds >= 0);
-    let around = Surroundings { volumes, host_network: spec.host_network == Some(true), grace };
+    let around = Surroundings {
+        volumes,
+        host_network: spec.host_network == Some(true),
+        host_users: spec.host_users != Some(false),
+        restart_policy: RestartPolicy::parse(&spec.restart_policy),
+        grace,
+    };
     let mut names = BTreeSet::new();
     let mut host_ports = BTreeSet::new();
     let init = spec.init_containers.iter().map(|container| (ContainerKind::of_init(container), container));
@@ -56,10 +67,7 @@ fn check_container(
     {
         found.unsupported(format!("{field}.restartPolicy"), policy, &["Always", "OnFailure", "Never"]);
     }
-    for (index, rule) in container.restart_policy_rules.iter().enumerate() {
-        let action = format!("{field}.restartPolicyRules[{index}].action");
-        found.one_of(&action, &rule.action, &["Restart", "RestartAllContainers"]);
-    }
+    check_restart_rules(found, field, container);
     found.one_of(
         &format!("{field}.terminationMessagePolicy"),
         &container.termination_message_policy,
@@ -73,9 +81,59 @@ fn check_container(
         check_env_from(found, &format!("{field}.envFrom[{index}]"), source);
     }
     check_mounts(found, field, container, around.volumes);
-    check_probes(found, field, kind, container);
-    check_hooks(found, field, kind, container, around.grace);
-    found.resources(&format!("{field}.resources"), &container.resources);
+    probes::check_probes(found, field, kind, container);
+    probes::check_hooks(found, field, kind, container, around.grace);
+    found.resources(&format!("{field}.resources"), &container.resources, Level::Container);
+    resources::check_resize_policy(found, field, container, around.restart_policy);
+    security::check_container_security(found, field, container, around.host_users);
+}
+
+/// Rules by which a container is started again for its exit code.
+fn check_restart_rules(found: &mut Findings, field: &str, container: &Container) {
+    const MOST_RULES: usize = 20;
+    const MOST_VALUES: usize = 255;
+    let rules = &container.restart_policy_rules;
+    if rules.is_empty() {
+        return;
+    }
+    if container.restart_policy.is_none() {
+        found.required(
+            format!("{field}.restartPolicy"),
+            "must specify restartPolicy when restart rules are used",
+        );
+    }
+    let field = format!("{field}.restartPolicyRules");
+    if rules.len() > MOST_RULES {
+        found.push(&field, format!("Too many: {}: must have at most {MOST_RULES} items", rules.len()));
+    }
+    for (index, rule) in rules.iter().enumerate() {
+        let field = format!("{field}[{index}]");
+        const ACTIONS: [&str; 2] = ["Restart", "RestartAllContainers"];
+        match rule.action.as_str() {
+            "" => found.required(format!("{field}.action"), ""),
+            action if !ACTIONS.contains(&action) => {
+                found.unsupported(format!("{field}.action"), action, &ACTIONS);
+            }
+            _ => {}
+        }
+        let field = format!("{field}.exitCodes");
+        let Some(codes) = &rule.exit_codes else {
+            found.required(field, "must be specified");
+            continue;
+        };
+        const OPERATORS: [&str; 2] = ["In", "NotIn"];
+        if !OPERATORS.contains(&codes.operator.as_str()) {
+            found.unsupported(format!("{field}.operator"), &codes.operator, &OPERATORS);
+        }
+        match codes.values.len() {
+            0 => found.required(format!("{field}.values"), "must have at least one exit code"),
+            1..=MOST_VALUES => {}
+            count => found.push(
+                format!("{field}.values"),
+                format!("Too many: {count}: must have at most {MOST_VALUES} items"),
+            ),
+        }
+    }
 }
 
 fn check_image(found: &mut Findings, field: &str, container: &Container) {
@@ -182,11 +240,11 @@ fn check_env(found: &mut Findings, field: &str, env: &EnvVar) {
             }
         }
     }
-    if source.field_ref.as_ref().is_some_and(|field| field.field_path.is_empty()) {
-        found.required(format!("{field}.fieldRef.fieldPath"), "");
+    if let Some(selector) = &source.field_ref {
+        fields::check_field(found, &format!("{field}.fieldRef"), selector, Shown::InVariable);
     }
-    if source.resource_field_ref.as_ref().is_some_and(|field| field.resource.is_empty()) {
-        found.required(format!("{field}.resourceFieldRef.resource"), "");
+    if let Some(selector) = &source.resource_field_ref {
+        resources::check_resource_field(found, &format!("{field}.resourceFieldRef"), selector, false);
     }
 }
 
@@ -248,6 +306,18 @@ fn check_mount(found: &mut Findings, field: &str, mount: &VolumeMount, privilege
     for (key, path) in [("subPath", &mount.sub_path), ("subPathExpr", &mount.sub_path_expr)] {
         found.name(format!("{field}.{key}"), path, names::relative_path);
     }
+    check_mount_mode(found, field, mount, privileged);
+}
+
+/// How the volumes of a container are mounted.
+pub(super) fn check_mount_modes(found: &mut Findings, field: &str, container: &Container) {
+    let privileged = container.security_context.as_ref().and_then(|c| c.privileged).unwrap_or(false);
+    for (index, mount) in container.volume_mounts.iter().enumerate() {
+        check_mount_mode(found, &format!("{field}.volumeMounts[{index}]"), mount, privileged);
+    }
+}
+
+fn check_mount_mode(found: &mut Findings, field: &str, mount: &VolumeMount, privileged: bool) {
     if let Some(mode) = &mount.mount_propagation {
         let key = format!("{field}.mountPropagation");
         if mode == "Bidirectional" && !privileged {
@@ -263,115 +333,5 @@ fn check_mount(found: &mut Findings, field: &str, mount: &VolumeMount, privilege
         if mode != "Disabled" && mount.read_only != Some(true) {
             found.forbidden(key, "may only be specified when readOnly is true");
         }
-    }
-}
-
-fn check_probes(found: &mut Findings, field: &str, kind: ContainerKind, container: &Container) {
-    let probes = [
-        ("livenessProbe", &container.liveness_probe),
-        ("readinessProbe", &container.readiness_probe),
-        ("startupProbe", &container.startup_probe),
-    ];
-    for (name, probe) in probes {
-        let Some(probe) = probe else { continue };
-        let field = format!("{field}.{name}");
-        if kind == ContainerKind::Init {
-            found.forbidden(field, "may not be set for init containers without restartPolicy=Always");
-            continue;
-        }
-        check_probe(found, &field, probe);
-        if name != "readinessProbe" && probe.success_threshold.is_some_and(|threshold| threshold != 1) {
-            found.invalid(
-                format!("{field}.successThreshold"),
-                probe.success_threshold.unwrap_or(0),
-                "must be 1",
-            );
-        }
-    }
-}
-
-fn check_hooks(
-    found: &mut Findings,
-    field: &str,
-    kind: ContainerKind,
-    container: &Container,
-    grace: Option<i64>,
-) {
-    let Some(lifecycle) = &container.lifecycle else { return };
-    for (name, handler) in [("postStart", &lifecycle.post_start), ("preStop", &lifecycle.pre_stop)] {
-        let Some(handler) = handler else { continue };
-        let field = format!("{field}.lifecycle.{name}");
-        if kind == ContainerKind::Init {
-            found.forbidden(field, "may not be set for init containers without restartPolicy=Always");
-            continue;
-        }
-        check_hook(found, &field, handler, grace);
-    }
-}
-
-fn check_probe(found: &mut Findings, field: &str, probe: &Probe) {
-    let handlers =
-        [probe.exec.is_some(), probe.http_get.is_some(), probe.tcp_socket.is_some(), probe.grpc.is_some()];
-    exactly_one_handler(found, field, &handlers);
-    if probe.exec.as_ref().is_some_and(|exec| exec.command.is_empty()) {
-        found.required(format!("{field}.exec.command"), "");
-    }
-    let http = probe.http_get.as_ref().map(|http| ("httpGet", &http.port));
-    let tcp = probe.tcp_socket.as_ref().map(|tcp| ("tcpSocket", &tcp.port));
-    for (kind, port) in http.into_iter().chain(tcp) {
-        check_port_reference(found, &format!("{field}.{kind}.port"), port);
-    }
-    if let Some(grpc) = &probe.grpc {
-        check_port_reference(found, &format!("{field}.grpc.port"), &IntOrString::Int(grpc.port));
-    }
-    for (key, value) in [
-        ("initialDelaySeconds", probe.initial_delay_seconds),
-        ("timeoutSeconds", probe.timeout_seconds),
-        ("periodSeconds", probe.period_seconds),
-        ("successThreshold", probe.success_threshold),
-        ("failureThreshold", probe.failure_threshold),
-    ] {
-        found.not_negative(&format!("{field}.{key}"), value.map(i64::from));
-    }
-    if let Some(seconds) = probe.termination_grace_period_seconds.filter(|seconds| *seconds <= 0) {
-        found.invalid(format!("{field}.terminationGracePeriodSeconds"), seconds, "must be greater than 0");
-    }
-}
-
-fn check_hook(found: &mut Findings, field: &str, hook: &LifecycleHandler, grace: Option<i64>) {
-    let handlers =
-        [hook.exec.is_some(), hook.http_get.is_some(), hook.tcp_socket.is_some(), hook.sleep.is_some()];
-    exactly_one_handler(found, field, &handlers);
-    if hook.exec.as_ref().is_some_and(|exec| exec.command.is_empty()) {
-        found.required(format!("{field}.exec.command"), "");
-    }
-    if let Some(http) = &hook.http_get {
-        check_port_reference(found, &format!("{field}.httpGet.port"), &http.port);
-    }
-    if let Some(tcp) = &hook.tcp_socket {
-        check_port_reference(found, &format!("{field}.tcpSocket.port"), &tcp.port);
-    }
-    if let Some(sleep) = &hook.sleep
-        && let Some(grace) = grace
-        && !(0..=grace).contains(&sleep.seconds)
-    {
-        let detail = format!("must be non-negative and less than terminationGracePeriodSeconds ({grace})");
-        found.invalid(format!("{field}.sleep"), sleep.seconds, &detail);
-    }
-}
-
-fn exactly_one_handler(found: &mut Findings, field: &str, handlers: &[bool]) {
-    match handlers.iter().filter(|set| **set).count() {
-        0 => found.required(field, "must specify a handler type"),
-        1 => {}
-        _ => found.forbidden(field, "may not specify more than 1 handler type"),
-    }
-}
-
-fn check_port_reference(found: &mut Findings, field: &str, port: &IntOrString) {
-    match port {
-        IntOrString::Int(1..=65535) => {}
-        IntOrString::Int(other) => found.invalid(field, other, "must be between 1 and 65535, inclusive"),
-        IntOrString::Str(name) => found.name(field, name, names::port_name),
     }
 }

@@ -1,13 +1,19 @@
 //! The checks of pod creation, for manifests that no API server has seen.
 //!
 //! What the API server refuses is refused here with the same field and kind of error, so that a manifest does not
-//! work on a node and fail in a cluster. Covered is what decides whether a node can run the pod sanely; the fields
-//! that only a scheduler or an admission plugin reads are not looked at. Pods from the API are not validated again.
+//! work on a node and fail in a cluster. A value that is not known is refused. Affinity and topology spread constraints, which
+//! only a scheduler reads, are not looked at. Pods from the API are not validated again.
 
 mod container;
+mod fields;
 mod meta;
 mod names;
+mod network;
+mod probes;
 mod references;
+mod resources;
+mod scheduling;
+mod security;
 mod volume;
 
 use std::collections::BTreeSet;
@@ -15,7 +21,9 @@ use std::fmt;
 
 pub use references::{AllowedReferences, static_pod_api_references};
 
-use crate::types::{Pod, PodSpec, ResourceList, ResourceRequirements, RestartPolicy};
+use self::resources::Level;
+use crate::pod_ext::ContainerKind;
+use crate::types::{Pod, PodSpec, RestartPolicy};
 
 /// One thing that is wrong with a pod. Displays as `field: message`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,46 +97,6 @@ impl Findings {
             self.invalid(field, value, detail);
         }
     }
-
-    /// Reports an amount below zero, and requests above their limits.
-    fn resources(&mut self, field: &str, resources: &ResourceRequirements) {
-        self.amounts(&format!("{field}.limits"), &resources.limits);
-        self.amounts(&format!("{field}.requests"), &resources.requests);
-        for (name, request) in &resources.requests {
-            let Some(limit) = resources.limits.get(name) else { continue };
-            let exact = !may_overcommit(name);
-            if exact && request != limit {
-                let detail = format!("must be equal to {name} limit of {limit}");
-                self.invalid(format!("{field}.requests"), request.to_string(), &detail);
-            } else if request > limit {
-                let detail = format!("must be less than or equal to {name} limit of {limit}");
-                self.invalid(format!("{field}.requests"), request.to_string(), &detail);
-            }
-        }
-        for name in resources.requests.keys().filter(|name| !may_overcommit(name)) {
-            if !resources.limits.contains_key(name) {
-                self.required(
-                    format!("{field}.limits"),
-                    "must be set for resources that cannot be overcommitted",
-                );
-            }
-        }
-    }
-
-    fn amounts(&mut self, field: &str, list: &ResourceList) {
-        for (name, amount) in list {
-            if amount.is_negative() {
-                let detail = "must be greater than or equal to 0";
-                self.invalid(format!("{field}[{name}]"), amount.to_string(), detail);
-            }
-        }
-    }
-}
-
-/// CPU, memory and the like may be promised more often than they exist; huge pages and devices may not.
-fn may_overcommit(resource: &str) -> bool {
-    let native = !resource.contains('/') || resource.contains("kubernetes.io/");
-    native && !resource.starts_with("hugepages-")
 }
 
 /// Checks a defaulted pod as for creation on a node that is already chosen: what is wrong, in the order of the
@@ -140,6 +108,32 @@ pub fn validate_pod(pod: &Pod) -> Vec<FieldError> {
     meta::check_metadata(&mut found, &pod.metadata);
     check_volumes_and_containers(&mut found, &pod.spec);
     check_spec(&mut found, &pod.spec);
+    security::check_pod_security(&mut found, pod);
+    found.0
+}
+
+/// What an unknown or contradictory value could weaken, or write into a file of another meaning: security contexts, user
+/// namespaces, how volumes are mounted, names for `/etc/hosts` and `resolv.conf`. Empty when all of it is good.
+///
+/// Part of [`validate_pod`], for pods of an API server that may be older than these rules. Containers of all kinds are checked.
+pub fn unsafe_fields(pod: &Pod) -> Vec<FieldError> {
+    let mut found = Findings::default();
+    let spec = &pod.spec;
+    let host_users = spec.host_users != Some(false);
+    let lists = [
+        (ContainerKind::Init, &spec.init_containers),
+        (ContainerKind::Regular, &spec.containers),
+        (ContainerKind::Ephemeral, &spec.ephemeral_containers),
+    ];
+    for (kind, containers) in lists {
+        for (index, container) in containers.iter().enumerate() {
+            let field = format!("spec.{}[{index}]", kind.spec_field());
+            security::check_container_security(&mut found, &field, container, host_users);
+            container::check_mount_modes(&mut found, &field, container);
+        }
+    }
+    security::check_pod_security(&mut found, pod);
+    network::check_network(&mut found, spec);
     found.0
 }
 
@@ -171,7 +165,8 @@ fn check_spec(found: &mut Findings, spec: &PodSpec) {
     {
         found.invalid("spec.activeDeadlineSeconds", seconds, "must be between 1 and 2147483647, inclusive");
     }
-    check_dns(found, spec);
+    network::check_network(found, spec);
+    scheduling::check_scheduling(found, spec);
     if !spec.scheduling_gates.is_empty() {
         found.forbidden("spec.schedulingGates", "not allowed on a pod whose node is already chosen");
     }
@@ -188,36 +183,21 @@ fn check_spec(found: &mut Findings, spec: &PodSpec) {
         }
     }
     if spec.host_pid == Some(true) && spec.share_process_namespace == Some(true) {
-        found.invalid("spec.shareProcessNamespace", true, "cannot be combined with hostPID");
+        found.invalid(
+            "spec.shareProcessNamespace",
+            true,
+            "ShareProcessNamespace and HostPID cannot both be enabled",
+        );
     }
     if let Some(os) = &spec.os {
         found.one_of("spec.os.name", &os.name, &["linux", "windows"]);
     }
     if let Some(resources) = &spec.resources {
-        found.resources("spec.resources", resources);
+        found.resources("spec.resources", resources, Level::Pod);
     }
     found.amounts("spec.overhead", &spec.overhead);
     for (index, gate) in spec.readiness_gates.iter().enumerate() {
         let field = format!("spec.readinessGates[{index}].conditionType");
         found.name(field, &gate.condition_type, names::qualified_name);
-    }
-}
-
-fn check_dns(found: &mut Findings, spec: &PodSpec) {
-    let policies = ["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"];
-    found.one_of("spec.dnsPolicy", &spec.dns_policy, &policies);
-    let config = spec.dns_config.as_ref();
-    let servers = config.map(|config| config.nameservers.as_slice()).unwrap_or_default();
-    if spec.dns_policy == "None" && servers.is_empty() {
-        found.required("spec.dnsConfig.nameservers", "a name server is needed when dnsPolicy is None");
-    }
-    if servers.len() > 3 {
-        found.invalid("spec.dnsConfig.nameservers", servers, "must not have more than 3 entries");
-    }
-    for (index, server) in servers.iter().enumerate() {
-        found.name(format!("spec.dnsConfig.nameservers[{index}]"), server, names::ip_address);
-    }
-    for (index, alias) in spec.host_aliases.iter().enumerate() {
-        found.name(format!("spec.hostAliases[{index}].ip"), &alias.ip, names::ip_address);
     }
 }

@@ -105,6 +105,30 @@ pub(super) fn no_backsteps(text: &str) -> Option<&'static str> {
     text.split('/').any(|part| part == "..").then_some("must not contain '..'")
 }
 
+/// Search path of `resolv.conf`: a DNS name, with a dot at its end or not, or the root. Labels may begin with an underscore.
+pub(super) fn search_path(text: &str) -> Option<&'static str> {
+    if text == "." {
+        return None;
+    }
+    let name = text.strip_suffix('.').unwrap_or(text).replace('_', "a");
+    dns_subdomain(&name)
+}
+
+/// A word of a line: no blanks, no line breaks, nothing that cannot be printed.
+pub(super) fn one_word(text: &str) -> Option<&'static str> {
+    text.chars()
+        .any(|c| c.is_whitespace() || c.is_control())
+        .then_some("must not contain blanks or line breaks")
+}
+
+/// Name of an HTTP header.
+pub(super) fn header_name(text: &str) -> Option<&'static str> {
+    let good = !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    (!good).then_some(
+        "a valid HTTP header must consist of alphanumeric characters or '-' (e.g. 'X-Header-Name')",
+    )
+}
+
 /// Path of a projected file: relative, without a step back, and not hidden behind `..`.
 pub(super) fn projected_path(text: &str) -> Option<&'static str> {
     relative_path(text).or(text.starts_with("..").then_some("must not start with '..'"))

@@ -1,5 +1,7 @@
 //! Volumes.
 
+use super::fields::{self, Shown};
+use super::resources::check_resource_field;
 use super::{Findings, names};
 use crate::types::{DownwardApiVolumeFile, KeyToPath, ProjectedVolumeSource, Volume};
 
@@ -117,6 +119,12 @@ fn check_downward_items(found: &mut Findings, field: &str, items: &[DownwardApiV
         let field = format!("{field}.items[{index}]");
         check_projected_path(found, &field, &item.path);
         check_mode(found, &format!("{field}.mode"), item.mode);
+        if let Some(selector) = &item.field_ref {
+            fields::check_field(found, &format!("{field}.fieldRef"), selector, Shown::InFile);
+        }
+        if let Some(selector) = &item.resource_field_ref {
+            check_resource_field(found, &format!("{field}.resourceFieldRef"), selector, true);
+        }
         if item.field_ref.is_some() && item.resource_field_ref.is_some() {
             found.invalid(&field, "", "fieldRef and resourceFieldRef can not be specified simultaneously");
         } else if item.field_ref.is_none() && item.resource_field_ref.is_none() {

@@ -326,3 +326,33 @@ fn a_pod_may_use_of_the_host_what_its_source_may() {
         }
     }
 }
+
+#[test]
+fn a_pod_with_a_value_that_no_api_server_of_today_lets_through_is_refused_with_the_field() {
+    let node = node(json!({}));
+    for (spec, expected) in [
+        (
+            json!({"securityContext": {"seccompProfile": {"type": "Localhost"}}}),
+            "spec.securityContext.seccompProfile.localhostProfile: Required value",
+        ),
+        (
+            json!({"containers": [{"name": "a", "securityContext": {"procMount": "Unmasked"}}]}),
+            "spec.containers[0].securityContext.procMount: Invalid value",
+        ),
+        (json!({"hostUsers": false, "hostPID": true}), "spec.hostPID: Forbidden"),
+        (
+            json!({"hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a\n10.9.9.9 evil"]}]}),
+            "spec.hostAliases[0].hostnames[0]: Invalid value",
+        ),
+        (
+            json!({"containers": [{"name": "a", "volumeMounts": [{"name": "v", "mountPath": "/v", "mountPropagation": "bidirectional"}]}]}),
+            "spec.containers[0].volumeMounts[0].mountPropagation: Unsupported value",
+        ),
+    ] {
+        let denial = before_fit(&with_containers(spec.clone()), &facts(&node, &[])).unwrap();
+        assert_eq!(denial.reason, "InvalidPodSpec", "{spec}");
+        assert!(denial.message.starts_with(expected), "{}", denial.message);
+    }
+    let good = json!({"securityContext": {"seccompProfile": {"type": "RuntimeDefault"}}});
+    assert_eq!(before_fit(&with_containers(good), &facts(&node, &[])), None);
+}

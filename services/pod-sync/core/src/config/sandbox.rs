@@ -79,6 +79,7 @@ pub fn way_out(answer: &str) -> Option<&'static str> {
 
 /// Builds the request.
 pub fn sandbox_plan(pod: &Pod, inputs: &SandboxInputs<'_>) -> Result<SandboxSpec, ConfigError> {
+    security::refuse_unsafe(pod)?;
     let users = users_of(pod, inputs.users)?;
     let names = host_names(pod, inputs.dns.cluster_domain)?;
     let (dns, warnings) = dns_for(pod, &inputs.dns);

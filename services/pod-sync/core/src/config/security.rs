@@ -1,6 +1,9 @@
 //! Security contexts (§2.5, §5): what the container says goes before what the pod says, field by field.
 
-use keelson_kube_model::{AppArmorProfile, Container, Pod, SeLinuxOptions, SeccompProfile, SecurityContext};
+use keelson_kube_model::{
+    AppArmorProfile, Container, FieldError, Pod, SeLinuxOptions, SeccompProfile, SecurityContext,
+    unsafe_fields,
+};
 
 use super::{
     ConfigError, ContainerSecurity, NamespaceMode, Namespaces, SandboxSecurity, SecurityProfile,
@@ -106,6 +109,7 @@ pub(super) fn of_container(
     container: &Container,
     inputs: &SecurityInputs<'_>,
 ) -> Result<ContainerSecurity, ConfigError> {
+    refuse_unsafe(pod)?;
     let own = container.security_context.clone().unwrap_or_default();
     let pods = pod.spec.security_context.as_ref();
     let asked_user = own.run_as_user.or_else(|| pods.and_then(|pods| pods.run_as_user));
@@ -139,9 +143,20 @@ pub(super) fn of_container(
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: if unmasked { Vec::new() } else { masked(inputs.masked_paths) },
         readonly_paths: if unmasked { Vec::new() } else { READONLY_PATHS.map(str::to_owned).to_vec() },
-        seccomp: seccomp(&own, pod, inputs),
-        apparmor: apparmor(&own, pod, container),
+        seccomp: seccomp(&own, pod, inputs)?,
+        apparmor: apparmor(&own, pod, container)?,
     })
+}
+
+/// Refuses values that are not known, whoever has let the pod in: none of the choices below falls back to the weaker one.
+///
+/// # Errors
+/// [`ConfigError::Unsafe`], with the first field.
+pub(super) fn refuse_unsafe(pod: &Pod) -> Result<(), ConfigError> {
+    match unsafe_fields(pod).into_iter().next() {
+        Some(FieldError { field, message }) => Err(ConfigError::Unsafe { field, message }),
+        None => Ok(()),
+    }
 }
 
 fn masked(further: &[String]) -> Vec<String> {
@@ -174,39 +189,57 @@ fn selinux(own: Option<&SeLinuxOptions>, pods: Option<&SeLinuxOptions>) -> Optio
     own.or(pods).cloned()
 }
 
-fn seccomp(own: &SecurityContext, pod: &Pod, inputs: &SecurityInputs<'_>) -> SecurityProfile {
+fn seccomp(
+    own: &SecurityContext,
+    pod: &Pod,
+    inputs: &SecurityInputs<'_>,
+) -> Result<SecurityProfile, ConfigError> {
     let pods = pod.spec.security_context.as_ref().and_then(|context| context.seccomp_profile.as_ref());
     let profile: Option<&SeccompProfile> = own.seccomp_profile.as_ref().or(pods);
     match profile.map(|profile| (profile.type_.as_str(), profile.localhost_profile.as_deref())) {
         Some(("Localhost", Some(name))) => {
-            SecurityProfile::Localhost(format!("{}/{name}", inputs.seccomp_dir.trim_end_matches('/')))
+            let folder = inputs.seccomp_dir.trim_end_matches('/');
+            Ok(SecurityProfile::Localhost(format!("{folder}/{name}")))
         }
-        Some(("RuntimeDefault", _)) => SecurityProfile::RuntimeDefault,
-        Some(_) => SecurityProfile::Unconfined,
-        None if inputs.seccomp_default => SecurityProfile::RuntimeDefault,
-        None => SecurityProfile::Unconfined,
+        Some(("RuntimeDefault", _)) => Ok(SecurityProfile::RuntimeDefault),
+        Some(("Unconfined", _)) => Ok(SecurityProfile::Unconfined),
+        Some((other, _)) => Err(unknown_profile("seccompProfile", other)),
+        None if inputs.seccomp_default => Ok(SecurityProfile::RuntimeDefault),
+        None => Ok(SecurityProfile::Unconfined),
     }
 }
 
-fn apparmor(own: &SecurityContext, pod: &Pod, container: &Container) -> Option<SecurityProfile> {
+/// A profile of a kind that is not known, or of a file that is not named.
+fn unknown_profile(field: &str, kind: &str) -> ConfigError {
+    let message = format!("a profile of type {kind:?} is not known, or lacks its localhostProfile");
+    ConfigError::Unsafe { field: format!("securityContext.{field}"), message }
+}
+
+fn apparmor(
+    own: &SecurityContext,
+    pod: &Pod,
+    container: &Container,
+) -> Result<Option<SecurityProfile>, ConfigError> {
     let of_field = |profile: &AppArmorProfile| match (profile.type_.as_str(), &profile.localhost_profile) {
-        ("RuntimeDefault", _) => Some(SecurityProfile::RuntimeDefault),
-        ("Unconfined", _) => Some(SecurityProfile::Unconfined),
-        ("Localhost", Some(name)) => Some(SecurityProfile::Localhost(name.clone())),
-        _ => None,
+        ("RuntimeDefault", _) => Ok(SecurityProfile::RuntimeDefault),
+        ("Unconfined", _) => Ok(SecurityProfile::Unconfined),
+        ("Localhost", Some(name)) => Ok(SecurityProfile::Localhost(name.clone())),
+        (other, _) => Err(unknown_profile("appArmorProfile", other)),
     };
-    let of_text = |text: &str| match text {
-        "runtime/default" => Some(SecurityProfile::RuntimeDefault),
-        "unconfined" => Some(SecurityProfile::Unconfined),
-        other => other.strip_prefix("localhost/").map(|name| SecurityProfile::Localhost(name.to_owned())),
+    let of_text = |text: &str| match (text, text.strip_prefix("localhost/")) {
+        ("runtime/default", _) => Ok(SecurityProfile::RuntimeDefault),
+        ("unconfined", _) => Ok(SecurityProfile::Unconfined),
+        (_, Some(name)) => Ok(SecurityProfile::Localhost(name.to_owned())),
+        (other, None) => Err(unknown_profile("appArmorProfile", other)),
     };
     let annotation = pod.annotation(&format!("{APPARMOR_ANNOTATION}{}", container.name));
     let pods = pod.spec.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
-    own.app_armor_profile
-        .as_ref()
-        .and_then(of_field)
-        .or_else(|| annotation.and_then(of_text))
-        .or_else(|| pods.and_then(of_field))
+    match (&own.app_armor_profile, annotation.filter(|text| !text.is_empty()), pods) {
+        (Some(profile), _, _) => of_field(profile).map(Some),
+        (None, Some(text), _) => of_text(text).map(Some),
+        (None, None, Some(profile)) => of_field(profile).map(Some),
+        (None, None, None) => Ok(None),
+    }
 }
 
 #[cfg(test)]

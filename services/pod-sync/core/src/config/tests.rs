@@ -276,7 +276,9 @@ mod containers {
             ("HostToContainer", Propagation::HostToContainer),
             ("Bidirectional", Propagation::Bidirectional),
         ] {
-            let spec = world.plan(&mount(json!({"name": "data", "mountPropagation": text}))).unwrap();
+            let mut container = mount(json!({"name": "data", "mountPropagation": text}));
+            container["securityContext"] = json!({"privileged": true});
+            let spec = world.plan(&container).unwrap();
             assert_eq!(spec.mounts[0].propagation, expected);
         }
     }

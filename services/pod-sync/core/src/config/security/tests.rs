@@ -85,7 +85,10 @@ fn groups_are_those_of_the_files_of_the_pod_and_of_its_volumes() {
 
 #[test]
 fn seccomp_is_unconfined_unless_said_otherwise() {
-    let profile = |type_: &str| json!({"seccompProfile": {"type": type_, "localhostProfile": "p.json"}});
+    let profile = |type_: &str| match type_ {
+        "Localhost" => json!({"seccompProfile": {"type": type_, "localhostProfile": "p.json"}}),
+        _ => json!({"seccompProfile": {"type": type_}}),
+    };
     let local = SecurityProfile::Localhost("/root-dir/seccomp/p.json".to_owned());
     for (pods, own, default, expected) in [
         (json!({}), json!({}), false, SecurityProfile::Unconfined),
@@ -101,7 +104,10 @@ fn seccomp_is_unconfined_unless_said_otherwise() {
 
 #[test]
 fn apparmor_is_the_field_then_the_annotation_then_the_pods_field() {
-    let field = |type_: &str| json!({"appArmorProfile": {"type": type_, "localhostProfile": "p"}});
+    let field = |type_: &str| match type_ {
+        "Localhost" => json!({"appArmorProfile": {"type": type_, "localhostProfile": "p"}}),
+        _ => json!({"appArmorProfile": {"type": type_}}),
+    };
     let run = |pods: Value, own: Value, annotation: Option<&str>| {
         let mut pod =
             pod(json!({"securityContext": pods, "containers": [{"name": "a", "securityContext": own}]}));
@@ -124,10 +130,11 @@ fn apparmor_is_the_field_then_the_annotation_then_the_pods_field() {
 fn switches_and_capabilities_are_passed_on_as_typed() {
     let got = good(
         json!({}),
-        json!({"privileged": true, "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false,
+        json!({"privileged": true, "readOnlyRootFilesystem": true,
             "capabilities": {"add": ["NET_ADMIN"], "drop": ["ALL"]}}),
     );
-    assert!(got.privileged && got.readonly_rootfs && got.no_new_privs);
+    assert!(got.privileged && got.readonly_rootfs);
+    assert!(good(json!({}), json!({"allowPrivilegeEscalation": false})).no_new_privs);
     assert_eq!((got.capabilities_add, got.capabilities_drop), (vec!["NET_ADMIN".into()], vec!["ALL".into()]));
     let plain = good(json!({}), json!({"allowPrivilegeEscalation": true}));
     assert!(!plain.privileged && !plain.readonly_rootfs && !plain.no_new_privs);
@@ -150,7 +157,10 @@ fn paths_are_hidden_unless_proc_is_unmasked() {
     let got = of(json!({}), json!({}), &with).unwrap();
     assert_eq!(got.masked_paths.len(), MASKED_PATHS.len() + 1);
     assert_eq!(got.readonly_paths, READONLY_PATHS);
-    let bare = of(json!({}), json!({"procMount": "Unmasked"}), &with).unwrap();
+    let own_users = pod(json!({
+        "hostUsers": false, "containers": [{"name": "a", "securityContext": {"procMount": "Unmasked"}}],
+    }));
+    let bare = of_container(&own_users, &own_users.spec.containers[0], &with).unwrap();
     assert!(bare.masked_paths.is_empty() && bare.readonly_paths.is_empty());
 }
 
@@ -199,4 +209,69 @@ fn the_sandboxes_group_needs_a_user() {
     };
     assert_eq!(run(json!({"runAsGroup": 3})), (None, None));
     assert_eq!(run(json!({"runAsUser": 2, "runAsGroup": 3})), (Some(2), Some(3)));
+}
+
+#[test]
+fn what_is_not_known_is_an_error_and_never_the_weaker_choice() {
+    for (pods, own, expected) in [
+        (
+            json!({"seccompProfile": {"type": "Localhost"}}),
+            json!({}),
+            "spec.securityContext.seccompProfile.localhostProfile: Required value",
+        ),
+        (
+            json!({"seccompProfile": {"type": "runtimeDefault"}}),
+            json!({}),
+            "spec.securityContext.seccompProfile.type: Unsupported value: \"runtimeDefault\"",
+        ),
+        (
+            json!({}),
+            json!({"seccompProfile": {"type": ""}}),
+            "spec.containers[0].securityContext.seccompProfile.type: Required value",
+        ),
+        (
+            json!({}),
+            json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "../../etc/p"}}),
+            "spec.containers[0].securityContext.seccompProfile.localhostProfile: Invalid value",
+        ),
+        (
+            json!({}),
+            json!({"appArmorProfile": {"type": "runtime/default"}}),
+            "spec.containers[0].securityContext.appArmorProfile.type: Unsupported value",
+        ),
+        (
+            json!({}),
+            json!({"procMount": "Unmasked"}),
+            "spec.containers[0].securityContext.procMount: Invalid value",
+        ),
+        (
+            json!({"supplementalGroupsPolicy": "strict"}),
+            json!({}),
+            "spec.securityContext.supplementalGroupsPolicy",
+        ),
+        (json!({"runAsUser": -1}), json!({}), "spec.securityContext.runAsUser: Invalid value: -1"),
+        (
+            json!({}),
+            json!({"privileged": true, "allowPrivilegeEscalation": false}),
+            "spec.containers[0].securityContext: Invalid value",
+        ),
+    ] {
+        let error = of(pods.clone(), own.clone(), &inputs()).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{pods} {own}: {error}");
+        let pod =
+            pod(json!({"securityContext": pods, "containers": [{"name": "a", "securityContext": own}]}));
+        assert!(refuse_unsafe(&pod).is_err(), "the sandbox is refused, too");
+    }
+}
+
+#[test]
+fn an_unknown_kind_of_profile_is_an_error_even_where_nothing_was_checked_before() {
+    let own = |field: &str, kind: &str| -> SecurityContext {
+        serde_json::from_value(json!({ field: {"type": kind} })).unwrap()
+    };
+    let pod = pod(json!({"containers": [{"name": "a"}]}));
+    for kind in ["Localhost", "runtimeDefault", ""] {
+        assert!(seccomp(&own("seccompProfile", kind), &pod, &inputs()).is_err(), "{kind}");
+        assert!(apparmor(&own("appArmorProfile", kind), &pod, &pod.spec.containers[0]).is_err(), "{kind}");
+    }
 }

@@ -1,0 +1,143 @@
+//! Probes and hooks.
+
+use super::{Findings, names};
+use crate::pod_ext::ContainerKind;
+use crate::types::{Container, HttpGetAction, IntOrString, LifecycleHandler, Probe};
+
+pub(super) fn check_probes(found: &mut Findings, field: &str, kind: ContainerKind, container: &Container) {
+    let probes = [
+        ("livenessProbe", &container.liveness_probe),
+        ("readinessProbe", &container.readiness_probe),
+        ("startupProbe", &container.startup_probe),
+    ];
+    for (name, probe) in probes {
+        let Some(probe) = probe else { continue };
+        let field = format!("{field}.{name}");
+        if kind == ContainerKind::Init {
+            found.forbidden(field, "may not be set for init containers without restartPolicy=Always");
+            continue;
+        }
+        check_probe(found, &field, probe);
+        if name == "readinessProbe"
+            && let Some(seconds) = probe.termination_grace_period_seconds
+        {
+            let at = format!("{field}.terminationGracePeriodSeconds");
+            found.invalid(at, seconds, "must not be set for readinessProbes");
+        }
+        if name != "readinessProbe" && probe.success_threshold.is_some_and(|threshold| threshold != 1) {
+            found.invalid(
+                format!("{field}.successThreshold"),
+                probe.success_threshold.unwrap_or(0),
+                "must be 1",
+            );
+        }
+    }
+}
+
+pub(super) fn check_hooks(
+    found: &mut Findings,
+    field: &str,
+    kind: ContainerKind,
+    container: &Container,
+    grace: Option<i64>,
+) {
+    let Some(lifecycle) = &container.lifecycle else { return };
+    for (name, handler) in [("postStart", &lifecycle.post_start), ("preStop", &lifecycle.pre_stop)] {
+        let Some(handler) = handler else { continue };
+        let field = format!("{field}.lifecycle.{name}");
+        if kind == ContainerKind::Init {
+            found.forbidden(field, "may not be set for init containers without restartPolicy=Always");
+            continue;
+        }
+        check_hook(found, &field, handler, grace);
+    }
+}
+
+fn check_probe(found: &mut Findings, field: &str, probe: &Probe) {
+    let handlers =
+        [probe.exec.is_some(), probe.http_get.is_some(), probe.tcp_socket.is_some(), probe.grpc.is_some()];
+    exactly_one_handler(found, field, &handlers);
+    if probe.exec.as_ref().is_some_and(|exec| exec.command.is_empty()) {
+        found.required(format!("{field}.exec.command"), "");
+    }
+    if let Some(http) = &probe.http_get {
+        check_http(found, &format!("{field}.httpGet"), http);
+    }
+    let http = probe.http_get.as_ref().map(|http| ("httpGet", &http.port));
+    let tcp = probe.tcp_socket.as_ref().map(|tcp| ("tcpSocket", &tcp.port));
+    for (kind, port) in http.into_iter().chain(tcp) {
+        check_port_reference(found, &format!("{field}.{kind}.port"), port);
+    }
+    if let Some(grpc) = &probe.grpc {
+        check_port_reference(found, &format!("{field}.grpc.port"), &IntOrString::Int(grpc.port));
+    }
+    for (key, value) in [
+        ("initialDelaySeconds", probe.initial_delay_seconds),
+        ("timeoutSeconds", probe.timeout_seconds),
+        ("periodSeconds", probe.period_seconds),
+        ("successThreshold", probe.success_threshold),
+        ("failureThreshold", probe.failure_threshold),
+    ] {
+        found.not_negative(&format!("{field}.{key}"), value.map(i64::from));
+    }
+    if let Some(seconds) = probe.termination_grace_period_seconds.filter(|seconds| *seconds <= 0) {
+        found.invalid(format!("{field}.terminationGracePeriodSeconds"), seconds, "must be greater than 0");
+    }
+}
+
+fn check_hook(found: &mut Findings, field: &str, hook: &LifecycleHandler, grace: Option<i64>) {
+    let handlers =
+        [hook.exec.is_some(), hook.http_get.is_some(), hook.tcp_socket.is_some(), hook.sleep.is_some()];
+    exactly_one_handler(found, field, &handlers);
+    if hook.exec.as_ref().is_some_and(|exec| exec.command.is_empty()) {
+        found.required(format!("{field}.exec.command"), "");
+    }
+    if let Some(http) = &hook.http_get {
+        check_http(found, &format!("{field}.httpGet"), http);
+        check_port_reference(found, &format!("{field}.httpGet.port"), &http.port);
+    }
+    if let Some(tcp) = &hook.tcp_socket {
+        check_port_reference(found, &format!("{field}.tcpSocket.port"), &tcp.port);
+    }
+    if let Some(sleep) = &hook.sleep
+        && let Some(grace) = grace
+        && !(0..=grace).contains(&sleep.seconds)
+    {
+        let detail = format!("must be non-negative and less than terminationGracePeriodSeconds ({grace})");
+        found.invalid(format!("{field}.sleep"), sleep.seconds, &detail);
+    }
+}
+
+/// A value of a header is checked, too: a line break in it would end the header.
+fn check_http(found: &mut Findings, field: &str, http: &HttpGetAction) {
+    if http.path.is_empty() {
+        found.required(format!("{field}.path"), "");
+    }
+    const SCHEMES: [&str; 2] = ["HTTP", "HTTPS"];
+    if !http.scheme.is_empty() && !SCHEMES.contains(&http.scheme.as_str()) {
+        found.unsupported(format!("{field}.scheme"), &http.scheme, &SCHEMES);
+    }
+    for (index, header) in http.http_headers.iter().enumerate() {
+        let field = format!("{field}.httpHeaders[{index}]");
+        found.name(format!("{field}.name"), &header.name, names::header_name);
+        if header.value.contains(['\r', '\n', '\0']) {
+            found.invalid(format!("{field}.value"), &header.value, "must not contain line breaks");
+        }
+    }
+}
+
+fn exactly_one_handler(found: &mut Findings, field: &str, handlers: &[bool]) {
+    match handlers.iter().filter(|set| **set).count() {
+        0 => found.required(field, "must specify a handler type"),
+        1 => {}
+        _ => found.forbidden(field, "may not specify more than 1 handler type"),
+    }
+}
+
+fn check_port_reference(found: &mut Findings, field: &str, port: &IntOrString) {
+    match port {
+        IntOrString::Int(1..=65535) => {}
+        IntOrString::Int(other) => found.invalid(field, other, "must be between 1 and 65535, inclusive"),
+        IntOrString::Str(name) => found.name(field, name, names::port_name),
+    }
+}
