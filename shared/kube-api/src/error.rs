@@ -198,7 +198,8 @@ mod tests {
     #[test]
     fn a_missing_relationship_is_told_from_a_missing_permission() {
         let refused = |code: u16, message: &str| {
-            let status = Status { code, reason: "Forbidden".into(), message: message.into(), ..Status::default() };
+            let status =
+                Status { code, reason: "Forbidden".into(), message: message.into(), ..Status::default() };
             KubeError::refused("s", "pods", status)
         };
         let forbidden = r#"pods "web" is forbidden: User "system:node:n1" cannot get resource "pods" in API group "" in the namespace "default""#;

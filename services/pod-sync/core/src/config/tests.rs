@@ -276,9 +276,11 @@ mod containers {
             ("HostToContainer", Propagation::HostToContainer),
             ("Bidirectional", Propagation::Bidirectional),
         ] {
-            let mut container = mount(json!({"name": "data", "mountPropagation": text}));
-            container["securityContext"] = json!({"privileged": true});
-            let spec = world.plan(&container).unwrap();
+            let pod = with(json!({
+                "volumeMounts": [{"name": "data", "mountPath": "/m", "mountPropagation": text}],
+                "securityContext": {"privileged": true},
+            }));
+            let spec = world.plan(&pod).unwrap();
             assert_eq!(spec.mounts[0].propagation, expected);
         }
     }
