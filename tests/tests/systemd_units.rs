@@ -174,7 +174,6 @@ fn no_service_waits_for_another_and_each_is_kept_running() {
             ("Type", "notify"),
             ("PartOf", "keelson.target"),
             ("Slice", "keelson.slice"),
-            ("Group", "keelson"),
             ("Restart", "always"),
             ("RestartPreventExitStatus", "64 78"),
             ("WatchdogSec", "30"),
@@ -183,7 +182,12 @@ fn no_service_waits_for_another_and_each_is_kept_running() {
             ("StartLimitIntervalSec", "0"),
             ("ConditionPathExists", "/run/keelson/without-init"),
         ];
-        for (key, value) in expected {
+        let groups = if service.needs_root() {
+            [("Group", "root"), ("SupplementaryGroups", "keelson")]
+        } else {
+            [("Group", "keelson"), ("SupplementaryGroups", "")]
+        };
+        for (key, value) in expected.into_iter().chain(groups) {
             assert_eq!(values(&unit, key).join(" "), value, "{unit}: {key}");
         }
         for list in [&wanted, &started, &conflicting] {

@@ -261,12 +261,15 @@ fn lower_bounding_set(keep: u64) -> io::Result<()> {
     Ok(())
 }
 
-fn become_user(uid: u32, gid: u32) -> io::Result<()> {
+/// A service of root has root's group, so that what it makes for pods and in a kubelet's folders is root's as a kubelet's is, and
+/// is a member of the operator group `operators`; the others have that as their own.
+fn become_user(uid: u32, operators: u32) -> io::Result<()> {
+    let gid = if uid == 0 { 0 } else { operators };
     // Kept over the change of user, until exec.
     prctl(libc::PR_SET_KEEPCAPS, 1, 0)?;
     // SAFETY: setgroups reads one gid from a local; the others take plain numbers.
     unsafe {
-        check(libc::setgroups(1, &raw const gid))?;
+        check(libc::setgroups(1, &raw const operators))?;
         check(libc::setresgid(gid, gid, gid))?;
         check(libc::setresuid(uid, uid, uid))
     }

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -210,8 +210,13 @@ fn open(path: &Path) -> io::Result<File> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => options.create(true).open(path)?,
         other => other?,
     };
-    if file.metadata()?.uid() != geteuid().as_raw() {
+    let meta = file.metadata()?;
+    if meta.uid() != geteuid().as_raw() {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the file belongs to another user"));
+    }
+    // init has the operators' group; in the folders of a kubelet and of the machine all is root's.
+    if geteuid().is_root() && meta.gid() != 0 {
+        fchown(&file, None, Some(0))?;
     }
     Ok(file)
 }

@@ -38,7 +38,8 @@ async fn each_service_runs_as_its_user_with_the_capabilities_of_its_row_and_no_n
         let field = |field| status_field(service.pid, field);
         assert_eq!(service.uid, uid, "{name}");
         assert_eq!(field("Uid"), format!("{uid} {uid} {uid} {uid}"), "{name}");
-        assert_eq!(field("Gid"), "64390 64390 64390 64390", "{name}");
+        let gid = if name.needs_root() { 0 } else { 64_390 };
+        assert_eq!(field("Gid"), format!("{gid} {gid} {gid} {gid}"), "{name}");
         assert_eq!(field("Groups"), "64390", "{name}");
         assert_eq!(field("NoNewPrivs"), "1", "{name}");
         let kept = format!("{:016x}", privileges::kept_bits(name) & own_capabilities());

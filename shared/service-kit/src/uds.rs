@@ -1,7 +1,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, lchown};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -44,8 +44,16 @@ pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
     let _ = fs::remove_file(&temporary);
     let listener = UnixListener::bind(&temporary).map_err(fail)?;
     fs::set_permissions(&temporary, fs::Permissions::from_mode(0o660)).map_err(fail)?;
+    give_to_group_of_folder(&temporary).map_err(fail)?;
     fs::rename(&temporary, path).map_err(|source| BindError::Rename { path: path.to_owned(), source })?;
     Ok(listener)
+}
+
+/// Gives a socket to the group of its folder, which is the operators': a service of root has another group itself.
+fn give_to_group_of_folder(socket: &Path) -> io::Result<()> {
+    let Some(folder) = socket.parent() else { return Ok(()) };
+    let group = fs::metadata(folder)?.gid();
+    if fs::symlink_metadata(socket)?.gid() == group { Ok(()) } else { lchown(socket, None, Some(group)) }
 }
 
 /// Who is at the other end of a connection, as the kernel says.

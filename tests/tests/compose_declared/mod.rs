@@ -118,7 +118,7 @@ fn program(program: &'static str, uid: u32, gid: u32) -> Declared {
 
 /// A service of root's, which sees the processes of the machine.
 fn of_root(name: &'static str, capabilities: Capabilities) -> Declared {
-    Declared { capabilities, sees_all_processes: true, ..program(name, 0, OPERATORS) }
+    Declared { capabilities, sees_all_processes: true, ..program(name, 0, 0) }
 }
 
 /// What compose.yaml calls a container before the number of its node, and the node.
@@ -161,7 +161,6 @@ fn declared(kind: &str) -> Declared {
             ..of_root("keelson-resource-manager", OF_RESOURCE_MANAGER)
         },
         "containerd" => Declared {
-            gid: 0,
             may_gain: true,
             sees_all_cgroups: true,
             unconfined: &["seccomp", "apparmor"],
