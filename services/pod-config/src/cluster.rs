@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use keelson_kube_api::{Change, Follower, KubeApi, KubeError, News, Object, Range, Resource};
 use keelson_pod_config_core::service_env::{Services, kept, service, variables};
@@ -18,6 +19,23 @@ use crate::kubernetes_source::KEPT;
 
 /// The condition that says whether the services are heard of.
 const CONDITION: &str = "control-plane-services";
+
+/// The delays between requests for a token while the server has not seen the pod: its own watch of pods lags behind the one
+/// that has told this node of the pod.
+const POD_UNSEEN_DELAYS_MS: [u64; 5] = [50, 100, 200, 400, 800];
+
+/// Whether a refusal of a token may mean that the server has not seen the pod, or its binding to this node, yet. These refusals
+/// have no structured reason of their own, so their text is matched (docs/node-requests.md).
+fn has_not_seen_the_pod(error: &KubeError, pod: &str) -> bool {
+    let KubeError::Refused { code, message, .. } = error else { return false };
+    match code {
+        403 => error.is_unrelated() || message.contains("bound to a pod scheduled on a different node"),
+        404 => error.is_not_found() && message.contains(&format!("pods \"{pod}\" not found")),
+        // A pod of the same name was deleted a moment ago.
+        409 => message.contains("does not match the UID in record"),
+        _ => false,
+    }
+}
 
 /// Why there is no token.
 #[derive(Debug, thiserror::Error)]
@@ -97,7 +115,7 @@ impl Cluster {
         (state.read || as_known).then(|| variables(&state.services, namespace, links))
     }
 
-    /// Has the server make a token.
+    /// Has the server make a token. While it does not know the pod yet, it is asked again for a moment.
     ///
     /// # Errors
     /// It does not answer or refuses.
@@ -105,7 +123,18 @@ impl Cluster {
         let (namespace, account) = (&wanted.namespace, &wanted.service_account);
         let name = (account.as_str(), "token");
         let body = request(wanted);
-        let made = self.0.api.create_below(Resource::SERVICE_ACCOUNT, Some(namespace), name, &body).await?;
+        let mut delays = POD_UNSEEN_DELAYS_MS.into_iter();
+        let made = loop {
+            match self.0.api.create_below(Resource::SERVICE_ACCOUNT, Some(namespace), name, &body).await {
+                Ok(made) => break made,
+                Err(error) => match delays.next() {
+                    Some(delay) if has_not_seen_the_pod(&error, &wanted.pod_name) => {
+                        tokio::time::sleep(Duration::from_millis(delay)).await;
+                    }
+                    _ => return Err(error.into()),
+                },
+            }
+        };
         answer(&made.0, wanted.expiration_seconds)
             .ok_or_else(|| TokenError::NoToken { namespace: namespace.clone(), account: account.clone() })
     }

@@ -336,19 +336,22 @@ mod tests {
     use crate::fake_api::{FakeApi, refusal};
 
     /// What `CreateToken` answers when the server answers so.
+    fn wanted_by(pod: &str) -> WantedToken {
+        WantedToken {
+            namespace: "a".into(),
+            service_account: "builder".into(),
+            pod_name: pod.into(),
+            pod_uid: "u".into(),
+            audiences: Vec::new(),
+            expiration_seconds: 600,
+        }
+    }
+
     async fn no_token_for(answer: Option<(u16, serde_json::Value)>) -> Status {
         let folder = tempfile::tempdir().unwrap();
         let server = FakeApi::start(folder.path(), move |_| answer.clone()).await;
         let cluster = Cluster::new(server.api.clone(), Checkpoint::default(), &mut BTreeMap::new());
-        let wanted = WantedToken {
-            namespace: "a".into(),
-            service_account: "builder".into(),
-            pod_name: "p".into(),
-            pod_uid: "u".into(),
-            audiences: Vec::new(),
-            expiration_seconds: 600,
-        };
-        let status = no_token(&cluster.create_token(&wanted).await.unwrap_err());
+        let status = no_token(&cluster.create_token(&wanted_by("p")).await.unwrap_err());
         let asked = server.asked();
         assert_eq!(asked.len(), 1, "a token is asked for once: {asked:?}");
         assert_eq!(asked[0].path, "/api/v1/namespaces/a/serviceaccounts/builder/token");
@@ -374,6 +377,41 @@ mod tests {
             assert_eq!((status.code(), reason(&status).as_deref()), (code, Some(expected)), "{http}");
             let words = if http == 201 { "has no token" } else { "in its words" };
             assert!(status.message().contains(words), "{http}: {status:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_is_requested_again_for_a_moment_while_the_server_has_not_seen_the_pod() {
+        let unseen = [
+            (403, "Forbidden", "node requested token bound to a pod scheduled on a different node"),
+            (403, "Forbidden", "no relationship found between node 'n1' and this object"),
+            (404, "NotFound", "pods \"p\" not found"),
+            (409, "Conflict", "the UID in the bound object reference (u) does not match the UID in record"),
+        ];
+        let others = [(403, "Forbidden", "RBAC"), (404, "NotFound", "serviceaccounts \"builder\" not found")];
+        for ((code, cause, message), is_unseen) in
+            unseen.into_iter().map(|row| (row, true)).chain(others.into_iter().map(|row| (row, false)))
+        {
+            for refusals in [1, 99] {
+                let folder = tempfile::tempdir().unwrap();
+                let status = json!({"kind": "Status", "code": code, "reason": cause, "message": message});
+                let made = json!({"kind": "TokenRequest",
+                    "status": {"token": "t", "expirationTimestamp": "2100-01-01T00:00:00Z"}});
+                let mut asked = 0;
+                let server = FakeApi::start(folder.path(), move |_| {
+                    asked += 1;
+                    Some(if asked > refusals { (201, made.clone()) } else { (code, status.clone()) })
+                })
+                .await;
+                let cluster = Cluster::new(server.api.clone(), Checkpoint::default(), &mut BTreeMap::new());
+                let token = cluster.create_token(&wanted_by("p")).await;
+                let (expected, tries) = match (is_unseen, refusals) {
+                    (true, 1) => (true, 2),
+                    (true, _) => (false, 6),
+                    (false, _) => (false, 1),
+                };
+                assert_eq!((token.is_ok(), server.asked().len()), (expected, tries), "{message}");
+            }
         }
     }
 

@@ -100,6 +100,13 @@ impl KubeError {
         matches!(self, Self::Refused { code: 403, message, .. } if message.contains(UNRELATED))
     }
 
+    /// NodeRestriction refuses a write to a pod that is bound to another node. As with [`Self::is_unrelated`] only the text says
+    /// so (docs/node-requests.md).
+    pub fn is_of_another_node(&self) -> bool {
+        const BOUND_ELSEWHERE: &str = "pods with spec.nodeName set to itself";
+        matches!(self, Self::Refused { code: 403, message, .. } if message.contains(BOUND_ELSEWHERE))
+    }
+
     /// The same call may go well at another time: nobody has answered, or the server has too much to do or is in trouble.
     pub fn may_pass(&self) -> bool {
         self.code().is_none_or(|code| code == 429 || code >= 500)
@@ -207,6 +214,24 @@ mod tests {
         assert!(refused(403, &unrelated).is_unrelated());
         assert!(!refused(403, forbidden).is_unrelated());
         assert!(!refused(404, &unrelated).is_unrelated());
+    }
+
+    #[test]
+    fn a_pod_of_another_node_is_told_from_a_missing_permission() {
+        for (code, message, expected) in [
+            (403, "node \"n1\" can only update pod status for pods with spec.nodeName set to itself", true),
+            (403, "node \"n1\" can only delete pods with spec.nodeName set to itself", true),
+            (403, "User \"system:node:n1\" cannot patch resource \"pods/status\"", false),
+            (422, "pods with spec.nodeName set to itself", false),
+        ] {
+            let status =
+                Status { code, reason: "Forbidden".into(), message: message.into(), ..Status::default() };
+            assert_eq!(
+                KubeError::refused("s", "w", status).is_of_another_node(),
+                expected,
+                "{code} {message}"
+            );
+        }
     }
 
     #[test]

@@ -32,6 +32,7 @@ pub mod namesake;
 pub mod node;
 pub mod patch;
 pub mod pods;
+mod runtime_version;
 pub mod startup;
 
 pub use addresses::AddressInputs;

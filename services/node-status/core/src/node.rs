@@ -12,6 +12,7 @@ use keelson_kube_model::{
 
 use crate::addresses::{AddressInputs, PROVIDED_NODE_IP};
 use crate::conditions::{ReadyInputs, node_conditions};
+use crate::runtime_version::parsed;
 
 /// What resource-manager says about the machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -237,10 +238,10 @@ fn count(amount: i64) -> Quantity {
 
 fn node_info(inputs: &NodeInputs<'_>) -> NodeSystemInfo {
     let machine = inputs.machine.cloned().unwrap_or_default();
-    let runtime_version = inputs
-        .runtime
-        .filter(|r| !r.name.is_empty())
-        .map_or_else(|| "Unknown".to_owned(), |r| format!("{}://{}", r.name, r.version));
+    let runtime_version = inputs.runtime.filter(|r| !r.name.is_empty()).map_or_else(
+        || "Unknown".to_owned(),
+        |r| format!("{}://{}", r.name, parsed(&r.version).unwrap_or_else(|| "Unknown".to_owned())),
+    );
     NodeSystemInfo {
         architecture: go_arch(&machine.architecture).to_owned(),
         machine_id: machine.machine_id,

@@ -121,14 +121,14 @@ pub fn node_patch(live: &Value, ours: &Value, of_cloud: bool) -> Option<Value> {
             value
         };
         match field.as_str() {
-            _ if old == value => {}
+            _ if is_same(old, value) => {}
             "addresses" if !is_nothing(old) && of_cloud => {}
             "addresses" if !is_nothing(old) => {
                 status.insert(field.clone(), replaced(value));
             }
             // Whole, or the server would keep the time of the last heartbeat of some.
             "conditions" => drop(status.insert(field.clone(), value.clone())),
-            _ => drop(status.insert(field.clone(), value.clone())),
+            _ => drop(status.insert(field.clone(), merged_over(old, value))),
         }
     }
     if ours["status"]["images"].is_null() && !before["images"].is_null() {
@@ -235,9 +235,8 @@ pub fn pod_status_patch(live: &Value, ours: &Value, stopped: bool) -> Option<Val
             || is_nothing(new) && (field == "hostIP" || host_network && field == "podIP");
         // The server sets it when the pod is made.
         let theirs = field == "qosClass" && !old.is_null();
-        let same = old == new || (is_nothing(old) && is_nothing(new));
-        if !same && !kept && !theirs {
-            status.insert(field.to_owned(), new.clone());
+        if !is_same(old, new) && !kept && !theirs {
+            status.insert(field.to_owned(), merged_over(old, new));
         }
     }
     for field in OWN_LISTS {
@@ -292,6 +291,29 @@ fn is_nothing(value: &Value) -> bool {
         Value::Object(map) => map.is_empty(),
         Value::Bool(_) | Value::Number(_) => false,
     }
+}
+
+/// Whether the API takes two values for the same one: what is nothing may be absent.
+fn is_same(old: &Value, new: &Value) -> bool {
+    match (old, new) {
+        (Value::Object(before), Value::Object(now)) => {
+            before.keys().chain(now.keys()).all(|key| is_same(&old[key], &new[key]))
+        }
+        (Value::Array(before), Value::Array(now)) => {
+            before.len() == now.len() && before.iter().zip(now).all(|(old, new)| is_same(old, new))
+        }
+        _ => old == new || (is_nothing(old) && is_nothing(new)),
+    }
+}
+
+/// `new` as a patch over `old`: a field of an object that `new` does not have is sent as null, since a merge keeps what is
+/// absent. Lists inside replace the list before them whole.
+fn merged_over(old: &Value, new: &Value) -> Value {
+    let (Value::Object(before), Value::Object(now)) = (old, new) else { return new.clone() };
+    let removed = before.iter().filter(|(key, value)| !now.contains_key(*key) && !is_nothing(value));
+    let removed = removed.map(|(key, _)| (key.clone(), Value::Null));
+    let kept = now.iter().map(|(key, value)| (key.clone(), merged_over(&old[key], value)));
+    Value::Object(removed.chain(kept).collect())
 }
 
 /// `ends`: the pod goes into a terminal phase, which alone makes us say why it is disrupted.
@@ -404,7 +426,15 @@ pub fn mirror_of(ours: &Value, node_name: &str, node_uid: &str) -> Value {
     pod
 }
 
-/// Adds the addresses of the node to a pod's status where the agent tells none.
+/// Whether a status is that of a pod which was refused at admission: such a status has no conditions, and no other final status
+/// is without (pod-lifecycle.md §15.3).
+fn is_rejected(status: &Value) -> bool {
+    status["phase"] == "Failed"
+        && is_nothing(&status["conditions"])
+        && is_nothing(&status["containerStatuses"])
+}
+
+/// Adds the addresses of the node to a pod's status where the agent tells none, but not to that of a rejected pod.
 pub fn add_host_addresses(pod: &mut Value, node: &Value) {
     let addresses = Vec::<NodeAddress>::deserialize(&node["status"]["addresses"]).unwrap_or_default();
     let ips: Vec<Value> = host_ips(&addresses).iter().map(|ip| Value::from(ip.to_string())).collect();
@@ -412,6 +442,9 @@ pub fn add_host_addresses(pod: &mut Value, node: &Value) {
     let host_network = pod["spec"]["hostNetwork"] == true;
     let list: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
     let status = &mut pod["status"];
+    if is_rejected(status) {
+        return;
+    }
     if is_nothing(&status["hostIP"]) {
         status["hostIP"] = first.clone();
         status["hostIPs"] = list.clone().into();

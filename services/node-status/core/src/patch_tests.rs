@@ -408,3 +408,36 @@ fn a_condition_loses_the_reason_and_message_of_its_former_status() {
     let patch = node_patch(&live, &ours, false).unwrap();
     assert_eq!(patch["status"]["conditions"][0].get("reason"), Some(&Value::Null));
 }
+
+#[test]
+fn a_field_that_disappears_from_a_merged_object_is_sent_as_null_and_a_list_is_replaced_whole() {
+    let of = |status: Value| json!({"metadata": {"uid": "u"}, "status": status});
+    let old = of(json!({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1"}},
+        "containerStatuses": [{"name": "a", "started": true}]}));
+    let new = of(json!({"resources": {"limits": {"cpu": "1"}}, "containerStatuses": [{"name": "a"}]}));
+    assert_eq!(
+        pod_status_patch(&old, &new, false).unwrap()["status"],
+        json!({"resources": {"limits": {"cpu": "1", "memory": null}, "requests": null},
+            "containerStatuses": [{"name": "a"}]})
+    );
+    let node = |info: Value| json!({"status": {"nodeInfo": info}});
+    let (with_swap, without) = (json!({"bootID": "b", "swap": {"capacity": 1}}), json!({"bootID": "b"}));
+    let patch = node_patch(&node(with_swap), &node(without.clone()), false).unwrap();
+    assert_eq!(patch["status"]["nodeInfo"], json!({"bootID": "b", "swap": null}));
+    let told = node(json!({"bootID": "b", "kubeProxyVersion": ""}));
+    assert_eq!(node_patch(&told, &node(without), false), None, "absent and empty are the same");
+}
+
+#[test]
+fn a_rejected_pod_gets_no_addresses_and_a_failed_one_does() {
+    let node = json!({"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}});
+    for (conditions, expected) in
+        [(json!(null), json!(null)), (json!([{"type": "Ready", "status": "False"}]), json!("10.0.0.1"))]
+    {
+        let mut pod =
+            json!({"spec": {"hostNetwork": true}, "status": {"phase": "Failed", "reason": "OutOfcpu"}});
+        pod["status"]["conditions"] = conditions;
+        add_host_addresses(&mut pod, &node);
+        assert_eq!((&pod["status"]["hostIP"], &pod["status"]["podIP"]), (&expected, &expected));
+    }
+}

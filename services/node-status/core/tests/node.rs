@@ -145,7 +145,7 @@ fn the_machine_and_the_runtime_are_named() {
         json!({
             "machineID": "m", "systemUUID": "s", "bootID": "b", "kernelVersion": "6.1.0",
             "osImage": "Debian GNU/Linux 12 (bookworm)",
-            "containerRuntimeVersion": "containerd://1.6.20~ds1", "kubeletVersion": "v1.36.2",
+            "containerRuntimeVersion": "containerd://1.6.20", "kubeletVersion": "v1.36.2",
             "operatingSystem": "linux", "architecture": "amd64"
         })
     );

@@ -312,8 +312,10 @@ impl KubernetesWriter {
             let patch = (Patch::Strategic, &patch);
             live = match self.main.patch(Resource::POD, Some(namespace), name, Some("status"), patch).await {
                 Ok(live) => live,
-                // Deleted between the two, or by another one of the name replaced.
-                Err(error) if error.is_not_found() || error.is_conflict() => return Ok(()),
+                // Deleted between the two, or replaced by another one of the name, be it on another node.
+                Err(error) if error.is_not_found() || error.is_conflict() || error.is_of_another_node() => {
+                    return Ok(());
+                }
                 Err(error) => return Err(error),
             };
         }
@@ -332,7 +334,7 @@ impl KubernetesWriter {
                 Ok(())
             }
             // Another one of the name.
-            Err(error) if error.is_conflict() => Ok(()),
+            Err(error) if error.is_conflict() || error.is_of_another_node() => Ok(()),
             Err(error) => Err(error),
         }
     }
