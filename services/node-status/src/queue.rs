@@ -15,6 +15,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const SHORT_PAUSE: Duration = Duration::from_secs(10);
 /// Before the second try of what the control plane has not noticed yet; doubled with each further one.
 const LAG: Duration = Duration::from_millis(100);
+/// The shortest time between two retries of refused jobs, so that many of them take a small part of the request rate.
+const RETRY_SPACING: Duration = Duration::from_millis(100);
 /// A try that fails within this time holds up nobody.
 const QUICK: Duration = Duration::from_secs(1);
 
@@ -98,6 +100,8 @@ pub(crate) struct Pending {
     behind: bool,
     /// It was tried again because something else went well. Refused even so, it is refused for itself.
     released: bool,
+    /// It was refused on its own account: its retries take turns with those of others.
+    takes_turns: bool,
 }
 
 impl Pending {
@@ -111,10 +115,6 @@ impl Pending {
         if before.hangs > 0 {
             (self.hangs, self.not_before) = (before.hangs, before.not_before);
         }
-    }
-
-    fn is_due(&self, now: Instant) -> bool {
-        self.not_before.is_none_or(|at| at <= now)
     }
 
     /// Whether the try that ends now has held up the others.
@@ -144,6 +144,8 @@ pub(crate) struct Queue {
     answered: Option<Instant>,
     /// The slots whose jobs are carried out at the moment.
     busy: BTreeSet<Slot>,
+    /// No job that takes turns is tried again before this moment.
+    next_retry: Option<Instant>,
 }
 
 impl Queue {
@@ -162,6 +164,7 @@ impl Queue {
             hangs: 0,
             behind: false,
             released: false,
+            takes_turns: false,
         };
         if let Some(before) = self.waiting.remove(&slot) {
             pending.replaces(&before);
@@ -194,6 +197,7 @@ impl Queue {
             Fault::OfJob | Fault::OfControlPlane => pause(pending.refused, longest),
         };
         pending.not_before = Some(now + pause);
+        pending.takes_turns = fault != Fault::Lag && pending.job.slot() != Slot::Node;
         if fault == Fault::OfControlPlane {
             self.failing.insert(pending.job.slot());
         }
@@ -256,7 +260,17 @@ impl Queue {
     /// When a job that was put off is to be tried again; `None` where there is none.
     pub(crate) fn due(&self) -> Option<Instant> {
         let idle = self.waiting.iter().filter(|(slot, _)| !self.busy.contains(slot));
-        idle.filter_map(|(_, pending)| pending.not_before).min()
+        idle.filter_map(|(_, pending)| self.not_before(pending)).min()
+    }
+
+    /// The moment before which a job is not taken.
+    fn not_before(&self, pending: &Pending) -> Option<Instant> {
+        let turn = self.next_retry.filter(|_| pending.takes_turns);
+        pending.not_before.map(|at| turn.map_or(at, |turn| at.max(turn)))
+    }
+
+    fn is_due(&self, pending: &Pending, now: Instant) -> bool {
+        self.not_before(pending).is_none_or(|at| at <= now)
     }
 
     /// The same as [`Queue::take_at`] and [`Queue::take_node_at`], the Node first, for several jobs at a time: no other job of
@@ -270,10 +284,10 @@ impl Queue {
     /// The job that is next at `now`: the urgent ones first, and among equals the one that has waited longest. Those that have
     /// held up the others come last, the Node first of them.
     pub(crate) fn take_at(&mut self, now: Instant) -> Option<Pending> {
-        let ready = self.waiting.iter().filter(|(slot, p)| p.is_due(now) && !self.busy.contains(slot));
+        let ready = self.waiting.iter().filter(|(slot, p)| self.is_due(p, now) && !self.busy.contains(slot));
         let next = ready.min_by_key(|(slot, p)| {
             let is_last = p.behind && **slot != Slot::Node;
-            (p.behind, is_last, !p.urgent, p.since, (*slot).clone())
+            (p.behind, is_last, p.takes_turns, !p.urgent, p.since, (*slot).clone())
         });
         let slot = next.map(|(slot, _)| slot.clone())?;
         self.take_slot(&slot, now)
@@ -282,13 +296,16 @@ impl Queue {
     /// The Node, whatever else waits; `None` where it does not, was put off a moment ago, or has held up the others.
     pub(crate) fn take_node_at(&mut self, now: Instant) -> Option<Pending> {
         let is_idle = !self.busy.contains(&Slot::Node);
-        self.waiting.get(&Slot::Node).filter(|node| node.is_due(now) && !node.behind && is_idle)?;
+        self.waiting.get(&Slot::Node).filter(|node| self.is_due(node, now) && !node.behind && is_idle)?;
         self.take_slot(&Slot::Node, now)
     }
 
     fn take_slot(&mut self, slot: &Slot, now: Instant) -> Option<Pending> {
         let mut pending = self.waiting.remove(slot)?;
         pending.taken = now;
+        if pending.takes_turns && pending.not_before.is_some() {
+            self.next_retry = Some(now + RETRY_SPACING);
+        }
         Some(pending)
     }
 
@@ -561,6 +578,28 @@ mod tests {
         assert!(queue.begin_at(now).is_none(), "both are being written");
         queue.is_done(&first.job.slot());
         assert_eq!(queue.begin_at(now).unwrap().job, pod("a", "2"));
+    }
+
+    #[test]
+    fn many_refused_jobs_delay_no_new_one_and_are_retried_at_a_bounded_rate() {
+        let (mut queue, now) = (Queue::default(), Instant::now());
+        for number in 0..255 {
+            queue.put(pod(&format!("bad-{number}"), "1"), true, Span::none(), now);
+            let bad = queue.take_at(now).unwrap();
+            queue.defer(bad, Fault::OfJob, now);
+        }
+        let later = now + Duration::from_secs(120);
+        queue.put(pod("good", "1"), false, Span::none(), later);
+        assert_eq!(queue.take_at(later).unwrap().job, pod("good", "1"));
+        let (mut retries, mut at) = (0, later);
+        while at < later + Duration::from_secs(10) {
+            while let Some(bad) = queue.take_at(at) {
+                retries += 1;
+                queue.defer(bad, Fault::OfJob, at);
+            }
+            at = queue.due().unwrap();
+        }
+        assert_eq!(retries, 100);
     }
 
     #[test]
