@@ -419,6 +419,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn all_pods_are_reported_again_to_a_node_that_was_registered_anew() {
+        let writer = writer();
+        writer.registered("first", Value::Null);
+        tell(&writer, "s", "file", "1").await;
+        tell(&writer, "a", API, "").await;
+        assert_eq!(jobs(&writer).len(), 2);
+        for (uid, expected) in [("first", 0), ("second", 2), ("second", 0)] {
+            writer.registered(uid, Value::Null);
+            writer.tell_drifted_again();
+            assert_eq!(jobs(&writer).len(), expected, "{uid}");
+        }
+    }
+
+    #[tokio::test]
     async fn pods_have_the_addresses_that_a_cloud_gives_their_node_as_soon_as_it_does() {
         let mut config = Config { node_name: "n1".into(), ..Config::default() };
         config.node_status.external_cloud = true;

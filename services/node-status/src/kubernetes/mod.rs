@@ -215,6 +215,10 @@ impl KubernetesWriter {
         let is_new = {
             let mut known = self.known();
             let is_new = known.node_uid.as_deref() != Some(uid);
+            if is_new && known.node_uid.is_some() {
+                // Mirrors of the former Node go with it, and reports that were refused for its sake were dropped.
+                known.pods.values_mut().for_each(|told| told.drifts = true);
+            }
             known.node_uid = Some(uid.to_owned());
             is_new
         };
