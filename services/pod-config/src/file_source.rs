@@ -12,6 +12,8 @@ use keelson_pod_config_core::files::{Holders, SourceFiles};
 use keelson_pod_config_core::scan::{FolderView, Listing, Plan, is_ignored};
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{ManifestError, Why, parse_file};
+
+use crate::ignored::warn_of_ignored;
 use keelson_service_kit::{Context, LoopHandle, now_unix_nanos};
 use tokio::time::Instant;
 
@@ -299,6 +301,7 @@ impl FileSource {
                     none if none.is_empty() => self.checkpoint.remove(path),
                     some => self.checkpoint.put(path, some),
                 }
+                warn_of_ignored(path, self.files.content(path), &content);
                 self.files.read(path, Ok(content));
             }
             Err(errors) => {

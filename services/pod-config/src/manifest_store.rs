@@ -13,6 +13,8 @@ use keelson_pod_config_core::object::ObjectKey;
 use keelson_pod_config_core::scan::Listing;
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{FileContent, ManifestError, Why, parse_file};
+
+use crate::ignored::warn_of_ignored;
 use keelson_proto::keelson::pod_config::v1::AppliedPod;
 use keelson_service_kit::{Context, LoopHandle};
 use serde_json::json;
@@ -266,6 +268,7 @@ impl StoreLoop {
             StoreError::Invalid(lines.join("\n"))
         };
         let content = parse_file(manifest, hint, &self.rules).map_err(refuse)?;
+        warn_of_ignored(hint, None, &content);
         let mut alone = SourceFiles::default();
         alone.read(hint, Ok(content));
         let set = alone.assemble();

@@ -75,16 +75,11 @@ fn secret_data(object: &serde_json::Value, name: &str) -> Result<Data, String> {
     let mut data = Data::new();
     for (key, value) in texts(&object["data"]) {
         let bytes =
-            decode_base64(&value).ok_or_else(|| format!("key {key:?} of Secret {name:?} is not base64"))?;
+            keelson_kube_model::base64::decode(&value).ok_or_else(|| format!("key {key:?} of Secret {name:?} is not base64"))?;
         data.insert(key, String::from_utf8_lossy(&bytes).into_owned());
     }
     data.extend(texts(&object["stringData"]));
     Ok(data)
-}
-
-fn decode_base64(text: &str) -> Option<Vec<u8>> {
-    use base64::Engine as _;
-    base64::engine::general_purpose::STANDARD.decode(text.trim()).ok()
 }
 
 #[cfg(test)]
@@ -93,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_secrets_values_are_decoded_and_plain_ones_win() {
-        let object = serde_json::json!({"data": {"a": "eA==", "b": "eQ=="}, "stringData": {"b": "z"}});
+        let object = serde_json::json!({"data": {"a": "e\nA==\n", "b": "eQ=="}, "stringData": {"b": "z"}});
         let data = secret_data(&object, "s").unwrap();
         assert_eq!(data, BTreeMap::from([("a".into(), "x".into()), ("b".into(), "z".into())]));
     }

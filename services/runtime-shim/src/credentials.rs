@@ -10,8 +10,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::pod_config::v1::GetObjectRequest;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
@@ -249,7 +247,7 @@ fn add_secret(keyring: &mut Keyring, secret: &Value, namespace: &str, name: &str
     // A manifest may have the text as it is, which goes before the other, as in the API.
     let text = match (secret["stringData"][key].as_str(), secret["data"][key].as_str()) {
         (Some(text), _) => text.as_bytes().to_vec(),
-        (None, Some(text)) => STANDARD.decode(text).map_err(|_| Unusable::NotBase64(key))?,
+        (None, Some(text)) => keelson_kube_model::base64::decode(text).ok_or(Unusable::NotBase64(key))?,
         (None, None) => return Err(Unusable::NoKey(key)),
     };
     let origin = Origin::Secret {
@@ -289,7 +287,7 @@ pub(crate) mod testing {
         json!({
             "type": "kubernetes.io/dockerconfigjson",
             "metadata": {"uid": format!("uid-{user}")},
-            "data": {".dockerconfigjson": STANDARD.encode(config.to_string())},
+            "data": {".dockerconfigjson": keelson_kube_model::base64::encode(config.to_string().as_bytes())},
         })
     }
 }

@@ -4,8 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use futures_util::Stream;
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
@@ -224,7 +222,7 @@ fn data(kind: ObjectKind, json: &[u8]) -> Result<Data, String> {
         for (key, value) in pairs {
             let text = value.as_str().ok_or_else(|| format!("{field}[{key}] is no text"))?;
             let bytes = if is_base64 {
-                decoded(text).ok_or_else(|| format!("{field}[{key}] is no base64"))?
+                keelson_kube_model::base64::decode(text).ok_or_else(|| format!("{field}[{key}] is no base64"))?
             } else {
                 text.as_bytes().to_vec()
             };
@@ -232,12 +230,6 @@ fn data(kind: ObjectKind, json: &[u8]) -> Result<Data, String> {
         }
     }
     Ok(data)
-}
-
-/// Standard base64; line ends inside are allowed, as with the API server.
-fn decoded(text: &str) -> Option<Vec<u8>> {
-    let plain: String = text.chars().filter(|c| !matches!(c, '\n' | '\r')).collect();
-    STANDARD.decode(plain).ok()
 }
 
 #[cfg(test)]

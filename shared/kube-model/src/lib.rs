@@ -22,6 +22,7 @@
 //!
 //! The structs drop fields that they do not know. Whoever must hand an object on keeps its JSON beside them.
 
+pub mod base64;
 pub mod defaults;
 pub mod duration;
 pub mod hash;

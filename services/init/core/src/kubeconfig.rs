@@ -5,8 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use keelson_kube_model::base64;
 use serde_json::{Map, Value, json};
 
 use keelson_config::CredentialRefusal;
@@ -186,14 +185,14 @@ pub fn for_certificate(
 /// The certificates by which the user of a flat kubeconfig ([`flatten`]) names itself, PEM; `None`: by something else.
 pub fn client_certificates(flat: &Value) -> Option<Vec<u8>> {
     let encoded = flat["users"][0]["user"]["client-certificate-data"].as_str()?;
-    STANDARD.decode(encoded).ok()
+    base64::decode(encoded)
 }
 
 /// Has the user of a flat kubeconfig name itself by these certificates and nothing else; both PEM.
 pub fn set_client_pair(flat: &mut Value, certificates: &[u8], key: &[u8]) {
     flat["users"][0]["user"] = json!({
-        "client-certificate-data": STANDARD.encode(certificates),
-        "client-key-data": STANDARD.encode(key),
+        "client-certificate-data": base64::encode(certificates),
+        "client-key-data": base64::encode(key),
     });
 }
 
@@ -204,8 +203,8 @@ pub fn set_exec_credential(flat: &mut Value, credential: &ExecCredential, genera
         user.insert("token".to_owned(), token.as_str().into());
     }
     if let Some((certificates, key)) = &credential.pair {
-        user.insert("client-certificate-data".to_owned(), STANDARD.encode(certificates).into());
-        user.insert("client-key-data".to_owned(), STANDARD.encode(key).into());
+        user.insert("client-certificate-data".to_owned(), base64::encode(certificates.as_ref()).into());
+        user.insert("client-key-data".to_owned(), base64::encode(key.as_ref()).into());
     }
     flat["users"][0]["user"] = user.into();
     flat[CredentialRefusal::FIELD] = generation.into();
@@ -228,14 +227,13 @@ impl Files<'_> {
         for (file, inline, pem) in fields {
             let content = match (text(from, inline), text(from, file)) {
                 (Some(encoded), _) => {
-                    STANDARD.decode(encoded.split_whitespace().collect::<String>()).map_err(|error| {
-                        problem(&format!("{place}.{inline}"), &format!("is no base64: {error}"))
-                    })?
+                    base64::decode(encoded)
+                        .ok_or_else(|| problem(&format!("{place}.{inline}"), "is no base64"))?
                 }
                 (None, Some(path)) => self.content(&format!("{place}.{file}"), path)?,
                 (None, None) => continue,
             };
-            into.insert((*inline).to_owned(), STANDARD.encode(pem.of(&content)).into());
+            into.insert((*inline).to_owned(), base64::encode(&pem.of(&content)).into());
         }
         Ok(())
     }

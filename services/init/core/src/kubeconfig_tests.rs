@@ -47,12 +47,12 @@ fn kubeadms_file_becomes_one_with_all_that_it_names_and_nothing_of_others() {
     assert_eq!(
         flat["clusters"],
         json!([{"name": "keelson", "cluster": {
-            "server": "https://10.0.0.1:6443", "certificate-authority-data": STANDARD.encode(CERTIFICATE)}}])
+            "server": "https://10.0.0.1:6443", "certificate-authority-data": base64::encode(CERTIFICATE.as_ref())}}])
     );
     assert_eq!(
         flat["users"],
         json!([{"name": "keelson", "user": {
-            "client-certificate-data": STANDARD.encode(CERTIFICATE), "client-key-data": STANDARD.encode(KEY)}}])
+            "client-certificate-data": base64::encode(CERTIFICATE.as_ref()), "client-key-data": base64::encode(KEY.as_ref())}}])
     );
     assert!(!flat.to_string().contains("not yours") && !flat.to_string().contains("other"));
 }
@@ -60,10 +60,10 @@ fn kubeadms_file_becomes_one_with_all_that_it_names_and_nothing_of_others() {
 #[test]
 fn what_stands_inline_counts_before_a_file_and_tokens_come_from_files() {
     let mut file = kubeadm();
-    file["clusters"][1]["cluster"]["certificate-authority-data"] = STANDARD.encode("no PEM").into();
+    file["clusters"][1]["cluster"]["certificate-authority-data"] = base64::encode("no PEM".as_ref()).into();
     file["users"][1]["user"] = json!({"tokenFile": "token", "token": "older"});
     let flat = flat(file).unwrap();
-    assert_eq!(flat["clusters"][0]["cluster"]["certificate-authority-data"], STANDARD.encode("no PEM"));
+    assert_eq!(flat["clusters"][0]["cluster"]["certificate-authority-data"], base64::encode("no PEM".as_ref()));
     assert_eq!(flat["users"][0]["user"], json!({"token": "secret"}));
 }
 

@@ -151,8 +151,17 @@ pub(crate) fn located(text: &str, mut errors: Vec<ManifestError>) -> Vec<Manifes
     errors
 }
 
-/// The text of a manifest, without a byte order mark.
+/// The text of a manifest, without a byte order mark: UTF-8, or UTF-16 with a mark, as PowerShell writes it.
 pub(crate) fn text_of(bytes: &[u8]) -> Result<Cow<'_, str>, ManifestError> {
+    match bytes {
+        [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => {
+            let message = "this is UTF-32 text; save it as UTF-8";
+            return Err(ManifestError::file(Why::Syntax, message));
+        }
+        [0xff, 0xfe, rest @ ..] => return utf16(rest, u16::from_le_bytes).map(Cow::Owned),
+        [0xfe, 0xff, rest @ ..] => return utf16(rest, u16::from_be_bytes).map(Cow::Owned),
+        _ => {}
+    }
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(Cow::Borrowed(text.strip_prefix('\u{feff}').unwrap_or(text))),
         Err(error) => {
@@ -164,6 +173,29 @@ pub(crate) fn text_of(bytes: &[u8]) -> Result<Cow<'_, str>, ManifestError> {
             Err(error)
         }
     }
+}
+
+/// Text of two bytes for each unit.
+fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, ManifestError> {
+    let (pairs, rest) = bytes.as_chunks::<2>();
+    let units = pairs.iter().map(|pair| unit(*pair));
+    let mut text = String::with_capacity(pairs.len());
+    for unit in char::decode_utf16(units) {
+        match unit {
+            Ok(c) => text.push(c),
+            Err(_) => return Err(not_utf16(&text)),
+        }
+    }
+    if rest.is_empty() { Ok(text) } else { Err(not_utf16(&text)) }
+}
+
+/// An error behind the text that is good.
+fn not_utf16(good: &str) -> ManifestError {
+    let line = good.matches('\n').count() + 1;
+    let column = good.chars().rev().take_while(|c| *c != '\n').count() + 1;
+    let mut error = ManifestError::file(Why::Syntax, "this is not UTF-16 text");
+    (error.line, error.column) = (narrow(line), narrow(column));
+    error
 }
 
 fn narrow(number: usize) -> u32 {

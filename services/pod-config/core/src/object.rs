@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use keelson_kube_model::base64;
 use serde_json::{Map, Value, json};
 
 use crate::error::{ManifestError, Why};
@@ -46,8 +47,9 @@ pub(crate) fn prepare(document: &Document) -> Result<StoredObject, Vec<ManifestE
     let (name, namespace) = identity(object, &mut fail);
     match document.kind {
         Kind::Secret => {
-            check_map(object, "data", &mut fail, |v| v.as_str().is_some_and(is_base64), "must be base64");
+            check_map(object, "data", &mut fail, is_base64, "must be base64");
             check_map(object, "stringData", &mut fail, Value::is_string, "must be text; quote it");
+            normalise(object, "data");
             merge_string_data(object);
             if object.get("type").is_none_or(Value::is_null) {
                 object.insert("type".into(), json!("Opaque"));
@@ -55,13 +57,8 @@ pub(crate) fn prepare(document: &Document) -> Result<StoredObject, Vec<ManifestE
         }
         Kind::ConfigMap => {
             check_map(object, "data", &mut fail, Value::is_string, "must be text; quote it");
-            check_map(
-                object,
-                "binaryData",
-                &mut fail,
-                |v| v.as_str().is_some_and(is_base64),
-                "must be base64",
-            );
+            check_map(object, "binaryData", &mut fail, is_base64, "must be base64");
+            normalise(object, "binaryData");
         }
         Kind::Pod => fail("kind", "a Pod is not kept as an object"),
     }
@@ -129,6 +126,19 @@ fn check_map(
     }
 }
 
+fn is_base64(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| base64::decode(text).is_some())
+}
+
+/// Writes base64 as the API server gives it back, so that whoever reads the object finds it in one form.
+fn normalise(object: &mut Map<String, Value>, field: &str) {
+    for value in object.get_mut(field).and_then(Value::as_object_mut).into_iter().flat_map(Map::values_mut) {
+        if let Some(bytes) = value.as_str().and_then(base64::decode) {
+            *value = json!(base64::encode(&bytes));
+        }
+    }
+}
+
 fn merge_string_data(object: &mut Map<String, Value>) {
     let Some(Value::Object(plain)) = object.shift_remove("stringData") else { return };
     let data = object.entry("data").or_insert_with(|| json!({}));
@@ -137,52 +147,7 @@ fn merge_string_data(object: &mut Map<String, Value>) {
     }
     if let Some(data) = data.as_object_mut() {
         for (key, value) in plain {
-            data.insert(key, json!(base64(value.as_str().unwrap_or_default().as_bytes())));
-        }
-    }
-}
-
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-fn base64(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let group = chunk.iter().fold(0u32, |g, b| g << 8 | u32::from(*b)) << (8 * (3 - chunk.len()));
-        for i in 0..4 {
-            if i <= chunk.len() {
-                text.push(char::from(ALPHABET[(group >> (18 - 6 * i)) as usize & 63]));
-            } else {
-                text.push('=');
-            }
-        }
-    }
-    text
-}
-
-/// Standard base64 with padding; line ends inside are allowed, as with the API server.
-fn is_base64(text: &str) -> bool {
-    let bytes: Vec<u8> = text.bytes().filter(|b| !matches!(b, b'\n' | b'\r')).collect();
-    let padding = bytes.iter().rev().take_while(|b| **b == b'=').count();
-    bytes.len().is_multiple_of(4)
-        && padding <= 2
-        && bytes[..bytes.len() - padding].iter().all(|b| ALPHABET.contains(b))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_is_that_of_rfc_4648() {
-        for (plain, coded) in
-            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
-        {
-            assert_eq!(base64(plain.as_bytes()), coded);
-            assert!(is_base64(coded));
-        }
-        assert!(is_base64("Zm9v\nYmFy\n"));
-        for bad in ["Zg=", "Zg", "Z===", "Zm9v!mFy", "=Zm9"] {
-            assert!(!is_base64(bad), "{bad}");
+            data.insert(key, json!(base64::encode(value.as_str().unwrap_or_default().as_bytes())));
         }
     }
 }

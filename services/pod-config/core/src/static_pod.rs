@@ -71,6 +71,8 @@ pub struct StaticPod {
     pub document: u32,
     /// Line where its document begins, 1-based.
     pub line: u32,
+    /// Fields of the manifest that were left out: they belong to the control plane that it was copied from.
+    pub ignored: Vec<String>,
 }
 
 impl StaticPod {
@@ -159,6 +161,7 @@ pub(crate) fn prepare(
     let fail = |field: &str, message: String| document.error(Why::Invalid, field, message);
     let mut value = document.value.clone();
     complete(&mut value);
+    let ignored = strip_foreign(&mut value);
     default_pod(&mut value);
     let mut typed = decode(&value).map_err(|(field, message)| vec![fail(&field, message)])?;
     if typed.metadata.name.is_empty() {
@@ -208,7 +211,55 @@ pub(crate) fn prepare(
         json: encoded(document, &value)?,
         document: document.number,
         line: document.line,
+        ignored,
     })
+}
+
+/// Annotations that an agent writes for itself. In a manifest they would make the pod another source's, or a mirror that never
+/// runs.
+const STEERING_ANNOTATIONS: [&str; 4] = [
+    annotations::CONFIG_HASH,
+    annotations::CONFIG_MIRROR,
+    annotations::CONFIG_SEEN,
+    annotations::CONFIG_SOURCE,
+];
+/// What of `metadata` only a control plane writes. A pod that is being deleted there would never start here.
+const STEERING_METADATA: [&str; 7] = [
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+];
+/// Of these an export always has something that steers nothing, and nobody misses it.
+const SILENT: [&str; 4] = ["creationTimestamp", "generation", "managedFields", "resourceVersion"];
+
+/// Removes what a pod carries that was exported from a control plane, and names what could have mattered.
+fn strip_foreign(pod: &mut Value) -> Vec<String> {
+    let mut ignored = Vec::new();
+    if let Some(metadata) = pod.get_mut("metadata").and_then(Value::as_object_mut) {
+        for field in STEERING_METADATA {
+            let removed = metadata.shift_remove(field).filter(|value| !value.is_null());
+            if removed.is_some() && !SILENT.contains(&field) {
+                ignored.push(format!("metadata.{field}"));
+            }
+        }
+        if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
+            for key in STEERING_ANNOTATIONS {
+                if annotations.shift_remove(key).is_some() {
+                    ignored.push(format!("metadata.annotations[{key}]"));
+                }
+            }
+        }
+    }
+    let status = pod.as_object_mut().and_then(|pod| pod.shift_remove("status"));
+    let is_empty = |status: &Value| status.is_null() || status.as_object().is_some_and(Map::is_empty);
+    if status.is_some_and(|status| !is_empty(&status)) {
+        ignored.push("status".to_owned());
+    }
+    ignored
 }
 
 /// The Pod as typed fields, or the path of the field whose type is wrong.

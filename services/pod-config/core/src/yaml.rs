@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use serde_json::{Map, Number, Value};
 use serde_saphyr::granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 
+use keelson_kube_model::base64;
+
 use crate::bounds::{Budget, Size, check_depth};
 use crate::locate::Locator;
 
@@ -159,7 +161,10 @@ impl<'a> Composer<'a> {
             let (event, span) = self.next()?;
             let (key, plain) = match event {
                 Event::MappingEnd => break,
-                Event::Scalar(text, style, ..) => (text.into_owned(), style == ScalarStyle::Plain),
+                Event::Scalar(text, ScalarStyle::Plain, _, None) => {
+                    (plain_key(&text).map_err(|message| self.error(&span, message))?, true)
+                }
+                Event::Scalar(text, ..) => (text.into_owned(), false),
                 Event::Alias(anchor) => match self.anchors.get(&anchor) {
                     Some((Value::String(text), _)) => (text.clone(), false),
                     _ => return Err(self.error(&span, "a key must be text")),
@@ -208,6 +213,14 @@ impl<'a> Composer<'a> {
         tag: Option<&Tag>,
         span: &Span,
     ) -> Result<Value, YamlError> {
+        if tag.and_then(|tag| tag.suffix_in_namespace("tag:yaml.org,2002:")).as_deref() == Some("binary") {
+            let bytes = base64::decode(&text.replace([' ', '\t'], ""));
+            let bytes = bytes.ok_or_else(|| self.error(span, "!!binary must be base64"))?;
+            let text = String::from_utf8(bytes).map_err(|_| {
+                self.error(span, "!!binary must hold UTF-8 text; other bytes belong into binaryData")
+            })?;
+            return Ok(Value::String(text));
+        }
         let typed = tag.and_then(Tag::core_suffix).is_some_and(|suffix| suffix != "str");
         let is_text = style != ScalarStyle::Plain || tag.is_some();
         if is_text && !typed {
@@ -270,10 +283,10 @@ fn narrow(number: usize) -> u32 {
 fn resolve_plain(text: &str) -> Result<Value, String> {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Ok(Value::Null),
-        "true" | "True" | "TRUE" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => {
+        "true" | "True" | "TRUE" | "y" | "Y" | "yes" | "Yes" | "YES" | "on" | "On" | "ON" => {
             return Ok(Value::Bool(true));
         }
-        "false" | "False" | "FALSE" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => {
+        "false" | "False" | "FALSE" | "n" | "N" | "no" | "No" | "NO" | "off" | "Off" | "OFF" => {
             return Ok(Value::Bool(false));
         }
         ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" | "-.inf" | "-.Inf" | "-.INF" | ".nan"
@@ -286,6 +299,24 @@ fn resolve_plain(text: &str) -> Result<Value, String> {
         return Ok(Value::String(text.to_owned()));
     }
     Ok(integer(text).or_else(|| float(text)).map_or_else(|| Value::String(text.to_owned()), Value::Number))
+}
+
+/// A plain key as the text that the kubelet's YAML library makes of it: `on` is `true`, `0644` is `420`, `1.10` is `1.1`.
+fn plain_key(text: &str) -> Result<String, String> {
+    if text == "<<" {
+        return Ok(text.to_owned());
+    }
+    match resolve_plain(text)? {
+        Value::String(text) => Ok(text),
+        Value::Bool(value) => Ok(value.to_string()),
+        Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+            // Go has a float of 32 bits write itself.
+            Some(float) if (1e-4..1e21).contains(&float.abs()) => Ok((float as f32).to_string()),
+            Some(_) => Err(format!("the key {text} is a number that has no plain text; quote it")),
+            None => Ok(number.to_string()),
+        },
+        _ => Err("a key must be text; quote it".to_owned()),
+    }
 }
 
 /// Decimal, `0x`, `0o`, `0b` and, with a leading zero, octal integers; underscores between digits are skipped.
@@ -349,11 +380,38 @@ mod tests {
     }
 
     #[test]
+    fn keys_that_are_not_text_become_what_the_kubelets_library_makes_of_them() {
+        let one =
+            |text: &str| documents(text).map(|mut all| all.remove(0).value).map_err(|error| error.message);
+        for (text, key) in [
+            ("on: 1", "true"),
+            ("no: 1", "false"),
+            ("y: 1", "true"),
+            ("0644: 1", "420"),
+            ("1.10: 1", "1.1"),
+            ("8080: 1", "8080"),
+            ("'on': 1", "on"),
+            ("\"0644\": 1", "0644"),
+            ("!!str on: 1", "on"),
+            ("plain: 1", "plain"),
+        ] {
+            assert_eq!(one(text), Ok(json!({ key: 1 })), "{text}");
+        }
+        for text in ["~: 1", "null: 1", "1e300: 1"] {
+            assert!(one(text).unwrap_err().contains("quote it"), "{text}");
+        }
+    }
+
+    #[test]
     fn plain_scalars_follow_yaml_1_1_and_quoted_ones_are_text() {
         let cases = [
             ("yes", json!(true)),
             ("Off", json!(false)),
-            ("y", json!("y")),
+            ("y", json!(true)),
+            ("N", json!(false)),
+            ("\"y\"", json!("y")),
+            ("!!str y", json!("y")),
+            ("!!binary aGVsbG8=", json!("hello")),
             ("~", Value::Null),
             ("0644", json!(420)),
             ("0o644", json!(420)),

@@ -407,3 +407,67 @@ fn a_list_without_items_is_an_answer_of_a_url_and_no_file() {
         assert!(from_url(nothing, "n").is_err(), "{nothing}");
     }
 }
+
+#[test]
+fn text_in_utf_16_with_a_byte_order_mark_is_read() {
+    let rules = StaticRules::standalone("node1");
+    let text = POD.replace("name: web", "name: web\n  annotations: {note: \"héllo 😀\"}");
+    let plain = parse_file(text.as_bytes(), PATH, &rules).unwrap().pods.remove(0);
+    let coded = |mark: [u8; 2], unit: fn(u16) -> [u8; 2]| -> Vec<u8> {
+        mark.into_iter().chain(text.encode_utf16().flat_map(unit)).collect()
+    };
+    for bytes in [
+        coded([0xff, 0xfe], u16::to_le_bytes),
+        coded([0xfe, 0xff], u16::to_be_bytes),
+        [&[0xef, 0xbb, 0xbf], text.as_bytes()].concat(),
+    ] {
+        let content = parse_file(&bytes, PATH, &rules).unwrap();
+        assert_eq!(content.pods[0].json, plain.json);
+        // What is kept for the time after a restart is read in the same way.
+        assert_eq!(parse_file(&content.checkpoint, PATH, &rules).unwrap().pods[0].uid, plain.uid);
+    }
+    let mut cut = coded([0xff, 0xfe], u16::to_le_bytes);
+    cut.pop();
+    let error = parse_file(&cut, PATH, &rules).unwrap_err().remove(0);
+    assert_eq!(error.message, "this is not UTF-16 text");
+    let error = parse_file(&[0xff, 0xfe, 0, 0, b'a', 0, 0, 0], PATH, &rules).unwrap_err().remove(0);
+    assert_eq!(error.message, "this is UTF-32 text; save it as UTF-8");
+}
+
+#[test]
+fn what_only_a_control_plane_writes_is_left_out_and_named() {
+    let exported = POD.replace(
+        "  name: web\n",
+        "  name: web\n  creationTimestamp: 2026-01-01T00:00:00Z\n  resourceVersion: '7'\n  \
+         deletionTimestamp: 2026-01-01T00:00:00Z\n  deletionGracePeriodSeconds: 30\n  annotations: {kubernetes.io/config.mirror: abc, \
+         kubernetes.io/config.source: api, own: kept}\n",
+    ) + "status: {phase: Running, startTime: 2026-01-01T00:00:00Z}\n";
+    let content = good(&exported);
+    assert_eq!(
+        content.pods[0].ignored,
+        [
+            "metadata.deletionGracePeriodSeconds",
+            "metadata.deletionTimestamp",
+            "metadata.annotations[kubernetes.io/config.mirror]",
+            "metadata.annotations[kubernetes.io/config.source]",
+            "status",
+        ]
+    );
+    let value = json_of(&content, 0);
+    assert_eq!(value["status"], json!({"phase": "Pending"}));
+    assert_eq!(value["metadata"]["annotations"]["own"], "kept");
+    assert!(value["metadata"]["annotations"].get("kubernetes.io/config.mirror").is_none());
+    assert!(value["metadata"].get("deletionTimestamp").is_none());
+    assert!(!content.pods[0].fingerprint.deleting);
+    assert_eq!(good(POD).pods[0].ignored, [""; 0]);
+}
+
+#[test]
+fn base64_of_secrets_is_kept_as_the_api_server_gives_it_back() {
+    let text = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata:\n  token: |\n    c2VjcmV0LXZhbHVl\n    LW9uLXR3by1saW5lcw==\n";
+    let content = good(text);
+    let value: Value = serde_json::from_slice(&content.objects[0].json).unwrap();
+    assert_eq!(value["data"]["token"], "c2VjcmV0LXZhbHVlLW9uLXR3by1saW5lcw==");
+    let error = only(&text.replace("c2VjcmV0", "c2Vj cmV0"));
+    assert_eq!((error.field.as_str(), error.line), ("data[token]", 5));
+}

@@ -5,8 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use keelson_kube_model::base64;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
@@ -187,8 +186,7 @@ fn credential_of(entry: &Value) -> Result<Credential, BadConfig> {
     };
     let auth = text("auth")?;
     if !auth.is_empty() {
-        let bytes =
-            STANDARD.decode(&auth).or_else(|_| STANDARD_NO_PAD.decode(&auth)).map_err(|_| BadConfig::Auth)?;
+        let bytes = base64::decode_unpadded(&auth).ok_or(BadConfig::Auth)?;
         let pair = String::from_utf8(bytes).map_err(|_| BadConfig::Auth)?;
         let (user, password) = pair.split_once(':').ok_or(BadConfig::Auth)?;
         credential.username = user.to_owned();
