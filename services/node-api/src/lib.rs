@@ -206,13 +206,16 @@ fn open_paths() -> Router<App> {
     Router::new()
         .route("/healthz", get(health::all))
         .route("/healthz/{check}", get(health::one))
+        // A kubelet takes these with a slash at the end, too.
         .route("/pods", get(pods::list))
+        .route("/pods/", get(pods::list))
         .route("/metrics", gzip::on_request(get(metrics::all)))
         .route("/metrics/probes", gzip::on_request(get(metrics::probes)))
         .route("/metrics/cadvisor", gzip::on_request(get(cadvisor::get)))
         .route("/metrics/resource", gzip::on_request(get(resource_metrics::get)))
         .route("/metrics/slis", gzip::on_request(get(slis::get)).delete(slis::reset))
         .route("/stats/summary", get(summary::get).post(summary::get))
+        .route("/stats/summary/", get(summary::get).post(summary::get))
 }
 
 /// What is for debugging: what pods say, the ways into them, and what runs.
@@ -235,6 +238,7 @@ pub fn api_router(ctx: &Context, slis: &Slis, requests: &Requests, access: Acces
     };
     let own = Router::new()
         .route("/configz", get(configz::get))
+        .route("/configz/", get(configz::get))
         .route("/statusz", get(statusz::get))
         .route("/flagz", get(flagz::get))
         .merge(debugging);

@@ -74,8 +74,8 @@ fn texts(value: &serde_json::Value) -> Data {
 fn secret_data(object: &serde_json::Value, name: &str) -> Result<Data, String> {
     let mut data = Data::new();
     for (key, value) in texts(&object["data"]) {
-        let bytes =
-            keelson_kube_model::base64::decode(&value).ok_or_else(|| format!("key {key:?} of Secret {name:?} is not base64"))?;
+        let bytes = keelson_kube_model::base64::decode(&value)
+            .ok_or_else(|| format!("key {key:?} of Secret {name:?} is not base64"))?;
         data.insert(key, String::from_utf8_lossy(&bytes).into_owned());
     }
     data.extend(texts(&object["stringData"]));

@@ -222,7 +222,8 @@ fn data(kind: ObjectKind, json: &[u8]) -> Result<Data, String> {
         for (key, value) in pairs {
             let text = value.as_str().ok_or_else(|| format!("{field}[{key}] is no text"))?;
             let bytes = if is_base64 {
-                keelson_kube_model::base64::decode(text).ok_or_else(|| format!("{field}[{key}] is no base64"))?
+                keelson_kube_model::base64::decode(text)
+                    .ok_or_else(|| format!("{field}[{key}] is no base64"))?
             } else {
                 text.as_bytes().to_vec()
             };

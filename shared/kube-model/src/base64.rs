@@ -64,7 +64,9 @@ mod tests {
         ] {
             assert_eq!(decode(text).as_deref(), expected.map(str::as_bytes), "{text:?}");
         }
-        for (text, expected) in [("Zg", Some("f")), ("Zm8=\n", Some("fo")), ("Zm9v", Some("foo")), ("Z", None)] {
+        for (text, expected) in
+            [("Zg", Some("f")), ("Zm8=\n", Some("fo")), ("Zm9v", Some("foo")), ("Z", None)]
+        {
             assert_eq!(decode_unpadded(text).as_deref(), expected.map(str::as_bytes), "{text:?}");
         }
         assert_eq!((encode(b"f"), encode(b"foobar")), ("Zg==".into(), "Zm9vYmFy".into()));

@@ -226,10 +226,8 @@ impl Files<'_> {
     ) -> Result<(), KubeconfigProblem> {
         for (file, inline, pem) in fields {
             let content = match (text(from, inline), text(from, file)) {
-                (Some(encoded), _) => {
-                    base64::decode(encoded)
-                        .ok_or_else(|| problem(&format!("{place}.{inline}"), "is no base64"))?
-                }
+                (Some(encoded), _) => base64::decode(encoded)
+                    .ok_or_else(|| problem(&format!("{place}.{inline}"), "is no base64"))?,
                 (None, Some(path)) => self.content(&format!("{place}.{file}"), path)?,
                 (None, None) => continue,
             };

@@ -63,7 +63,10 @@ fn what_stands_inline_counts_before_a_file_and_tokens_come_from_files() {
     file["clusters"][1]["cluster"]["certificate-authority-data"] = base64::encode("no PEM".as_ref()).into();
     file["users"][1]["user"] = json!({"tokenFile": "token", "token": "older"});
     let flat = flat(file).unwrap();
-    assert_eq!(flat["clusters"][0]["cluster"]["certificate-authority-data"], base64::encode("no PEM".as_ref()));
+    assert_eq!(
+        flat["clusters"][0]["cluster"]["certificate-authority-data"],
+        base64::encode("no PEM".as_ref())
+    );
     assert_eq!(flat["users"][0]["user"], json!({"token": "secret"}));
 }
 

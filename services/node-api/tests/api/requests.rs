@@ -297,3 +297,14 @@ async fn metrics_of_all_services_parse_as_one_text() {
         assert!(series.contains(&expected.as_str()), "{text}");
     }
 }
+
+#[tokio::test]
+async fn a_slash_at_the_end_changes_nothing() {
+    let world = World::start();
+    let api = world.api().await;
+    for path in ["/pods", "/stats/summary", "/configz", "/runningpods"] {
+        let (plain, slash) = (get(api, path).await, get(api, &format!("{path}/")).await);
+        assert_eq!(plain.status, slash.status, "{path}");
+        assert_ne!(slash.status, 404, "{path}/");
+    }
+}

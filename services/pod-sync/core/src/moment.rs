@@ -21,6 +21,11 @@ pub fn status_time(unix_nanos: i64) -> Option<String> {
     keelson_kube_model::time::format_seconds(unix_nanos.div_euclid(SECOND)).ok()
 }
 
+/// A moment of a container that has ended, as the kubelet writes it: of one that never started it is the epoch, not absent.
+pub fn ended_time(unix_nanos: i64) -> Option<String> {
+    keelson_kube_model::time::format_seconds(unix_nanos.div_euclid(SECOND)).ok()
+}
+
 /// A whole number of seconds the way Go prints a duration, for texts that people and tools already know: `10s`,
 /// `1m20s`, `5m0s`, `1h0m0s`.
 pub fn duration_text(seconds: i64) -> String {

@@ -125,7 +125,9 @@ fn fill_phase(
     );
     let mut phase = computed;
     for earlier in [pod.status.phase(), old.phase()] {
-        if !computed.is_terminal() && earlier.is_terminal() {
+        // What has failed stays so, though its containers end with 0 afterwards: an order has ended them.
+        let is_failed = matches!(earlier, PodPhase::Failed);
+        if earlier.is_terminal() && (!computed.is_terminal() || is_failed) {
             phase = earlier;
         }
     }
@@ -140,8 +142,9 @@ fn fill_phase(
         status.reason = DEADLINE.to_owned();
         status.message = DEADLINE_MESSAGE.to_owned();
     }
+    // An order counts whatever the exit codes are that it brings about; a pod that was over before it came has its own end.
     if let Some(patch) = inputs.patch
-        && phase != PodPhase::Succeeded
+        && old.phase() != PodPhase::Succeeded
     {
         phase = PodPhase::Failed;
         status.reason.clone_from(&patch.reason);

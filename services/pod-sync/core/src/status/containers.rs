@@ -11,7 +11,7 @@ use keelson_kube_model::{
 use super::{StatusInputs, shown_wait};
 use crate::actions::{has_restart_all, is_restarting};
 use crate::conditions::RESTARTING_ALL;
-use crate::moment::status_time;
+use crate::moment::{ended_time, status_time};
 use crate::observation::{ContainerObservation, ContainerRecordState, PodObservation, UserObservation};
 use crate::restart::should_restart;
 
@@ -161,8 +161,8 @@ impl Merge<'_> {
                     exit_code: record.exit_code,
                     reason: record.reason.clone(),
                     message: joined_message(record),
-                    started_at: status_time(record.started_unix_nanos),
-                    finished_at: status_time(record.finished_unix_nanos),
+                    started_at: ended_time(record.started_unix_nanos),
+                    finished_at: ended_time(record.finished_unix_nanos),
                     container_id: container_id.clone(),
                     ..ContainerStateTerminated::default()
                 });

@@ -196,10 +196,16 @@ mod phases {
             (over.phase.as_str(), over.reason.as_str(), over.message.as_str()),
             ("Failed", "DeadlineExceeded", DEADLINE_MESSAGE)
         );
+        // Its container takes SIGTERM for a reason to end with 0.
+        let ended = generate_status(&pod, &in_sandbox().exited("a", 0).0, Some(&over), &inputs(), &at(31));
+        assert_eq!(
+            (ended.phase.as_str(), ended.reason.as_str(), ended.message.as_str()),
+            ("Failed", "DeadlineExceeded", DEADLINE_MESSAGE)
+        );
     }
 
     #[test]
-    fn an_eviction_is_written_and_success_wins_over_it() {
+    fn an_eviction_stays_the_end_of_its_pod_whatever_the_exit_codes() {
         let patch = StatusPatch {
             reason: "Evicted".into(),
             message: "low on memory".into(),
@@ -214,9 +220,18 @@ mod phases {
         let killed = run(in_sandbox().exited("a", 137), true);
         assert_eq!((killed.phase.as_str(), killed.reason.as_str()), ("Failed", "Evicted"));
         assert_eq!(condition(&killed, "DisruptionTarget"), ("True", "TerminationByKubelet", "low on memory"));
+        // Its container takes SIGTERM for a reason to end with 0.
         let clean = run(in_sandbox().exited("a", 0), true);
-        assert_eq!((clean.phase.as_str(), clean.reason.as_str()), ("Succeeded", ""));
+        assert_eq!((clean.phase.as_str(), clean.reason.as_str()), ("Failed", "Evicted"));
         assert!(clean.condition("DisruptionTarget").is_some());
+        // A restarted service finds the order carried out, and only the stored status.
+        let stored = then(&pod, &in_sandbox().exited("a", 0), &clean);
+        assert_eq!((stored.phase.as_str(), stored.reason.as_str()), ("Failed", "Evicted"));
+        let mut over = clean.clone();
+        (over.phase, over.reason, over.message) = ("Succeeded".into(), String::new(), String::new());
+        let inputs_of = StatusInputs { patch: Some(&patch), pod_is_terminal: true, ..inputs() };
+        let late = generate_status(&pod, &in_sandbox().exited("a", 0).0, Some(&over), &inputs_of, &at(61));
+        assert_eq!((late.phase.as_str(), late.reason.as_str()), ("Succeeded", ""), "it was over before");
         let later = then(&pod, &in_sandbox().exited("a", 137), &killed);
         assert!(later.condition("DisruptionTarget").is_some(), "carried over");
         let worded = StatusPatch { condition_message: "made room".into(), ..patch.clone() };

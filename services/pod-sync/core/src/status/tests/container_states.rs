@@ -289,3 +289,16 @@ fn what_was_removed_so_that_all_begin_anew_waits_for_that_and_counts_one_more() 
     let again = then(&pod, &in_sandbox().running("i"), &none);
     assert_eq!(again.init_container_statuses[0].restart_count, 1, "never less than before");
 }
+
+#[test]
+fn a_container_that_never_started_shows_the_epoch() {
+    let pod = plain("Never", &["a"]);
+    let mut seen = in_sandbox().exited("a", 128);
+    for record in &mut seen.0.containers {
+        (record.started_unix_nanos, record.reason) = (0, "StartError".into());
+    }
+    let status = generate(&pod, &seen);
+    let ended = status.container_statuses[0].state.terminated.clone().unwrap();
+    assert_eq!(ended.started_at.as_deref(), Some("1970-01-01T00:00:00Z"));
+    assert!(ended.finished_at.is_some_and(|at| at.starts_with("2023")));
+}
