@@ -130,6 +130,18 @@ fn write_labelled(merged: &mut String, line: &str, service: &str) {
     };
 }
 
+/// Counters of a kubelet whose names do not end in `_total` (node-and-api.md §15.1). OpenMetrics has no such counters, so that
+/// services show them as gauges.
+const PLAIN_COUNTERS: [&str; 7] = [
+    "kubelet_certificate_manager_client_expiration_renew_errors",
+    "kubelet_evented_pleg_connection_error_count",
+    "kubelet_evented_pleg_connection_success_count",
+    "kubelet_evictions",
+    "kubelet_pleg_discard_events",
+    "kubelet_preemptions",
+    "kubelet_server_expiration_renew_errors",
+];
+
 /// Reads an OpenMetrics text into families of format 0.0.4: there the name of a counter has its `_total`, units
 /// and the end mark do not exist, and an exemplar would be an error.
 fn read<'a>(service: &'a str, text: &'a str, families: &mut BTreeMap<String, Family<'a>>) {
@@ -143,6 +155,7 @@ fn read<'a>(service: &'a str, text: &'a str, families: &mut BTreeMap<String, Fam
             let (suffix, kind) = match kind {
                 "counter" => ("_total", "counter"),
                 "info" => ("_info", "gauge"),
+                "gauge" if PLAIN_COUNTERS.contains(&name) => ("", "counter"),
                 "gauge" | "stateset" => ("", "gauge"),
                 "histogram" => ("", "histogram"),
                 "summary" => ("", "summary"),
@@ -206,6 +219,16 @@ mod tests {
         # HELP kubelet_x X.\n# TYPE kubelet_x gauge\nkubelet_x{} 2\n\
         # HELP wait Waits.\n# TYPE wait histogram\n# UNIT wait seconds\n\
         wait_sum 1.5\nwait_count 2\nwait_bucket{le=\"1\"} 1\nwait_bucket{le=\"+Inf\"} 2\n# EOF\n";
+
+    #[test]
+    fn counters_without_total_are_counters_as_a_kubelets_are() {
+        for name in PLAIN_COUNTERS {
+            let text = format!("# HELP {name} Some.\n# TYPE {name} gauge\n{name}{{x=\"y\"}} 3\n# EOF\n");
+            let merged = merge(&[("a", Some(text))], |_| true);
+            let expected = format!("# TYPE {name} counter\n{name}{{x=\"y\"}} 3\n");
+            assert!(merged.contains(&expected), "{merged}");
+        }
+    }
 
     #[test]
     fn families_are_merged_and_series_told_apart() {
