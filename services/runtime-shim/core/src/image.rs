@@ -49,8 +49,12 @@ pub fn with_default_tag(reference: &str) -> Result<String, InvalidReference> {
 }
 
 fn check_path(path: &str) -> Result<(), &'static str> {
+    // A first part with capitals can be no repository, so that it is taken for a registry, as by the kubelet's parser.
+    let is_host = |first: &str| {
+        first.contains(['.', ':']) || first == "localhost" || first.chars().any(|c| c.is_ascii_uppercase())
+    };
     let (host, rest) = match path.split_once('/') {
-        Some((first, rest)) if first.contains(['.', ':']) || first == "localhost" => (Some(first), rest),
+        Some((first, rest)) if is_host(first) => (Some(first), rest),
         _ => (None, path),
     };
     if host.is_some_and(|h| !h.chars().all(|c| c.is_ascii_alphanumeric() || ".-:[]".contains(c))) {
@@ -255,13 +259,20 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_reference_have_their_own_letters() {
-        for good in ["Registry.Example/a:1", "localhost/a:1", "[::1]:5000/a:1", "0a/b-c_d.e9:V1._-x", "a:_1"]
-        {
+        for good in [
+            "Registry.Example/a:1",
+            "Registry/a:1",
+            "localhost/a:1",
+            "[::1]:5000/a:1",
+            "0a/b-c_d.e9:V1._-x",
+            "a:_1",
+        ] {
             assert_eq!(with_default_tag(good).as_deref(), Ok(good));
         }
-        // The first part is a host only with a point, a colon or as localhost; else it is a path in lower case.
+        // The first of several parts is a host with a point, a colon, capitals or as localhost; else it is a path.
         for (bad, problem) in [
-            ("Registry/a:1", "must be lowercase"),
+            ("Registry:1", "must be lowercase"),
+            ("registry/A:1", "must be lowercase"),
             ("regi$try.example/a:1", "host name is not valid"),
             ("a/b$/c:1", "invalid reference format"),
             ("a/-b:1", "invalid reference format"),
