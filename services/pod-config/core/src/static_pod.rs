@@ -161,6 +161,9 @@ pub(crate) fn prepare(
     let fail = |field: &str, message: String| document.error(Why::Invalid, field, message);
     let mut value = document.value.clone();
     complete(&mut value);
+    // The UID is one of what was written: a pod that runs keeps it, whatever is left out of its manifest since.
+    let mut written = value.clone();
+    default_pod(&mut written);
     let ignored = strip_foreign(&mut value);
     default_pod(&mut value);
     let mut typed = decode(&value).map_err(|(field, message)| vec![fail(&field, message)])?;
@@ -174,10 +177,10 @@ pub(crate) fn prepare(
     }
     let uid = match (typed.metadata.uid.as_str(), rules.stored) {
         (_, Some(create_revision)) => {
-            static_pod_uid(&value, &rules.node_name, PodOrigin::Stored { key: path, create_revision })
+            static_pod_uid(&written, &rules.node_name, PodOrigin::Stored { key: path, create_revision })
         }
-        ("", None) if rules.url => static_pod_uid(&value, &rules.node_name, PodOrigin::Url(path)),
-        ("", None) => static_pod_uid(&value, &rules.node_name, PodOrigin::File(path)),
+        ("", None) if rules.url => static_pod_uid(&written, &rules.node_name, PodOrigin::Url(path)),
+        ("", None) => static_pod_uid(&written, &rules.node_name, PodOrigin::File(path)),
         (own, None) if is_plain(own) => own.to_owned(),
         (own, None) => {
             let message = format!(

@@ -214,7 +214,7 @@ impl<'a> Composer<'a> {
         span: &Span,
     ) -> Result<Value, YamlError> {
         if tag.and_then(|tag| tag.suffix_in_namespace("tag:yaml.org,2002:")).as_deref() == Some("binary") {
-            let bytes = base64::decode(&text.replace([' ', '\t'], ""));
+            let bytes = base64::decode(text);
             let bytes = bytes.ok_or_else(|| self.error(span, "!!binary must be base64"))?;
             let text = String::from_utf8(bytes).map_err(|_| {
                 self.error(span, "!!binary must hold UTF-8 text; other bytes belong into binaryData")
@@ -310,8 +310,10 @@ fn plain_key(text: &str) -> Result<String, String> {
         Value::String(text) => Ok(text),
         Value::Bool(value) => Ok(value.to_string()),
         Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
-            // Go has a float of 32 bits write itself.
-            Some(float) if (1e-4..1e21).contains(&float.abs()) => Ok((float as f32).to_string()),
+            // As Go writes a float of 32 bits, as long as that has no exponent.
+            Some(float) if float == 0.0 || (1e-4..1e6).contains(&float.abs()) => {
+                Ok((float as f32).to_string())
+            }
             Some(_) => Err(format!("the key {text} is a number that has no plain text; quote it")),
             None => Ok(number.to_string()),
         },
@@ -390,6 +392,7 @@ mod tests {
             ("0644: 1", "420"),
             ("1.10: 1", "1.1"),
             ("8080: 1", "8080"),
+            ("0.0: 1", "0"),
             ("'on': 1", "on"),
             ("\"0644\": 1", "0644"),
             ("!!str on: 1", "on"),
@@ -397,7 +400,7 @@ mod tests {
         ] {
             assert_eq!(one(text), Ok(json!({ key: 1 })), "{text}");
         }
-        for text in ["~: 1", "null: 1", "1e300: 1"] {
+        for text in ["~: 1", "null: 1", "1e300: 1", "1234567.5: 1", "1e-5: 1"] {
             assert!(one(text).unwrap_err().contains("quote it"), "{text}");
         }
     }

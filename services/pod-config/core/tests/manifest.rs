@@ -462,6 +462,17 @@ fn what_only_a_control_plane_writes_is_left_out_and_named() {
     assert_eq!(good(POD).pods[0].ignored, [""; 0]);
 }
 
+/// As kubeadm and `kubectl --dry-run=client -o yaml` write manifests. The UID is that of the release before fields were left
+/// out: another one would restart every such pod with an upgrade.
+#[test]
+fn what_is_left_out_of_a_manifest_changes_no_uid() {
+    let written = POD.replace("  name: web\n", "  creationTimestamp: null\n  name: web\n") + "status: {}\n";
+    let content = good(&written);
+    assert_eq!(content.pods[0].ignored, [""; 0], "nobody misses these");
+    assert_eq!(content.pods[0].uid, "aa3da5d3a924ee650f9c124d7db184fc");
+    assert_ne!(content.pods[0].uid, good(POD).pods[0].uid);
+}
+
 #[test]
 fn base64_of_secrets_is_kept_as_the_api_server_gives_it_back() {
     let text = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata:\n  token: |\n    c2VjcmV0LXZhbHVl\n    LW9uLXR3by1saW5lcw==\n";
