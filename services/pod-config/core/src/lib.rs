@@ -29,6 +29,7 @@ pub mod merge;
 pub mod mutation;
 pub mod node;
 pub mod object;
+mod object_rules;
 pub mod offline;
 mod parse;
 pub mod redirect;

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{ManifestError, Why};
 use crate::manifest::{Document, Kind, encoded};
+use crate::object_rules;
 
 /// What names an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,6 +50,7 @@ pub(crate) fn prepare(document: &Document) -> Result<StoredObject, Vec<ManifestE
         Kind::Secret => {
             check_map(object, "data", &mut fail, is_base64, "must be base64");
             check_map(object, "stringData", &mut fail, Value::is_string, "must be text; quote it");
+            object_rules::check(object, true, &mut fail);
             normalise(object, "data");
             merge_string_data(object);
             if object.get("type").is_none_or(Value::is_null) {
@@ -58,6 +60,7 @@ pub(crate) fn prepare(document: &Document) -> Result<StoredObject, Vec<ManifestE
         Kind::ConfigMap => {
             check_map(object, "data", &mut fail, Value::is_string, "must be text; quote it");
             check_map(object, "binaryData", &mut fail, is_base64, "must be base64");
+            object_rules::check(object, false, &mut fail);
             normalise(object, "binaryData");
         }
         Kind::Pod => fail("kind", "a Pod is not kept as an object"),

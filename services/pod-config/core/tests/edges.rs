@@ -86,7 +86,7 @@ fn an_object_may_be_as_long_as_the_limit_and_not_a_byte_longer() {
         let object = |fill: usize| {
             json!({
                 "apiVersion": "v1", "kind": "ConfigMap",
-                "metadata": {"name": "m", "namespace": "default"}, "data": {"k": "x".repeat(fill)},
+                "metadata": {"name": "m", "namespace": "default", "annotations": {"k": "x".repeat(fill)}},
             })
             .to_string()
         };

@@ -171,8 +171,9 @@ fn one_object_of_more_than_three_mebibytes_is_refused_as_no_stream_could_carry_i
     let long = "x".repeat(3 << 20);
     let error = only(&format!("{POD}    command: [{long}]\n"));
     assert!(error.message.contains("3 MiB"), "{}", error.message.len());
-    let error =
-        only(&format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {{k: {long}}}\n"));
+    let error = only(&format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c, annotations: {{k: {long}}}}}\n"
+    ));
     assert!(error.message.contains("3 MiB"), "{}", error.message.len());
 }
 
