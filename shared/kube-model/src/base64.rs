@@ -24,11 +24,15 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
     GO.decode(text).ok()
 }
 
-/// The same where the padding may be missing, as in the `auth` of a Docker configuration.
+/// The same where the padding may be missing altogether, as in the `auth` of a Docker configuration. Where there is some it has
+/// to be right.
 pub fn decode_unpadded(text: &str) -> Option<Vec<u8>> {
+    if text.trim_end().ends_with('=') {
+        return decode(text);
+    }
     let joined: String = text.chars().filter(|c| !matches!(c, '\n' | '\r')).collect();
-    let missing = (4 - joined.trim_end_matches('=').len() % 4) % 4;
-    decode(&format!("{}{}", joined.trim_end_matches('='), "=".repeat(missing)))
+    let missing = (4 - joined.len() % 4) % 4;
+    decode(&format!("{joined}{}", "=".repeat(missing)))
 }
 
 /// The text of bytes: padded, in one line.
@@ -64,9 +68,14 @@ mod tests {
         ] {
             assert_eq!(decode(text).as_deref(), expected.map(str::as_bytes), "{text:?}");
         }
-        for (text, expected) in
-            [("Zg", Some("f")), ("Zm8=\n", Some("fo")), ("Zm9v", Some("foo")), ("Z", None)]
-        {
+        for (text, expected) in [
+            ("Zg", Some("f")),
+            ("Zm8=\n", Some("fo")),
+            ("Zm9v", Some("foo")),
+            ("Z", None),
+            ("Zg=", None),
+            ("Zm9v=", None),
+        ] {
             assert_eq!(decode_unpadded(text).as_deref(), expected.map(str::as_bytes), "{text:?}");
         }
         assert_eq!((encode(b"f"), encode(b"foobar")), ("Zg==".into(), "Zm9vYmFy".into()));

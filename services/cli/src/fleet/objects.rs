@@ -1,11 +1,8 @@
 //! What stands under a key: an object as its owner wants it, without what others have written into it.
 
-use base64::Engine as _;
-use base64::alphabet;
-use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use keelson_etcd::{Entry, NodeKeys};
 use keelson_kube_model::validate::{AllowedReferences, static_pod_api_references, validate_pod};
-use keelson_kube_model::{Pod, annotations, default_pod};
+use keelson_kube_model::{Pod, annotations, base64, default_pod};
 use serde_json::{Map, Value, json};
 
 use crate::cmd::manifests::ObjectKind;
@@ -20,12 +17,6 @@ const NOT_THEIRS: [&str; 7] = [
     "resourceVersion",
     "uid",
 ];
-
-/// As the API server and the nodes read it.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &alphabet::STANDARD,
-    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
-);
 
 /// An object to store.
 #[derive(Debug, Clone, PartialEq)]
@@ -134,10 +125,7 @@ fn check(pod: &Value) -> Result<(), String> {
 
 /// What the node would refuse of a Secret or a ConfigMap, by the names of the keys: nobody is told a value.
 fn check_data(kind: ObjectKind, name: &str, object: &Value) -> Result<(), String> {
-    let is_base64 = |value: &Value| {
-        let text = value.as_str().map(|text| text.replace(['\n', '\r'], ""));
-        text.is_some_and(|text| BASE64.decode(text).is_ok())
-    };
+    let is_base64 = |value: &Value| value.as_str().is_some_and(|text| base64::decode(text).is_some());
     let base64: (fn(&Value) -> bool, _) = (is_base64, "must be base64");
     let text: (fn(&Value) -> bool, _) = (Value::is_string, "must be text; quote it");
     let fields = if kind == ObjectKind::Secret {
