@@ -27,6 +27,7 @@ pub(super) const TRIES: u32 = 10;
 
 /// The pause while this node has no credentials: nobody is asked.
 const AWAITED_PAUSE: Duration = Duration::from_secs(1);
+
 impl KubernetesWriter {
     /// Empties the queue until the shutdown.
     pub(super) async fn run(self: Arc<Self>, ctx: Context) {
