@@ -95,7 +95,11 @@ fn each_service_is_what_its_unit_says(node: &mut Node) {
         assert_eq!(node.sh(&format!("cat /proc/{pid}/oom_score_adj")).trim(), "-999", "{service}");
         let user = if service.needs_root() { "root".to_owned() } else { format!("keelson-{service}") };
         let owner = node.sh(&format!("ps -o euser:32=,egroup:32= -p {pid}"));
-        assert_eq!(owner.split_whitespace().collect::<Vec<_>>(), [user.as_str(), "keelson"], "{service}");
+        let group = if service.needs_root() { "root" } else { "keelson" };
+        assert_eq!(owner.split_whitespace().collect::<Vec<_>>(), [user.as_str(), group], "{service}");
+        // Whoever may use a socket is told by its group, whatever that of the service.
+        let socket = node.sh(&format!("stat -c '%G %a' /run/keelson/{service}/{service}.sock"));
+        assert_eq!(socket.trim(), "keelson 660", "{service}");
         let status = node.sh(&format!("cat /proc/{pid}/status"));
         let field =
             |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
@@ -234,7 +238,10 @@ fn configured(node: &mut Node, before: &str) {
     assert_eq!(node.sh(&format!("cat {config}")), good);
     node.until_well();
     node.sh("cp /root/kubelet.yaml /etc/keelson/");
-    node.until("the former one is good again", "[ $(systemctl show -P Result keelson-config) = success ]");
+    // The result is success from the begin of a resolution on, which holds the lock of the run dir until its end.
+    let resolved = "[ $(systemctl show -P Result keelson-config) = success ] && \
+                    [ $(systemctl show -P ActiveState keelson-config) != activating ]";
+    node.until("the former one is good again", resolved);
     one_agent(node);
     node.sh("echo 'KEELSON_ARGS=--node-labels=rack=7' > /etc/default/keelson");
     node.until("flags are taken", "keelson get node -o json | grep -Eq '\"rack\": ?\"7\"'");
