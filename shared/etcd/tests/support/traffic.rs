@@ -96,9 +96,9 @@ impl Traffic {
         for (name, writer) in self.writers {
             let counted = timeout(CALL_ENDS_WITHIN * 3, writer).await.expect("the writer ends").unwrap();
             let longest = counted.longest;
-            // A second for a machine that is busy with other things.
-            let limit = CALL_ENDS_WITHIN + Duration::from_secs(1);
-            assert!(longest <= limit, "a call took {longest:?}, and {CALL_ENDS_WITHIN:?} is the limit");
+            // As long again for a machine that is busy with other things: what counts is that a call ends.
+            let limit = CALL_ENDS_WITHIN * 2;
+            assert!(longest <= limit, "a call took {longest:?}, more than {limit:?}");
             unclear += counted.unclear;
             expected.insert(name, counted.done);
         }
