@@ -547,11 +547,15 @@ fn devices_are_checked() {
         (vec![device("w", "/dev/a")], format!("{at}[0].name: Not found: \"w\"")),
         (vec![device("v", "")], format!("{at}[0].devicePath: Required value")),
         (
-            vec![device("v", "/dev/a"), device("v", "/dev/a")],
+            vec![device("v", "/dev/a"), device("w", "/dev/a")],
             format!("{at}[1].devicePath: Invalid value: \"/dev/a\": must be unique"),
         ),
     ] {
-        let beginnings = if beginning.is_empty() { vec![] } else { vec![beginning.as_str()] };
+        let missing = format!("{at}[1].name: Not found: \"w\"");
+        let mut beginnings = if beginning.is_empty() { vec![] } else { vec![beginning.as_str()] };
+        if devices.len() > 1 {
+            beginnings.insert(0, &missing);
+        }
         expect(container_errors(json!({"volumeDevices": devices})), &beginnings);
     }
 }

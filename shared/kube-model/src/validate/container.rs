@@ -7,11 +7,13 @@ use super::resources::{self, Level};
 use super::{Findings, names, probes, security};
 use crate::pod_ext::ContainerKind;
 use crate::types::{
-    Container, ContainerPort, EnvFromSource, EnvVar, PodSpec, PullPolicy, RestartPolicy, VolumeMount,
+    Container, ContainerPort, EnvFromSource, EnvVar, FileKeySelector, PodSpec, PullPolicy, RestartPolicy,
+    VolumeMount,
 };
 
 /// What a container's checks look at beyond the container.
 struct Surroundings<'a> {
+    spec: &'a PodSpec,
     volumes: &'a BTreeSet<&'a str>,
     host_network: bool,
     /// The pod has no user namespace of its own.
@@ -25,6 +27,7 @@ struct Surroundings<'a> {
 pub(super) fn check_containers(found: &mut Findings, spec: &PodSpec, volumes: &BTreeSet<&str>) {
     let grace = spec.termination_grace_period_seconds.filter(|seconds| *seconds >= 0);
     let around = Surroundings {
+        spec,
         volumes,
         host_network: spec.host_network == Some(true),
         host_users: spec.host_users != Some(false),
@@ -83,7 +86,9 @@ fn check_container(
     check_mounts(found, field, container, around.volumes);
     probes::check_probes(found, field, kind, container);
     probes::check_hooks(found, field, kind, container, around.grace);
+    probes::check_stop_signal(found, field, container, around.spec.os.as_ref());
     found.resources(&format!("{field}.resources"), &container.resources, Level::Container);
+    resources::check_claims(found, field, container, around.spec);
     resources::check_resize_policy(found, field, container, around.restart_policy);
     security::check_container_security(found, field, container, around.host_users);
 }
@@ -240,11 +245,31 @@ fn check_env(found: &mut Findings, field: &str, env: &EnvVar) {
             }
         }
     }
+    if let Some(selector) = &source.file_key_ref {
+        check_file_key(found, &format!("{field}.fileKeyRef"), selector);
+    }
     if let Some(selector) = &source.field_ref {
         fields::check_field(found, &format!("{field}.fieldRef"), selector, Shown::InVariable);
     }
     if let Some(selector) = &source.resource_field_ref {
         resources::check_resource_field(found, &format!("{field}.resourceFieldRef"), selector, false);
+    }
+}
+
+/// A variable from a file of a volume: the path must not leave the volume.
+fn check_file_key(found: &mut Findings, field: &str, selector: &FileKeySelector) {
+    if selector.volume_name.is_empty() {
+        found.required(format!("{field}.volumeName"), "");
+    }
+    if selector.path.is_empty() {
+        found.required(format!("{field}.path"), "");
+    } else {
+        found.name(format!("{field}.path"), &selector.path, names::projected_path);
+    }
+    if selector.key.is_empty() {
+        found.required(format!("{field}.key"), "");
+    } else {
+        found.name(format!("{field}.key"), &selector.key, names::env_name);
     }
 }
 
@@ -265,7 +290,7 @@ fn check_env_from(found: &mut Findings, field: &str, source: &EnvFromSource) {
 
 fn check_mounts(found: &mut Findings, field: &str, container: &Container, volumes: &BTreeSet<&str>) {
     let privileged = container.security_context.as_ref().and_then(|c| c.privileged).unwrap_or(false);
-    let mut paths = BTreeSet::new();
+    let (mut paths, mut devices) = (BTreeSet::new(), BTreeSet::new());
     for (index, mount) in container.volume_mounts.iter().enumerate() {
         let field = format!("{field}.volumeMounts[{index}]");
         check_mount(found, &field, mount, privileged);
@@ -285,6 +310,15 @@ fn check_mounts(found: &mut Findings, field: &str, container: &Container, volume
             found.required(format!("{field}.devicePath"), "");
         } else if !paths.insert(device.device_path.as_str()) {
             found.invalid(format!("{field}.devicePath"), &device.device_path, "must be unique");
+        } else if names::no_backsteps(&device.device_path).is_some() {
+            let detail = "can not contain backsteps ('..')";
+            found.invalid(format!("{field}.devicePath"), &device.device_path, detail);
+        }
+        if !device.name.is_empty() && !devices.insert(device.name.as_str()) {
+            found.invalid(format!("{field}.name"), &device.name, "must be unique");
+        }
+        if container.volume_mounts.iter().any(|mount| mount.name == device.name) {
+            found.invalid(format!("{field}.name"), &device.name, "must not already exist in volumeMounts");
         }
     }
 }
@@ -319,19 +353,29 @@ pub(super) fn check_mount_modes(found: &mut Findings, field: &str, container: &C
 
 fn check_mount_mode(found: &mut Findings, field: &str, mount: &VolumeMount, privileged: bool) {
     if let Some(mode) = &mount.mount_propagation {
+        const MODES: [&str; 3] = ["Bidirectional", "HostToContainer", "None"];
         let key = format!("{field}.mountPropagation");
         if mode == "Bidirectional" && !privileged {
             found
                 .forbidden(key, "Bidirectional mount propagation is available only to privileged containers");
-        } else {
-            found.one_of(&key, mode, &["Bidirectional", "HostToContainer", "None"]);
+        } else if !MODES.contains(&mode.as_str()) {
+            found.unsupported(key, mode, &MODES);
         }
     }
     if let Some(mode) = &mount.recursive_read_only {
         let key = format!("{field}.recursiveReadOnly");
-        found.one_of(&key, mode, &["Disabled", "Enabled", "IfPossible"]);
-        if mode != "Disabled" && mount.read_only != Some(true) {
-            found.forbidden(key, "may only be specified when readOnly is true");
+        const MODES: [&str; 3] = ["Disabled", "Enabled", "IfPossible"];
+        if !MODES.contains(&mode.as_str()) {
+            return found.unsupported(key, mode, &MODES);
+        }
+        if mode == "Disabled" {
+            return;
+        }
+        if mount.read_only != Some(true) {
+            found.forbidden(&key, "may only be specified when readOnly is true");
+        }
+        if mount.mount_propagation.as_deref().is_some_and(|mode| mode != "None") {
+            found.forbidden(key, "may only be specified when mountPropagation is None or not specified");
         }
     }
 }

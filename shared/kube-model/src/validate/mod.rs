@@ -1,9 +1,9 @@
 //! The checks of pod creation, for manifests that no API server has seen.
 //!
 //! What the API server refuses is refused here with the same field and kind of error, so that a manifest does not
-//! work on a node and fail in a cluster. A value that is not known is refused. Affinity and topology spread constraints, which
-//! only a scheduler reads, are not looked at. Pods from the API are not validated again.
+//! work on a node and fail in a cluster. A value that is not known is refused. Pods from the API are not validated again.
 
+mod affinity;
 mod container;
 mod fields;
 mod meta;
@@ -108,6 +108,7 @@ pub fn validate_pod(pod: &Pod) -> Vec<FieldError> {
     meta::check_metadata(&mut found, &pod.metadata);
     check_volumes_and_containers(&mut found, &pod.spec);
     check_spec(&mut found, &pod.spec);
+    resources::check_pod_amounts(&mut found, pod);
     security::check_pod_security(&mut found, pod);
     found.0
 }
@@ -155,6 +156,24 @@ fn check_volumes_and_containers(found: &mut Findings, spec: &PodSpec) {
     container::check_containers(found, spec, &volumes);
 }
 
+/// The name that a pod's processes see in place of one made from its own. Linux takes 64 characters.
+fn check_hostname_override(found: &mut Findings, spec: &PodSpec) {
+    const LONGEST: usize = 64;
+    let Some(name) = spec.hostname_override.as_deref() else { return };
+    let field = "spec.hostnameOverride";
+    if spec.host_network == Some(true) {
+        found.forbidden(field, "may not be specified when `hostNetwork` is true");
+    }
+    if spec.set_hostname_as_fqdn == Some(true) {
+        found.forbidden("spec.setHostnameAsFQDN", "may not be true when `hostnameOverride` is set");
+    }
+    if name.len() > LONGEST {
+        found.invalid(field, name, "must be no more than 64 characters");
+    } else {
+        found.name(field, name, names::dns_subdomain);
+    }
+}
+
 fn check_spec(found: &mut Findings, spec: &PodSpec) {
     if RestartPolicy::parse(&spec.restart_policy).is_none() {
         found.unsupported("spec.restartPolicy", &spec.restart_policy, &["Always", "OnFailure", "Never"]);
@@ -167,6 +186,7 @@ fn check_spec(found: &mut Findings, spec: &PodSpec) {
     }
     network::check_network(found, spec);
     scheduling::check_scheduling(found, spec);
+    affinity::check_affinity(found, spec);
     if !spec.scheduling_gates.is_empty() {
         found.forbidden("spec.schedulingGates", "not allowed on a pod whose node is already chosen");
     }
@@ -189,13 +209,18 @@ fn check_spec(found: &mut Findings, spec: &PodSpec) {
             "ShareProcessNamespace and HostPID cannot both be enabled",
         );
     }
+    check_hostname_override(found, spec);
     if let Some(os) = &spec.os {
-        found.one_of("spec.os.name", &os.name, &["linux", "windows"]);
+        match os.name.as_str() {
+            "" => found.required("spec.os.name", ""),
+            "linux" | "windows" => {}
+            other => found.unsupported("spec.os.name", other, &["linux", "windows"]),
+        }
     }
     if let Some(resources) = &spec.resources {
         found.resources("spec.resources", resources, Level::Pod);
     }
-    found.amounts("spec.overhead", &spec.overhead);
+    found.overhead("spec.overhead", &spec.overhead);
     for (index, gate) in spec.readiness_gates.iter().enumerate() {
         let field = format!("spec.readinessGates[{index}].conditionType");
         found.name(field, &gate.condition_type, names::qualified_name);

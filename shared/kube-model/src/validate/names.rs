@@ -35,6 +35,14 @@ pub(super) fn dns_subdomain(text: &str) -> Option<&'static str> {
         .then_some("must be a lowercase RFC 1123 subdomain: labels of letters, digits and '-', joined by '.'")
 }
 
+/// Name of a CSI driver: a DNS name of at most 63 characters, in which capitals count as small letters.
+pub(super) fn driver_name(text: &str) -> Option<&'static str> {
+    if text.len() > LABEL {
+        return Some("must be no more than 63 characters");
+    }
+    dns_subdomain(&text.to_ascii_lowercase())
+}
+
 /// The part of a key after the slash, or a label value that is not empty.
 fn is_name_part(text: &str) -> bool {
     let bytes = text.as_bytes();

@@ -2,7 +2,7 @@
 
 use super::{Findings, names};
 use crate::pod_ext::ContainerKind;
-use crate::types::{Container, HttpGetAction, IntOrString, LifecycleHandler, Probe};
+use crate::types::{Container, HttpGetAction, IntOrString, LifecycleHandler, PodOs, Probe};
 
 pub(super) fn check_probes(found: &mut Findings, field: &str, kind: ContainerKind, container: &Container) {
     let probes = [
@@ -50,6 +50,79 @@ pub(super) fn check_hooks(
             continue;
         }
         check_hook(found, &field, handler, grace);
+    }
+}
+
+/// Signals that Linux has, beside the real-time ones.
+const SIGNALS: [&str; 34] = [
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGHUP",
+    "SIGILL",
+    "SIGINT",
+    "SIGIO",
+    "SIGIOT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGPOLL",
+    "SIGPROF",
+    "SIGPWR",
+    "SIGQUIT",
+    "SIGSEGV",
+    "SIGSTKFLT",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTERM",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
+
+/// `SIGRTMIN` to `SIGRTMIN+15` and `SIGRTMAX-14` to `SIGRTMAX`.
+fn is_real_time(signal: &str) -> bool {
+    let offset = |text: &str, sign: char, most: u32| {
+        text.is_empty()
+            || text.strip_prefix(sign).is_some_and(|n| {
+                !n.starts_with(['0', '+']) && n.parse::<u32>().is_ok_and(|n| (1..=most).contains(&n))
+            })
+    };
+    signal.strip_prefix("SIGRTMIN").is_some_and(|text| offset(text, '+', 15))
+        || signal.strip_prefix("SIGRTMAX").is_some_and(|text| offset(text, '-', 14))
+}
+
+/// The signal that asks a container to end. It needs to be said for which system it is.
+pub(super) fn check_stop_signal(
+    found: &mut Findings,
+    field: &str,
+    container: &Container,
+    os: Option<&PodOs>,
+) {
+    let Some(signal) = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.stop_signal.as_deref())
+    else {
+        return;
+    };
+    let field = format!("{field}.lifecycle.stopSignal");
+    match os.map_or("", |os| os.name.as_str()) {
+        "" => found.forbidden(field, "may not be set for containers with empty `spec.os.name`"),
+        "windows" if !["SIGKILL", "SIGTERM"].contains(&signal) => {
+            found.unsupported(field, signal, &["SIGKILL", "SIGTERM"]);
+        }
+        "windows" => {}
+        _ if SIGNALS.contains(&signal) || is_real_time(signal) => {}
+        _ => found.unsupported(field, signal, &SIGNALS),
     }
 }
 

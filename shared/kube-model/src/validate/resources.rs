@@ -1,11 +1,15 @@
 //! Resources: which names may stand where, and which amounts.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::{Findings, names};
 use crate::quantity::Quantity;
-use crate::resources::is_pod_level_resource;
-use crate::types::{Container, ResourceFieldSelector, ResourceList, ResourceRequirements, RestartPolicy};
+use crate::resources::{container_requests, is_pod_level_resource};
+use crate::types::{
+    Container, Pod, PodSpec, ResourceFieldSelector, ResourceList, ResourceRequirements, RestartPolicy,
+};
 
 const HUGE_PAGES: &str = "hugepages-";
 /// What a container may ask of every node.
@@ -63,6 +67,14 @@ impl Findings {
         }
     }
 
+    /// Reports what may not be in a pod's overhead, which stands for a container of its own.
+    pub(super) fn overhead(&mut self, field: &str, list: &ResourceList) {
+        for name in list.keys() {
+            self.resource_name(&format!("{field}[{name}]"), name, Level::Container);
+        }
+        self.amounts(field, list);
+    }
+
     fn resource_name(&mut self, field: &str, name: &str, level: Level) {
         let detail = match level {
             Level::Pod if is_pod_level_resource(name) => return self.page_size(field, name),
@@ -107,6 +119,46 @@ impl Findings {
 fn may_overcommit(resource: &str) -> bool {
     let native = !resource.contains('/') || resource.contains("kubernetes.io/");
     native && !resource.starts_with(HUGE_PAGES)
+}
+
+/// Claims of a container are claims of its pod.
+pub(super) fn check_claims(found: &mut Findings, field: &str, container: &Container, spec: &PodSpec) {
+    let mut seen = BTreeSet::new();
+    for (index, claim) in container.resources.claims.iter().enumerate() {
+        let field = format!("{field}.resources.claims[{index}]");
+        if claim.name.is_empty() {
+            found.required(field, "");
+        } else if !spec.resource_claims.iter().any(|known| known.name == claim.name) {
+            found.not_found(field, &claim.name);
+        } else if !seen.insert((claim.name.as_str(), claim.request.as_str())) {
+            found.duplicate(field, &claim.name);
+        }
+    }
+}
+
+/// What the pod may use as a whole is enough for what its containers ask for, and for each container's limit.
+pub(super) fn check_pod_amounts(found: &mut Findings, pod: &Pod) {
+    let spec = &pod.spec;
+    let Some(resources) = &spec.resources else { return };
+    let sum = container_requests(pod);
+    for (name, amount) in &resources.requests {
+        if let Some(needed) = sum.get(name).filter(|needed| *needed > amount) {
+            let detail = format!("must be greater than or equal to aggregate container requests of {needed}");
+            found.invalid(format!("spec.resources.requests[{name}]"), amount.to_string(), &detail);
+        }
+    }
+    let lists = [("initContainers", &spec.init_containers), ("containers", &spec.containers)];
+    for (list, containers) in lists {
+        for (index, container) in containers.iter().enumerate() {
+            for (name, limit) in &container.resources.limits {
+                if let Some(most) = resources.limits.get(name).filter(|most| limit > *most) {
+                    let field = format!("spec.{list}[{index}].resources.limits[{name}]");
+                    let detail = format!("must be less than or equal to pod limits of {most}");
+                    found.invalid(field, limit.to_string(), &detail);
+                }
+            }
+        }
+    }
 }
 
 /// Checks `resizePolicy`, whose entries are `{resourceName, restartPolicy}`.

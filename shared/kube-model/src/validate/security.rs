@@ -157,6 +157,30 @@ fn check_apparmor_annotations(found: &mut Findings, pod: &Pod) {
             let detail =
                 "invalid AppArmor profile name: must be runtime/default, unconfined or localhost/<profile>";
             found.invalid(&field, value, detail);
+            continue;
+        }
+        contradiction(found, &pod.spec, name, value);
+    }
+}
+
+/// The older annotation and the field of a container must not say different things.
+fn contradiction(found: &mut Findings, spec: &PodSpec, container: &str, annotation: &str) {
+    let lists = [("initContainers", &spec.init_containers), ("containers", &spec.containers)];
+    for (list, containers) in lists {
+        let Some(index) = containers.iter().position(|known| known.name == container) else { continue };
+        let context = containers[index].security_context.as_deref();
+        let Some(profile) = context.and_then(|context| context.app_armor_profile.as_ref()) else { return };
+        let field = format!("spec.{list}[{index}].securityContext.appArmorProfile");
+        let (kind, name) = match annotation.strip_prefix("localhost/") {
+            Some(name) => ("Localhost", Some(name)),
+            None if annotation == "unconfined" => ("Unconfined", None),
+            None => ("RuntimeDefault", None),
+        };
+        if profile.type_ != kind {
+            found.forbidden(format!("{field}.type"), "apparmor type in annotation and field must match");
+        } else if profile.localhost_profile.as_deref() != name {
+            let detail = "apparmor profile in annotation and field must match";
+            found.forbidden(format!("{field}.localhostProfile"), detail);
         }
     }
 }

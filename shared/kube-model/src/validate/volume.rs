@@ -68,7 +68,14 @@ fn check_source(found: &mut Findings, field: &str, volume: &Volume) {
         required(found, format!("{field}.persistentVolumeClaim.claimName"), &claim.claim_name);
     }
     if let Some(csi) = &volume.csi {
-        required(found, format!("{field}.csi.driver"), &csi.driver);
+        let at = format!("{field}.csi.driver");
+        required(found, at.clone(), &csi.driver);
+        if !csi.driver.is_empty() {
+            found.name(at, &csi.driver, names::driver_name);
+        }
+        if csi.node_publish_secret_ref.as_ref().is_some_and(|secret| secret.name.is_empty()) {
+            found.required(format!("{field}.csi.nodePublishSecretRef.name"), "");
+        }
     }
     if let Some(image) = &volume.image {
         required(found, format!("{field}.image.reference"), &image.reference);

@@ -137,9 +137,10 @@ pub(super) fn mounts(
         };
         spec.container_path = absolute(&mount.mount_path);
         spec.propagation = match mount.mount_propagation.as_deref() {
+            None | Some("None") => Propagation::Private,
             Some("HostToContainer") => Propagation::HostToContainer,
             Some("Bidirectional") => Propagation::Bidirectional,
-            _ => Propagation::Private,
+            Some(other) => return Err(unknown_mode(mount, "mountPropagation", other)),
         };
         spec.recursive_read_only = recursive(mount, spec.propagation, inputs)?;
         spec.users = inputs.users;
@@ -201,7 +202,15 @@ fn recursive(
         Some("Enabled") if inputs.recursive_read_only && fits => Ok(true),
         Some("Enabled") => Err(ConfigError::RecursiveReadOnly { mount: mount.name.clone() }),
         Some("IfPossible") => Ok(inputs.recursive_read_only && fits),
-        _ => Ok(false),
+        None | Some("Disabled") => Ok(false),
+        Some(other) => Err(unknown_mode(mount, "recursiveReadOnly", other)),
+    }
+}
+
+fn unknown_mode(mount: &VolumeMount, field: &str, value: &str) -> ConfigError {
+    ConfigError::Unsafe {
+        field: format!("volumeMounts[{}].{field}", mount.name),
+        message: format!("Unsupported value: {value:?}"),
     }
 }
 

@@ -114,13 +114,16 @@ fn apparmor_is_the_field_then_the_annotation_then_the_pods_field() {
         if let Some(text) = annotation {
             pod.metadata.annotations.insert(format!("{APPARMOR_ANNOTATION}a"), text.to_owned());
         }
-        of_container(&pod, &pod.spec.containers[0], &inputs()).unwrap().apparmor.map(|p| p.apparmor_text())
+        let made = of_container(&pod, &pod.spec.containers[0], &inputs());
+        made.map(|made| made.apparmor.map(|p| p.apparmor_text())).map_err(|error| error.to_string())
     };
-    let text = |text: &str| Some(text.to_owned());
-    assert_eq!(run(json!({}), json!({}), None), None);
+    let text = |text: &str| Ok(Some(text.to_owned()));
+    assert_eq!(run(json!({}), json!({}), None), Ok(None));
     assert_eq!(run(field("RuntimeDefault"), json!({}), None), text("runtime/default"));
     assert_eq!(run(field("RuntimeDefault"), json!({}), Some("unconfined")), text("unconfined"));
-    assert_eq!(run(json!({}), field("Localhost"), Some("unconfined")), text("localhost/p"));
+    assert_eq!(run(json!({}), field("Localhost"), Some("localhost/p")), text("localhost/p"));
+    let refused = run(json!({}), field("Localhost"), Some("unconfined")).unwrap_err();
+    assert!(refused.contains("apparmor type in annotation and field must match"), "{refused}");
     assert_eq!(run(json!({}), json!({}), Some("localhost/q")), text("localhost/q"));
     assert_eq!(run(json!({}), json!({}), Some("runtime/default")), text("runtime/default"));
     assert_eq!(run(json!({}), field("Unconfined"), None), text("unconfined"));
