@@ -70,7 +70,7 @@ fn mount(bytes: &[u8]) -> Mount {
     let path = String::from_utf8_lossy(path).into_owned();
     let point = PathBuf::from(OsString::from_vec(format!("/{path}").into_bytes()));
     let fs_type = ["ext4", "tmpfs", "overlay", "fuse.own"][usize::from(seed % 4)].to_owned();
-    Mount { point, shared: seed & 4 != 0, fs_type }
+    Mount { root: "/".into(), point, shared: seed & 4 != 0, fs_type }
 }
 
 /// The line of a mount: blanks, tabs, newlines and backslashes as three octal digits, and optional fields before

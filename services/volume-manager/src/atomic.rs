@@ -8,13 +8,16 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 
 use keelson_kube_model::time::format_seconds;
 use keelson_volume_manager_core::payload::{File, Payload};
 use rustix::fs::OFlags;
 
 use crate::fsgroup::{self, Access, Group};
+use crate::mounts::{MountError, read_mounts};
 use crate::remove::{RemoveError, remove_tree};
+use crate::subpath::{is_bound_from, lock_of};
 
 /// The link to the present files.
 const DATA: &str = "..data";
@@ -34,6 +37,9 @@ pub(crate) enum WriteError {
     /// Something old could not be removed.
     #[error(transparent)]
     Remove(#[from] RemoveError),
+    /// Nobody can say which folders are in use.
+    #[error(transparent)]
+    Mounts(#[from] MountError),
     /// Every name for a new folder is taken.
     #[error("no free name for a new folder in {}", path.display())]
     Names { path: PathBuf },
@@ -219,7 +225,7 @@ fn remove_file(path: &Path) -> Result<(), WriteError> {
 }
 
 /// Makes the links that users see, and removes those of names that are gone, folders but `data`, and what a
-/// killed writer has left.
+/// killed writer has left. A folder of which a part is bound for a container stays for as long as that is so.
 fn tidy(volume: &Path, payload: &Payload, data: Option<&str>) -> Result<(), WriteError> {
     let names = payload.top_names();
     for name in &names {
@@ -231,6 +237,9 @@ fn tidy(volume: &Path, payload: &Payload, data: Option<&str>) -> Result<(), Writ
             Err(source) => return Err(failed("make the link", &link)(source)),
         }
     }
+    let lock = lock_of(volume);
+    let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut mounts = None;
     for entry in fs::read_dir(volume).map_err(failed("read", volume))? {
         let entry = entry.map_err(failed("read", volume))?;
         let (path, kind) = (entry.path(), entry.file_type().map_err(failed("look at", &entry.path()))?);
@@ -241,7 +250,13 @@ fn tidy(volume: &Path, payload: &Payload, data: Option<&str>) -> Result<(), Writ
                 remove_file(&path)?;
             }
         } else if kind.is_dir() && is_ours(&name) && Some(name.as_str()) != data {
-            remove_tree(volume, &name)?;
+            let mounts = match &mut mounts {
+                Some(mounts) => mounts,
+                None => mounts.insert(read_mounts()?),
+            };
+            if !is_bound_from(mounts, &name) {
+                remove_tree(volume, &name)?;
+            }
         }
     }
     Ok(())

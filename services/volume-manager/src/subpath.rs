@@ -4,13 +4,16 @@
 //! Nothing is named by a path that a pod could change in between: what the walk beneath the volume has opened is
 //! what is bound. Texts of errors are for the pod's status and name no path of the node.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use keelson_volume_manager_core::mountinfo::Mount;
 use keelson_volume_manager_core::names::inside;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, StatVfsMountFlags};
 use rustix::io::Errno;
@@ -192,6 +195,8 @@ pub(crate) fn prepare(
     root: &Path,
     part: &Part,
 ) -> Result<PathBuf, SubPathError> {
+    let lock = lock_of(root);
+    let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
     let root = open_root(root)?;
     let source = find_or_make(&root, &part.path)?;
     let mut folder = pod_folder.to_owned();
@@ -208,6 +213,27 @@ pub(crate) fn prepare(
         undo(pod_folder, &target);
     }
     bound.map(|()| target)
+}
+
+/// Held while something of a volume is looked up and bound, and while what has been replaced in it is removed: what is about to be
+/// bound stays until it is. Each volume has its own, so that one that does not answer holds up nobody else.
+pub(crate) fn lock_of(volume: &Path) -> Arc<Mutex<()>> {
+    static LOCKS: Mutex<BTreeMap<PathBuf, Weak<Mutex<()>>>> = Mutex::new(BTreeMap::new());
+    let mut locks = LOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+    locks.retain(|_, lock| lock.strong_count() > 0);
+    if let Some(lock) = locks.get(volume).and_then(Weak::upgrade) {
+        return lock;
+    }
+    let lock = Arc::new(Mutex::new(()));
+    locks.insert(volume.to_owned(), Arc::downgrade(&lock));
+    lock
+}
+
+/// Whether a part of the folder of this name is bound for a container: one that starts may not have mounted it yet. The names of
+/// such folders hold the time in nanoseconds; one of the same name in another volume only keeps this one longer.
+pub(crate) fn is_bound_from(mounts: &[Mount], folder: &str) -> bool {
+    let has = |path: &Path, name: &str| path.iter().any(|part| part == OsStr::new(name));
+    mounts.iter().any(|mount| has(&mount.point, SUBPATHS) && has(&mount.root, folder))
 }
 
 /// Whether the very thing is mounted on `target` already; what else is mounted there is unmounted.

@@ -146,6 +146,90 @@ async fn a_restarted_service_keeps_what_is_prepared_right_and_mends_the_rest() {
     assert_eq!(subpath_mounts(&world), 0);
 }
 
+/// What a runtime does with a part that was prepared: binds it once more, and reads it.
+fn read_as_a_runtime(world: &World, prepared: &str) -> String {
+    let target = world.config.paths.run_dir.join("of-the-container");
+    fs::write(&target, "").unwrap();
+    rustix::mount::mount_bind(prepared, &target).unwrap();
+    let text = fs::read_to_string(&target).unwrap();
+    rustix::mount::unmount(&target, rustix::mount::UnmountFlags::NOFOLLOW).unwrap();
+    text
+}
+
+fn dated_folders(volume: &Path) -> usize {
+    let names = fs::read_dir(volume).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with("..2")).count()
+}
+
+#[tokio::test]
+async fn an_edit_between_the_preparation_and_the_start_takes_nothing_away_from_the_container() {
+    let (world, told) = (World::new(), Told::default());
+    let _runtime = world.start_runtime().await;
+    let _config = told.serve(&world).await;
+    told.config_map("conf", r#"{"app.conf": "x=0"}"#);
+    let first = world.start().await;
+    let mut client = first.client();
+    let mut sync = Sync::open(&mut client).await;
+    let wanted = desire("u1", 1, Want::Run, vec![config_map("conf")]);
+    sync.pod(wanted.clone()).await;
+    let prepared = prepare(&mut client, "main", vec![part(0, "conf", "app.conf")]).await.unwrap().remove(0);
+    let volume = world.pod("u1").join("volumes/kubernetes.io~configmap/conf");
+    let shows = async |text: &str| {
+        support::eventually("the edit to show", || {
+            let shown = fs::read_to_string(volume.join("app.conf")).is_ok_and(|shown| shown == text);
+            std::future::ready(shown.then_some(()))
+        })
+        .await;
+    };
+    for edit in 1..=20 {
+        told.config_map("conf", &format!(r#"{{"app.conf": "x={edit}"}}"#));
+        shows(&format!("x={edit}")).await;
+        assert_eq!(read_as_a_runtime(&world, &prepared), "x=0", "after {edit} edits");
+    }
+    assert_eq!(dated_folders(&volume), 2, "what is bound, and what is shown");
+
+    // A service that is killed meanwhile finds out anew what is bound.
+    drop(sync);
+    first.stop().await;
+    let second = world.start().await;
+    let mut client = second.client();
+    sync = Sync::open(&mut client).await;
+    sync.pod(wanted).await;
+    told.config_map("conf", r#"{"app.conf": "x=21"}"#);
+    shows("x=21").await;
+    assert_eq!(read_as_a_runtime(&world, &prepared), "x=0");
+    // The next start of the container gets what there is then, and the old files go with the next edit.
+    assert_eq!(prepare(&mut client, "main", vec![part(0, "conf", "app.conf")]).await.unwrap(), [&*prepared]);
+    assert_eq!(read_as_a_runtime(&world, &prepared), "x=21");
+    told.config_map("conf", r#"{"app.conf": "x=22"}"#);
+    shows("x=22").await;
+    support::eventually("the old files to go", || {
+        std::future::ready((dated_folders(&volume) == 2).then_some(()))
+    })
+    .await;
+    drop(sync);
+}
+
+#[tokio::test]
+async fn parts_are_prepared_while_their_volume_is_edited_all_the_time() {
+    let (world, told) = (World::new(), Told::default());
+    let _runtime = world.start_runtime().await;
+    let _config = told.serve(&world).await;
+    told.config_map("conf", r#"{"app.conf": "x=0"}"#);
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    sync.pod(desire("u1", 1, Want::Run, vec![config_map("conf")])).await;
+    mount(&mut client, "u1", 1).await.1.unwrap();
+    for round in 0..200 {
+        told.config_map("conf", &format!(r#"{{"app.conf": "x={round}"}}"#));
+        let parts = vec![part(0, "conf", "app.conf")];
+        let prepared = prepare(&mut client, &format!("c{}", round % 3), parts).await.unwrap().remove(0);
+        assert!(read_as_a_runtime(&world, &prepared).starts_with("x="), "round {round}");
+    }
+    drop(sync);
+}
+
 #[tokio::test]
 async fn what_cannot_be_mounted_is_told_without_a_path_of_the_node() {
     let world = World::new();

@@ -7,6 +7,8 @@ use std::path::{Component, Path, PathBuf};
 /// A mount as far as this service asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
+    /// What of its filesystem is mounted: `/` for all of it. The kernel adds `//deleted` to what has no name any more.
+    pub root: PathBuf,
     /// Where it is mounted.
     pub point: PathBuf,
     /// Whether mounts below it are seen by its peers (a `shared:` tag).
@@ -22,7 +24,7 @@ pub fn parse(text: &str) -> Vec<Mount> {
 
 fn parse_line(line: &str) -> Option<Mount> {
     let mut fields = line.split(' ');
-    let point = unescape(fields.nth(4)?);
+    let (root, point) = (unescape(fields.nth(3)?), unescape(fields.next()?));
     let tags = fields.skip(1);
     let mut shared = false;
     let mut rest = tags.skip_while(|tag| {
@@ -31,7 +33,7 @@ fn parse_line(line: &str) -> Option<Mount> {
     });
     rest.next()?;
     let fs_type = rest.next()?.to_owned();
-    Some(Mount { point, shared, fs_type })
+    Some(Mount { root, point, shared, fs_type })
 }
 
 /// Turns `\040` and the like back into bytes.
@@ -108,7 +110,10 @@ broken\n\
     fn mounts_are_read_with_tags_and_blanks() {
         let mounts = parse(TEXT);
         assert_eq!(mounts.len(), 4);
-        assert_eq!(mounts[0], Mount { point: "/".into(), shared: false, fs_type: "ext4".into() });
+        assert_eq!(
+            mounts[0],
+            Mount { root: "/".into(), point: "/".into(), shared: false, fs_type: "ext4".into() }
+        );
         assert!(mounts[1].shared);
         assert_eq!(mounts[2].point, Path::new("/mnt/with blank"));
         assert_eq!(mounts[2].fs_type, "tmpfs");
@@ -127,7 +132,12 @@ broken\n\
     #[test]
     fn the_last_mount_on_a_point_counts() {
         let mut mounts = parse(TEXT);
-        mounts.push(Mount { point: "/var/lib/kubelet".into(), shared: false, fs_type: "ext4".into() });
+        mounts.push(Mount {
+            root: "/".into(),
+            point: "/var/lib/kubelet".into(),
+            shared: false,
+            fs_type: "ext4".into(),
+        });
         assert_eq!(root_needs(&mounts, Path::new("/var/lib/kubelet")), RootNeeds::Sharing);
     }
 
