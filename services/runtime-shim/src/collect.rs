@@ -296,9 +296,15 @@ impl Collector {
     async fn sweep(&self) {
         let (desires, observer, files) = (self.desires.clone(), self.observer.clone(), self.files.clone());
         let known = move |uid: &str| desires.wants(uid) || observer.knows(uid);
-        let removed = tokio::task::spawn_blocking(move || files.sweep_logs(known)).await.unwrap_or(0);
-        if removed > 0 {
-            tracing::info!(removed, "removed log folders of pods that are gone");
+        match tokio::task::spawn_blocking(move || files.sweep_logs(known)).await {
+            Ok(Ok(removed @ 1..)) => tracing::info!(removed, "removed log folders of pods that are gone"),
+            Ok(Err(error)) => {
+                tracing::warn!(
+                    error = keelson_service_kit::status::chain(&error),
+                    "log folders of pods that are gone stay for now"
+                );
+            }
+            Ok(Ok(0)) | Err(_) => {}
         }
     }
 

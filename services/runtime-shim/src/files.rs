@@ -6,7 +6,7 @@
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use k8s_cri::v1 as cri;
@@ -14,7 +14,8 @@ use keelson_config::Paths;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_runtime_shim_core::log;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, openat2, statat};
+use rustix::io::Errno;
 
 use crate::filesystem::Share;
 use crate::labels;
@@ -24,6 +25,8 @@ const MESSAGE_BYTES: u64 = 4096;
 /// Lines and bytes of a log that stand in for an empty termination file.
 const FALLBACK_LINES: usize = 80;
 const FALLBACK_BYTES: usize = 2048;
+/// File in a pod's log folder that says which agent has made it: by its root folder, which no two share.
+const MARK: &str = ".keelson";
 /// Length of a link's name without `.log`.
 const LINK_NAME: usize = 251;
 
@@ -75,7 +78,23 @@ impl Files {
         if !dir.starts_with(&self.paths.pod_logs_dir) || dir.components().any(|c| c.as_os_str() == "..") {
             return Ok(());
         }
-        make_dir(dir, 0o755)
+        make_dir(dir, 0o755)?;
+        self.mark(dir)
+    }
+
+    /// Notes in a pod's log folder that this agent has made it. Others on the machine have theirs beside it.
+    fn mark(&self, dir: &Path) -> Result<(), FileError> {
+        let mark = dir.join(MARK);
+        let own = self.paths.root_dir.as_os_str().as_encoded_bytes();
+        if dir.parent() != Some(&*self.paths.pod_logs_dir) || fs::read(&mark).is_ok_and(|text| text == own) {
+            return Ok(());
+        }
+        write_file(&mark, own, 0o644)
+    }
+
+    /// Whether this agent has made a pod's log folder.
+    fn is_own(&self, dir: &Path) -> bool {
+        fs::read(dir.join(MARK)).is_ok_and(|text| text == self.paths.root_dir.as_os_str().as_encoded_bytes())
     }
 
     /// Log folder, etc-hosts and termination file of a container that is about to be created.
@@ -87,7 +106,9 @@ impl Files {
         for name in [&pod.uid, &pod.namespace, &pod.name, &request.container] {
             check_name(name)?;
         }
-        let logs = self.paths.pod_log_dir(&pod.namespace, &pod.name, &pod.uid).join(&request.container);
+        let logs = self.paths.pod_log_dir(&pod.namespace, &pod.name, &pod.uid);
+        self.make_log_dir(&logs)?;
+        let logs = logs.join(&request.container);
         make_dir(&logs, 0o755)?;
         let mut answer =
             pb::WriteContainerFilesResponse { mounts: Vec::new(), next_attempt_by_logs: next_attempt(&logs) };
@@ -201,7 +222,7 @@ impl Files {
             let _ = fs::remove_file(self.link_of(pod, container));
         }
         if [&pod.namespace, &pod.name, &pod.uid].into_iter().all(|n| check_name(n).is_ok()) {
-            let _ = fs::remove_dir_all(self.paths.pod_log_dir(&pod.namespace, &pod.name, &pod.uid));
+            self.remove_logs(&self.paths.pod_log_dir(&pod.namespace, &pod.name, &pod.uid));
         }
     }
 
@@ -222,27 +243,92 @@ impl Files {
         }
     }
 
-    /// Log folders of pods that nobody knows: `<namespace>_<name>_<uid>` with a UID that `known` refuses.
-    /// Returns how many were removed.
-    pub fn sweep_logs(&self, known: impl Fn(&str) -> bool) -> usize {
+    /// Removes a pod's log folder, and before it the links into it, so that a kill in between leaves none without a folder.
+    fn remove_logs(&self, dir: &Path) -> bool {
+        for entry in fs::read_dir(&self.paths.container_links_dir).into_iter().flatten().flatten() {
+            if fs::read_link(entry.path()).is_ok_and(|target| target.starts_with(dir)) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        fs::remove_dir_all(dir).is_ok()
+    }
+
+    /// Removes what this agent has made of logs and nobody needs any more: folders `<namespace>_<name>_<uid>` with a UID that
+    /// `known` refuses, and links to logs that are gone. How many folders were removed. What another agent on this machine has
+    /// made stays.
+    ///
+    /// # Errors
+    /// The folder of all logs cannot be opened, or another agent that works as this one does sweeps it.
+    pub fn sweep_logs(&self, known: impl Fn(&str) -> bool) -> Result<usize, SweepError> {
+        let _lock = self.lock_logs()?;
         let mut removed = 0;
         for entry in fs::read_dir(&self.paths.pod_logs_dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
             // A namespace and a name have no underscore, a UID may have some.
             let Some(uid) = name.to_str().and_then(|n| n.splitn(3, '_').nth(2)) else { continue };
-            if !known(uid) && fs::remove_dir_all(entry.path()).is_ok() {
+            if !known(uid) && self.is_own(&entry.path()) && self.remove_logs(&entry.path()) {
                 removed += 1;
             }
         }
         for entry in fs::read_dir(&self.paths.container_links_dir).into_iter().flatten().flatten() {
-            let dangling = fs::read_link(entry.path())
-                .is_ok_and(|t| t.starts_with(&self.paths.pod_logs_dir) && fs::metadata(&t).is_err());
-            if dangling {
+            let Ok(target) = fs::read_link(entry.path()) else { continue };
+            let own = target.parent().and_then(Path::parent).is_some_and(|dir| self.is_own(dir));
+            if own && fs::metadata(&target).is_err() {
                 let _ = fs::remove_file(entry.path());
             }
         }
-        removed
+        Ok(removed)
     }
+
+    /// Who holds this sweeps the folder of all logs.
+    fn lock_logs(&self) -> Result<File, SweepError> {
+        let path = &self.paths.pod_logs_dir;
+        let open = |source| SweepError::Open { path: path.clone(), source };
+        let folder = File::open(path).map_err(open)?;
+        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(folder),
+            Err(Errno::WOULDBLOCK) => {
+                let inode = folder.metadata().map_err(open)?.ino();
+                Err(SweepError::Held { path: path.clone(), by: holder_of(inode) })
+            }
+            Err(errno) => Err(open(errno.into())),
+        }
+    }
+}
+
+/// Why logs could not be swept.
+#[derive(Debug, thiserror::Error)]
+pub enum SweepError {
+    /// The folder of all logs.
+    #[error("cannot open {}", path.display())]
+    Open {
+        /// The folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Another process has the lock.
+    #[error("{} is being swept by {by}; set another podLogsDir for one of the two agents", path.display())]
+    Held {
+        /// The folder.
+        path: PathBuf,
+        /// The process, as well as it can be told.
+        by: String,
+    },
+}
+
+/// Who holds a lock on an inode, as proc_locks(5) tells it.
+fn holder_of(inode: u64) -> String {
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let end = format!(":{inode}");
+    let pid = locks.lines().find_map(|line| {
+        let mut fields = line.split_whitespace().skip(4);
+        let pid = fields.next()?;
+        fields.next()?.ends_with(&end).then(|| pid.to_owned())
+    });
+    let Some(pid) = pid else { return "another process".to_owned() };
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    format!("process {pid} ({})", name.trim())
 }
 
 fn descriptor_beneath(root: &Path, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
@@ -437,13 +523,17 @@ mod tests {
         assert_eq!(next_attempt(dir.path()), 5);
     }
 
+    fn make(files: &Files, name: &str) {
+        files.make_log_dir(&files.paths.pod_logs_dir.join(name)).unwrap();
+    }
+
     #[test]
     fn log_folders_of_unknown_pods_are_swept_and_known_ones_stay() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
-        fs::create_dir_all(dir.path().join("logs/default_web_u")).unwrap();
-        fs::create_dir_all(dir.path().join("logs/default_old_v")).unwrap();
-        assert_eq!(files.sweep_logs(|uid| uid == "u"), 1);
+        make(&files, "default_web_u");
+        make(&files, "default_old_v");
+        assert_eq!(files.sweep_logs(|uid| uid == "u").unwrap(), 1);
         assert!(dir.path().join("logs/default_web_u").exists());
     }
 
@@ -451,8 +541,67 @@ mod tests {
     fn a_uid_with_an_underscore_keeps_its_logs() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
-        fs::create_dir_all(dir.path().join("logs/default_web_u_1")).unwrap();
-        assert_eq!(files.sweep_logs(|uid| uid == "u_1"), 0);
-        assert_eq!(files.sweep_logs(|uid| uid == "1"), 1);
+        make(&files, "default_web_u_1");
+        assert_eq!(files.sweep_logs(|uid| uid == "u_1").unwrap(), 0);
+        assert_eq!(files.sweep_logs(|uid| uid == "1").unwrap(), 1);
+    }
+
+    #[test]
+    fn what_others_on_the_machine_have_made_is_not_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = files(dir.path());
+        let other = Files::new(Paths { root_dir: dir.path().join("other"), ..own.paths.clone() });
+        let (logs, links) = (dir.path().join("logs"), dir.path().join("links"));
+        fs::create_dir_all(&links).unwrap();
+        make(&own, "default_own_1");
+        make(&other, "default_other_2");
+        fs::create_dir(logs.join("default_kubelets_3")).unwrap();
+        for (name, pod) in
+            [("own", "default_own_1"), ("other", "default_other_2"), ("kubelets", "default_kubelets_3")]
+        {
+            std::os::unix::fs::symlink(logs.join(pod).join("c/0.log"), links.join(name)).unwrap();
+        }
+        assert_eq!(own.sweep_logs(|_| false).unwrap(), 1);
+        let names = |dir: &Path| {
+            let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(&logs), ["default_kubelets_3", "default_other_2"]);
+        assert_eq!(names(&links), ["kubelets", "other"]);
+    }
+
+    #[test]
+    fn a_link_to_a_log_that_is_gone_goes_when_its_folder_is_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        make(&files, "default_web_u");
+        let (logs, links) = (dir.path().join("logs"), dir.path().join("links"));
+        fs::create_dir_all(logs.join("default_web_u/c")).unwrap();
+        fs::create_dir_all(&links).unwrap();
+        fs::write(logs.join("default_web_u/c/1.log"), "").unwrap();
+        for n in [0, 1] {
+            let target = logs.join(format!("default_web_u/c/{n}.log"));
+            std::os::unix::fs::symlink(target, links.join(n.to_string())).unwrap();
+        }
+        assert_eq!(files.sweep_logs(|uid| uid == "u").unwrap(), 0);
+        assert!(fs::symlink_metadata(links.join("0")).is_err() && links.join("1").exists());
+    }
+
+    #[test]
+    fn while_another_process_sweeps_nothing_is_removed_and_it_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        make(&files, "default_old_v");
+        let logs = dir.path().join("logs");
+        // A lock of flock(2) belongs to the open folder: this one is as good as another process's.
+        let held = File::open(&logs).unwrap();
+        rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
+        let error = files.sweep_logs(|_| false).unwrap_err().to_string();
+        let named = format!("is being swept by process {} (", std::process::id());
+        assert!(error.contains(&named) && error.contains("set another podLogsDir"), "{error}");
+        assert!(logs.join("default_old_v").exists());
+        drop(held);
+        assert_eq!(files.sweep_logs(|_| false).unwrap(), 1);
     }
 }

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use keelson_config::Paths;
 use keelson_testkit::{AgentSpec, Remains};
 
-/// The folder of everything but sockets and logs.
+/// The folder of everything but sockets: of the logs, too, since another agent on the machine would take those of pods that it
+/// does not know for leftovers.
 pub const HOME: &str = "/var/lib/keelson-quickstart";
 
 /// The node's name; pods from manifests are called `<name>-<node>`.
@@ -19,14 +20,8 @@ pub const CGROUP_ROOT: &str = "/keelson-quickstart";
 
 /// Folders that the agent, the runtime or CNI make outside of [`HOME`]; removed if they were not there
 /// before and are empty. The deepest first.
-pub const SHARED_FOLDERS: [&str; 6] = [
-    "/var/log/containers",
-    "/var/log/pods",
-    "/var/lib/cni/results",
-    "/var/lib/cni",
-    "/run/containerd/s",
-    "/run/containerd",
-];
+pub const SHARED_FOLDERS: [&str; 4] =
+    ["/var/lib/cni/results", "/var/lib/cni", "/run/containerd/s", "/run/containerd"];
 
 /// [`HOME`] as a path.
 pub fn home() -> PathBuf {
@@ -60,8 +55,6 @@ pub fn agent_spec(runtime_endpoint: String, port: u16, healthz_port: u16) -> Age
     AgentSpec {
         config_dir: home().join("config"),
         run_dir: defaults.run_dir,
-        pod_logs_dir: defaults.pod_logs_dir,
-        links_dir: defaults.container_links_dir,
         cgroup_root: CGROUP_ROOT.to_owned(),
         port,
         healthz_port,
