@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use keelson_kube_model::Node;
 use keelson_pod_sync_core::admission::{
-    Denial, KernelVersion, NodeFacts, after_fit, before_fit, supports_strict_groups,
+    Denial, KernelVersion, NodeFacts, after_fit, before_fit, supports_strict_groups, waits_for_admission,
 };
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
 use keelson_pod_sync_core::status::rejected_status;
@@ -18,7 +18,7 @@ use keelson_proto::keelson::resource_manager::v1::admit_pod_response::Verdict;
 
 use crate::agent::{Agent, RuntimeView, Wanted, object_of};
 use crate::clients::bounded;
-use crate::worker::{Job, Trouble, Turn, name_of, note_wait, publish_as_is};
+use crate::worker::{Facts, Job, Trouble, Turn, name_of, note_wait, publish, publish_as_is};
 
 /// How long one call asks whether something is done before it is made again.
 const ASK: Duration = Duration::from_secs(60);
@@ -86,6 +86,9 @@ async fn node_is_known(agent: &Agent, uid: &str) -> Result<Arc<Node>, Trouble> {
     Err(Trouble { neighbour: true, ..Trouble::fault(text) })
 }
 
+/// How soon a pod that waits for admission is judged again although no other has ended.
+const HELD_LOOK_NANOS: i64 = 5_000_000_000;
+
 /// Asks whether the pod may run. A turn is returned when it must not go on.
 pub async fn admit(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Option<Turn>, Trouble> {
     let known = agent.with(&job.uid, |e| (e.admitted, e.observed.any_sandbox_ready()));
@@ -98,16 +101,34 @@ pub async fn admit(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Opt
     if let Some(denial) = node.as_ref().and_then(|node| before_fit(&wanted.pod, &facts(agent, node))) {
         return Ok(Some(reject(agent, job, wanted, denial.reason, &denial.message)));
     }
+    // One that would wait for a port takes no share of the machine meanwhile.
+    if waits_for_admission(&wanted.pod)
+        && let Some(node) = &node
+        && let Some(denial) =
+            agent.look_for_place(&job.uid, |others| after_fit(&wanted.pod, &facts(agent, node), others))
+        && denial.passing
+    {
+        return Ok(Some(hold(agent, job, wanted, denial.reason, &denial.message)));
+    }
     match verdict(agent, job, wanted).await? {
         Verdict::Admitted(_) => {
             let denial = agent.take_place(&job.uid, |others| -> Option<Denial> {
                 node.as_ref().and_then(|node| after_fit(&wanted.pod, &facts(agent, node), others))
             });
             if let Some(denial) = denial {
+                if denial.passing && waits_for_admission(&wanted.pod) {
+                    return Ok(Some(hold(agent, job, wanted, denial.reason, &denial.message)));
+                }
                 return Ok(Some(reject(agent, job, wanted, denial.reason, &denial.message)));
             }
             note_wait(agent, &job.uid, StepName::Admission, "", Cause::done("resource-manager"));
+            if agent.with(&job.uid, |entry| entry.held.take()).flatten().is_some() {
+                publish(agent, &job.uid, &Facts::default());
+            }
             Ok(None)
+        }
+        Verdict::Rejected(rejected) if rejected.passing && waits_for_admission(&wanted.pod) => {
+            Ok(Some(hold(agent, job, wanted, &rejected.reason, &rejected.message)))
         }
         Verdict::Rejected(rejected) => {
             Ok(Some(reject(agent, job, wanted, &rejected.reason, &rejected.message)))
@@ -134,6 +155,28 @@ async fn verdict(agent: &Agent, job: &Job, wanted: &Wanted) -> Result<Verdict, T
             Err(trouble)
         }
     }
+}
+
+/// The pod stays Pending, and its status says why. It is judged again when another pod has ended, and from time to time: what is
+/// free of the machine changes by itself, too.
+fn hold(agent: &Arc<Agent>, job: &Job, wanted: &Wanted, reason: &str, message: &str) -> Turn {
+    let pod = &wanted.pod;
+    let owner = if reason == "NodePorts" { "pod-sync" } else { "resource-manager" };
+    let cause = Cause::waiting(reason.to_owned(), message, owner);
+    let now = (reason.to_owned(), message.to_owned());
+    let news = agent.with(&job.uid, |entry| {
+        let is_new = entry.held.as_ref().is_none_or(|(before, _)| *before != now.0);
+        entry.held = Some(now);
+        is_new
+    });
+    let next = keelson_service_kit::now_unix_nanos() + HELD_LOOK_NANOS;
+    note_wait(agent, &job.uid, StepName::Admission, "", cause.retried_at(next));
+    if news == Some(true) {
+        tracing::warn!(pod = name_of(pod), reason, "waits for admission: {message}");
+        agent.context.events.warning(object_of(pod), reason, message.to_owned());
+    }
+    publish(agent, &job.uid, &Facts::default());
+    Turn { outcome: SyncOutcome::Done, next_unix_nanos: Some(next) }
 }
 
 fn reject(agent: &Arc<Agent>, job: &Job, wanted: &Wanted, reason: &str, message: &str) -> Turn {

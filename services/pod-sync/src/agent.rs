@@ -231,7 +231,11 @@ impl Agent {
         if !matches!(input, Input::Outcome { .. } | Input::Started) {
             entry.wake.notify_one();
         }
+        let freed = changed && matches!(entry.state.phase, WorkerPhase::Terminated | WorkerPhase::Finished);
         drop(entries);
+        if freed {
+            self.wake_held();
+        }
         if changed || first {
             self.keep(uid);
         }
@@ -279,6 +283,7 @@ impl Agent {
         for uid in woken {
             self.wake(uid.as_str());
         }
+        self.wake_held();
         if again {
             self.show_waiting(uid);
         } else if let Some(store) = &self.store {
@@ -379,6 +384,17 @@ impl Agent {
         }
     }
 
+    /// Judges a pod against those that have their place on the node, and gives it none.
+    pub fn look_for_place(
+        &self,
+        uid: &str,
+        judge: impl FnOnce(&mut dyn Iterator<Item = &Pod>) -> Option<Denial>,
+    ) -> Option<Denial> {
+        let entries = lock(&self.entries);
+        let placed = entries.iter().filter(|(other, entry)| *other != uid && entry.has_its_place());
+        judge(&mut placed.filter_map(|(_, entry)| entry.wanted.as_ref()).map(|w| &*w.pod))
+    }
+
     /// Judges a pod against those that have their place on the node, and gives it its own unless it is denied: both
     /// at once, so that of two pods that want the same only one gets it.
     pub fn take_place(
@@ -416,6 +432,11 @@ impl Agent {
         }
         let loose = self.loose().values().any(holds);
         loose || lock(&self.entries).values().any(|e| e.wanted.is_none() && holds(&e.observed))
+    }
+
+    /// What a pod had on the node is free: whoever waits for admission asks again.
+    fn wake_held(&self) {
+        lock(&self.entries).values().filter(|e| e.held.is_some()).for_each(|e| e.wake.notify_one());
     }
 
     /// Wakes a worker.

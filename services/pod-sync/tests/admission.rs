@@ -86,7 +86,8 @@ async fn what_spec_and_node_do_not_allow_is_refused_in_the_kubelets_words_and_co
 
 #[tokio::test]
 async fn of_two_pods_with_one_port_of_the_node_one_runs_and_its_end_frees_the_port() {
-    let world = World::start();
+    let mut world = World::start();
+    world.source = "api";
     let service = world.pod_sync().await;
     for uid in ["one", "two"] {
         world.name_with(uid, with_port(8080), 1);
@@ -120,7 +121,8 @@ async fn of_two_pods_with_one_port_of_the_node_one_runs_and_its_end_frees_the_po
 
 #[tokio::test]
 async fn a_pod_that_is_found_running_is_not_judged_anew_and_holds_its_port() {
-    let world = World::start();
+    let mut world = World::start();
+    world.source = "api";
     let first = world.pod_sync().await;
     world.name_with("web", with_port(8080), 1);
     first.phase("web", "Running").await;
@@ -148,5 +150,66 @@ async fn a_refusal_of_resource_manager_is_told_and_counted_as_it_is() {
     let text = refused(&service, "web", "OutOfnvidia.com/gpu").await;
     assert_eq!(text, "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu");
     assert!(counted(&service, "OutOfExtendedResources"), "{}", service.ctx.metrics.text());
+    service.kill();
+}
+
+/// Waits until the pod is held back for `reason`; its status.
+async fn held(service: &PodSync, uid: &str, reason: &str) -> Value {
+    eventually(&format!("{uid} waits for admission"), async || {
+        let mut pod = service.pod(uid).await?;
+        let status = pod["status"].take();
+        (status["phase"] == "Pending" && status["reason"] == reason).then_some(status)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_pod_that_no_api_owns_waits_for_its_port_and_begins_when_the_other_has_ended() {
+    let mut world = World::start();
+    world.source = "file";
+    let service = world.pod_sync().await;
+    world.name_with("one", with_port(8080), 1);
+    service.phase("one", "Running").await;
+    world.name_with("two", with_port(8080), 1);
+    let status = held(&service, "two", "NodePorts").await;
+    let text = "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
+    assert_eq!(status["message"], text, "{status:#}");
+    service.event(&format!("Warning NodePorts: {text}")).await;
+    assert!(!counted(&service, "Other"), "it is not rejected: {}", service.ctx.metrics.text());
+
+    world.pods.remove(&"one".to_owned());
+    service.phase("two", "Running").await;
+    let status = service.pod("two").await.unwrap()["status"].take();
+    assert!(status["reason"].is_null() && status["message"].is_null(), "{status:#}");
+    service.kill();
+}
+
+#[tokio::test]
+async fn a_pod_that_waits_for_room_goes_on_waiting_after_a_kill_and_begins_when_there_is_some() {
+    let mut world = World::start();
+    world.source = "etcd";
+    let first = world.pod_sync().await;
+    let text = "Node didn't have enough resource: cpu, requested: 1500, used: 1500, capacity: 2000";
+    world.machine.turn_away_for_now("OutOfcpu", text);
+    world.name("web", "Always", 1);
+    assert_eq!(held(&first, "web", "OutOfcpu").await["message"], text);
+    first.kill();
+
+    let second = world.pod_sync().await;
+    held(&second, "web", "OutOfcpu").await;
+    assert_eq!(world.shim.calls("RunPodSandbox"), 0);
+    world.machine.let_in();
+    second.phase("web", "Running").await;
+    second.kill();
+}
+
+#[tokio::test]
+async fn what_this_machine_will_never_have_is_refused_for_good_whoever_owns_the_pod() {
+    let mut world = World::start();
+    world.source = "file";
+    let service = world.pod_sync().await;
+    world.machine.turn_away("OutOfcpu", "Node didn't have enough resource: cpu");
+    world.name("web", "Always", 1);
+    refused(&service, "web", "OutOfcpu").await;
     service.kill();
 }

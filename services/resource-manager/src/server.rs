@@ -350,7 +350,9 @@ impl ResourceManager for Service {
         self.named(&uid, request.revision, until).await?;
         let verdict = match self.verdict(&uid, until).await? {
             Verdict::Admitted => Answer::Admitted(pb::Admitted {}),
-            Verdict::Rejected(r) => Answer::Rejected(pb::Rejected { reason: r.reason, message: r.message }),
+            Verdict::Rejected(r) => {
+                Answer::Rejected(pb::Rejected { reason: r.reason, message: r.message, passing: r.passing })
+            }
             Verdict::NotYet { reason, message } => {
                 Answer::NotYet(pb::NotYet { reason: reason.to_owned(), message })
             }

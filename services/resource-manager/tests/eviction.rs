@@ -187,6 +187,7 @@ async fn while_memory_is_short_best_effort_pods_are_turned_away_and_the_least_im
     let rejected = pb::Rejected {
         reason: "Evicted".into(),
         message: "The node had condition: [MemoryPressure]. ".into(),
+        passing: true,
     };
     assert_eq!(verdict, Verdict::Rejected(rejected));
     let tolerant = pb::PodDesire { tolerates_memory_pressure: true, ..best_effort };

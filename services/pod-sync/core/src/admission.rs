@@ -4,6 +4,9 @@
 //! [`before_fit`] holds the handlers that stand before the fit in the kubelet's order, [`after_fit`] those behind it;
 //! the first denial wins.
 //!
+//! A kubelet makes every denial final. Here one that another pod is the cause of ([`Denial::passing`]) is final for pods of the
+//! API alone, whose controllers make others: see [`waits_for_admission`].
+//!
 //! Parity: as the kubelet, except that a pod that the node's pressure or shutdown would refuse too is refused for
 //! what stands here, and that features which a node declares are not asked for.
 
@@ -43,11 +46,13 @@ pub struct Denial {
     pub reason: &'static str,
     /// The message of the event.
     pub message: String,
+    /// The cause is another pod, and may be gone later.
+    pub passing: bool,
 }
 
 impl Denial {
     fn new(reason: &'static str, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into() }
+        Self { reason, message: message.into(), passing: false }
     }
 
     fn predicate(reason: &'static str, why: &str) -> Self {
@@ -101,6 +106,12 @@ pub fn counted_reasons() -> impl Iterator<Item = &'static str> {
     COUNTED.into_iter().chain([EXTENDED, OTHER])
 }
 
+/// Whether a pod that is denied for a passing reason waits until that is gone, in place of failing: where no API owns the pod,
+/// nobody would make another one.
+pub fn waits_for_admission(pod: &Pod) -> bool {
+    pod.starts_in_turn()
+}
+
 /// The limits of the pod's source, which come first as they did in the kubelet, then handlers 3 and 6 to 8: sysctls, operating
 /// system, groups.
 pub fn before_fit(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
@@ -134,7 +145,7 @@ pub fn after_fit<'a>(
     }
     if ports::conflict(pod, others) {
         let why = "node(s) didn't have free ports for the requested pod ports";
-        return Some(Denial::predicate("NodePorts", why));
+        return Some(Denial { passing: true, ..Denial::predicate("NodePorts", why) });
     }
     if !pod.is_static() && !tolerates_no_execute(pod, &facts.node.spec.taints) {
         let why = "node(s) had taints that the pod didn't tolerate";

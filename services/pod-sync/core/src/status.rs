@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use keelson_kube_model::{IpAddress, Pod, PodPhase, PodStatus, compute_qos};
 
 use crate::actions::{ContainerWait, SandboxDecision, is_restarting, sandbox_decision};
+use crate::admission::waits_for_admission;
 use crate::conditions::{self, ConditionInputs};
 use crate::moment::{Moment, SECOND, status_time};
 use crate::observation::PodObservation;
@@ -61,6 +62,8 @@ pub struct StatusInputs<'a> {
     pub runtime_name: &'a str,
     /// Recursive read-only mounts work with this runtime.
     pub recursive_read_only: bool,
+    /// Reason and message of an admission that waits for its cause to be gone.
+    pub held: Option<&'a (String, String)>,
     /// What an eviction, pre-emption or shutdown writes.
     pub patch: Option<&'a StatusPatch>,
 }
@@ -136,6 +139,9 @@ fn fill_phase(
             |ours: &str, theirs: &str| if ours.is_empty() { theirs.to_owned() } else { ours.to_owned() };
         status.reason = either(&old.reason, &pod.status.reason);
         status.message = either(&old.message, &pod.status.message);
+    }
+    if phase == PodPhase::Pending && waits_for_admission(pod) {
+        (status.reason, status.message) = inputs.held.cloned().unwrap_or_default();
     }
     if !phase.is_terminal() && deadline_exceeded(pod, status, at) {
         phase = PodPhase::Failed;

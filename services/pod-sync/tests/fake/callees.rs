@@ -88,8 +88,19 @@ impl MachineRoom {
 
     /// From now on every pod is turned away so.
     pub fn turn_away(&self, reason: &str, message: &str) {
-        let rejected = rm::Rejected { reason: reason.into(), message: message.into() };
+        let rejected = rm::Rejected { reason: reason.into(), message: message.into(), passing: false };
         *self.verdict.lock().unwrap() = Some(rejected);
+    }
+
+    /// From now on every pod is turned away so, for as long as [`MachineRoom::let_in`] has not been called.
+    pub fn turn_away_for_now(&self, reason: &str, message: &str) {
+        let rejected = rm::Rejected { reason: reason.into(), message: message.into(), passing: true };
+        *self.verdict.lock().unwrap() = Some(rejected);
+    }
+
+    /// From now on every pod is admitted.
+    pub fn let_in(&self) {
+        *self.verdict.lock().unwrap() = None;
     }
 }
 

@@ -12,6 +12,9 @@ pub struct Rejection {
     pub reason: String,
     /// The kubelet's text.
     pub message: String,
+    /// The machine has what the pod asks for, and others use it; or the node is under pressure. `false`: this machine will never
+    /// do.
+    pub passing: bool,
 }
 
 /// Decides whether a pod that requests `requests` fits beside the pods that are admitted.
@@ -54,6 +57,7 @@ fn rejection(resource: &str, requested: i64, used: i64, capacity: i64) -> Reject
         message: format!(
             "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
         ),
+        passing: requested <= capacity,
     }
 }
 
@@ -97,6 +101,7 @@ mod tests {
             let expected = expected.map(|(reason, rest)| Rejection {
                 reason: reason.to_owned(),
                 message: format!("Node didn't have enough resource: {rest}"),
+                passing: reason != "OutOfephemeral-storage",
             });
             assert_eq!(result, expected, "{requests:?}");
         }
@@ -106,7 +111,7 @@ mod tests {
     fn one_pod_too_many_is_turned_away_whatever_it_requests() {
         let running = vec![Amounts::new(); 3];
         let rejection = admit(&machine(), running.iter(), &Amounts::new(), false).unwrap_err();
-        assert_eq!(rejection.reason, "OutOfpods");
+        assert_eq!((rejection.reason.as_str(), rejection.passing), ("OutOfpods", true));
         assert!(rejection.message.ends_with("pods, requested: 1, used: 3, capacity: 3"));
     }
 

@@ -22,6 +22,7 @@ pub fn refuse(conditions: &BTreeSet<Condition>, pod: &PodDesire) -> Result<(), R
     Err(Rejection {
         reason: "Evicted".to_owned(),
         message: format!("The node had condition: [{}]. ", list.join(" ")),
+        passing: true,
     })
 }
 
@@ -91,6 +92,7 @@ mod tests {
             let expected = list.map(|list| Rejection {
                 reason: "Evicted".to_owned(),
                 message: format!("The node had condition: {list}. "),
+                passing: true,
             });
             assert_eq!(found, expected, "{conditions:?} {}", pod.pod.uid);
         }
