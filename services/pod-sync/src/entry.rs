@@ -1,6 +1,6 @@
 //! What is held of one UID.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -74,10 +74,16 @@ pub struct Entry {
     pub aside: bool,
     /// It was refused, and its status says why; no other status follows.
     pub rejected: bool,
+    /// Why it is not admitted yet, where that is not final: reason and message.
+    pub held: Option<(String, String)>,
     /// How far its beginning has come, as it is measured.
     pub start: FirstStart,
     /// When pulls for it began and ended, until it has started.
     pub pulls: Vec<(i64, i64)>,
+    /// Containers whose image was pulled for their next start: that it is there is no news then.
+    pub pulled: BTreeSet<String>,
+    /// The event that says why its volumes are not there, if that was told.
+    pub mount_told: Option<String>,
     /// What its worker was told, as the turn that answers it is measured.
     pub news: News,
     /// When a back-off of it was last advanced, as it is stored.
@@ -152,8 +158,11 @@ impl Entry {
             again: false,
             aside: false,
             rejected: false,
+            held: None,
             start: FirstStart::default(),
             pulls: Vec::new(),
+            pulled: BTreeSet::new(),
+            mount_told: None,
             news: News::default(),
             kept_advance: None,
             wake: Arc::default(),

@@ -119,6 +119,9 @@ async fn ensure(
     }
     .await;
     let pulled = result.as_ref().map_or_else(|trouble| !trouble.neighbour, |done| done.pulled);
+    if matches!(&result, Ok(done) if done.pulled) {
+        agent.with(uid, |entry| entry.pulled.insert(name.clone()));
+    }
     if pulled {
         let ended = agent.moment().now_unix_nanos;
         agent.with(uid, |entry| {

@@ -29,6 +29,7 @@ use crate::desires::pod_ref;
 use crate::hooks::{self, Subject};
 use crate::images::{ImageTask, ImageTrouble};
 use crate::observed::Observed;
+use crate::stop::gone_is_done;
 use crate::sync::{Mounts, container_object};
 use crate::volumes::prepare;
 use crate::worker::{Facts, Job, Trouble, name_of, note_wait, publish};
@@ -233,17 +234,22 @@ async fn sandbox(start: &Start<'_>, plan: Option<&SandboxPlan>) -> Result<Sandbo
             if let Some(way_out) = way_out(&trouble.message) {
                 trouble.message = format!("{}: {way_out}", trouble.message);
             }
-            start.agent.metrics.pod_failed();
+            if !trouble.neighbour {
+                start.agent.metrics.pod_failed();
+            }
             return Err(sandbox_trouble(start, trouble));
         }
     };
     let seen = look_at_sandbox(start, &id, plan.attempt).await.map_err(|status| {
-        start.agent.context.events.warning(
-            object_of(&start.wanted.pod),
-            "FailedPodSandBoxStatus",
-            format!("Unable to get pod sandbox status: {}", status.message()),
-        );
-        sandbox_trouble(start, Trouble::call("Unable to get pod sandbox status", &status))
+        let trouble = Trouble::call("Unable to get pod sandbox status", &status);
+        if !trouble.neighbour {
+            start.agent.context.events.warning(
+                object_of(&start.wanted.pod),
+                "FailedPodSandBoxStatus",
+                trouble.message.clone(),
+            );
+        }
+        sandbox_trouble(start, trouble)
     })?;
     let ips = show_sandbox(start, seen);
     note(start, StepName::Sandbox, "", Cause::done("runtime-shim"));
@@ -287,6 +293,10 @@ fn sandbox_trouble_of(start: &Start<'_>, trouble: Trouble, neighbour: &'static s
     let owner = if trouble.neighbour { neighbour } else { YOU };
     let cause = Cause::failed("FailedCreatePodSandBox", &trouble.message, owner);
     note(start, StepName::Sandbox, "", cause);
+    // That a service is away is nothing that happened to the pod.
+    if trouble.neighbour {
+        return trouble;
+    }
     start.agent.context.events.warning(
         object_of(&start.wanted.pod),
         "FailedCreatePodSandBox",
@@ -399,6 +409,20 @@ async fn start_one(
         start.agent.backoff().advance(key, *finished, &start.agent.moment());
     }
     let (cri, timeout) = (start.agent.clients.cri(), start.agent.clients.cri_timeout);
+    if let Some(id) = &action.replaces {
+        let request = cri::RemoveContainerRequest { container_id: id.as_str().to_owned() };
+        let removed = gone_is_done(cri.clone().remove_container(bounded(request, timeout)).await);
+        removed.map_err(|s| {
+            let trouble = Trouble::call("cannot remove the container that was not started", &s);
+            fail("CreateContainerError")(trouble)
+        })?;
+    }
+    let events = &start.agent.context.events;
+    let object = container_object(&start.wanted.pod, kind, &action.name);
+    let pulled = start.agent.with(&start.job.uid, |e| e.pulled.remove(&action.name)).unwrap_or_default();
+    if !image.message.is_empty() && !pulled {
+        events.normal(object.clone(), "Pulled", image.message.clone());
+    }
     let request = cri::CreateContainerRequest {
         pod_sandbox_id: sandbox.id.clone(),
         config: Some(config),
@@ -409,8 +433,6 @@ async fn start_one(
         .map_err(|s| fail("CreateContainerError")(Trouble::call("cannot create the container", &s)))?
         .into_inner()
         .container_id;
-    let events = &start.agent.context.events;
-    let object = container_object(&start.wanted.pod, kind, &action.name);
     events.normal(object.clone(), "Created", "Container created");
     let request = cri::StartContainerRequest { container_id: id.clone() };
     cri.clone().start_container(bounded(request, timeout)).await.map_err(|s| {
@@ -649,11 +671,14 @@ fn container_trouble(
     failed: StartTrouble,
 ) -> Trouble {
     let StartTrouble { reason, trouble, neighbour, id } = failed;
-    start.agent.metrics.container_failed(kind, reason);
-    remember(start, container, reason, &trouble.message);
-    let object = container_object(&start.wanted.pod, kind, &container.name);
-    let text = named(&trouble.message, id.as_deref(), &container.name);
-    start.agent.context.events.warning(object, "Failed", format!("Error: {text}"));
+    // That a service is away is no failure of the container: there is no reason in its status, and no event.
+    if !trouble.neighbour {
+        start.agent.metrics.container_failed(kind, reason);
+        remember(start, container, reason, &trouble.message);
+        let object = container_object(&start.wanted.pod, kind, &container.name);
+        let text = named(&trouble.message, id.as_deref(), &container.name);
+        start.agent.context.events.warning(object, "Failed", format!("Error: {text}"));
+    }
     let owner = if trouble.neighbour { neighbour } else { YOU };
     let cause = Cause::failed(reason, &trouble.message, owner);
     note(start, StepName::Container, &container.name, cause);

@@ -260,7 +260,7 @@ async fn stop_sandbox(agent: &Agent, id: &str) -> Result<(), Trouble> {
 }
 
 /// Who does not know a container, a sandbox or a pod holds nothing of it.
-fn gone_is_done<T>(result: Result<T, Status>) -> Result<(), Status> {
+pub(crate) fn gone_is_done<T>(result: Result<T, Status>) -> Result<(), Status> {
     match result {
         Err(status) if status.code() != Code::NotFound => Err(status),
         _ => Ok(()),

@@ -17,7 +17,7 @@ use keelson_proto::keelson::volume_manager::v1::mount_pod_response::Item as Moun
 use tracing::Instrument as _;
 
 use crate::admission::admit;
-use crate::agent::{Agent, Wanted, object_of};
+use crate::agent::{Agent, Entry, Wanted, object_of};
 use crate::clients::bounded;
 use crate::images::{ImageTask, fetch};
 use crate::observed::Observed;
@@ -294,17 +294,14 @@ pub type Mounts = BTreeMap<String, volume::VolumeMount>;
 async fn mount(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Mounts, Trouble> {
     let request = volume::MountPodRequest { uid: job.uid.clone(), revision: wanted.revision };
     let fail = |status: &tonic::Status| {
-        let trouble = Trouble::call("volumes are not mounted", status);
+        let trouble = Trouble::call("Unable to attach or mount volumes", status);
         let owner = if trouble.neighbour { "volume-manager" } else { YOU };
-        note_wait(
-            agent,
-            &job.uid,
-            StepName::Volumes,
-            "",
-            Cause::failed("FailedMount", &trouble.message, owner),
-        );
-        // A service that is away is no fault of the volumes (volumes.md §3.14).
-        if !trouble.neighbour {
+        let cause = Cause::failed("FailedMount", &trouble.message, owner);
+        note_wait(agent, &job.uid, StepName::Volumes, "", cause);
+        let told = |e: &mut Entry| e.mount_told.replace(trouble.message.clone());
+        let news = agent.with(&job.uid, told).flatten().as_ref() != Some(&trouble.message);
+        // A service that is away is no fault of the volumes (volumes.md §3.14). Each try of a volume has its own event.
+        if news && !trouble.neighbour {
             agent.context.events.warning(object_of(&wanted.pod), "FailedMount", trouble.message.clone());
         }
         trouble
@@ -326,6 +323,7 @@ async fn mount(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Mounts,
             }
             Some(MountItem::Ready(ready)) => {
                 note_wait(agent, &job.uid, StepName::Volumes, "", Cause::done("volume-manager"));
+                agent.with(&job.uid, |e| e.mount_told = None);
                 return Ok(ready.volumes.into_iter().map(|v| (v.name.clone(), v)).collect());
             }
             None => return Err(fail(&tonic::Status::unavailable("volume-manager ended the answer"))),

@@ -249,9 +249,9 @@ impl Images {
         match (present, usable) {
             (Some(image), Usable::Yes { asked }) => {
                 let shown = if asked { " and can be accessed by the pod" } else { "" };
-                let text = format!("Container image {:?} already present on machine{shown}", request.image);
-                self.events.normal(object.clone(), "Pulled", text);
-                Ok(done(image, &reference, false))
+                let message =
+                    format!("Container image {:?} already present on machine{shown}", request.image);
+                Ok(pb::ImageDone { message, ..done(image, &reference, false) })
             }
             _ if pulls => self.pull(pull).await,
             (present, _) => {
@@ -355,7 +355,8 @@ pub(crate) fn step(progress: &Progress, step: &str, detail: &str) {
 
 pub(crate) fn done(image: cri::Image, reference: &str, pulled: bool) -> pb::ImageDone {
     let image_ref = if image.id.is_empty() { reference.to_owned() } else { image.id };
-    pb::ImageDone { image_ref, uid: image.uid.map(|u| u.value), username: image.username, pulled }
+    let uid = image.uid.map(|u| u.value);
+    pb::ImageDone { image_ref, uid, username: image.username, pulled, message: String::new() }
 }
 
 #[cfg(test)]

@@ -98,8 +98,12 @@ pub struct StartContainer {
     pub name: String,
     /// What it is for.
     pub kind: ContainerKind,
-    /// CRI `metadata.attempt` and restart count: one more than that of the newest record, 0 without a record.
+    /// CRI `metadata.attempt` and restart count: one more than that of the newest record, 0 without a record, and that of the
+    /// record that it `replaces`.
     pub attempt: u32,
+    /// A record that was made and never started, because the call that was to do so was cut: it is removed first, and the start
+    /// counts as the same one.
+    pub replaces: Option<ContainerId>,
     /// No record is left, so the log folder may know a higher attempt (`next_attempt_by_logs`): take the larger.
     pub attempt_from_logs: bool,
     /// Why it starts.
@@ -403,10 +407,15 @@ fn hold_back(
             continue;
         }
         let record = inputs.observed.current(&container.name);
+        let unstarted = record.filter(|record| record.state == ContainerRecordState::Created);
         actions.start.push(StartContainer {
             name: container.name.clone(),
             kind: *kind,
-            attempt: record.map_or(0, |record| record.restart_count + 1),
+            attempt: match (unstarted, record) {
+                (Some(record), _) => record.restart_count,
+                (None, record) => record.map_or(0, |record| record.restart_count + 1),
+            },
+            replaces: unstarted.map(|record| record.id.clone()),
             attempt_from_logs: record.is_none(),
             reason: *reason,
             backoff,

@@ -12,7 +12,8 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use keelson_config::{Config, ServiceName};
-use keelson_kube_model::Pod;
+use keelson_kube_model::{ContainerId, Pod};
+
 use keelson_pod_sync_core::reason::Reason;
 use keelson_pod_sync_core::worker::{Input, UpdateKind, WorkerState};
 use keelson_proto::keelson::events::v1 as events;
@@ -48,7 +49,8 @@ impl Shim {
     fn usual(method: &str) -> Vec<u8> {
         match method {
             "EnsureImage" => {
-                let done = runtime::ImageDone { image_ref: "sha256:1".into(), ..Default::default() };
+                let message = "Container image \"i:1\" already present on machine".into();
+                let done = runtime::ImageDone { image_ref: "sha256:1".into(), message, ..Default::default() };
                 let item = Some(runtime::ensure_image_response::Item::Done(done));
                 runtime::EnsureImageResponse { item }.encode_to_vec()
             }
@@ -196,6 +198,15 @@ impl Bench {
 
     /// One start of `main`, in a sandbox that is made for it if `sandbox` is given.
     async fn start(&self, sandbox: Option<SandboxPlan>) -> Result<(), Unfinished> {
+        self.start_in_place_of(None, sandbox).await
+    }
+
+    /// One start of `main`, in the place of a container that was made and not started.
+    async fn start_in_place_of(
+        &self,
+        unstarted: Option<&str>,
+        sandbox: Option<SandboxPlan>,
+    ) -> Result<(), Unfinished> {
         let start = Start {
             agent: &self.agent,
             job: &self.job,
@@ -209,6 +220,7 @@ impl Bench {
             kind: ContainerKind::Regular,
             attempt: 0,
             attempt_from_logs: false,
+            replaces: unstarted.map(|id| ContainerId(id.to_owned())),
             reason: Reason::ContainerNotStarted,
             backoff: None,
         };
@@ -234,9 +246,13 @@ impl Bench {
     }
 
     async fn warnings(&self) -> Vec<String> {
+        self.told("Warning").await
+    }
+
+    async fn told(&self, kind: &str) -> Vec<String> {
         let request = tonic::Request::new(events::ListEventsRequest::default());
         let told = self.agent.context.events.list_events(request).await.unwrap().into_inner().events;
-        let told = told.into_iter().filter(|e| e.r#type == "Warning");
+        let told = told.into_iter().filter(|e| e.r#type == kind);
         told.map(|e| format!("{}: {}", e.reason, e.message)).collect()
     }
 }
@@ -290,10 +306,42 @@ async fn what_the_runtime_answers_is_for_you_to_mend_and_a_lost_call_is_the_neig
         assert_eq!(bench.owner(StepName::Container, "main").as_deref(), Some(YOU), "{method}");
         assert_eq!(bench.reasons(), [reason]);
 
+        // A service that is away is in no event and in no status.
+        let bench = Bench::new(json!({})).await;
         bench.answer(method, away());
         assert!(bench.trouble().await.neighbour);
         assert_eq!(bench.owner(StepName::Container, "main").as_deref(), Some("runtime-shim"), "{method}");
+        assert_eq!(bench.warnings().await, Vec::<String>::new());
+        assert_eq!(bench.reasons(), Vec::<String>::new());
     }
+}
+
+#[tokio::test]
+async fn a_container_that_a_cut_call_has_left_unstarted_is_removed_before_it_is_made_again() {
+    let bench = Bench::new(json!({})).await;
+    bench.start_in_place_of(Some("cut"), None).await.unwrap();
+    let calls = |method| bench.calls(method);
+    assert_eq!((calls("RemoveContainer"), calls("CreateContainer"), calls("StartContainer")), (1, 1, 1));
+    // It may have gone by itself meanwhile.
+    bench.answer("RemoveContainer", Answer::Fail(Status::not_found("no such container")));
+    bench.start_in_place_of(Some("cut"), None).await.unwrap();
+    bench.answer("RemoveContainer", Answer::Fail(Status::unknown("in use")));
+    assert!(matches!(bench.start_in_place_of(Some("cut"), None).await, Err(Unfinished::Trouble(_))));
+    assert_eq!(bench.calls("CreateContainer"), 2);
+}
+
+#[tokio::test]
+async fn that_an_image_is_there_is_told_once_for_each_start_however_often_it_is_asked() {
+    let bench = Bench::new(json!({})).await;
+    let pulled = async || bench.told("Normal").await.into_iter().filter(|e| e.starts_with("Pulled")).count();
+    let (kind, container) = bench.wanted.pod.container("main").unwrap();
+    for _ in 0..5 {
+        // Turns that end before the container is due: its volumes are not there.
+        crate::images::fetch(&bench.agent, &bench.wanted.pod, kind, container).outcome().await.unwrap();
+    }
+    assert_eq!(pulled().await, 0);
+    bench.start(None).await.unwrap();
+    assert_eq!(pulled().await, 1);
 }
 
 #[tokio::test]

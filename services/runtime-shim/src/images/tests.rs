@@ -155,11 +155,13 @@ async fn an_image_that_is_there_and_one_that_was_pulled_are_told() {
     let images = images(&fake);
     assert!(matches!(end(&images, request("IfNotPresent")).await, Item::Done(done) if done.pulled));
     fake.image("busybox:1");
-    assert!(matches!(end(&images, request("IfNotPresent")).await, Item::Done(done) if !done.pulled));
+    // That is told by who starts the container: this is asked as often as a start is tried.
+    let present = "Container image \"busybox:1\" already present on machine";
+    let end = end(&images, request("IfNotPresent")).await;
+    assert!(matches!(&end, Item::Done(done) if !done.pulled && done.message == present), "{end:?}");
     let told = told(&images).await;
     assert!(told[1].message.starts_with("Successfully pulled image \"busybox:1\" in "), "{told:?}");
-    assert_eq!(told[2].message, "Container image \"busybox:1\" already present on machine");
-    assert_eq!(told[2].reason, "Pulled");
+    assert_eq!(told.len(), 2, "{told:?}");
 }
 
 /// As [`images`], with these Secrets and with records in the fake's folder.
@@ -260,7 +262,7 @@ async fn gets(images: &Images, policy: &str, names: &[&str]) -> Result<String, p
     match end(images, with_secrets(policy, names)).await {
         Item::Done(done) => {
             assert!(!done.pulled);
-            Ok(told(images).await.last().unwrap().message.clone())
+            Ok(done.message)
         }
         other => Err(failure(other)),
     }

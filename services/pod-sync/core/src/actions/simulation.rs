@@ -64,6 +64,7 @@ impl Runtime {
                 self.book.advance(key, *finished, &self.now);
             }
             let (_, container) = pod.container(&start.name).unwrap();
+            self.seen.containers.retain(|record| Some(&record.id) != start.replaces.as_ref());
             self.seen.containers.insert(
                 0,
                 ContainerObservation {

@@ -405,6 +405,18 @@ mod init_containers {
     }
 
     #[test]
+    fn a_start_that_was_cut_is_made_again_and_counts_as_the_same() {
+        let first = decide(&three("Always"), &in_sandbox().created("a"));
+        let start = &first.start[0];
+        let id = start.replaces.as_ref().map(|id| id.as_str());
+        assert_eq!((start.attempt, id, start.attempt_from_logs), (0, Some("a-0"), false));
+        let later = decide(&three("Always"), &in_sandbox().exited("a", 1).created("a"));
+        let start = &later.start[0];
+        let id = start.replaces.as_ref().map(|id| id.as_str());
+        assert_eq!((start.attempt, id), (1, Some("a-1")));
+    }
+
+    #[test]
     fn they_run_again_when_all_regular_ones_exited_and_the_records_are_gone() {
         assert_eq!(started(&decide(&three("Always"), &in_sandbox().exited("a", 1))), ["i0"]);
     }

@@ -81,8 +81,10 @@ impl Merge<'_> {
             None => self.without_record(kind, old, &mut status),
             Some(newest) => {
                 status = self.converted(newest, old);
-                if let Some(previous) = records.next() {
-                    status.last_state = self.converted(previous, old).state;
+                // One that never ran was no run.
+                let ended = |state: &ContainerState| state.terminated.is_some();
+                if let Some(state) = records.map(|record| self.converted(record, old).state).find(ended) {
+                    status.last_state = state;
                 }
             }
         }
