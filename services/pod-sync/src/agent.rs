@@ -56,10 +56,12 @@ pub struct Agent {
     /// When this process began.
     pub started_unix_nanos: i64,
     store: Option<Store>,
-    /// No lock is held over an await, and never two of these at once but `entries` before another.
+    /// No lock is held over an await, and never two of these at once but `entries` before another, and `loose` before `holders`.
     entries: Mutex<BTreeMap<String, Entry>>,
     order: Mutex<StartBook>,
     loose: Mutex<BTreeMap<String, Observed>>,
+    /// Of those, pods that hold the ports of the node that they were known to hold.
+    holders: Mutex<BTreeMap<String, Arc<Pod>>>,
     backoff: Mutex<BackoffBook>,
 }
 
@@ -90,6 +92,7 @@ impl Agent {
             entries: Mutex::default(),
             order: Mutex::default(),
             loose: Mutex::default(),
+            holders: Mutex::default(),
             backoff: Mutex::new(BackoffBook::new(max_backoff)),
             context,
         })
@@ -214,6 +217,7 @@ impl Agent {
             let mut entry = Entry::new(uid, transition.state.clone());
             if let Input::ObservedOrphan { observed } = input {
                 entry.observed = Arc::new((*observed).clone());
+                entry.holder = lock(&self.holders).remove(uid);
             }
             entries.insert(uid.to_owned(), entry);
         }
@@ -391,8 +395,28 @@ impl Agent {
         judge: impl FnOnce(&mut dyn Iterator<Item = &Pod>) -> Option<Denial>,
     ) -> Option<Denial> {
         let entries = lock(&self.entries);
+        judge(&mut self.placed(&entries, uid).iter().map(|pod| &**pod))
+    }
+
+    /// The pods that have their place on the node beside `uid`.
+    fn placed(&self, entries: &BTreeMap<String, Entry>, uid: &str) -> Vec<Arc<Pod>> {
         let placed = entries.iter().filter(|(other, entry)| *other != uid && entry.has_its_place());
-        judge(&mut placed.filter_map(|(_, entry)| entry.wanted.as_ref()).map(|w| &*w.pod))
+        let mut pods: Vec<Arc<Pod>> = placed.filter_map(|(_, entry)| entry.as_judged()).collect();
+        let loose = lock(&self.loose);
+        let live =
+            |uid: &String| loose.get(uid).is_some_and(|o| o.anything_running() || o.any_sandbox_ready());
+        pods.extend(lock(&self.holders).iter().filter(|(uid, _)| live(uid)).map(|(_, pod)| Arc::clone(pod)));
+        pods
+    }
+
+    /// What is left of a pod that left its source while this service was down: an orphan, which is ended. It holds its ports of
+    /// the node until then.
+    pub fn forget_as_orphan(self: &Arc<Self>, uid: &str, life: u64, observed: Observed) {
+        if let Some(holder) = self.with_life(uid, life, |entry| entry.holder.take()).flatten() {
+            lock(&self.holders).insert(uid.to_owned(), holder);
+        }
+        self.forget(uid, life);
+        lock(&self.loose).insert(uid.to_owned(), observed);
     }
 
     /// Judges a pod against those that have their place on the node, and gives it its own unless it is denied: both
@@ -403,8 +427,7 @@ impl Agent {
         judge: impl FnOnce(&mut dyn Iterator<Item = &Pod>) -> Option<Denial>,
     ) -> Option<Denial> {
         let mut entries = lock(&self.entries);
-        let placed = entries.iter().filter(|(other, entry)| *other != uid && entry.has_its_place());
-        let denial = judge(&mut placed.filter_map(|(_, entry)| entry.wanted.as_ref()).map(|w| &*w.pod));
+        let denial = judge(&mut self.placed(&entries, uid).iter().map(|pod| &**pod));
         if denial.is_none()
             && let Some(entry) = entries.get_mut(uid)
         {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use keelson_kube_model::{Pod, PodStatus};
 use keelson_pod_sync_core::Moment;
+use keelson_pod_sync_core::admission::{held_ports, holder_of};
 use keelson_pod_sync_core::backoff::BackoffBook;
 use keelson_pod_sync_core::explain::{Cause, Ledger, StepName};
 use keelson_pod_sync_core::measure::FirstStart;
@@ -46,6 +47,8 @@ pub struct Entry {
     pub state: WorkerState,
     /// The pod; `None` for what only the runtime knows.
     pub wanted: Option<Wanted>,
+    /// Where nothing is known of the pod itself, a pod that holds the same ports of the node.
+    pub holder: Option<Arc<Pod>>,
     /// What the runtime holds, as far as it was read.
     pub observed: Observed,
     /// The status that was published last.
@@ -144,6 +147,7 @@ impl Entry {
             life: LIVES.fetch_add(1, Ordering::Relaxed),
             state,
             wanted: None,
+            holder: None,
             observed: Arc::new(PodObservation { uid: uid.into(), ..PodObservation::default() }),
             status: Arc::default(),
             version: 0,
@@ -211,6 +215,9 @@ impl Entry {
                 });
             }
         }
+        if !record.host_ports.is_empty() {
+            entry.holder = Some(Arc::new(holder_of(record.host_ports)));
+        }
         entry.state.desired = false;
         entry.restored = true;
         entry.freshness.ask();
@@ -225,6 +232,11 @@ impl Entry {
         {
             record.pod = serde_json::from_slice(&wanted.raw).ok();
             record.source.clone_from(&wanted.source);
+        }
+        if let Some(wanted) = &self.wanted {
+            record.host_ports = held_ports(&wanted.pod);
+        } else if let Some(holder) = &self.holder {
+            record.host_ports = held_ports(holder);
         }
         record.failed_starts = self.reasons.clone();
         record.probes = StoredProbe::all(&self.probes.book);
@@ -244,6 +256,11 @@ impl Entry {
                 WorkerPhase::Terminating => true,
                 WorkerPhase::Terminated | WorkerPhase::Finished => false,
             }
+    }
+
+    /// The pod as others are judged against it.
+    pub fn as_judged(&self) -> Option<Arc<Pod>> {
+        self.wanted.as_ref().map(|wanted| &wanted.pod).or(self.holder.as_ref()).map(Arc::clone)
     }
 
     /// The runtime is known to hold something of it.

@@ -205,8 +205,7 @@ fn all_sources_ready(agent: &Arc<Agent>, sources: &Sources) {
             agent.forget(&uid, life);
         } else if state.phase == WorkerPhase::Sync && !has_pod {
             // A record of a pod that left its source while this service was down: what runs of it is an orphan.
-            agent.forget(&uid, life);
-            agent.loose().insert(uid, observed);
+            agent.forget_as_orphan(&uid, life, observed);
         }
     }
     agent.documents.complete();

@@ -12,7 +12,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use keelson_kube_model::PodStatus;
+use keelson_kube_model::{ContainerPort, PodStatus};
 use keelson_pod_sync_core::backoff::{BackoffEntry, BackoffKey};
 use keelson_pod_sync_core::measure::FirstStart;
 use keelson_pod_sync_core::probe::{ProbeBook, ProbeKind, ProbeState};
@@ -51,6 +51,9 @@ pub struct Record {
     /// Where the probes of its containers stand.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<StoredProbe>,
+    /// The ports of the node that it holds: should its source no longer have it after a restart, they stay held until it has ended.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_ports: Vec<ContainerPort>,
     /// How far its beginning has been measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<FirstStart>,
@@ -118,6 +121,7 @@ impl Record {
             backoffs: Vec::new(),
             failed_starts: BTreeMap::new(),
             probes: Vec::new(),
+            host_ports: Vec::new(),
             start: None,
         }
     }

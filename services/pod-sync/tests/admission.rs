@@ -213,3 +213,24 @@ async fn what_this_machine_will_never_have_is_refused_for_good_whoever_owns_the_
     refused(&service, "web", "OutOfcpu").await;
     service.kill();
 }
+
+#[tokio::test]
+async fn a_pod_that_was_removed_while_nobody_looked_holds_its_port_until_it_has_ended() {
+    for source in ["file", "etcd"] {
+        let mut world = World::start();
+        world.source = source;
+        let first = world.pod_sync().await;
+        world.name_with("one", with_port(8080), 1);
+        first.phase("one", "Running").await;
+        first.kill();
+        world.pods.remove(&"one".to_owned());
+        world.name_with("two", with_port(8080), 1);
+
+        world.shim.hold_stops();
+        let second = world.pod_sync().await;
+        held(&second, "two", "NodePorts").await;
+        world.shim.stop_freely();
+        second.phase("two", "Running").await;
+        second.kill();
+    }
+}

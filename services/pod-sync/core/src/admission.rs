@@ -18,6 +18,7 @@ mod sysctls;
 use keelson_config::SourceLimits;
 use keelson_kube_model::{Container, ContainerKind, Node, Pod, PodPhase, Taint, unsafe_fields};
 
+pub use ports::{held_ports, holder_of};
 pub use sysctls::KernelVersion;
 
 /// What the handlers look at beside the pod.

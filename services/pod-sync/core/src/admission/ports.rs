@@ -1,6 +1,6 @@
 //! Ports of the node that pods ask for.
 
-use keelson_kube_model::Pod;
+use keelson_kube_model::{Container, ContainerPort, Pod};
 
 use super::long_running;
 
@@ -32,6 +32,25 @@ fn of(pod: &Pod) -> impl Iterator<Item = HostPort<'_>> {
         let protocol = if port.protocol.is_empty() { "TCP" } else { &port.protocol };
         number.filter(|n| *n > 0).map(|number| HostPort { address: &port.host_ip, protocol, port: number })
     })
+}
+
+/// The ports of the node that a pod holds, each with its `hostPort`.
+pub fn held_ports(pod: &Pod) -> Vec<ContainerPort> {
+    let one = |held: HostPort<'_>| ContainerPort {
+        container_port: held.port,
+        host_port: Some(held.port),
+        protocol: held.protocol.to_owned(),
+        host_ip: held.address.to_owned(),
+        ..ContainerPort::default()
+    };
+    of(pod).map(one).collect()
+}
+
+/// A pod of which nothing is known any more but the ports of the node that it holds.
+pub fn holder_of(ports: Vec<ContainerPort>) -> Pod {
+    let mut pod = Pod::default();
+    pod.spec.containers = vec![Container { ports, ..Container::default() }];
+    pod
 }
 
 /// Whether a port of the pod is held by one of the others.
