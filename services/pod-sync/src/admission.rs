@@ -112,7 +112,7 @@ pub async fn admit(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Opt
     }
     match verdict(agent, job, wanted).await? {
         Verdict::Admitted(_) => {
-            let denial = agent.take_place(&job.uid, |others| -> Option<Denial> {
+            let denial = agent.take_place(&job.uid, &wanted.pod, |others| -> Option<Denial> {
                 node.as_ref().and_then(|node| after_fit(&wanted.pod, &facts(agent, node), others))
             });
             if let Some(denial) = denial {

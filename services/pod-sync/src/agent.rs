@@ -169,7 +169,7 @@ impl Agent {
         let pod = &wanted.pod;
         let input = Input::Update { kind, pod, observed: observed.as_deref() };
         self.apply_in(pod.metadata.uid.as_str(), &input, None, |entry| {
-            entry.wanted = Some(wanted.clone());
+            entry.want(wanted.clone());
             (entry.restored, entry.aside) = (false, false);
             if let Some(observed) = observed.clone() {
                 // What an earlier process began may not be in it yet.
@@ -424,6 +424,7 @@ impl Agent {
     pub fn take_place(
         &self,
         uid: &str,
+        pod: &Pod,
         judge: impl FnOnce(&mut dyn Iterator<Item = &Pod>) -> Option<Denial>,
     ) -> Option<Denial> {
         let mut entries = lock(&self.entries);
@@ -431,7 +432,7 @@ impl Agent {
         if denial.is_none()
             && let Some(entry) = entries.get_mut(uid)
         {
-            entry.admitted = true;
+            entry.admit(pod);
         }
         denial
     }

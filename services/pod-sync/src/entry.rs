@@ -8,7 +8,9 @@ use bytes::Bytes;
 use keelson_kube_model::{Pod, PodStatus};
 use keelson_pod_sync_core::Moment;
 use keelson_pod_sync_core::admission::{held_ports, holder_of};
+use keelson_pod_sync_core::allocation::Allocation;
 use keelson_pod_sync_core::backoff::BackoffBook;
+use keelson_pod_sync_core::conditions::RESIZE_PENDING;
 use keelson_pod_sync_core::explain::{Cause, Ledger, StepName};
 use keelson_pod_sync_core::measure::FirstStart;
 use keelson_pod_sync_core::observation::PodObservation;
@@ -63,6 +65,12 @@ pub struct Entry {
     pub probes: Probes,
     /// resource-manager has admitted it.
     pub admitted: bool,
+    /// What it was admitted with.
+    pub allocation: Option<Allocation>,
+    /// Its source asks for other resources than that, which it does not get.
+    pub resize_refused: bool,
+    /// That is not told yet.
+    pub resize_news: bool,
     /// A worker task exists.
     pub worker: bool,
     /// Read back from an earlier process; no source has spoken of it yet.
@@ -155,6 +163,9 @@ impl Entry {
             reasons: BTreeMap::new(),
             probes: Probes::default(),
             admitted: false,
+            allocation: None,
+            resize_refused: false,
+            resize_news: false,
             worker: false,
             restored: false,
             freshness: Freshness::default(),
@@ -218,6 +229,7 @@ impl Entry {
         if !record.host_ports.is_empty() {
             entry.holder = Some(Arc::new(holder_of(record.host_ports)));
         }
+        entry.allocation = record.allocation;
         entry.state.desired = false;
         entry.restored = true;
         entry.freshness.ask();
@@ -238,6 +250,7 @@ impl Entry {
         } else if let Some(holder) = &self.holder {
             record.host_ports = held_ports(holder);
         }
+        record.allocation = self.allocation.clone().filter(|allocation| *allocation != Allocation::default());
         record.failed_starts = self.reasons.clone();
         record.probes = StoredProbe::all(&self.probes.book);
         record.start = Some(self.start);
@@ -245,6 +258,28 @@ impl Entry {
         record.backoffs = book.of_pod(&uid.into()).map(stored).collect();
         self.kept_advance = book.last_advanced_unix_nanos(&uid.into());
         record
+    }
+
+    /// Its source names it. It keeps the resources that it was admitted with.
+    pub fn want(&mut self, mut wanted: Wanted) {
+        let mut pod = Arc::clone(&wanted.pod);
+        self.resize_refused =
+            self.allocation.as_ref().is_some_and(|allocation| allocation.hold(Arc::make_mut(&mut pod)));
+        if self.resize_refused {
+            let told = self.status.condition(RESIZE_PENDING).map(|condition| condition.observed_generation);
+            self.resize_news = told != Some(pod.metadata.generation);
+            wanted.pod = pod;
+        }
+        self.wanted = Some(wanted);
+    }
+
+    /// It is admitted as `pod`, whatever its source has asked for meanwhile.
+    pub fn admit(&mut self, pod: &Pod) {
+        self.admitted = true;
+        self.allocation.get_or_insert_with(|| Allocation::of(pod));
+        if let Some(wanted) = self.wanted.take() {
+            self.want(wanted);
+        }
     }
 
     /// It was admitted, or found running, and what it was given is not free yet.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use keelson_kube_model::{Node, Pod};
+use keelson_pod_sync_core::allocation::NO_RESIZE;
 use keelson_pod_sync_core::worker::{Input, UpdateKind, WorkerPhase};
 use keelson_proto::keelson::pod_config::v1 as config;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item as Desired;
@@ -14,7 +15,7 @@ use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_proto::keelson::runtime::v1::watch_pods_response::Item as Seen;
 use keelson_service_kit::{LoopHandle, ObjectRef, Signal, follow};
 
-use crate::agent::{Agent, RuntimeView, Wanted};
+use crate::agent::{Agent, Entry, RuntimeView, Wanted, object_of};
 use crate::aside;
 use crate::observed::{Observed, observation};
 
@@ -163,7 +164,16 @@ fn take_in(
         agent.adopt_name(&pod);
     }
     begin(agent, &wanted, kind, observed);
+    tell_refused_resize(agent, &wanted);
     Ok(())
+}
+
+/// A change of resources that is not made is an event, once for each generation of the pod.
+fn tell_refused_resize(agent: &Agent, wanted: &Wanted) {
+    let is_news = |entry: &mut Entry| std::mem::take(&mut entry.resize_news);
+    if agent.with(&wanted.pod.metadata.uid, is_news) == Some(true) {
+        agent.context.events.warning(object_of(&wanted.pod), "ResizeInfeasible", NO_RESIZE.to_owned());
+    }
 }
 
 fn begin(agent: &Arc<Agent>, wanted: &Wanted, kind: UpdateKind, observed: Option<Observed>) {

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use keelson_kube_model::{ContainerPort, PodStatus};
+use keelson_pod_sync_core::allocation::Allocation;
 use keelson_pod_sync_core::backoff::{BackoffEntry, BackoffKey};
 use keelson_pod_sync_core::measure::FirstStart;
 use keelson_pod_sync_core::probe::{ProbeBook, ProbeKind, ProbeState};
@@ -54,6 +55,9 @@ pub struct Record {
     /// The ports of the node that it holds: should its source no longer have it after a restart, they stay held until it has ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_ports: Vec<ContainerPort>,
+    /// The resources that it was admitted with, if it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allocation: Option<Allocation>,
     /// How far its beginning has been measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<FirstStart>,
@@ -122,6 +126,7 @@ impl Record {
             failed_starts: BTreeMap::new(),
             probes: Vec::new(),
             host_ports: Vec::new(),
+            allocation: None,
             start: None,
         }
     }

@@ -310,6 +310,7 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
             pod_ready_to_start: facts.sandbox_made,
             runtime_name: if runtime.is_empty() { "containerd" } else { &runtime },
             held: entry.held.as_ref(),
+            resize_refused: entry.resize_refused,
             patch: entry.state.status_patch.as_ref(),
             recursive_read_only,
             v4_first: v4_first(agent, &entry.observed),

@@ -3,6 +3,7 @@
 use keelson_kube_model::{ContainerStatus, Pod, PodCondition, PodPhase, PodStatus};
 
 use crate::actions::has_restart_all;
+use crate::allocation::NO_RESIZE;
 use crate::worker::StatusPatch;
 
 /// The sandbox is there: containers may be started.
@@ -21,6 +22,9 @@ pub const DISRUPTION_TARGET: &str = "DisruptionTarget";
 /// All containers of the pod begin anew.
 pub const RESTARTING_ALL: &str = "AllContainersRestarting";
 
+/// A change of the pod's resources has not been made.
+pub const RESIZE_PENDING: &str = "PodResizePending";
+
 /// Conditions that the node agent alone writes.
 pub const OWNED: [&str; 8] = [
     SCHEDULED,
@@ -28,7 +32,7 @@ pub const OWNED: [&str; 8] = [
     CONTAINERS_READY,
     READY,
     READY_TO_START,
-    "PodResizePending",
+    RESIZE_PENDING,
     "PodResizeInProgress",
     RESTARTING_ALL,
 ];
@@ -45,6 +49,8 @@ pub struct ConditionInputs<'a> {
     pub ready_to_start: bool,
     /// A container has asked for all to begin anew, and not everything is removed for that yet.
     pub restarting: bool,
+    /// A change of the pod's resources is not made.
+    pub resize_refused: bool,
     /// An order that makes the pod a `DisruptionTarget`.
     pub disruption: Option<&'a StatusPatch>,
     /// The moment as a timestamp.
@@ -86,6 +92,10 @@ pub fn generate(inputs: &ConditionInputs<'_>) -> Vec<PodCondition> {
         // It is about what happens and not about what is wanted.
         let restarting = condition(inputs, RESTARTING_ALL, restarting(inputs));
         conditions.push(PodCondition { observed_generation: None, ..restarting });
+    }
+    if inputs.resize_refused && !phase(inputs).is_terminal() {
+        let verdict = Verdict { is_true: true, ..Verdict::no("Infeasible", NO_RESIZE.to_owned()) };
+        conditions.push(condition(inputs, RESIZE_PENDING, verdict));
     }
     if let Some(patch) = inputs.disruption {
         let own = Some(&patch.condition_message).filter(|message| !message.is_empty());

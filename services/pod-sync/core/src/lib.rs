@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`observation`] | what the runtime was seen to hold of a pod |
 //! | [`admission`] | may the pod run on this node, as far as spec and Node say? |
+//! | [`allocation`] | what was the pod admitted with? |
 //! | [`actions`] | what must change so that the containers match the spec |
 //! | [`backoff`] | which container waits, and until when, before it is started again |
 //! | [`restart`] | may a container that ended start again? |
@@ -21,6 +22,7 @@
 pub mod accept;
 pub mod actions;
 pub mod admission;
+pub mod allocation;
 pub mod backoff;
 pub mod census;
 pub mod conditions;

@@ -1,7 +1,7 @@
 //! The status that follows from a pod, what the runtime holds of it, and the status before (§14.1 to §14.4, §14.6).
 //!
-//! Parity: as the kubelet, except that allocated and actual resources are those of the spec until in-place resize is
-//! there, and that a record lost or unknown is described in our own words (the reasons are upstream's).
+//! Parity: as the kubelet, except that allocated and actual resources are those that the pod was admitted with until in-place
+//! resize is there, and that a record lost or unknown is described in our own words (the reasons are upstream's).
 
 mod containers;
 
@@ -62,6 +62,8 @@ pub struct StatusInputs<'a> {
     pub runtime_name: &'a str,
     /// Recursive read-only mounts work with this runtime.
     pub recursive_read_only: bool,
+    /// A change of the pod's resources is not made.
+    pub resize_refused: bool,
     /// Reason and message of an admission that waits for its cause to be gone.
     pub held: Option<&'a (String, String)>,
     /// What an eviction, pre-emption or shutdown writes.
@@ -102,6 +104,7 @@ pub fn generate_status(
         old,
         ready_to_start: inputs.pod_ready_to_start.unwrap_or_else(keeps_sandbox),
         restarting: is_restarting(pod, observed),
+        resize_refused: inputs.resize_refused,
         disruption: inputs.patch.filter(|patch| patch.disruption_target),
         now: status_time(at.now_unix_nanos),
     });

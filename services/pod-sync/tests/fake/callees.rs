@@ -64,6 +64,7 @@ pub struct MachineRoom {
     /// Orders to end pods, by UID.
     pub evictions: WatchHub<String, rm::Eviction>,
     wants: Mutex<BTreeMap<String, common::Want>>,
+    desires: Mutex<BTreeMap<String, rm::PodDesire>>,
     verdict: Mutex<Option<rm::Rejected>>,
     /// The machine has cgroup v2.
     pub cgroup_v2: std::sync::atomic::AtomicBool,
@@ -74,6 +75,7 @@ impl Default for MachineRoom {
         Self {
             evictions: WatchHub::new(),
             wants: Mutex::default(),
+            desires: Mutex::default(),
             verdict: Mutex::default(),
             cgroup_v2: Default::default(),
         }
@@ -84,6 +86,11 @@ impl MachineRoom {
     /// What pod-sync wants of a pod now.
     pub fn want(&self, uid: &str) -> Option<common::Want> {
         self.wants.lock().unwrap().get(uid).copied()
+    }
+
+    /// What pod-sync has sent of a pod.
+    pub fn desire(&self, uid: &str) -> Option<rm::PodDesire> {
+        self.desires.lock().unwrap().get(uid).cloned()
     }
 
     /// From now on every pod is turned away so.
@@ -338,6 +345,8 @@ impl ResourceManager for Resources {
             let ack = match message.ok().and_then(|m| m.item) {
                 Some(Item::Pod(desire)) => {
                     let want = desire.want();
+                    let uid = desire.pod.as_ref().unwrap().uid.clone();
+                    room.desires.lock().unwrap().insert(uid, desire.clone());
                     wants.insert(desire.pod.unwrap().uid, want);
                     None
                 }

@@ -302,6 +302,7 @@ mod pod_conditions {
             status: &status,
             old: &PodStatus::default(),
             ready_to_start: true,
+            resize_refused: false,
             disruption: None,
             restarting: false,
             now: None,
@@ -404,6 +405,7 @@ mod pod_conditions {
             status: &status,
             old: &PodStatus::default(),
             ready_to_start: true,
+            resize_refused: false,
             disruption: None,
             restarting: false,
             now: None,
@@ -422,6 +424,20 @@ mod pod_conditions {
         let status = generate(&pod, &in_sandbox().running("a"));
         assert!(status.condition("PodResizePending").is_none());
         assert!(status.condition("x/gate").is_some());
+    }
+
+    #[test]
+    fn a_change_of_resources_that_is_not_made_is_pending_as_infeasible_until_the_pod_has_ended() {
+        let mut pod = plain("Never", &["a"]);
+        pod.metadata.generation = Some(7);
+        let refused = StatusInputs { resize_refused: true, ..inputs() };
+        let status = generate_status(&pod, &in_sandbox().running("a").0, None, &refused, &at(60));
+        let pending = status.condition("PodResizePending").unwrap();
+        assert_eq!((pending.status.as_str(), pending.reason.as_str()), ("True", "Infeasible"));
+        assert!(pending.message.starts_with("In-place resize is not supported"), "{}", pending.message);
+        assert_eq!(pending.observed_generation, Some(7));
+        let ended = generate_status(&pod, &in_sandbox().exited("a", 0).0, None, &refused, &at(60));
+        assert!(ended.condition("PodResizePending").is_none());
     }
 
     #[test]
