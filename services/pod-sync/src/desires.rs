@@ -82,7 +82,15 @@ fn volumes(agent: &Agent, wanted: &Wanted) -> volume::PodDesire {
         fs_group: pod.spec.security_context.as_ref().and_then(|s| s.fs_group),
         memory_limit_bytes: config.memory_limit.unwrap_or(0),
         huge_page_sizes: crate::volumes::huge_page_sizes(pod),
+        storage_limited: is_storage_limited(pod),
     }
+}
+
+/// Some limit of local storage holds for the pod.
+fn is_storage_limited(pod: &Pod) -> bool {
+    const RESOURCE: &str = "ephemeral-storage";
+    let of_pod = pod.spec.resources.as_ref().is_some_and(|own| own.limits.contains_key(RESOURCE));
+    of_pod || pod.containers().any(|(_, container)| container.resources.limits.contains_key(RESOURCE))
 }
 
 fn resources(agent: &Agent, wanted: &Wanted, adopted: bool) -> resource::PodDesire {

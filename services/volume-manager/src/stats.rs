@@ -196,7 +196,7 @@ impl Stats {
         match report.phase {
             Phase::Mounted if !targets.is_empty() => {
                 self.name(&report.pod, &targets);
-                rounds.name(&uid, now);
+                rounds.name(&uid, targets.iter().any(|target| target.measure.limited), now);
                 let pod =
                     pods.entry(uid).or_insert_with(|| Pod { targets: Vec::new(), stop: Arc::default() });
                 pod.targets = targets;

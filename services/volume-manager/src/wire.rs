@@ -60,6 +60,7 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
             fs_group: message.fs_group.map(group).transpose()?,
             memory_limit: positive(message.memory_limit_bytes),
             huge_pages: message.huge_page_sizes.into_iter().filter_map(positive).collect(),
+            storage_limited: message.storage_limited,
         }))
     }
 }
@@ -245,6 +246,7 @@ mod tests {
             fs_group: Some(5),
             memory_limit_bytes: 7,
             huge_page_sizes: vec![2 << 20, 0],
+            storage_limited: true,
         }
     }
 

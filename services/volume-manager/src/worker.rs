@@ -333,7 +333,7 @@ impl Worker {
                                     host_path: set_up.host_path.to_string_lossy().into_owned(),
                                     read_only: set_up.read_only,
                                     empty_dir: matches!(volume.source, Source::EmptyDir { .. }),
-                                    measure: measure(&volume.source),
+                                    measure: measure(&volume.source, desire.storage_limited),
                                 };
                                 self.paths.insert(volume.name.clone(), mounted);
                             }

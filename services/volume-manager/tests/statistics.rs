@@ -134,3 +134,35 @@ async fn without_a_period_nothing_is_measured() {
     assert!(service.ctx.progress.report("").loops.iter().all(|l| l.name != "volume statistics"));
     assert!(stats(&mut client, "").await.is_empty());
 }
+
+#[tokio::test]
+async fn a_volume_with_a_limit_is_measured_again_long_before_the_others() {
+    let mut world = World::new();
+    world.config.volumes.stats_period_ms = 3_600_000;
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let own = desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 1 << 20)]);
+    let of_pod = desire("u2", 1, Want::Run, vec![empty_dir("disk", "", 0)]);
+    for wanted in [own, pb::PodDesire { storage_limited: true, ..of_pod }] {
+        let uid = wanted.pod.as_ref().unwrap().uid.clone();
+        sync.pod(wanted).await;
+        mount(&mut client, &uid, 1).await.1.unwrap();
+        let figures = |least: u64| {
+            let (mut client, uid) = (client.clone(), uid.clone());
+            async move {
+                let volumes = stats(&mut client, &uid).await.pop()?.volumes;
+                (volumes[0].used_bytes >= least).then_some(())
+            }
+        };
+        eventually("the figures of the empty volume", || figures(0)).await;
+        fs::write(world.empty_dir(&uid, "disk").join("x"), vec![b'x'; 2 << 20]).unwrap();
+        // The usual round comes in an hour.
+        let full = async {
+            while figures(2 << 20).await.is_none() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(300), full).await.expect("those of the full one come");
+    }
+}

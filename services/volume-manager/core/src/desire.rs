@@ -25,6 +25,8 @@ pub struct PodDesire {
     pub memory_limit: Option<u64>,
     /// The sizes in bytes of the huge pages that the pod requests.
     pub huge_pages: BTreeSet<u64>,
+    /// A container or the pod as a whole has a limit of local storage.
+    pub storage_limited: bool,
 }
 
 impl Desire for PodDesire {
@@ -49,6 +51,7 @@ impl Desire for PodDesire {
             fs_group: None,
             memory_limit: None,
             huge_pages: BTreeSet::new(),
+            storage_limited: false,
         }
     }
 }

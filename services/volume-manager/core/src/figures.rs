@@ -1,6 +1,6 @@
 //! Which volumes have figures, and when they are measured (volumes.md §1, §13).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::desire::{Medium, Source};
@@ -26,30 +26,42 @@ pub struct Measure {
     pub local_ephemeral: bool,
     /// `emptyDir.sizeLimit` in bytes.
     pub size_limit: Option<u64>,
+    /// It counts towards a limit, which is to act soon after it is exceeded.
+    pub limited: bool,
 }
 
-/// What is measured of a volume with this source.
-pub fn measure(source: &Source) -> Measure {
+/// What is measured of a volume with this source in a pod whose local storage is limited or not.
+pub fn measure(source: &Source, storage_limited: bool) -> Measure {
+    let base = Measure { limited: storage_limited, ..Measure::default() };
     match source {
-        Source::EmptyDir { medium: Medium::Disk, size_limit } => {
-            Measure { means: Means::Walk, local_ephemeral: true, size_limit: *size_limit }
-        }
-        Source::EmptyDir { size_limit, .. } => {
-            Measure { means: Means::FileSystem, local_ephemeral: false, size_limit: *size_limit }
+        Source::EmptyDir { medium, size_limit } => {
+            let on_disk = *medium == Medium::Disk;
+            Measure {
+                means: if on_disk { Means::Walk } else { Means::FileSystem },
+                local_ephemeral: on_disk,
+                size_limit: *size_limit,
+                limited: size_limit.is_some() || (on_disk && storage_limited),
+            }
         }
         Source::Files(files) if files.kind.in_memory() => {
             Measure { means: Means::FileSystem, ..Measure::default() }
         }
-        Source::Files(_) => Measure { means: Means::Walk, local_ephemeral: true, size_limit: None },
+        Source::Files(_) => Measure { means: Means::Walk, local_ephemeral: true, ..base },
         Source::HostPath { .. } | Source::Unsupported(_) => Measure::default(),
     }
 }
+
+/// How long after a measurement a pod with a limit is measured again at the soonest: within the ten seconds in which limits are
+/// looked at.
+const LIMITED: Duration = Duration::from_secs(5);
+/// Of the time, measurements of a pod with a limit take at most one part in so many.
+const SHARE: u32 = 10;
 
 /// When each pod is measured. A moment is the time since the service began.
 ///
 /// Each pod has its own round, stretched at random, so that the rounds of many pods drift apart. At most so many
 /// are measured at once; one that takes too long gives its place away, and its pod is not measured again before it
-/// has ended.
+/// has ended. A pod with a limit has rounds of [`LIMITED`], or longer ones where measuring it takes long.
 #[derive(Debug)]
 pub struct Rounds {
     period: Duration,
@@ -58,6 +70,8 @@ pub struct Rounds {
     /// Measurements that have given their place away; with so many nothing new is begun.
     most_slow: usize,
     pods: BTreeMap<String, Round>,
+    /// Of these, the ones with a limit.
+    limited: BTreeSet<String>,
     /// Measurements of pods that are gone.
     left: usize,
 }
@@ -73,11 +87,24 @@ impl Rounds {
     /// Rounds of `period`, with `at_once` measurements at the same time, each of which may keep its place for
     /// `patience`; `most_slow` that have not kept to it hold everything up.
     pub fn new(period: Duration, at_once: usize, patience: Duration, most_slow: usize) -> Self {
-        Self { period, at_once, patience, most_slow, pods: BTreeMap::new(), left: 0 }
+        Self {
+            period,
+            at_once,
+            patience,
+            most_slow,
+            pods: BTreeMap::new(),
+            limited: BTreeSet::new(),
+            left: 0,
+        }
     }
 
-    /// A pod with something to measure: it is due at once. Nothing changes for one that is known.
-    pub fn name(&mut self, uid: &str, now: Duration) {
+    /// A pod with something to measure: it is due at once. For one that is known nothing changes but whether it has a limit.
+    pub fn name(&mut self, uid: &str, limited: bool, now: Duration) {
+        if limited {
+            self.limited.insert(uid.to_owned());
+        } else {
+            self.limited.remove(uid);
+        }
         if !self.pods.contains_key(uid) {
             self.pods.insert(uid.to_owned(), Round::Due(now));
         }
@@ -85,6 +112,7 @@ impl Rounds {
 
     /// A pod that is measured no longer.
     pub fn forget(&mut self, uid: &str) {
+        self.limited.remove(uid);
         if matches!(self.pods.remove(uid), Some(Round::Since(_) | Round::Slow)) {
             self.left += 1;
         }
@@ -127,10 +155,17 @@ impl Rounds {
 
     /// A measurement has ended; the next is due after the period, longer by `stretch` (0 to 1) of it.
     pub fn done(&mut self, uid: &str, now: Duration, stretch: f64) {
+        let usual = self.period.mul_f64(1.0 + stretch.clamp(0.0, 1.0));
+        let is_limited = self.limited.contains(uid);
         match self.pods.get_mut(uid) {
-            Some(round @ (Round::Since(_) | Round::Slow)) => {
-                *round = Round::Due(now + self.period.mul_f64(1.0 + stretch.clamp(0.0, 1.0)));
+            Some(round @ Round::Since(_)) if is_limited => {
+                let took = match round {
+                    Round::Since(since) => now.saturating_sub(*since),
+                    Round::Due(_) | Round::Slow => Duration::ZERO,
+                };
+                *round = Round::Due(now + LIMITED.max(took * SHARE).min(usual));
             }
+            Some(round @ (Round::Since(_) | Round::Slow)) => *round = Round::Due(now + usual),
             // The pod went while it was measured, and may have come back.
             Some(Round::Due(_)) | None => self.left = self.left.saturating_sub(1),
         }
@@ -182,8 +217,11 @@ mod tests {
             (host, Means::None, false, None),
             (Source::Unsupported("nfs".into()), Means::None, false, None),
         ] {
-            let wanted = Measure { means, local_ephemeral, size_limit };
-            assert_eq!(measure(&source), wanted, "{source:?}");
+            let wanted = Measure { means, local_ephemeral, size_limit, limited: size_limit.is_some() };
+            assert_eq!(measure(&source, false), wanted, "{source:?}");
+            // A limit of the pod is one of what lies on the node's disk.
+            let limited = wanted.limited || wanted.local_ephemeral;
+            assert_eq!(measure(&source, true), Measure { limited, ..wanted }, "{source:?}");
         }
     }
 
@@ -191,10 +229,10 @@ mod tests {
     fn a_new_pod_is_measured_at_once_and_again_after_a_stretched_period() {
         let mut rounds = rounds();
         assert_eq!(rounds.next(), None);
-        rounds.name("a", at(5));
+        rounds.name("a", false, at(5));
         assert_eq!(rounds.next(), Some(at(5)));
         assert_eq!(rounds.begin(at(5)), ["a"]);
-        rounds.name("a", at(6));
+        rounds.name("a", false, at(6));
         assert!(rounds.begin(at(6)).is_empty(), "it is being measured");
         rounds.done("a", at(7), 0.5);
         assert_eq!(rounds.next(), Some(at(7 + 90)));
@@ -203,10 +241,29 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_with_a_limit_is_measured_again_soon_unless_measuring_it_takes_long() {
+        let mut rounds = rounds();
+        rounds.name("a", true, at(0));
+        rounds.begin(at(0));
+        rounds.done("a", at(0), 1.0);
+        assert_eq!(rounds.next(), Some(at(5)));
+        rounds.begin(at(5));
+        rounds.done("a", at(8), 1.0);
+        assert_eq!(rounds.next(), Some(at(8 + 30)), "a tenth of the time");
+        rounds.begin(at(38));
+        rounds.done("a", at(47), 0.0);
+        assert_eq!(rounds.next(), Some(at(47 + 60)), "no less often than the others");
+        rounds.name("a", false, at(50));
+        rounds.begin(at(107));
+        rounds.done("a", at(107), 0.5);
+        assert_eq!(rounds.next(), Some(at(107 + 90)));
+    }
+
+    #[test]
     fn so_many_at_once_and_the_longest_due_first() {
         let mut rounds = rounds();
         for (uid, since) in [("a", 3), ("b", 1), ("c", 2)] {
-            rounds.name(uid, at(since));
+            rounds.name(uid, false, at(since));
         }
         assert_eq!(rounds.begin(at(4)), ["b", "c"]);
         assert!(rounds.begin(at(4)).is_empty());
@@ -219,7 +276,7 @@ mod tests {
     fn what_takes_too_long_gives_its_place_away_and_is_not_begun_twice() {
         let mut rounds = rounds();
         for uid in ["a", "b", "c"] {
-            rounds.name(uid, at(0));
+            rounds.name(uid, false, at(0));
         }
         assert_eq!(rounds.begin(at(0)), ["a", "b"]);
         assert!(rounds.slow(at(9)).is_empty());
@@ -237,7 +294,7 @@ mod tests {
     fn too_many_slow_ones_hold_everything_up_until_one_ends_also_when_their_pods_are_gone() {
         let mut rounds = rounds();
         for uid in ["a", "b", "c"] {
-            rounds.name(uid, at(0));
+            rounds.name(uid, false, at(0));
         }
         rounds.begin(at(0));
         assert_eq!(rounds.slow(at(10)), ["a", "b"]);
