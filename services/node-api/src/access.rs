@@ -14,6 +14,7 @@
 
 mod attributes;
 mod bearer;
+pub(crate) mod certificates;
 mod kept;
 mod reviews;
 mod token_metrics;
@@ -32,6 +33,7 @@ use rustls::pki_types::CertificateDer;
 use crate::places::{Place, no_place};
 use crate::serving::Serving;
 use attributes::{RESOURCE, subresources, verb};
+use certificates::NO_NAME;
 use reviews::{Asked, Reviews, Whose};
 
 pub use user::User;
@@ -91,10 +93,13 @@ impl Rules {
     async fn who(&self, shown: &Shown, headers: &HeaderMap) -> Result<Arc<User>, Nobody> {
         let mut wrong = None;
         if let Some((own, between)) = shown.0.split_first() {
-            let is_known = self.serving.stands_behind(own, between);
-            match User::of_certificate(own).filter(|_| is_known) {
-                Some(user) => return Ok(Arc::new(user)),
-                None => wrong = Some("the certificate is worth nothing here".to_owned()),
+            let checked = self.serving.check_client(own, between);
+            match checked.and_then(|()| User::of_certificate(own).ok_or(NO_NAME)) {
+                Ok(user) => return Ok(Arc::new(user)),
+                Err(refusal) => {
+                    self.serving.refused.count(refusal);
+                    wrong = Some(format!("the client's certificate: {}", refusal.text));
+                }
             }
         }
         let tokens = if self.tokens { bearer::tokens(headers) } else { Vec::new() };

@@ -21,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
 use crate::access::Shown;
+use crate::access::certificates::Refusal;
 use crate::places::{Limits, Place, Places, no_place};
 use crate::serving::Serving;
 
@@ -118,6 +119,7 @@ pub async fn serve(
 
 async fn connection(ctx: Context, stream: TcpStream, router: Router, tls: Option<Serving>, place: Place) {
     let _ = stream.set_nodelay(true);
+    let peer = stream.peer_addr().ok();
     let place = Arc::new(place);
     let Some(serving) = tls else {
         return requests(&ctx, stream, Answers { router, place, shown: None }).await;
@@ -132,8 +134,21 @@ async fn connection(ctx: Context, stream: TcpStream, router: Router, tls: Option
             let shown = Shown(shown.iter().map(|certificate| certificate.clone().into_owned()).collect());
             requests(&ctx, stream, Answers { router, place, shown: Some(shown) }).await;
         }
-        Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake has failed"),
+        Ok(Err(error)) => handshake_failed(&serving, peer, &error),
         Err(_) => tracing::debug!("a TLS handshake has taken too long"),
+    }
+}
+
+/// A handshake has failed: about the client's certificate, or about anything else that a scanner of ports may send.
+fn handshake_failed(serving: &Serving, peer: Option<SocketAddr>, error: &io::Error) {
+    let error_of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match error_of_tls.and_then(Refusal::of) {
+        Some(refusal) => {
+            serving.refused.count(refusal);
+            let peer = peer.map(|peer| peer.to_string());
+            tracing::info!(peer, why = refusal.text, "refused a connection for its client's certificate");
+        }
+        None => tracing::debug!(%error, "a TLS handshake has failed"),
     }
 }
 

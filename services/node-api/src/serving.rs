@@ -21,6 +21,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme};
 use tokio::sync::watch;
 
+use crate::access::certificates::{NO_AUTHORITY, Refusal, RefusedCertificates, UNUSABLE};
 use crate::own_pair::{PairError, own};
 use crate::spoken;
 
@@ -69,21 +70,28 @@ struct Now {
 
 /// TLS of the kubelet API, as it is at each moment.
 #[derive(Debug, Clone)]
-pub struct Serving(watch::Receiver<Option<Arc<Now>>>);
+pub struct Serving {
+    now: watch::Receiver<Option<Arc<Now>>>,
+    /// Certificates of clients that were refused.
+    pub(crate) refused: RefusedCertificates,
+}
 
 impl Serving {
     /// What to speak on a new connection; `None` while there is no certificate to show.
     pub(crate) fn config(&self) -> Option<Arc<ServerConfig>> {
-        self.0.borrow().as_ref().map(|now| Arc::clone(&now.config))
+        self.now.borrow().as_ref().map(|now| Arc::clone(&now.config))
     }
 
-    /// Whether one of the authorities of clients stands behind a certificate that a client has shown.
-    pub(crate) fn stands_behind(&self, own: &CertificateDer<'_>, between: &[CertificateDer<'_>]) -> bool {
-        let Some(now) = self.0.borrow().clone() else { return false };
-        let stands = |clients: &Arc<dyn ClientCertVerifier>| {
-            clients.verify_client_cert(own, between, UnixTime::now()).is_ok()
-        };
-        now.clients.as_ref().is_some_and(stands)
+    /// Whether one of the authorities of clients stands behind a certificate that a client has shown, and why not.
+    pub(crate) fn check_client(
+        &self,
+        own: &CertificateDer<'_>,
+        between: &[CertificateDer<'_>],
+    ) -> Result<(), Refusal> {
+        let now = self.now.borrow().clone();
+        let clients = now.and_then(|now| now.clients.clone()).ok_or(NO_AUTHORITY)?;
+        let checked = clients.verify_client_cert(own, between, UnixTime::now());
+        checked.map(|_| ()).map_err(|error| Refusal::of(&error).unwrap_or(UNUSABLE))
     }
 
     /// TLS with the files of `tls`, which are read now and whenever they change.
@@ -106,7 +114,7 @@ impl Serving {
                 files.read_again(&ctx, &sender);
             }
         });
-        Self(receiver)
+        Self { now: receiver, refused: RefusedCertificates::registered(&ctx.metrics) }
     }
 }
 
@@ -393,7 +401,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (ctx, mut files) = files(dir.path());
         let (sender, receiver) = watch::channel(None);
-        let serving = Serving(receiver);
+        let serving = Serving { now: receiver, refused: RefusedCertificates::registered(&ctx.metrics) };
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         let problem = || {
             let conditions = ctx.progress.report("").conditions;
@@ -421,7 +429,7 @@ mod tests {
         assert_eq!((problem().as_str(), der(&told())), ("", der(&cert)));
         let config = serving.config().unwrap();
         let client = der(&first.pair().0);
-        assert!(serving.stands_behind(&client, &[]));
+        assert!(serving.check_client(&client, &[]).is_ok());
         files.read_again(&ctx, &sender);
         assert!(Arc::ptr_eq(&config, &serving.config().unwrap()), "nothing has changed");
 
@@ -445,7 +453,10 @@ mod tests {
                 "{}",
                 problem()
             );
-            assert!(Arc::ptr_eq(&config, &serving.config().unwrap()) && serving.stands_behind(&client, &[]));
+            assert!(
+                Arc::ptr_eq(&config, &serving.config().unwrap())
+                    && serving.check_client(&client, &[]).is_ok()
+            );
             write(name, &before);
         }
         write("tls.crt", &next_cert);
@@ -453,8 +464,9 @@ mod tests {
         write("ca.pem", &second.0.pem());
         files.read_again(&ctx, &sender);
         assert_eq!((problem().as_str(), der(&told())), ("", der(&next_cert)));
-        assert!(!serving.stands_behind(&client, &[]), "its authority was taken away");
-        assert!(serving.stands_behind(&der(&second.pair().0), &[]));
+        let refusal = serving.check_client(&client, &[]).unwrap_err();
+        assert_eq!(refusal.reason, "signature", "its authority was taken away, another has the same name");
+        assert!(serving.check_client(&der(&second.pair().0), &[]).is_ok());
     }
 
     #[tokio::test]
@@ -463,7 +475,7 @@ mod tests {
         let (ctx, mut files) = files(dir.path());
         files.tls.asked_for = true;
         let (sender, receiver) = watch::channel(None);
-        let serving = Serving(receiver);
+        let serving = Serving { now: receiver, refused: RefusedCertificates::registered(&ctx.metrics) };
         let authority = Authority::new();
         fs::write(dir.path().join("ca.pem"), authority.0.pem()).unwrap();
         files.read_again(&ctx, &sender);
@@ -491,13 +503,17 @@ mod tests {
         let (ctx, mut files) = files(dir.path());
         files.tls = ApiTls::default();
         let (sender, receiver) = watch::channel(None);
-        let serving = Serving(receiver);
+        let serving = Serving { now: receiver, refused: RefusedCertificates::registered(&ctx.metrics) };
         let shown = || der(&fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap());
         files.read_again(&ctx, &sender);
         let own = shown();
         let authority = Authority::new();
         let (cert, key) = authority.pair();
-        assert!(!serving.stands_behind(&der(&cert), &[]), "nobody is known by a certificate");
+        assert_eq!(
+            serving.check_client(&der(&cert), &[]),
+            Err(NO_AUTHORITY),
+            "nobody is known by a certificate"
+        );
         let copies = ctx.config.paths.credentials(ServiceName::NodeApi);
         fs::create_dir_all(&copies).unwrap();
         fs::write(copies.join("tls-cert.pem"), format!("{cert}{key}")).unwrap();

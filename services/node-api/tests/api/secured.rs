@@ -17,10 +17,14 @@ use keelson_node_api::places::{Limits, Places};
 use keelson_node_api::{Access, Requests, Serving, api_router, listen};
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_service_kit::status::error;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    date_time_ymd,
+};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -47,7 +51,13 @@ impl Authority {
     }
 
     pub fn of_groups(&self, name: &str, groups: &[&str]) -> Pair {
+        self.of_kind(name, groups, |_| {})
+    }
+
+    /// The same with something else changed.
+    fn of_kind(&self, name: &str, groups: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Pair {
         let mut params = CertificateParams::default();
+        change(&mut params);
         for group in groups {
             params.distinguished_name.push(DnType::OrganizationName, *group);
         }
@@ -121,7 +131,12 @@ impl Secured {
             .unwrap()
             .with_root_certificates(roots);
         let config = match own {
-            Some((certificate, key)) => config.with_client_auth_cert(vec![certificate], key).unwrap(),
+            Some((certificate, key)) => {
+                // Not checked here: that is for the node to do.
+                let key = ring::default_provider().key_provider.load_private_key(key).unwrap();
+                let pair = CertifiedKey::new(vec![certificate], key);
+                config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(pair)))
+            }
             None => config.with_no_client_auth(),
         };
         let stream = TcpStream::connect(self.address).await.unwrap();
@@ -192,6 +207,68 @@ async fn whom_an_authority_stands_behind_is_let_in_and_nobody_else() {
         node.world.ctx.metrics.text().contains("path=\"healthz\""),
         "those that are refused are counted, too"
     );
+}
+
+/// What `openssl x509 -req` without extensions makes: of X.509 version 1. The key is for this test alone.
+const VERSION_1: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBGjCBwQIUBVyGpnksEy+U0jS1046GXBXBUxowCgYIKoZIzj0EAwIwDzENMAsG
+A1UEAwwEamFuZTAgFw0yNjExMjUxNjAxNTJaGA8yMTI2MTEwMTE2MDE1MlowDzEN
+MAsGA1UEAwwEamFuZTBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABH2+ZRHxl2Fd
+0N6eT4/eM7FgDYgdAqvbRaM/mOZ1SEZFGAUY6ZuotQd1ILq6EjKb5fRH22mNBkj5
++haVRGb4k6kwCgYIKoZIzj0EAwIDSAAwRQIgQrC4SyyJ2B3oro3e9X/MRV6q7fCm
+ry3ZkJRVDlgznJ4CIQDTgniOR12W3Eoe3jUHl6hi6V6iweTrqp/7N/P5v9Peug==
+-----END CERTIFICATE-----
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgBqMjTt+i+TAMiDkt
+B6Fb6UDN540g/wliQSy86aX3p5GhRANCAAR9vmUR8ZdhXdDenk+P3jOxYA2IHQKr
+20WjP5jmdUhGRRgFGOmbqLUHdSC6uhIym+X0R9tpjQZI+foWlURm+JOp
+-----END PRIVATE KEY-----
+";
+
+#[tokio::test]
+async fn each_certificate_that_is_refused_is_counted_by_why() {
+    let node = Secured::start(false).await;
+    let version_1 = || {
+        let certificate = CertificateDer::from_pem_slice(VERSION_1.as_bytes()).unwrap();
+        (certificate, PrivateKeyDer::from_pem_slice(VERSION_1.as_bytes()).unwrap())
+    };
+    let kinds = [
+        ("unknown_issuer", Authority::new("others").of("jane")),
+        ("signature", Authority::new("clients").of("jane")),
+        ("no_name", node.clients.of("")),
+        ("expired", node.clients.of_kind("jane", &[], |params| params.not_after = date_time_ymd(2001, 1, 1))),
+        (
+            "not_valid_yet",
+            node.clients.of_kind("jane", &[], |params| params.not_before = date_time_ymd(2999, 1, 1)),
+        ),
+        (
+            "purpose",
+            node.clients.of_kind("jane", &[], |params| {
+                params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+            }),
+        ),
+    ];
+    let counted = |reason: &str| {
+        let line = format!("keelson_api_refused_client_certificates_total{{reason=\"{reason}\"}} 1");
+        node.world.ctx.metrics.text().lines().any(|l| l == line)
+    };
+    for (reason, pair) in kinds {
+        assert_eq!(node.get(Some(pair), "/pods").await, 401, "{reason}");
+        assert!(counted(reason), "{reason}: {}", node.world.ctx.metrics.text());
+    }
+    assert_eq!(node.get(Some(node.clients.of("jane")), "/healthz/ping").await, 200);
+
+    // That one does not get through the handshake, which the client learns with its first request.
+    let mut sender = node.connect("127.0.0.1", Some(version_1())).await.unwrap();
+    let request = Request::builder().uri("/pods").header("host", "node").body(Empty::new()).unwrap();
+    assert!(soon(sender.send_request(request)).await.is_err());
+    soon(async {
+        while !counted("x509_version") {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
