@@ -204,6 +204,40 @@ async fn a_static_pod_gets_its_mirror_without_reading_a_pod_that_does_not_exist(
 }
 
 #[tokio::test]
+async fn a_static_pod_that_is_updated_keeps_its_mirror_until_the_old_instance_has_gone() {
+    let server = Server::start().await;
+    let (writer, shutdown) = server.writer();
+    let of = |hash: &str, phase: &str| {
+        let mut report = report("web", "file", phase);
+        let mut pod: Value = serde_json::from_slice(&report.pod_json).unwrap();
+        pod["metadata"]["annotations"]["kubernetes.io/config.hash"] = hash.into();
+        report.pod_json = pod.to_string().into_bytes().into();
+        report.uid = hash.into();
+        report
+    };
+    let whose = |s: &Stored| {
+        let pod = s.pods.get("default/web")?;
+        Some(pod["metadata"]["annotations"][annotations::CONFIG_MIRROR].as_str()?.to_owned())
+    };
+    writer.write_pod(&of("old", "Running")).await.unwrap();
+    server.until("there is a mirror", |s| Server::phase(s, "web").as_deref() == Some("Running")).await;
+    writer.write_pod(&of("new", "Pending")).await.unwrap();
+    written(&writer).await;
+    // It still tells of the old one, whose readiness may go.
+    writer.write_pod(&of("old", "Pending")).await.unwrap();
+    server.until("its news are told", |s| Server::phase(s, "web").as_deref() == Some("Pending")).await;
+    assert_eq!(server.asked("DELETE /api/v1/namespaces/default/pods/web"), 0);
+    assert_eq!(whose(&server.stored.lock().unwrap()).as_deref(), Some("old"));
+
+    // Nothing new is told of the new one, which has its mirror all the same.
+    writer.drop_pods(GonePods::One("old".into())).await;
+    server.until("the new one has its own", |s| whose(s).as_deref() == Some("new")).await;
+    written(&writer).await;
+    assert_eq!(whose(&server.stored.lock().unwrap()).as_deref(), Some("new"));
+    shutdown.cancel();
+}
+
+#[tokio::test]
 async fn a_static_pod_whose_name_another_nodes_pod_has_is_not_tried_for_ever() {
     let server = Server::start().await;
     server.bind("web", "n2");

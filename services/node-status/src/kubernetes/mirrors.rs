@@ -260,6 +260,10 @@ impl KubernetesWriter {
                 return Ok(None);
             }
             (Mirror::NotAnyMore, _) => return Ok(None),
+            // Of the instance before an update, which is still ending. It is told again when that has gone.
+            (Mirror::Make { instead: true }, Some(live)) if self.is_of_another(&live, pod) => {
+                return Ok(None);
+            }
             (Mirror::Make { instead: true }, Some(live)) => self.delete(&live).await?,
             (Mirror::Make { .. }, _) => {}
         }
@@ -272,6 +276,22 @@ impl KubernetesWriter {
         // Until pod-config shows it, the next report knows that there is one.
         self.known().on_server.insert(made.uid().to_owned(), pod.name.clone());
         Ok(Some(made))
+    }
+
+    /// Whether a mirror is that of another static pod that is still here.
+    fn is_of_another(&self, mirror: &Object, pod: &queue::Pod) -> bool {
+        let whose = mirror.0["metadata"]["annotations"][annotations::CONFIG_MIRROR].as_str();
+        whose.is_some_and(|whose| whose != pod.uid && self.known().pods.contains_key(whose))
+    }
+
+    /// Who has waited for the mirror of a static pod of this name to go is told again.
+    pub(super) fn tell_next_of(&self, name: &PodFullName) {
+        let is_next = |told: &&Told| told.report.is_static && told.report.name == *name;
+        let next: Vec<queue::Pod> =
+            self.known().pods.values().filter(is_next).map(|told| told.report.clone()).collect();
+        for pod in next {
+            self.put(Job::Pod(pod), false);
+        }
     }
 
     /// Removes the mirror of a pod that is gone; with `uid` only where it is that pod's.

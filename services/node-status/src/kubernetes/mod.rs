@@ -393,7 +393,9 @@ impl ControlPlaneWriter for KubernetesWriter {
                 let told = self.known().pods.remove(&uid);
                 // The server's own pod is gone there, or its last report says that it may be.
                 if let Some(told) = told.filter(|told| told.report.is_static) {
-                    self.put(Job::Gone { uid, name: told.report.name }, false);
+                    let name = told.report.name;
+                    self.put(Job::Gone { uid, name: name.clone() }, false);
+                    self.tell_next_of(&name);
                 }
             }
             GonePods::AllBut(uids) => {

@@ -159,7 +159,9 @@ fn check_apparmor_annotations(found: &mut Findings, pod: &Pod) {
             found.invalid(&field, value, detail);
             continue;
         }
-        contradiction(found, &pod.spec, name, value);
+        if !value.is_empty() {
+            contradiction(found, &pod.spec, name, value);
+        }
     }
 }
 
