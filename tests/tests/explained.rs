@@ -139,7 +139,8 @@ async fn a_crash_loop_says_when_the_container_is_started_again_and_retry_ends_th
 }
 
 #[tokio::test]
-async fn a_full_node_rejects_a_pod_with_the_kubelets_text() {
+async fn what_never_fits_is_rejected_and_what_a_full_node_has_no_place_for_waits_both_in_the_kubelets_words()
+{
     let scratch = Scratch::new().unwrap();
     let agent = Agent::builder(scratch.path()).configure(|spec| spec.max_pods = 2).start().await.unwrap();
     agent.write_manifest("one.yaml", &sleeper("one")).unwrap();
@@ -160,10 +161,14 @@ async fn a_full_node_rejects_a_pod_with_the_kubelets_text() {
     until_one_ready(&agent, "two").await;
     agent.write_manifest("three.yaml", &sleeper("three")).unwrap();
     let text = "pods, requested: 1, used: 2, capacity: 2";
-    assert_not_scheduled(&until_cause(&agent, "three", "admission", "you", text).await.unwrap());
+    let step = until_cause(&agent, "three", "admission", "resource-manager", text).await.unwrap();
+    assert_eq!(step["state"], "waiting");
+    // It has its place when another one goes.
+    agent.remove_manifest("two.yaml").unwrap();
+    until_one_ready(&agent, "three").await;
 
     // With less to ask for, and room, it runs.
-    for gone in ["two.yaml", "three.yaml", "huge.yaml"] {
+    for gone in ["three.yaml", "huge.yaml"] {
         agent.remove_manifest(gone).unwrap();
     }
     until_ready(&agent, &["one"]).await.unwrap();
@@ -186,7 +191,7 @@ async fn a_service_that_hangs_is_the_owner_of_the_wait() {
         agent.write_manifest(&format!("{name}.yaml"), &sleeper(&name)).unwrap();
         let (step, text) = match service {
             ServiceName::ResourceManager => ("admission", "cannot ask for admission"),
-            ServiceName::VolumeManager => ("volumes", "volumes are not mounted"),
+            ServiceName::VolumeManager => ("volumes", "Unable to attach or mount volumes"),
             _ => ("image", "is not reachable"),
         };
         until_retried(&agent, &name, step, service.as_str(), text).await;
