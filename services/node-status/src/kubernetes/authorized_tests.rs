@@ -223,13 +223,15 @@ async fn a_static_pod_that_is_updated_keeps_its_mirror_until_the_old_instance_ha
     server.until("there is a mirror", |s| Server::phase(s, "web").as_deref() == Some("Running")).await;
     writer.write_pod(&of("new", "Pending")).await.unwrap();
     written(&writer).await;
-    // It still tells of the old one, whose readiness may go.
+    // It still shows the old one, whose status may change.
     writer.write_pod(&of("old", "Pending")).await.unwrap();
-    server.until("its news are told", |s| Server::phase(s, "web").as_deref() == Some("Pending")).await;
+    server
+        .until("its new status is written", |s| Server::phase(s, "web").as_deref() == Some("Pending"))
+        .await;
     assert_eq!(server.asked("DELETE /api/v1/namespaces/default/pods/web"), 0);
     assert_eq!(whose(&server.stored.lock().unwrap()).as_deref(), Some("old"));
 
-    // Nothing new is told of the new one, which has its mirror all the same.
+    // The new one gets its mirror although its own status has not changed since.
     writer.drop_pods(GonePods::One("old".into())).await;
     server.until("the new one has its own", |s| whose(s).as_deref() == Some("new")).await;
     written(&writer).await;

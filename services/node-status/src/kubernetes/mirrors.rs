@@ -260,7 +260,7 @@ impl KubernetesWriter {
                 return Ok(None);
             }
             (Mirror::NotAnyMore, _) => return Ok(None),
-            // Of the instance before an update, which is still ending. It is told again when that has gone.
+            // The mirror of the instance before an update, which is still ending. This pod is reported again once that has gone.
             (Mirror::Make { instead: true }, Some(live)) if self.is_of_another(&live, pod) => {
                 return Ok(None);
             }
@@ -284,7 +284,7 @@ impl KubernetesWriter {
         whose.is_some_and(|whose| whose != pod.uid && self.known().pods.contains_key(whose))
     }
 
-    /// Who has waited for the mirror of a static pod of this name to go is told again.
+    /// Reports the static pods of this name again: one of them may have waited for the mirror of another.
     pub(super) fn tell_next_of(&self, name: &PodFullName) {
         let is_next = |told: &&Told| told.report.is_static && told.report.name == *name;
         let next: Vec<queue::Pod> =
