@@ -136,7 +136,7 @@ pub(super) fn check_claims(found: &mut Findings, field: &str, container: &Contai
     }
 }
 
-/// What the pod may use as a whole is enough for what its containers ask for, and for each container's limit.
+/// What the pod may use as a whole is enough for what its containers ask for, and for the limit of each regular container.
 pub(super) fn check_pod_amounts(found: &mut Findings, pod: &Pod) {
     let spec = &pod.spec;
     let Some(resources) = &spec.resources else { return };
@@ -147,15 +147,12 @@ pub(super) fn check_pod_amounts(found: &mut Findings, pod: &Pod) {
             found.invalid(format!("spec.resources.requests[{name}]"), amount.to_string(), &detail);
         }
     }
-    let lists = [("initContainers", &spec.init_containers), ("containers", &spec.containers)];
-    for (list, containers) in lists {
-        for (index, container) in containers.iter().enumerate() {
-            for (name, limit) in &container.resources.limits {
-                if let Some(most) = resources.limits.get(name).filter(|most| limit > *most) {
-                    let field = format!("spec.{list}[{index}].resources.limits[{name}]");
-                    let detail = format!("must be less than or equal to pod limits of {most}");
-                    found.invalid(field, limit.to_string(), &detail);
-                }
+    for (index, container) in spec.containers.iter().enumerate() {
+        for (name, limit) in &container.resources.limits {
+            if let Some(most) = resources.limits.get(name).filter(|most| limit > *most) {
+                let field = format!("spec.containers[{index}].resources.limits[{name}]");
+                let detail = format!("must be less than or equal to pod limits of {most}");
+                found.invalid(field, limit.to_string(), &detail);
             }
         }
     }
