@@ -250,6 +250,15 @@ impl Files {
                 let _ = fs::remove_file(entry.path());
             }
         }
+        // The mark goes last: what a kill or a failure leaves is still known as ours.
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten().filter(|e| e.file_name() != MARK) {
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let path = entry.path();
+            let removed = if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            if removed.is_err() {
+                return false;
+            }
+        }
         fs::remove_dir_all(dir).is_ok()
     }
 
@@ -569,6 +578,24 @@ mod tests {
         };
         assert_eq!(names(&logs), ["default_kubelets_3", "default_other_2"]);
         assert_eq!(names(&links), ["kubelets", "other"]);
+    }
+
+    #[test]
+    fn what_an_interrupted_removal_has_left_is_still_ours() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        make(&files, "default_old_v");
+        let folder = dir.path().join("logs/default_old_v");
+        fs::create_dir(folder.join("c")).unwrap();
+        fs::write(folder.join("c/0.log"), "").unwrap();
+        // A container's folder that cannot go now: something is mounted in it.
+        rustix::mount::mount_bind(folder.join("c"), folder.join("c")).unwrap();
+        let first = files.sweep_logs(|_| false).unwrap();
+        rustix::mount::unmount(folder.join("c"), rustix::mount::UnmountFlags::DETACH).unwrap();
+        assert_eq!(first, 0);
+        assert!(folder.join(MARK).exists());
+        assert_eq!(files.sweep_logs(|_| false).unwrap(), 1);
+        assert!(!folder.exists());
     }
 
     #[test]
