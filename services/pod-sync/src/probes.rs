@@ -146,6 +146,8 @@ pub fn ensure(agent: &Arc<Agent>, job: &Job) {
 
 async fn follow(agent: Arc<Agent>, who: Who, wake: Arc<Notify>, series: Weak<ProbeSeries>) {
     let (mut due, mut held) = (Instant::now(), true);
+    // When the next probe is due that is not an early one.
+    let mut regular = due;
     loop {
         let now = Instant::now();
         let step = next_step(&agent, &who, held || now >= due);
@@ -158,12 +160,16 @@ async fn follow(agent: Arc<Agent>, who: Who, wake: Arc<Notify>, series: Weak<Pro
             Some(Step::Hold) => (due, held) = (now + LOOK_AGAIN, true),
             Some(Step::Probe(call)) => {
                 let period = u64::try_from(call.times.period_seconds).unwrap_or(1);
-                due = now + Duration::from_secs(period);
+                if !call.early {
+                    regular = now + Duration::from_secs(period);
+                }
                 let outcome = Box::pin(handlers::run(&agent, &call)).await;
+                let took = now.elapsed();
                 if let Some(series) = series.upgrade() {
-                    count(&series, &outcome, now.elapsed());
+                    count(&series, &outcome, took);
                 }
                 take(&agent, &who, &call, &outcome);
+                due = plan_early(&agent, &who, &call, took, regular).unwrap_or(regular);
                 continue;
             }
         }
@@ -174,6 +180,25 @@ async fn follow(agent: Arc<Agent>, who: Who, wake: Arc<Notify>, series: Weak<Pro
             () = tokio::time::sleep_until(due) => {}
         }
     }
+}
+
+/// When an early probe is due, if one is due before the next regular one.
+fn plan_early(agent: &Agent, who: &Who, call: &Call, took: Duration, regular: Instant) -> Option<Instant> {
+    let (now, at) = (Instant::now(), agent.moment());
+    let nanos = |duration: Duration| i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX);
+    let left = nanos(regular.saturating_duration_since(now));
+    let plan = |entry: &mut Entry| {
+        let state = entry.probes.book.get_mut(&who.key)?;
+        let regular = at.now_unix_nanos.saturating_add(left);
+        let wait = state.plan_early(who.key.1, nanos(took), regular, &at);
+        if wait.is_none() && state.next_unix_nanos != 0 {
+            state.next_unix_nanos = regular;
+        }
+        explain(entry, call, &at);
+        wait
+    };
+    let wait = agent.with_life(&who.uid, who.life, plan).flatten()?;
+    Some(now + Duration::from_nanos(u64::try_from(wait).unwrap_or(0)))
 }
 
 /// Whether a probe of this kind has anything to say while the pod ends: readiness is told to the last (§8.2).
@@ -213,8 +238,8 @@ fn look(agent: &Agent, entry: &mut Entry, who: &Who, due: bool, at: &Moment) -> 
         Next::After(nanos) => Step::Wait(Duration::from_nanos(u64::try_from(nanos).unwrap_or(0))),
         Next::Probe => {
             state.next_unix_nanos = at.now_unix_nanos.saturating_add(times.period_nanos());
-            let id = state.container_id.clone();
-            Step::Probe(Box::new(Call { container: name.clone(), pod, kind, id, times, address }))
+            let (id, early) = (state.container_id.clone(), state.take_early());
+            Step::Probe(Box::new(Call { container: name.clone(), pod, kind, id, times, address, early }))
         }
     })
 }
@@ -256,6 +281,10 @@ fn take(agent: &Agent, who: &Who, call: &Call, outcome: &Outcome) {
         }
         let mut judge = |success, text: &str| state.judge(call.kind, &call.times, &call.id, success, text);
         let judged = match outcome {
+            Outcome::Failure(text) | Outcome::Error(text) if call.early => {
+                state.errored(&call.id, text);
+                Judged::default()
+            }
             Outcome::Success | Outcome::Warning(_) => judge(true, ""),
             Outcome::Failure(text) => judge(false, text),
             Outcome::Error(text) => {
@@ -273,7 +302,9 @@ fn take(agent: &Agent, who: &Who, call: &Call, outcome: &Outcome) {
         Some(judged)
     });
     let Some(judged) = judged.flatten() else { return };
-    tell(agent, call, outcome);
+    if !call.early || matches!(outcome, Outcome::Warning(_)) {
+        tell(agent, call, outcome);
+    }
     if !judged.keep {
         return;
     }

@@ -36,6 +36,7 @@ async fn outcome_at(address: &str, port: u16, probe: Value) -> Outcome {
     let pod = pod(&json!({"readinessProbe": probe, "ports": [{"name": "web", "containerPort": port}]}));
     let times = ProbeTimes::of(pod.spec.containers[0].readiness_probe.as_deref().unwrap());
     let call = Call {
+        early: false,
         pod,
         container: "main".into(),
         kind: ProbeKind::Readiness,

@@ -74,6 +74,42 @@ async fn readiness_turns_at_once_both_ways_and_restarts_nothing() {
 }
 
 #[tokio::test]
+async fn what_becomes_ready_soon_after_its_start_does_not_wait_for_its_period_and_is_no_event() {
+    let world = World::start();
+    world.shim.command("up?", 1, "starting");
+    world.shim.command("ready?", 1, "not yet");
+    let service = world.pod_sync().await;
+    // Beyond any time that this test may take.
+    let slow =
+        |word: &str| json!({"exec": {"command": [word]}, "periodSeconds": 3600, "failureThreshold": 1});
+    name(&world, &json!({"startupProbe": probe("up?", 100), "readinessProbe": slow("ready?")}));
+    ran(&world, "up?", 3).await;
+    world.shim.command("up?", 0, "");
+    // The first one and several early ones.
+    ran(&world, "ready?", 4).await;
+    assert!(!is_ready(&shown(&service, false, true).await));
+    service.event("Warning Unhealthy: Readiness probe failed: not yet").await;
+    world.shim.command("ready?", 0, "");
+    assert!(is_ready(&shown(&service, true, true).await));
+    assert_eq!(world.shim.calls("StopContainer"), 0);
+    service.kill();
+}
+
+#[tokio::test]
+async fn early_failures_of_a_startup_probe_restart_nothing() {
+    let world = World::start();
+    world.shim.command("up?", 1, "starting");
+    let service = world.pod_sync().await;
+    let slow = json!({"exec": {"command": ["up?"]}, "periodSeconds": 3600, "failureThreshold": 2});
+    name(&world, &json!({"startupProbe": slow}));
+    ran(&world, "up?", 5).await;
+    world.shim.command("up?", 0, "");
+    assert!(is_ready(&shown(&service, true, true).await));
+    assert_eq!(world.shim.calls("StopContainer"), 0);
+    service.kill();
+}
+
+#[tokio::test]
 async fn a_failed_liveness_probe_restarts_its_container_alone() {
     let world = World::start();
     let service = world.pod_sync().await;

@@ -6,6 +6,8 @@
 //! Parity: as the kubelet, except that
 //! - a worker looks when its container starts and when the startup probe succeeds, not at the next tick, so a pod is
 //!   ready as soon as it may be;
+//! - until a container that has just begun succeeds, startup and readiness are probed between the periods as well; a failure of
+//!   such an early probe is no event and counts for nothing;
 //! - results and counters outlive the service; where the record is lost, the last status stands in for them.
 
 mod results;
@@ -23,6 +25,13 @@ pub use results::{ProbeBook, hints, readiness, started, unready_cause, was};
 const DEFAULT_PERIOD_SECONDS: i64 = 10;
 /// Upstream's default of `failureThreshold`.
 const DEFAULT_FAILURES: u32 = 3;
+/// How long after the first probe of a container there are early ones.
+const EARLY_WITHIN: i64 = 30 * SECOND;
+/// The wait for the first two early probes, and for those that follow.
+const EARLY_FIRST: i64 = SECOND / 4;
+const EARLY: i64 = SECOND;
+/// An early probe waits for at least so many times as long as the one before it has taken.
+const EARLY_SHARE: i64 = 4;
 /// Bytes of the last failure that are kept.
 const KEPT_TEXT: usize = 512;
 
@@ -167,6 +176,15 @@ pub struct ProbeState {
     /// This process has had its first look at the instance.
     #[serde(skip)]
     spread_done: bool,
+    /// When there are no early probes any more, unix nanoseconds; 0 before the first probe.
+    #[serde(skip)]
+    early_until_unix_nanos: i64,
+    /// How many early probes there were.
+    #[serde(skip)]
+    early: u32,
+    /// The next probe is an early one.
+    #[serde(skip)]
+    is_next_early: bool,
 }
 
 impl ProbeState {
@@ -187,6 +205,9 @@ impl ProbeState {
             next_unix_nanos: 0,
             awaits_start: false,
             spread_done: false,
+            early_until_unix_nanos: 0,
+            early: 0,
+            is_next_early: false,
         }
     }
 
@@ -212,12 +233,64 @@ impl ProbeState {
         if let Some(wait) = initial_wait(times, record, look.at) {
             return self.after(wait, look.at);
         }
+        if self.early_until_unix_nanos == 0 {
+            // One that was found running is no younger than it is.
+            let begun = if record.started_unix_nanos < look.at.agent_started_unix_nanos {
+                record.started_unix_nanos.saturating_add(times.initial_delay_seconds.saturating_mul(SECOND))
+            } else {
+                look.at.now_unix_nanos
+            };
+            self.early_until_unix_nanos = begun.saturating_add(EARLY_WITHIN);
+        }
         if !std::mem::replace(&mut self.spread_done, true)
+            && !self.may_be_early(kind, look.at)
             && let Some(wait) = first_wait(times, record, look)
         {
             return self.after(wait, look.at);
         }
         if due { Next::Probe } else { Next::Keep }
+    }
+
+    /// Whether a container that has just begun is still awaited.
+    fn may_be_early(&self, kind: ProbeKind, at: &Moment) -> bool {
+        let awaited = match kind {
+            ProbeKind::Startup => self.result == ProbeResult::Unknown,
+            // Once it was ready, or succeeds and has to do so several times, the period counts.
+            ProbeKind::Readiness => {
+                self.result == ProbeResult::Failure && self.streak.is_none_or(|(success, _)| !success)
+            }
+            ProbeKind::Liveness => false,
+        };
+        awaited && at.now_unix_nanos < self.early_until_unix_nanos
+    }
+
+    /// How long after a probe, which took `took_nanos`, an early one follows; none where the next one comes at its time,
+    /// `regular_unix_nanos`.
+    pub fn plan_early(
+        &mut self,
+        kind: ProbeKind,
+        took_nanos: i64,
+        regular_unix_nanos: i64,
+        at: &Moment,
+    ) -> Option<i64> {
+        self.is_next_early = false;
+        if self.held || self.container_id.is_empty() || !self.may_be_early(kind, at) {
+            return None;
+        }
+        let wait = if self.early < 2 { EARLY_FIRST } else { EARLY };
+        let wait = wait.max(took_nanos.saturating_mul(EARLY_SHARE));
+        if at.now_unix_nanos.saturating_add(wait) >= regular_unix_nanos {
+            return None;
+        }
+        self.early += 1;
+        self.is_next_early = true;
+        self.next_unix_nanos = at.now_unix_nanos.saturating_add(wait);
+        Some(wait)
+    }
+
+    /// Whether the probe that is due now is an early one; the one after it is not, unless it is planned so.
+    pub fn take_early(&mut self) -> bool {
+        std::mem::take(&mut self.is_next_early)
     }
 
     fn after(&mut self, wait: i64, at: &Moment) -> Next {
@@ -250,13 +323,16 @@ impl ProbeState {
             return Judged { changed: false, keep: result != self.result };
         }
         let changed = std::mem::replace(&mut self.result, result) != result;
+        if success {
+            self.early_until_unix_nanos = i64::MIN;
+        }
         if kind == ProbeKind::Startup || (kind == ProbeKind::Liveness && !success) {
             (self.held, self.streak, self.next_unix_nanos) = (true, None, 0);
         }
         Judged { changed, keep: changed }
     }
 
-    /// The probe could not be made: that counts as nothing, and is remembered for people.
+    /// The probe could not be made, or was an early one and failed: that counts as nothing, and is remembered for people.
     pub fn errored(&mut self, id: &str, text: &str) {
         if self.container_id == id {
             cut(text, KEPT_TEXT).clone_into(&mut self.failure);

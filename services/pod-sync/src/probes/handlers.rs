@@ -56,6 +56,8 @@ pub struct Call {
     pub times: ProbeTimes,
     /// The pod's address; empty when it has none.
     pub address: String,
+    /// It is one between the periods, while a container that has just begun is awaited.
+    pub early: bool,
 }
 
 /// Makes one probe, within the limit of probes at the same time.

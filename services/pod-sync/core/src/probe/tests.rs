@@ -157,6 +157,76 @@ fn what_does_not_run_is_not_probed() {
     assert_eq!(state.look(ProbeKind::Readiness, &times(json!({})), &nothing), Next::Hold);
 }
 
+/// The times of the early probes of a container that begins at second 1, until the first regular one.
+fn early(state: &mut ProbeState, kind: ProbeKind, times: &ProbeTimes, took: i64) -> Vec<i64> {
+    let begun = at(1).now_unix_nanos;
+    let mut now = begun;
+    let regular = now + times.period_nanos();
+    let mut early = Vec::new();
+    while let Some(wait) = {
+        let at = Moment { now_unix_nanos: now + took, agent_started_unix_nanos: 0 };
+        state.plan_early(kind, took, regular, &at)
+    } {
+        now += took + wait;
+        assert_eq!(state.next_unix_nanos, now);
+        assert!(state.take_early() && !state.take_early());
+        early.push((now - begun) / 1_000_000);
+    }
+    early
+}
+
+#[test]
+fn who_has_just_begun_is_probed_between_the_periods_until_it_succeeds() {
+    let ten = times(json!({}));
+    for kind in [ProbeKind::Readiness, ProbeKind::Startup] {
+        let expected = [250, 500, 1500, 2500, 3500, 4500, 5500, 6500, 7500, 8500, 9500];
+        assert_eq!(early(&mut taken(kind), kind, &ten, 0), expected, "{kind:?}");
+    }
+    assert_eq!(early(&mut taken(ProbeKind::Liveness), ProbeKind::Liveness, &ten, 0), [0; 0]);
+    // A short period has hardly any, and a slow probe is not made more often than its share.
+    let kind = ProbeKind::Readiness;
+    assert_eq!(early(&mut taken(kind), kind, &times(json!({"periodSeconds": 1})), 0), [250, 500]);
+    assert_eq!(early(&mut taken(kind), kind, &ten, 600_000_000), [3000, 6000, 9000]);
+
+    // Failures of regular probes change nothing about it, a success ends it for good.
+    let mut state = taken(kind);
+    judged(&mut state, kind, &ten, "-");
+    assert!(!early(&mut state, kind, &ten, 0).is_empty());
+    judged(&mut state, kind, &ten, "+---");
+    assert_eq!(state.result, ProbeResult::Failure);
+    assert_eq!(early(&mut state, kind, &ten, 0), [0; 0]);
+    // One that has to succeed several times does so at its period.
+    let mut state = taken(kind);
+    judged(&mut state, kind, &times(json!({"successThreshold": 2})), "+");
+    assert_eq!(early(&mut state, kind, &ten, 0), [0; 0]);
+}
+
+#[test]
+fn in_the_long_run_there_are_no_more_probes_than_periods() {
+    let kind = ProbeKind::Readiness;
+    let minute = times(json!({"periodSeconds": 60}));
+    let early_ones = early(&mut taken(kind), kind, &minute, 0);
+    assert_eq!(early_ones.last(), Some(&30_500));
+    assert_eq!(early_ones.len(), 32);
+}
+
+#[test]
+fn a_container_that_was_found_is_awaited_only_while_it_is_young_and_not_ready() {
+    let (kind, ten) = (ProbeKind::Readiness, times(json!({})));
+    let seen = record(&in_sandbox().running("a"));
+    let after = |seconds: i64| Moment {
+        now_unix_nanos: seen.started_unix_nanos + seconds * SECOND,
+        agent_started_unix_nanos: seen.started_unix_nanos + (seconds - 1) * SECOND,
+    };
+    for (seconds, was_ready, awaited) in [(5, false, true), (5, true, false), (40, false, false)] {
+        let (mut state, at) = (ProbeState::new(kind), after(seconds));
+        let was = Was { ready: was_ready, started: true };
+        let next = state.look(kind, &ten, &Look { was, ..look(Some(&seen), &at) });
+        assert_eq!(next == Next::Probe, awaited, "{seconds} s, {was_ready}");
+        assert_eq!(state.plan_early(kind, 0, i64::MAX, &at).is_some(), awaited, "{seconds} s, {was_ready}");
+    }
+}
+
 #[test]
 fn what_ran_before_this_process_waits_for_its_place_in_the_first_period() {
     let mut old = record(&in_sandbox().running("a"));
