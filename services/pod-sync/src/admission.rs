@@ -108,7 +108,7 @@ pub async fn admit(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Opt
             agent.look_for_place(&job.uid, |others| after_fit(&wanted.pod, &facts(agent, node), others))
         && denial.passing
     {
-        return Ok(Some(hold(agent, job, wanted, denial.reason, &denial.message)));
+        return Ok(Some(hold_for_another(agent, job, wanted, &denial).await));
     }
     match verdict(agent, job, wanted).await? {
         Verdict::Admitted(_) => {
@@ -117,10 +117,11 @@ pub async fn admit(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<Opt
             });
             if let Some(denial) = denial {
                 if denial.passing && waits_for_admission(&wanted.pod) {
-                    return Ok(Some(hold(agent, job, wanted, denial.reason, &denial.message)));
+                    return Ok(Some(hold_for_another(agent, job, wanted, &denial).await));
                 }
                 return Ok(Some(reject(agent, job, wanted, denial.reason, &denial.message)));
             }
+            crate::manager::tell_refused_resize(agent, wanted);
             note_wait(agent, &job.uid, StepName::Admission, "", Cause::done("resource-manager"));
             if agent.with(&job.uid, |entry| entry.held.take()).flatten().is_some() {
                 publish(agent, &job.uid, &Facts::default());
@@ -155,6 +156,17 @@ async fn verdict(agent: &Agent, job: &Job, wanted: &Wanted) -> Result<Verdict, T
             Err(trouble)
         }
     }
+}
+
+/// The same for what resource-manager does not see, which is told: it would keep the pod's room and its turn for it.
+async fn hold_for_another(agent: &Arc<Agent>, job: &Job, wanted: &Wanted, denial: &Denial) -> Turn {
+    let turn = hold(agent, job, wanted, denial.reason, &denial.message);
+    let request = resource::DeferPodRequest { uid: job.uid.clone(), revision: wanted.revision };
+    if let Err(status) = agent.clients.resources().defer_pod(bounded(request, ASK)).await {
+        let error = status.message();
+        tracing::debug!(uid = job.uid, error, "resource-manager is told at the next look that the pod waits");
+    }
+    turn
 }
 
 /// The pod stays Pending, and its status says why. It is judged again when another pod has ended, and from time to time: what is

@@ -433,6 +433,10 @@ impl Agent {
             && let Some(entry) = entries.get_mut(uid)
         {
             entry.admit(pod);
+            if entry.resize_refused {
+                // What its source asked for meanwhile was passed on.
+                desires::want(self, entry);
+            }
         }
         denial
     }

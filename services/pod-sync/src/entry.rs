@@ -187,7 +187,11 @@ impl Entry {
 
     /// A UID that is named anew while the runtime still holds something of its earlier life. As it is stored, a
     /// restarted service waits as well: see [`WorkerState::restart_requested`].
-    pub fn waiting(uid: &str, wanted: Wanted, at: &Moment) -> Self {
+    pub fn waiting(uid: &str, mut wanted: Wanted, at: &Moment) -> Self {
+        // Without the resources of the earlier life, which it may have been held to.
+        if let Ok(pod) = serde_json::from_slice::<Pod>(&wanted.raw) {
+            wanted.pod = Arc::new(pod);
+        }
         let state = WorkerState {
             phase: WorkerPhase::Finished,
             started: true,
@@ -213,10 +217,11 @@ impl Entry {
         entry.reasons = record.failed_starts;
         entry.probes.book = record.probes.into_iter().map(StoredProbe::entry).collect();
         entry.kept_advance = record.backoffs.iter().map(|b| b.entry.last_advanced_unix_nanos).max();
+        entry.allocation = record.allocation;
         if let Some(value) = record.pod {
             let raw = Bytes::from(value.to_string());
             if let Ok(pod) = serde_json::from_slice::<Pod>(&raw) {
-                entry.wanted = Some(Wanted {
+                entry.want(Wanted {
                     pod: Arc::new(pod),
                     raw,
                     source: record.source,
@@ -229,7 +234,6 @@ impl Entry {
         if !record.host_ports.is_empty() {
             entry.holder = Some(Arc::new(holder_of(record.host_ports)));
         }
-        entry.allocation = record.allocation;
         entry.state.desired = false;
         entry.restored = true;
         entry.freshness.ask();
@@ -260,14 +264,18 @@ impl Entry {
         record
     }
 
-    /// Its source names it. It keeps the resources that it was admitted with.
+    /// Its source names it. It keeps the resources that it was admitted with; where it is named anew while it ends, so does what
+    /// is left of its earlier life, and nothing is refused.
     pub fn want(&mut self, mut wanted: Wanted) {
         let mut pod = Arc::clone(&wanted.pod);
-        self.resize_refused =
+        let is_other =
             self.allocation.as_ref().is_some_and(|allocation| allocation.hold(Arc::make_mut(&mut pod)));
+        self.resize_refused = is_other && !self.state.restart_requested;
         if self.resize_refused {
             let told = self.status.condition(RESIZE_PENDING).map(|condition| condition.observed_generation);
             self.resize_news = told != Some(pod.metadata.generation);
+        }
+        if is_other {
             wanted.pod = pod;
         }
         self.wanted = Some(wanted);
@@ -306,6 +314,8 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -319,5 +329,58 @@ mod tests {
         let due = freshness.due().expect("the second reason is still open");
         freshness.answered(due);
         assert_eq!(freshness.due(), None);
+    }
+    fn wanted(cpu: &str, generation: i64) -> Wanted {
+        let pod = json!({
+            "metadata": {"name": "web", "uid": "u", "generation": generation},
+            "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": cpu}}}]},
+        });
+        Wanted {
+            pod: Arc::new(serde_json::from_value(pod.clone()).unwrap()),
+            raw: Bytes::from(pod.to_string()),
+            source: "file".into(),
+            origin: String::new(),
+            traceparent: String::new(),
+            revision: 1,
+        }
+    }
+
+    fn cpu(entry: &Entry) -> String {
+        entry.wanted.as_ref().unwrap().pod.spec.containers[0].resources.requests["cpu"].to_string()
+    }
+
+    #[test]
+    fn a_uid_that_is_named_anew_while_it_ends_begins_with_its_own_resources() {
+        let mut entry = Entry::new("u", WorkerState::default());
+        entry.want(wanted("1", 1));
+        entry.admit(&wanted("1", 1).pod);
+        entry.state.phase = WorkerPhase::Terminating;
+        entry.state.restart_requested = true;
+        entry.want(wanted("2", 2));
+        // What ends keeps what it has, and nobody is told that anything was refused.
+        assert_eq!((cpu(&entry).as_str(), entry.resize_refused, entry.resize_news), ("1", false, false));
+        let at = Moment { now_unix_nanos: 1, agent_started_unix_nanos: 0 };
+        let next = Entry::waiting("u", entry.wanted.unwrap(), &at);
+        assert_eq!(cpu(&next), "2");
+    }
+
+    #[test]
+    fn a_pod_that_ends_keeps_what_it_was_admitted_with_over_a_restart() {
+        let mut entry =
+            Entry::new("u", WorkerState { phase: WorkerPhase::Terminating, ..WorkerState::default() });
+        entry.want(wanted("1", 1));
+        entry.admit(&wanted("1", 1).pod);
+        entry.want(wanted("2", 2));
+        assert!(entry.resize_refused);
+        let restored = Entry::restored(entry.record("u", &BackoffBook::default()));
+        assert_eq!((cpu(&restored).as_str(), restored.resize_refused), ("1", true));
+    }
+
+    #[test]
+    fn a_change_of_resources_during_admission_is_refused_and_told() {
+        let mut entry = Entry::new("u", WorkerState::default());
+        entry.want(wanted("2", 2));
+        entry.admit(&wanted("1", 1).pod);
+        assert_eq!((cpu(&entry).as_str(), entry.resize_refused, entry.resize_news), ("1", true, true));
     }
 }

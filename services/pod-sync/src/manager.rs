@@ -169,7 +169,7 @@ fn take_in(
 }
 
 /// A change of resources that is not made is an event, once for each generation of the pod.
-fn tell_refused_resize(agent: &Agent, wanted: &Wanted) {
+pub fn tell_refused_resize(agent: &Agent, wanted: &Wanted) {
     let is_news = |entry: &mut Entry| std::mem::take(&mut entry.resize_news);
     if agent.with(&wanted.pod.metadata.uid, is_news) == Some(true) {
         agent.context.events.warning(object_of(&wanted.pod), "ResizeInfeasible", NO_RESIZE.to_owned());

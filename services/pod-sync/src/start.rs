@@ -18,7 +18,7 @@ use keelson_proto::keelson::resource_manager::v1::Machine;
 use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_service_kit::default_route_address;
 use tokio::sync::SemaphorePermit;
-use tonic::Status;
+use tonic::{Code, Status};
 use tracing::Instrument as _;
 
 use crate::agent::{Agent, Wanted, object_of};
@@ -410,12 +410,7 @@ async fn start_one(
     }
     let (cri, timeout) = (start.agent.clients.cri(), start.agent.clients.cri_timeout);
     if let Some(id) = &action.replaces {
-        let request = cri::RemoveContainerRequest { container_id: id.as_str().to_owned() };
-        let removed = gone_is_done(cri.clone().remove_container(bounded(request, timeout)).await);
-        removed.map_err(|s| {
-            let trouble = Trouble::call("cannot remove the container that was not started", &s);
-            fail("CreateContainerError")(trouble)
-        })?;
+        remove_unstarted(start, id.as_str()).await.map_err(fail("CreateContainerError"))?;
     }
     let events = &start.agent.context.events;
     let object = container_object(&start.wanted.pod, kind, &action.name);
@@ -443,6 +438,33 @@ async fn start_one(
     tracing::info!(pod = name_of(&start.wanted.pod), container = action.name, id, attempt, reason = %action.reason, "started");
     note(start, StepName::Container, &action.name, Cause::done("runtime-shim"));
     Ok(id)
+}
+
+/// Removes a container that was made and not started. A removal would end one that runs, and a start whose answer was lost may
+/// have been carried out since it was looked at, so it is looked at once more.
+async fn remove_unstarted(start: &Start<'_>, id: &str) -> Result<(), Trouble> {
+    const FAILED: &str = "cannot remove the container that was not started";
+    let (cri, timeout) = (start.agent.clients.cri(), start.agent.clients.cri_timeout);
+    let request = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+    let state = match cri.clone().container_status(bounded(request, timeout)).await {
+        Ok(answer) => answer.into_inner().status.map(|status| status.state()),
+        Err(status) if status.code() == Code::NotFound => return Ok(()),
+        Err(status) => return Err(Trouble::call(FAILED, &status)),
+    };
+    if state != Some(cri::ContainerState::ContainerCreated) {
+        start.agent.with(&start.job.uid, |entry| {
+            entry.freshness.ask();
+            entry.wake.notify_one();
+        });
+        return Err(Trouble {
+            neighbour: true,
+            ..Trouble::fault(format!("{FAILED}: it has begun meanwhile"))
+        });
+    }
+    let request = cri::RemoveContainerRequest { container_id: id.to_owned() };
+    let removed = gone_is_done(cri.clone().remove_container(bounded(request, timeout)).await);
+    removed.map_err(|status| Trouble::call(FAILED, &status))?;
+    Ok(())
 }
 
 async fn write_files(

@@ -176,6 +176,11 @@ async fn a_pod_that_no_api_owns_waits_for_its_port_and_begins_when_the_other_has
     assert_eq!(status["message"], text, "{status:#}");
     service.event(&format!("Warning NodePorts: {text}")).await;
     assert!(!counted(&service, "Other"), "it is not rejected: {}", service.ctx.metrics.text());
+    eventually("its room and its turn are others'", async || {
+        let deferred = world.machine.deferred.lock().unwrap().clone();
+        (deferred.first()? == "two").then_some(())
+    })
+    .await;
 
     world.pods.remove(&"one".to_owned());
     service.phase("two", "Running").await;

@@ -60,6 +60,8 @@ pub(crate) type Command = keelson_sync_callee::Command<PodDesire, View, Ask>;
 pub(crate) enum Ask {
     /// Somebody asks whether a pod may run.
     Admit { uid: String, reply: oneshot::Sender<Verdict> },
+    /// A pod waits for what is not judged here: others may have its room and its turn.
+    Defer { uid: String, reply: oneshot::Sender<()> },
     /// The tree is set up at last, and this is in it.
     TakeStock { found: Found },
     /// Somebody wants every pod with what is wanted of it.
@@ -73,7 +75,7 @@ pub(crate) struct Note {
     pub(crate) admitted: bool,
     /// Its cgroup was there at the start: an earlier run of this service has admitted it.
     found: bool,
-    /// It was turned away.
+    /// It was turned away, or waits for what is not judged here.
     rejected: bool,
     /// Room is being made for it, and is nobody else's.
     claims: bool,
@@ -144,6 +146,10 @@ impl Manager {
             Some(News::Complete) => self.set_complete = true,
             Some(News::Asked(Ask::Admit { uid, reply })) => {
                 let _ = reply.send(self.admit(&uid));
+            }
+            Some(News::Asked(Ask::Defer { uid, reply })) => {
+                self.defer(&uid);
+                let _ = reply.send(());
             }
             Some(News::Asked(Ask::TakeStock { found })) => self.take_stock(found),
             Some(News::Asked(Ask::Active { reply })) => {
@@ -241,6 +247,17 @@ impl Manager {
             self.told.judged.send_modify(|count| *count += 1);
         }
         verdict
+    }
+
+    /// A pod that runs already keeps its room.
+    fn defer(&mut self, uid: &str) {
+        let Some(slot) = self.pods.slot_mut(uid) else { return };
+        if slot.desire().is_none_or(|desire| desire.adopted || desire.want != Want::Run) {
+            return;
+        }
+        slot.note = Note { rejected: true, ..Note::default() };
+        slot.assign_again();
+        self.told.judged.send_modify(|count| *count += 1);
     }
 
     /// Whether a pod that is named, and not admitted, may run: in the order of pod-lifecycle.md §15.

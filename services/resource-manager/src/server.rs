@@ -360,6 +360,18 @@ impl ResourceManager for Service {
         Ok(Response::new(pb::AdmitPodResponse { verdict: Some(verdict) }))
     }
 
+    async fn defer_pod(
+        &self,
+        request: Request<pb::DeferPodRequest>,
+    ) -> Result<Response<pb::DeferPodResponse>, Status> {
+        let until = answer_by(request.metadata());
+        let request = request.into_inner();
+        let uid = usable_uid(request.uid).map_err(|e| bad(&e))?;
+        self.named(&uid, request.revision, until).await?;
+        self.front.ask(|reply| Command::Ask(Ask::Defer { uid, reply })).await?;
+        Ok(Response::new(pb::DeferPodResponse {}))
+    }
+
     async fn prepare_pod(
         &self,
         request: Request<pb::PreparePodRequest>,

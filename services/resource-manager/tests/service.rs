@@ -224,6 +224,52 @@ async fn a_pod_that_does_not_fit_is_turned_away_in_the_kubelets_words() {
 }
 
 #[tokio::test]
+async fn a_pod_that_waits_for_something_else_leaves_its_room_and_its_turn_to_others() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = synced(&service).await;
+    let whole = machine(&service).await.allocatable["cpu"];
+    let created = |uid: &str, at: i64| pb::PodDesire { created_unix_nanos: at, ..requesting(uid, whole) };
+    let defer = async |uid: &str, deadline| {
+        let request = within(pb::DeferPodRequest { uid: uid.into(), revision: 1 }, deadline);
+        service.client().defer_pod(request).await
+    };
+    for (uid, at) in [("first", 1), ("second", 2)] {
+        sync.pod(created(uid, at)).await;
+    }
+    let Verdict::NotYet(not_yet) = admit(&mut client, "second", SHORT).await else {
+        panic!("it is the other's turn")
+    };
+    assert_eq!(not_yet.reason, "OlderPodsFirst");
+    // It waits before it was judged: who waits for its turn hears of it.
+    let mut other = service.client();
+    let waiting = tokio::spawn(async move { admit(&mut other, "second", LONG).await });
+    defer("first", LONG).await.unwrap();
+    assert_eq!(waiting.await.unwrap(), admitted());
+    assert!(
+        matches!(admit(&mut client, "first", LONG).await, Verdict::Rejected(rejected) if rejected.passing)
+    );
+
+    // It waits after it was granted its room.
+    defer("second", LONG).await.unwrap();
+    assert_eq!(admit(&mut client, "first", LONG).await, admitted());
+    assert!(
+        matches!(admit(&mut client, "second", LONG).await, Verdict::Rejected(rejected) if rejected.passing)
+    );
+
+    // What runs keeps its room whatever is said of it.
+    let running = pb::PodDesire { adopted: true, ..created("running", 3) };
+    sync.pod(running).await;
+    assert_eq!(admit(&mut client, "running", LONG).await, admitted());
+    defer("running", LONG).await.unwrap();
+    defer("first", LONG).await.unwrap();
+    assert!(matches!(admit(&mut client, "second", LONG).await, Verdict::Rejected(_)));
+    assert_eq!(defer("nobody", SHORT).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(defer("../x", SHORT).await.unwrap_err().code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
 async fn nobody_is_judged_before_the_set_is_complete_but_an_adopted_pod_goes_on() {
     let world = World::new();
     let service = world.start().await;

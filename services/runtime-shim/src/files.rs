@@ -14,6 +14,7 @@ use keelson_config::Paths;
 use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_runtime_shim_core::log;
+use keelson_service_kit::status::chain;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, openat2, statat};
 use rustix::io::Errno;
 
@@ -95,6 +96,23 @@ impl Files {
     /// Whether this agent has made a pod's log folder.
     fn is_own(&self, dir: &Path) -> bool {
         fs::read(dir.join(MARK)).is_ok_and(|text| text == self.paths.root_dir.as_os_str().as_encoded_bytes())
+    }
+
+    /// Marks the log folder of a pod of this agent that has no mark: an agent that did not make one yet, or a kubelet that this
+    /// one has taken over from, has made it.
+    fn adopt(&self, dir: &Path) {
+        if fs::symlink_metadata(dir.join(MARK)).is_ok_and(|mark| mark.is_file()) {
+            return;
+        }
+        if let Err(error) = self.mark(dir) {
+            tracing::warn!(folder = %dir.display(), error = chain(&error), "cannot mark a pod's log folder as this agent's");
+        }
+    }
+
+    /// Whether a folder was a pod's, below this agent's folder of logs, and is gone.
+    fn was_removed(&self, dir: &Path) -> bool {
+        dir.parent() == Some(&*self.paths.pod_logs_dir)
+            && fs::symlink_metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
     /// Log folder, etc-hosts and termination file of a container that is about to be created.
@@ -275,13 +293,16 @@ impl Files {
             let name = entry.file_name();
             // A namespace and a name have no underscore, a UID may have some.
             let Some(uid) = name.to_str().and_then(|n| n.splitn(3, '_').nth(2)) else { continue };
-            if !known(uid) && self.is_own(&entry.path()) && self.remove_logs(&entry.path()) {
+            if known(uid) {
+                self.adopt(&entry.path());
+            } else if self.is_own(&entry.path()) && self.remove_logs(&entry.path()) {
                 removed += 1;
             }
         }
         for entry in fs::read_dir(&self.paths.container_links_dir).into_iter().flatten().flatten() {
             let Ok(target) = fs::read_link(entry.path()) else { continue };
-            let own = target.parent().and_then(Path::parent).is_some_and(|dir| self.is_own(dir));
+            let folder = target.parent().and_then(Path::parent);
+            let own = folder.is_some_and(|dir| self.is_own(dir) || self.was_removed(dir));
             if own && fs::metadata(&target).is_err() {
                 let _ = fs::remove_file(entry.path());
             }
@@ -297,8 +318,8 @@ impl Files {
         match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(folder),
             Err(Errno::WOULDBLOCK) => {
-                let inode = folder.metadata().map_err(open)?.ino();
-                Err(SweepError::Held { path: path.clone(), by: holder_of(inode) })
+                let by = holder_of(&folder.metadata().map_err(open)?);
+                Err(SweepError::Held { path: path.clone(), by })
             }
             Err(errno) => Err(open(errno.into())),
         }
@@ -326,18 +347,24 @@ pub enum SweepError {
     },
 }
 
-/// Who holds a lock on an inode, as proc_locks(5) tells it.
-fn holder_of(inode: u64) -> String {
+/// Who has locked a folder.
+fn holder_of(folder: &fs::Metadata) -> String {
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    let end = format!(":{inode}");
-    let pid = locks.lines().find_map(|line| {
-        let mut fields = line.split_whitespace().skip(4);
-        let pid = fields.next()?;
-        fields.next()?.ends_with(&end).then(|| pid.to_owned())
-    });
-    let Some(pid) = pid else { return "another process".to_owned() };
+    let Some(pid) = locker(&locks, folder.dev(), folder.ino()) else { return "another process".to_owned() };
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     format!("process {pid} ({})", name.trim())
+}
+
+/// The process that has locked a file by flock(2), in a list as proc_locks(5) describes it. A file system may tell stat(2) another
+/// device than it has there; then nobody is found.
+fn locker(locks: &str, device: u64, inode: u64) -> Option<u32> {
+    let file = format!("{:02x}:{:02x}:{inode}", rustix::fs::major(device), rustix::fs::minor(device));
+    locks.lines().find_map(|line| {
+        // `1: FLOCK ADVISORY WRITE 712 08:01:131 0 EOF`; one that waits has `->` before the kind.
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [_, "FLOCK", _, _, pid, locked, ..] = fields[..] else { return None };
+        (locked == file).then(|| pid.parse().ok()).flatten()
+    })
 }
 
 fn descriptor_beneath(root: &Path, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
@@ -616,6 +643,47 @@ mod tests {
     }
 
     #[test]
+    fn logs_of_a_pod_that_was_taken_over_are_ours_from_then_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = files(dir.path());
+        let other = Files::new(Paths { root_dir: dir.path().join("other"), ..own.paths.clone() });
+        let logs = dir.path().join("logs");
+        fs::create_dir_all(logs.join("default_web_u")).unwrap();
+        make(&other, "default_others_v");
+        assert_eq!(own.sweep_logs(|_| true).unwrap(), 0);
+        assert_eq!(own.sweep_logs(|_| false).unwrap(), 1);
+        assert!(!logs.join("default_web_u").exists() && other.is_own(&logs.join("default_others_v")));
+    }
+
+    #[test]
+    fn links_into_folders_that_are_gone_go_and_links_to_elsewhere_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = files(dir.path());
+        let (logs, links) = (dir.path().join("logs"), dir.path().join("links"));
+        fs::create_dir_all(&logs).unwrap();
+        fs::create_dir_all(&links).unwrap();
+        let target = |name: &str| logs.join(name).join("c/0.log");
+        std::os::unix::fs::symlink(target("default_web_u"), links.join("gone")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("elsewhere/default_web_u/c/0.log"), links.join("other"))
+            .unwrap();
+        assert_eq!(files.sweep_logs(|_| false).unwrap(), 0);
+        let left = |name: &str| fs::symlink_metadata(links.join(name)).is_ok();
+        assert_eq!((left("gone"), left("other")), (false, true));
+    }
+
+    #[test]
+    fn only_the_process_that_has_the_lock_on_the_very_file_is_named() {
+        let locks = "\
+            1: POSIX  ADVISORY  WRITE 10 08:01:131 0 EOF\n\
+            2: FLOCK  ADVISORY  WRITE 11 08:02:131 0 EOF\n\
+            3: FLOCK  ADVISORY  WRITE 12 08:01:1131 0 EOF\n\
+            4: FLOCK  ADVISORY  WRITE 13 08:01:131 0 EOF\n\
+            4: -> FLOCK  ADVISORY  WRITE 14 08:01:131 0 EOF\n";
+        assert_eq!(locker(locks, rustix::fs::makedev(8, 1), 131), Some(13));
+        assert_eq!(locker(locks, rustix::fs::makedev(8, 3), 131), None);
+    }
+
+    #[test]
     fn while_another_process_sweeps_nothing_is_removed_and_it_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
@@ -625,8 +693,9 @@ mod tests {
         let held = File::open(&logs).unwrap();
         rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
         let error = files.sweep_logs(|_| false).unwrap_err().to_string();
-        let named = format!("is being swept by process {} (", std::process::id());
-        assert!(error.contains(&named) && error.contains("set another podLogsDir"), "{error}");
+        let holders = [format!("process {} (", std::process::id()), "another process".to_owned()];
+        assert!(holders.iter().any(|by| error.contains(&format!("is being swept by {by}"))), "{error}");
+        assert!(error.contains("set another podLogsDir"), "{error}");
         assert!(logs.join("default_old_v").exists());
         drop(held);
         assert_eq!(files.sweep_logs(|_| false).unwrap(), 1);

@@ -119,7 +119,10 @@ impl LookedAt {
         writer.known().on_server.insert(pod.uid.clone(), name.clone());
         let mirror = is_mirror(&live).then_some(name);
         match &mirror {
-            Some(name) => writer.look_at_mirror(name, Some(&live)),
+            Some(name) => {
+                writer.look_at_mirror(name, Some(&live));
+                writer.remove_if_stale(name, &live);
+            }
             None => writer.look_at_pod(&pod.uid, &live),
         }
         self.pods.insert(pod.uid, (pod.revision, mirror));
@@ -141,7 +144,12 @@ impl LookedAt {
 }
 
 fn is_mirror(pod: &Value) -> bool {
-    pod["metadata"]["annotations"][annotations::CONFIG_MIRROR].is_string()
+    whose(pod).is_some()
+}
+
+/// The UID of the static pod that a pod of the server is the mirror of.
+fn whose(pod: &Value) -> Option<&str> {
+    pod["metadata"]["annotations"][annotations::CONFIG_MIRROR].as_str()
 }
 
 impl KubernetesWriter {
@@ -171,6 +179,18 @@ impl KubernetesWriter {
             (Mirror::Make { .. }, _) => self.put(Job::Pod(pod), false),
             (Mirror::Stands, Some(live)) => self.look_at_status(&pod, live),
             (Mirror::Stands | Mirror::Foreign | Mirror::NotAnyMore, _) => {}
+        }
+    }
+
+    /// Removes a mirror whose pod is not here any more: the server may carry out a create late, after the pod has gone.
+    fn remove_if_stale(&self, name: &PodFullName, live: &Value) {
+        let Some(whose) = whose(live) else { return };
+        let is_stale = {
+            let known = self.known();
+            known.all_pods && !known.pods.contains_key(whose)
+        };
+        if is_stale {
+            self.put(Job::Gone { uid: whose.to_owned(), name: name.clone() }, false);
         }
     }
 
@@ -280,8 +300,7 @@ impl KubernetesWriter {
 
     /// Whether a mirror is that of another static pod that is still here.
     fn is_of_another(&self, mirror: &Object, pod: &queue::Pod) -> bool {
-        let whose = mirror.0["metadata"]["annotations"][annotations::CONFIG_MIRROR].as_str();
-        whose.is_some_and(|whose| whose != pod.uid && self.known().pods.contains_key(whose))
+        whose(&mirror.0).is_some_and(|whose| whose != pod.uid && self.known().pods.contains_key(whose))
     }
 
     /// Reports the static pods of this name again: one of them may have waited for the mirror of another.
@@ -298,19 +317,14 @@ impl KubernetesWriter {
     pub(super) async fn remove_mirror(&self, name: &PodFullName, uid: Option<&str>) -> Result<(), KubeError> {
         let live = self.related(name).await?;
         let Some(live) = live.filter(|live| is_mirror(&live.0)) else { return Ok(()) };
-        let theirs = live.0["metadata"]["annotations"][annotations::CONFIG_MIRROR].as_str();
-        if uid.is_none_or(|uid| theirs == Some(uid)) { self.delete(&live).await } else { Ok(()) }
+        if uid.is_none_or(|uid| whose(&live.0) == Some(uid)) { self.delete(&live).await } else { Ok(()) }
     }
 
     /// Removes the mirrors of pods that are not here any more.
     pub(super) async fn remove_stale_mirrors(&self, uids: &BTreeSet<String>) -> Result<(), KubeError> {
         let range = Range::of_fields(Resource::POD, format!("spec.nodeName={}", self.node_name));
         for live in self.main.list(&range).await? {
-            if !is_mirror(&live.0) {
-                continue;
-            }
-            let hash =
-                live.0["metadata"]["annotations"][annotations::CONFIG_MIRROR].as_str().unwrap_or_default();
+            let Some(hash) = whose(&live.0) else { continue };
             // One that came while this waited.
             let is_here = |known: &BTreeMap<String, Told>| known.contains_key(hash);
             if !uids.contains(hash) && !is_here(&self.known().pods) {
@@ -509,6 +523,47 @@ mod tests {
         assert_eq!(jobs(&writer), ["a"]);
         looked_at.take(synced(), &writer);
         assert_eq!(jobs(&writer), ["s"], "the mirror went while nobody listened");
+    }
+
+    #[tokio::test]
+    async fn a_mirror_that_comes_after_its_pod_has_gone_is_removed_once_all_pods_are_known() {
+        let writer = writer();
+        tell(&writer, "s", "file", "s").await;
+        jobs(&writer);
+        let mut looked_at = LookedAt::default();
+        let mut revision = 0;
+        let mut mirror_of = |hash: &str| {
+            revision += 1;
+            let json = json!({"metadata": {"annotations": {(annotations::CONFIG_MIRROR): hash}}, "status": status("Running")});
+            looked_at.look(
+                pc::DesiredPod {
+                    uid: format!("mirror of {hash}"),
+                    namespace: "default".into(),
+                    name: hash.into(),
+                    source: API.into(),
+                    pod_json: json.to_string().into_bytes().into(),
+                    revision,
+                    ..pc::DesiredPod::default()
+                },
+                &writer,
+            );
+        };
+        mirror_of("gone");
+        assert_eq!(jobs(&writer), [""; 0], "its pod may not have been told yet");
+        writer.drop_pods(GonePods::AllBut(["s".into()].into())).await;
+        assert_eq!(jobs(&writer).len(), 1);
+        mirror_of("s");
+        assert_eq!(jobs(&writer), [""; 0]);
+        mirror_of("gone");
+        let removal = |uid: &str| {
+            let name = PodFullName::new(uid, "default");
+            [format!("{:?}", Job::Gone { uid: uid.into(), name })]
+        };
+        assert_eq!(jobs(&writer), removal("gone"));
+        writer.drop_pods(GonePods::One("s".into())).await;
+        assert_eq!(jobs(&writer), removal("s"));
+        mirror_of("s");
+        assert_eq!(jobs(&writer), removal("s"), "the server has made it late");
     }
 
     #[tokio::test]

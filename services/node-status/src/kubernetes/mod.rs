@@ -97,6 +97,8 @@ pub(crate) struct KubernetesWriter {
 struct Known {
     /// The pods, by UID.
     pods: BTreeMap<String, Told>,
+    /// `pods` has been complete once: a pod that is not in it is not here.
+    all_pods: bool,
     /// The Node as it was told last.
     node: Option<Arc<Value>>,
     /// The UID of the server's Node.
@@ -399,7 +401,11 @@ impl ControlPlaneWriter for KubernetesWriter {
                 }
             }
             GonePods::AllBut(uids) => {
-                self.known().pods.retain(|uid, _| uids.contains(uid));
+                {
+                    let mut known = self.known();
+                    known.pods.retain(|uid, _| uids.contains(uid));
+                    known.all_pods = true;
+                }
                 self.put(Job::Retain(uids), false);
             }
         }

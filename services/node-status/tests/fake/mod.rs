@@ -304,6 +304,10 @@ impl ResourceManager for Fake<(), rm::Machine> {
         Err(Status::unimplemented("not faked"))
     }
 
+    async fn defer_pod(&self, _: Request<rm::DeferPodRequest>) -> Answer<rm::DeferPodResponse> {
+        Err(Status::unimplemented("not faked"))
+    }
+
     async fn prepare_pod(&self, _: Request<rm::PreparePodRequest>) -> Answer<rm::PreparePodResponse> {
         Err(Status::unimplemented("not faked"))
     }

@@ -37,6 +37,7 @@ use super::*;
 enum Answer {
     Fail(Status),
     Never,
+    Other(Vec<u8>),
 }
 
 #[derive(Debug, Default)]
@@ -55,9 +56,15 @@ impl Shim {
                 runtime::EnsureImageResponse { item }.encode_to_vec()
             }
             "CreateContainer" => cri::CreateContainerResponse { container_id: "made".into() }.encode_to_vec(),
+            "ContainerStatus" => container_in(cri::ContainerState::ContainerCreated),
             _ => Vec::new(),
         }
     }
+}
+
+fn container_in(state: cri::ContainerState) -> Vec<u8> {
+    let status = cri::ContainerStatus { state: state.into(), ..Default::default() };
+    cri::ContainerStatusResponse { status: Some(status), ..Default::default() }.encode_to_vec()
 }
 
 /// The fake as one of the two services on its socket.
@@ -104,6 +111,7 @@ async fn respond(shim: &Mutex<Shim>, request: Request<Body>) -> Response<Body> {
     match answer {
         Some(Answer::Fail(status)) => return status.into_http(),
         Some(Answer::Never) => std::future::pending().await,
+        Some(Answer::Other(message)) => return framed(&message),
         None => {}
     }
     framed(&Shim::usual(&method))
@@ -328,6 +336,23 @@ async fn a_container_that_a_cut_call_has_left_unstarted_is_removed_before_it_is_
     bench.answer("RemoveContainer", Answer::Fail(Status::unknown("in use")));
     assert!(matches!(bench.start_in_place_of(Some("cut"), None).await, Err(Unfinished::Trouble(_))));
     assert_eq!(bench.calls("CreateContainer"), 2);
+}
+
+#[tokio::test]
+async fn a_container_that_has_begun_after_all_is_not_removed_but_looked_at_again() {
+    for state in [cri::ContainerState::ContainerRunning, cri::ContainerState::ContainerExited] {
+        let bench = Bench::new(json!({})).await;
+        bench.answer("ContainerStatus", Answer::Other(container_in(state)));
+        let ended = bench.start_in_place_of(Some("cut"), None).await;
+        assert!(matches!(&ended, Err(Unfinished::Trouble(t)) if t.neighbour), "{ended:?}");
+        assert_eq!((bench.calls("RemoveContainer"), bench.calls("CreateContainer")), (0, 0));
+        assert!(bench.agent.with("u", |entry| entry.freshness.due()).flatten().is_some());
+        assert_eq!((bench.warnings().await, bench.reasons()), (Vec::new(), Vec::new()));
+    }
+    let bench = Bench::new(json!({})).await;
+    bench.answer("ContainerStatus", Answer::Fail(Status::not_found("no such container")));
+    bench.start_in_place_of(Some("cut"), None).await.unwrap();
+    assert_eq!((bench.calls("RemoveContainer"), bench.calls("CreateContainer")), (0, 1));
 }
 
 #[tokio::test]

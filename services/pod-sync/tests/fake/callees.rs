@@ -66,6 +66,8 @@ pub struct MachineRoom {
     wants: Mutex<BTreeMap<String, common::Want>>,
     desires: Mutex<BTreeMap<String, rm::PodDesire>>,
     verdict: Mutex<Option<rm::Rejected>>,
+    /// UIDs of pods that were said to wait for something else.
+    pub deferred: Mutex<Vec<String>>,
     /// The machine has cgroup v2.
     pub cgroup_v2: std::sync::atomic::AtomicBool,
 }
@@ -77,6 +79,7 @@ impl Default for MachineRoom {
             wants: Mutex::default(),
             desires: Mutex::default(),
             verdict: Mutex::default(),
+            deferred: Mutex::default(),
             cgroup_v2: Default::default(),
         }
     }
@@ -366,6 +369,11 @@ impl ResourceManager for Resources {
         let rejected = self.0.verdict.lock().unwrap().clone();
         let verdict = Some(rejected.map_or(Verdict::Admitted(rm::Admitted {}), Verdict::Rejected));
         Ok(Response::new(rm::AdmitPodResponse { verdict }))
+    }
+
+    async fn defer_pod(&self, request: Request<rm::DeferPodRequest>) -> Answer<rm::DeferPodResponse> {
+        self.0.deferred.lock().unwrap().push(request.into_inner().uid);
+        Ok(Response::new(rm::DeferPodResponse {}))
     }
 
     async fn prepare_pod(&self, _: Request<rm::PreparePodRequest>) -> Answer<rm::PreparePodResponse> {

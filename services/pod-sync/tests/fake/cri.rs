@@ -183,6 +183,21 @@ fn act(shim: &Shim, method: &str, body: Bytes) -> Result<Vec<u8>, Status> {
             })?;
             Ok(Vec::new())
         }
+        "ContainerStatus" => {
+            let id = cri::ContainerStatusRequest::decode(body).unwrap().container_id;
+            let uid = owner(shim, |pod| pod.containers.iter().any(|c| c.id == id))?;
+            let pods = shim.all();
+            let container =
+                pods.iter().filter(|pod| pod.uid == uid).flat_map(|pod| &pod.containers).find(|c| c.id == id);
+            let state = match container.unwrap().state() {
+                rt::ContainerState::Created => cri::ContainerState::ContainerCreated,
+                rt::ContainerState::Running => cri::ContainerState::ContainerRunning,
+                rt::ContainerState::Exited => cri::ContainerState::ContainerExited,
+                _ => cri::ContainerState::ContainerUnknown,
+            };
+            let status = cri::ContainerStatus { id, state: state.into(), ..Default::default() };
+            Ok(cri::ContainerStatusResponse { status: Some(status), ..Default::default() }.encode_to_vec())
+        }
         "RemoveContainer" => {
             let id = cri::RemoveContainerRequest::decode(body).unwrap().container_id;
             let uid = owner(shim, |pod| pod.containers.iter().any(|c| c.id == id))?;
