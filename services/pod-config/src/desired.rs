@@ -10,7 +10,7 @@ use keelson_pod_config_core::merge::{Change, Merge, MergedPod, Op, Refused};
 use keelson_pod_config_core::object::ObjectKey;
 use keelson_pod_config_core::offline::WaitingPod;
 use keelson_pod_config_core::sight::Sight;
-use keelson_pod_config_core::{ManifestError, Why};
+use keelson_pod_config_core::{ManifestError, ManifestWarning, Why};
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_service_kit::{Context, EventRing, ObjectRef, Subscription, WatchHub, now_unix_nanos};
 use tokio::sync::watch;
@@ -85,6 +85,8 @@ struct SourceState {
     problems: BTreeMap<Problem, i64>,
     /// With the moment since when each waits.
     waiting: BTreeMap<WaitingPod, i64>,
+    /// By file, with the moment since when each is known.
+    warnings: BTreeMap<(String, ManifestWarning), i64>,
 }
 
 impl Desired {
@@ -133,7 +135,7 @@ impl Desired {
     pub fn publish(&self, source: &str, set: SourceSet, settled: bool) {
         let mut guard = self.state();
         let state = &mut *guard;
-        let SourceSet { pods, objects, mut problems, waiting } = set;
+        let SourceSet { pods, objects, mut problems, waiting, warnings } = set;
         let outcome = state.merge.set(source, pods, now_unix_nanos());
         problems.extend(outcome.refused.into_iter().map(refused));
         let news = Self::take_problems(state, source, problems);
@@ -148,13 +150,24 @@ impl Desired {
                 (pod, since)
             })
             .collect();
+        let mut warned = Vec::new();
+        let known = std::mem::take(&mut entry.warnings);
+        for warning in warnings {
+            let since = known.get(&warning).copied();
+            if since.is_none() {
+                warned.push(warning.clone());
+            }
+            entry.warnings.insert(warning, since.unwrap_or(now));
+        }
+        // A UID of an API server never comes back.
+        let added = if entry.ready && source != API { now } else { 0 };
         let newly_ready = settled && !entry.ready;
         entry.ready |= settled;
         if other_objects || newly_ready {
             self.0.objects.send_modify(|count| *count += 1);
         }
         for change in outcome.changes {
-            self.tell(source, change);
+            self.tell(source, change, added);
         }
         if newly_ready {
             tracing::info!(source, pods = state.merge.count(source), "the source has been read");
@@ -169,6 +182,20 @@ impl Desired {
         for problem in &news {
             self.report(&state.merge, source, problem);
         }
+        for (origin, warning) in &warned {
+            self.warn(&state.merge, source, origin, warning);
+        }
+    }
+
+    /// Says what of a manifest is not used as it was written.
+    fn warn(&self, merge: &Merge, source: &str, origin: &str, warning: &ManifestWarning) {
+        let message = format!("{origin}:{}: {}", warning.line, warning.message);
+        tracing::warn!(event = "manifest_warning", source, "{message}");
+        if let Some(name) = &warning.pod {
+            let uid = merge.find(source, name).map_or("", |(uid, _)| uid);
+            let pod = ObjectRef::pod(&name.namespace, &name.name, uid);
+            self.0.events.warning(pod, "ManifestWarning", message);
+        }
     }
 
     /// Every source has spoken: what they do not name is not kept any longer.
@@ -178,8 +205,11 @@ impl Desired {
         checkpoint.pods().iter().filter(|uid| !merge.knows(uid)).for_each(|uid| checkpoint.remove_pod(uid));
     }
 
-    fn tell(&self, source: &str, change: Change) {
+    /// `added` is what is sent as `added_unix_nanos` of a pod that is new.
+    fn tell(&self, source: &str, change: Change, added: i64) {
         let Change { op, pod } = change;
+        let added =
+            if op == Op::Add { added } else { self.pod(&pod.uid).map_or(0, |sent| sent.added_unix_nanos) };
         log(op, source, &pod);
         match op {
             Op::Remove => {
@@ -196,11 +226,11 @@ impl Desired {
                     k8s.pod.uid = pod.uid,
                     source,
                 );
-                self.set(source, pod, keelson_telemetry::traceparent_of(&span).unwrap_or_default());
+                self.set(source, pod, keelson_telemetry::traceparent_of(&span).unwrap_or_default(), added);
             }
             Op::Add | Op::Update | Op::Delete | Op::Reconcile => {
                 let traceparent = pod.resumed.clone().unwrap_or_else(|| self.trace_of(&pod.uid));
-                self.set(source, pod, traceparent);
+                self.set(source, pod, traceparent, added);
             }
         }
     }
@@ -210,7 +240,7 @@ impl Desired {
         self.pod(uid).map(|sent| sent.traceparent.clone()).unwrap_or_default()
     }
 
-    fn set(&self, source: &str, pod: MergedPod, traceparent: String) {
+    fn set(&self, source: &str, pod: MergedPod, traceparent: String, added_unix_nanos: i64) {
         self.0.checkpoint.put_pod(&pod.uid, &pod.sight(&traceparent));
         let desired = pb::DesiredPod {
             uid: pod.uid.clone(),
@@ -222,6 +252,7 @@ impl Desired {
             traceparent,
             origin: pod.origin,
             seen_unix_nanos: pod.seen_unix_nanos,
+            added_unix_nanos,
         };
         self.0.hub.set(Key::Pod(pod.uid), Entry::Pod(Arc::new(desired)));
     }
@@ -330,6 +361,7 @@ impl Desired {
                 pods: u32::try_from(state.merge.count(name)).unwrap_or(u32::MAX),
                 problems: source.problems.iter().map(|(problem, since)| wire(problem, *since)).collect(),
                 waiting: source.waiting.iter().map(|(pod, since)| waiting(name, pod, *since)).collect(),
+                warnings: source.warnings.iter().map(|(warning, since)| warned(warning, *since)).collect(),
             })
         };
         self.0.configured.iter().filter_map(one).collect()
@@ -363,6 +395,17 @@ fn waiting(source: &str, pod: &WaitingPod, since: i64) -> pb::WaitingPod {
         name: pod.name.clone(),
         origin: pod.origin.clone(),
         message: format!("since the reboot the pod waits for {who}, which does not answer: {}", pod.why),
+        since_unix_nanos: since,
+    }
+}
+
+fn warned((origin, warning): &(String, ManifestWarning), since: i64) -> pb::SourceWarning {
+    let full = |name: &PodFullName| format!("{}/{}", name.namespace, name.name);
+    pb::SourceWarning {
+        origin: origin.clone(),
+        line: warning.line,
+        pod: warning.pod.as_ref().map(full).unwrap_or_default(),
+        message: warning.message.clone(),
         since_unix_nanos: since,
     }
 }

@@ -136,14 +136,6 @@ pub fn stamp_of(path: &Path) -> Option<Stamp> {
     fs::metadata(path).ok().filter(Metadata::is_file).map(|found| stamp(&found))
 }
 
-/// Whether there is no regular file at the path.
-pub fn is_gone(path: &Path) -> bool {
-    match fs::metadata(path) {
-        Ok(found) => !found.is_file(),
-        Err(error) => error.kind() == ErrorKind::NotFound,
-    }
-}
-
 fn stamp(found: &Metadata) -> Stamp {
     let nanos = |seconds: i64, nanos: i64| seconds.saturating_mul(1_000_000_000).saturating_add(nanos);
     Stamp {

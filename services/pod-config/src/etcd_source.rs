@@ -20,7 +20,6 @@ use keelson_pod_config_core::offline::{WaitingPod, age, waits_for};
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::stored::{StoredName, parse_stored};
 
-use crate::ignored::warn_of_ignored;
 use keelson_pod_config_core::{FileContent, ManifestError, Why};
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Context, Progress};
@@ -251,7 +250,6 @@ impl EtcdSource {
                 for ObjectKey { namespace, name, .. } in secrets.map(|object| object.key.clone()) {
                     self.secrets.put((namespace, name), &remember(revisions.create, &entry.value));
                 }
-                warn_of_ignored(&entry.key, self.files.content(&entry.key), &content);
                 self.files.read(&entry.key, Ok(content));
             }
             Err(errors) => {

@@ -13,7 +13,6 @@ use keelson_pod_config_core::scan::{FolderView, Listing, Plan, is_ignored};
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{ManifestError, Why, parse_file};
 
-use crate::ignored::warn_of_ignored;
 use keelson_service_kit::{Context, LoopHandle, now_unix_nanos};
 use tokio::time::Instant;
 
@@ -24,8 +23,6 @@ use crate::disk::{self, Reading};
 use crate::waiting::off_thread;
 use crate::watcher::{self, Batch, Watcher};
 
-/// How long a removed file may be away before its pods go: editors and git replace files by removing them first.
-const GONE_AFTER: Duration = Duration::from_millis(20);
 /// After a look or a watch that failed.
 const AGAIN: Duration = Duration::from_secs(1);
 const PATH_CONDITION: &str = "static-pod-path";
@@ -49,7 +46,6 @@ pub struct FileSource {
     only: Option<String>,
     folder: PathBuf,
     settled: bool,
-    gone: BTreeMap<String, Instant>,
 }
 
 impl FileSource {
@@ -78,7 +74,6 @@ impl FileSource {
             only: None,
             folder: path.to_owned(),
             settled: false,
-            gone: BTreeMap::new(),
         }
     }
 
@@ -92,9 +87,8 @@ impl FileSource {
             if now >= rescan_at {
                 rescan_at = now + self.rescan().await;
             }
-            self.drop_gone().await;
             let heartbeat = now + LoopHandle::HEARTBEAT;
-            let wake = self.gone.values().copied().chain([rescan_at, heartbeat]).min().unwrap_or(heartbeat);
+            let wake = rescan_at.min(heartbeat);
             // Cancel-safe: events that are not returned stay in the kernel's queue.
             tokio::select! {
                 () = shutdown.cancelled() => return,
@@ -209,8 +203,14 @@ impl FileSource {
         let (mut changed, created, gone) = (paths(batch.changed), paths(batch.created), paths(batch.gone));
         let mut touched = paths(batch.touched);
         touched.retain(|path| !changed.contains(path));
-        let due = Instant::now() + GONE_AFTER;
-        self.gone.extend(gone.into_iter().map(|path| (path, due)));
+        // A file that is removed and written again, however soon, is a removal and an addition (pod-lifecycle.md §2.2).
+        let mut dirty = false;
+        for path in gone {
+            dirty |= self.forget(&path);
+        }
+        if dirty {
+            self.publish();
+        }
         if !created.is_empty() {
             // Most are still being written and tell when they are closed.
             let whole = self.blocking(|| {
@@ -220,8 +220,9 @@ impl FileSource {
         }
         let again = self.take_touched(touched, &mut changed).await;
         if !changed.is_empty() {
-            let missing = self.read(changed).await;
-            self.gone.extend(missing.into_iter().map(|path| (path, due)));
+            for path in self.read(changed).await {
+                self.forget(&path);
+            }
             self.publish();
         }
         again
@@ -244,26 +245,6 @@ impl FileSource {
             }
         }
         again.map(soon)
-    }
-
-    /// Removes what has been away long enough.
-    async fn drop_gone(&mut self) {
-        let now = Instant::now();
-        let due: Vec<String> =
-            self.gone.iter().filter(|(_, at)| **at <= now).map(|(path, _)| path.clone()).collect();
-        if due.is_empty() {
-            return;
-        }
-        self.gone.retain(|_, at| *at > now);
-        let checked = self
-            .blocking(|| due.into_iter().filter(|path| disk::is_gone(Path::new(path))).collect::<Vec<_>>());
-        let mut dirty = false;
-        for path in checked.await.unwrap_or_default() {
-            dirty |= self.forget(&path);
-        }
-        if dirty {
-            self.publish();
-        }
     }
 
     /// Reads files and takes what they say; those that are not there come back.
@@ -301,7 +282,6 @@ impl FileSource {
                     none if none.is_empty() => self.checkpoint.remove(path),
                     some => self.checkpoint.put(path, some),
                 }
-                warn_of_ignored(path, self.files.content(path), &content);
                 self.files.read(path, Ok(content));
             }
             Err(errors) => {

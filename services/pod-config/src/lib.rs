@@ -24,7 +24,6 @@ mod etcd_source;
 mod fake_api;
 mod fetch;
 mod file_source;
-mod ignored;
 mod kubernetes_objects;
 mod kubernetes_source;
 mod last_word;

@@ -12,9 +12,8 @@ use keelson_pod_config_core::manifest::{Document, Kind, read_manifest};
 use keelson_pod_config_core::object::ObjectKey;
 use keelson_pod_config_core::scan::Listing;
 use keelson_pod_config_core::static_pod::StaticRules;
-use keelson_pod_config_core::{FileContent, ManifestError, Why, parse_file};
+use keelson_pod_config_core::{FileContent, ManifestError, ManifestWarning, Why, parse_file};
 
-use crate::ignored::warn_of_ignored;
 use keelson_proto::keelson::pod_config::v1::AppliedPod;
 use keelson_service_kit::{Context, LoopHandle};
 use serde_json::json;
@@ -232,7 +231,7 @@ impl StoreLoop {
         if !self.read {
             return Err(StoreError::NotRead { path: self.folder.clone() });
         }
-        let planned = self.plan(manifest, hint)?;
+        let (planned, warnings) = self.plan(manifest, hint)?;
         let mut applied = Vec::new();
         let mut failure = None;
         for Planned { path, bytes, content } in planned {
@@ -253,6 +252,7 @@ impl StoreLoop {
                 namespace: pod.namespace.clone(),
                 name: pod.name.clone(),
                 result: result.to_owned(),
+                warnings: of_pod(&warnings, &pod.full_name()),
             }));
             self.files.read(&path.to_string_lossy(), Ok(content));
         }
@@ -261,14 +261,14 @@ impl StoreLoop {
     }
 
     /// Checks everything before anything is written.
-    fn plan(&self, manifest: &[u8], hint: &str) -> Result<Vec<Planned>, StoreError> {
+    fn plan(&self, manifest: &[u8], hint: &str) -> Result<(Vec<Planned>, Vec<ManifestWarning>), StoreError> {
         let hint = if hint.is_empty() { "manifest" } else { hint };
         let refuse = |errors: Vec<ManifestError>| {
             let lines: Vec<String> = errors.iter().map(|error| error.at(hint)).collect();
             StoreError::Invalid(lines.join("\n"))
         };
         let content = parse_file(manifest, hint, &self.rules).map_err(refuse)?;
-        warn_of_ignored(hint, None, &content);
+        let warnings = content.warnings.clone();
         let mut alone = SourceFiles::default();
         alone.read(hint, Ok(content));
         let set = alone.assemble();
@@ -282,7 +282,7 @@ impl StoreLoop {
             .collect::<Result<_, _>>()
             .map_err(refuse)?;
         planned.iter().try_for_each(|file| self.check_owner(file))?;
-        Ok(planned)
+        Ok((planned, warnings))
     }
 
     fn planned(&self, document: Document) -> Result<Planned, Vec<ManifestError>> {
@@ -447,4 +447,10 @@ fn remove(path: &Path) -> Result<(), (PathBuf, io::Error)> {
         }
     };
     gone.map_err(|error| (path.to_owned(), error))
+}
+
+/// What is said of one pod.
+fn of_pod(warnings: &[ManifestWarning], name: &PodFullName) -> Vec<String> {
+    let of_it = warnings.iter().filter(|warning| warning.pod.as_ref() == Some(name));
+    of_it.map(|warning| warning.message.clone()).collect()
 }

@@ -11,7 +11,6 @@ use keelson_pod_config_core::files::SourceFiles;
 use keelson_pod_config_core::static_pod::StaticRules;
 use keelson_pod_config_core::{ManifestError, Why, parse_file};
 
-use crate::ignored::warn_of_ignored;
 use keelson_service_kit::{Context, LoopHandle, status};
 use tokio::time::Instant;
 
@@ -135,7 +134,6 @@ impl UrlSource {
                     none if none.is_empty() => self.checkpoint.remove(&self.url),
                     some => self.checkpoint.put(&self.url, some),
                 }
-                warn_of_ignored(&self.url, self.answer.content(&self.url), &content);
                 self.answer.read(&self.url, Ok(content));
                 self.has_answered();
                 self.ctx.progress.condition(CONDITION, Ok(()));

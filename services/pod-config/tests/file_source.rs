@@ -118,20 +118,26 @@ async fn pod_lists_documents_and_objects_are_read_and_objects_handed_out() {
 }
 
 #[tokio::test]
-async fn a_file_is_replaced_linked_and_saved_by_an_editor_without_a_gap() {
+async fn a_file_is_replaced_linked_and_saved_by_an_editor() {
     let node = Node::new();
     let mut service = node.start();
     let mut watch = service.watch().await;
     watch.replay().await;
     let path = node.manifest("web.yaml");
     replace(&path, &pod("web", "one"));
-    let uid = watch.pod().await.uid;
+    let first = watch.pod().await;
+    let uid = first.uid;
 
-    // As vim saves: the old file becomes a backup, a new one is written, the backup goes.
+    // As vim saves: the old file becomes a backup, a new one is written, the backup goes. A kubelet takes it for a removal and
+    // an addition.
     let backup = node.manifest("web.yaml~");
     fs::rename(&path, &backup).unwrap();
     fs::write(&path, pod("web", "one")).unwrap();
     fs::remove_file(&backup).unwrap();
+    let again = watch.again(&uid).await;
+    assert_ne!(again.added_unix_nanos, first.added_unix_nanos);
+    // One that takes its place is neither.
+    replace(&path, &pod("web", "one"));
     // Backups of all kinds are no manifests.
     for name in ["x.bak", "x.tmp", ".x.swp", "x~"] {
         node.write(name, &pod("backup", "i"));
@@ -139,7 +145,7 @@ async fn a_file_is_replaced_linked_and_saved_by_an_editor_without_a_gap() {
     // Links of both kinds are there at once.
     fs::write(node.path("outside.yaml"), pod("soft", "i")).unwrap();
     symlink(node.path("outside.yaml"), node.manifest("soft.yaml")).unwrap();
-    assert_eq!(watch.pod().await.name, "soft-n1", "nothing of the saving was told");
+    assert_eq!(watch.pod().await.name, "soft-n1", "nothing else was told");
     fs::write(node.path("hard.yaml"), pod("hard", "i")).unwrap();
     fs::hard_link(node.path("hard.yaml"), node.manifest("hard.yaml")).unwrap();
     assert_eq!(watch.pod().await.name, "hard-n1");
@@ -147,6 +153,64 @@ async fn a_file_is_replaced_linked_and_saved_by_an_editor_without_a_gap() {
 
     fs::rename(&path, node.path("moved.yaml")).unwrap();
     assert_eq!(watch.gone().await, uid);
+}
+
+#[tokio::test]
+async fn a_manifest_that_is_deleted_and_written_again_at_once_is_removed_and_added_each_time() {
+    let node = Node::new();
+    node.write_rested("web.yaml", &pod("web", "one"));
+    let service = node.start();
+    let mut watch = service.watch().await;
+    let (pods, _) = watch.replay().await;
+    assert_eq!(pods[0].added_unix_nanos, 0, "it was there before");
+    let (path, uid, mut added) = (node.manifest("web.yaml"), pods[0].uid.clone(), 0);
+    for _ in 0..20 {
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, pod("web", "one")).unwrap();
+        let again = watch.again(&uid).await;
+        assert!(again.added_unix_nanos > added, "{again:?}");
+        added = again.added_unix_nanos;
+    }
+    // Written in place it is the same pod.
+    fs::write(&path, pod("web", "one")).unwrap();
+    node.write("mark.yaml", &pod("mark", "one"));
+    assert_eq!(watch.pod().await.name, "mark-n1");
+
+    // A new run of the service does not know, and says so.
+    service.kill();
+    let service = node.start();
+    let (pods, _) = service.watch().await.replay().await;
+    assert!(pods.iter().all(|pod| pod.added_unix_nanos == 0), "{pods:?}");
+}
+
+#[tokio::test]
+async fn what_is_not_used_as_it_was_written_is_told_in_an_event_and_with_the_sources() {
+    let node = Node::new();
+    let exported = pod("web", "one").replace(
+        "metadata:",
+        "status: {phase: Running}\nmetadata:\n  deletionTimestamp: \"2026-01-01T00:00:00Z\"\n  labels: {1.10: x}",
+    );
+    node.write_rested("web.yaml", &exported);
+    let service = node.start();
+    let (pods, _) = service.watch().await.replay().await;
+    assert_eq!(pods.len(), 1, "{:?}", service.problems().await);
+    let warnings: Vec<_> = service.sources().await.into_iter().flat_map(|source| source.warnings).collect();
+    let [ignored, key] = &*warnings else { panic!("{warnings:?}") };
+    assert!(ignored.message.ends_with(": metadata.deletionTimestamp, status"), "{warnings:?}");
+    assert_eq!(key.message, r#"the key 1.10 is no text and is read as "1.1"; quote it"#);
+    assert!(key.line > ignored.line && key.origin.ends_with("web.yaml"), "{warnings:?}");
+    assert!(warnings.iter().all(|warning| warning.pod == "default/web-n1"), "{warnings:?}");
+    let events = service.events().await;
+    let told = |text: &str| {
+        events.iter().any(|e| e.reason == "ManifestWarning" && e.kind == "Pod" && e.message.contains(text))
+    };
+    assert!(told("metadata.deletionTimestamp") && told("the key 1.10"), "{events:?}");
+    let mut watch = service.watch().await;
+    watch.replay().await;
+    node.write("web.yaml", &pod("web", "one"));
+    assert_eq!(watch.gone().await, pods[0].uid);
+    let sources = service.sources().await;
+    assert!(sources.iter().all(|source| source.warnings.is_empty()), "{sources:?}");
 }
 
 #[tokio::test]

@@ -12,13 +12,16 @@ use keelson_proto::keelson::pod_config::v1::DesiredPod;
 use keelson_proto::keelson::pod_config::v1::watch_pods_response::Item;
 use redb::{Database, TableDefinition};
 
-/// Two pods of files and one of the command line, with their rows in the checkpoint.
+/// Two pods of files and one of the command line, with their rows in the checkpoint, as a later run of the service sends them.
 async fn three_pods(node: &Node) -> Vec<DesiredPod> {
     node.write_rested("a.yaml", &pod("a", "i"));
     node.write_rested("b.yaml", &pod("b", "i"));
     let mut service = node.start();
     service.apply(&pod("c", "i")).await.unwrap();
-    let pods = replayed(&service).await;
+    let mut pods = replayed(&service).await;
+    assert!(pods[2].added_unix_nanos != 0, "{pods:?}");
+    // A later run finds it there.
+    pods[2].added_unix_nanos = 0;
     // A row for each pod, and two for each of the two files.
     service.wait_for_rows(7);
     service.kill();

@@ -155,6 +155,7 @@ mod tests {
             origin: String::new(),
             traceparent: String::new(),
             revision: 1,
+            added_unix_nanos: 0,
         }
     }
 

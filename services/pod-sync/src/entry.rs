@@ -38,6 +38,8 @@ pub struct Wanted {
     pub traceparent: String,
     /// Grows with each change of this UID.
     pub revision: u64,
+    /// When its source has added it, as pod-config says; 0: nobody knows.
+    pub added_unix_nanos: i64,
 }
 
 /// One UID.
@@ -228,6 +230,7 @@ impl Entry {
                     origin: String::new(),
                     traceparent: String::new(),
                     revision: 0,
+                    added_unix_nanos: 0,
                 });
             }
         }
@@ -342,6 +345,7 @@ mod tests {
             origin: String::new(),
             traceparent: String::new(),
             revision: 1,
+            added_unix_nanos: 0,
         }
     }
 

@@ -131,6 +131,14 @@ fn take_in(
 ) -> Result<(), serde_json::Error> {
     let uid = sent.uid.clone();
     let raw = sent.pod_json;
+    if came_back(agent, &uid, sent.added_unix_nanos) {
+        tracing::info!(
+            pod = format!("{}/{}", sent.namespace, sent.name),
+            uid,
+            "the pod has left its source and come back: it is started anew"
+        );
+        removed(agent, &uid);
+    }
     let known = agent.with(&uid, |e| (e.state.desired, e.wanted.as_ref().is_some_and(|w| w.raw == raw)));
     if known == Some((true, true)) {
         return Ok(());
@@ -150,6 +158,7 @@ fn take_in(
         origin: sent.origin,
         traceparent: sent.traceparent,
         revision: sent.revision,
+        added_unix_nanos: sent.added_unix_nanos,
     };
     if sources_ready && agent.waits_for_removal(&wanted) {
         return Ok(());
@@ -166,6 +175,15 @@ fn take_in(
     begin(agent, &wanted, kind, observed);
     tell_refused_resize(agent, &wanted);
     Ok(())
+}
+
+/// Whether a pod that is known has left its source and come back since it was named here last, which only the second of the two
+/// may have been told of.
+fn came_back(agent: &Agent, uid: &str, added: i64) -> bool {
+    let is_other = |entry: &mut Entry| {
+        entry.state.desired && entry.wanted.as_ref().is_some_and(|known| known.added_unix_nanos != added)
+    };
+    added != 0 && agent.with(uid, is_other) == Some(true)
 }
 
 /// A change of resources that is not made is an event, once for each generation of the pod.

@@ -420,6 +420,7 @@ mod tests {
             origin: String::new(),
             traceparent: String::new(),
             revision: 1,
+            added_unix_nanos: 0,
         };
         agent.named(&wanted, UpdateKind::Create, None);
         let told = || format!("{:?}", agent.desired.volumes.get("u").unwrap().volumes);

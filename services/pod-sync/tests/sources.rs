@@ -7,6 +7,8 @@ mod fake;
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::runtime::v1::Sandbox;
 
+use serde_json::json;
+
 use fake::{PodSync, SOURCES, World, eventually};
 
 /// Whether the sandbox of a pod runs.
@@ -71,5 +73,48 @@ async fn a_pod_whose_source_has_not_reported_since_a_restart_stays_and_goes_when
     world.reported(&SOURCES);
     eventually("its end", async || (!runs(&world, "web")).then_some(())).await;
     assert!(runs(&world, "other"));
+    second.kill();
+}
+
+#[tokio::test]
+async fn a_pod_that_has_left_its_source_and_come_back_is_started_anew_though_only_the_second_was_told() {
+    let world = World::start();
+    let service = world.pod_sync().await;
+    let spec = || {
+        let container = json!({"name": "main", "image": "i:1", "imagePullPolicy": "IfNotPresent"});
+        json!({"restartPolicy": "Always", "containers": [container]})
+    };
+    let sandboxes = || world.shim.calls("RunPodSandbox");
+    world.name_added("web", spec(), 1, 0);
+    service.phase("web", "Running").await;
+    let begins_anew = async |revision, added, expected: usize| {
+        world.name_added("web", spec(), revision, added);
+        // runtime-shim removes what is left of what has ended.
+        let has_ended = async || world.shim.pod("web")?.sandboxes.iter().all(|s| !s.ready).then_some(());
+        eventually("the end", has_ended).await;
+        eventually("nobody wants it", async || world.shim.want("web").is_none().then_some(())).await;
+        world.shim.collect("web");
+        eventually("the new sandbox", async || (sandboxes() == expected).then_some(())).await;
+        service.phase("web", "Running").await;
+    };
+    begins_anew(2, 7, 2).await;
+    // What was told already, and what a new run of pod-config does not know, is no news.
+    for (revision, added) in [(3, 7), (4, 0)] {
+        world.name_added("web", spec(), revision, added);
+        eventually("the revision", async || {
+            let desire = world.machine.desire("web")?;
+            (desire.revision == revision).then_some(())
+        })
+        .await;
+    }
+    begins_anew(5, 9, 3).await;
+    assert_eq!(world.shim.calls("StopPodSandbox"), 2);
+    service.kill();
+
+    // Nor has a new run of pod-sync anything to compare with.
+    let second = world.pod_sync().await;
+    second.phase("web", "Running").await;
+    has_heard_everything(&world, &second, "other").await;
+    assert_eq!(world.shim.calls("StopPodSandbox"), 2);
     second.kill();
 }

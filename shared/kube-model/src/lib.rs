@@ -16,6 +16,7 @@
 //! | [`sysctl`] | names of kernel parameters and the namespaces that they belong to |
 //! | [`hash`] | the container hash and the UID of a static pod |
 //! | [`defaults`] | API defaulting on raw JSON, so that unknown fields survive |
+//! | [`nulls`] | what a null in a map or a list stands for |
 //! | [`validate`] | the checks of pod creation, in the API server's wording |
 //! | [`node_ext`] | questions one asks a Node: which of its addresses have its pods |
 //! | [`pod_ext`] | questions one asks a pod: is it static, is it critical, which containers has it |
@@ -29,6 +30,7 @@ pub mod hash;
 pub mod ids;
 pub mod kernel;
 pub mod node_ext;
+pub mod nulls;
 pub mod pod_ext;
 pub mod qos;
 pub mod quantity;
@@ -42,6 +44,7 @@ pub use defaults::default_pod;
 pub use duration::{format_go_duration, parse_go_duration};
 pub use hash::{PodOrigin, container_hash, static_pod_uid};
 pub use ids::{ContainerId, PodFullName, PodUid, SandboxId};
+pub use nulls::fill_nulls;
 pub use pod_ext::{ContainerKind, annotations};
 pub use qos::{QosClass, compute_qos, qos_class};
 pub use quantity::{ParseQuantityError, Quantity};

@@ -67,6 +67,16 @@ async fn apply(session: &Session, path: &Path) -> Result<Vec<Stored>, Failure> {
     let request = ApplyManifestRequest { manifest: file.bytes, name_hint: file.path.display().to_string() };
     let answer = session.agent.pod_config().apply_manifest(session.agent.request(request)).await;
     let pods = answer.map_err(|s| session.agent.failure(ServiceName::PodConfig, s))?.into_inner().pods;
+    for pod in &pods {
+        for warning in &pod.warnings {
+            output::notice(&format!(
+                "warning: {}: pod {}/{}: {warning}",
+                file.path.display(),
+                pod.namespace,
+                pod.name
+            ));
+        }
+    }
     let pods = pods.into_iter().map(|pod| Stored {
         kind: ObjectKind::Pod,
         namespace: pod.namespace,

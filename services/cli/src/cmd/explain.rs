@@ -2,12 +2,12 @@
 
 use keelson_config::ServiceName;
 use keelson_proto::keelson::common::v1::PodRef;
-use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem};
+use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem, SourceWarning};
 use keelson_proto::keelson::pod_sync::v1::{ExplainPodResponse, Step};
 use serde_json::{Value, json};
 
 use super::Session;
-use super::get_sources::{meanwhile, place};
+use super::get_sources::{meanwhile, place, warned_place};
 use crate::error::Failure;
 use crate::human;
 use crate::output::{self, Colour};
@@ -54,7 +54,9 @@ pub(crate) async fn explain(session: &Session, entry: &PodEntry) -> Result<Expla
     let first: Vec<Step> = match sources {
         Ok(sources) => {
             let problems = sources.iter().flat_map(|s| &s.problems);
-            problems.filter(|p| p.kept_pods.contains(&full)).map(refusal).collect()
+            let warnings = sources.iter().flat_map(|s| &s.warnings);
+            let refusals = problems.filter(|p| p.kept_pods.contains(&full)).map(refusal);
+            refusals.chain(warnings.filter(|w| w.pod == full).map(warning)).collect()
         }
         Err(why) => unheard(session, &why).await.into_iter().collect(),
     };
@@ -90,6 +92,19 @@ fn refusal(problem: &SourceProblem) -> Step {
         message: format!("{}: {}; {}", place(problem), problem.message, meanwhile(problem)),
         owner: YOU.into(),
         since_unix_nanos: problem.since_unix_nanos,
+        next_retry_unix_nanos: 0,
+    }
+}
+
+/// What of the pod's manifest is not used as it was written; nothing waits for that.
+fn warning(warning: &SourceWarning) -> Step {
+    Step {
+        name: "source".into(),
+        state: "done".into(),
+        subject: "warning".into(),
+        message: format!("{}{}", warned_place(warning), warning.message),
+        owner: YOU.into(),
+        since_unix_nanos: warning.since_unix_nanos,
         next_retry_unix_nanos: 0,
     }
 }

@@ -1,6 +1,6 @@
 //! `keelson get sources`.
 
-use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem};
+use keelson_proto::keelson::pod_config::v1::{Source, SourceProblem, SourceWarning};
 use serde_json::{Value, json};
 
 use super::Session;
@@ -41,6 +41,14 @@ pub(crate) async fn run(session: &Session) -> Result<(), Failure> {
             meanwhile(problem)
         ));
     }
+    for warning in sources.iter().flat_map(|s| &s.warnings) {
+        text.push_str(&format!(
+            "\n{}{}\n  for {}; the rest of it is used\n",
+            warned_place(warning),
+            printable(&warning.message),
+            human::since(warning.since_unix_nanos, session.now),
+        ));
+    }
     for pod in sources.iter().flat_map(|s| &s.waiting) {
         text.push_str(&format!(
             "\n{}: pod {}/{}\n  {}\n  for {}; nothing of it runs\n",
@@ -60,6 +68,15 @@ pub(crate) fn place(problem: &SourceProblem) -> String {
         (0, _) => problem.origin.clone(),
         (line, 0) => format!("{}:{line}", problem.origin),
         (line, column) => format!("{}:{line}:{column}", problem.origin),
+    }
+}
+
+/// `file:line: pod namespace/name: `, as far as known.
+pub(crate) fn warned_place(warning: &SourceWarning) -> String {
+    let pod = if warning.pod.is_empty() { String::new() } else { format!("pod {}: ", warning.pod) };
+    match warning.line {
+        0 => format!("{}: {pod}", warning.origin),
+        line => format!("{}:{line}: {pod}", warning.origin),
     }
 }
 
@@ -87,6 +104,19 @@ fn document(source: &Source) -> Value {
             })
         })
         .collect();
+    let warnings: Vec<Value> = source
+        .warnings
+        .iter()
+        .map(|w| {
+            json!({
+                "origin": w.origin,
+                "line": (w.line != 0).then_some(w.line),
+                "pod": (!w.pod.is_empty()).then_some(&w.pod),
+                "message": w.message,
+                "since": human::rfc3339(w.since_unix_nanos),
+            })
+        })
+        .collect();
     let waiting: Vec<Value> = source
         .waiting
         .iter()
@@ -106,6 +136,7 @@ fn document(source: &Source) -> Value {
         "ready": source.ready,
         "pods": source.pods,
         "problems": problems,
+        "warnings": warnings,
         "waiting": waiting,
     })
 }

@@ -75,6 +75,15 @@ async fn store(
         return Err(wrong("no Pod, Secret, ConfigMap or KubeletConfiguration in this manifest".into()));
     }
     for object in &wanted {
+        if !object.ignored.is_empty() {
+            output::notice(&format!(
+                "warning: {}: {}/{}: only a control plane writes these fields, and they are not stored: {}",
+                file.path.display(),
+                object.namespace,
+                object.name,
+                object.ignored.join(", ")
+            ));
+        }
         let node = fleet.target(&object.node, nodes).await?;
         let put = Put::of(object, node);
         let (result, revision) = put.run(fleet).await?;

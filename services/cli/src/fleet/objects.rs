@@ -2,7 +2,7 @@
 
 use keelson_etcd::{Entry, NodeKeys};
 use keelson_kube_model::validate::{AllowedReferences, static_pod_api_references, validate_pod};
-use keelson_kube_model::{Pod, annotations, base64, default_pod};
+use keelson_kube_model::{Pod, annotations, base64, default_pod, fill_nulls};
 use serde_json::{Map, Value, json};
 
 use crate::cmd::manifests::ObjectKind;
@@ -18,6 +18,9 @@ const NOT_THEIRS: [&str; 7] = [
     "uid",
 ];
 
+/// Those of them that `keelson get` and an API server do not show of a pod that is simply there.
+const MISSED: [&str; 2] = ["deletionGracePeriodSeconds", "deletionTimestamp"];
+
 /// An object to store.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Wanted {
@@ -29,6 +32,8 @@ pub(super) struct Wanted {
     /// `metadata.resourceVersion`: the change that the author has read.
     pub(super) revision: Option<i64>,
     pub(super) value: Value,
+    /// What was written and is not stored, by its path.
+    pub(super) ignored: Vec<String>,
 }
 
 impl Wanted {
@@ -66,11 +71,20 @@ impl Wanted {
                 ));
             }
         }
-        NOT_THEIRS.iter().for_each(|key| drop(metadata.remove(*key)));
+        let mut ignored = Vec::new();
+        for key in NOT_THEIRS {
+            let written = metadata.remove(key).filter(|value| !value.is_null());
+            if written.is_some() && MISSED.contains(&key) {
+                ignored.push(format!("metadata.{key}"));
+            }
+        }
         metadata.insert("namespace".into(), json!(namespace));
         if let Some(written) = metadata.get_mut("annotations").and_then(Value::as_object_mut) {
             for key in [annotations::CONFIG_SOURCE, annotations::CONFIG_SEEN, annotations::CONFIG_HASH] {
                 written.remove(key);
+            }
+            if written.remove(annotations::CONFIG_MIRROR).is_some() {
+                ignored.push(format!("metadata.annotations[{}]", annotations::CONFIG_MIRROR));
             }
             if written.is_empty() {
                 metadata.remove("annotations");
@@ -87,7 +101,7 @@ impl Wanted {
             ObjectKind::Pod => check(&value)?,
             kind => check_data(kind, &name, &value)?,
         }
-        Ok(Self { kind, namespace, name, node, revision, value })
+        Ok(Self { kind, namespace, name, node, revision, value, ignored })
     }
 
     /// Where it stands.
@@ -112,6 +126,7 @@ fn is_of_a_name(byte: u8) -> bool {
 /// What the node would refuse, so that it is told to whoever is there.
 fn check(pod: &Value) -> Result<(), String> {
     let mut defaulted = pod.clone();
+    fill_nulls(&mut defaulted);
     default_pod(&mut defaulted);
     let typed: Pod = serde_json::from_value(defaulted).map_err(|error| error.to_string())?;
     let mut wrong: Vec<String> =
@@ -128,6 +143,8 @@ fn check_data(kind: ObjectKind, name: &str, object: &Value) -> Result<(), String
     let is_base64 = |value: &Value| value.as_str().is_some_and(|text| base64::decode(text).is_some());
     let base64: (fn(&Value) -> bool, _) = (is_base64, "must be base64");
     let text: (fn(&Value) -> bool, _) = (Value::is_string, "must be text; quote it");
+    let mut object = object.clone();
+    fill_nulls(&mut object);
     let fields = if kind == ObjectKind::Secret {
         [("data", base64, "; what is not yet goes into stringData"), ("stringData", text, "")]
     } else {
@@ -226,6 +243,13 @@ mod tests {
         assert_eq!((again.revision, first.revision), (Some(7), None));
         assert_eq!(again.value, first.value);
         assert_eq!(again.key("n1"), "/keelson/v1/nodes/n1/pods/default/web");
+        assert_eq!(again.ignored, [""; 0]);
+        exported["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        exported["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "h"});
+        let ending = Wanted::of(&exported).unwrap();
+        assert_eq!(ending.value, first.value);
+        let ignored = ["metadata.deletionTimestamp", "metadata.annotations[kubernetes.io/config.mirror]"];
+        assert_eq!(ending.ignored, ignored);
     }
 
     #[test]

@@ -386,6 +386,7 @@ impl PodConfig for Api {
             namespace: "default".into(),
             name: "web-edge".into(),
             result: "created".into(),
+            warnings: Vec::new(),
         };
         Ok(Response::new(pod_config::ApplyManifestResponse { pods: vec![pod] }))
     }

@@ -14,7 +14,7 @@ use crate::error::{ManifestError, Why};
 use crate::merge::SourcePod;
 use crate::object::ObjectKey;
 use crate::offline::WaitingPod;
-use crate::parse::FileContent;
+use crate::parse::{FileContent, ManifestWarning};
 use crate::static_pod::StaticPod;
 
 /// The files of one source, each with its last good content.
@@ -55,6 +55,8 @@ pub struct SourceSet {
     pub problems: Vec<Problem>,
     /// Pods that do not start before the control plane answers.
     pub waiting: Vec<WaitingPod>,
+    /// What is not used as it was written, with the file that it stands in.
+    pub warnings: Vec<(String, ManifestWarning)>,
 }
 
 /// A Secret or ConfigMap of a source.
@@ -137,6 +139,8 @@ impl SourceFiles {
                 error: error.clone(),
                 kept: kept.clone(),
             }));
+            let warnings = file.good.warnings.iter().cloned();
+            set.warnings.extend(warnings.map(|warning| (path.clone(), warning)));
         }
         let mut holders = Holders::new();
         self.take_pods(&mut set, &mut holders);

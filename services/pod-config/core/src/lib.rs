@@ -42,4 +42,4 @@ pub mod token;
 mod yaml;
 
 pub use error::{ManifestError, Why};
-pub use parse::{FileContent, parse_file};
+pub use parse::{FileContent, ManifestWarning, parse_file};

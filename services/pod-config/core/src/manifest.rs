@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::bounds::{Budget, Size};
 use crate::error::{ManifestError, Why};
-use crate::yaml::{self, YamlDocument, YamlError};
+use crate::yaml::{self, ConvertedKey, YamlDocument, YamlError};
 
 /// A manifest of this many bytes, or more, is refused.
 pub const MAX_BYTES: usize = 10 * 1024 * 1024;
@@ -61,6 +61,8 @@ pub struct Document {
     pub kind: Kind,
     /// The object.
     pub value: Value,
+    /// Keys of the document that are no text; in a list with its first object.
+    pub(crate) converted: Vec<ConvertedKey>,
 }
 
 impl Document {
@@ -126,14 +128,18 @@ fn read(bytes: &[u8]) -> Result<(Vec<Document>, bool), ManifestError> {
     let text = text_of(bytes)?;
     let (mut found, mut is_list) = (Vec::new(), false);
     for (index, document) in parse(&text)?.into_iter().enumerate() {
-        let YamlDocument { value, line, column } = document;
+        let YamlDocument { value, line, column, converted } = document;
         if value.is_null() {
             continue;
         }
         let number = u32::try_from(index + 1).unwrap_or(u32::MAX);
         let place = Place { number, line, column };
+        let first = found.len();
         is_list |=
             objects_of(value, place, &mut found).map_err(|error| located(&text, vec![error]).remove(0))?;
+        if let Some(first) = found.get_mut(first) {
+            first.converted = converted;
+        }
     }
     Ok((found, is_list))
 }
@@ -245,7 +251,7 @@ fn json_documents(text: &str) -> Option<Result<Vec<YamlDocument>, ManifestError>
                 match budget.take(Size::of(&value), 0) {
                     Ok(()) => {
                         let (line, column) = (narrow(line), narrow(column));
-                        documents.push(YamlDocument { value, line, column });
+                        documents.push(YamlDocument { value, line, column, converted: Vec::new() });
                         continue;
                     }
                     Err(message) => (line, column, message),
@@ -307,7 +313,8 @@ fn objects_of(value: Value, place: Place, found: &mut Vec<Document>) -> Result<b
 }
 
 fn document(value: Value, place: Place, path: String, kind: Kind) -> Document {
-    Document { number: place.number, path, line: place.line, column: place.column, kind, value }
+    let Place { number, line, column } = place;
+    Document { number, path, line, column, kind, value, converted: Vec::new() }
 }
 
 fn word(value: &Value, field: &str) -> String {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use keelson_kube_model::base64;
+use keelson_kube_model::{base64, fill_nulls};
 use serde_json::{Map, Value, json};
 
 use crate::error::{ManifestError, Why};
@@ -39,6 +39,7 @@ pub(crate) fn prepare(document: &Document) -> Result<StoredObject, Vec<ManifestE
     let mut errors = Vec::new();
     let mut fail = |field: &str, message: &str| errors.push(document.error(Why::Invalid, field, message));
     let mut value = document.value.clone();
+    fill_nulls(&mut value);
     let Some(object) = value.as_object_mut() else {
         fail("", "this is no object");
         return Err(errors);

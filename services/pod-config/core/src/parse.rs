@@ -1,5 +1,7 @@
 //! From a file's bytes to what stands in it, checked.
 
+use keelson_kube_model::PodFullName;
+
 use crate::error::ManifestError;
 use crate::manifest::{Document, Kind, located, read_answer, read_manifest, text_of};
 use crate::object::{self, StoredObject};
@@ -15,9 +17,38 @@ pub struct FileContent {
     pub pods: Vec<StaticPod>,
     /// Its Secrets and ConfigMaps in their order.
     pub objects: Vec<StoredObject>,
+    /// What is not used as it was written.
+    pub warnings: Vec<ManifestWarning>,
     /// What may be written down for the time after a restart: the text itself, or, when a Secret stands in it,
     /// the other objects as JSON. Reading it again gives the same pods with the same UIDs.
     pub checkpoint: Vec<u8>,
+}
+
+/// Something that is not used as it was written, in an object that is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ManifestWarning {
+    /// 1-based.
+    pub line: u32,
+    /// The pod that it is about; none when it is about another object.
+    pub pod: Option<PodFullName>,
+    /// For people.
+    pub message: String,
+}
+
+fn warnings(document: &Document, pod: Option<&StaticPod>) -> Vec<ManifestWarning> {
+    let warning = |line, message| ManifestWarning { line, pod: pod.map(StaticPod::full_name), message };
+    let mut found = Vec::new();
+    if let Some(pod) = pod.filter(|pod| !pod.ignored.is_empty()) {
+        let fields = pod.ignored.join(", ");
+        let message =
+            format!("only a control plane writes these fields, and the pod runs without them: {fields}");
+        found.push(warning(document.line, message));
+    }
+    found.extend(document.converted.iter().map(|key| {
+        let message = format!("the key {} is no text and is read as {:?}; quote it", key.written, key.text);
+        warning(key.line, message)
+    }));
+    found
 }
 
 /// Reads and checks every object of a file. One bad object refuses the whole file, so that what runs is always
@@ -30,11 +61,17 @@ pub fn parse_file(bytes: &[u8], path: &str, rules: &StaticRules) -> Result<FileC
     for document in &documents {
         match document.kind {
             Kind::Pod => match static_pod::prepare(document, path, rules) {
-                Ok(pod) => content.pods.push(pod),
+                Ok(pod) => {
+                    content.warnings.extend(warnings(document, Some(&pod)));
+                    content.pods.push(pod);
+                }
                 Err(found) => errors.extend(found.into_iter().map(|error| on_node(error, rules))),
             },
             Kind::Secret | Kind::ConfigMap => match object::prepare(document) {
-                Ok(object) => content.objects.push(object),
+                Ok(object) => {
+                    content.warnings.extend(warnings(document, None));
+                    content.objects.push(object);
+                }
                 Err(found) => errors.extend(found),
             },
         }

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher};
 use std::sync::Arc;
 
 use keelson_kube_model::validate::{AllowedReferences, static_pod_api_references, validate_pod};
-use keelson_kube_model::{Pod, PodFullName, PodOrigin, annotations, default_pod, static_pod_uid};
+use keelson_kube_model::{Pod, PodFullName, PodOrigin, annotations, default_pod, fill_nulls, static_pod_uid};
 use serde_json::{Map, Value, json};
 
 use crate::error::{ManifestError, Why};
@@ -164,6 +164,7 @@ pub(crate) fn prepare(
     // The UID is one of what was written: a pod that runs keeps it, whatever is left out of its manifest since.
     let mut written = value.clone();
     default_pod(&mut written);
+    fill_nulls(&mut value);
     let ignored = strip_foreign(&mut value);
     default_pod(&mut value);
     let mut typed = decode(&value).map_err(|(field, message)| vec![fail(&field, message)])?;

@@ -17,7 +17,22 @@ pub(crate) struct YamlDocument {
     pub(crate) value: Value,
     pub(crate) line: u32,
     pub(crate) column: u32,
+    /// Keys that are no text, the first ones of them.
+    pub(crate) converted: Vec<ConvertedKey>,
 }
+
+/// A key of a mapping that was written as something else than text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ConvertedKey {
+    pub(crate) line: u32,
+    /// `1.10`.
+    pub(crate) written: String,
+    /// `1.1`.
+    pub(crate) text: String,
+}
+
+/// So many are told; a person mends no more at once.
+const MAX_CONVERTED: usize = 20;
 
 /// A text that is no YAML, or more than we read.
 #[derive(Debug, PartialEq, Eq)]
@@ -51,6 +66,7 @@ struct Composer<'a> {
     document: usize,
     locators: Vec<Locator>,
     path: Vec<String>,
+    converted: Vec<ConvertedKey>,
 }
 
 type Node<'a> = (Event<'a>, Span);
@@ -64,6 +80,7 @@ impl<'a> Composer<'a> {
             document: 0,
             locators,
             path: Vec::new(),
+            converted: Vec::new(),
         }
     }
 
@@ -77,7 +94,8 @@ impl<'a> Composer<'a> {
                     let node = self.next()?;
                     let (line, column) = place(&node.1);
                     let value = self.node(node, 0)?;
-                    documents.push(YamlDocument { value, line, column });
+                    let converted = std::mem::take(&mut self.converted);
+                    documents.push(YamlDocument { value, line, column, converted });
                 }
                 Event::DocumentEnd => {
                     self.document += 1;
@@ -162,7 +180,12 @@ impl<'a> Composer<'a> {
             let (key, plain) = match event {
                 Event::MappingEnd => break,
                 Event::Scalar(text, ScalarStyle::Plain, _, None) => {
-                    (plain_key(&text).map_err(|message| self.error(&span, message))?, true)
+                    let key = plain_key(&text).map_err(|message| self.error(&span, message))?;
+                    if key != text && self.converted.len() < MAX_CONVERTED {
+                        let (line, written) = (place(&span).0, text.into_owned());
+                        self.converted.push(ConvertedKey { line, written, text: key.clone() });
+                    }
+                    (key, true)
                 }
                 Event::Scalar(text, ..) => (text.into_owned(), false),
                 Event::Alias(anchor) => match self.anchors.get(&anchor) {

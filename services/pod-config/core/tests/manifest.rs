@@ -483,3 +483,52 @@ fn base64_of_secrets_is_kept_as_the_api_server_gives_it_back() {
     let error = only(&text.replace("c2VjcmV0", "c2Vj cmV0"));
     assert_eq!((error.field.as_str(), error.line), ("data[token]", 5));
 }
+
+#[test]
+fn a_null_in_a_map_or_a_list_is_what_gos_decoder_makes_of_it() {
+    let manifest = POD.replace("  name: web\n", "  name: web\n  labels: {a: null}\n  annotations: {b: ~}\n");
+    let manifest = manifest.replace("spec:\n", "spec:\n  nodeSelector: {c: null}\n  volumes: null\n");
+    let value = json_of(&good(&manifest), 0);
+    assert_eq!(value["metadata"]["labels"], json!({"a": ""}));
+    assert_eq!(value["metadata"]["annotations"]["b"], "");
+    assert_eq!(value["spec"]["nodeSelector"], json!({"c": ""}));
+    // An empty container is one without a name, and is refused for that.
+    let refused = POD.replace("  containers:\n", "  containers:\n  - null\n");
+    let errors = bad(&refused);
+    assert!(errors.iter().any(|error| error.field == "spec.containers[0].name"), "{errors:?}");
+    let object = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: null}\n";
+    let content = good(object);
+    let value: Value = serde_json::from_slice(&content.objects[0].json).unwrap();
+    assert_eq!(value["data"], json!({"a": ""}));
+}
+
+#[test]
+fn keys_that_are_no_text_and_fields_that_are_left_out_are_told_with_their_line() {
+    let manifest = format!(
+        "{}---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\ndata:\n  on: \"1\"\n  \"off\": \"2\"\n",
+        POD.replace(
+            "  name: web\n",
+            "  name: web\n  deletionGracePeriodSeconds: 5\n  labels:\n    0644: a\n"
+        )
+    );
+    let warnings = good(&manifest).warnings;
+    let told: Vec<_> =
+        warnings.iter().map(|w| (w.pod.as_ref().map(|pod| pod.name.as_str()), w.message.as_str())).collect();
+    let pod = Some("web-node1");
+    assert_eq!(
+        told,
+        [
+            (
+                pod,
+                "only a control plane writes these fields, and the pod runs without them: metadata.deletionGracePeriodSeconds"
+            ),
+            (pod, "the key 0644 is no text and is read as \"420\"; quote it"),
+            (None, "the key on is no text and is read as \"true\"; quote it"),
+        ]
+    );
+    let line = |text: &str| {
+        u32::try_from(manifest.lines().position(|line| line.contains(text)).unwrap() + 1).unwrap()
+    };
+    assert_eq!((warnings[1].line, warnings[2].line), (line("0644"), line("  on:")));
+    assert_eq!(good(POD).warnings, []);
+}

@@ -225,6 +225,17 @@ impl Watch {
         }
     }
 
+    /// The next pod of this UID; that it was gone before may be told or not.
+    pub async fn again(&mut self, uid: &str) -> pb::DesiredPod {
+        loop {
+            match self.next().await {
+                Item::Pod(pod) if pod.uid == uid => return pod,
+                Item::GoneUid(gone) if gone == uid => {}
+                other => panic!("expected the pod again, got {other:?}"),
+            }
+        }
+    }
+
     /// Pods and ready sources up to `synced`.
     pub async fn replay(&mut self) -> (Vec<pb::DesiredPod>, Vec<String>) {
         let (mut pods, mut sources) = (Vec::new(), Vec::new());

@@ -20,6 +20,7 @@ fn wanted() -> Wanted {
         origin: String::new(),
         traceparent: String::new(),
         revision: 1,
+        added_unix_nanos: 0,
     }
 }
 

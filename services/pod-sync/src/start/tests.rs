@@ -177,6 +177,7 @@ impl Bench {
             origin: String::new(),
             traceparent: String::new(),
             revision: 1,
+            added_unix_nanos: 0,
         };
         let sandbox = SandboxObservation {
             id: "s".into(),

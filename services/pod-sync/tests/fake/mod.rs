@@ -143,7 +143,12 @@ impl World {
     }
 
     /// A source names the static pod `default/<uid>` with this spec, as far as tests differ in it.
-    pub fn name_with(&self, uid: &str, mut spec: Value, revision: u64) {
+    pub fn name_with(&self, uid: &str, spec: Value, revision: u64) {
+        self.name_added(uid, spec, revision, 0);
+    }
+
+    /// The same, with when its source has added it.
+    pub fn name_added(&self, uid: &str, mut spec: Value, revision: u64, added_unix_nanos: i64) {
         spec["dnsPolicy"] = "Default".into();
         spec["terminationGracePeriodSeconds"] = 1.into();
         let seen = i128::from(now_unix_nanos()) - i128::try_from(self.seen_ago.as_nanos()).unwrap();
@@ -166,6 +171,7 @@ impl World {
             source: self.source.into(),
             pod_json: pod.to_string().into_bytes().into(),
             revision,
+            added_unix_nanos,
             ..pc::DesiredPod::default()
         };
         self.pods.set(uid.to_owned(), desired);
