@@ -51,12 +51,13 @@ impl Dialer {
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT));
         tcp.set_keepalive(Some(ALIVE_EVERY));
+        let way = Way::new(tcp, proxy, &tls);
         let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         if let Some(name) = config.tls_server_name.clone() {
             let name = name.try_into().map_err(|_| "tls-server-name is no name of a server".to_owned())?;
             builder = builder.with_server_name_resolver(FixedServerNameResolver::new(name));
         }
-        let connector = builder.enable_all_versions().wrap_connector(Way::new(tcp, proxy));
+        let connector = builder.enable_all_versions().wrap_connector(way);
         Ok(Self { config, connector, metrics: metrics.clone() })
     }
 

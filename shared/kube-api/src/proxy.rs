@@ -1,15 +1,23 @@
 //! Whether an API server is reached by a proxy, and by which (node-and-api.md §5): the one that the kubeconfig names
 //! (`proxy-url`), else that of the environment, by the rules that programs in Go have (`golang.org/x/net/http/httpproxy`).
 
+use std::io;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::future::BoxFuture;
 use http::{HeaderValue, Uri};
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::client::legacy::connect::proxy::Tunnel;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::proxy::{SocksV5, Tunnel};
+use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
+use hyper_util::rt::TokioIo;
+use keelson_service_kit::status::chain;
+use rustls::ClientConfig;
+use tokio::net::TcpStream;
 use tower::{BoxError, Service};
 
 /// What the environment says of proxies.
@@ -33,12 +41,22 @@ impl Environment {
     }
 }
 
-/// A proxy that is spoken to by HTTP.
+/// How a proxy is spoken to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// By HTTP, as it is or within TLS: it is asked to connect (`CONNECT`).
+    Http,
+    /// By SOCKS version 5 (RFC 1928); names are resolved by the proxy, as Go has it for `socks5` too.
+    Socks,
+}
+
+/// A proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Proxy {
+    kind: Kind,
     uri: Uri,
-    /// `Proxy-Authorization`, where its address has a name and a password.
-    authorization: Option<HeaderValue>,
+    /// Name and password, where its address has them.
+    user: Option<(String, String)>,
 }
 
 /// The proxy by which `server` is reached; none: it is spoken to itself. What the kubeconfig names counts for every server, what
@@ -64,25 +82,42 @@ pub(crate) fn proxy_of(
 }
 
 impl Proxy {
-    /// `http://host:port`, also without the scheme; a name and a password may stand before the host.
+    /// `http://host:port`, also without the scheme, `https://…`, `socks5://…` or `socks5h://…`; a name and a password may stand
+    /// before the host.
     fn parse(text: &str) -> Result<Self, String> {
         let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
         // A password is nobody's business.
         let bare = whole.rsplit_once('@').map_or(whole.as_str(), |(_, rest)| rest);
         let uri: Uri = whole.parse().map_err(|error| format!("{bare} is no address of a proxy: {error}"))?;
-        if uri.scheme_str() != Some("http") || uri.host().is_none_or(str::is_empty) {
+        let kind = match uri.scheme_str() {
+            Some("http" | "https") => Some(Kind::Http),
+            Some("socks5" | "socks5h") => Some(Kind::Socks),
+            _ => None,
+        };
+        let Some(kind) = kind.filter(|_| uri.host().is_some_and(|host| !host.is_empty())) else {
             return Err(format!(
-                "a proxy is spoken to by HTTP alone, as http://proxy.example:3128, which {bare} is not"
+                "a proxy is named as http://proxy.example:3128, or with https, socks5 or socks5h, which {bare} is not"
             ));
-        }
+        };
         let user = uri.authority().and_then(|authority| authority.as_str().rsplit_once('@'));
-        let authorization = user.map(|(user, _)| {
+        let user = user.map(|(user, _)| {
             let (name, password) = user.split_once(':').unwrap_or((user, ""));
-            let plain = [&decoded(name)[..], b":", &decoded(password)].concat();
-            HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(plain)))
+            let text = |part| String::from_utf8(decoded(part));
+            Ok::<_, std::string::FromUtf8Error>((text(name)?, text(password)?))
         });
-        let authorization = authorization.transpose().map_err(|error| error.to_string())?;
-        Ok(Self { uri, authorization })
+        let user = user.transpose().map_err(|_| "its name and password are no UTF-8 text".to_owned())?;
+        if kind == Kind::Socks && user.iter().any(|(name, password)| name.len() > 255 || password.len() > 255)
+        {
+            return Err("SOCKS takes names and passwords of 255 bytes at most".to_owned());
+        }
+        Ok(Self { kind, uri, user })
+    }
+
+    /// `Proxy-Authorization`, where its address has a name and a password.
+    fn authorization(&self) -> Option<HeaderValue> {
+        let (name, password) = self.user.as_ref()?;
+        // Base64 is always a good value.
+        HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(format!("{name}:{password}")))).ok()
     }
 }
 
@@ -174,30 +209,136 @@ fn is_within(address: IpAddr, network: IpAddr, length: u32) -> bool {
 pub(crate) enum Way {
     /// To itself.
     Straight(HttpConnector),
-    /// By a proxy, which is asked to connect (`CONNECT`).
+    /// By a proxy that is asked to connect.
     Through(Tunnel<HttpConnector>),
+    /// The same, within TLS up to the proxy.
+    Secured(Tunnel<HttpsConnector<HttpConnector>>),
+    /// By a proxy that speaks SOCKS.
+    Socks(SocksV5<HttpConnector>),
 }
 
 impl Way {
-    pub(crate) fn new(tcp: HttpConnector, proxy: Option<Proxy>) -> Self {
-        let Some(Proxy { uri, authorization }) = proxy else { return Self::Straight(tcp) };
-        let tunnel = Tunnel::new(uri, tcp);
-        Self::Through(match authorization {
-            Some(authorization) => tunnel.with_auth(authorization),
-            None => tunnel,
-        })
+    /// `tls` is what the server's certificate is checked by, and so is that of a proxy, as with client-go.
+    pub(crate) fn new(tcp: HttpConnector, proxy: Option<Proxy>, tls: &ClientConfig) -> Self {
+        let Some(proxy) = proxy else { return Self::Straight(tcp) };
+        let (authorization, Proxy { kind, uri, user }) = (proxy.authorization(), proxy);
+        match kind {
+            Kind::Socks => {
+                let uri = with_default_port(uri, SOCKS_PORT);
+                let socks = SocksV5::new(uri, tcp);
+                Self::Socks(match user {
+                    Some((name, password)) => socks.with_auth(name, password),
+                    None => socks,
+                })
+            }
+            Kind::Http if uri.scheme_str() == Some("https") => {
+                let to_proxy = HttpsConnectorBuilder::new().with_tls_config(tls.clone()).https_only();
+                let tunnel = Tunnel::new(uri, to_proxy.enable_http1().wrap_connector(tcp));
+                Self::Secured(match authorization {
+                    Some(authorization) => tunnel.with_auth(authorization),
+                    None => tunnel,
+                })
+            }
+            Kind::Http => {
+                let tunnel = Tunnel::new(uri, tcp);
+                Self::Through(match authorization {
+                    Some(authorization) => tunnel.with_auth(authorization),
+                    None => tunnel,
+                })
+            }
+        }
     }
 }
 
+/// Where SOCKS is spoken, when nobody says where.
+const SOCKS_PORT: u16 = 1080;
+
+/// The connector has a default port for HTTP alone.
+fn with_default_port(uri: Uri, port: u16) -> Uri {
+    let Some(host) = uri.host().filter(|_| uri.port_u16().is_none()) else { return uri };
+    Uri::builder()
+        .scheme(uri.scheme_str().unwrap_or_default())
+        .authority(format!("{host}:{port}"))
+        .path_and_query("/")
+        .build()
+        .unwrap_or(uri)
+}
+
+/// A connection as the proxy, or nobody, is in between.
+#[derive(Debug)]
+pub(crate) enum Link {
+    /// Without TLS up to the proxy or the server.
+    Plain(TokioIo<TcpStream>),
+    /// With it up to the proxy.
+    Secured(Box<MaybeHttpsStream<TokioIo<TcpStream>>>),
+}
+
+impl Connection for Link {
+    fn connected(&self) -> Connected {
+        match self {
+            Self::Plain(stream) => stream.connected(),
+            Self::Secured(stream) => stream.connected(),
+        }
+    }
+}
+
+impl Read for Link {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(cx, into),
+            Self::Secured(stream) => Pin::new(stream).poll_read(cx, into),
+        }
+    }
+}
+
+impl Write for Link {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Secured(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Secured(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Secured(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+/// The way to a server by a proxy.
+fn by_proxy<S, E: Into<BoxError>>(
+    connecting: impl Future<Output = Result<S, E>> + Send + 'static,
+    link: impl FnOnce(S) -> Link + Send + 'static,
+) -> BoxFuture<'static, Result<Link, BoxError>> {
+    Box::pin(async move {
+        connecting.await.map(link).map_err(|error| format!("the proxy: {}", chain(&*error.into())).into())
+    })
+}
+
 impl Service<Uri> for Way {
-    type Response = <HttpConnector as Service<Uri>>::Response;
+    type Response = Link;
     type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+    type Future = BoxFuture<'static, Result<Link, BoxError>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         match self {
             Self::Straight(tcp) => Service::<Uri>::poll_ready(tcp, cx).map_err(Into::into),
             Self::Through(tunnel) => Service::<Uri>::poll_ready(tunnel, cx).map_err(Into::into),
+            Self::Secured(tunnel) => Service::<Uri>::poll_ready(tunnel, cx).map_err(Into::into),
+            Self::Socks(socks) => Service::<Uri>::poll_ready(socks, cx).map_err(Into::into),
         }
     }
 
@@ -205,17 +346,17 @@ impl Service<Uri> for Way {
         match self {
             Self::Straight(tcp) => {
                 let connecting = tcp.call(server);
-                Box::pin(async move { connecting.await.map_err(Into::into) })
+                Box::pin(async move { connecting.await.map(Link::Plain).map_err(Into::into) })
             }
-            Self::Through(tunnel) => {
-                let connecting = tunnel.call(server);
-                Box::pin(
-                    async move { connecting.await.map_err(|error| format!("the proxy: {error}").into()) },
-                )
-            }
+            Self::Through(tunnel) => by_proxy(tunnel.call(server), Link::Plain),
+            Self::Secured(tunnel) => by_proxy(tunnel.call(server), |stream| Link::Secured(Box::new(stream))),
+            Self::Socks(socks) => by_proxy(socks.call(with_default_port(server, HTTPS_PORT)), Link::Plain),
         }
     }
 }
+
+/// Where a server is spoken to, when nobody says where.
+const HTTPS_PORT: u16 = 443;
 
 #[cfg(test)]
 mod tests {
@@ -293,15 +434,33 @@ mod tests {
     fn names_and_passwords_go_along_and_nobody_else_reads_them() {
         let proxy = Proxy::parse("http://jane:p%40ss%3a@proxy:3128").unwrap();
         // jane:p@ss:
-        assert_eq!(proxy.authorization.unwrap(), "Basic amFuZTpwQHNzOg==");
-        assert_eq!(Proxy::parse("proxy").unwrap().authorization, None);
-        for wrong in
-            ["https://u:secret@proxy", "socks5://u:secret@proxy:1", "http://u:secret@", "http://u:secret@a b"]
-        {
+        assert_eq!(proxy.authorization().unwrap(), "Basic amFuZTpwQHNzOg==");
+        assert_eq!(Proxy::parse("proxy").unwrap().authorization(), None);
+        for wrong in [
+            "ftp://u:secret@proxy",
+            "socks4://u:secret@proxy:1",
+            "http://u:secret@",
+            "http://u:secret@a b",
+            "socks5://u:secret%ff@p",
+        ] {
             let told = by(Some(wrong), "", "", "https://api").unwrap_err();
             assert!(told.starts_with("proxy-url: ") && !told.contains("secret"), "{told}");
         }
-        let told = by(None, "socks5://proxy:1", "", "https://api").unwrap_err();
-        assert!(told.starts_with("HTTPS_PROXY: a proxy is spoken to by HTTP alone"), "{told}");
+        let told = by(None, "socks4://proxy:1", "", "https://api").unwrap_err();
+        assert!(told.starts_with("HTTPS_PROXY: a proxy is named as http://"), "{told}");
+        let long = format!("socks5://jane:{}@proxy", "x".repeat(256));
+        assert!(by(Some(&long), "", "", "https://api").unwrap_err().contains("255 bytes"));
+    }
+
+    #[test]
+    fn a_proxy_without_a_port_is_spoken_to_where_its_kind_is() {
+        for (uri, expected) in [
+            ("socks5://proxy", "socks5://proxy:1080/"),
+            ("socks5://[fd00::1]", "socks5://[fd00::1]:1080/"),
+            ("socks5h://proxy:9", "socks5h://proxy:9"),
+        ] {
+            let uri = with_default_port(uri.parse().unwrap(), SOCKS_PORT).to_string();
+            assert_eq!(uri.trim_end_matches('/'), expected.trim_end_matches('/'));
+        }
     }
 }
