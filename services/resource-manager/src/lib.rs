@@ -25,6 +25,7 @@
 //! `keelson-sync-callee`.
 
 mod cgroup;
+mod cgroup_version;
 mod details;
 mod driver;
 mod eviction;

@@ -210,6 +210,7 @@ impl TreeLoop {
             TreeState::Ready(tree) => {
                 let version = tree.version();
                 self.metrics.version(crate::machine_loop::version_number(version));
+                crate::cgroup_version::tell(&self.ctx, version);
                 let driver = tree.layout().driver().name();
                 let pods = tree.layout().pods();
                 tracing::info!(version = version.as_str(), driver, %pods, "the cgroup tree is set up");

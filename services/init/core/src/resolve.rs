@@ -519,12 +519,20 @@ impl Resolver<'_> {
         for text in &kubelet.passed_over {
             self.note(Level::Warn, text);
         }
-        if self.host.cgroup_v1 && kubelet.fail_cgroup_v1.as_ref().is_none_or(|f| f.value) {
-            self.note(
+        match &kubelet.fail_cgroup_v1 {
+            Some(fail) if self.host.cgroup_v1 && fail.value => self.refuse(
+                fail,
+                "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be removed \
+                 in a future release: boot with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false"
+                    .to_owned(),
+            ),
+            // Nobody has said anything.
+            None if self.host.cgroup_v1 => self.note(
                 Level::Warn,
-                "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is unsupported and will be \
-                 removed in a future release: with failCgroupV1: true a kubelet ends here, and keelson goes on for now",
-            );
+                "this machine has cgroup v1: a kubelet refuses it unless failCgroupV1 is false, keelson runs on it; boot with \
+                 systemd.unified_cgroup_hierarchy=1 for cgroup v2",
+            ),
+            _ => {}
         }
         if !self.with_file {
             self.note(

@@ -370,15 +370,18 @@ fn what_is_not_acted_on_is_one_line_and_what_no_kubelet_has_is_a_warning_each() 
 }
 
 #[test]
-fn a_cgroup_v1_host_is_only_warned_about_for_now() {
+fn a_cgroup_v1_host_is_refused_when_that_is_asked_for_and_warned_about_when_nobody_says_anything() {
     let v1 = Host { cgroup_v1: true, ..host() };
-    let warns = |fields| {
-        let resolved = run(&Flags::default(), Some(&kubelet(fields)), None, &v1).unwrap();
-        resolved.notes.iter().any(|n| n.level == Level::Warn && n.text.contains("cgroup v1"))
+    let warns = |fields, host: &Host| {
+        let resolved = run(&Flags::default(), Some(&kubelet(fields)), None, host);
+        resolved.map(|it| it.notes.iter().any(|n| n.level == Level::Warn && n.text.contains("cgroup v1")))
     };
-    assert!(warns(json!({})));
-    assert!(warns(json!({"failCgroupV1": true})));
-    assert!(!warns(json!({"failCgroupV1": false})));
+    assert!(warns(json!({}), &v1).unwrap());
+    assert!(!warns(json!({"failCgroupV1": false}), &v1).unwrap());
+    assert!(!warns(json!({"failCgroupV1": true}), &host()).unwrap());
+    let refused = format!("{:?}", warns(json!({"failCgroupV1": true}), &v1).unwrap_err());
+    assert!(refused.contains("kubelet is configured to not run on a host using cgroup v1"), "{refused}");
+    assert!(refused.contains("failCgroupV1"), "{refused}");
 }
 
 #[test]
