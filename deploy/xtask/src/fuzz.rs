@@ -12,7 +12,7 @@ use keelson_testkit::find_file;
 use crate::{cargo, run_command, workspace};
 
 /// The programs in `fuzz/fuzz_targets`.
-const TARGETS: [&str; 4] = ["manifest", "quantity", "cri_log", "mountinfo"];
+const TARGETS: [&str; 5] = ["manifest", "pod", "quantity", "cri_log", "mountinfo"];
 
 /// A single input may take no longer, and no more memory.
 const INPUT_LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=1024"];

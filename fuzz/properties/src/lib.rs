@@ -4,6 +4,7 @@
 //! | target | reads | beyond "does not panic" |
 //! |---|---|---|
 //! | [`manifest`] | the bytes of a manifest file | what was read is written and read again as the same; errors say where |
+//! | [`pod`] | choices, of which it makes a pod | what validation lets through can be asked of a container runtime; a refusal names its field |
 //! | [`quantity`] | resource amounts | what is printed reads as the same amount; suffixes, signs and zeros do what they say |
 //! | [`cri_log`] | the lines of container logs | no byte is lost, pieces of a long line are one line again, tails agree |
 //! | [`mountinfo`] | `/proc/self/mountinfo` | what the kernel would write of a mount is read as that mount |
@@ -14,6 +15,7 @@
 pub mod cri_log;
 pub mod manifest;
 pub mod mountinfo;
+pub mod pod;
 pub mod quantity;
 
 /// What an input has turned out to be, so that a run can tell how often each was met.
@@ -31,8 +33,9 @@ pub enum Met {
 pub type Target = (&'static str, fn(&[u8]) -> Met);
 
 /// Every target.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 5] = [
     ("manifest", manifest::check),
+    ("pod", pod::check),
     ("quantity", quantity::check),
     ("cri_log", cri_log::check),
     ("mountinfo", mountinfo::check),

@@ -6,7 +6,7 @@ use keelson_pod_config_core::static_pod::{StaticPod, StaticRules};
 use keelson_pod_config_core::{FileContent, ManifestError, parse_file};
 use serde_json::Value;
 
-use crate::Met;
+use crate::{Met, pod};
 
 /// Where the file is said to be.
 const PATH: &str = "/manifests/fuzz.yaml";
@@ -56,6 +56,7 @@ fn content_is_whole(content: &FileContent) {
         ] {
             assert_eq!(json.pointer(pointer).and_then(Value::as_str), Some(wanted.as_str()), "{pointer}");
         }
+        pod::can_be_asked_for(&serde_json::from_value(json).expect("a validated pod is a Pod"));
     }
     for object in &content.objects {
         let json: Value = serde_json::from_slice(&object.json).expect("an object is JSON");
