@@ -113,11 +113,11 @@ pub(crate) fn can_be_asked_for(pod: &Pod) {
         let named = format!("{kind:?} {container:?}");
         let envs = match environment(pod, container, &inputs) {
             Ok(envs) => envs,
-            Err(error) => return assert!(is_of_the_node(&error), "{error} of {named}"),
+            Err(error) => return assert!(may_be(&error, pod), "{error} of {named}"),
         };
         let prepared = match subpaths(pod, container, &envs) {
             Ok(prepared) => prepared,
-            Err(error) => return assert!(is_of_the_node(&error), "{error} of {named}"),
+            Err(error) => return assert!(may_be(&error, pod), "{error} of {named}"),
         };
         let prepared =
             prepared.into_iter().map(|sub| (sub.index, format!("/volumes/{}/{}", sub.volume, sub.path)));
@@ -125,14 +125,16 @@ pub(crate) fn can_be_asked_for(pod: &Pod) {
         inputs.subpaths = &prepared;
         match container_plan(pod, container, &inputs) {
             Ok(spec) => container_is_well_formed(&spec, container, kind),
-            Err(error) => assert!(is_of_the_node(&error), "{error} of {named}"),
+            Err(error) => assert!(may_be(&error, pod), "{error} of {named}"),
         }
     }
 }
 
 /// Whether an error is about what there is, and not about what is written in the pod.
-fn is_of_the_node(error: &ConfigError) -> bool {
+fn may_be(error: &ConfigError, pod: &Pod) -> bool {
     match error {
+        // No API server looks whether the container is there.
+        ConfigError::Resource { container, .. } => pod.container(container).is_none(),
         // Only the image says who would run, and only the environment what an expression becomes.
         ConfigError::NonRoot { .. } | ConfigError::SubPath { .. } => true,
         ConfigError::FqdnTooLong { .. }
@@ -150,7 +152,6 @@ fn is_of_the_node(error: &ConfigError) -> bool {
         // These are about the form alone.
         ConfigError::HostnameOverride { .. }
         | ConfigError::FieldPath { .. }
-        | ConfigError::Resource { .. }
         | ConfigError::Divisor { .. }
         | ConfigError::Unsafe { .. } => false,
     }

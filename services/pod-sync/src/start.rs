@@ -644,11 +644,8 @@ async fn post_start(
     };
     let pod = &start.wanted.pod;
     let object = container_object(pod, kind, &container.name);
-    start.agent.context.events.warning(
-        object,
-        "FailedPostStartHook",
-        format!("PostStartHook failed: {}", named(&text, Some(id), &container.name)),
-    );
+    // What a hook has said is nobody else's business (pod-lifecycle.md §9.10); it stands in the container's status.
+    start.agent.context.events.warning(object, "FailedPostStartHook", "PostStartHook failed");
     let (name, grace) = (container.name.as_str(), pod.termination_grace());
     crate::stop::stop_container_with_hooks(
         start.agent,

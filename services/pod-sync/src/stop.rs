@@ -143,7 +143,8 @@ pub async fn stop_pod(
     let failed: Vec<Trouble> = join_all(stops).await.into_iter().filter_map(Result::err).collect();
     if let Some(trouble) = failed.into_iter().next() {
         if let Some(pod) = pod {
-            agent.context.events.warning(object_of(pod), "FailedKillPod", trouble.message.clone());
+            let text = format!("error killing pod: {}", trouble.message);
+            agent.context.events.warning(object_of(pod), "FailedKillPod", text);
         }
         return Err(trouble);
     }
@@ -195,11 +196,8 @@ async fn pre_stop(agent: &Agent, pod: &Pod, (id, name): (&str, &str), object: Ob
     let outcome = tokio::time::timeout(bound, hooks::run(agent, &subject, hook, bound)).await;
     if let Ok(Err(text)) = outcome {
         tracing::warn!(pod = name_of(pod), container = name, "preStop failed: {text}");
-        agent.context.events.warning(
-            object,
-            "FailedPreStopHook",
-            format!("PreStopHook failed: {}", crate::start::named(&text, Some(id), name)),
-        );
+        // What a hook has said is nobody else's business (pod-lifecycle.md §9.10).
+        agent.context.events.warning(object, "FailedPreStopHook", "PreStopHook failed");
     }
 }
 

@@ -359,7 +359,7 @@ async fn cgroup(agent: &Arc<Agent>, job: &Job, wanted: &Wanted) -> Result<String
             Ok(response.into_inner().cgroup_parent)
         }
         Err(status) => {
-            let trouble = Trouble::call("the pod's cgroup is not there", &status);
+            let trouble = Trouble::call("unable to ensure pod container exists", &status);
             let cause = Cause::failed("FailedCreatePodContainer", &trouble.message, "resource-manager");
             note_wait(agent, &job.uid, StepName::Cgroup, "", cause);
             if !trouble.neighbour {

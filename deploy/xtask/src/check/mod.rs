@@ -1,6 +1,7 @@
 //! `cargo xtask check`: the rules of the architecture that a compiler cannot know.
 
 mod dag;
+mod events;
 mod graph;
 mod parity;
 mod purity;
@@ -42,7 +43,7 @@ pub fn run() -> anyhow::Result<()> {
     }
     if !findings.is_empty() {
         bail!(
-            "{} rules are broken (docs: architecture §2 and §3, house style, docs/parity.md)",
+            "{} rules are broken (docs: architecture §2 and §3, house style, docs/parity.md, docs/events.md)",
             findings.len()
         );
     }
@@ -57,6 +58,7 @@ fn find(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     findings.extend(dag::check(root, graph)?);
     findings.extend(transport::check(root)?);
     findings.extend(parity::check(root, graph)?);
+    findings.extend(events::check(root)?);
     findings.sort();
     findings.dedup();
     Ok(findings)

@@ -201,7 +201,9 @@ pub enum ConfigError {
         mount: String,
     },
     /// Recursive read-only is asked for and the runtime cannot do it.
-    #[error("volumeMount {mount:?} asks for recursive read-only, which the runtime does not support")]
+    #[error(
+        "failed to resolve recursive read-only mode: volume {mount:?} requested recursive read-only mode, but it is not supported by the runtime"
+    )]
     RecursiveReadOnly {
         /// The mount.
         mount: String,

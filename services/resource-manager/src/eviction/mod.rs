@@ -48,6 +48,8 @@ pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(1);
 /// The name of the condition that says what is wrong with this task.
 const CONDITION: &str = "eviction";
+/// The message of `ExceededGracePeriod`, in the kubelet's words.
+const OVERDUE: &str = "Container runtime did not kill the pod within specified grace period.";
 
 /// The standing orders, by the UIDs of their pods.
 pub(crate) type Orders = WatchHub<String, Arc<Order>>;
@@ -194,11 +196,8 @@ impl EvictionLoop {
             }
             let PodRef { namespace, name, uid } = &order.pod;
             let seconds = order.expected_seconds(desire.grace_seconds);
-            let text = format!(
-                "The container runtime did not finish in time: the pod was to end within {seconds} s"
-            );
             tracing::warn!(pod = name, namespace, uid, "the pod was to end within {seconds} s and has not");
-            self.ctx.events.warning(ObjectRef::pod(namespace, name, uid), "ExceededGracePeriod", text);
+            self.ctx.events.warning(ObjectRef::pod(namespace, name, uid), "ExceededGracePeriod", OVERDUE);
         }
     }
 

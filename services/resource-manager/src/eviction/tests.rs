@@ -264,7 +264,7 @@ async fn an_order_whose_pod_does_not_end_in_time_is_told_of_once_and_stands() {
     let world = World::start(&v1(600), V1, Duration::from_millis(5), orders.clone(), &active);
     // The kernel is asked anew at the beginning of each look.
     eventually("a few looks", || std::future::ready((world.alarm.lines(PODS).len() > 5).then_some(()))).await;
-    let text = "The container runtime did not finish in time: the pod was to end within 10 s";
+    let text = "Container runtime did not kill the pod within specified grace period.";
     assert_eq!(world.events("ExceededGracePeriod").await, [("late".to_owned(), text.to_owned(), 1)]);
     assert_eq!(orders.keys(), ["late", "own", "soon"]);
 }

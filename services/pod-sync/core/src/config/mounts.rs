@@ -210,7 +210,11 @@ fn recursive(
 fn unknown_mode(mount: &VolumeMount, field: &str, value: &str) -> ConfigError {
     ConfigError::Unsafe {
         field: format!("volumeMounts[{}].{field}", mount.name),
-        message: format!("Unsupported value: {value:?}"),
+        message: if field == "recursiveReadOnly" {
+            format!("failed to resolve recursive read-only mode: unknown recursive read-only mode {value:?}")
+        } else {
+            format!("Unsupported value: {value:?}")
+        },
     }
 }
 
