@@ -6,14 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper_util::rt::TokioIo;
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, KubeApiServer, KubeOptions, eventually};
 use serde_json::{Value, json};
-use tokio::net::UnixStream;
 
+use crate::api::Api;
 use crate::figures::{Edits, Times};
 use crate::progress::Progress;
 
@@ -26,33 +22,6 @@ const LOOK: Duration = Duration::from_millis(1);
 const PAUSE: Duration = Duration::from_millis(200);
 /// How long all pods may take.
 const READY_LIMIT: Duration = Duration::from_secs(300);
-
-/// The API without TLS, over one connection.
-struct Api {
-    sender: SendRequest<Full<Bytes>>,
-}
-
-impl Api {
-    async fn connect(socket: &Path) -> anyhow::Result<Self> {
-        let stream = UnixStream::connect(socket).await.context("cannot connect to kubectl proxy")?;
-        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-        // It ends with the sender, or is broken, which the next request says.
-        drop(tokio::spawn(connection));
-        Ok(Self { sender })
-    }
-
-    async fn patch(&mut self, path: &str, patch: &Value) -> anyhow::Result<()> {
-        let request = http::Request::patch(path)
-            .header("host", "localhost")
-            .header("content-type", "application/merge-patch+json")
-            .body(Full::from(patch.to_string()))?;
-        let answer = self.sender.send_request(request).await?;
-        let status = answer.status();
-        let body = answer.into_body().collect().await?.to_bytes();
-        ensure!(status.is_success(), "{path}: {status} {}", String::from_utf8_lossy(&body));
-        Ok(())
-    }
-}
 
 /// Measures `edits` edits in turn over `pods` pods with a ConfigMap each, with everything in `folder`.
 pub async fn measure(folder: &Path, pods: usize, edits: usize, progress: &Progress) -> anyhow::Result<Edits> {

@@ -106,6 +106,47 @@ impl Idle {
     }
 }
 
+/// How long pods took to go that were all deleted through the API at once.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Deletions {
+    /// How many.
+    pub pods: usize,
+    /// One for each round.
+    pub times: Vec<Duration>,
+    /// The same of pods that no node has.
+    pub floor: Vec<Duration>,
+}
+
+impl Deletions {
+    fn medians(&self) -> (f64, f64) {
+        let median = |times: &[Duration]| Times::new(times.iter().copied()).percentile(50);
+        (median(&self.times), median(&self.floor))
+    }
+
+    /// One line.
+    pub fn json(&self) -> String {
+        let (deleted, floor) = self.medians();
+        json!({
+            "n": self.pods,
+            "rounds": self.times.len(),
+            "deleted_s": rounded(deleted),
+            "floor_deleted_s": rounded(floor),
+        })
+        .to_string()
+    }
+
+    /// For a person.
+    pub fn table(&self) -> String {
+        let (deleted, floor) = self.medians();
+        let heading = format!("{}, {}", counted(self.pods, "pod"), counted(self.times.len(), "round"));
+        render(&[
+            [heading, "measured".to_owned(), "target".to_owned()],
+            row("deleted through the API until all are gone there", format!("{deleted:.2} s"), ""),
+            row("  the server alone, of pods that no node has", format!("{floor:.2} s"), ""),
+        ])
+    }
+}
+
 /// How long edits of ConfigMaps took to the files of pods.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Edits {

@@ -9,6 +9,7 @@
 //!   own status counts only where it is the question (recovery). Memory is PSS, CPU is utime + stime.
 //! - **Beside a flood**, when asked for: a container writes its log as fast as it can, in the floor's runs straight at
 //!   containerd, in the agent's as one more pod, whose log the agent rotates.
+//! - **Deletions**, when asked for, instead: N pods are deleted at a real API server at once, until it has none of them any more.
 //! - **On a disk of its own**, when asked for: what the machine's filesystem went through before does not count then.
 //! - **Edits**, when asked for, instead of all that: a ConfigMap is edited at a real API server, and the file in a pod's volume
 //!   is looked at on the host.
@@ -18,8 +19,10 @@
 //! `cargo xtask bench` builds and runs it.
 
 mod agent;
+mod api;
 mod capture;
 mod cgroups;
+mod deletions;
 mod disk;
 mod edits;
 mod figures;
@@ -61,6 +64,9 @@ struct Arguments {
     /// Measure only how long so many edits of ConfigMaps take through an API server to the files of N pods
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..), conflicts_with_all = ["flood", "idle_seconds", "no_idle", "rounds"])]
     edits: Option<u32>,
+    /// Measure only how long N pods take to go that are deleted through an API server at once
+    #[arg(long, conflicts_with_all = ["edits", "flood", "idle_seconds", "no_idle"])]
+    deletions: bool,
     /// Leave the idle windows out
     #[arg(long)]
     no_idle: bool,
@@ -107,7 +113,7 @@ fn measure(arguments: &Arguments) -> anyhow::Result<()> {
     let result = runtime.block_on(async {
         tokio::select! {
             // Dropping the run ends and removes everything that it has started.
-            result = measured(&folder, &plan, arguments.edits, &progress) => result,
+            result = measured(&folder, &plan, arguments, &progress) => result,
             result = interrupted() => match result {
                 Ok(name) => bail!("ended by {name}; everything was removed"),
                 Err(error) => Err(error),
@@ -132,10 +138,14 @@ struct Printed {
 async fn measured(
     folder: &Path,
     plan: &Plan,
-    edits: Option<u32>,
+    arguments: &Arguments,
     progress: &Progress,
 ) -> anyhow::Result<Printed> {
-    if let Some(edits) = edits {
+    if arguments.deletions {
+        let deletions = deletions::measure(folder, plan.pods, plan.rounds, progress).await?;
+        return Ok(Printed { json: deletions.json(), table: deletions.table() });
+    }
+    if let Some(edits) = arguments.edits {
         let edits = edits::measure(folder, plan.pods, usize::try_from(edits)?, progress).await?;
         return Ok(Printed { json: edits.json(), table: edits.table() });
     }

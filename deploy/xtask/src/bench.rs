@@ -28,6 +28,9 @@ pub struct BenchArguments {
     /// Measure only how long so many edits of ConfigMaps take through an API server to the files of N pods
     #[arg(long, value_name = "COUNT")]
     edits: Option<u32>,
+    /// Measure only how long N pods take to go that are deleted through an API server at once
+    #[arg(long)]
+    deletions: bool,
     /// Leave the idle windows out
     #[arg(long)]
     no_idle: bool,
@@ -60,6 +63,9 @@ impl BenchArguments {
         }
         if let Some(edits) = self.edits {
             add("--edits", Some(edits.to_string()));
+        }
+        if self.deletions {
+            add("--deletions", None);
         }
         if self.no_idle {
             add("--no-idle", None);
@@ -101,6 +107,7 @@ mod tests {
             json: false,
             idle_seconds: None,
             edits: None,
+            deletions: false,
             no_idle: false,
             flood: false,
             own_disk: false,
@@ -112,12 +119,14 @@ mod tests {
             json: true,
             idle_seconds: Some(9),
             edits: Some(7),
+            deletions: true,
             no_idle: true,
             flood: true,
             own_disk: true,
             rounds: Some(5),
         };
-        let expected = "-n 1 --json --idle-seconds 9 --edits 7 --no-idle --flood --own-disk --rounds 5";
+        let expected =
+            "-n 1 --json --idle-seconds 9 --edits 7 --deletions --no-idle --flood --own-disk --rounds 5";
         assert_eq!(all.pass_on(), expected.split(' ').collect::<Vec<_>>());
     }
 }

@@ -80,7 +80,7 @@ pub(crate) fn can_be_asked_for(pod: &Pod) {
     };
     match sandbox_plan(pod, &sandbox) {
         Ok(spec) => sandbox_is_well_formed(&spec),
-        Err(error) => panic!("{error} of {pod:?}"),
+        Err(error) => assert!(may_be(&error, pod), "{error} of {pod:?}"),
     }
     let path = |name: &str| VolumePath { host_path: format!("/volumes/{name}"), ..VolumePath::default() };
     let volumes: BTreeMap<_, _> = pod.spec.volumes.iter().map(|v| (v.name.clone(), path(&v.name))).collect();

@@ -1,0 +1,103 @@
+//! How long pods take to go that are all deleted through the API at once: from just before the server is asked until it has none
+//! of them any more. Each has a token of its service account, as most pods of a cluster have, five seconds of grace, and a process
+//! that ends when it is told to.
+//!
+//! The floor is the same number of pods that no node has: what the server itself takes.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, KubeApiServer, KubeOptions, eventually};
+use serde_json::{Value, json};
+
+use crate::api::Api;
+use crate::figures::Deletions;
+use crate::progress::Progress;
+
+const NAMESPACE: &str = "bench";
+/// How long all pods may take to come and to go.
+const LIMIT: Duration = Duration::from_secs(300);
+/// Between two looks at the server.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Measures `rounds` rounds of `pods` pods, with everything in `folder`.
+pub async fn measure(
+    folder: &Path,
+    pods: usize,
+    rounds: usize,
+    progress: &Progress,
+) -> anyhow::Result<Deletions> {
+    progress.say("starting an API server, a private containerd and the agent; the first API server is built, which takes minutes");
+    let node = format!("bench-{:06x}", fastrand::u32(..1 << 24));
+    let below = folder.join("kube");
+    let server =
+        tokio::task::spawn_blocking(move || KubeApiServer::start(&below, KubeOptions::default())).await??;
+    server.namespace(NAMESPACE)?;
+    let agent =
+        Agent::builder(folder).node_name(&node).kubeconfig(server.node_kubeconfig(&node)?).start().await?;
+    eventually(LIMIT, "the node is there", async || server.kubectl_json(&["get", "node", &node]).is_ok())
+        .await?;
+    let proxy = server.proxy()?;
+    let mut api = Api::connect(proxy.socket()).await?;
+    let (mut times, mut floor) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        progress.say(format!("round {} of {rounds}", round + 1));
+        create(&server, pods, None)?;
+        floor.push(all_gone(&mut api).await?);
+        create(&server, pods, Some(&node))?;
+        eventually(LIMIT, "all pods are ready", async || {
+            let list = api.get(&list()).await.unwrap_or_default();
+            let items = list["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+            items.len() == pods && items.iter().all(is_ready)
+        })
+        .await
+        .with_context(|| agent.log_tail())?;
+        times.push(all_gone(&mut api).await.with_context(|| agent.log_tail())?);
+    }
+    progress.say("removing everything");
+    drop(proxy);
+    agent.end()?;
+    Ok(Deletions { pods, times, floor })
+}
+
+fn list() -> String {
+    format!("/api/v1/namespaces/{NAMESPACE}/pods")
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| all.iter().any(|one| one["type"] == "Ready" && one["status"] == "True"))
+}
+
+fn create(server: &KubeApiServer, pods: usize, node: Option<&str>) -> anyhow::Result<()> {
+    let items: Vec<Value> = (0..pods).map(|number| pod(&format!("deleted-{number}"), node)).collect();
+    server.apply(&json!({"apiVersion": "v1", "kind": "List", "items": items}))
+}
+
+/// Deletes all pods; how long it takes until none is there.
+async fn all_gone(api: &mut Api) -> anyhow::Result<Duration> {
+    let begun = Instant::now();
+    api.delete(&list()).await?;
+    while api.get(&format!("{}?limit=1", list())).await?["items"]
+        .as_array()
+        .is_none_or(|items| !items.is_empty())
+    {
+        ensure!(begun.elapsed() < LIMIT, "there are still pods after {LIMIT:?}");
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(begun.elapsed())
+}
+
+fn pod(name: &str, node: Option<&str>) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            "nodeName": node, "terminationGracePeriodSeconds": 5,
+            "containers": [{
+                "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
+                "command": ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 1000000 & wait"],
+            }],
+        },
+    })
+}
