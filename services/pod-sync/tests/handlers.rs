@@ -156,6 +156,31 @@ async fn a_grpc_probe_tells_serving_not_serving_and_no_health_apart() {
 }
 
 #[tokio::test]
+async fn a_server_that_breaks_the_connection_of_a_grpc_probe_has_the_same_text_at_each_try() {
+    // At once, after the first bytes, and with what is no HTTP/2.
+    for kind in 0..3 {
+        let (listener, port) = listen().await;
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut seen = [0; 8];
+                if kind > 0 {
+                    let _ = client.read(&mut seen).await;
+                }
+                if kind == 2 {
+                    let _ = client.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+                }
+            }
+        });
+        for _ in 0..20 {
+            let probe = json!({"grpc": {"port": port}, "timeoutSeconds": 5});
+            let outcome = outcome(1, probe).await;
+            let text = "error: health rpc probe failed: the connection broke before the answer";
+            assert!(matches!(&outcome, Outcome::Failure(told) if told == text), "{kind}: {outcome:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_http_hook_takes_any_answer_and_the_kinds_that_cannot_be_say_so() {
     let pod = pod(&json!({}));
     let subject = Subject { pod: &pod, container: &pod.spec.containers[0], id: "c1" };

@@ -47,7 +47,7 @@ pub use follow::{Signal, follow};
 pub use lifeline::is_held as is_kept_by_init;
 pub use live::Live;
 pub use metrics::Metrics;
-pub use peer::{Peer, PeerChannel, connect_foreign, connect_tcp, connect_unix};
+pub use peer::{NoConnection, Peer, PeerChannel, connect_foreign, connect_tcp, connect_unix};
 pub use placement::{is_spread, spread_below};
 pub use process_metrics::open_files_limit;
 pub use program::program;

@@ -95,24 +95,44 @@ pub fn connect_foreign(name: &str, socket: &Path) -> PeerChannel {
 /// repeated and no call has a deadline of its own; the caller bounds both.
 ///
 /// # Errors
-/// Why there is no connection, for people.
-pub async fn connect_tcp(to: SocketAddr, user_agent: &str) -> Result<Channel, String> {
+/// Why there is no connection.
+pub async fn connect_tcp(to: SocketAddr, user_agent: &str) -> Result<Channel, NoConnection> {
     let endpoint =
         Endpoint::from_shared(format!("http://{to}")).and_then(|e| e.user_agent(user_agent.to_owned()));
     let connected = match endpoint {
         Ok(endpoint) => endpoint.connect().await,
         Err(error) => Err(error),
     };
-    connected.map_err(|error| innermost(&error))
+    connected.map_err(|error| no_connection(&error))
 }
 
 /// The innermost cause says what happened; the layers above only say "transport error".
-fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
     let mut cause = error;
     while let Some(next) = cause.source() {
         cause = next;
     }
-    cause.to_string()
+    cause
+}
+
+/// Why a server in a pod has no connection with us.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoConnection {
+    /// Nothing accepts one, with the system's words.
+    NotMade(String),
+    /// It was made, and broke before HTTP/2 was spoken on it. At what point that is seen is chance, and so are the words.
+    Broken,
+}
+
+fn no_connection(error: &(dyn std::error::Error + 'static)) -> NoConnection {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+    let cause = innermost(error);
+    match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
+        Some(BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof) | None => {
+            NoConnection::Broken
+        }
+        Some(_) => NoConnection::NotMade(cause.to_string()),
+    }
 }
 
 fn lazily(name: &str, socket: &Path, endpoint: Endpoint) -> PeerChannel {

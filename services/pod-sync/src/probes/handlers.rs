@@ -9,6 +9,7 @@ use keelson_kube_model::{
 };
 use keelson_pod_sync_core::config::expand;
 use keelson_pod_sync_core::probe::{ProbeKind, ProbeTimes, cut};
+use keelson_service_kit::NoConnection;
 use tokio::net::TcpStream;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
@@ -180,6 +181,9 @@ async fn tcp(container: &Container, address: &str, action: &TcpSocketAction, bou
     }
 }
 
+/// However far a connection came that broke. One text, so that the events of several tries are counted as one.
+const BROKEN: &str = "error: health rpc probe failed: the connection broke before the answer";
+
 async fn grpc(address: &str, action: &GrpcAction, bound: Duration) -> Outcome {
     let port = u16::try_from(action.port).unwrap_or(0);
     let Ok(ip) = address.parse::<std::net::IpAddr>() else { return Outcome::Error(no_address()) };
@@ -188,9 +192,10 @@ async fn grpc(address: &str, action: &GrpcAction, bound: Duration) -> Outcome {
     let began = tokio::time::Instant::now();
     let channel = match tokio::time::timeout(bound, keelson_service_kit::connect_tcp(to, USER_AGENT)).await {
         Ok(Ok(channel)) => channel,
-        Ok(Err(text)) => {
+        Ok(Err(NoConnection::NotMade(text))) => {
             return Outcome::Failure(format!("error: failed to connect service \"{to}\": {text}"));
         }
+        Ok(Err(NoConnection::Broken)) => return Outcome::Failure(BROKEN.to_owned()),
         Err(_) => {
             return Outcome::Failure(format!(
                 "timeout: failed to connect service \"{to}\" within {seconds} s"
@@ -204,10 +209,12 @@ async fn grpc(address: &str, action: &GrpcAction, bound: Duration) -> Outcome {
         Ok(answer) => answer,
         Err(_) => Err(tonic::Status::deadline_exceeded("")),
     };
-    health(answer.map(|answer| answer.into_inner().status), seconds)
+    // The server has its own clock for the same time.
+    let is_late = began.elapsed() + Duration::from_millis(50) >= bound;
+    health(answer.map(|answer| answer.into_inner().status), is_late, seconds)
 }
 
-fn health(answer: Result<i32, tonic::Status>, seconds: u64) -> Outcome {
+fn health(answer: Result<i32, tonic::Status>, is_late: bool, seconds: u64) -> Outcome {
     match answer {
         Ok(status) if status == ServingStatus::Serving as i32 => Outcome::Success,
         Ok(status) => {
@@ -219,13 +226,18 @@ fn health(answer: Result<i32, tonic::Status>, seconds: u64) -> Outcome {
                 "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {}",
                 status.message()
             ),
-            // tonic tells of a deadline that has passed here as a cancelled call.
-            Code::DeadlineExceeded | Code::Cancelled => {
-                format!("timeout: health rpc did not complete within {seconds} s")
-            }
+            // tonic tells of a deadline that has passed here as a cancelled call, and of a connection that ends as well.
+            Code::DeadlineExceeded => late(seconds),
+            Code::Cancelled if is_late => late(seconds),
+            // What the server says has no cause here; what happened to the connection has.
+            _ if std::error::Error::source(&status).is_some() => BROKEN.to_owned(),
             _ => format!("error: health rpc probe failed: {}", status.message()),
         }),
     }
+}
+
+fn late(seconds: u64) -> String {
+    format!("timeout: health rpc did not complete within {seconds} s")
 }
 
 fn no_address() -> String {
