@@ -8,14 +8,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use keelson_testkit::{Agent, BUSYBOX_IMAGE, KubeApiServer, KubeOptions, eventually};
+use keelson_testkit::{BUSYBOX_IMAGE, KubeApiServer, eventually};
 use serde_json::{Value, json};
 
 use crate::api::Api;
+use crate::cluster::{Cluster, NAMESPACE};
 use crate::figures::Deletions;
 use crate::progress::Progress;
 
-const NAMESPACE: &str = "bench";
 /// How long all pods may take to come and to go.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Between two looks at the server.
@@ -28,16 +28,7 @@ pub async fn measure(
     rounds: usize,
     progress: &Progress,
 ) -> anyhow::Result<Deletions> {
-    progress.say("starting an API server, a private containerd and the agent; the first API server is built, which takes minutes");
-    let node = format!("bench-{:06x}", fastrand::u32(..1 << 24));
-    let below = folder.join("kube");
-    let server =
-        tokio::task::spawn_blocking(move || KubeApiServer::start(&below, KubeOptions::default())).await??;
-    server.namespace(NAMESPACE)?;
-    let agent =
-        Agent::builder(folder).node_name(&node).kubeconfig(server.node_kubeconfig(&node)?).start().await?;
-    eventually(LIMIT, "the node is there", async || server.kubectl_json(&["get", "node", &node]).is_ok())
-        .await?;
+    let Cluster { server, agent, node } = Cluster::start(folder, progress).await?;
     let proxy = server.proxy()?;
     let mut api = Api::connect(proxy.socket()).await?;
     let (mut times, mut floor) = (Vec::new(), Vec::new());

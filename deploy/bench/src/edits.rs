@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use keelson_testkit::{Agent, BUSYBOX_IMAGE, KubeApiServer, KubeOptions, eventually};
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, KubeApiServer, eventually};
 use serde_json::{Value, json};
 
 use crate::api::Api;
+use crate::cluster::{Cluster, NAMESPACE};
 use crate::figures::{Edits, Times};
 use crate::progress::Progress;
 
-const NAMESPACE: &str = "bench";
 /// How long one edit may take; a kubelet that is not told looks about once a minute.
 const EDIT_LIMIT: Duration = Duration::from_secs(120);
 /// Between two looks at the file.
@@ -25,20 +25,9 @@ const READY_LIMIT: Duration = Duration::from_secs(300);
 
 /// Measures `edits` edits in turn over `pods` pods with a ConfigMap each, with everything in `folder`.
 pub async fn measure(folder: &Path, pods: usize, edits: usize, progress: &Progress) -> anyhow::Result<Edits> {
-    progress.say("starting an API server, a private containerd and the agent; the first API server is built, which takes minutes");
-    let node = format!("bench-{:06x}", fastrand::u32(..1 << 24));
-    let below = folder.join("kube");
-    let server =
-        tokio::task::spawn_blocking(move || KubeApiServer::start(&below, KubeOptions::default())).await??;
-    server.namespace(NAMESPACE)?;
-    let agent =
-        Agent::builder(folder).node_name(&node).kubeconfig(server.node_kubeconfig(&node)?).start().await?;
+    let Cluster { server, agent, node } = Cluster::start(folder, progress).await?;
     let names: Vec<String> = (0..pods).map(|number| format!("edited-{number}")).collect();
     let objects: Vec<Value> = names.iter().flat_map(|name| [config_map(name), pod(name, &node)]).collect();
-    eventually(READY_LIMIT, "the node is there", async || {
-        server.kubectl_json(&["get", "node", &node]).is_ok()
-    })
-    .await?;
     server.apply(&json!({"apiVersion": "v1", "kind": "List", "items": objects}))?;
     let mut files = Vec::new();
     for name in &names {

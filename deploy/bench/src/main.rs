@@ -22,6 +22,7 @@ mod agent;
 mod api;
 mod capture;
 mod cgroups;
+mod cluster;
 mod deletions;
 mod disk;
 mod edits;
