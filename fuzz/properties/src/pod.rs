@@ -84,7 +84,7 @@ pub(crate) fn can_be_asked_for(pod: &Pod) {
         Ok(spec) => sandbox_is_well_formed(&spec),
         Err(error) => assert!(may_be(&error, pod), "{error} of {pod:?}"),
     }
-    let path = |name: &str| VolumePath { host_path: format!("/volumes/{name}"), ..VolumePath::default() };
+    let path = |name: &str| VolumePath { host_path: format!("/volumes/{name}"), read_only: false };
     let volumes: BTreeMap<_, _> = pod.spec.volumes.iter().map(|v| (v.name.clone(), path(&v.name))).collect();
     for (kind, container) in pod.containers() {
         let mut inputs = ContainerInputs {
@@ -110,6 +110,7 @@ pub(crate) fn can_be_asked_for(pod: &Pod) {
             target_id: None,
             recursive_read_only: true,
             image_volumes: true,
+            selinux: true,
             users: users.filter(|_| pod.spec.host_users == Some(false)),
         };
         let named = format!("{kind:?} {container:?}");

@@ -32,6 +32,8 @@ pub struct Host {
     pub kernel: KernelVersion,
     /// AppArmor is enabled.
     pub apparmor: bool,
+    /// SELinux is on.
+    pub selinux: bool,
     /// Paths beside the usual ones that containers do not see: `thermal_throttle` of each CPU that has one
     /// (runtime-and-resources.md §5).
     pub masked_paths: Vec<String>,
@@ -54,6 +56,7 @@ impl Host {
         Self {
             kernel: KernelVersion::parse(text("/proc/sys/kernel/osrelease").trim()),
             apparmor: text("/sys/module/apparmor/parameters/enabled").starts_with('Y'),
+            selinux: keelson_service_kit::selinux_is_enabled(),
             masked_paths: throttles(Path::new("/sys/devices/system/cpu")),
         }
     }

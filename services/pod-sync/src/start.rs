@@ -525,14 +525,7 @@ async fn container_request(
     let volumes: BTreeMap<String, VolumePath> = start
         .mounts
         .values()
-        .map(|v| {
-            let path = VolumePath {
-                host_path: v.host_path.clone(),
-                read_only: v.read_only,
-                ..VolumePath::default()
-            };
-            (v.name.clone(), path)
-        })
+        .map(|v| (v.name.clone(), VolumePath { host_path: v.host_path.clone(), read_only: v.read_only }))
         .collect();
     let files: Vec<FileMount> = files
         .mounts
@@ -571,6 +564,7 @@ async fn container_request(
         target_id,
         recursive_read_only: start.agent.runtime.borrow().recursive_read_only,
         image_volumes: false,
+        selinux: agent.host.selinux,
         users: None,
     };
     let fault = |e: ConfigError| Trouble::fault(e.to_string());

@@ -3,26 +3,12 @@
 use std::io;
 use std::path::Path;
 
-use keelson_volume_manager_core::selinux::{self, FOLDER_LABEL, Shown};
-use rustix::fs::{StatVfsMountFlags, XattrFlags};
+use rustix::fs::XattrFlags;
 
 /// The folders of the root folder in which plugins meet the agent.
 const FOLDERS: [&str; 2] = ["plugins", "plugins_registry"];
-/// Where SELinux shows itself (selinux(8)).
-const FILE_SYSTEM: &str = "/sys/fs/selinux";
-/// `SELINUX_MAGIC` (statfs(2)).
-const SELINUX_MAGIC: i128 = 0xf97c_ff8c;
-
-/// Whether SELinux is on.
-pub(crate) fn is_enabled() -> bool {
-    let mounted = rustix::fs::statfs(FILE_SYSTEM)
-        .is_ok_and(|stat| i128::from(stat.f_type) & 0xffff_ffff == SELINUX_MAGIC);
-    let read_only =
-        rustix::fs::statvfs(FILE_SYSTEM).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY));
-    let label = std::fs::read_to_string("/proc/self/attr/current").unwrap_or_default();
-    let own_label = label.trim_end_matches(['\0', '\n']);
-    selinux::is_enabled(Shown { mounted, read_only, own_label })
-}
+/// Their label: a container may use what lies there.
+const FOLDER_LABEL: &str = "system_u:object_r:container_file_t:s0";
 
 /// Labels the folders of plugins below `root` by `set` where SELinux is on. A label that cannot be set is logged:
 /// only plugins that run in containers miss it.

@@ -103,7 +103,7 @@ fn take_stock(config: &Config) -> anyhow::Result<Stock> {
     let root = &config.paths.root_dir;
     let store = Store::open(root, allocatable_memory(config))
         .with_context(|| format!("the root folder {} (paths.rootDir) is not usable", root.display()))?;
-    selinux::label_folders(root, selinux::is_enabled(), selinux::set_label);
+    selinux::label_folders(root, keelson_service_kit::selinux_is_enabled(), selinux::set_label);
     let found = store.scan().context("cannot take stock of the pod folders")?;
     Ok((store, found))
 }

@@ -12,7 +12,6 @@
 //! | [`figures`] | which volumes have figures, and when they are measured |
 //! | [`requests`] | since when each volume of a pod is waited for |
 //! | [`ownership`] | what is said of a volume whose files go to the pod's group for long |
-//! | [`selinux`] | whether SELinux is on, and the label of folders then |
 //! | [`envfile`] | which value a key has in a file of variables |
 //! | [`hostpath`] | whether what is at a hostPath is what the volume asks for |
 //! | [`mountinfo`] | what a mountinfo text says about a path |
@@ -28,6 +27,5 @@ pub mod ownership;
 pub mod payload;
 pub mod plan;
 pub mod requests;
-pub mod selinux;
 pub mod tmpfs;
 pub mod token;

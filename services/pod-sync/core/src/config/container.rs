@@ -62,6 +62,8 @@ pub struct ContainerInputs<'a> {
     pub recursive_read_only: bool,
     /// The runtime can mount images.
     pub image_volumes: bool,
+    /// SELinux is on.
+    pub selinux: bool,
     /// Ids given to the pod.
     pub users: Option<UserNamespace>,
 }
@@ -120,6 +122,7 @@ pub fn container_plan(
         files: inputs.files,
         recursive_read_only: inputs.recursive_read_only,
         image_volumes: inputs.image_volumes,
+        selinux: inputs.selinux,
         users,
     };
     let mut all_mounts = mounts(pod, container, &envs, &mount_inputs)?;

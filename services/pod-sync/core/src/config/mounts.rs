@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use keelson_kube_model::{Container, Pod, VolumeMount};
+use keelson_kube_model::{Container, Pod, Volume, VolumeMount};
 
 use super::expand::expand_noting;
 use super::{ConfigError, DeviceSpec, MountSpec, Propagation, UserNamespace};
@@ -14,8 +14,6 @@ pub struct VolumePath {
     pub host_path: String,
     /// The volume allows no writes, whatever the mount says.
     pub read_only: bool,
-    /// The runtime is to relabel the files.
-    pub selinux_relabel: bool,
 }
 
 /// A file that the agent puts into the container: /etc/hosts, the termination message.
@@ -52,6 +50,8 @@ pub(super) struct MountInputs<'a> {
     pub(super) files: &'a [FileMount],
     pub(super) recursive_read_only: bool,
     pub(super) image_volumes: bool,
+    /// SELinux is on.
+    pub(super) selinux: bool,
     pub(super) users: Option<UserNamespace>,
 }
 
@@ -122,6 +122,7 @@ pub(super) fn mounts(
     inputs: &MountInputs<'_>,
 ) -> Result<Vec<MountSpec>, ConfigError> {
     let mut mounts = Vec::new();
+    let mut relabelled = BTreeSet::new();
     for (index, mount) in container.volume_mounts.iter().enumerate() {
         let sub_path = subpath_of(container, mount, env)?;
         let volume = pod.spec.volumes.iter().find(|volume| volume.name == mount.name);
@@ -144,6 +145,8 @@ pub(super) fn mounts(
         };
         spec.recursive_read_only = recursive(mount, spec.propagation, inputs)?;
         spec.users = inputs.users;
+        spec.selinux_relabel =
+            inputs.selinux && volume.is_some_and(is_managed) && relabelled.insert(mount.name.as_str());
         mounts.push(spec);
     }
     for file in inputs.files {
@@ -155,11 +158,20 @@ pub(super) fn mounts(
                 host_path: file.host_path.clone(),
                 readonly: file.read_only,
                 users: inputs.users,
+                selinux_relabel: inputs.selinux,
                 ..MountSpec::default()
             });
         }
     }
     Ok(mounts)
+}
+
+/// Whether the agent has made what is in a volume, so that the runtime may give it the container's label. The first mount of it
+/// asks for that, as with a kubelet.
+fn is_managed(volume: &Volume) -> bool {
+    let Volume { empty_dir, config_map, secret, downward_api, projected, .. } = volume;
+    let files = config_map.is_some() || secret.is_some() || downward_api.is_some() || projected.is_some();
+    files || empty_dir.is_some()
 }
 
 fn absolute(path: &str) -> String {
@@ -187,7 +199,6 @@ fn of_volume(
     Ok(MountSpec {
         host_path,
         readonly: mount.read_only == Some(true) || volume.read_only,
-        selinux_relabel: volume.selinux_relabel,
         ..MountSpec::default()
     })
 }

@@ -117,16 +117,13 @@ mod containers {
         given: Given,
         recursive_read_only: bool,
         image_volumes: bool,
+        selinux: bool,
         users: Option<UserNamespace>,
     }
 
     impl World {
         fn new() -> Self {
-            let volume = |path: &str, read_only| VolumePath {
-                host_path: path.to_owned(),
-                read_only,
-                selinux_relabel: !read_only,
-            };
+            let volume = |path: &str, read_only| VolumePath { host_path: path.to_owned(), read_only };
             let volumes = BTreeMap::from([
                 ("data".to_owned(), volume("/pods/u-1/data", false)),
                 ("fixed".to_owned(), volume("/pods/u-1/fixed", true)),
@@ -158,6 +155,7 @@ mod containers {
                 target_id: None,
                 recursive_read_only: self.recursive_read_only,
                 image_volumes: self.image_volumes,
+                selinux: self.selinux,
                 users: self.users,
             }
         }
@@ -265,7 +263,53 @@ mod containers {
         assert!(!got.readonly && got.propagation == Propagation::Private);
         assert!(one(json!({"name": "data", "readOnly": true})).readonly);
         assert!(one(json!({"name": "fixed"})).readonly);
-        assert_eq!((got.selinux_relabel, one(json!({"name": "fixed"})).selinux_relabel), (true, false));
+    }
+
+    #[test]
+    fn under_selinux_the_runtime_labels_what_the_agent_has_made_once_in_each_container() {
+        let volumes = [
+            ("empty", json!({"emptyDir": {}}), true),
+            ("map", json!({"configMap": {"name": "c"}}), true),
+            ("secret", json!({"secret": {"secretName": "s"}}), true),
+            ("fields", json!({"downwardAPI": {"items": []}}), true),
+            ("all", json!({"projected": {"sources": []}}), true),
+            ("host", json!({"hostPath": {"path": "/tmp"}}), false),
+        ];
+        let mounts = |at: &str| {
+            volumes
+                .iter()
+                .map(move |(name, ..)| json!({"name": name, "mountPath": format!("/{at}/{name}")}))
+                .collect::<Vec<_>>()
+        };
+        let mounts = [mounts("first"), mounts("second")].concat();
+        let sources: Vec<Value> = volumes
+            .iter()
+            .map(|(name, source, _)| {
+                let mut volume = source.clone();
+                volume["name"] = json!(name);
+                volume
+            })
+            .collect();
+        let pod = pod(
+            json!({"containers": [{"name": "a", "image": "i", "volumeMounts": mounts}], "volumes": sources}),
+        );
+        let path =
+            |name: &str| (name.to_owned(), VolumePath { host_path: format!("/v/{name}"), read_only: false });
+        let files =
+            vec![FileMount { container_path: "/etc/hosts".into(), host_path: "/h".into(), read_only: false }];
+        for selinux in [true, false] {
+            let world = World {
+                volumes: volumes.iter().map(|(name, ..)| path(name)).collect(),
+                files: files.clone(),
+                selinux,
+                ..World::new()
+            };
+            let spec = world.plan(&pod).unwrap();
+            let labelled: Vec<bool> = spec.mounts.iter().map(|mount| mount.selinux_relabel).collect();
+            let first = volumes.iter().map(|(.., managed)| selinux && *managed);
+            let expected: Vec<bool> = first.chain([false; 6]).chain([selinux]).collect();
+            assert_eq!(labelled, expected);
+        }
     }
 
     #[test]

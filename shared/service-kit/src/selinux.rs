@@ -1,21 +1,35 @@
-//! Whether SELinux is on, and the label of the agent's folders then (volumes.md §2).
+//! Whether SELinux is on (selinux(8); volumes.md §2).
 
-/// The label of the folders in which plugins meet the agent: a container may use what lies there.
-pub const FOLDER_LABEL: &str = "system_u:object_r:container_file_t:s0";
+use rustix::fs::StatVfsMountFlags;
 
-/// What a machine shows of SELinux.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shown<'a> {
+/// Where it shows itself.
+const FILE_SYSTEM: &str = "/sys/fs/selinux";
+/// `SELINUX_MAGIC` (statfs(2)).
+const SELINUX_MAGIC: i128 = 0xf97c_ff8c;
+
+/// What a machine shows of it.
+#[derive(Debug, Clone, Copy)]
+struct Shown<'a> {
     /// Its file system is mounted.
-    pub mounted: bool,
+    mounted: bool,
     /// That mount cannot be written, as in a container from which the host's SELinux is to be hidden.
-    pub read_only: bool,
+    read_only: bool,
     /// The label of this process (`/proc/self/attr/current`); empty when it has none.
-    pub own_label: &'a str,
+    own_label: &'a str,
 }
 
-/// Whether SELinux enforces a policy or would permit by one. Without a policy every process is a `kernel`.
-pub fn is_enabled(shown: Shown<'_>) -> bool {
+/// Whether SELinux enforces a policy on this machine, or would permit by one.
+pub fn selinux_is_enabled() -> bool {
+    let mounted = rustix::fs::statfs(FILE_SYSTEM)
+        .is_ok_and(|stat| i128::from(stat.f_type) & 0xffff_ffff == SELINUX_MAGIC);
+    let read_only =
+        rustix::fs::statvfs(FILE_SYSTEM).is_ok_and(|stat| stat.f_flag.contains(StatVfsMountFlags::RDONLY));
+    let label = std::fs::read_to_string("/proc/self/attr/current").unwrap_or_default();
+    is_enabled(Shown { mounted, read_only, own_label: label.trim_end_matches(['\0', '\n']) })
+}
+
+/// Without a policy every process is a `kernel`.
+fn is_enabled(shown: Shown<'_>) -> bool {
     shown.mounted && !shown.read_only && !matches!(shown.own_label, "" | "kernel")
 }
 
