@@ -1,19 +1,20 @@
 //! One task owns the set of wanted pods, a slot per pod, and who is admitted; everybody else sends it commands.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use keelson_resource_manager_core::admit::{Rejection, admit};
 use keelson_resource_manager_core::desire::{Amounts, PodDesire, Want};
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_resource_manager_core::eviction::preempt::victims;
-use keelson_resource_manager_core::layout::{CgroupPath, Qos};
+use keelson_resource_manager_core::layout::Qos;
 use keelson_resource_manager_core::plan::reserves;
 use keelson_resource_manager_core::pressure::{must_wait, refuse};
 use keelson_service_kit::{CancellationToken, LoopHandle, now_unix_nanos};
 use keelson_sync_callee::{News, Pods, Runtime};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::cgroup::{Found, Stock};
 use crate::eviction::{Active, Orders};
 use crate::metrics::CgroupMetrics;
 use crate::view::{MachineState, Phase, TreeState, View};
@@ -28,9 +29,6 @@ pub(crate) const PREEMPTING: &str = "Preempting";
 
 /// Why a pod cannot be judged: there is no cgroup tree now.
 pub(crate) const NO_TREE: &str = "CgroupsNotReady";
-
-/// The pods that have cgroups, and where.
-pub(crate) type Found = BTreeMap<String, BTreeSet<CgroupPath>>;
 
 /// What the workers share.
 #[derive(Debug)]
@@ -63,7 +61,7 @@ pub(crate) enum Ask {
     /// A pod waits for what is not judged here: others may have its room and its turn.
     Defer { uid: String, reply: oneshot::Sender<()> },
     /// The tree is set up at last, and this is in it.
-    TakeStock { found: Found },
+    TakeStock { stock: Stock },
     /// Somebody wants every pod with what is wanted of it.
     Active { reply: oneshot::Sender<BTreeMap<String, Active>> },
 }
@@ -106,6 +104,8 @@ pub(crate) struct Told {
 pub(crate) struct Manager {
     env: Arc<Env>,
     pods: Pods<PodDesire, View, Note>,
+    /// Cgroups of which nobody has noted who has made them: they are of this agent's pods when those are named.
+    unmarked: Found,
     machine: watch::Receiver<MachineState>,
     /// A set has been complete since the start, whether or not every source of pods was ready.
     set_complete: bool,
@@ -121,10 +121,11 @@ impl Manager {
         machine: watch::Receiver<MachineState>,
         told: Told,
         orders: Orders,
-        found: Found,
+        stock: Stock,
     ) -> Self {
-        let mut manager = Self { env, pods: Pods::default(), machine, set_complete: false, told, orders };
-        manager.take_stock(found);
+        let (pods, unmarked) = (Pods::default(), Found::new());
+        let mut manager = Self { env, pods, unmarked, machine, set_complete: false, told, orders };
+        manager.take_stock(stock);
         manager
     }
 
@@ -151,7 +152,7 @@ impl Manager {
                 self.defer(&uid);
                 let _ = reply.send(());
             }
-            Some(News::Asked(Ask::TakeStock { found })) => self.take_stock(found),
+            Some(News::Asked(Ask::TakeStock { stock })) => self.take_stock(stock),
             Some(News::Asked(Ask::Active { reply })) => {
                 let _ = reply.send(self.active());
             }
@@ -177,17 +178,30 @@ impl Manager {
             self.told.finished.send_modify(|count| *count += 1);
         }
         self.told.judged.send_modify(|count| *count += 1);
+        let held = self.unmarked.remove(&desire.pod.uid);
         let note = &mut self.pods.slot_or_new(&desire.pod.uid).note;
+        note.found |= held.is_some();
         note.admitted |= desire.adopted || note.found;
         self.pods.assign(desire, |orders| {
-            let nothing = matches!(&*self.env.tree.borrow(), TreeState::Ready(_) | TreeState::Never(_));
-            Worker::new(Arc::clone(&self.env), orders, nothing.then(BTreeSet::new)).run()
+            let is_known = matches!(&*self.env.tree.borrow(), TreeState::Ready(_) | TreeState::Never(_));
+            Worker::new(Arc::clone(&self.env), orders, is_known.then(|| held.unwrap_or_default())).run()
         });
     }
 
     /// Workers that run already have looked for themselves.
-    fn take_stock(&mut self, found: Found) {
-        for (uid, held) in found {
+    fn take_stock(&mut self, stock: Stock) {
+        let Stock { own, unmarked } = stock;
+        if !unmarked.is_empty() {
+            tracing::info!(
+                pods = unmarked.len(),
+                "found cgroups of pods that this agent has not made; those that it is not told of are left alone"
+            );
+        }
+        let is_named =
+            |(uid, _): &(String, _)| self.pods.slot(uid).is_some_and(|slot| slot.desire().is_some());
+        let (named, unmarked): (Found, Found) = unmarked.into_iter().partition(is_named);
+        self.unmarked = unmarked;
+        for (uid, held) in own.into_iter().chain(named) {
             let slot = self.pods.slot_or_new(&uid);
             slot.note.found = true;
             if slot.desire().is_some() {

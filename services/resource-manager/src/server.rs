@@ -25,14 +25,14 @@ use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
-use crate::cgroup::KernelAlarm;
+use crate::cgroup::{KernelAlarm, Stock};
 use crate::driver::{self, Drivers};
 use crate::eviction::{self, EvictionLoop, Look, Notices, Orders, Saved, Settings};
 use crate::host;
 use crate::iptables;
 use crate::machine_loop::MachineLoop;
 use crate::manager::{
-    Ask, Command, Env, Found, Manager, NO_TREE, NOT_ITS_TURN, PREEMPTING, SET_NOT_COMPLETE, Told, Verdict,
+    Ask, Command, Env, Manager, NO_TREE, NOT_ITS_TURN, PREEMPTING, SET_NOT_COMPLETE, Told, Verdict,
 };
 use crate::metrics::{CgroupMetrics, EvictionMetrics};
 use crate::oom;
@@ -68,18 +68,18 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     ctx.spawn("runtime", follow_runtime(ctx.clone(), says));
     let mut drivers = Drivers::load(&ctx, told).await?;
     let choice = drivers.choose().await;
-    let (tree, mut found) = attempt(&ctx.config, choice).await;
-    tracing::info!(pods = found.len(), orders = saved.orders.len(), "took stock of the cgroup tree");
+    let (tree, mut stock) = attempt(&ctx.config, choice).await;
+    tracing::info!(pods = stock.own.len(), orders = saved.orders.len(), "took stock of the cgroup tree");
     for order in saved.orders {
         // Its pod is remembered until a set says that it is finished, whether or not it still has a cgroup.
-        found.entry(order.pod.uid.clone()).or_default();
+        stock.own.entry(order.pod.uid.clone()).or_default();
         orders.set(order.pod.uid.clone(), Arc::new(order));
     }
     let mut monitor = saved.monitor;
     monitor.not_after(u64::try_from(now_unix_nanos() / 1_000_000).unwrap_or(0));
     let tree = watch::Sender::new(tree);
     let choice = watch::Sender::new(choice);
-    Ok(begin(ctx, Start { settings, file, monitor, orders, tree, found, drivers, choice }).await)
+    Ok(begin(ctx, Start { settings, file, monitor, orders, tree, stock, drivers, choice }).await)
 }
 
 /// Until the shutdown.
@@ -98,14 +98,14 @@ struct Start {
     monitor: Monitor,
     orders: Orders,
     tree: watch::Sender<TreeState>,
-    found: Found,
+    stock: Stock,
     drivers: Drivers,
     choice: watch::Sender<Choice>,
 }
 
 /// Starts the loops and makes the routes.
 async fn begin(ctx: Context, start: Start) -> Routes {
-    let Start { settings, file, monitor, orders, tree, found, drivers, choice } = start;
+    let Start { settings, file, monitor, orders, tree, stock, drivers, choice } = start;
     let short = watch::Sender::new(monitor.last_seen.keys().copied().collect());
     let progress = ctx.progress.clone();
     let machine = MachineLoop::begin(&ctx.config, progress, tree.subscribe(), short.subscribe()).await;
@@ -151,7 +151,7 @@ async fn begin(ctx: Context, start: Start) -> Routes {
         overdue: BTreeSet::new(),
         interval: eviction::INTERVAL,
     };
-    let manager = Manager::new(env, machine.state(), told, orders, found);
+    let manager = Manager::new(env, machine.state(), told, orders, stock);
     let placement = PlacementLoop {
         ctx: ctx.clone(),
         tree: tree.subscribe(),

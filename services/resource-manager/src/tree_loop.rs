@@ -15,10 +15,10 @@ use keelson_service_kit::{Backoff, Context, LoopHandle, ObjectRef};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use crate::cgroup::{Driving, KernelCgroups, Slices, Systemd, Tree};
+use crate::cgroup::{Driving, KernelCgroups, Slices, Stock, Systemd, Tree};
 use crate::driver::Drivers;
 use crate::host;
-use crate::manager::{Ask, Command, Found};
+use crate::manager::{Ask, Command};
 use crate::metrics::CgroupMetrics;
 use crate::view::TreeState;
 
@@ -32,34 +32,35 @@ const BOUND: &str = "node-allocatable";
 const BIND_AGAIN: Duration = Duration::from_secs(60);
 
 /// Tries once to set the tree up as the driver in force has it; what is in it, when that went well.
-pub(crate) async fn attempt(config: &Arc<Config>, choice: Choice) -> (TreeState, Found) {
+pub(crate) async fn attempt(config: &Arc<Config>, choice: Choice) -> (TreeState, Stock) {
     let driver = match choice {
         Choice::Use(driver, _) => driver,
         Choice::Wait => {
             let text = "the container runtime has not said yet which cgroup driver it has; if it says nothing within \
                         seconds, cgroupDriver counts";
-            return (TreeState::NotYet(text.to_owned()), Found::new());
+            return (TreeState::NotYet(text.to_owned()), Stock::default());
         }
         Choice::Unknown => {
             let text = format!(
                 "the cgroup driver {:?} is unknown; it is cgroupfs or systemd",
                 config.runtime.cgroup_driver
             );
-            return (TreeState::Never(text), Found::new());
+            return (TreeState::Never(text), Stock::default());
         }
     };
     let config = Arc::clone(config);
     let work = tokio::task::spawn_blocking(move || set_up(&config, driver)).await;
     match work.map_err(anyhow::Error::from).and_then(|result| result) {
-        Ok((tree, found)) => (TreeState::Ready(Arc::new(tree)), found),
-        Err(error) => (TreeState::NotYet(format!("pods get no cgroups: {error:#}")), Found::new()),
+        Ok((tree, stock)) => (TreeState::Ready(Arc::new(tree)), stock),
+        Err(error) => (TreeState::NotYet(format!("pods get no cgroups: {error:#}")), Stock::default()),
     }
 }
 
-fn set_up(config: &Config, driver: Driver) -> anyhow::Result<(Tree, Found)> {
+fn set_up(config: &Config, driver: Driver) -> anyhow::Result<(Tree, Stock)> {
     let driving = Driving {
         layout: Layout::new(driver, &config.runtime.cgroup_root)?,
         slices: (driver == Driver::Systemd).then(|| Arc::new(Systemd::of_this_machine()) as Arc<dyn Slices>),
+        owner: config.paths.root_dir.to_string_lossy().into_owned(),
     };
     let mountinfo = std::fs::read("/proc/self/mountinfo")?;
     let pids = u64::try_from(config.resources.pod_pids_limit).ok().filter(|limit| *limit > 0);
@@ -67,8 +68,8 @@ fn set_up(config: &Config, driver: Driver) -> anyhow::Result<(Tree, Found)> {
     let text = String::from_utf8_lossy(&mountinfo);
     let tree = Tree::open(Arc::new(KernelCgroups), &text, Path::new(CGROUP_ROOT), driving, node)?;
     tree.set_up()?;
-    let found = tree.scan()?;
-    Ok((tree, found))
+    let stock = tree.take_stock()?;
+    Ok((tree, stock))
 }
 
 /// What the cgroups are bound to, and why one could not be.
@@ -195,12 +196,12 @@ impl TreeLoop {
 
     async fn try_again(&mut self) {
         let choice = *self.choice.borrow();
-        let (state, found) = attempt(&self.ctx.config, choice).await;
+        let (state, stock) = attempt(&self.ctx.config, choice).await;
         let ready = matches!(state, TreeState::Ready(_));
         self.state.send_replace(state);
         self.tell();
         if ready {
-            let _ = self.commands.send(Command::Ask(Ask::TakeStock { found })).await;
+            let _ = self.commands.send(Command::Ask(Ask::TakeStock { stock })).await;
             self.burstable.mark_changed();
         }
     }

@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use keelson_proto::keelson::common::v1::Want;
@@ -365,6 +366,46 @@ async fn only_a_complete_set_with_ready_sources_sweeps() {
     sync.send(pb::sync_request::Item::DroppedUid("kept".into())).await;
     release(&mut client, "kept", LONG).await.unwrap();
     assert!(world.existing("kubepods/besteffort/podkept").is_empty());
+}
+
+#[tokio::test]
+async fn a_neighbours_pods_are_left_alone_until_they_are_named() {
+    let world = World::new();
+    let _runtime = world.start_runtime().await;
+    let service = world.start().await;
+    {
+        let sync = synced(&service).await;
+        sync.pod(requesting("gone", 1)).await;
+        prepare(&mut service.client(), "gone", 1, LONG).await.unwrap();
+    }
+    service.stop().await;
+    // A kubelet beside this agent, with cgroups of the same root, notes nowhere that they are its own.
+    let pods = ["kubepods/burstable/podneighbours", "kubepods/burstable/podtaken"];
+    for dir in
+        pods.iter().flat_map(|pod| world.dirs(pod)).filter(|dir| dir.parent().is_some_and(Path::exists))
+    {
+        fs::create_dir(dir).unwrap();
+    }
+    // A cpuset of v1 takes no process before it has CPUs.
+    let takes = |dir: &PathBuf| !dir.to_string_lossy().contains("cpuset");
+    let mut neighbours =
+        Process::begin(&world.existing(pods[0]).into_iter().filter(takes).collect::<Vec<_>>());
+
+    let service = world.start().await;
+    let mut client = service.client();
+    let mut sync = Sync::open(&mut client).await;
+    sync.pod(requesting("taken", 1)).await;
+    sync.complete(1, true).await;
+    release(&mut client, "gone", LONG).await.unwrap();
+    assert!(world.existing("kubepods/burstable/podgone").is_empty());
+    assert!(neighbours.ended_by().is_none() && !world.existing(pods[0]).is_empty());
+    // One that came with the pods that this agent takes over is its own.
+    prepare(&mut client, "taken", 1, LONG).await.unwrap();
+    let forgotten = pb::PodDesire { revision: 2, want: Want::Forget.into(), ..requesting("taken", 1) };
+    sync.pod(forgotten).await;
+    release(&mut client, "taken", LONG).await.unwrap();
+    assert!(world.existing(pods[1]).is_empty());
+    assert!(neighbours.ended_by().is_none());
 }
 
 #[tokio::test]

@@ -25,6 +25,7 @@ const V1_FILES: &[&str] = &[
 #[derive(Debug, Default)]
 struct Dir {
     files: BTreeMap<String, String>,
+    owner: Option<String>,
     /// Rounds of killing that its processes survive, and one more.
     lives: u32,
 }
@@ -33,13 +34,15 @@ struct Dir {
 #[derive(Debug, Clone)]
 pub(crate) struct FakeCgroups {
     dirs: Arc<Mutex<BTreeMap<PathBuf, Dir>>>,
+    /// How many more can be removed.
+    removals: Arc<Mutex<usize>>,
     v2: bool,
 }
 
 impl FakeCgroups {
     /// A machine with the v1 hierarchies of the tests, all below `/cg`.
     pub(crate) fn v1() -> Self {
-        let fake = Self { dirs: Arc::default(), v2: false };
+        let fake = Self { dirs: Arc::default(), removals: Arc::new(Mutex::new(usize::MAX)), v2: false };
         for name in ["cpu", "cpuacct", "cpuset", "hugetlb", "memory", "pids", "systemd", "unified"] {
             let mut dir = Dir::default();
             for (file, value) in [("cpuset.cpus", "0-1\n"), ("cpuset.mems", "0\n")] {
@@ -52,7 +55,7 @@ impl FakeCgroups {
 
     /// A machine with v2 at `/cg` and these controllers.
     pub(crate) fn v2(controllers: &[&str]) -> Self {
-        let fake = Self { dirs: Arc::default(), v2: true };
+        let fake = Self { dirs: Arc::default(), removals: Arc::new(Mutex::new(usize::MAX)), v2: true };
         let mut dir = Dir::default();
         dir.files.insert("cgroup.controllers".to_owned(), controllers.join(" "));
         dir.files.insert("cgroup.subtree_control".to_owned(), String::new());
@@ -77,6 +80,24 @@ impl FakeCgroups {
         }
         let dir = dirs.entry(dir.into()).or_default();
         dir.files.insert(file.to_owned(), content.to_owned());
+    }
+
+    /// Notes who has made a cgroup, or that nobody knows.
+    pub(crate) fn note(&self, dir: &Path, owner: Option<&str>) {
+        self.dirs.lock().unwrap().get_mut(dir).unwrap().owner = owner.map(ToOwned::to_owned);
+    }
+
+    /// Does `work` while no more than this many cgroups can be removed.
+    pub(crate) fn removes_at_most<T>(&self, count: usize, work: impl FnOnce() -> T) -> T {
+        *self.removals.lock().unwrap() = count;
+        let done = work();
+        *self.removals.lock().unwrap() = usize::MAX;
+        done
+    }
+
+    /// How many cgroups have this name.
+    pub(crate) fn count(&self, name: &str) -> usize {
+        self.dirs.lock().unwrap().keys().filter(|dir| dir.ends_with(name)).count()
     }
 
     /// Puts processes into a cgroup that die in the round of killing of this number.
@@ -144,6 +165,11 @@ impl CgroupFs for FakeCgroups {
         if has_child || dirs.get(dir).is_some_and(|d| d.lives > 0) {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
+        if dirs.contains_key(dir) {
+            let mut removals = self.removals.lock().unwrap();
+            // As if this process had been killed.
+            *removals = removals.checked_sub(1).ok_or(io::ErrorKind::Interrupted)?;
+        }
         dirs.remove(dir);
         Ok(())
     }
@@ -199,6 +225,15 @@ impl CgroupFs for FakeCgroups {
     }
 
     /// A file `changed` of a cgroup says it in seconds since 1970, for itself and for the file that it names.
+    fn mark(&self, dir: &Path, owner: &str) -> io::Result<()> {
+        self.dirs.lock().unwrap().get_mut(dir).ok_or_else(missing)?.owner = Some(owner.to_owned());
+        Ok(())
+    }
+
+    fn owner(&self, dir: &Path) -> Option<String> {
+        self.dirs.lock().unwrap().get(dir)?.owner.clone()
+    }
+
     fn changed(&self, path: &Path) -> io::Result<SystemTime> {
         let text = self.read(path, "changed").or_else(|_| {
             let file = path.file_name().and_then(|name| name.to_str()).ok_or_else(missing)?;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -15,6 +16,10 @@ use super::CgroupFs;
 
 /// How long a killed process may take to leave its cgroup before the next round.
 const END_WITHIN: Duration = Duration::from_millis(200);
+/// The extended attributes that note who has made a cgroup (xattr(7)): the first where this process may set such ones.
+const MARKS: [&str; 2] = ["trusted.keelson.agent", "user.keelson.agent"];
+/// As long as a path may be (PATH_MAX).
+const MARK_BYTES: usize = 4096;
 
 /// The cgroup tree as the kernel shows it.
 #[derive(Debug, Clone, Copy, Default)]
@@ -62,6 +67,20 @@ impl CgroupFs for KernelCgroups {
     fn write(&self, dir: &Path, file: &str, value: &str) -> io::Result<()> {
         // One write: the kernel takes each as a whole.
         fs::OpenOptions::new().write(true).open(dir.join(file))?.write_all(value.as_bytes())
+    }
+
+    fn mark(&self, dir: &Path, owner: &str) -> io::Result<()> {
+        let set = |name| rustix::fs::setxattr(dir, name, owner.as_bytes(), XattrFlags::empty());
+        match set(MARKS[0]) {
+            Err(Errno::PERM | Errno::NOTSUP) => Ok(set(MARKS[1])?),
+            other => Ok(other?),
+        }
+    }
+
+    fn owner(&self, dir: &Path) -> Option<String> {
+        let mut value = [0; MARK_BYTES];
+        let length = MARKS.iter().find_map(|name| rustix::fs::getxattr(dir, *name, &mut value[..]).ok())?;
+        String::from_utf8(value.get(..length)?.to_vec()).ok()
     }
 
     fn changed(&self, path: &Path) -> io::Result<SystemTime> {

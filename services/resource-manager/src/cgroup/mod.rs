@@ -18,7 +18,7 @@ use keelson_resource_manager_core::slices::Property;
 pub(crate) use alarm::{KernelAlarm, UsageAlarm};
 pub(crate) use kernel::KernelCgroups;
 pub(crate) use systemd::Systemd;
-pub(crate) use tree::{Driving, Tree, TreeError};
+pub(crate) use tree::{Driving, Found, Stock, Tree, TreeError};
 
 /// The few things that are done to cgroups; every call blocks.
 pub(crate) trait CgroupFs: Debug + Send + Sync {
@@ -34,6 +34,10 @@ pub(crate) trait CgroupFs: Debug + Send + Sync {
     fn write(&self, dir: &Path, file: &str, value: &str) -> io::Result<()>;
     /// When a cgroup, or a file of it, was changed last; for most that is when they were made.
     fn changed(&self, path: &Path) -> io::Result<SystemTime>;
+    /// Notes on a cgroup who has made it.
+    fn mark(&self, dir: &Path, owner: &str) -> io::Result<()>;
+    /// Who has made a cgroup, where that is noted.
+    fn owner(&self, dir: &Path) -> Option<String>;
     /// Kills every process of these cgroups and waits a little for their end. How many there were.
     fn kill(&self, dirs: &[PathBuf]) -> io::Result<usize>;
 }

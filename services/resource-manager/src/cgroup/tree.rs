@@ -51,7 +51,21 @@ pub(crate) struct Driving {
     /// systemd, when its driver is configured. It makes the cgroups where it manages controllers; the rest is done by
     /// hand, and values are written into the files as well: systemd rounds some, and says nothing when it cannot.
     pub(crate) slices: Option<Arc<dyn Slices>>,
+    /// What tells this agent's pods from those of others on the machine: its root folder, which no two agents share.
+    pub(crate) owner: String,
 }
+
+/// The pods that have a cgroup, by whom it was made.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stock {
+    /// By this agent.
+    pub(crate) own: Found,
+    /// By nobody who has noted it: an agent of before there were notes, or a kubelet, be it one that runs beside this agent.
+    pub(crate) unmarked: Found,
+}
+
+/// The pods that have cgroups, and where.
+pub(crate) type Found = BTreeMap<String, BTreeSet<CgroupPath>>;
 
 /// The cgroups of pods in every hierarchy.
 #[derive(Debug)]
@@ -146,9 +160,24 @@ impl Tree {
         self.bind(&self.layout().class(qos), &[Bound::CpuShares(shares)])
     }
 
+    /// The same by whom the cgroups were made; what another agent has made is left out.
+    pub(crate) fn take_stock(&self) -> Result<Stock, TreeError> {
+        let mut stock = Stock::default();
+        for (uid, paths) in self.scan()? {
+            let dirs = || paths.iter().flat_map(|path| self.mounts().map(move |mount| dir_in(mount, path)));
+            let owners: BTreeSet<String> = dirs().filter_map(|dir| self.fs.owner(&dir)).collect();
+            if owners.contains(&self.driving.owner) {
+                stock.own.insert(uid, paths);
+            } else if owners.is_empty() {
+                stock.unmarked.insert(uid, paths);
+            }
+        }
+        Ok(stock)
+    }
+
     /// Every pod that has a cgroup in some hierarchy, with where.
-    pub(crate) fn scan(&self) -> Result<BTreeMap<String, BTreeSet<CgroupPath>>, TreeError> {
-        let mut found: BTreeMap<String, BTreeSet<CgroupPath>> = BTreeMap::new();
+    pub(crate) fn scan(&self) -> Result<Found, TreeError> {
+        let mut found = Found::new();
         for mount in self.mounts() {
             for qos in Qos::ALL {
                 let dir = dir_in(mount, &self.layout().class(qos));
@@ -185,13 +214,26 @@ impl Tree {
             if made {
                 fresh.insert(hierarchy.mount.clone());
             }
+            let dir = dir_in(&hierarchy.mount, path);
+            if made || self.fs.owner(&dir).is_none() {
+                self.mark(&dir);
+            }
         }
         self.write(path, &bounds, &fresh)
     }
 
+    /// A cgroup without a note works as well; it only stays where its pod is forgotten while the agent is away.
+    fn mark(&self, dir: &Path) {
+        if let Err(error) = self.fs.mark(dir, &self.driving.owner) {
+            tracing::debug!(cgroup = %dir.display(), %error, "cannot note whose pod it is");
+        }
+    }
+
     /// Ends what is left in a cgroup and removes it from every hierarchy. Missing is fine.
     pub(crate) fn remove(&self, path: &CgroupPath) -> Result<(), TreeError> {
+        // Those with a note go last: what a kill leaves of them is still known as ours.
         let mut left: Vec<PathBuf> = self.mounts().map(|mount| dir_in(mount, path)).collect();
+        left.reverse();
         // Under another driver than now a pod's cgroup may be none of systemd's.
         if let Some(slices) = self.driving.slices.as_ref().filter(|_| path.is_slice()) {
             // systemd would wait for the end of what is left.

@@ -17,7 +17,7 @@ const V2: &str = "31 23 0:28 / /cg rw - cgroup2 cgroup2 rw\n";
 
 fn open(fake: &FakeCgroups, mountinfo: &str) -> Result<Tree, TreeError> {
     let layout = Layout::new(Driver::Cgroupfs, "/own").unwrap();
-    open_with(fake, mountinfo, Driving { layout, slices: None })
+    open_with(fake, mountinfo, Driving { layout, slices: None, owner: "/var/lib/kubelet".into() })
 }
 
 fn open_with(fake: &FakeCgroups, mountinfo: &str, driving: Driving) -> Result<Tree, TreeError> {
@@ -29,7 +29,8 @@ fn open_with(fake: &FakeCgroups, mountinfo: &str, driving: Driving) -> Result<Tr
 fn slices(fake: &FakeCgroups, mountinfo: &str) -> (Tree, FakeSlices) {
     let systemd = FakeSlices::of(fake);
     let layout = Layout::new(Driver::Systemd, "/").unwrap();
-    let driving = Driving { layout, slices: Some(Arc::new(systemd.clone())) };
+    let driving =
+        Driving { layout, slices: Some(Arc::new(systemd.clone())), owner: "/var/lib/kubelet".into() };
     (open_with(fake, mountinfo, driving).unwrap(), systemd)
 }
 
@@ -308,6 +309,59 @@ fn pods_are_found_in_whichever_hierarchy_they_are_left() {
     let expected = [("a", Qos::Guaranteed), ("b", Qos::BestEffort)]
         .map(|(uid, qos)| (uid.to_owned(), BTreeSet::from([tree.layout().pod(qos, uid)])));
     assert_eq!(found, BTreeMap::from(expected));
+}
+
+#[test]
+fn pods_of_this_agent_are_told_from_those_of_another_and_from_those_of_nobody() {
+    for (fake, mountinfo) in
+        [(FakeCgroups::v1(), V1), (FakeCgroups::v2(&["cpu", "cpuset", "memory", "pids"]), V2)]
+    {
+        let tree = open(&fake, mountinfo).unwrap();
+        tree.set_up().unwrap();
+        let path = |uid: &str| tree.layout().pod(Qos::Burstable, uid);
+        for uid in ["own", "others", "unmarked", "taken"] {
+            tree.make_pod(&path(uid), &values()).unwrap();
+        }
+        let note = |uid: &str, owner: Option<&str>| {
+            for mount in tree.governing() {
+                fake.note(&dir_in(mount, &path(uid)), owner);
+            }
+        };
+        note("others", Some("/var/lib/other"));
+        note("unmarked", None);
+        note("taken", None);
+        // What comes to this agent is its own from then on; what is another's stays so.
+        tree.make_pod(&path("taken"), &values()).unwrap();
+        tree.make_pod(&path("others"), &values()).unwrap();
+        let stock = tree.take_stock().unwrap();
+        let found = |uids: &[&str]| -> Found {
+            uids.iter().map(|uid| ((*uid).to_owned(), BTreeSet::from([path(uid)]))).collect()
+        };
+        assert_eq!(stock, Stock { own: found(&["own", "taken"]), unmarked: found(&["unmarked"]) });
+        assert_eq!(tree.scan().unwrap().len(), 4);
+    }
+}
+
+#[test]
+fn what_a_kill_leaves_of_a_removal_is_still_known_as_ours() {
+    let fake = FakeCgroups::v1();
+    let tree = open(&fake, V1).unwrap();
+    tree.set_up().unwrap();
+    let path = tree.layout().pod(Qos::Burstable, "u");
+    tree.make_pod(&path, &values()).unwrap();
+    // The runtime makes one where no controller is, which has no note.
+    for dir in ["own", "own/kubepods", "own/kubepods/burstable", "own/kubepods/burstable/podu"] {
+        fake.make(&Path::new("/cg/unified").join(dir)).unwrap();
+    }
+    let mut left = usize::MAX;
+    // Everything goes in turn, and the note is there until all has gone.
+    while !tree.scan().unwrap().is_empty() {
+        assert_eq!(tree.take_stock().unwrap().own.len(), 1);
+        let removed = fake.removes_at_most(1, || tree.remove(&path).is_ok());
+        let now = fake.count("podu");
+        assert!(now < left, "{now} of {left}, {removed}");
+        left = now;
+    }
 }
 
 #[test]

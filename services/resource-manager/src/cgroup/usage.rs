@@ -172,7 +172,11 @@ mod tests {
     const V2: &str = "31 23 0:28 / /cg rw,nosuid - cgroup2 cgroup2 rw\n";
 
     fn tree(fake: &FakeCgroups, mountinfo: &str) -> Tree {
-        let driving = Driving { layout: Layout::new(Driver::Cgroupfs, "/own").unwrap(), slices: None };
+        let driving = Driving {
+            layout: Layout::new(Driver::Cgroupfs, "/own").unwrap(),
+            slices: None,
+            owner: "/var/lib/kubelet".into(),
+        };
         Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), driving, NodeBounds::default())
             .unwrap()
     }

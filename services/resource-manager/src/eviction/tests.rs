@@ -92,7 +92,11 @@ impl World {
         config.resources.eviction.hard = [("memory.available".to_owned(), "1".to_owned())].into();
         config.resources.eviction.local_storage_limits = false;
         let ctx = Context::detached(ServiceName::ResourceManager, config);
-        let driving = Driving { layout: Layout::new(Driver::Cgroupfs, "/").unwrap(), slices: None };
+        let driving = Driving {
+            layout: Layout::new(Driver::Cgroupfs, "/").unwrap(),
+            slices: None,
+            owner: "/var/lib/kubelet".into(),
+        };
         let opened =
             Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), driving, NodeBounds::default());
         let (tree_end, tree) = watch::channel(TreeState::Ready(Arc::new(opened.unwrap())));
@@ -214,7 +218,11 @@ async fn where_the_kernel_cannot_be_asked_looks_go_on() {
 async fn a_failure_is_told_once_until_it_goes_well_again() {
     let config = Config::default();
     let fake = v1(600);
-    let driving = Driving { layout: Layout::new(Driver::Cgroupfs, "/").unwrap(), slices: None };
+    let driving = Driving {
+        layout: Layout::new(Driver::Cgroupfs, "/").unwrap(),
+        slices: None,
+        owner: "/var/lib/kubelet".into(),
+    };
     let tree = Tree::open(Arc::new(fake), V1, Path::new("/cg"), driving, NodeBounds::default()).unwrap();
     let tree = TreeState::Ready(Arc::new(tree));
     let mut texts = config.resources.eviction;
