@@ -106,6 +106,8 @@ pub struct NodeInputs<'a> {
     pub now_unix_seconds: i64,
 }
 
+/// What this agent can do of what a node has to declare (node-and-api.md §9.7), in the order of the alphabet.
+const DECLARED_FEATURES: [&str; 1] = ["RestartAllContainersOnContainerExits"];
 const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
 const OS: &str = "linux";
 pub(crate) const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
@@ -153,6 +155,7 @@ pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
                 .runtime
                 .and_then(|runtime| runtime.supplemental_groups_policy)
                 .map(|strict| NodeFeatures { supplemental_groups_policy: Some(strict) }),
+            declared_features: DECLARED_FEATURES.map(str::to_owned).into(),
             ..NodeStatus::default()
         },
         ..Node::default()

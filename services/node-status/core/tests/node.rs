@@ -179,6 +179,14 @@ fn what_the_runtime_can_do_is_in_the_node() {
 }
 
 #[test]
+fn the_features_that_a_node_has_to_declare_are_declared_in_order() {
+    let node = World::good().node();
+    let declared = &node.status.declared_features;
+    assert_eq!(declared, &["RestartAllContainersOnContainerExits"]);
+    assert!(declared.is_sorted());
+}
+
+#[test]
 fn images_and_swap_are_in_the_node_and_volumes_in_use_are_not() {
     let without = World::good().json();
     let status = without["status"].as_object().unwrap();

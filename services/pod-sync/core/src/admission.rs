@@ -120,7 +120,17 @@ pub fn before_fit(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
         .or_else(|| sysctls::judge(pod, facts))
         .or_else(|| operating_system(pod))
         .or_else(|| groups(pod, facts))
+        .or_else(|| undeclared_features(pod))
         .or_else(|| unsafe_values(pod))
+}
+
+/// Handler 17: what a pod needs of a node that has to declare it, and this one does not.
+fn undeclared_features(pod: &Pod) -> Option<Denial> {
+    let needs_users_of_host_network = pod.is_host_network() && pod.spec.host_users == Some(false);
+    needs_users_of_host_network.then(|| {
+        let text = "Pod requires node features that are not available: UserNamespacesHostNetworkSupport";
+        Denial::new("PodFeatureUnsupported", text)
+    })
 }
 
 /// Values that an API server of today refuses and an older one may have let through: an unknown kind of seccomp profile, say,

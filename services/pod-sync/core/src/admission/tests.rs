@@ -356,3 +356,25 @@ fn a_pod_with_a_value_that_no_api_server_of_today_lets_through_is_refused_with_t
     let good = json!({"securityContext": {"seccompProfile": {"type": "RuntimeDefault"}}});
     assert_eq!(before_fit(&with_containers(good), &facts(&node, &[])), None);
 }
+
+#[test]
+fn a_pod_that_needs_an_undeclared_feature_is_refused_and_the_feature_is_named() {
+    let node = node(json!({}));
+    for (spec, refused) in [
+        (json!({"hostNetwork": true, "hostUsers": false}), true),
+        (json!({"hostNetwork": true}), false),
+        (json!({"hostNetwork": true, "hostUsers": true}), false),
+        (json!({"hostUsers": false}), false),
+    ] {
+        let denial = before_fit(&with_containers(spec.clone()), &facts(&node, &[]));
+        assert_eq!(
+            denial.as_ref().is_some_and(|d| d.reason == "PodFeatureUnsupported"),
+            refused,
+            "{spec}: {denial:?}"
+        );
+        if let Some(denial) = denial.filter(|_| refused) {
+            let text = "Pod requires node features that are not available: UserNamespacesHostNetworkSupport";
+            assert_eq!((denial.message.as_str(), denial.passing), (text, false));
+        }
+    }
+}
