@@ -334,6 +334,7 @@ impl Agent {
             let transition = step(None, &input, &at);
             entry.state = transition.state;
             entry.ledger = Ledger::default();
+            (entry.stopped, entry.released) = (false, false);
             desires::want(self, entry);
             lock(&self.loose).remove(uid);
             if transition.work.is_some() {

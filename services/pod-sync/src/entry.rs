@@ -81,6 +81,10 @@ pub struct Entry {
     pub freshness: Freshness,
     /// runtime-shim has said that nothing of it is left, and has shown nothing of it since.
     pub gone: bool,
+    /// None of its containers runs or will be started, as was published.
+    pub stopped: bool,
+    /// Everything of it is released, as was published: no later document takes that back.
+    pub released: bool,
     /// It begins when runtime-shim has removed what is left of an earlier life of the UID.
     pub again: bool,
     /// Its worker has panicked and waits before it tries again.
@@ -172,6 +176,8 @@ impl Entry {
             restored: false,
             freshness: Freshness::default(),
             gone: false,
+            stopped: false,
+            released: false,
             again: false,
             aside: false,
             rejected: false,

@@ -294,10 +294,12 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
     };
     let made = agent.with(uid, |entry| {
         let wanted = entry.wanted.clone()?;
+        entry.stopped |= facts.pod_is_terminal;
+        entry.released |= facts.finished;
         if entry.rejected {
             if facts.finished {
                 entry.version += 1;
-                agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, true)));
+                agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted)));
             }
             return Some((true, false));
         }
@@ -345,17 +347,14 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
                 }
                 entry.status = Arc::new(*status);
                 entry.version += 1;
-                let mut shown = document(entry, wanted, facts.finished);
-                shown.stopped |= facts.pod_is_terminal;
-                agent.documents.set(uid.to_owned(), Arc::new(shown));
+                agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted)));
                 Some((terminal, true))
             }
             Accepted::Unchanged => {
                 // That it has stopped is news, too.
                 if facts.pod_is_terminal && entry.state.phase == WorkerPhase::Terminating {
                     entry.version += 1;
-                    let shown = Document { stopped: true, ..document(entry, wanted, false) };
-                    agent.documents.set(uid.to_owned(), Arc::new(shown));
+                    agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted)));
                 }
                 Some((terminal, false))
             }
@@ -372,17 +371,17 @@ pub fn publish(agent: &Agent, uid: &str, facts: &Facts<'_>) -> bool {
     terminal
 }
 
-fn document(entry: &Entry, wanted: Wanted, finished: bool) -> Document {
+fn document(entry: &Entry, wanted: Wanted) -> Document {
     let state = &entry.state;
     // A pod that ran to its end by itself is not being deleted.
-    let leaves = state.phase != WorkerPhase::Sync && !state.desired && !finished;
+    let leaves = state.phase != WorkerPhase::Sync && !state.desired && !entry.released;
     let ending = leaves
         .then_some(state.terminating_since_unix_nanos)
         .flatten()
         .map(|since| (since, state.grace_seconds.unwrap_or(0)));
-    let finished = finished || (state.phase == WorkerPhase::Finished && !entry.again);
+    let finished = entry.released || (state.phase == WorkerPhase::Finished && !entry.again);
     let over = matches!(state.phase, WorkerPhase::Terminated | WorkerPhase::Finished);
-    let stopped = finished || over || entry.rejected;
+    let stopped = entry.stopped || finished || over || entry.rejected;
     Document { wanted, status: Arc::clone(&entry.status), version: entry.version, finished, stopped, ending }
 }
 
@@ -391,7 +390,7 @@ pub fn republish(agent: &Agent, uid: &str) {
     agent.with(uid, |entry| {
         entry.version += 1;
         if let Some(wanted) = entry.wanted.clone() {
-            agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, false)));
+            agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted)));
         }
     });
 }
@@ -403,7 +402,7 @@ pub fn publish_as_is(agent: &Agent, uid: &str, status: keelson_kube_model::PodSt
         entry.status = Arc::new(status);
         entry.version += 1;
         if let Some(wanted) = entry.wanted.clone() {
-            agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, false)));
+            agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted)));
         }
     });
     agent.keep(uid);
@@ -418,7 +417,7 @@ pub fn publish_first(agent: &Agent, uid: &str) {
         }
         entry.version = 1;
         if let Some(wanted) = entry.wanted.clone() {
-            agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, false)));
+            agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted)));
         }
         true
     });
@@ -427,7 +426,7 @@ pub fn publish_first(agent: &Agent, uid: &str) {
     } else {
         agent.with(uid, |entry| {
             if let Some(wanted) = entry.wanted.clone() {
-                agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted, false)));
+                agent.documents.set(uid.to_owned(), Arc::new(document(entry, wanted)));
             }
         });
     }

@@ -194,3 +194,32 @@ async fn a_start_that_advances_no_back_off_writes_no_record() {
         Some(WorkerState { desired: true, started: true, ..Default::default() })
     );
 }
+
+/// The report of a pod's end makes its object go. Its own status comes back as an update of the pod in the same moment, and who
+/// reads the documents may miss the one in between.
+#[tokio::test]
+async fn a_pod_whose_end_was_published_stays_ended_when_its_source_tells_of_it_once_more() {
+    use crate::worker::{Facts, publish, publish_first};
+    let agent = agent(None);
+    let wanted = wanted();
+    agent.named(&wanted, UpdateKind::Create, None);
+    publish_first(&agent, "u");
+    let shown = || agent.documents.get(&"u".to_owned()).map(|shown| (shown.stopped, shown.finished));
+    assert_eq!(shown(), Some((false, false)));
+    agent.apply("u", &Input::Started);
+    agent.apply("u", &Input::Removed { pod: Some(&wanted.pod) });
+    let again = || {
+        agent.named(&wanted, UpdateKind::Update, None);
+        publish_first(&agent, "u");
+    };
+    publish(&agent, "u", &Facts { pod_is_terminal: true, ..Facts::default() });
+    assert_eq!((phase(&agent), shown()), (WorkerPhase::Terminating, Some((true, false))));
+    again();
+    assert_eq!((phase(&agent), shown()), (WorkerPhase::Terminating, Some((true, false))));
+
+    agent.apply_outcome("u", (life(&agent), WorkerPhase::Terminating), SyncOutcome::Done, Some(&wanted.pod));
+    publish(&agent, "u", &Facts { pod_is_terminal: true, finished: true, ..Facts::default() });
+    assert_eq!((phase(&agent), shown()), (WorkerPhase::Terminated, Some((true, true))));
+    again();
+    assert_eq!((phase(&agent), shown()), (WorkerPhase::Terminated, Some((true, true))));
+}
