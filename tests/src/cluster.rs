@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use keelson_testkit::{
-    Agent, AgentSpec, BUSYBOX_IMAGE, KubeApiServer, KubeOptions, Relay, Scratch, eventually,
+    Agent, AgentSpec, BUSYBOX_IMAGE, KubeApiServer, KubeOptions, NodeFilter, Relay, Scratch, eventually,
 };
 use serde_json::{Value, json};
 
@@ -24,15 +24,35 @@ pub struct Cluster {
     pub server: KubeApiServer,
     /// The node's name.
     pub node: String,
+    /// What the node asks for passes through it.
+    _filter: Option<Filter>,
+}
+
+/// Fails the test in its end if the node has asked for what no node may have.
+#[derive(Debug)]
+struct Filter(NodeFilter);
+
+impl Drop for Filter {
+    fn drop(&mut self) {
+        // What is not there, or not any more, is forbidden, too.
+        let is_missing = |message: &str| message.contains("no relationship found");
+        let mut refusals = self.0.take_refusals();
+        refusals.retain(|refusal| refusal.code == 403 && !is_missing(&refusal.message));
+        assert!(std::thread::panicking() || refusals.is_empty(), "{refusals:#?}");
+    }
 }
 
 impl Cluster {
-    /// Starts both and waits until the node is Ready.
+    /// Starts both and waits until the node is Ready. The node may ask for what a current cluster lets it have, whatever the
+    /// server's version.
     ///
     /// # Panics
     /// It does not become so.
     pub async fn start(scratch: &Scratch, configure: fn(&mut AgentSpec)) -> Self {
-        Self::start_with(scratch, configure, |server, node| server.node_kubeconfig(node).unwrap()).await
+        let (server, node) = Self::server(scratch);
+        let filter = NodeFilter::start(&server, &node).unwrap();
+        let kubeconfig = filter.kubeconfig(scratch.path()).unwrap();
+        Self::start_with(scratch, configure, (server, node), kubeconfig, Some(Filter(filter))).await
     }
 
     /// Starts both with a network between them that can be cut, and waits until the node is Ready. kubectl does not go
@@ -41,35 +61,39 @@ impl Cluster {
     /// # Panics
     /// The node does not become so.
     pub async fn start_behind_relay(scratch: &Scratch) -> (Self, Relay) {
-        let mut relay = None;
-        let cluster = Self::start_with(
-            scratch,
-            |_| (),
-            |server, node| {
-                let via = relay.insert(server.relay().unwrap()).address();
-                server.kubeconfig_via(via, &format!("system:node:{node}"), &["system:nodes"]).unwrap()
-            },
-        );
-        let cluster = cluster.await;
-        (cluster, relay.unwrap())
+        let (server, node) = Self::server(scratch);
+        let relay = server.relay().unwrap();
+        let user = format!("system:node:{node}");
+        let kubeconfig = server.kubeconfig_via(relay.address(), &user, &["system:nodes"]).unwrap();
+        (Self::start_with(scratch, |_| (), (server, node), kubeconfig, None).await, relay)
+    }
+
+    /// A server and an agent that were started otherwise.
+    pub fn of(agent: Agent, server: KubeApiServer, node: String) -> Self {
+        Self { agent, server, node, _filter: None }
+    }
+
+    fn server(scratch: &Scratch) -> (KubeApiServer, String) {
+        let server = KubeApiServer::start(&scratch.path().join("k"), KubeOptions::default()).unwrap();
+        server.namespace(NAMESPACE).unwrap();
+        (server, format!("test-{:08x}", std::process::id()))
     }
 
     async fn start_with(
         scratch: &Scratch,
         configure: fn(&mut AgentSpec),
-        kubeconfig: impl FnOnce(&KubeApiServer, &str) -> PathBuf,
+        (server, node): (KubeApiServer, String),
+        kubeconfig: PathBuf,
+        filter: Option<Filter>,
     ) -> Self {
-        let node = format!("test-{:08x}", std::process::id());
-        let server = KubeApiServer::start(&scratch.path().join("k"), KubeOptions::default()).unwrap();
-        server.namespace(NAMESPACE).unwrap();
         let agent = Agent::builder(scratch.path())
             .node_name(&node)
-            .kubeconfig(kubeconfig(&server, &node))
+            .kubeconfig(kubeconfig)
             .configure(configure)
             .start()
             .await
             .unwrap();
-        let cluster = Self { agent, server, node };
+        let cluster = Self { agent, server, node, _filter: filter };
         cluster.until("the node is Ready", || cluster.node_is_ready()).await;
         cluster
     }

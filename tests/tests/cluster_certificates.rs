@@ -36,7 +36,7 @@ async fn joining(scratch: &Scratch, options: KubeOptions, fields: &Value) -> Clu
         .start()
         .await
         .unwrap();
-    Cluster { agent, server, node }
+    Cluster::of(agent, server, node)
 }
 
 fn kubeconfig(scratch: &Scratch) -> PathBuf {

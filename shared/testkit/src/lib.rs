@@ -11,7 +11,7 @@
 //!
 //! The feature `grpc` (on by default) adds what speaks gRPC: [`Agent`], [`TraceCollector`] and the CRI
 //! clients of [`PrivateContainerd`]. The feature `kube` (on by default) adds a Kubernetes API server with an authority
-//! of its own, [`KubeApiServer`]. The feature `websocket` (on by default) adds a client of streams, [`WebSocket`].
+//! of its own, [`KubeApiServer`], and `node-server` (on by default) one in memory, [`NodeServer`]. The feature `websocket` (on by default) adds a client of streams, [`WebSocket`].
 
 mod cleanup;
 mod cni;
@@ -41,6 +41,8 @@ mod agent;
 mod cri;
 #[cfg(feature = "kube")]
 mod kube;
+#[cfg(feature = "node-server")]
+mod node_server;
 #[cfg(feature = "grpc")]
 mod otlp;
 #[cfg(feature = "grpc")]
@@ -71,6 +73,10 @@ pub use vm::{Said, Vm};
 pub use agent::{Agent, AgentBuilder};
 #[cfg(feature = "kube")]
 pub use kube::{ApiServerBinary, KubeApiServer, KubeOptions, KubeProxy};
+#[cfg(all(feature = "kube", feature = "node-server"))]
+pub use node_server::NodeFilter;
+#[cfg(feature = "node-server")]
+pub use node_server::{NodeServer, Refusal};
 #[cfg(feature = "grpc")]
 pub use otlp::{Span, TraceCollector};
 #[cfg(feature = "grpc")]

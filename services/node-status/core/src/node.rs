@@ -107,7 +107,10 @@ pub struct NodeInputs<'a> {
 }
 
 /// What this agent can do of what a node has to declare (node-and-api.md §9.7), in the order of the alphabet.
-const DECLARED_FEATURES: [&str; 1] = ["RestartAllContainersOnContainerExits"];
+///
+/// With the first the API server lets WebSockets of commands, attachments and port-forwards come through as they are. Without it
+/// the server speaks SPDY to the node, and puts `Internal error occurred:` before what the node says of a container that has ended.
+const DECLARED_FEATURES: [&str; 2] = ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"];
 const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
 const OS: &str = "linux";
 pub(crate) const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";

@@ -182,7 +182,7 @@ fn what_the_runtime_can_do_is_in_the_node() {
 fn the_features_that_a_node_has_to_declare_are_declared_in_order() {
     let node = World::good().node();
     let declared = &node.status.declared_features;
-    assert_eq!(declared, &["RestartAllContainersOnContainerExits"]);
+    assert_eq!(declared, &["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"]);
     assert!(declared.is_sorted());
 }
 

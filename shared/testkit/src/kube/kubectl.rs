@@ -149,9 +149,14 @@ impl KubeApiServer {
 
     /// Starts a [`KubeProxy`] of the user that may do everything, and waits until it has its socket.
     pub fn proxy(&self) -> anyhow::Result<KubeProxy> {
-        let socket = self.kubectl.home.join("proxy.sock");
+        self.proxy_as(&self.kubectl.admin)
+    }
+
+    /// As [`KubeApiServer::proxy`], of the user of another kubeconfig.
+    pub fn proxy_as(&self, kubeconfig: &Path) -> anyhow::Result<KubeProxy> {
+        let socket = self.kubectl.home.join(format!("{:08x}.sock", fastrand::u32(..)));
         let path = socket.to_str().context("the folder is no UTF-8")?;
-        let mut command = self.kubectl.command(&self.kubectl.admin, &["proxy", "--unix-socket", path]);
+        let mut command = self.kubectl.command(kubeconfig, &["proxy", "--unix-socket", path]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().context("cannot run kubectl proxy")?;
         let mut proxy = KubeProxy { child, socket };

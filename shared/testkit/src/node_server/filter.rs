@@ -1,0 +1,131 @@
+//! The rules for nodes before a real API server that knows fewer of them.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::Context as _;
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{Request as HttpRequest, Response, header};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::UnixStream;
+
+use super::answer::{User, check};
+use super::asked::Asked;
+use super::objects::{Denied, Objects};
+use super::request::Target;
+use super::served::Served;
+use super::{BODY_LIMIT, Refusal, refuse, write_kubeconfig};
+use crate::{KubeApiServer, KubeProxy};
+
+/// What one node asks a [`KubeApiServer`] for passes through it, unless a current cluster would refuse it. Ended when dropped.
+#[derive(Debug)]
+pub struct NodeFilter {
+    served: Served,
+    node: String,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// The server as the node sees it.
+    own: KubeProxy,
+    /// The server as it is.
+    admin: KubeProxy,
+    refusals: Mutex<Vec<Refusal>>,
+}
+
+impl NodeFilter {
+    /// Starts one on a free port of loopback.
+    pub fn start(server: &KubeApiServer, node: &str) -> anyhow::Result<Self> {
+        let own = server.proxy_as(&server.node_kubeconfig(node)?)?;
+        let shared = Arc::new(Shared { own, admin: server.proxy()?, refusals: Mutex::default() });
+        let asked = Arc::clone(&shared);
+        let router = Router::new().fallback(move |request: HttpRequest<Body>| {
+            let shared = Arc::clone(&asked);
+            async move { shared.serve(request).await }
+        });
+        Ok(Self { served: Served::start(router)?, node: node.to_owned(), shared })
+    }
+
+    /// A kubeconfig of the node, written below `dir`.
+    pub fn kubeconfig(&self, dir: &Path) -> anyhow::Result<PathBuf> {
+        write_kubeconfig(dir, &self.node, self.served.address)
+    }
+
+    /// What the node has asked for in vain since the last call, of what the rules refuse.
+    pub fn take_refusals(&self) -> Vec<Refusal> {
+        std::mem::take(&mut *self.shared.refusals())
+    }
+}
+
+impl Shared {
+    fn refusals(&self) -> MutexGuard<'_, Vec<Refusal>> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn serve(self: Arc<Self>, request: HttpRequest<Body>) -> Response<Body> {
+        let (head, body) = request.into_parts();
+        let passed = async {
+            let bytes = to_bytes(body, BODY_LIMIT).await.map_err(|e| Denied::bad_request(e.to_string()))?;
+            let asked = Asked::of(&head, &bytes)?;
+            let objects = self.objects().await.map_err(unavailable)?;
+            check(User::Node(&asked.node), &asked.request, asked.lists, &objects)?;
+            Ok(bytes)
+        };
+        let bytes = match passed.await {
+            Ok(bytes) => bytes,
+            Err(denied) => {
+                self.refusals().push(Refusal::of(&head, &denied));
+                return refuse(denied);
+            }
+        };
+        let mut request = HttpRequest::builder().method(head.method).uri(head.uri);
+        for name in [header::CONTENT_TYPE, header::ACCEPT, header::USER_AGENT] {
+            if let Some(value) = head.headers.get(&name) {
+                request = request.header(name, value);
+            }
+        }
+        let request = request.header(header::HOST, "localhost").body(Body::from(bytes));
+        match send(self.own.socket(), request.expect("a request that was one before")).await {
+            Ok(response) => response,
+            Err(error) => refuse(unavailable(error)),
+        }
+    }
+
+    /// What the rules look at: all pods and nodes.
+    async fn objects(&self) -> anyhow::Result<Objects> {
+        let mut objects = Objects::default();
+        for resource in ["pods", "nodes"] {
+            let request = HttpRequest::get(format!("/api/v1/{resource}")).header(header::HOST, "localhost");
+            let response = send(self.admin.socket(), request.body(Body::empty())?).await?;
+            let list: Value = serde_json::from_slice(&to_bytes(response.into_body(), usize::MAX).await?)?;
+            for object in list["items"].as_array().context("no list")? {
+                let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+                let target = Target {
+                    resource: resource.to_owned(),
+                    namespace: text("namespace"),
+                    name: text("name"),
+                    ..Target::default()
+                };
+                objects.put(target, object.clone());
+            }
+        }
+        Ok(objects)
+    }
+}
+
+fn unavailable(error: impl std::fmt::Display) -> Denied {
+    let message = format!("the API server behind the filter does not answer: {error}");
+    Denied { code: 503, reason: "ServiceUnavailable", message }
+}
+
+/// Sends one request to a socket; the answer's body is passed on as it comes.
+async fn send(socket: &Path, request: HttpRequest<Body>) -> anyhow::Result<Response<Body>> {
+    let stream = UnixStream::connect(socket).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    // It ends with the answer, or when nobody reads that any more.
+    tokio::spawn(connection);
+    Ok(sender.send_request(request).await?.map(Body::new))
+}

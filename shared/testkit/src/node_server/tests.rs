@@ -1,0 +1,290 @@
+//! What nodes may do, as docs/node-requests.md lists it, and what they may not.
+
+use serde_json::{Value, json};
+
+use super::objects::{Denied, Objects};
+use super::request::{Request, Target, fields};
+use super::{Lists, User, answer::answer};
+
+const N1: User<'_> = User::Node("n1");
+
+/// Verb, path, body, and the code and a part of the message of a refusal.
+type Change = (&'static str, String, Value, Option<(u16, &'static str)>);
+
+fn request(verb: &'static str, path: &str, selector: &str, body: Value) -> Request {
+    Request { verb, target: Target::of(path).unwrap(), fields: fields(selector).unwrap(), body }
+}
+
+fn ask(
+    objects: &mut Objects,
+    user: User<'_>,
+    verb: &'static str,
+    path: &str,
+    selector: &str,
+    body: Value,
+) -> Result<Value, Denied> {
+    let lists = if verb == "patch" { Lists::Merged } else { Lists::Replaced };
+    answer(user, &request(verb, path, selector, body), lists, objects).map(|(_, object)| object)
+}
+
+fn made(objects: &mut Objects, collection: &str, object: Value) -> Value {
+    ask(objects, User::Admin, "create", collection, "", object).unwrap()
+}
+
+fn pod(name: &str, node: &str, spec: Value) -> Value {
+    let mut pod = json!({"metadata": {"name": name, "labels": {"a": "b"}}, "spec": spec});
+    pod["spec"]["nodeName"] = node.into();
+    pod
+}
+
+/// Pods of two nodes, with what they name.
+fn objects() -> Objects {
+    let mut objects = Objects::default();
+    for node in ["n1", "n2"] {
+        made(&mut objects, "/api/v1/nodes", json!({"metadata": {"name": node}}));
+    }
+    let own = json!({
+        "serviceAccountName": "app",
+        "containers": [{"name": "c", "envFrom": [{"configMapRef": {"name": "env"}}]}],
+        "imagePullSecrets": [{"name": "pull"}],
+        "volumes": [
+            {"name": "a", "secret": {"secretName": "mounted"}},
+            {"name": "b", "projected": {"sources": [
+                {"configMap": {"name": "projected"}}, {"serviceAccountToken": {"path": "token"}},
+                {"serviceAccountToken": {"path": "vault", "audience": "vault"}},
+            ]}},
+        ],
+    });
+    made(&mut objects, "/api/v1/namespaces/default/pods", pod("own", "n1", own));
+    let other = json!({"volumes": [{"name": "a", "secret": {"secretName": "others"}}]});
+    made(&mut objects, "/api/v1/namespaces/default/pods", pod("other", "n2", other));
+    let mut mirror =
+        pod("mirror", "n1", json!({"volumes": [{"name": "a", "secret": {"secretName": "of-mirror"}}]}));
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    made(&mut objects, "/api/v1/namespaces/default/pods", mirror);
+    for name in ["mounted", "pull", "others", "of-mirror"] {
+        made(&mut objects, "/api/v1/namespaces/default/secrets", json!({"metadata": {"name": name}}));
+    }
+    for name in ["env", "projected"] {
+        made(&mut objects, "/api/v1/namespaces/default/configmaps", json!({"metadata": {"name": name}}));
+    }
+    made(&mut objects, "/api/v1/namespaces/default/serviceaccounts", json!({"metadata": {"name": "app"}}));
+    objects
+}
+
+#[test]
+fn a_node_reads_what_it_is_related_to_and_nothing_else() {
+    const UNRELATED: &str = "no relationship found between node 'n1' and this object";
+    let below = |path: &str| format!("/api/v1/namespaces/default/{path}");
+    let lease = |name: &str| format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{name}");
+    let cases: [(&'static str, String, &str, Option<&str>); 36] = [
+        ("get", "/api/v1/nodes/n1".into(), "", None),
+        ("get", "/api/v1/nodes/n2".into(), "", Some("its own Node alone")),
+        ("list", "/api/v1/nodes".into(), "", Some("its own Node alone")),
+        ("list", "/api/v1/nodes".into(), "metadata.name=n1", None),
+        ("watch", "/api/v1/nodes".into(), "metadata.name=n2", Some("its own Node alone")),
+        ("delete", "/api/v1/nodes/n1".into(), "", Some("no delete of nodes")),
+        ("get", below("pods/own"), "", None),
+        ("get", below("pods/mirror"), "", None),
+        ("get", below("pods/other"), "", Some(UNRELATED)),
+        ("get", below("pods/none"), "", Some(UNRELATED)),
+        ("list", "/api/v1/pods".into(), "spec.nodeName=n1", None),
+        ("list", "/api/v1/pods".into(), "spec.nodeName=n2", Some("only with spec.nodeName")),
+        ("list", "/api/v1/pods".into(), "", Some("only with spec.nodeName")),
+        ("list", below("pods"), "metadata.name=own", None),
+        ("list", below("pods"), "metadata.name=other", Some("only with spec.nodeName")),
+        ("get", below("secrets/mounted"), "", None),
+        ("get", below("secrets/pull"), "", None),
+        ("get", below("secrets/others"), "", Some(UNRELATED)),
+        ("get", below("secrets/of-mirror"), "", Some(UNRELATED)),
+        ("get", below("secrets/none"), "", Some(UNRELATED)),
+        ("list", below("secrets"), "metadata.name=mounted", None),
+        ("list", below("secrets"), "", Some(UNRELATED)),
+        ("get", "/api/v1/namespaces/kube-system/secrets/mounted".into(), "", Some(UNRELATED)),
+        ("get", below("configmaps/env"), "", None),
+        ("get", below("configmaps/projected"), "", None),
+        ("get", below("configmaps/mounted"), "", Some(UNRELATED)),
+        ("create", below("secrets"), "", Some("no create of secrets")),
+        ("list", "/api/v1/services".into(), "", None),
+        ("list", "/api/v1/namespaces".into(), "", Some("no list of namespaces")),
+        ("list", "/apis/node.k8s.io/v1/runtimeclasses".into(), "", None),
+        ("delete", "/apis/node.k8s.io/v1/runtimeclasses/a".into(), "", Some("no delete of runtimeclasses")),
+        ("get", lease("n1"), "", Some("not found")),
+        ("get", lease("n2"), "", Some("no get of leases")),
+        ("get", below("pods/own/log"), "", Some("no get of pods/log")),
+        ("create", below("pods/own/exec"), "", Some("no create of pods/exec")),
+        ("get", below("serviceaccounts/app"), "", Some("no get of serviceaccounts")),
+    ];
+    let mut objects = objects();
+    for (verb, path, selector, expected) in cases {
+        // A watch is authorized as a list is.
+        let result = match verb {
+            "watch" => super::answer::authorize(N1, &request(verb, &path, selector, Value::Null), &objects)
+                .map(|()| Value::Null),
+            _ => ask(&mut objects, N1, verb, &path, selector, Value::Null),
+        };
+        match (&result, expected) {
+            (Ok(_), None) => {}
+            (Err(denied), Some(part)) if denied.message.contains(part) => {}
+            _ => panic!("{verb} {path} {selector}: {result:?}"),
+        }
+    }
+    let denied = ask(&mut objects, N1, "get", &below("pods/none"), "", Value::Null).unwrap_err();
+    assert_eq!(denied.code, 403);
+    assert_eq!(
+        denied.message,
+        format!(
+            "pods \"none\" is forbidden: User \"system:node:n1\" cannot get resource \"pods\" in API group \"\" in the \
+             namespace \"default\": {UNRELATED}"
+        )
+    );
+}
+
+#[test]
+fn a_node_changes_its_own_pods_and_itself_within_limits() {
+    let mut objects = objects();
+    let below = |path: &str| format!("/api/v1/namespaces/default/{path}");
+    let running = || json!({"status": {"phase": "Running"}});
+    let cases: [Change; 14] = [
+        ("patch", below("pods/own/status"), running(), None),
+        (
+            "patch",
+            below("pods/other/status"),
+            running(),
+            Some((403, "pods with spec.nodeName set to itself")),
+        ),
+        ("patch", below("pods/none/status"), running(), Some((404, "not found"))),
+        ("patch", below("pods/own/status"), json!({"metadata": {"uid": "x"}}), Some((409, "UID"))),
+        (
+            "patch",
+            below("pods/own/status"),
+            json!({"metadata": {"labels": {"a": "c"}}}),
+            Some((403, "labels")),
+        ),
+        ("patch", below("pods/own"), running(), Some((403, "no patch of pods"))),
+        ("delete", below("pods/other"), json!({}), Some((403, "pods with spec.nodeName set to itself"))),
+        ("delete", below("pods/none"), json!({}), Some((404, "not found"))),
+        ("delete", below("pods/own"), json!({"preconditions": {"uid": "x"}}), Some((409, "UID"))),
+        (
+            "patch",
+            "/api/v1/nodes/n1/status".into(),
+            json!({"status": {"conditions": [{"type": "Ready"}]}}),
+            None,
+        ),
+        (
+            "patch",
+            "/api/v1/nodes/n1".into(),
+            json!({"spec": {"taints": [{"key": "a"}]}}),
+            Some((403, "taints")),
+        ),
+        (
+            "patch",
+            "/api/v1/nodes/n1".into(),
+            json!({"metadata": {"labels": {"kubernetes.io/os": "linux", "node.kubernetes.io/x": "", "own.example/a": ""}}}),
+            None,
+        ),
+        (
+            "patch",
+            "/api/v1/nodes/n1".into(),
+            json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}),
+            Some((403, "node-role.kubernetes.io/control-plane")),
+        ),
+        ("patch", "/api/v1/nodes/n2/status".into(), running(), Some((403, "no other Node"))),
+    ];
+    for (verb, path, body, expected) in cases {
+        let result = ask(&mut objects, N1, verb, &path, "", body.clone());
+        match (&result, expected) {
+            (Ok(_), None) => {}
+            (Err(denied), Some((code, part))) if denied.code == code && denied.message.contains(part) => {}
+            _ => panic!("{verb} {path} {body}: {result:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_node_makes_only_mirrors_that_it_owns_and_that_name_nothing() {
+    let mut objects = objects();
+    let uid = objects.core("nodes", "", "n1").unwrap()["metadata"]["uid"].clone();
+    let good = json!({
+        "metadata": {
+            "name": "web-n1",
+            "annotations": {"kubernetes.io/config.mirror": "1"},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": uid, "controller": true}],
+        },
+        "spec": {"nodeName": "n1", "containers": []},
+    });
+    let with = |at: &str, value: Value| {
+        let mut pod = good.clone();
+        let (parent, field) = at.rsplit_once('/').unwrap();
+        pod.pointer_mut(parent).unwrap()[field] = value;
+        pod
+    };
+    let cases = [
+        (with("/metadata/annotations", json!({})), "only mirrors"),
+        (with("/spec/nodeName", json!("n2")), "can only create pods with spec.nodeName set to itself"),
+        (with("/metadata/ownerReferences", json!([])), "one owner"),
+        (with("/metadata/ownerReferences/0/uid", json!("x")), "one owner"),
+        (with("/metadata/ownerReferences/0/controller", json!(false)), "one owner"),
+        (with("/spec/serviceAccountName", json!("app")), "service account"),
+        (with("/spec/volumes", json!([{"name": "a", "secret": {"secretName": "s"}}])), "secrets: s"),
+        (with("/spec/containers", json!([{"envFrom": [{"configMapRef": {"name": "c"}}]}])), "configmaps: c"),
+        (
+            with("/spec/volumes", json!([{"persistentVolumeClaim": {"claimName": "p"}}])),
+            "persistentvolumeclaims: p",
+        ),
+        (with("/spec/volumes", json!([{"projected": {"sources": [{"serviceAccountToken": {}}]}}])), "tokens"),
+    ];
+    let collection = "/api/v1/namespaces/default/pods";
+    for (pod, part) in cases {
+        let denied = ask(&mut objects, N1, "create", collection, "", pod.clone()).unwrap_err();
+        assert!(denied.code == 403 && denied.message.contains(part), "{pod}: {denied:?}");
+    }
+    ask(&mut objects, N1, "create", collection, "", good.clone()).unwrap();
+    assert_eq!(ask(&mut objects, N1, "create", collection, "", good).unwrap_err().code, 409);
+}
+
+#[test]
+fn a_token_is_bound_to_a_pod_of_the_node_and_for_an_audience_that_it_names() {
+    let mut objects = objects();
+    let uid = |name: &str| objects.core("pods", "default", name).unwrap()["metadata"]["uid"].clone();
+    let (own, other) = (uid("own"), uid("other"));
+    let wanted = |name: &str, uid: &Value, audiences: &[&str]| {
+        json!({"spec": {"audiences": audiences, "expirationSeconds": 600,
+            "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": name, "uid": uid}}})
+    };
+    let path = "/api/v1/namespaces/default/serviceaccounts/app/token";
+    let cases = [
+        (wanted("own", &own, &[]), None),
+        (wanted("own", &own, &["vault"]), None),
+        (wanted("own", &own, &["elsewhere"]), Some("audience")),
+        (wanted("own", &other, &[]), Some("UID")),
+        (wanted("own", &Value::Null, &[]), Some("bound to a pod")),
+        (wanted("other", &other, &[]), Some("bound to a pod scheduled on a different node")),
+        (wanted("none", &own, &[]), Some("not found")),
+        (json!({"spec": {}}), Some("bound to a pod")),
+    ];
+    for (body, expected) in cases {
+        let result = ask(&mut objects, N1, "create", path, "", body.clone());
+        match (&result, expected) {
+            (Ok(answer), None) => assert!(answer["status"]["token"].is_string(), "{answer}"),
+            (Err(denied), Some(part)) if denied.code == 403 && denied.message.contains(part) => {}
+            _ => panic!("{body}: {result:?}"),
+        }
+    }
+    let elsewhere = "/api/v1/namespaces/default/serviceaccounts/other/token";
+    let denied = ask(&mut objects, N1, "create", elsewhere, "", wanted("own", &own, &[])).unwrap_err();
+    assert!(denied.message.contains("no relationship found"), "{denied:?}");
+}
+
+#[test]
+fn a_bound_pod_that_is_deleted_ends_first_and_goes_with_grace_zero() {
+    let mut objects = objects();
+    let path = "/api/v1/namespaces/default/pods/own";
+    let ending =
+        ask(&mut objects, User::Admin, "delete", path, "", json!({"gracePeriodSeconds": 5})).unwrap();
+    assert!(ending["metadata"]["deletionTimestamp"].as_str().unwrap().ends_with('Z'), "{ending}");
+    assert_eq!(ending["metadata"]["deletionGracePeriodSeconds"], 5);
+    assert!(objects.core("pods", "default", "own").is_some());
+    ask(&mut objects, N1, "delete", path, "", json!({"gracePeriodSeconds": 0})).unwrap();
+    assert!(objects.core("pods", "default", "own").is_none());
+}

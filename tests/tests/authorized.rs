@@ -1,0 +1,272 @@
+//! A node whose API server lets it do what a current cluster lets a node do: reads are limited to what is related to the node,
+//! and what is not there is forbidden, not missing.
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::collections::BTreeMap;
+
+use keelson_config::ServiceName;
+use keelson_proto::keelson::node_status::v1::GetReportStateRequest;
+use keelson_proto::keelson::node_status::v1::node_status_client::NodeStatusClient;
+use keelson_service_kit::connect_unix;
+use keelson_testkit::process::Signal;
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, NodeServer, Refusal, Relay, Scratch, eventually};
+use keelson_tests::cluster::condition;
+use keelson_tests::{LIMIT, running};
+use serde_json::{Value, json};
+
+const PODS: &str = "/api/v1/namespaces/default/pods";
+/// How often at most something is asked for in vain: no report is tried more often, and a pod that goes has few.
+const TRIES: usize = 10;
+
+/// A node, its server, and the network between them.
+struct Cluster {
+    agent: Agent,
+    server: NodeServer,
+    network: Relay,
+    node: String,
+}
+
+impl Cluster {
+    /// Starts it with one static pod, and waits until the Node is Ready.
+    async fn start(scratch: &Scratch) -> Self {
+        let server = NodeServer::start().unwrap();
+        let network = Relay::to(server.address()).unwrap();
+        let node = format!("test-{:08x}", std::process::id());
+        let account = json!({"metadata": {"name": "default", "namespace": "default"}});
+        server.create("/api/v1/namespaces/default/serviceaccounts", &account).unwrap();
+        let metadata = json!({"name": "kube-root-ca.crt", "namespace": "default"});
+        let authority = json!({"metadata": metadata, "data": {"ca.crt": "an authority"}});
+        server.create("/api/v1/namespaces/default/configmaps", &authority).unwrap();
+        let kubeconfig = server.node_kubeconfig(scratch.path(), &node, network.address()).unwrap();
+        let agent = Agent::builder(scratch.path())
+            .node_name(&node)
+            .kubeconfig(kubeconfig)
+            .manifest("fixed.yaml", &static_pod("fixed", "1"))
+            .start()
+            .await
+            .unwrap();
+        let cluster = Self { agent, server, network, node };
+        let path = format!("/api/v1/nodes/{}", cluster.node);
+        cluster.until("the Node is Ready", |server| is_so(server.get(&path), "Ready")).await;
+        cluster
+    }
+
+    async fn until(&self, what: &str, is_so: impl Fn(&NodeServer) -> bool) {
+        let waited = self.server.until(LIMIT, what, is_so).await;
+        waited.unwrap_or_else(|error| panic!("{error:#}\n{}", self.agent.log_tail()));
+    }
+
+    async fn until_ready(&self, pod: &str) {
+        self.until(&format!("{pod} is Ready"), |server| is_so(server.get(&path(pod)), "Ready")).await;
+    }
+
+    async fn until_gone(&self, pod: &str) {
+        self.until(&format!("{pod} is gone"), |server| server.get(&path(pod)).is_none()).await;
+    }
+
+    async fn until_stopped(&self, pod: &str) {
+        let container = format!("{pod}/main");
+        let stopped = eventually(LIMIT, "its container has stopped", async || {
+            running(&self.agent).await.is_ok_and(|all| !all.contains_key(&container))
+        });
+        stopped.await.unwrap_or_else(|error| panic!("{pod}: {error:#}\n{}", self.agent.log_tail()));
+    }
+
+    /// The name of the mirror of a static pod.
+    fn mirror(&self, pod: &str) -> String {
+        format!("{pod}-{}", self.node)
+    }
+
+    fn run(&self, name: &str) {
+        self.server.create(PODS, &bound_pod(name, &self.node)).unwrap();
+    }
+
+    fn delete(&self, pod: &str, grace_seconds: u32) {
+        self.server.delete(&path(pod), &json!({"gracePeriodSeconds": grace_seconds})).unwrap();
+    }
+
+    /// Waits until node-status has nothing more to tell the server.
+    async fn until_all_told(&self) {
+        let channel = connect_unix("node-status", &self.agent.socket(ServiceName::NodeStatus));
+        let mut client = NodeStatusClient::new(channel);
+        let mut last = 0;
+        let told = eventually(LIMIT, "nothing is queued", async || {
+            let state = client.get_report_state(GetReportStateRequest {}).await;
+            last = state.map_or(u32::MAX, |state| state.into_inner().queued);
+            last == 0
+        });
+        let told = told.await;
+        told.unwrap_or_else(|error| {
+            panic!("{error:#}; {last} are; {:#?}\n{}", self.server.take_refusals(), self.agent.log_tail());
+        });
+    }
+}
+
+fn path(pod: &str) -> String {
+    format!("{PODS}/{pod}")
+}
+
+fn is_so(object: Option<Value>, kind: &str) -> bool {
+    object.is_some_and(|object| condition(&object, kind) == "True")
+}
+
+/// A container that sleeps and ends at once when told.
+fn container() -> Value {
+    json!({
+        "name": "main", "image": BUSYBOX_IMAGE, "imagePullPolicy": "IfNotPresent",
+        "command": ["/bin/sh", "-c", "trap exit TERM; sleep 1000000 & wait"],
+    })
+}
+
+fn static_pod(name: &str, version: &str) -> String {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"version": version}},
+        "spec": {"containers": [container()]},
+    });
+    pod.to_string()
+}
+
+/// A pod with all that an API server adds, its token among it.
+fn bound_pod(name: &str, node: &str) -> Value {
+    let mut main = container();
+    main["terminationMessagePath"] = "/dev/termination-log".into();
+    main["terminationMessagePolicy"] = "File".into();
+    main["volumeMounts"] = json!([
+        {"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true},
+    ]);
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": {"app": name}},
+        "spec": {
+            "nodeName": node, "serviceAccountName": "default", "restartPolicy": "Always", "dnsPolicy": "Default",
+            "terminationGracePeriodSeconds": 5, "enableServiceLinks": true, "securityContext": {},
+            "schedulerName": "default-scheduler",
+            "containers": [main],
+            "volumes": [{"name": "token", "projected": {"defaultMode": 420, "sources": [
+                {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+                {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            ]}}],
+        },
+    })
+}
+
+/// The refusals, by what was asked without the query; a number of each.
+fn counted(refusals: &[Refusal]) -> BTreeMap<(String, u16), usize> {
+    let mut counted = BTreeMap::new();
+    for refusal in refusals {
+        let request = refusal.request.split('?').next().unwrap_or_default().to_owned();
+        *counted.entry((request, refusal.code)).or_default() += 1;
+    }
+    counted
+}
+
+#[tokio::test]
+async fn a_node_of_a_current_cluster_asks_for_nothing_that_it_may_not_have() {
+    let scratch = Scratch::new().unwrap();
+    let cluster = Cluster::start(&scratch).await;
+    let mirror = cluster.mirror("fixed");
+    cluster.until_ready(&mirror).await;
+    let ready = cluster.server.get(&path(&mirror)).unwrap();
+    let conditions = ready["status"]["conditions"].as_array().unwrap();
+    let of_earlier = conditions.iter().find(|c| c["status"] == "True" && !c["reason"].is_null());
+    assert_eq!(of_earlier, None, "a reason belongs to the present status");
+
+    // Pods of the server, with their tokens.
+    for pod in ["web", "forced"] {
+        cluster.run(pod);
+        cluster.until_ready(pod).await;
+    }
+    let token = ["exec", "web", "--", "cat", "/var/run/secrets/kubernetes.io/serviceaccount/token"];
+    let token = cluster.agent.keelson(&token).await.unwrap();
+    assert!(token.status.success() && !token.stdout.is_empty(), "{token:?}");
+
+    // A graceful deletion, a forced one, and a mirror that somebody deletes.
+    cluster.delete("web", 5);
+    cluster.until_gone("web").await;
+    cluster.delete("forced", 0);
+    cluster.until_stopped("forced").await;
+    let uid = ready["metadata"]["uid"].clone();
+    cluster.delete(&mirror, 0);
+    let is_new =
+        |server: &NodeServer| server.get(&path(&mirror)).is_some_and(|pod| pod["metadata"]["uid"] != uid);
+    cluster.until("the mirror is made again", is_new).await;
+
+    // The static pod is changed and then removed.
+    cluster.agent.write_manifest("fixed.yaml", &static_pod("fixed", "2")).unwrap();
+    let is_second = |server: &NodeServer| {
+        let pod = server.get(&path(&mirror)).unwrap_or_default();
+        pod["metadata"]["labels"]["version"] == "2" && condition(&pod, "Ready") == "True"
+    };
+    cluster.until("the mirror is that of the new one", is_second).await;
+    cluster.agent.remove_manifest("fixed.yaml").unwrap();
+    cluster.until_gone(&mirror).await;
+    cluster.until_all_told().await;
+
+    // All that may fail: what cannot be known to be missing before it is asked for.
+    let node = format!("/api/v1/nodes/{}", cluster.node);
+    let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", cluster.node);
+    let gone = ["forced", "web", &mirror].map(path);
+    for ((request, code), times) in counted(&cluster.server.take_refusals()) {
+        let (verb, asked) = request.split_once(' ').unwrap();
+        let is_expected = match (verb, code) {
+            // Before the first registration.
+            ("get", 404) => asked == node || asked == lease,
+            // A write that passes a deletion on its way.
+            ("patch", 404 | 409) => gone.iter().any(|pod| asked == format!("{pod}/status")),
+            ("delete", 404 | 409) => gone.iter().any(|pod| asked == pod),
+            // A mirror is made without looking for an earlier one, which may still be there.
+            ("post", 409) => asked == PODS,
+            // What is told of a pod after it has gone from the server.
+            ("get", 403) => gone.iter().any(|pod| asked == pod),
+            _ => false,
+        };
+        assert!(
+            is_expected && times <= TRIES,
+            "{request}: {code}, {times} times\n{}",
+            cluster.agent.log_tail()
+        );
+    }
+    cluster.agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_node_that_comes_back_after_a_partition_tells_the_truth_about_its_pods() {
+    let scratch = Scratch::new().unwrap();
+    let cluster = Cluster::start(&scratch).await;
+    let mirror = cluster.mirror("fixed");
+    cluster.until_ready(&mirror).await;
+    for pod in ["kept", "ending", "forced"] {
+        cluster.run(pod);
+        cluster.until_ready(pod).await;
+    }
+    let before = running(&cluster.agent).await.unwrap();
+
+    cluster.network.cut();
+    cluster.delete("ending", 5);
+    cluster.delete("forced", 0);
+    cluster.agent.write_manifest("new.yaml", &static_pod("new", "1")).unwrap();
+    cluster.agent.remove_manifest("fixed.yaml").unwrap();
+    cluster.until_stopped(&mirror).await;
+    // Who tells the server has forgotten what it was about to tell.
+    let node_status = cluster.agent.service(ServiceName::NodeStatus).unwrap();
+    node_status.signal(Signal::KILL);
+    cluster.network.reset();
+    cluster.network.heal();
+
+    cluster.until_gone("ending").await;
+    cluster.until_stopped("forced").await;
+    cluster.until_ready(&cluster.mirror("new")).await;
+    cluster.until_gone(&mirror).await;
+    // A pod that comes now is delayed by nothing that can never be told.
+    cluster.run("last");
+    cluster.until_ready("last").await;
+    cluster.until_all_told().await;
+    let after = running(&cluster.agent).await.unwrap();
+    assert_eq!(after.get("kept/main"), before.get("kept/main"), "it has noticed nothing");
+    assert_eq!(
+        after.keys().filter(|name| name.starts_with("forced") || name.starts_with("ending")).count(),
+        0
+    );
+    cluster.agent.end().unwrap();
+}
