@@ -35,6 +35,8 @@ use keelson_proto::keelson::supervisor::v1::{ListServicesRequest, Service};
 use keelson_proto::keelson::volume_manager::v1::volume_manager_client::VolumeManagerClient;
 use keelson_proto::keelson::volume_manager::v1::watch_pod_volumes_response::Item as VolumesItem;
 use keelson_proto::keelson::volume_manager::v1::{PodVolumes, WatchPodVolumesRequest};
+use keelson_service_kit::server::OUTSIDE_REASON;
+use keelson_service_kit::status::reason;
 use keelson_service_kit::{Peer, PeerChannel};
 use serde_json::{Map, Value};
 use tonic::{Code, Request, Status};
@@ -320,6 +322,13 @@ impl Agent {
         match status.code() {
             Code::Unavailable => self.away(service, message),
             Code::DeadlineExceeded => Failure::Silent { service, message },
+            // Its user or its group changes nothing.
+            Code::PermissionDenied if reason(&status).as_deref() == Some(OUTSIDE_REASON) => Failure::Answer {
+                message: format!("{service} refuses: {message}"),
+                hint: Some(
+                    "run it in a shell of the node itself, not in a container (docs/security.md)".into(),
+                ),
+            },
             Code::PermissionDenied => {
                 let group = Group::of_socket(&self.socket(service));
                 Failure::Refused { service, message, group }

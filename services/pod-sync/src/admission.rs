@@ -6,9 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use keelson_config::Users;
 use keelson_kube_model::Node;
 use keelson_pod_sync_core::admission::{
-    Denial, KernelVersion, NodeFacts, after_fit, before_fit, supports_strict_groups, waits_for_admission,
+    AgentIds, Denial, KernelVersion, NodeFacts, after_fit, before_fit, supports_strict_groups,
+    waits_for_admission,
 };
 use keelson_pod_sync_core::explain::{Cause, StepName, YOU};
 use keelson_pod_sync_core::status::rejected_status;
@@ -34,6 +36,8 @@ pub struct Host {
     pub apparmor: bool,
     /// SELinux is on.
     pub selinux: bool,
+    /// The ids that no pod may have.
+    pub agent_ids: AgentIds,
     /// Paths beside the usual ones that containers do not see: `thermal_throttle` of each CPU that has one
     /// (runtime-and-resources.md §5).
     pub masked_paths: Vec<String>,
@@ -51,12 +55,13 @@ fn throttles(cpus: &Path) -> Vec<String> {
 
 impl Host {
     /// Reads it from /proc and /sys; what cannot be read is old or absent.
-    pub fn read() -> Self {
+    pub fn read(users: &Users) -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Self {
             kernel: KernelVersion::parse(text("/proc/sys/kernel/osrelease").trim()),
             apparmor: text("/sys/module/apparmor/parameters/enabled").starts_with('Y'),
             selinux: keelson_service_kit::selinux_is_enabled(),
+            agent_ids: AgentIds::new(users, rustix::process::geteuid().as_raw()),
             masked_paths: throttles(Path::new("/sys/devices/system/cpu")),
         }
     }
@@ -73,6 +78,8 @@ fn facts<'a>(agent: &'a Agent, node: &'a Node) -> NodeFacts<'a> {
         strict_groups: told.unwrap_or_else(|| supports_strict_groups(&runtime.name, &runtime.version)),
         apparmor: agent.host.apparmor,
         source_limits: &agent.context.config.pods.source_limits,
+        agent_ids: &agent.host.agent_ids,
+        run_dir: &agent.context.config.paths.run_dir,
     }
 }
 

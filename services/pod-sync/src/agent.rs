@@ -84,7 +84,7 @@ impl Agent {
             runtime: watch::Sender::new(RuntimeView::default()),
             machine: watch::Sender::new(Arc::default()),
             node: watch::Sender::new(None),
-            host: Host::read(),
+            host: Host::read(&context.config.users),
             metrics: Metrics::register(&context.metrics),
             orders: crate::evictions::Orders::default(),
             started_unix_nanos: now_unix_nanos(),

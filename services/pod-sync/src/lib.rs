@@ -29,6 +29,7 @@ pub mod entry;
 pub mod evictions;
 pub mod hooks;
 pub mod http;
+mod identity;
 pub mod images;
 pub mod manager;
 pub mod metrics;

@@ -334,7 +334,7 @@ mod tests {
                 .filter(|line| line.starts_with(&format!("{family}{{")) && line.ends_with(" 0"))
                 .count()
         };
-        assert_eq!(at_nothing("kubelet_admission_rejections_total"), 24, "{text}");
+        assert_eq!(at_nothing("kubelet_admission_rejections_total"), 25, "{text}");
         assert_eq!(at_nothing("kubelet_started_containers_errors_total"), 12, "{text}");
         metrics.rejected("NodeAffinity");
         metrics.container_failed(ContainerKind::Sidecar, "RunContainerError");

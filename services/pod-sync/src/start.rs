@@ -27,6 +27,7 @@ use crate::cluster;
 use crate::convert::{container_config, read_resolv_conf, sandbox_config};
 use crate::desires::pod_ref;
 use crate::hooks::{self, Subject};
+use crate::identity;
 use crate::images::{ImageTask, ImageTrouble};
 use crate::observed::Observed;
 use crate::stop::gone_is_done;
@@ -428,6 +429,7 @@ async fn start_one(
         .map_err(|s| fail("CreateContainerError")(Trouble::call("cannot create the container", &s)))?
         .into_inner()
         .container_id;
+    identity::refuse_created(start.agent, &id).await.map_err(fail("CreateContainerConfigError"))?;
     events.normal(object.clone(), "Created", "Container created");
     let request = cri::StartContainerRequest { container_id: id.clone() };
     cri.clone().start_container(bounded(request, timeout)).await.map_err(|s| {
@@ -571,7 +573,9 @@ async fn container_request(
     let env = environment(pod, container, &inputs).map_err(fault)?;
     let parts = prepare::parts(agent, pod, container, &env).await?;
     let inputs = ContainerInputs { subpaths: &parts, ..inputs };
-    container_plan(pod, container, &inputs).map(container_config).map_err(fault)
+    let plan = container_plan(pod, container, &inputs).map_err(fault)?;
+    identity::refuse_planned(agent, &plan)?;
+    Ok(container_config(plan))
 }
 
 /// The container whose processes an ephemeral container sees; `None`: those of its own.

@@ -101,7 +101,7 @@ type Stock = (Store, Vec<(String, keelson_volume_manager_core::plan::Actual)>);
 
 fn take_stock(config: &Config) -> anyhow::Result<Stock> {
     let root = &config.paths.root_dir;
-    let store = Store::open(root, allocatable_memory(config))
+    let store = Store::open(root, &config.paths.run_dir, allocatable_memory(config))
         .with_context(|| format!("the root folder {} (paths.rootDir) is not usable", root.display()))?;
     selinux::label_folders(root, keelson_service_kit::selinux_is_enabled(), selinux::set_label);
     let found = store.scan().context("cannot take stock of the pod folders")?;

@@ -121,6 +121,8 @@ enum Backing {
 #[derive(Debug)]
 pub(crate) struct Store {
     root: PathBuf,
+    /// The folder of the agent's sockets.
+    run_dir: PathBuf,
     /// Memory in bytes that pods may use; bounds memory-backed volumes.
     allocatable: u64,
     noswap: bool,
@@ -128,7 +130,7 @@ pub(crate) struct Store {
 
 impl Store {
     /// Opens the root folder, making it and its fixed sub-folders when missing.
-    pub(crate) fn open(root: &Path, allocatable: u64) -> Result<Self, StoreError> {
+    pub(crate) fn open(root: &Path, run_dir: &Path, allocatable: u64) -> Result<Self, StoreError> {
         if !keelson_volume_manager_core::mountinfo::is_canonical(root) {
             return Err(StoreError::RootPath { path: root.to_owned() });
         }
@@ -141,7 +143,18 @@ impl Store {
         }
         keelson_service_kit::spread_below(&root.join("pods"));
         let noswap = kernel::has_noswap(&rustix::system::uname().release().to_string_lossy());
-        Ok(Self { root: root.to_owned(), allocatable, noswap })
+        // Where it is a link itself, volumes lead to what it leads to.
+        let run_dir = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.to_owned());
+        Ok(Self { root: root.to_owned(), run_dir, allocatable, noswap })
+    }
+
+    fn check_way(&self, path: &str) -> Result<(), StoreError> {
+        match fs::canonicalize(path) {
+            Ok(resolves) => Ok(hostpath::no_way_into(&self.run_dir, path, &resolves)?),
+            // The runtime makes a folder there, or says that it cannot.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(io_error("look at", Path::new(path), source)),
+        }
     }
 
     /// Makes mounts below the root folder visible to containers and back.
@@ -211,6 +224,7 @@ impl Store {
             }
             Source::HostPath { path, kind } => {
                 check_host_path(path, kind)?;
+                self.check_way(path)?;
                 Ok(SetUp { host_path: PathBuf::from(path), read_only: false })
             }
             Source::Files(files) => self.set_up_files(desire, &volume.name, files, group, known),

@@ -196,6 +196,29 @@ async fn a_host_path_of_the_wrong_type_is_refused_with_an_event_and_taken_once_i
 }
 
 #[tokio::test]
+async fn a_host_path_that_leads_by_a_link_to_the_agents_sockets_is_refused() {
+    let world = World::new();
+    let service = world.start().await;
+    let mut client = service.client();
+    let sync = Sync::open(&mut client).await;
+    let links = tempfile::tempdir().unwrap();
+    let run_dir = fs::canonicalize(&world.config.paths.run_dir).unwrap();
+    for (uid, name, target) in
+        [("u1", "folder", run_dir.clone()), ("u2", "below", run_dir.join("volume-manager"))]
+    {
+        let link = links.path().join(name);
+        std::os::unix::fs::symlink(target, &link).unwrap();
+        let source = pb::HostPath { path: link.to_string_lossy().into_owned(), r#type: String::new() };
+        sync.pod(desire(uid, 1, Want::Run, vec![volume("host", pb::volume::Source::HostPath(source))])).await;
+        let status = mount(&mut client, uid, 1).await.1.unwrap_err();
+        assert!(
+            status.message().contains("leads by a link into the folder of the agent's sockets"),
+            "{status:?}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_kind_that_is_not_supported_is_named_with_its_volume() {
     let world = World::new();
     let service = world.start().await;

@@ -11,7 +11,7 @@ pub const LIMITED_SOURCES: [&str; 5] = ["file", "http", "manifest", "api", "etcd
 /// Limits by source; a source that is not named has none.
 pub type SourceLimits = BTreeMap<String, SourceLimit>;
 
-/// What the pods of one source may use: everything by default, as with a kubelet since 1.16, which has lost the flags
+/// What the pods of one source may use: everything but the agent's own folder by default, as with a kubelet since 1.16, which has lost the flags
 /// `--host-network-sources`, `--host-pid-sources`, `--host-ipc-sources` and `--allow-privileged`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -26,11 +26,14 @@ pub struct SourceLimit {
     pub host_ipc: bool,
     /// Privileged containers.
     pub privileged: bool,
+    /// The folder of the agent's sockets, as a `hostPath` volume: none by default.
+    #[serde(default)]
+    pub agent_run_folder: bool,
 }
 
 impl Default for SourceLimit {
     fn default() -> Self {
-        Self { host_network: true, host_pid: true, host_ipc: true, privileged: true }
+        Self { host_network: true, host_pid: true, host_ipc: true, privileged: true, agent_run_folder: false }
     }
 }
 
@@ -42,6 +45,7 @@ impl SourceLimit {
             "hostPID" => Some(&mut self.host_pid),
             "hostIPC" => Some(&mut self.host_ipc),
             "privileged" => Some(&mut self.privileged),
+            "agentRunFolder" => Some(&mut self.agent_run_folder),
             _ => None,
         }
     }

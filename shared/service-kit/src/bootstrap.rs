@@ -99,6 +99,13 @@ where
     F: Future<Output = anyhow::Result<Built<D>>>,
     D: Future<Output = ()>,
 {
+    if let Err(error) = hide_from_same_user() {
+        eprintln!(
+            "keelson-{}: cannot keep others of the same user from reading its memory: {error}",
+            spec.name
+        );
+        return ExitCode::from(EX_SOFTWARE);
+    }
     let runtime = match spec.threads {
         0 | 1 => tokio::runtime::Builder::new_current_thread().enable_all().build(),
         n => tokio::runtime::Builder::new_multi_thread().worker_threads(n).enable_all().build(),
@@ -114,6 +121,14 @@ where
             ExitCode::from(EX_SOFTWARE)
         }
     }
+}
+
+/// A process of the same user can read neither the memory of this one nor its environment and files in `/proc` (prctl(2),
+/// `PR_SET_DUMPABLE`), unless it may trace every process; and no core of it is written. A pod with `hostPID` may have the user of a
+/// service.
+fn hide_from_same_user() -> std::io::Result<()> {
+    use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(Into::into)
 }
 
 fn parse(spec: ServiceSpec) -> Result<ServiceArgs, clap::Error> {

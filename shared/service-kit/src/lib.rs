@@ -37,6 +37,7 @@ pub mod status;
 mod uds;
 mod usage;
 mod watch;
+mod whereabouts;
 
 pub use address::{default_route_address, is_local_address, preferred_route_address};
 pub use backoff::Backoff;
@@ -58,6 +59,7 @@ pub use state_file::{Kept, StateFile, StateFileError};
 pub use tokio_util::sync::CancellationToken;
 pub use uds::{BindError, PeerIdentity, bind};
 pub use watch::{Subscription, WatchHub, WatchItem};
+pub use whereabouts::Outside;
 
 /// Now, as nanoseconds since 1970-01-01 UTC.
 pub fn now_unix_nanos() -> i64 {

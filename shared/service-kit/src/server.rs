@@ -53,6 +53,9 @@ const ANY_SERVICE: &[&str] = &[
     "cli",
 ];
 
+/// The reason of the refusal of a caller that is none of the node's own processes.
+pub const OUTSIDE_REASON: &str = "CALLER_OUTSIDE_THE_NODE";
+
 /// Which callers are which users on this node.
 #[derive(Debug, Clone)]
 pub struct CallerPolicy {
@@ -77,6 +80,9 @@ impl CallerPolicy {
 
     /// The services that `peer` may be: several where they share a user, none for a person who is not root.
     pub fn may_be(&self, peer: &PeerIdentity) -> Vec<&'static str> {
+        if peer.outside.is_some() {
+            return Vec::new();
+        }
         let without = peer.uid == 0 || (self.services.is_empty() && peer.uid == self.own_uid);
         let of_uid = |name: &&'static str| {
             let user = self.services.iter().find(|(_, service)| service == name).map(|(uid, _)| *uid);
@@ -86,11 +92,15 @@ impl CallerPolicy {
     }
 
     /// Whether `peer` may call the method at `path`. uid 0 may always; so may, where no user is configured
-    /// for any service, whoever runs as the same user.
+    /// for any service, whoever runs as the same user. A process of a pod or of another namespace may nothing, whoever it is.
     ///
     /// # Errors
     /// PERMISSION_DENIED that names the method and who may call it.
     pub fn check(&self, path: &str, peer: &PeerIdentity) -> Result<(), Box<Status>> {
+        if let Some(outside) = &peer.outside {
+            let message = format!("uid {} may not call {path}: {outside}", peer.uid);
+            return Err(Box::new(error(Code::PermissionDenied, OUTSIDE_REASON, message)));
+        }
         if peer.uid == 0 || (self.services.is_empty() && peer.uid == self.own_uid) {
             return Ok(());
         }
@@ -185,9 +195,16 @@ where
             gid: u32::MAX,
             pid: None,
             groups: Vec::new(),
+            outside: None,
         });
         if let Err(status) = self.layer.policy.check(&path, &peer) {
-            tracing::warn!(uid = peer.uid, pid = peer.pid, method = path, "refused a caller");
+            tracing::warn!(
+                uid = peer.uid,
+                pid = peer.pid,
+                method = path,
+                why = status.message(),
+                "refused a caller"
+            );
             return refuse(*status);
         }
         let Ok(permit) = Arc::clone(&self.layer.permits).try_acquire_owned() else {
@@ -272,6 +289,7 @@ pub async fn serve(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Outside;
 
     fn policy() -> CallerPolicy {
         let mut config = Config::default();
@@ -283,7 +301,7 @@ mod tests {
     }
 
     fn peer(uid: u32, groups: &[u32]) -> PeerIdentity {
-        PeerIdentity { uid, gid: uid, pid: None, groups: groups.to_vec() }
+        PeerIdentity { uid, gid: uid, pid: None, groups: groups.to_vec(), outside: None }
     }
 
     fn uid_of(service: &str) -> u32 {
@@ -303,6 +321,26 @@ mod tests {
             assert_eq!(policy.check(path, &peer(1000, &[700])).is_ok(), callers.contains(&"cli"), "{path}");
             assert!(policy.check(path, &peer(1000, &[])).is_err(), "a stranger calls {path}");
             assert!(policy.check(path, &peer(0, &[])).is_ok(), "root calls {path}");
+        }
+    }
+
+    #[test]
+    fn who_calls_from_a_pod_or_another_namespace_is_nobody_not_even_root() {
+        let policy = policy();
+        for outside in [
+            Outside::Pod { pid: 7, cgroup: "/kubepods/pod1/c1".into() },
+            Outside::PidNamespace,
+            Outside::UserNamespace(7),
+        ] {
+            for uid in [0, uid_of("pod-sync"), 1000] {
+                let caller = PeerIdentity { outside: Some(outside.clone()), ..peer(uid, &[700]) };
+                assert!(policy.may_be(&caller).is_empty());
+                for (path, _) in keelson_proto::CALLERS {
+                    let status = policy.check(path, &caller).unwrap_err();
+                    assert_eq!(status.code(), Code::PermissionDenied);
+                    assert!(status.message().contains(&outside.to_string()), "{status:?}");
+                }
+            }
         }
     }
 

@@ -11,6 +11,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
+use crate::whereabouts::{Outside, outside};
+
 /// Why a socket could not be bound.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
@@ -67,6 +69,8 @@ pub struct PeerIdentity {
     pub pid: Option<i32>,
     /// Supplementary groups when it connected.
     pub groups: Vec<u32>,
+    /// Why its process is none of the node's own: then it is nobody, whatever its user. `None` where it is one.
+    pub outside: Option<Outside>,
 }
 
 impl PeerIdentity {
@@ -77,7 +81,9 @@ impl PeerIdentity {
 
     fn of(stream: &UnixStream) -> io::Result<Self> {
         let cred = stream.peer_cred()?;
-        Ok(Self { uid: cred.uid(), gid: cred.gid(), pid: cred.pid(), groups: peer_groups(stream)? })
+        let (uid, pid) = (cred.uid(), cred.pid());
+        let outside = outside(stream, pid, uid);
+        Ok(Self { uid, gid: cred.gid(), pid, groups: peer_groups(stream)?, outside })
     }
 }
 

@@ -18,8 +18,8 @@ pub const BUSYBOX_IMAGE: &str = "keelson.local/busybox:1";
 /// The sandbox image: a process that sleeps. The runtime ends it with SIGKILL.
 pub const PAUSE_IMAGE: &str = "keelson.local/pause:1";
 
-const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000:app:/home/app:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n";
-const GROUP: &str = "root:x:0:\napp:x:1000:\nextra:x:2000:app\nnogroup:x:65534:\n";
+const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000:app:/home/app:/bin/sh\nspy:x:1001:1001:in the group of the operators:/:/bin/sh\nagent:x:64206:1000:node-status:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n";
+const GROUP: &str = "root:x:0:\napp:x:1000:\nextra:x:2000:app\nkeelson:x:64200:spy\nnogroup:x:65534:\n";
 pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// What an image says about the container's first process.

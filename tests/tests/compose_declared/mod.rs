@@ -116,7 +116,12 @@ fn program(program: &'static str, uid: u32, gid: u32) -> Declared {
     }
 }
 
-/// A service of root's, which sees the processes of the machine.
+/// A service of its own user. As each service it sees the processes of the machine: it looks at who calls.
+fn service(name: &'static str, uid: u32) -> Declared {
+    Declared { sees_all_processes: true, ..program(name, uid, OPERATORS) }
+}
+
+/// A service of root's.
 fn of_root(name: &'static str, capabilities: Capabilities) -> Declared {
     Declared { capabilities, sees_all_processes: true, ..program(name, 0, 0) }
 }
@@ -142,10 +147,10 @@ fn declared(kind: &str) -> Declared {
             Declared { capabilities: OF_INIT, network: Network::None, ..init }
         }
         "images" => Declared { network: Network::None, ..program("ctr", 0, 0) },
-        "pod-config" => composes(program("keelson-pod-config", 64_201, OPERATORS)),
-        "pod-sync" => program("keelson-pod-sync", 64_205, OPERATORS),
-        "node-status" => program("keelson-node-status", 64_206, OPERATORS),
-        "node-api" => program("keelson-node-api", 64_207, OPERATORS),
+        "pod-config" => composes(service("keelson-pod-config", 64_201)),
+        "pod-sync" => service("keelson-pod-sync", 64_205),
+        "node-status" => service("keelson-node-status", 64_206),
+        "node-api" => service("keelson-node-api", 64_207),
         "runtime-shim" => {
             Declared { sees_all_cgroups: true, ..of_root("keelson-runtime-shim", OF_RUNTIME_SHIM) }
         }

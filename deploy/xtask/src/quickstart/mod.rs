@@ -165,13 +165,18 @@ fn make_home() -> anyhow::Result<()> {
         .with_context(|| format!("cannot make {}", home.display()))
 }
 
+/// The agent's log names pods, paths and callers: it is for root and its group.
+const LOG_MODE: u32 = 0o640;
+
 fn spawn_agent(spec: &AgentSpec) -> anyhow::Result<Child> {
+    use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
     let path = places::agent_log();
-    let log = fs::File::options()
-        .append(true)
-        .create(true)
-        .open(&path)
-        .with_context(|| format!("cannot make {}", path.display()))?;
+    let open = fs::File::options().append(true).create(true).mode(LOG_MODE).open(&path).and_then(|log| {
+        // One of an earlier version had another mode.
+        log.set_permissions(fs::Permissions::from_mode(LOG_MODE))?;
+        Ok(log)
+    });
+    let log = open.with_context(|| format!("cannot make {}", path.display()))?;
     let mut command = spec.command();
     command.current_dir("/").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     detach(&mut command);

@@ -23,8 +23,7 @@ impl SourceLimitsFile {
             for truth in reader.booleans(&path) {
                 let name = truth.field.strip_prefix(&format!("{path}.")).unwrap_or_default().to_owned();
                 if SourceLimit::default().of(&name).is_none() {
-                    let way_out =
-                        "there is no such limit; the limits are hostNetwork, hostPID, hostIPC, privileged";
+                    let way_out = "there is no such limit; the limits are hostNetwork, hostPID, hostIPC, privileged, agentRunFolder";
                     reader.refuse(&truth, way_out);
                     continue;
                 }

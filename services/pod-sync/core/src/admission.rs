@@ -11,13 +11,17 @@
 //! what stands here, and that features which a node declares are not asked for.
 
 mod affinity;
+mod identity;
 mod ports;
 mod source;
 mod sysctls;
 
+use std::path::Path;
+
 use keelson_config::SourceLimits;
 use keelson_kube_model::{Container, ContainerKind, Node, Pod, PodPhase, Taint, unsafe_fields};
 
+pub use identity::AgentIds;
 pub use ports::{held_ports, holder_of};
 pub use sysctls::KernelVersion;
 
@@ -38,6 +42,10 @@ pub struct NodeFacts<'a> {
     pub apparmor: bool,
     /// What pods of a source may use of the host.
     pub source_limits: &'a SourceLimits,
+    /// The ids that no pod may have.
+    pub agent_ids: &'a AgentIds,
+    /// The folder of the agent's sockets.
+    pub run_dir: &'a Path,
 }
 
 /// Why a pod is refused.
@@ -62,7 +70,8 @@ impl Denial {
 }
 
 /// Reasons that `admission_rejections_total` keeps; see [`counted_reason`].
-const COUNTED: [&str; 22] = [
+const COUNTED: [&str; 23] = [
+    "AgentIdentityForbidden",
     "AppArmor",
     "Evicted",
     "InitContainerRestartPolicyForbidden",
@@ -117,6 +126,7 @@ pub fn waits_for_admission(pod: &Pod) -> bool {
 /// system, groups.
 pub fn before_fit(pod: &Pod, facts: &NodeFacts<'_>) -> Option<Denial> {
     source::judge(pod, facts.source_limits)
+        .or_else(|| identity::judge(pod, facts))
         .or_else(|| sysctls::judge(pod, facts))
         .or_else(|| operating_system(pod))
         .or_else(|| groups(pod, facts))

@@ -27,6 +27,7 @@ pub mod backoff;
 pub mod census;
 pub mod conditions;
 pub mod config;
+pub mod created_ids;
 pub mod explain;
 pub mod measure;
 pub mod moment;

@@ -144,6 +144,7 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.paths.run_dir = dir.path().to_owned();
+        config.users.operator_gid = 64_200;
         let socket = keelson_config::Paths::socket_below(dir.path(), ServiceName::RuntimeShim);
         std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
         let shim = Arc::new(Mutex::new(Shim::default()));
@@ -354,6 +355,53 @@ async fn a_container_that_has_begun_after_all_is_not_removed_but_looked_at_again
     bench.answer("ContainerStatus", Answer::Fail(Status::not_found("no such container")));
     bench.start_in_place_of(Some("cut"), None).await.unwrap();
     assert_eq!((bench.calls("RemoveContainer"), bench.calls("CreateContainer")), (0, 1));
+}
+
+/// A runtime's answer about a container whose first process has these further groups, in either of the two places.
+fn container_with_groups(groups: &[i64], in_info: bool) -> Vec<u8> {
+    let state = cri::ContainerState::ContainerCreated.into();
+    let mut response = cri::ContainerStatusResponse::default();
+    let mut status = cri::ContainerStatus { state, ..Default::default() };
+    if in_info {
+        let user = json!({"uid": 1000, "gid": 1000, "additionalGids": groups});
+        let info = json!({"runtimeSpec": {"process": {"user": user}}});
+        response.info.insert("info".to_owned(), info.to_string());
+    } else {
+        let linux = cri::LinuxContainerUser { uid: 1000, gid: 1000, supplemental_groups: groups.to_vec() };
+        status.user = Some(cri::ContainerUser { linux: Some(linux) });
+    }
+    response.status = Some(status);
+    response.encode_to_vec()
+}
+
+#[tokio::test]
+async fn a_container_that_its_image_gives_an_id_of_the_agent_is_removed_and_does_not_begin() {
+    for in_info in [true, false] {
+        let bench = Bench::new(json!({})).await;
+        bench.answer("ContainerStatus", Answer::Other(container_with_groups(&[5, 64_200], in_info)));
+        let trouble = bench.trouble().await;
+        assert!(!trouble.neighbour && trouble.message.contains("the id 64200"), "{trouble:?}");
+        assert_eq!(bench.reasons(), ["CreateContainerConfigError"]);
+        assert_eq!((bench.calls("RemoveContainer"), bench.calls("StartContainer")), (1, 0));
+
+        let bench = Bench::new(json!({})).await;
+        bench.answer("ContainerStatus", Answer::Other(container_with_groups(&[5, 64_199], in_info)));
+        bench.start(None).await.unwrap();
+        assert_eq!((bench.calls("RemoveContainer"), bench.calls("StartContainer")), (0, 1));
+    }
+    // A service that is away is no fault of the container's.
+    let bench = Bench::new(json!({})).await;
+    bench.answer("ContainerStatus", away());
+    assert!(bench.trouble().await.neighbour);
+    assert_eq!(bench.calls("StartContainer"), 0);
+}
+
+#[tokio::test]
+async fn a_container_whose_number_of_a_user_is_the_agents_is_not_even_made() {
+    let bench = Bench::new(json!({"securityContext": {"runAsUser": 64_200}})).await;
+    let trouble = bench.trouble().await;
+    assert!(trouble.message.contains("the id 64200"), "{trouble:?}");
+    assert_eq!((bench.calls("CreateContainer"), bench.calls("StartContainer")), (0, 0));
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! hostPath volumes (volumes.md §10.2): what must be at the path, and what is made when nothing is.
 
+use std::path::Path;
+
 /// What is at a path, after following symlinks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
@@ -64,6 +66,26 @@ pub enum HostPathError {
         /// What the type asks for, with its article.
         wanted: &'static str,
     },
+    /// The path leads to the agent's sockets without saying so.
+    #[error(
+        "hostPath {path} leads by a link into the folder of the agent's sockets, {run_dir}, which pods may not see that way"
+    )]
+    AgentRunFolder {
+        /// The path.
+        path: String,
+        /// The folder.
+        run_dir: String,
+    },
+}
+
+/// Refuses a path that leads into `run_dir` and does not say so: where it `resolves` to. What a path says is judged at admission, where
+/// the operator's word counts, too (ADR 0004).
+pub fn no_way_into(run_dir: &Path, path: &str, resolves: &Path) -> Result<(), HostPathError> {
+    let says_so = Path::new(path).starts_with(run_dir);
+    if says_so || !resolves.starts_with(run_dir) {
+        return Ok(());
+    }
+    Err(HostPathError::AgentRunFolder { path: path.to_owned(), run_dir: run_dir.display().to_string() })
 }
 
 /// Whether the path has to be looked at.
@@ -107,6 +129,21 @@ fn wanted(kind: &str) -> Option<(Found, &'static str, Option<Verdict>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_into_the_agents_folder_is_refused_and_what_says_so_was_judged_before() {
+        let run_dir = Path::new("/run/keelson");
+        for (path, resolves, is_refused) in [
+            ("/run/keelson/x", "/run/keelson/x", false),
+            ("/data/link", "/run/keelson", true),
+            ("/data/link", "/run/keelson/pod-sync", true),
+            ("/data/link", "/run/keelson-other", false),
+            ("/run", "/run", false),
+        ] {
+            let result = no_way_into(run_dir, path, Path::new(resolves));
+            assert_eq!(result.is_err(), is_refused, "{path} {resolves}: {result:?}");
+        }
+    }
 
     const ALL: [Found; 7] = [
         Found::Nothing,

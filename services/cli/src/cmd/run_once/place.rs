@@ -125,7 +125,8 @@ impl Place {
     /// # Errors
     /// It cannot be written.
     pub(super) fn open_log(&self) -> Result<File, Failure> {
-        File::create(self.log()).map_err(|source| Failure::Start {
+        let open = File::options().write(true).create(true).truncate(true).mode(0o640).open(self.log());
+        open.map_err(|source| Failure::Start {
             message: format!("cannot write the log {}: {source}", self.log().display()),
             hint: "make room there, or name another --run-dir".into(),
         })

@@ -1,10 +1,19 @@
-use keelson_config::{SourceLimit, SourceLimits};
+use std::sync::LazyLock;
+
+use keelson_config::{SourceLimit, SourceLimits, Users};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::testing::{from_file, pod};
 
 static NO_LIMITS: SourceLimits = SourceLimits::new();
+
+fn users() -> Users {
+    let uids = [("pod-config", 64_201), ("pod-sync", 64_205), ("node-status", 64_206), ("node-api", 64_207)];
+    Users { uids: uids.map(|(name, uid)| (name.to_owned(), uid)).into(), operator_gid: 998 }
+}
+
+static AGENT_IDS: LazyLock<AgentIds> = LazyLock::new(|| AgentIds::new(&users(), 0));
 
 fn node(labels: Value) -> Node {
     serde_json::from_value(json!({"metadata": {"name": "n1", "labels": labels}})).unwrap()
@@ -19,6 +28,8 @@ fn facts<'a>(node: &'a Node, allowed: &'a [String]) -> NodeFacts<'a> {
         strict_groups: false,
         apparmor: false,
         source_limits: &NO_LIMITS,
+        agent_ids: &AGENT_IDS,
+        run_dir: Path::new("/run/keelson"),
     }
 }
 
@@ -299,7 +310,13 @@ fn rejections_are_counted_by_few_reasons() {
 #[test]
 fn a_pod_may_use_of_the_host_what_its_source_may() {
     let node = node(json!({}));
-    let none = SourceLimit { host_network: false, host_pid: false, host_ipc: false, privileged: false };
+    let none = SourceLimit {
+        host_network: false,
+        host_pid: false,
+        host_ipc: false,
+        privileged: false,
+        agent_run_folder: false,
+    };
     let limits = SourceLimits::from([("http".to_owned(), none), ("api".to_owned(), SourceLimit::default())]);
     let limited = NodeFacts { source_limits: &limits, ..facts(&node, &[]) };
     let privileged =
@@ -376,5 +393,95 @@ fn a_pod_that_needs_an_undeclared_feature_is_refused_and_the_feature_is_named() 
             let text = "Pod requires node features that are not available: UserNamespacesHostNetworkSupport";
             assert_eq!((denial.message.as_str(), denial.passing), (text, false));
         }
+    }
+}
+
+#[test]
+fn a_pod_has_no_id_of_the_agent_wherever_it_can_stand() {
+    let node = node(json!({}));
+    let facts = facts(&node, &[]);
+    for id in [998, 64_200, 64_201, 64_202, 64_203, 64_204, 64_205, 64_206, 64_207] {
+        let of_pod = |field: &str| {
+            let value = if field == "supplementalGroups" { json!([1, id]) } else { json!(id) };
+            json!({"securityContext": {field: value}})
+        };
+        let mut specs: Vec<(Value, String)> = ["runAsUser", "runAsGroup", "fsGroup"]
+            .map(|field| (of_pod(field), format!("spec.securityContext.{field} is {id}")))
+            .into();
+        specs.push((
+            of_pod("supplementalGroups"),
+            format!("spec.securityContext.supplementalGroups[1] is {id}"),
+        ));
+        for list in ["containers", "initContainers", "ephemeralContainers"] {
+            for field in ["runAsUser", "runAsGroup"] {
+                let container = json!([{"name": "c", "securityContext": {field: id}}]);
+                specs.push((
+                    json!({list: container}),
+                    format!("container c: securityContext.{field} is {id}"),
+                ));
+            }
+        }
+        for (spec, text) in specs {
+            let denial = before_fit(&with_containers(spec.clone()), &facts);
+            let is_refused = denial.as_ref().is_some_and(|d| {
+                d.reason == "AgentIdentityForbidden" && d.message.starts_with(&text) && !d.passing
+            });
+            assert!(is_refused, "{spec}: {denial:?}");
+            // In a user namespace of its own the id is another one on the node.
+            let mut mapped = spec;
+            mapped["hostUsers"] = json!(false);
+            assert_eq!(before_fit(&with_containers(mapped), &facts), None);
+        }
+    }
+    for id in [0, 997, 1000, 64_199, 64_208, 65_534] {
+        let spec = json!({"securityContext": {"runAsUser": id, "fsGroup": id, "supplementalGroups": [id]}});
+        assert_eq!(before_fit(&with_containers(spec), &facts), None, "{id}");
+    }
+}
+
+#[test]
+fn the_agents_ids_are_those_of_its_configuration_and_never_root() {
+    let owners = |ids: &AgentIds, candidates: &[i64]| -> Vec<i64> {
+        candidates.iter().copied().filter(|id| ids.owner(*id).is_some()).collect()
+    };
+    let all = [-1, 0, 998, 1000, 64_200, 64_205, 70_001, 70_005, 1 << 40];
+    // Without users all services are one, perhaps not root.
+    let without = Users { uids: [].into(), operator_gid: 998 };
+    assert_eq!(owners(&AgentIds::new(&without, 1000), &all), [998, 1000]);
+    assert_eq!(owners(&AgentIds::new(&Users::default(), 0), &all), [0; 0]);
+    // Users of the system are in no row.
+    let scattered =
+        Users { uids: [("pod-config".into(), 998), ("pod-sync".into(), 1000)].into(), operator_gid: 70_001 };
+    assert_eq!(owners(&AgentIds::new(&scattered, 0), &all), [998, 1000, 70_001]);
+    let refused = AGENT_IDS.refuse([0, 5, 64_206]).unwrap();
+    assert!(refused.contains("64206") && refused.contains("node-status"), "{refused}");
+    assert_eq!(AGENT_IDS.refuse([0, 1000]), None);
+}
+
+#[test]
+fn a_pod_does_not_see_the_folder_of_the_agents_sockets_unless_its_source_may() {
+    let node = node(json!({}));
+    let with = |path: &str| with_containers(json!({"volumes": [{"name": "v", "hostPath": {"path": path}}]}));
+    let may = SourceLimits::from([(
+        "file".to_owned(),
+        SourceLimit { agent_run_folder: true, ..SourceLimit::default() },
+    )]);
+    let allowing = NodeFacts { source_limits: &may, ..facts(&node, &[]) };
+    for (path, is_refused) in [
+        ("/run/keelson", true),
+        ("/run/keelson/", true),
+        ("/run//keelson/pod-sync", true),
+        ("/var/run/keelson/pod-sync/pod-sync.sock", true),
+        ("/run/other/../keelson", true),
+        ("/run/keelson-other", false),
+        ("/run", false),
+        ("/", false),
+        ("/var/lib", false),
+    ] {
+        let denial = before_fit(&from_file(with(path)), &facts(&node, &[]));
+        let as_expected =
+            denial.as_ref().is_some_and(|d| d.message.contains("sourceLimits.file.agentRunFolder"));
+        assert_eq!(as_expected, is_refused, "{path}: {denial:?}");
+        assert_eq!(before_fit(&from_file(with(path)), &allowing), None, "{path}");
     }
 }

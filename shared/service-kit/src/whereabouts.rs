@@ -1,0 +1,267 @@
+//! Where the process at the other end of a socket runs: on the node itself, or in a pod or another namespace (ADR 0004).
+//!
+//! A user id says who calls only where nobody else can have it. A pod can: its containers run as whoever the pod or their image
+//! says, and as root more often than not. So a caller in a pod's cgroup, or in another pid or user namespace, is nobody.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::sync::OnceLock;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::net::UnixStream;
+
+/// `SO_PEERPIDFD` (Linux 6.5).
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// Why a caller is none of the node's own processes.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Outside {
+    /// It is in a pod's cgroup.
+    #[error("its process {pid} runs in a pod, in the cgroup {cgroup}")]
+    Pod {
+        /// As this process sees it.
+        pid: i32,
+        /// The path, as in `/proc/<pid>/cgroup`.
+        cgroup: String,
+    },
+    /// It is in another pid namespace.
+    #[error("its process runs in another pid namespace")]
+    PidNamespace,
+    /// It is in another user namespace.
+    #[error("its process {0} runs in another user namespace")]
+    UserNamespace(i32),
+    /// It cannot be looked at.
+    #[error(
+        "its process {pid} cannot be looked at ({error}): it has ended, or /proc hides it; where /proc is mounted with hidepid, add \
+         the option gid=<operator group>"
+    )]
+    Unseen {
+        /// As this process sees it.
+        pid: i32,
+        /// The cause.
+        error: String,
+    },
+}
+
+/// What `/proc` tells of a process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Seen {
+    /// The paths of its cgroups.
+    cgroups: Vec<String>,
+    /// In how many pid namespaces it has a number, from that of `/proc` on.
+    pid_namespaces: usize,
+    /// `uid_map` as it is.
+    user_namespace: String,
+    /// Its effective user.
+    uid: Option<u32>,
+}
+
+impl Seen {
+    fn of(pid: &str) -> io::Result<Self> {
+        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
+        Ok(Self::parse(&read("cgroup")?, &read("status")?, &read("uid_map")?))
+    }
+
+    /// Of the texts of `cgroup` (cgroups(7)), `status` (proc(5)) and `uid_map` (user_namespaces(7)).
+    fn parse(cgroup: &str, status: &str, uid_map: &str) -> Self {
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let path = |line: &str| line.splitn(3, ':').nth(2).map(ToOwned::to_owned);
+        Self {
+            cgroups: cgroup.lines().filter_map(path).collect(),
+            // Kernels without pid namespaces do not tell.
+            pid_namespaces: field("NSpid").map_or(1, |numbers| numbers.split_whitespace().count()),
+            user_namespace: uid_map.split_whitespace().collect::<Vec<_>>().join(" "),
+            uid: field("Uid").and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok()),
+        }
+    }
+
+    /// This process, which stays where it is.
+    fn own() -> &'static Self {
+        static OWN: OnceLock<Seen> = OnceLock::new();
+        OWN.get_or_init(|| Self::of("self").unwrap_or_default())
+    }
+
+    /// Why a process that is seen so is not beside `own`.
+    fn outside_of(&self, own: &Self, pid: i32) -> Option<Outside> {
+        // An agent that is itself in a pod has its own pod's cgroup around all that it runs.
+        let around = own.cgroups.iter().filter_map(|path| pod_of(path)).max_by_key(|pod| pod.len());
+        let is_in_pod = |path: &&String| {
+            let below = around
+                .and_then(|pod| path.strip_prefix(pod))
+                .filter(|rest| rest.is_empty() || rest.starts_with('/'));
+            pod_of(below.unwrap_or(path)).is_some()
+        };
+        if let Some(cgroup) = self.cgroups.iter().find(is_in_pod) {
+            return Some(Outside::Pod { pid, cgroup: cgroup.clone() });
+        }
+        if self.pid_namespaces != own.pid_namespaces {
+            return Some(Outside::PidNamespace);
+        }
+        if self.user_namespace != own.user_namespace {
+            return Some(Outside::UserNamespace(pid));
+        }
+        None
+    }
+}
+
+/// The part of a cgroup's path down to a pod's own cgroup: what a kubelet, and this agent, make below `kubepods` or, with systemd,
+/// `kubepods.slice` (runtime-and-resources.md §8.1). `None` where it leads into no pod.
+fn pod_of(path: &str) -> Option<&str> {
+    let mut end = 0;
+    let mut below = false;
+    for part in path.split('/') {
+        end += part.len() + 1;
+        let is_quality = ["burstable", "besteffort", "kubepods-burstable.slice", "kubepods-besteffort.slice"];
+        if below && !is_quality.contains(&part) && !part.is_empty() {
+            return path.get(..end - 1);
+        }
+        below |= part == "kubepods" || part == "kubepods.slice";
+    }
+    None
+}
+
+/// Why the process that `stream` was opened by, with this number and user, is none of the node's own; `None` where it is one.
+pub(crate) fn outside(stream: &UnixStream, pid: Option<i32>, uid: u32) -> Option<Outside> {
+    // The kernel knows no number for a process of a namespace beside or around this one.
+    let pid = pid.filter(|pid| *pid > 0);
+    let Some(pid) = pid else { return Some(Outside::PidNamespace) };
+    let unseen = |error: &dyn std::fmt::Display| Some(Outside::Unseen { pid, error: error.to_string() });
+    let process = match peer_process(stream, pid) {
+        Ok(process) => process,
+        Err(error) => return unseen(&error),
+    };
+    let seen = match Seen::of(&pid.to_string()) {
+        Ok(seen) => seen,
+        Err(error) => return unseen(&error),
+    };
+    // The number may be another process's by now, unless the one that is held still runs.
+    if has_ended(&process) {
+        return unseen(&"it has ended");
+    }
+    if seen.uid.is_some_and(|now| now != uid) {
+        return unseen(&"it has become another user");
+    }
+    seen.outside_of(Seen::own(), pid)
+}
+
+/// A descriptor of the peer's process. Before Linux 6.5 it is that of whoever has the peer's number now.
+fn peer_process(stream: &UnixStream, pid: i32) -> io::Result<OwnedFd> {
+    let mut descriptor: libc::c_int = -1;
+    let mut length = libc::socklen_t::try_from(size_of::<libc::c_int>()).expect("an int is small");
+    // SAFETY: the kernel writes at most `length` bytes, which is the size of the descriptor.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut descriptor).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 && descriptor >= 0 {
+        // SAFETY: the kernel has just given this descriptor to this process, and nobody else has it.
+        return Ok(unsafe { OwnedFd::from_raw_fd(descriptor) });
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() != Some(libc::ENOPROTOOPT) {
+        return Err(error);
+    }
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// A process's descriptor becomes readable when it ends (pidfd_open(2)).
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut events = [PollFd::new(process, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    !matches!(poll(&mut events, Some(&now)), Ok(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: &str = "         0          0 4294967295\n";
+
+    fn status(numbers: &str) -> String {
+        format!("Name:\tsh\nUid:\t64200\t64201\t64200\t64200\nNSpid:\t{numbers}\n")
+    }
+
+    #[test]
+    fn a_pods_cgroup_is_known_in_both_drivers_and_versions() {
+        for (path, expected) in [
+            ("/", None),
+            ("/system.slice/keelson.service", None),
+            ("/user.slice/user-1000.slice/session-1.scope", None),
+            ("/kubepods", None),
+            ("/kubepods/burstable", None),
+            ("/kubepods/burstable/pod1/c1", Some("/kubepods/burstable/pod1")),
+            ("/kubepods/pod1", Some("/kubepods/pod1")),
+            ("/own/kubepods/besteffort/pod1/c1", Some("/own/kubepods/besteffort/pod1")),
+            ("/../../kubepods/burstable/pod1/c1", Some("/../../kubepods/burstable/pod1")),
+            (
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/cri-containerd-c1.scope",
+                Some("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice"),
+            ),
+            ("/kubepods.slice/kubepods-pod1.slice", Some("/kubepods.slice/kubepods-pod1.slice")),
+            ("/my-kubepods/pod1", None),
+        ] {
+            assert_eq!(pod_of(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn only_a_process_beside_this_one_is_one_of_the_nodes_own() {
+        let own = Seen::parse("0::/system.slice/keelson.service\n", &status("10"), ALL);
+        let nested = Seen::parse("0::/kubepods/pod1/agent\n", &status("10"), ALL);
+        let in_pod = |cgroup: &str| Some(Outside::Pod { pid: 7, cgroup: cgroup.to_owned() });
+        for (own, cgroup, numbers, uid_map, expected) in [
+            (&own, "0::/user.slice\n", "7", ALL, None),
+            (&own, "0::/user.slice\n", "7 1", ALL, Some(Outside::PidNamespace)),
+            (&own, "0::/user.slice\n", "7", "0 100000 65536\n", Some(Outside::UserNamespace(7))),
+            (&own, "0::/kubepods/pod1/c1\n", "7", ALL, in_pod("/kubepods/pod1/c1")),
+            // Of version 1 each hierarchy is looked at: a container may be left out of some.
+            (
+                &own,
+                "2:cpu:/\n1:memory:/kubepods/besteffort/pod1/c1\n",
+                "7",
+                ALL,
+                in_pod("/kubepods/besteffort/pod1/c1"),
+            ),
+            // An agent in a pod: what is beside it in that pod, a pod of its own, and another one around it.
+            (&nested, "0::/kubepods/pod1/other\n", "7", ALL, None),
+            (
+                &nested,
+                "0::/kubepods/pod1/agent/kubepods/pod2/c\n",
+                "7",
+                ALL,
+                in_pod("/kubepods/pod1/agent/kubepods/pod2/c"),
+            ),
+            (&nested, "0::/kubepods/pod3/c\n", "7", ALL, in_pod("/kubepods/pod3/c")),
+            (&nested, "0::/kubepods/pod10/c\n", "7", ALL, in_pod("/kubepods/pod10/c")),
+        ] {
+            let seen = Seen::parse(cgroup, &status(numbers), uid_map);
+            assert_eq!(seen.outside_of(own, 7), expected, "{cgroup} {numbers} {uid_map}");
+            assert_eq!(seen.uid, Some(64201));
+        }
+    }
+
+    #[tokio::test]
+    async fn the_peer_is_looked_at_and_one_that_has_ended_is_nobody() {
+        let (own, _other) = UnixStream::pair().unwrap();
+        let (pid, uid) = (std::process::id().cast_signed(), rustix::process::geteuid().as_raw());
+        assert_eq!(outside(&own, Some(pid), uid), None);
+        assert_eq!(outside(&own, Some(0), uid), Some(Outside::PidNamespace));
+        assert_eq!(outside(&own, None, uid), Some(Outside::PidNamespace));
+        let other_user = outside(&own, Some(pid), uid + 1);
+        assert!(matches!(other_user, Some(Outside::Unseen { .. })), "{other_user:?}");
+
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let gone = child.id().cast_signed();
+        child.wait().unwrap();
+        let ended = outside(&own, Some(gone), uid);
+        assert!(matches!(&ended, Some(Outside::Unseen { error, .. }) if !error.is_empty()), "{ended:?}");
+    }
+}

@@ -1,0 +1,193 @@
+//! What a pod, and somebody on the node, can do to the agent and to other pods: nothing (docs/security.md).
+
+#![allow(clippy::unwrap_used)] // A test fails where it stands.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Output};
+
+use keelson_config::ServiceName;
+use keelson_testkit::{Agent, BUSYBOX_IMAGE, Image, Scratch, eventually};
+use keelson_tests::{LIMIT, is_ready, pods, running, text, until_event};
+use serde_json::{Value, json};
+
+/// Folders of the node with the libraries of its programs.
+const LIBRARIES: [&str; 3] = ["/usr/lib", "/lib", "/lib64"];
+
+/// A pod that sleeps; `spec` is laid over it.
+fn sleeper(name: &str, image: &str, spec: &Value) -> Value {
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{
+                "name": "main", "image": image, "imagePullPolicy": "IfNotPresent",
+                "command": ["/bin/sleep", "1000000"],
+            }],
+        },
+    });
+    for (field, value) in spec.as_object().into_iter().flatten() {
+        pod["spec"][field] = value.clone();
+    }
+    pod
+}
+
+/// A pod that sees the agent's sockets, in a folder above them, and can run the `keelson` command.
+fn spy(agent: &Agent, name: &str, spec: &Value) -> Value {
+    let mut pod = sleeper(name, BUSYBOX_IMAGE, spec);
+    let above = agent.spec().run_dir.parent().unwrap().to_str().unwrap();
+    let folders = [above, agent.spec().bin_dir.to_str().unwrap(), LIBRARIES[0], LIBRARIES[1], LIBRARIES[2]];
+    let mounts = ["/above", "/agent-bin", LIBRARIES[0], LIBRARIES[1], LIBRARIES[2]];
+    pod["spec"]["volumes"] = (0..folders.len())
+        .map(|n| json!({"name": format!("v{n}"), "hostPath": {"path": folders[n]}}))
+        .collect::<Vec<_>>()
+        .into();
+    pod["spec"]["containers"][0]["volumeMounts"] = (0..folders.len())
+        .map(|n| json!({"name": format!("v{n}"), "mountPath": mounts[n], "readOnly": true}))
+        .collect::<Vec<_>>()
+        .into();
+    pod
+}
+
+/// Runs the `keelson` command inside a pod.
+async fn from_inside(agent: &Agent, pod: &str, args: &[&str]) -> Output {
+    let run_dir = agent.spec().run_dir.file_name().unwrap().to_str().unwrap();
+    let run_dir = format!("/above/{run_dir}");
+    let inside = ["exec", pod, "--", "/agent-bin/keelson", "--run-dir", &run_dir];
+    agent.keelson(&[&inside, args].concat()).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_pod_that_reaches_the_agents_sockets_is_nobody_not_even_as_root() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let spies = [
+        ("plain", json!({})),
+        ("all-processes", json!({"hostPID": true})),
+        ("all-of-the-host", json!({"hostPID": true, "hostNetwork": true, "hostIPC": true})),
+    ];
+    for (name, spec) in &spies {
+        agent.write_manifest(&format!("{name}.yaml"), &spy(&agent, name, spec).to_string()).unwrap();
+    }
+    let names = pods_named(&agent, &spies.map(|(name, _)| name)).await;
+    let before = running(&agent).await.unwrap();
+    for name in &names {
+        // The command works there: it is the socket's owner that refuses.
+        let version = from_inside(&agent, name, &["version", "--client"]).await;
+        assert!(version.status.success(), "{name}: {}", text(&version));
+        for args in [&["get", "pods", "-A"][..], &["exec", name, "--", "id"], &["get", "node"]] {
+            let refused = from_inside(&agent, name, args).await;
+            let said = text(&refused);
+            assert!(!refused.status.success() && said.contains("runs in a pod"), "{name} {args:?}: {said}");
+        }
+    }
+    assert_eq!(running(&agent).await.unwrap(), before);
+    agent.end().unwrap();
+}
+
+/// Waits until pods are Ready; their names with that of the node.
+async fn pods_named(agent: &Agent, names: &[&str]) -> Vec<String> {
+    let names: Vec<String> = names.iter().map(|name| format!("{name}-{}", agent.spec().node_name)).collect();
+    let ready = eventually(LIMIT, "the pods are Ready", async || {
+        let all = pods(agent).await.unwrap_or_default();
+        names.iter().all(|name| all.get(name).is_some_and(is_ready))
+    });
+    ready.await.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log_tail()));
+    names
+}
+
+#[tokio::test]
+async fn no_container_begins_with_an_id_of_the_agent() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let image = |name: &str, user: &str| Image {
+        user: user.to_owned(),
+        ..Image::new(&format!("keelson.local/{name}:1"), &["/bin/sleep", "1000000"])
+    };
+    let images = [
+        image("user-by-number", "64206"),
+        image("user-by-name", "agent"),
+        image("groups-of-the-image", "spy"),
+        // A number alone is passed on, and the group is that of the image's own list.
+        image("group-by-number", "1000:64200"),
+        image("harmless", "app"),
+    ];
+    agent.containerd().import_images(&images).unwrap();
+    for image in &images {
+        let name = image.name.trim_start_matches("keelson.local/").trim_end_matches(":1");
+        let pod = sleeper(name, &image.name, &json!({}));
+        agent.write_manifest(&format!("{name}.yaml"), &pod.to_string()).unwrap();
+    }
+    // What the pod itself says is refused before anything of it is made.
+    let said = json!({"securityContext": {"runAsUser": 1000, "supplementalGroups": [64200]}});
+    agent.write_manifest("said.yaml", &sleeper("said", BUSYBOX_IMAGE, &said).to_string()).unwrap();
+    let folder = json!({"volumes": [{"name": "run", "hostPath": {"path": agent.spec().run_dir}}]});
+    agent.write_manifest("folder.yaml", &sleeper("folder", BUSYBOX_IMAGE, &folder).to_string()).unwrap();
+
+    for pod in pods_named(&agent, &["harmless", "group-by-number"]).await {
+        let ids = text(&agent.keelson(&["exec", &pod, "--", "id"]).await.unwrap());
+        assert!(ids.contains("uid=1000") && !ids.contains("642"), "{pod}: {ids}");
+    }
+    until_event(&agent, "AgentIdentityForbidden", "spec.securityContext.supplementalGroups[0] is 64200")
+        .await
+        .unwrap();
+    until_event(&agent, "SourceForbidden", "sourceLimits.file.agentRunFolder").await.unwrap();
+    for image in &images[..3] {
+        let name = image.name.trim_start_matches("keelson.local/").trim_end_matches(":1");
+        let pod = format!("{name}-{}", agent.spec().node_name);
+        let waits = |shown: &Value| {
+            let waiting = &shown["status"]["containerStatuses"][0]["state"]["waiting"];
+            waiting["reason"] == "CreateContainerConfigError"
+                && waiting["message"].as_str().is_some_and(|text| text.contains("could act as the agent"))
+        };
+        let refused = eventually(LIMIT, "it is refused", async || {
+            pods(&agent).await.is_ok_and(|all| all.get(&pod).is_some_and(waits))
+        });
+        refused.await.unwrap_or_else(|error| panic!("{name}: {error:#}\n{}", agent.log_tail()));
+    }
+    let running = running(&agent).await.unwrap();
+    let names: Vec<&str> = running.keys().map(|name| name.split("-test-").next().unwrap()).collect();
+    assert_eq!(names, ["group-by-number", "harmless"]);
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn a_process_with_the_user_of_a_service_reads_nothing_of_it() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    for service in ServiceName::ALL {
+        let Some(pid) = agent.service_pid(service) else { continue };
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let uid: u32 =
+            status.lines().find_map(|l| l.strip_prefix("Uid:\t")?.split('\t').next()?.parse().ok()).unwrap();
+        if uid == 0 {
+            continue;
+        }
+        // One that is readable, so that the others say something.
+        let read = |file: &str| {
+            let path = format!("/proc/{pid}/{file}");
+            let mut command = Command::new("/bin/head");
+            command.args(["-c", "1", &path]).uid(uid).gid(agent_group(&agent)).current_dir("/");
+            command.output().unwrap()
+        };
+        assert!(read("status").status.success(), "{service}");
+        for file in ["environ", "maps", "mem", "auxv"] {
+            let output = read(file);
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                !output.status.success() && error.contains("Permission denied"),
+                "{service} {file}: {error}"
+            );
+        }
+        let mut list = Command::new("/bin/ls");
+        list.arg(format!("/proc/{pid}/fd")).uid(uid).gid(agent_group(&agent)).current_dir("/");
+        let output = list.output().unwrap();
+        assert!(!output.status.success(), "{service}: {}", text(&output));
+    }
+    agent.end().unwrap();
+}
+
+/// The group of the agent's operators: that of the folder of its sockets.
+fn agent_group(agent: &Agent) -> u32 {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata(&agent.spec().run_dir).unwrap().gid()
+}
