@@ -31,7 +31,9 @@ use keelson_service_kit::Context;
 use rustls::pki_types::CertificateDer;
 
 use crate::places::{Place, no_place};
+use crate::refusals::Cut;
 use crate::serving::Serving;
+use crate::strangers::Source;
 use attributes::{RESOURCE, subresources, verb};
 use certificates::NO_NAME;
 use reviews::{Asked, Reviews, Whose};
@@ -125,7 +127,7 @@ impl Rules {
 
     /// Whether they may; an answer to whoever may not.
     #[allow(clippy::result_large_err, reason = "the other way is the usual one")]
-    async fn may(&self, user: &User, verb: &str, path: &str) -> Result<(), Response> {
+    async fn may(&self, user: &User, verb: &str, path: &str, source: Option<Source>) -> Result<(), Response> {
         if !self.reviewed {
             return Ok(());
         }
@@ -137,17 +139,30 @@ impl Rules {
                 Ok(false) => {}
                 Err(status) => {
                     let error = status.message();
-                    tracing::warn!(
-                        path,
-                        user = name,
-                        error,
-                        "refused a request: nobody can say whether it may"
-                    );
+                    if let Some(left_out) = self.serving.refusals.count(source, 500) {
+                        tracing::warn!(
+                            path = %Cut(path),
+                            user = %Cut(name),
+                            error,
+                            source = source.map(|source| source.to_string()),
+                            left_out,
+                            "refused a request: nobody can say whether it may"
+                        );
+                    }
                     return Err(unsure(name, verb, subresource));
                 }
             }
         }
-        tracing::info!(path, user = name, verb, "refused a request: it may not");
+        if let Some(left_out) = self.serving.refusals.count(source, 403) {
+            tracing::info!(
+                path = %Cut(path),
+                user = %Cut(name),
+                verb,
+                source = source.map(|source| source.to_string()),
+                left_out,
+                "refused a request: it may not"
+            );
+        }
         Err(forbidden(name, verb, tried))
     }
 }
@@ -158,16 +173,25 @@ pub(crate) async fn guard(State(access): State<Access>, mut request: Request, ne
     let shown = request.extensions_mut().remove::<Shown>().unwrap_or_default();
     // Taken out, so that no handler keeps it for longer than there is the connection.
     let place = request.extensions_mut().remove::<Arc<Place>>();
+    let source = place.as_ref().map(|place| place.source());
     let path = request.uri().path();
     let verb = verb(request.method(), path, rules.strict_verbs);
     let user = match rules.who(&shown, request.headers()).await {
         Ok(user) => user,
         Err(Nobody(why)) => {
-            tracing::info!(path, why, "refused a request: nobody known has sent it");
+            if let Some(left_out) = rules.serving.refusals.count(source, 401) {
+                tracing::info!(
+                    path = %Cut(path),
+                    why = %Cut(&why),
+                    source = source.map(|source| source.to_string()),
+                    left_out,
+                    "refused a request: nobody known has sent it"
+                );
+            }
             return unauthorized();
         }
     };
-    if let Err(refused) = rules.may(&user, verb, path).await {
+    if let Err(refused) = rules.may(&user, verb, path, source).await {
         return refused;
     }
     if place.is_some_and(|place| !place.settle()) {

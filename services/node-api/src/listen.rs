@@ -22,8 +22,9 @@ use tower::ServiceExt as _;
 
 use crate::access::Shown;
 use crate::access::certificates::Refusal;
-use crate::places::{Limits, Place, Places, no_place};
+use crate::places::{Limits, Place, Places, Told, no_place};
 use crate::serving::Serving;
+use crate::strangers::Source;
 
 /// How long a client may take for its first request, to the end of its head.
 const FIRST: Duration = Duration::from_secs(10);
@@ -91,22 +92,19 @@ pub async fn serve(
     tls: Option<Serving>,
     places: &Places,
 ) {
-    let mut have_run_out = false;
+    let mut told = Told::default();
     loop {
         handle.tick();
-        have_run_out = places.tell(&ctx.progress, have_run_out);
-        let next = async {
-            let place = places.take().await;
-            (place, listener.accept().await)
-        };
-        // Cancel-safe: a place that is dropped is free again, an accept that is dropped takes nothing.
-        let (place, accepted) = tokio::select! {
+        told = places.tell(&ctx.progress, told);
+        // Cancel-safe: an accept that is dropped takes nothing.
+        let accepted = tokio::select! {
             () = ctx.shutdown.cancelled() => return,
             () = tokio::time::sleep(LoopHandle::HEARTBEAT) => continue,
-            next = next => next,
+            accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
+                let place = places.take(peer.ip());
                 tokio::spawn(connection(ctx.clone(), stream, router.clone(), tls.clone(), place));
             }
             Err(error) => {
@@ -128,7 +126,12 @@ async fn connection(ctx: Context, stream: TcpStream, router: Router, tls: Option
         tracing::warn!("closed a connection: no serving certificate available for the kubelet");
         return;
     };
-    match tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await {
+    // Cancel-safe: who makes room for another one loses the connection.
+    let shaken = tokio::select! {
+        shaken = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)) => shaken,
+        () = place.left() => return,
+    };
+    match shaken {
         Ok(Ok(stream)) => {
             let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
             let shown = Shown(shown.iter().map(|certificate| certificate.clone().into_owned()).collect());
@@ -145,8 +148,17 @@ fn handshake_failed(serving: &Serving, peer: Option<SocketAddr>, error: &io::Err
     match error_of_tls.and_then(Refusal::of) {
         Some(refusal) => {
             serving.refused.count(refusal);
-            let peer = peer.map(|peer| peer.to_string());
-            tracing::info!(peer, why = refusal.text, "refused a connection for its client's certificate");
+            let source = peer.map(|peer| Source::of(peer.ip()));
+            // The code that a request on it would have got.
+            if let Some(left_out) = serving.refusals.count(source, 401) {
+                let peer = peer.map(|peer| peer.to_string());
+                tracing::info!(
+                    peer,
+                    why = refusal.text,
+                    left_out,
+                    "refused a connection for its client's certificate"
+                );
+            }
         }
         None => tracing::debug!(%error, "a TLS handshake has failed"),
     }
@@ -210,6 +222,10 @@ async fn requests(
             tracing::debug!("a client has taken too long for its first request");
             return;
         }
+        () = place.left() => {
+            tracing::debug!("a client that was not let in has made room for another one");
+            return;
+        }
         () = tokio::time::sleep(LONGEST) => return,
         () = ctx.shutdown.cancelled() => {
             served.as_mut().graceful_shutdown();
@@ -224,6 +240,8 @@ async fn requests(
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use axum::routing::get;
     use keelson_config::{Config, ServiceName};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -238,7 +256,7 @@ mod tests {
         let ctx = Context::detached(ServiceName::NodeApi, Config::default());
         let places = Places::new("port", Limits { strangers: 1, known: 1 });
         let router = Router::new().route("/", get(|| async { "this is the answer" }));
-        let answers = Answers { router, place: Arc::new(places.take().await), shown };
+        let answers = Answers { router, place: Arc::new(places.take(Ipv4Addr::LOCALHOST.into())), shown };
         let (mut client, server) = tokio::io::duplex(4096);
         client.write_all(said.as_bytes()).await.unwrap();
         let begun = Instant::now();

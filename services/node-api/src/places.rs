@@ -1,21 +1,29 @@
 //! How many connections a port has at a time.
 //!
-//! A connection begins in a place for strangers, and moves to one for the known with its first request that is let in. So
-//! neither strangers who say nothing nor answers that last, as a log that is followed, keep out who comes next. What has become
-//! a stream of another protocol has no place any more: it is counted where it leads to.
+//! A connection begins in a place for strangers ([`crate::strangers`]), and moves to one for the known with its first request that is
+//! let in. So neither strangers who say nothing nor answers that last, as a log that is followed, keep out who comes next. What has
+//! become a stream of another protocol has no place any more: it is counted where it leads to.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
-use keelson_service_kit::{Progress, open_files_limit};
+use keelson_service_kit::{CancellationToken, Progress, open_files_limit};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+
+use crate::strangers::{Source, StrangerPlace, Strangers};
+
+/// So long after the last stranger that was displaced it is told.
+const FLOOD_ENDS: Duration = Duration::from_secs(60);
 
 /// Connections that a port has at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Of clients of whom no request was let in yet; one more waits.
+    /// Of clients of whom no request was let in yet; for one more the oldest makes room.
     pub strangers: usize,
     /// Of others; one more is answered 503.
     pub known: usize,
@@ -43,71 +51,103 @@ impl Limits {
 pub struct Places {
     port: &'static str,
     limits: Limits,
-    strangers: Arc<Semaphore>,
+    strangers: Arc<Strangers>,
     known: Arc<Semaphore>,
+}
+
+/// What was told of a port last.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Something is short.
+    short: bool,
+    /// How many strangers had been displaced by then.
+    displaced: u64,
+    /// Since strangers are displaced, one after the other within a minute: how many had been before, and when the last one was.
+    flood: Option<(u64, Instant)>,
 }
 
 impl Places {
     /// Of the port with this name, all free.
     pub fn new(port: &'static str, limits: Limits) -> Self {
-        let strangers = Arc::new(Semaphore::new(limits.strangers));
+        let strangers = Arc::new(Strangers::new(limits.strangers));
         let known = Arc::new(Semaphore::new(limits.known));
         Self { port, limits, strangers, known }
     }
 
-    /// A place for somebody who is about to come; waits for it. Cancel-safe: what is dropped is free again.
-    pub(crate) async fn take(&self) -> Place {
-        // Nobody closes it.
-        let permit = Arc::clone(&self.strangers).acquire_owned().await.ok();
-        let held = Mutex::new(Held { _permit: permit, is_known: false });
-        Place { held, known: Arc::clone(&self.known), heard: Notify::new() }
+    /// A place for whoever has come from `address`.
+    pub(crate) fn take(&self, address: IpAddr) -> Place {
+        let stranger = self.strangers.take(address);
+        let (source, leave) = (stranger.source(), stranger.leave());
+        let held = Mutex::new(Held { stranger: Some(stranger), permit: None });
+        Place { held, source, leave, known: Arc::clone(&self.known), heard: Notify::new() }
     }
 
-    /// Shows whether places have run out; whether they have. Those that have run out do so until an eighth is free again, so
-    /// that nothing flickers.
-    pub(crate) fn tell(&self, progress: &Progress, have_run_out: bool) -> bool {
+    /// Shows whether places are short, after what was told `before`; what is told now. Places of the known are short until an eighth
+    /// is free again, so that nothing flickers.
+    pub(crate) fn tell(&self, progress: &Progress, before: Told) -> Told {
         let Self { port, limits: Limits { strangers, known }, .. } = self;
-        let has_run_out = |places: &Semaphore, of: usize| {
-            let free = places.available_permits();
-            free == 0 || (have_run_out && free <= of / 8)
-        };
         let mut troubles = Vec::new();
-        if has_run_out(&self.known, *known) {
+        let free = self.known.available_permits();
+        if free == 0 || (before.short && free <= known / 8) {
             troubles.push(format!(
                 "the {port} has {known} connections of clients that it has let in, and takes no more: who comes next is \
                  answered 503; close some, as of logs that are followed"
             ));
         }
-        if has_run_out(&self.strangers, *strangers) {
+        let look = self.strangers.look();
+        let flood = match before.flood {
+            _ if look.displaced > before.displaced => {
+                Some((before.flood.map_or(before.displaced, |(first, _)| first), Instant::now()))
+            }
+            flood => flood.filter(|(_, last)| last.elapsed() < FLOOD_ENDS),
+        };
+        if let Some((first, _)) = flood {
+            let by =
+                look.most.map(|(source, count)| format!(", {count} of them by {source}")).unwrap_or_default();
             troubles.push(format!(
-                "the {port} has {strangers} connections of clients that it has not let in yet, and takes no more: who comes \
-                 next waits until one is closed, after 10 s without a whole request at the latest"
+                "the {port} closes connections of clients that it has not let in, each for a newer one, {} so far: {} of \
+                 {strangers} places are taken{by}",
+                look.displaced - first,
+                look.taken,
             ));
         }
-        let now = !troubles.is_empty();
-        if now || have_run_out {
-            let state = if now { Err(troubles.join("; ")) } else { Ok(()) };
+        let short = !troubles.is_empty();
+        if short || before.short {
+            let state = if short { Err(troubles.join("; ")) } else { Ok(()) };
             progress.condition(&format!("connections of the {port}"), state);
         }
-        now
+        Told { short, displaced: look.displaced, flood }
     }
 }
 
 #[derive(Debug)]
 struct Held {
-    _permit: Option<OwnedSemaphorePermit>,
-    is_known: bool,
+    stranger: Option<StrangerPlace>,
+    /// Among the known.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 /// The place of a connection, free again when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     held: Mutex<Held>,
+    source: Source,
+    leave: CancellationToken,
     known: Arc<Semaphore>,
     heard: Notify,
 }
 
 impl Place {
+    /// Where the client comes from.
+    pub(crate) fn source(&self) -> Source {
+        self.source
+    }
+
+    /// Waits until somebody else has the place, which happens only to strangers. Cancel-safe.
+    pub(crate) async fn left(&self) {
+        self.leave.cancelled().await;
+    }
+
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -125,16 +165,19 @@ impl Place {
     /// Moves to a place for the known, if it is not in one already; whether there was one.
     pub(crate) fn settle(&self) -> bool {
         let mut held = self.held();
-        if !held.is_known {
+        if held.permit.is_none() {
             let Ok(permit) = Arc::clone(&self.known).try_acquire_owned() else { return false };
-            *held = Held { _permit: Some(permit), is_known: true };
+            if let Some(stranger) = held.stranger.take() {
+                stranger.remember();
+            }
+            held.permit = Some(permit);
         }
         true
     }
 
     /// Whether it is one for the known.
     pub(crate) fn is_settled(&self) -> bool {
-        self.held().is_known
+        self.held().permit.is_some()
     }
 }
 
@@ -169,53 +212,69 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn whoever_is_let_in_leaves_a_place_to_the_next_stranger() {
+    fn someone(places: &Places) -> Place {
+        places.take(std::net::Ipv4Addr::LOCALHOST.into())
+    }
+
+    #[test]
+    fn whoever_is_let_in_leaves_a_place_to_the_next_stranger() {
         let places = Places::new("port", SMALL);
-        let (one, other) = (places.take().await, places.take().await);
-        assert_eq!(places.strangers.available_permits(), 0);
+        let (one, other) = (someone(&places), someone(&places));
         assert!(one.settle() && one.settle(), "once is enough");
         assert!(one.is_settled());
-        assert_eq!((places.strangers.available_permits(), places.known.available_permits()), (1, 0));
+        assert_eq!((places.strangers.look().taken, places.known.available_permits()), (1, 0));
         assert!(!other.settle(), "there is no place");
         assert!(!other.is_settled());
         drop(one);
         assert!(other.settle());
         drop(other);
-        assert_eq!((places.strangers.available_permits(), places.known.available_permits()), (2, 1));
+        assert_eq!((places.strangers.look().taken, places.known.available_permits()), (0, 1));
     }
 
     #[tokio::test]
-    async fn places_that_have_run_out_are_told_with_their_number_until_there_are_some_again() {
+    async fn who_was_let_in_keeps_its_place_whoever_comes() {
+        let places = Places::new("port", SMALL);
+        let one = someone(&places);
+        assert!(one.settle());
+        let strangers: Vec<Place> = (0..10).map(|_| someone(&places)).collect();
+        strangers[0].left().await;
+        assert!(!one.leave.is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn places_that_are_short_are_told_with_whom_until_there_are_some_again() {
         let (places, progress) = (Places::new("port", SMALL), Progress::default());
-        let one = places.take().await;
-        assert!(!places.tell(&progress, false));
-        assert!(progress.report("").conditions.is_empty(), "nothing is told of a port that never was full");
-        let other = places.take().await;
-        assert!(places.tell(&progress, false));
-        let told = condition(&progress).unwrap();
-        assert!(told.starts_with("the port has 2 connections of clients that it has not let in"), "{told}");
-        one.settle();
-        assert!(places.tell(&progress, true));
-        let told = condition(&progress).unwrap();
-        assert!(told.starts_with("the port has 1 connections of clients that it has let in"), "{told}");
+        let one = someone(&places);
+        let told = places.tell(&progress, Told::default());
+        assert!(progress.report("").conditions.is_empty(), "nothing is told of a port that never was short");
+        let other = someone(&places);
+        let told = places.tell(&progress, told);
+        let text = condition(&progress).unwrap();
+        assert!(text.starts_with("the port closes connections of clients that it has not let in"), "{text}");
+        assert!(text.ends_with("1 so far: 1 of 2 places are taken, 1 of them by 127.0.0.1"), "{text}");
+        other.settle();
+        tokio::time::advance(FLOOD_ENDS).await;
+        let told = places.tell(&progress, told);
+        let text = condition(&progress).unwrap();
+        assert!(text.starts_with("the port has 1 connections of clients that it has let in"), "{text}");
         drop((one, other));
-        assert!(!places.tell(&progress, true));
+        let told = places.tell(&progress, told);
         assert_eq!(condition(&progress), None);
+        assert_eq!(told.displaced, 1);
     }
 
     #[tokio::test]
     async fn a_port_that_was_full_is_so_until_an_eighth_is_free() {
         let (places, progress) =
-            (Places::new("port", Limits { strangers: 16, known: 1 }), Progress::default());
-        let mut taken = Vec::new();
-        for _ in 0..16 {
-            taken.push(places.take().await);
-        }
-        assert!(places.tell(&progress, false));
+            (Places::new("port", Limits { strangers: 160, known: 16 }), Progress::default());
+        let mut taken: Vec<Place> = (0..16).map(|_| someone(&places)).collect();
+        assert!(taken.iter().all(Place::settle));
+        let told = places.tell(&progress, Told::default());
+        assert!(told.short);
         taken.truncate(14);
-        assert!(places.tell(&progress, true));
+        let told = places.tell(&progress, told);
+        assert!(told.short);
         taken.truncate(13);
-        assert!(!places.tell(&progress, true));
+        assert!(!places.tell(&progress, told).short);
     }
 }

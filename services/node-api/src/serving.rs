@@ -23,6 +23,7 @@ use tokio::sync::watch;
 
 use crate::access::certificates::{NO_AUTHORITY, Refusal, RefusedCertificates, UNUSABLE};
 use crate::own_pair::{PairError, own};
+use crate::refusals::Refusals;
 use crate::spoken;
 
 /// How often it is looked whether a file has changed.
@@ -74,6 +75,8 @@ pub struct Serving {
     now: watch::Receiver<Option<Arc<Now>>>,
     /// Certificates of clients that were refused.
     pub(crate) refused: RefusedCertificates,
+    /// What is told of requests that were refused.
+    pub(crate) refusals: Arc<Refusals>,
 }
 
 impl Serving {
@@ -114,7 +117,11 @@ impl Serving {
                 files.read_again(&ctx, &sender);
             }
         });
-        Self { now: receiver, refused: RefusedCertificates::registered(&ctx.metrics) }
+        Self {
+            now: receiver,
+            refused: RefusedCertificates::registered(&ctx.metrics),
+            refusals: Arc::new(Refusals::new(&ctx.metrics)),
+        }
     }
 }
 
@@ -401,7 +408,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (ctx, mut files) = files(dir.path());
         let (sender, receiver) = watch::channel(None);
-        let serving = Serving { now: receiver, refused: RefusedCertificates::registered(&ctx.metrics) };
+        let serving = Serving {
+            now: receiver,
+            refused: RefusedCertificates::registered(&ctx.metrics),
+            refusals: Arc::new(Refusals::new(&ctx.metrics)),
+        };
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         let problem = || {
             let conditions = ctx.progress.report("").conditions;
@@ -475,7 +486,11 @@ mod tests {
         let (ctx, mut files) = files(dir.path());
         files.tls.asked_for = true;
         let (sender, receiver) = watch::channel(None);
-        let serving = Serving { now: receiver, refused: RefusedCertificates::registered(&ctx.metrics) };
+        let serving = Serving {
+            now: receiver,
+            refused: RefusedCertificates::registered(&ctx.metrics),
+            refusals: Arc::new(Refusals::new(&ctx.metrics)),
+        };
         let authority = Authority::new();
         fs::write(dir.path().join("ca.pem"), authority.0.pem()).unwrap();
         files.read_again(&ctx, &sender);
@@ -503,7 +518,11 @@ mod tests {
         let (ctx, mut files) = files(dir.path());
         files.tls = ApiTls::default();
         let (sender, receiver) = watch::channel(None);
-        let serving = Serving { now: receiver, refused: RefusedCertificates::registered(&ctx.metrics) };
+        let serving = Serving {
+            now: receiver,
+            refused: RefusedCertificates::registered(&ctx.metrics),
+            refusals: Arc::new(Refusals::new(&ctx.metrics)),
+        };
         let shown = || der(&fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap());
         files.read_again(&ctx, &sender);
         let own = shown();

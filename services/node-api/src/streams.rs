@@ -15,6 +15,8 @@ mod run;
 mod tunnel;
 mod websocket;
 
+use std::sync::LazyLock;
+
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Extension, Path, Query, Request, State};
@@ -39,6 +41,7 @@ use crate::App;
 use crate::access::{User, unauthorized};
 use crate::failure::Failure;
 use crate::pods;
+use crate::refusals::{Cut, Refusals};
 use options::{StreamOptions, attach_options, ports};
 
 /// The query of a request.
@@ -72,15 +75,21 @@ pub(crate) struct Target {
     container: String,
 }
 
+/// Who was refused over HTTP, where every local process and every pod of the node's network may ask.
+static REFUSED: LazyLock<Refusals> = LazyLock::new(Refusals::uncounted);
+
 /// Who asks, by one of `methods`; an answer for nobody, whatever the method.
 #[allow(clippy::result_large_err)]
 fn known(who: Who, request: &Request, methods: &[Method]) -> Result<User, Response> {
     let Some(Extension(user)) = who else {
-        tracing::warn!(
-            path = request.uri().path(),
-            "refused a way into a container: over HTTP nobody is known; authentication.x509.clientCAFile or tlsCertFile turns \
-             TLS on"
-        );
+        if let Some(left_out) = REFUSED.count(None, 401) {
+            tracing::warn!(
+                path = %Cut(request.uri().path()),
+                left_out,
+                "refused a way into a container: over HTTP nobody is known; authentication.x509.clientCAFile or tlsCertFile \
+                 turns TLS on"
+            );
+        }
         return Err(unauthorized());
     };
     if methods.contains(request.method()) {
@@ -253,7 +262,7 @@ impl Caller<'_> {
             namespace = target.namespace,
             pod = target.pod,
             container = target.container,
-            path,
+            path = %Cut(path),
             "somebody is let into a pod"
         );
         let start = pb::StreamStart {

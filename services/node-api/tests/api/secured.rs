@@ -395,6 +395,36 @@ async fn logs_that_are_followed_keep_no_stranger_out_and_one_too_many_is_answere
 }
 
 #[tokio::test]
+async fn strangers_who_say_nothing_keep_nobody_out_and_the_oldest_of_them_makes_room() {
+    let node = Secured::start_within(Limits { strangers: 64, known: 64 }, |_| {}).await;
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(soon(TcpStream::connect(node.address)).await.unwrap());
+    }
+    for _ in 0..3 {
+        let (status, _, _) = soon(node.known("GET", "/healthz/ping", &[])).await;
+        assert_eq!(status, 200);
+    }
+    // An eighth of the places is an address's.
+    let mut nothing = [0];
+    assert_eq!(soon(silent[0].read(&mut nothing)).await.unwrap_or(0), 0, "the oldest was closed");
+    let conditions = node.world.ctx.progress.report("").conditions;
+    let told = conditions.iter().find(|told| told.name == "connections of the test port").unwrap();
+    assert!(!told.ok && told.message.contains("by 127.0.0.1"), "{told:?}");
+    // Whoever was let in stays, whoever comes.
+    let mut known = node.connect("127.0.0.1", Some(node.clients.of("jane"))).await.unwrap();
+    for round in 0..2 {
+        let request = Request::get("/healthz/ping").header("host", "node").body(Empty::new()).unwrap();
+        let answer = soon(known.send_request(request)).await.unwrap();
+        assert_eq!(answer.status(), 200, "{round}");
+        soon(answer.into_body().collect()).await.unwrap();
+        for _ in 0..100 {
+            silent.push(soon(TcpStream::connect(node.address)).await.unwrap());
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_stream_into_a_container_has_no_place_of_a_connection() {
     let node = Secured::start_within(Limits { strangers: 1, known: 1 }, |_| {}).await;
     node.world.running_pod("web");
