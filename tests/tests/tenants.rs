@@ -191,3 +191,41 @@ fn agent_group(agent: &Agent) -> u32 {
     use std::os::unix::fs::MetadataExt as _;
     std::fs::metadata(&agent.spec().run_dir).unwrap().gid()
 }
+
+#[tokio::test]
+async fn a_pod_whose_probes_never_end_keeps_no_other_pod_from_being_probed() {
+    const GREEDY: usize = 20;
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let mut greedy = sleeper("greedy", BUSYBOX_IMAGE, &json!({"shareProcessNamespace": true}));
+    let mut container = greedy["spec"]["containers"][0].clone();
+    container["readinessProbe"] =
+        json!({"exec": {"command": ["/bin/sleep", "3600"]}, "periodSeconds": 1, "timeoutSeconds": 3600});
+    let containers = (0..GREEDY).map(|n| {
+        let mut container = container.clone();
+        container["name"] = format!("c{n}").into();
+        container
+    });
+    greedy["spec"]["containers"] = containers.collect::<Vec<_>>().into();
+    agent.write_manifest("greedy.yaml", &greedy.to_string()).unwrap();
+    let pod = format!("greedy-{}", agent.spec().node_name);
+    // Commands of probes run at 16 places: all of them are this pod's.
+    let crowded = eventually(LIMIT, "its probes take all places", async || {
+        let list = agent.keelson(&["exec", &pod, "-c", "c0", "--", "ps"]).await;
+        list.is_ok_and(|list| text(&list).matches("/bin/sleep 3600").count() >= 16)
+    });
+    crowded.await.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log_tail()));
+
+    let mut other = sleeper("other", BUSYBOX_IMAGE, &json!({}));
+    other["spec"]["containers"][0]["readinessProbe"] =
+        json!({"exec": {"command": ["/bin/true"]}, "periodSeconds": 1, "timeoutSeconds": 20});
+    agent.write_manifest("other.yaml", &other.to_string()).unwrap();
+    pods_named(&agent, &["other"]).await;
+    let metrics = agent.keelson(&["grpc", "call", "pod-sync", "GetMetrics", "{}"]).await.unwrap();
+    assert!(
+        text(&metrics).contains("keelson_pod_sync_probes_cut_total{how=\\\"exec\\\"}"),
+        "{}",
+        text(&metrics)
+    );
+    agent.end().unwrap();
+}

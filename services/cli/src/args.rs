@@ -329,6 +329,9 @@ pub(crate) struct LogsArgs {
     /// At most this many bytes
     #[arg(long, value_name = "BYTES")]
     pub(crate) limit_bytes: Option<u32>,
+    /// Spell out what would move the cursor or colour the screen; without it the bytes come as the container has written them
+    #[arg(long)]
+    pub(crate) safe: bool,
 }
 
 #[derive(Debug, Args)]

@@ -22,6 +22,7 @@ mod keeper;
 mod machine;
 mod near;
 mod output;
+mod plain;
 mod pods;
 mod screen;
 mod seen;

@@ -8,10 +8,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::args::Format;
 use crate::error::Failure;
+use crate::plain;
 
-/// Writes `text` to standard output at once.
+/// Writes `text` to standard output at once. Whatever is in it, it does nothing to a terminal but change colours, and nothing at all
+/// where standard output is none.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    print_bytes(text.as_bytes())
+    print_bytes(plain::lines(text, io::stdout().is_terminal()).as_bytes())
 }
 
 /// Writes bytes as they are to standard output, at once.
@@ -32,6 +34,7 @@ fn written(out: &mut impl io::Write, bytes: &[u8]) -> Result<(), Failure> {
 /// A line for the person on standard error, where it disturbs no parser.
 pub(crate) fn notice(text: &str) {
     // Nobody is left to be told when standard error is closed.
+    let text = plain::lines(text, io::stderr().is_terminal());
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
@@ -53,7 +56,7 @@ pub(crate) fn json<T: Serialize>(document: &T) -> Result<String, Failure> {
     let mut serializer = serde_json::Serializer::with_formatter(&mut out, formatter);
     document.serialize(&mut serializer).map_err(|e| Failure::Encode { reason: e.to_string() })?;
     out.push(b'\n');
-    String::from_utf8(out).map_err(|e| Failure::Encode { reason: e.to_string() })
+    String::from_utf8(out).map(plain::json).map_err(|e| Failure::Encode { reason: e.to_string() })
 }
 
 /// Block-style YAML; long lines stay whole.
@@ -61,15 +64,17 @@ pub(crate) fn yaml<T: Serialize>(document: &T) -> Result<String, Failure> {
     let options = serde_saphyr::ser_options! { folded_wrap_chars: 1 << 20 };
     let value: Value =
         serde_json::to_value(document).map_err(|e| Failure::Encode { reason: e.to_string() })?;
-    serde_saphyr::to_string_with_options(&value, options)
-        .map_err(|e| Failure::Encode { reason: e.to_string() })
+    let text = serde_saphyr::to_string_with_options(&value, options)
+        .map_err(|e| Failure::Encode { reason: e.to_string() })?;
+    // YAML has other escapes in other places, and JSON is YAML.
+    if text.chars().any(|c| plain::acts(c) && c != '\n') { json(&value) } else { Ok(text) }
 }
 
 /// One line of JSON with a line break at its end.
 pub(crate) fn json_line<T: Serialize>(document: &T) -> Result<String, Failure> {
     let mut line = serde_json::to_string(document).map_err(|e| Failure::Encode { reason: e.to_string() })?;
     line.push('\n');
-    Ok(line)
+    Ok(plain::json(line))
 }
 
 /// Where a chunk of a command's output goes.
@@ -163,6 +168,16 @@ fn wanted(no_color: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_document_says_the_same_and_does_nothing_to_a_terminal() {
+        let document = serde_json::json!({"metadata": {"annotations": {"note": "a\u{1b}]0;t\u{7}\u{9b}2J\u{202e}b\u{85}"}}});
+        for text in [yaml(&document).unwrap(), json(&document).unwrap(), json_line(&document).unwrap()] {
+            assert!(!text.chars().any(|c| plain::acts(c) && c != '\n'), "{text:?}");
+            let back: Value = serde_saphyr::from_str(&text).unwrap();
+            assert_eq!(back, document, "{text}");
+        }
+    }
 
     #[test]
     fn yaml_says_the_same_as_json() {

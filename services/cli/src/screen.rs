@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 use crate::error::Failure;
 use crate::figures::cut;
 use crate::output;
+use crate::plain;
 use crate::terminal::{self, RawTerminal};
 
 /// The second screen of the terminal, no cursor.
@@ -28,7 +29,7 @@ impl Screen {
     /// # Errors
     /// Standard output cannot be written.
     pub(crate) fn take() -> Result<Self, Failure> {
-        output::print(BEGIN)?;
+        output::print_bytes(BEGIN.as_bytes())?;
         // From here on the drop undoes what was done.
         let (sender, keys) = mpsc::channel(8);
         let screen = Self { _raw: RawTerminal::take().ok().flatten(), keys };
@@ -63,17 +64,17 @@ impl Screen {
         let mut out = String::from("\u{1b}[H");
         for (at, line) in cut(text, width, height).into_iter().enumerate() {
             out.push_str(if at == 0 { "" } else { "\r\n" });
-            out.push_str(&line);
+            out.push_str(&plain::lines(&line, true));
             out.push_str("\u{1b}[K");
         }
         out.push_str("\u{1b}[J");
-        output::print(&out)
+        output::print_bytes(out.as_bytes())
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
         // Whoever has closed the output sees nothing of it anyway.
-        let _ = output::print(END);
+        let _ = output::print_bytes(END.as_bytes());
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::plain::acts;
+
 /// A table that is as wide as what is in it.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -89,14 +91,14 @@ fn lines(rows: &[Vec<String>], widths: &[usize], indent: usize) -> String {
 /// Text from a pod or a service made fit for one line of a terminal: line breaks become blanks, other control
 /// characters are spelled out, so that no message can move the cursor or colour the screen.
 pub(crate) fn printable(text: &str) -> String {
-    if !text.chars().any(char::is_control) {
+    if !text.chars().any(acts) {
         return text.to_owned();
     }
     let mut out = String::with_capacity(text.len());
     for c in text.trim_end().chars() {
         match c {
             '\n' | '\r' | '\t' => out.push(' '),
-            c if c.is_control() => out.extend(c.escape_default()),
+            c if acts(c) => out.extend(c.escape_unicode()),
             c => out.push(c),
         }
     }

@@ -9,7 +9,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output, Stdio};
 
 use common::{Scene, eventually, find, status_field};
-use keelson_config::{Config, ServiceName};
+use keelson_config::{Config, Paths, ServiceName};
+use keelson_proto::keelson::supervisor::v1::WatchServicesRequest;
 use keelson_testkit::json_lines;
 use rustix::process::Signal;
 
@@ -322,13 +323,18 @@ async fn as_process_1_it_reaps_orphans_and_ends_when_told_to() {
     scene.behave(ServiceName::NodeApi, "orphan 5");
     let kinds = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
     let mut unshare = scene.start_as(namespaced(&kinds, "exec \"$@\"", &scene.command()));
-    let services = scene.all_running().await;
-    assert_eq!(find(&services, ServiceName::Init).pid, 1);
     let children = |pid: u32| {
         let text = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         text.split_whitespace().map(|pid| pid.parse::<u32>().unwrap()).collect::<Vec<_>>()
     };
+    eventually("there is an init", || !children(unshare.pid()).is_empty()).await;
     let init = children(unshare.pid())[0];
+    // It is asked nothing: who comes from another pid namespace is nobody.
+    let sockets = ServiceName::ALL.map(|service| Paths::socket_below(&scene.path("run"), service));
+    eventually("all services answer", || sockets.iter().all(|socket| socket.exists())).await;
+    assert_eq!(status_field(init, "NSpid").split(' ').next_back(), Some("1"));
+    let refused = scene.client().watch_services(WatchServicesRequest {}).await.unwrap_err();
+    assert!(refused.message().contains("another pid namespace"), "{refused:?}");
     eventually("only the services are left as children", || children(init).len() == 7).await;
     assert!(children(init).iter().all(|child| !status_field(*child, "State").starts_with('Z')));
     common::signal(init, Signal::TERM);

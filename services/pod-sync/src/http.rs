@@ -1,6 +1,7 @@
 //! GET over HTTP/1.1, with or without TLS, on a connection of its own, for probes and hooks (pod-lifecycle.md §10,
 //! §13.3).
 
+mod bounded;
 mod tls;
 
 use std::time::Duration;
@@ -16,10 +17,15 @@ use keelson_kube_model::HttpHeader;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
+use bounded::Bounded;
+
 /// Bytes of a body that are read.
 pub const BODY_LIMIT: usize = 10 << 10;
 /// Bytes of an answer's head that are taken.
 const HEAD_LIMIT: usize = 64 << 10;
+/// Bytes of an answer as a whole: its head, ten kilobytes of its body however they are cut, and interim answers (RFC 9110, 15.2), of
+/// which a server may send any number.
+const ANSWER_LIMIT: usize = 256 << 10;
 /// Redirects that are followed.
 const REDIRECTS: usize = 10;
 
@@ -134,6 +140,7 @@ async fn exchange<S>(stream: S, message: Request<Empty<Bytes>>) -> Result<Answer
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    let stream = Bounded::new(stream, ANSWER_LIMIT);
     let mut client = http1::Builder::new();
     client.title_case_headers(true).max_buf_size(HEAD_LIMIT);
     let (mut sender, connection) =

@@ -34,6 +34,11 @@ struct Reason {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct How {
+    how: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Started {
     container_type: &'static str,
 }
@@ -75,6 +80,7 @@ pub struct Metrics {
     /// Of the life of pods and of the turns of their workers.
     pub pods: PodMetrics,
     rejections: Family<Reason, Counter>,
+    probes_cut: Family<How, Counter>,
     http_fallbacks: Counter,
     sleeps_cut: Counter,
     started_pods: Counter,
@@ -115,6 +121,7 @@ impl Metrics {
         let metrics = Self {
             pods: PodMetrics::register(registry),
             rejections: Family::default(),
+            probes_cut: Family::default(),
             http_fallbacks: Counter::default(),
             sleeps_cut: Counter::default(),
             started_pods: Counter::default(),
@@ -152,6 +159,12 @@ impl Metrics {
             "Pods that were turned away, by reason",
             rejections,
         );
+        let cut = metrics.probes_cut.clone();
+        registry.register(
+            "keelson_pod_sync_probes_cut",
+            "Probes that were ended because other pods waited for theirs",
+            cut,
+        );
         let started = metrics.started.clone();
         registry.register("kubelet_started_containers", "Containers whose start was begun", started);
         let failed = metrics.not_started.clone();
@@ -185,6 +198,11 @@ impl Metrics {
     /// A pod was turned away.
     pub fn rejected(&self, reason: &str) {
         self.rejections.get_or_create(&Reason { reason: counted_reason(reason) }).inc();
+    }
+
+    /// A probe lost its turn, by a command or a connection.
+    pub fn probe_cut(&self, exec: bool) {
+        self.probes_cut.get_or_create(&How { how: if exec { "exec" } else { "network" } }).inc();
     }
 
     /// A hook was asked over TLS in vain, and answered without.

@@ -17,7 +17,7 @@ use keelson_pod_sync_core::probe::{
     Judged, Look, Next, ProbeBook, ProbeKind, ProbeState, ProbeTimes, Was, cut, started, unready_cause, was,
 };
 use keelson_pod_sync_core::worker::WorkerPhase;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
@@ -27,6 +27,7 @@ use crate::metrics::{ProbeOutcome, ProbeSeries};
 use crate::probes::handlers::{Call, Outcome};
 use crate::start::node_ips;
 use crate::sync::{container_object, show};
+use crate::turns::Turns;
 use crate::worker::Job;
 
 /// Commands that run in containers at the same time, for probes.
@@ -38,18 +39,18 @@ const EVENT_TEXT: usize = 1000;
 /// How long a task that waits for something else sleeps at most, for what nobody thought of.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
-/// How many probes are made at the same time, whichever pods they are of.
+/// How many probes are made at the same time, of all pods.
 #[derive(Debug)]
 pub struct Probing {
     /// Commands.
-    pub exec: Semaphore,
+    pub exec: Arc<Turns>,
     /// Connections.
-    pub network: Semaphore,
+    pub network: Arc<Turns>,
 }
 
 impl Default for Probing {
     fn default() -> Self {
-        Self { exec: Semaphore::new(EXEC_PROBES), network: Semaphore::new(NETWORK_PROBES) }
+        Self { exec: Turns::new(EXEC_PROBES), network: Turns::new(NETWORK_PROBES) }
     }
 }
 

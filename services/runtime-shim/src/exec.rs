@@ -60,7 +60,7 @@ pub use keelson_spdy::session::SetupError;
 pub use dial::DialError;
 pub use raw::Pieces;
 
-/// Commands that run at the same time. Each holds a connection to the runtime and at most some 300 KiB.
+/// Commands that run at the same time, of the command on the node and of the kubelet API each. Each holds a connection to the runtime and at most some 300 KiB.
 const AT_ONCE: usize = 64;
 /// How long a caller may take to say what it wants.
 const START_WITHIN: Duration = Duration::from_secs(10);
@@ -101,13 +101,17 @@ pub enum ExecError {
 #[derive(Debug, Clone)]
 pub struct Execs {
     cri: Cri,
+    /// Of the command on the node, which is an operator's.
     permits: Arc<Semaphore>,
+    /// Of the kubelet API: however many come over the network, an operator gets in.
+    streams: Arc<Semaphore>,
 }
 
 impl Execs {
     /// Commands are run by this runtime.
     pub fn new(cri: Cri) -> Self {
-        Self { cri, permits: Arc::new(Semaphore::new(AT_ONCE)) }
+        let places = || Arc::new(Semaphore::new(AT_ONCE));
+        Self { cri, permits: places(), streams: places() }
     }
 
     /// Does what the caller's messages say and answers until the command has ended or the caller has gone. `uid` is who

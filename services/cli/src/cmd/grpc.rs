@@ -139,7 +139,7 @@ pub(crate) async fn call(session: &Session, args: &GrpcCallArgs) -> Result<(), F
     let answer = client.streaming(request, path, Dynamic(method.output())).await.map_err(fail)?;
     let mut answers = answer.into_inner();
     while let Some(message) = answers.message().await.map_err(fail)? {
-        output::print(&format!("{}\n", shown(&message)?))?;
+        output::print(&output::json_line(&shown(&message)?)?)?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::Session;
 use crate::args::LogsArgs;
 use crate::error::Failure;
 use crate::output::{self, Pump, Target};
-use crate::pods;
+use crate::{plain, pods};
 
 /// The annotation that names the container which tools mean when none is given.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
@@ -35,14 +35,26 @@ pub(crate) async fn run(session: &Session, args: &LogsArgs) -> Result<(), Failur
     let mut stream =
         session.agent.runtime().read_logs(session.agent.request(request)).await.map_err(fail)?.into_inner();
     let mut pump = Pump::start()?;
+    let mut safe = args.safe.then(plain::Bytes::default);
     loop {
-        match stream.message().await {
-            Ok(Some(chunk)) => pump.write(Target::Stdout, chunk.data).await?,
-            Ok(None) => return pump.finish().await,
-            Err(status) => {
-                pump.finish().await?;
-                return Err(fail(status));
+        let told = stream.message().await;
+        let (data, end) = match told {
+            Ok(Some(chunk)) => {
+                let data = match &mut safe {
+                    Some(safe) => safe.next(&chunk.data),
+                    None => chunk.data,
+                };
+                (data, None)
             }
+            Ok(None) => (safe.take().map(plain::Bytes::end).unwrap_or_default(), Some(Ok(()))),
+            Err(status) => (safe.take().map(plain::Bytes::end).unwrap_or_default(), Some(Err(fail(status)))),
+        };
+        if !data.is_empty() {
+            pump.write(Target::Stdout, data).await?;
+        }
+        if let Some(end) = end {
+            pump.finish().await?;
+            return end;
         }
     }
 }

@@ -266,7 +266,7 @@ fn annotations_of_an_event_stand_in_its_metadata_sorted_by_key() {
     );
 }
 
-fn world_with_a_refused_manifest() -> World {
+pub(crate) fn world_with_a_refused_manifest() -> World {
     let problem = SourceProblem {
         origin: "/m/web.yaml".into(),
         line: 7,
@@ -286,7 +286,7 @@ fn world_with_a_refused_manifest() -> World {
     World { sources: vec![source], explanation: explanation(), ..world_with_events() }
 }
 
-fn explanation() -> ExplainPodResponse {
+pub(crate) fn explanation() -> ExplainPodResponse {
     let step = |name: &str, state: &str, owner: &str| Step {
         name: name.into(),
         state: state.into(),
@@ -581,7 +581,7 @@ fn a_restarted_service_that_does_not_serve_again_is_told() {
     assert_eq!(said.ok(), "service/pod-sync restarted\n");
 }
 
-fn world_with_images() -> World {
+pub(crate) fn world_with_images() -> World {
     let user = |namespace: &str, name: &str, container: &str| ImageUser {
         pod: Some(PodRef { uid: "u1".into(), namespace: namespace.into(), name: name.into() }),
         container: container.into(),

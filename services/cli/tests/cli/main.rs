@@ -14,6 +14,7 @@ mod fleet_delete;
 mod fleet_flags;
 mod fleet_objects;
 mod fleet_watch;
+mod hostile;
 mod running;
 mod up;
 mod waiting;

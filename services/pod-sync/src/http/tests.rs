@@ -291,3 +291,32 @@ fn references_are_joined_as_the_rfc_says() {
 fn what_no_url_may_hold_is_escaped() {
     assert_eq!(target_of("a b/é\"?x=%20{}"), "/a%20b/%C3%A9%22?x=%20%7B%7D");
 }
+
+/// Says the same over and over, for as long as somebody listens; how many bytes were taken.
+async fn endless(text: &'static str) -> (u16, tokio::task::JoinHandle<usize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let task = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut taken = 0;
+        while stream.write_all(text.as_bytes()).await.is_ok() {
+            taken += text.len();
+        }
+        taken
+    });
+    (port, task)
+}
+
+#[tokio::test]
+async fn a_server_that_never_comes_to_its_answer_is_left_after_a_quarter_of_a_megabyte() {
+    for text in ["HTTP/1.1 100 Continue\r\n\r\n", "HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"] {
+        let (port, task) = endless(text).await;
+        let request =
+            Get { tls: false, host: "127.0.0.1", port, path: "/", headers: &[], user_agent: "test" };
+        let failed = get(&request, LONG).await.unwrap_err();
+        assert!(failed.text.contains("the answer has more than 262144 bytes"), "{failed:?}");
+        // The rest is what the kernel keeps for a connection.
+        let taken = tokio::time::timeout(LONG, task).await.expect("the connection was closed").unwrap();
+        assert!(taken < 32 << 20, "{taken}");
+    }
+}

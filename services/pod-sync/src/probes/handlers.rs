@@ -19,6 +19,7 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::agent::Agent;
 use crate::clients::bounded;
 use crate::http::{BODY_LIMIT, Get, get};
+use crate::turns::{Look, TOLD, Turn};
 
 /// How often a probe is begun again at once when it could not be made.
 const ATTEMPTS: usize = 3;
@@ -67,8 +68,18 @@ pub async fn run(agent: &Agent, call: &Call) -> Outcome {
         return Outcome::Error("the pod has no such container".to_owned());
     };
     let exec = call.kind.of(container).is_some_and(|probe| probe.exec.is_some());
-    let gate = if exec { &agent.probing.exec } else { &agent.probing.network };
-    let Ok(_permit) = gate.acquire().await else { return Outcome::Away("the service is ending".to_owned()) };
+    let turn = turn_of(agent, call, exec).await;
+    // Cancel-safe: a probe that is cut ends with its call or its connection.
+    tokio::select! {
+        outcome = tried(agent, call, container) => outcome,
+        () = turn.cut() => {
+            agent.metrics.probe_cut(exec);
+            Outcome::Away("it was cut: other pods waited for their probes".to_owned())
+        }
+    }
+}
+
+async fn tried(agent: &Agent, call: &Call, container: &Container) -> Outcome {
     let mut outcome = Outcome::Error(String::new());
     for _ in 0..ATTEMPTS {
         outcome = once(agent, call, container).await;
@@ -77,6 +88,40 @@ pub async fn run(agent: &Agent, call: &Call) -> Outcome {
         }
     }
     outcome
+}
+
+/// Waits for the pod's turn. A long wait is told, with whoever has most turns.
+async fn turn_of(agent: &Agent, call: &Call, exec: bool) -> Turn {
+    let (turns, what) =
+        if exec { (&agent.probing.exec, "commands") } else { (&agent.probing.network, "connections") };
+    let pod: Arc<str> = crate::worker::name_of(&call.pod).into();
+    let condition = format!("probes by {what}");
+    let taken = turns.take(&pod);
+    tokio::pin!(taken);
+    // Cancel-safe: `taken` is pinned outside and goes on below.
+    tokio::select! {
+        turn = &mut taken => return turn,
+        () = tokio::time::sleep(TOLD) => {}
+    }
+    agent.context.progress.condition(&condition, Err(crowded(&turns.look(), what)));
+    let turn = taken.await;
+    let look = turns.look();
+    let state = if look.longest >= TOLD { Err(crowded(&look, what)) } else { Ok(()) };
+    agent.context.progress.condition(&condition, state);
+    turn
+}
+
+fn crowded(look: &Look, what: &str) -> String {
+    let most =
+        look.most.as_ref().map(|(pod, count)| format!(", {count} of them by {pod}")).unwrap_or_default();
+    format!(
+        "{} probes wait for their turn, the longest for {} s: {} of {} {what} of probes run{most}; shorter timeoutSeconds there let \
+         others come sooner",
+        look.waiting,
+        look.longest.as_secs(),
+        look.taken,
+        look.places,
+    )
 }
 
 async fn once(agent: &Agent, call: &Call, container: &Container) -> Outcome {

@@ -32,7 +32,7 @@ impl Execs {
     where
         M: Stream<Item = Result<pb::StreamRequest, Status>> + Unpin + Send,
     {
-        let _permit = self.permits.try_acquire().map_err(|_| ExecError::TooMany)?;
+        let _permit = self.streams.try_acquire().map_err(|_| ExecError::TooMany)?;
         // Cancel-safe: with the caller everything goes that was begun for it. A URL that was not used expires.
         tokio::select! {
             end = self.connect(&mut messages, pieces) => end,

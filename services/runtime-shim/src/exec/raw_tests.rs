@@ -141,8 +141,21 @@ async fn the_runtime_hears_when_the_caller_has_ended_or_is_gone() {
         assert_eq!(soon(socket.read(&mut [0; 8])).await.unwrap(), 0, "the connection ends");
         soon(caller.end).await.unwrap().unwrap();
     }
-    let free = || world.execs.permits.available_permits() == AT_ONCE;
+    let free = || world.execs.streams.available_permits() == AT_ONCE;
     crate::fake::until("their places are free", free).await;
+}
+
+#[tokio::test]
+async fn streams_of_the_network_leave_the_operators_their_places() {
+    let world = World::new().await;
+    let mut callers = Vec::new();
+    for _ in 0..AT_ONCE {
+        callers.push(world.call(start()).await);
+    }
+    crate::fake::until("all are being served", || world.execs.streams.available_permits() == 0).await;
+    let failure = world.call(start()).await.failure().await;
+    assert!(failure.contains("64 commands are being run already"), "{failure}");
+    assert_eq!(world.execs.permits.available_permits(), AT_ONCE);
 }
 
 #[tokio::test]
