@@ -209,8 +209,10 @@ fn inhabit(mount: &Path, cgroup: &str, pid: u32) -> anyhow::Result<()> {
     }
 }
 
+/// A cgroup that is removed while its file is open answers ENODEV.
 fn is_missing(error: &anyhow::Error) -> bool {
-    error.root_cause().downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::NotFound)
+    let cause = error.root_cause().downcast_ref::<std::io::Error>();
+    cause.is_some_and(|e| e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(libc::ENODEV))
 }
 
 /// Makes a cgroup in each hierarchy, so that processes can be put into it.
