@@ -69,7 +69,7 @@ fn watch(endpoints: &[String], args: &[&str]) -> Running {
     Running::start(Path::new("/nowhere"), &[args, &["-w", "--etcd", &endpoints]].concat())
 }
 
-fn node(name: &str, ready: &str, heartbeat: &str) -> Value {
+pub fn node(name: &str, ready: &str, heartbeat: &str) -> Value {
     let ready = json!({"type": "Ready", "status": ready, "lastHeartbeatTime": heartbeat});
     json!({
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
@@ -77,7 +77,7 @@ fn node(name: &str, ready: &str, heartbeat: &str) -> Value {
     })
 }
 
-fn pod(name: &str, phase: &str) -> Value {
+pub fn pod(name: &str, phase: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
         "spec": {"containers": [{"name": "main", "image": "i"}]}, "status": {"phase": phase},

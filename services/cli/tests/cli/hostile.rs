@@ -1,13 +1,16 @@
 //! Whatever a pod, a manifest, a server or a service says, no command passes on what moves a cursor, names a window or turns text
 //! around: escapes in every text that the services answer with, through every command that shows some.
 
+use keelson_etcd::NodeKeys;
 use keelson_proto::descriptors;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, ReflectMessage as _, Value as Field};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::fake::{Fake, World};
-use crate::keelson;
+use crate::fleet::run;
+use crate::fleet_watch::{self, Fleet};
+use crate::{Said, keelson};
 
 /// Moves the cursor, names the window, in one character and in two, and turns the text around.
 const HOSTILE: &str = "\u{1b}[2J\u{1b}]0;t\u{7}\u{9b}1A\r\u{202e}\u{2066}\u{7f}";
@@ -133,15 +136,24 @@ fn hostile_world() -> World {
     world
 }
 
-#[test]
-fn no_command_passes_on_what_acts_on_a_terminal() {
-    let fake = Fake::start(hostile_world());
+const FORMATS: [&[&str]; 4] = [&[], &["-o", "wide"], &["-o", "json"], &["-o", "yaml"]];
+
+/// Whether one of the escapes is spelled out in what a command has printed, which has no character that acts.
+fn spells_out(what: &str, said: &Said) -> bool {
     let acts = |c: char| {
         (c.is_control() && c != '\n' && c != '\t')
             || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
+    for text in [&said.out, &said.err] {
+        assert!(!text.chars().any(acts), "{what}: {text:?}");
+    }
+    [&said.out, &said.err].iter().any(|text| text.contains("\\u{1b}") || text.contains("\\u001b"))
+}
+
+#[test]
+fn no_command_passes_on_what_acts_on_a_terminal() {
+    let fake = Fake::start(hostile_world());
     let mut spelled_out = 0;
-    let formats: [&[&str]; 4] = [&[], &["-o", "wide"], &["-o", "json"], &["-o", "yaml"]];
     for what in [
         &["get", "pods", "-A"][..],
         &["get", "pods", "web-edge"],
@@ -161,13 +173,76 @@ fn no_command_passes_on_what_acts_on_a_terminal() {
         &["explain", "pod", "none\u{1b}[2J"],
         &["grpc", "call", "pod-sync", "ListPods", "{}"],
     ] {
-        for format in formats {
+        for format in FORMATS {
             let said = keelson(&fake.run_dir, &[what, format].concat());
-            for text in [&said.out, &said.err] {
-                assert!(!text.chars().any(acts), "{what:?} {format:?}: {text:?}");
-                spelled_out += usize::from(text.contains("\\u{1b}") || text.contains("\\u001b"));
-            }
+            spelled_out += usize::from(spells_out(&format!("{what:?} {format:?}"), &said));
         }
     }
-    assert!(spelled_out >= 30, "the escapes came through the commands {spelled_out} times only");
+    assert!(spelled_out >= 20, "the escapes came through the commands {spelled_out} times only");
+}
+
+/// Whoever may write to the store of a fleet, a node among them, writes these.
+fn hostile_fleet() -> Fleet {
+    let fleet = Fleet::new(1);
+    fleet.node("n1");
+    let keys = NodeKeys::new("n1");
+    let spoilt = |mut value: Value| {
+        spoil_json(&mut value);
+        value
+    };
+    let mut node = fleet_watch::node("n1", "True", "1");
+    node["status"]["nodeInfo"]["osImage"] = "an OS".into();
+    node["status"]["conditions"][0]["message"] = "well".into();
+    fleet.put(keys.node(), &spoilt(node), 0);
+    let mut pod = fleet_watch::pod("web", "Running");
+    pod["status"]["message"] = "it runs".into();
+    pod["status"]["reason"] = "So".into();
+    pod["status"]["containerStatuses"] = json!([{
+        "name": "main", "ready": false, "restartCount": 1, "image": "i", "imageID": "",
+        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "it waits"}},
+    }]);
+    fleet.put(keys.pod("default", "web"), &spoilt(pod.clone()), 0);
+    fleet.put(keys.pod_status("default", "web"), &spoilt(pod), 0);
+    let object = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": "default"},
+        "data": {"key": "value"},
+    });
+    fleet.put(keys.object("ConfigMap", "default", "settings"), &spoilt(object), 0);
+    let event = json!({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "web.1", "namespace": "default"},
+        "involvedObject": {"kind": "Pod", "namespace": "default", "name": "web", "uid": "", "fieldPath": "a"},
+        "reason": "Failed", "message": "it has failed", "type": "Warning", "count": 1,
+        "firstTimestamp": "1970-01-01T00:00:01Z", "lastTimestamp": "1970-01-01T00:00:01Z",
+        "source": {"component": "pod-sync", "host": "n1"},
+    });
+    fleet.put(keys.event(1_000_000_000, "pod-sync", 1), &spoilt(event), 0);
+    let refusal = keelson_config::ConfigurationStatus::refusing_all(format!("no init{HOSTILE}"));
+    fleet.put(keys.config_status(), &serde_json::to_value(&refusal).unwrap(), 0);
+    fleet.put(keys.config(), &spoilt(json!({"maxPods": 7, "clusterDomain": "d"})), 0);
+    fleet
+}
+
+#[test]
+fn no_command_for_a_fleet_passes_on_what_acts_on_a_terminal() {
+    let fleet = hostile_fleet();
+    let mut silent = Vec::new();
+    for what in [
+        &["get", "pods", "-A"][..],
+        &["get", "pods", "web"],
+        &["get", "node"],
+        &["get", "events"],
+        &["get", "config"],
+        &["get", "configmaps"],
+        &["get", "configmaps", "settings"],
+        &["get", "pods", "none\u{1b}[2J"],
+    ] {
+        let said = FORMATS.map(|format| {
+            let said = run(&fleet, &[what, format].concat());
+            spells_out(&format!("{what:?} {format:?}"), &said)
+        });
+        if !said.contains(&true) {
+            silent.push(what);
+        }
+    }
+    assert!(silent.is_empty(), "no escape came through {silent:?}");
 }
