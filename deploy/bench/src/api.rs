@@ -55,6 +55,11 @@ impl Api {
             .header("host", "localhost")
             .header("content-type", kind)
             .body(Full::from(body))?;
+        // The answer before may have been read to its end a moment earlier than the connection knows of it.
+        self.sender
+            .ready()
+            .await
+            .with_context(|| format!("{path}: kubectl proxy has closed the connection"))?;
         let answer = self.sender.send_request(request).await?;
         let status = answer.status();
         let body = answer.into_body().collect().await?.to_bytes();
