@@ -4,6 +4,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use keelson_config::ServiceName;
 use keelson_testkit::process::Signal;
@@ -11,7 +13,7 @@ use keelson_testkit::{Agent, EtcdCluster, Scratch, eventually};
 use keelson_tests::{LIMIT, running, sleeper};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use serde_json::json;
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, Command};
 
 struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -203,4 +205,52 @@ async fn node_api_is_killed_and_the_node_is_known_again_by_its_certificate() {
     assert_eq!(said.code, Some(1), "{said:?}");
     assert!(said.stderr.contains("it may still run"), "{said:?}");
     assert_eq!(running(&world.agent).await.unwrap(), before);
+}
+
+/// Waits until a stream is stuck: nothing has moved on while another command of the same node ran to its end.
+async fn until_stuck(world: &World, moved: &AtomicU64, what: &str) {
+    loop {
+        let before = moved.load(Ordering::Relaxed);
+        let said = tokio::time::timeout(LIMIT, world.operator(&["exec", "web", "--", "true"], "")).await;
+        let said = said.unwrap_or_else(|_| panic!("held up by {what}\n{}", world.agent.log_tail()));
+        assert_eq!(said.code, Some(0), "{what}: {said:?}");
+        if before > 0 && moved.load(Ordering::Relaxed) == before {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn streams_that_nobody_reads_hold_up_no_other_command() {
+    let world = World::new().await;
+    let operator = Some(&world.operator);
+    let mut stuck = Vec::new();
+    for n in 0..3 {
+        let mut child = world.begin(operator, &["exec", "-i", "web", "--", "sleep", "1000000"]);
+        let mut input = child.stdin.take().unwrap();
+        let moved = Arc::new(AtomicU64::new(0));
+        let writing = Arc::clone(&moved);
+        tokio::spawn(async move {
+            let piece = vec![b'x'; 64 << 10];
+            while input.write_all(&piece).await.is_ok() {
+                writing.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        until_stuck(&world, &moved, &format!("{n} commands that do not read their input, and one more"))
+            .await;
+        stuck.push(child);
+    }
+    for n in 0..4 {
+        // Of what it writes one byte is read.
+        let mut child = world.begin(operator, &["exec", "web", "--", "cat", "/dev/zero"]);
+        let mut output = child.stdout.take().unwrap();
+        tokio::time::timeout(LIMIT, output.read_u8()).await.unwrap().unwrap();
+        let written = AtomicU64::new(1);
+        until_stuck(&world, &written, &format!("{n} readers who do not read, and one more")).await;
+        child.stdout = Some(output);
+        stuck.push(child);
+    }
+    let said = world.operator(&["logs", "web"], "").await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    drop(stuck);
 }

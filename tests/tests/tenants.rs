@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use keelson_config::ServiceName;
 use keelson_testkit::{Agent, BUSYBOX_IMAGE, Image, Scratch, eventually};
-use keelson_tests::{LIMIT, is_ready, pods, running, text, until_event};
+use keelson_tests::{LIMIT, is_ready, pods, running, text, until_event, until_explained};
 use serde_json::{Value, json};
 
 /// Folders of the node with the libraries of its programs.
@@ -215,6 +215,13 @@ async fn a_pod_whose_probes_never_end_keeps_no_other_pod_from_being_probed() {
         list.is_ok_and(|list| text(&list).matches("/bin/sleep 3600").count() >= 16)
     });
     crowded.await.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log_tail()));
+    let why = "readiness probe waits for its turn: ";
+    until_explained(&agent, &pod, "who is in the way", |explained| {
+        let text = explained.to_string();
+        text.contains(why) && text.contains(&format!("16 of them by default/{pod}"))
+    })
+    .await
+    .unwrap();
 
     let mut other = sleeper("other", BUSYBOX_IMAGE, &json!({}));
     other["spec"]["containers"][0]["readinessProbe"] =
@@ -227,5 +234,136 @@ async fn a_pod_whose_probes_never_end_keeps_no_other_pod_from_being_probed() {
         "{}",
         text(&metrics)
     );
+    agent.end().unwrap();
+}
+
+#[tokio::test]
+async fn what_a_pod_writes_to_its_hosts_file_and_its_termination_log_counts_also_of_a_pod_from_a_file() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let filling = |name: &str, file: &str| {
+        let mut pod = sleeper(name, BUSYBOX_IMAGE, &json!({}));
+        let script = format!("dd if=/dev/zero of={file} bs=1048576 count=8; exec sleep 1000000");
+        pod["spec"]["containers"][0]["command"] = json!(["/bin/sh", "-c", script]);
+        pod["spec"]["containers"][0]["resources"] = json!({"limits": {"ephemeral-storage": "4Mi"}});
+        pod
+    };
+    agent.write_manifest("calm.yaml", &filling("calm", "/dev/null").to_string()).unwrap();
+    pods_named(&agent, &["calm"]).await;
+    let calm = running(&agent).await.unwrap();
+    agent.write_manifest("hosts.yaml", &filling("hosts", "/etc/hosts").to_string()).unwrap();
+    let applied = scratch.path().join("message.yaml");
+    std::fs::write(&applied, filling("message", "/dev/termination-log").to_string()).unwrap();
+    let said = agent.keelson(&["apply", "-f", applied.to_str().unwrap()]).await.unwrap();
+    assert!(said.status.success(), "{}", text(&said));
+    let node = &agent.spec().node_name;
+    for name in ["hosts", "message"] {
+        let pod = format!("{name}-{node}");
+        let mut last = Value::Null;
+        let evicted = eventually(LIMIT * 2, format!("{name} is evicted"), async || {
+            last = pods(&agent).await.ok().and_then(|mut pods| pods.remove(&pod)).unwrap_or_default();
+            last["status"]["phase"] == "Failed"
+        });
+        evicted.await.unwrap_or_else(|error| panic!("{error:#}\n{last:#}\n{}", agent.log_tail()));
+        assert_eq!(last["status"]["reason"], "Evicted", "{last:#}");
+        assert_eq!(
+            last["status"]["message"],
+            "Pod ephemeral local storage usage exceeds the total limit of containers 4Mi. "
+        );
+    }
+    let alone = eventually(LIMIT, "calm alone runs, and as it was", async || {
+        running(&agent).await.is_ok_and(|now| now == calm)
+    });
+    alone.await.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log_tail()));
+    // Whoever puts it there again has it run again.
+    agent.remove_manifest("hosts.yaml").unwrap();
+    let gone = eventually(LIMIT, "hosts is forgotten", async || {
+        pods(&agent).await.is_ok_and(|pods| !pods.contains_key(&format!("hosts-{node}")))
+    });
+    gone.await.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log_tail()));
+    agent.write_manifest("hosts.yaml", &filling("hosts", "/dev/null").to_string()).unwrap();
+    pods_named(&agent, &["hosts"]).await;
+    agent.end().unwrap();
+}
+
+/// Whoever is root in a pod that sees all processes reads nothing of those of the agent that run as root, init among them: what is in
+/// its environment may be a credential.
+#[tokio::test]
+async fn root_in_a_pod_with_all_processes_reads_no_environment_of_the_agent() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    agent
+        .write_manifest("spy.yaml", &sleeper("spy", BUSYBOX_IMAGE, &json!({"hostPID": true})).to_string())
+        .unwrap();
+    let spy = pods_named(&agent, &["spy"]).await.remove(0);
+    for service in ServiceName::ALL {
+        let Some(pid) = agent.service_pid(service) else { continue };
+        for file in ["environ", "mem", "fd/0"] {
+            let path = format!("/proc/{pid}/{file}");
+            let said = agent.keelson(&["exec", &spy, "--", "head", "-c", "1", &path]).await.unwrap();
+            let said_text = text(&said);
+            assert!(
+                !said.status.success() && said_text.contains("ermission denied"),
+                "{service} {file}: {said_text}"
+            );
+        }
+    }
+    agent.end().unwrap();
+}
+
+/// How many processes and threads the services with a user of their own may have, as far as their user has some already: with 1 they
+/// get none more, as when a pod has used up those of the machine.
+fn limit_threads(agent: &Agent, most: &str) -> usize {
+    let mut limited = 0;
+    for service in ServiceName::ALL {
+        let Some(pid) = agent.service_pid(service) else { continue };
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let id = |field: &str| -> u32 {
+            let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        let (uid, gid) = (id("Uid:"), id("Gid:"));
+        if uid == 0 {
+            continue;
+        }
+        // As the same user, which may lower its own limit and raise it again.
+        let mut limit = Command::new("/usr/bin/prlimit");
+        limit.args(["--pid", &pid.to_string(), &format!("--nproc={most}:")]);
+        let done = limit.uid(uid).gid(gid).current_dir("/").output().unwrap();
+        assert!(done.status.success(), "{service}: {}", text(&done));
+        limited += 1;
+    }
+    limited
+}
+
+#[tokio::test]
+async fn a_machine_without_processes_left_costs_no_container_and_what_comes_then_runs_afterwards() {
+    let scratch = Scratch::new().unwrap();
+    let agent = Agent::builder(scratch.path()).start().await.unwrap();
+    let write = |name: &str| {
+        let pod = sleeper(name, BUSYBOX_IMAGE, &json!({}));
+        agent.write_manifest(&format!("{name}.yaml"), &pod.to_string()).unwrap();
+    };
+    write("calm");
+    pods_named(&agent, &["calm"]).await;
+    let calm = running(&agent).await.unwrap();
+    assert!(limit_threads(&agent, "1") >= 3);
+    // The threads for work that may block end when there is none for 10 s.
+    let alone = eventually(LIMIT, "pod-config has no other thread than its first", async || {
+        let pid = agent.service_pid(ServiceName::PodConfig).unwrap();
+        std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap().contains("\nThreads:\t1\n")
+    });
+    alone.await.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log_tail()));
+    write("late");
+    let late = format!("late-{}", agent.spec().node_name);
+    let suffers = eventually(LIMIT, "something fails, or the threads that there are suffice", async || {
+        let is_there = pods(&agent).await.is_ok_and(|pods| pods.get(&late).is_some_and(is_ready));
+        is_there || agent.log_tail().contains("OS can't spawn worker thread")
+    });
+    suffers.await.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log_tail()));
+    limit_threads(&agent, "500");
+    pods_named(&agent, &["late"]).await;
+    let now = running(&agent).await.unwrap();
+    assert!(calm.iter().all(|(name, process)| now.get(name) == Some(process)), "{now:?}");
     agent.end().unwrap();
 }

@@ -92,7 +92,12 @@ impl Access {
 
 impl Rules {
     /// Who asks: the first that is recognised of certificate, tokens and nobody at all.
-    async fn who(&self, shown: &Shown, headers: &HeaderMap) -> Result<Arc<User>, Nobody> {
+    async fn who(
+        &self,
+        shown: &Shown,
+        headers: &HeaderMap,
+        source: Option<Source>,
+    ) -> Result<Arc<User>, Nobody> {
         let mut wrong = None;
         if let Some((own, between)) = shown.0.split_first() {
             let checked = self.serving.check_client(own, between);
@@ -107,7 +112,7 @@ impl Rules {
         let tokens = if self.tokens { bearer::tokens(headers) } else { Vec::new() };
         for token in tokens {
             let trouble = match token {
-                Ok(token) => match self.reviews.token(token).await {
+                Ok(token) => match self.reviews.token(token, source).await {
                     Ok(Whose::Of(user)) => return Ok(user),
                     Ok(Whose::Nobody(why)) if why.is_empty() => "the token is nobody's".to_owned(),
                     Ok(Whose::Nobody(why)) => format!("the token is nobody's: {why}"),
@@ -176,7 +181,7 @@ pub(crate) async fn guard(State(access): State<Access>, mut request: Request, ne
     let source = place.as_ref().map(|place| place.source());
     let path = request.uri().path();
     let verb = verb(request.method(), path, rules.strict_verbs);
-    let user = match rules.who(&shown, request.headers()).await {
+    let user = match rules.who(&shown, request.headers(), source).await {
         Ok(user) => user,
         Err(Nobody(why)) => {
             if let Some(left_out) = rules.serving.refusals.count(source, 401) {
@@ -194,8 +199,8 @@ pub(crate) async fn guard(State(access): State<Access>, mut request: Request, ne
     if let Err(refused) = rules.may(&user, verb, path, source).await {
         return refused;
     }
-    if place.is_some_and(|place| !place.settle()) {
-        return no_place();
+    if let Some(Err(why)) = place.map(|place| place.settle(Some(&user.name))) {
+        return no_place(&why);
     }
     bearer::strip(request.headers_mut());
     request.extensions_mut().insert(Arc::unwrap_or_clone(user));

@@ -183,8 +183,10 @@ impl Answers {
                 request.extensions_mut().insert(Arc::clone(&place));
                 router.oneshot(request).await
             }
-            None if place.settle() => router.oneshot(request).await,
-            None => Ok(no_place()),
+            None => match place.settle(None) {
+                Ok(()) => router.oneshot(request).await,
+                Err(why) => Ok(no_place(&why)),
+            },
         };
         let Ok(mut answer) = answer;
         // Who was not let in leaves the place to another one.

@@ -5,27 +5,32 @@
 //! become a stream of another protocol has no place any more: it is counted where it leads to.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse as _, Response};
-use keelson_service_kit::{CancellationToken, Progress, open_files_limit};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use keelson_service_kit::{
+    CancellationToken, Holder, HolderKind, NoPlace, Progress, SharedPlace, Shares, open_files_limit,
+};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::strangers::{Source, StrangerPlace, Strangers};
 
-/// So long after the last stranger that was displaced it is told.
+/// Strangers that are displaced are told of until so long after the last one.
 const FLOOD_ENDS: Duration = Duration::from_secs(60);
+/// The text of the condition changes at most once in this time.
+const TELL_EVERY: Duration = Duration::from_secs(5);
 
 /// Connections that a port has at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Of clients of whom no request was let in yet; for one more the oldest makes room.
     pub strangers: usize,
-    /// Of others; one more is answered 503.
+    /// Of others. Users and addresses have shares of them; who has more is answered 503.
     pub known: usize,
 }
 
@@ -52,17 +57,21 @@ pub struct Places {
     port: &'static str,
     limits: Limits,
     strangers: Arc<Strangers>,
-    known: Arc<Semaphore>,
+    known: Arc<Known>,
 }
 
 /// What was told of a port last.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Told {
-    /// Something is short.
+    /// When something was, if it is true still.
+    at: Option<Instant>,
+    /// Clients that were let in are refused.
     short: bool,
+    /// How many of them had been refused by then.
+    refused: u64,
     /// How many strangers had been displaced by then.
     displaced: u64,
-    /// Since strangers are displaced, one after the other within a minute: how many had been before, and when the last one was.
+    /// While strangers are displaced: how many had been before the first of them, and when the last one was.
     flood: Option<(u64, Instant)>,
 }
 
@@ -70,7 +79,7 @@ impl Places {
     /// Of the port with this name, all free.
     pub fn new(port: &'static str, limits: Limits) -> Self {
         let strangers = Arc::new(Strangers::new(limits.strangers));
-        let known = Arc::new(Semaphore::new(limits.known));
+        let known = Arc::new(Known { shares: Shares::new(limits.known), refused: AtomicU64::new(0) });
         Self { port, limits, strangers, known }
     }
 
@@ -78,53 +87,87 @@ impl Places {
     pub(crate) fn take(&self, address: IpAddr) -> Place {
         let stranger = self.strangers.take(address);
         let (source, leave) = (stranger.source(), stranger.leave());
-        let held = Mutex::new(Held { stranger: Some(stranger), permit: None });
+        let held = Mutex::new(Held { stranger: Some(stranger), place: None });
         Place { held, source, leave, known: Arc::clone(&self.known), heard: Notify::new() }
     }
 
-    /// Shows whether places are short, after what was told `before`; what is told now. Places of the known are short until an eighth
-    /// is free again, so that nothing flickers.
+    /// Shows whether places are short, after what was told `before`; what is told now. While the same is short, the figures in
+    /// the text change at most each [`TELL_EVERY`], however many connections come.
     pub(crate) fn tell(&self, progress: &Progress, before: Told) -> Told {
-        let Self { port, limits: Limits { strangers, known }, .. } = self;
-        let mut troubles = Vec::new();
-        let free = self.known.available_permits();
-        if free == 0 || (before.short && free <= known / 8) {
-            troubles.push(format!(
-                "the {port} has {known} connections of clients that it has let in, and takes no more: who comes next is \
-                 answered 503; close some, as of logs that are followed"
-            ));
-        }
-        let look = self.strangers.look();
+        let refused = self.known.refused.load(Ordering::Relaxed);
+        let displaced = self.strangers.look().displaced;
+        let short = refused > before.refused || (before.short && self.is_nearly_full());
         let flood = match before.flood {
-            _ if look.displaced > before.displaced => {
+            _ if displaced > before.displaced => {
                 Some((before.flood.map_or(before.displaced, |(first, _)| first), Instant::now()))
             }
             flood => flood.filter(|(_, last)| last.elapsed() < FLOOD_ENDS),
         };
-        if let Some((first, _)) = flood {
-            let by =
-                look.most.map(|(source, count)| format!(", {count} of them by {source}")).unwrap_or_default();
-            troubles.push(format!(
-                "the {port} closes connections of clients that it has not let in, each for a newer one, {} so far: {} of \
-                 {strangers} places are taken{by}",
-                look.displaced - first,
-                look.taken,
-            ));
+        let now = Told { short, refused, displaced, flood, ..before };
+        let same = short == before.short && flood.is_some() == before.flood.is_some();
+        if same && before.at.is_some_and(|at| at.elapsed() < TELL_EVERY) {
+            return now;
         }
-        let short = !troubles.is_empty();
-        if short || before.short {
-            let state = if short { Err(troubles.join("; ")) } else { Ok(()) };
-            progress.condition(&format!("connections of the {port}"), state);
+        let troubles: Vec<String> =
+            [short.then(|| self.text_of_known()), flood.map(|(first, _)| self.text_of_flood(first))]
+                .into_iter()
+                .flatten()
+                .collect();
+        if !troubles.is_empty() || before.at.is_some() {
+            let state = if troubles.is_empty() { Ok(()) } else { Err(troubles.join("; ")) };
+            progress.condition(&format!("connections of the {}", self.port), state);
         }
-        Told { short, displaced: look.displaced, flood }
+        let at = (!troubles.is_empty()).then(Instant::now);
+        Told { at, ..now }
     }
+
+    /// Not a quarter of the places of the known is free. The one who was refused had its share when more were, so nothing flickers.
+    fn is_nearly_full(&self) -> bool {
+        let (places, taken) = (self.known.shares.places(), self.known.shares.taken());
+        (places - taken) * 4 < places
+    }
+
+    fn text_of_known(&self) -> String {
+        let shares = &self.known.shares;
+        let most = shares.most().map(|(holder, count)| format!(", {count} of them of {holder}"));
+        format!(
+            "the {} answers 503 to clients that it lets in and that have their share of its {} connections: {} are open{}; \
+             close some, as of logs that are followed",
+            self.port,
+            shares.places(),
+            shares.taken(),
+            most.unwrap_or_default(),
+        )
+    }
+
+    fn text_of_flood(&self, first: u64) -> String {
+        let look = self.strangers.look();
+        let most = look.most.map(|(source, count)| format!(", {count} of them by {source}"));
+        format!(
+            "the {} closes connections of clients that it has not let in, each for a newer one, {} so far: {} of {} places are \
+             taken{}",
+            self.port,
+            look.displaced - first,
+            look.taken,
+            self.limits.strangers,
+            most.unwrap_or_default(),
+        )
+    }
+}
+
+/// The places of clients that were let in.
+#[derive(Debug)]
+struct Known {
+    shares: Arc<Shares>,
+    /// How many were refused one.
+    refused: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Held {
     stranger: Option<StrangerPlace>,
     /// Among the known.
-    permit: Option<OwnedSemaphorePermit>,
+    place: Option<SharedPlace>,
 }
 
 /// The place of a connection, free again when this is dropped.
@@ -133,7 +176,7 @@ pub(crate) struct Place {
     held: Mutex<Held>,
     source: Source,
     leave: CancellationToken,
-    known: Arc<Semaphore>,
+    known: Arc<Known>,
     heard: Notify,
 }
 
@@ -162,28 +205,37 @@ impl Place {
         self.heard.notified().await;
     }
 
-    /// Moves to a place for the known, if it is not in one already; whether there was one.
-    pub(crate) fn settle(&self) -> bool {
+    /// Moves to a place for the known, if it is not in one already. `user` is who was let in, where anybody is asked.
+    ///
+    /// # Errors
+    /// The user, or the address, has its share of them.
+    pub(crate) fn settle(&self, user: Option<&str>) -> Result<(), NoPlace> {
         let mut held = self.held();
-        if held.permit.is_none() {
-            let Ok(permit) = Arc::clone(&self.known).try_acquire_owned() else { return false };
-            if let Some(stranger) = held.stranger.take() {
-                stranger.remember();
-            }
-            held.permit = Some(permit);
+        if held.place.is_some() {
+            return Ok(());
         }
-        true
+        let address = Holder::new(HolderKind::Address, self.source.to_string());
+        let user = user.map(|user| Holder::new(HolderKind::User, user));
+        let taken = self.known.shares.take([address].into_iter().chain(user).collect());
+        let place = taken.inspect_err(|_| {
+            self.known.refused.fetch_add(1, Ordering::Relaxed);
+        })?;
+        if let Some(stranger) = held.stranger.take() {
+            stranger.remember();
+        }
+        held.place = Some(place);
+        Ok(())
     }
 
     /// Whether it is one for the known.
     pub(crate) fn is_settled(&self) -> bool {
-        self.held().permit.is_some()
+        self.held().place.is_some()
     }
 }
 
 /// The answer to somebody who is let in and for whom there is no place.
-pub(crate) fn no_place() -> Response {
-    let text = "too many connections to this node are open; close some, or try again";
+pub(crate) fn no_place(why: &NoPlace) -> Response {
+    let text = format!("too many connections to this node are open: {why}; close some, or try again");
     let mut answer = (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     answer
@@ -220,22 +272,22 @@ mod tests {
     fn whoever_is_let_in_leaves_a_place_to_the_next_stranger() {
         let places = Places::new("port", SMALL);
         let (one, other) = (someone(&places), someone(&places));
-        assert!(one.settle() && one.settle(), "once is enough");
+        assert!(one.settle(None).is_ok() && one.settle(None).is_ok(), "once is enough");
         assert!(one.is_settled());
-        assert_eq!((places.strangers.look().taken, places.known.available_permits()), (1, 0));
-        assert!(!other.settle(), "there is no place");
+        assert_eq!((places.strangers.look().taken, places.known.shares.taken()), (1, 1));
+        assert!(other.settle(None).is_err(), "there is no place");
         assert!(!other.is_settled());
         drop(one);
-        assert!(other.settle());
+        assert!(other.settle(None).is_ok());
         drop(other);
-        assert_eq!((places.strangers.look().taken, places.known.available_permits()), (0, 1));
+        assert_eq!((places.strangers.look().taken, places.known.shares.taken()), (0, 0));
     }
 
     #[tokio::test]
     async fn who_was_let_in_keeps_its_place_whoever_comes() {
         let places = Places::new("port", SMALL);
         let one = someone(&places);
-        assert!(one.settle());
+        assert!(one.settle(None).is_ok());
         let strangers: Vec<Place> = (0..10).map(|_| someone(&places)).collect();
         strangers[0].left().await;
         assert!(!one.leave.is_cancelled());
@@ -252,29 +304,48 @@ mod tests {
         let text = condition(&progress).unwrap();
         assert!(text.starts_with("the port closes connections of clients that it has not let in"), "{text}");
         assert!(text.ends_with("1 so far: 1 of 2 places are taken, 1 of them by 127.0.0.1"), "{text}");
-        other.settle();
+        let again = someone(&places);
+        let told = places.tell(&progress, told);
+        assert_eq!(condition(&progress).as_deref(), Some(&*text), "not each of a flood is told");
+        other.settle(Some("admin")).unwrap();
+        assert!(again.settle(Some("admin")).is_err());
+        tokio::time::advance(FLOOD_ENDS).await;
+        let told = places.tell(&progress, told);
         tokio::time::advance(FLOOD_ENDS).await;
         let told = places.tell(&progress, told);
         let text = condition(&progress).unwrap();
-        assert!(text.starts_with("the port has 1 connections of clients that it has let in"), "{text}");
-        drop((one, other));
+        assert_eq!(
+            text,
+            "the port answers 503 to clients that it lets in and that have their share of its 1 connections: 1 are open, 1 of them \
+             of user admin; close some, as of logs that are followed"
+        );
+        drop((one, other, again));
+        tokio::time::advance(TELL_EVERY).await;
         let told = places.tell(&progress, told);
         assert_eq!(condition(&progress), None);
-        assert_eq!(told.displaced, 1);
+        assert_eq!((told.at, told.displaced), (None, 2));
     }
 
-    #[tokio::test]
-    async fn a_port_that_was_full_is_so_until_an_eighth_is_free() {
+    #[tokio::test(start_paused = true)]
+    async fn one_user_leaves_places_to_others_and_is_told_until_a_quarter_is_free() {
         let (places, progress) =
-            (Places::new("port", Limits { strangers: 160, known: 16 }), Progress::default());
-        let mut taken: Vec<Place> = (0..16).map(|_| someone(&places)).collect();
-        assert!(taken.iter().all(Place::settle));
-        let told = places.tell(&progress, Told::default());
+            (Places::new("port", Limits { strangers: 160, known: 20 }), Progress::default());
+        let come = |user: &str| {
+            let place = someone(&places);
+            place.settle(Some(user)).map(|()| place)
+        };
+        let mut taken: Vec<Place> = std::iter::from_fn(|| come("robot").ok()).collect();
+        assert_eq!(taken.len(), 16, "four times as many as are free");
+        assert!(come("admin").is_err(), "from the same address");
+        let elsewhere = places.take(std::net::Ipv4Addr::new(192, 0, 2, 1).into());
+        elsewhere.settle(Some("admin")).unwrap();
+        let mut told = places.tell(&progress, Told::default());
         assert!(told.short);
-        taken.truncate(14);
-        let told = places.tell(&progress, told);
-        assert!(told.short);
-        taken.truncate(13);
-        assert!(!places.tell(&progress, told).short);
+        for (left, short) in [(15, true), (14, false)] {
+            taken.truncate(left);
+            tokio::time::advance(TELL_EVERY).await;
+            told = places.tell(&progress, told);
+            assert_eq!(told.short, short, "{left}");
+        }
     }
 }

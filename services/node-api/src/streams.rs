@@ -272,6 +272,7 @@ impl Caller<'_> {
             what: Some(what),
             method,
             headers,
+            user: user.name.clone(),
         };
         let (to_runtime, asked) = mpsc::channel(WAITING);
         // There is room: it is the first.

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use keelson_pod_config_core::manifest::MAX_BYTES;
 use keelson_pod_config_core::scan::{Listing, Stamp, is_ignored};
+use keelson_service_kit::writable_by_others;
 
 /// Bytes that one call of [`read_all`] holds at most, a file more or less.
 const READ_AT_ONCE: usize = 8 * 1024 * 1024;
@@ -85,6 +86,17 @@ fn list_folder(path: &Path) -> io::Result<Listing> {
     Ok(Listing::Files(files))
 }
 
+/// What of the path, a folder with its manifests or one of them, others than root and this process may write: whoever can is root
+/// on the node, by way of a pod.
+pub fn of_others(path: &Path) -> Vec<String> {
+    let files = match list(path) {
+        Listing::Files(files) => files.into_keys().collect(),
+        Listing::Missing | Listing::Unreadable(_) => Vec::new(),
+    };
+    let files = files.iter().map(Path::new).filter(|file| *file != path);
+    [path].into_iter().chain(files).filter_map(writable_by_others).collect()
+}
+
 /// Reads one file.
 pub fn read(path: &Path) -> Reading {
     match read_regular(path) {
@@ -144,5 +156,35 @@ fn stamp(found: &Metadata) -> Stamp {
         size: found.size(),
         modified: nanos(found.mtime(), found.mtime_nsec()),
         changed: nanos(found.ctime(), found.ctime_nsec()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_folder_and_each_manifest_are_looked_at_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        let file = |name: &str, mode| {
+            let path = dir.path().join(name);
+            fs::write(&path, "x").unwrap();
+            set(&path, mode);
+            path
+        };
+        let good = file("good.yaml", 0o644);
+        file(".hidden", 0o666);
+        assert_eq!(of_others(dir.path()), Vec::<String>::new());
+        assert_eq!(of_others(&good), Vec::<String>::new());
+        assert_eq!(of_others(&dir.path().join("none")), Vec::<String>::new());
+        let open = file("open.yaml", 0o666);
+        set(dir.path(), 0o777);
+        let found = of_others(dir.path());
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("mode 0777") && found[1].contains("open.yaml"), "{found:?}");
+        assert_eq!(of_others(&open).len(), 1, "a single manifest is named once");
     }
 }

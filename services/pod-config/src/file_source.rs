@@ -27,6 +27,9 @@ use crate::watcher::{self, Batch, Watcher};
 const AGAIN: Duration = Duration::from_secs(1);
 const PATH_CONDITION: &str = "static-pod-path";
 const INOTIFY_CONDITION: &str = "inotify";
+const WRITERS_CONDITION: &str = "writers-of-manifests";
+/// So many files that others may write are named.
+const NAMED: usize = 3;
 
 /// The source and all that it knows.
 #[derive(Debug)]
@@ -161,13 +164,14 @@ impl FileSource {
         }
         let watches = self.watcher.as_ref().map(Watcher::watches);
         let path = self.path.clone();
-        let (folder, only, watched, listing) = self
+        let (folder, only, watched, listing, of_others) = self
             .blocking(move || {
                 let (folder, only) = watcher::folder_of(&path);
                 let watched = watches.map(|mut watches| watcher::watch(&mut watches, &folder));
-                (folder, only, watched, disk::list(&path))
+                (folder, only, watched, disk::list(&path), disk::of_others(&path))
             })
             .await?;
+        self.ctx.progress.condition(WRITERS_CONDITION, writers(&of_others));
         match watched {
             Some(Ok(watched)) => {
                 (self.folder, self.only) = (folder, only);
@@ -346,6 +350,20 @@ fn is_of_files(key: &str) -> bool {
 /// At least a millisecond, so that a clock that is behind never makes the loop spin.
 fn soon(nanos: i64) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(0)).max(Duration::from_millis(1))
+}
+
+/// Says which manifests others may write.
+fn writers(of_others: &[String]) -> Result<(), String> {
+    if of_others.is_empty() {
+        return Ok(());
+    }
+    let named = of_others.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = of_others.len().saturating_sub(NAMED);
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    Err(format!(
+        "others than root may write {named}{more}, and with that run any pod as root: give them to root and take the write \
+         permission from group and others, or limit what such pods may with sourceLimits.file"
+    ))
 }
 
 async fn next_batch(watcher: &mut Option<Watcher>) -> std::io::Result<Batch> {

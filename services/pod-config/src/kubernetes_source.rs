@@ -109,9 +109,10 @@ impl KubernetesPlane {
         }
     }
 
-    /// What asks the server who somebody is and what they may do.
-    pub fn reviewer(&self, metrics: &Metrics) -> Reviewer {
-        Reviewer::new(self.api.clone(), metrics)
+    /// What asks the server who somebody is and what they may do. Strangers make it ask, so it has a rate of its own, and leaves that
+    /// of pods, Secrets and tokens alone.
+    pub fn reviewer(&self, settings: &Settings, metrics: &Metrics) -> Reviewer {
+        Reviewer::new(self.api.clone().limited(Limiter::new(settings.qps, settings.burst)), metrics)
     }
 
     fn earlier(&self) -> MutexGuard<'_, Earlier> {

@@ -124,15 +124,15 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
             Secrets::remove_all(&ctx.config.paths.socket_dir(ServiceName::PodConfig));
             Arc::new(NoControlPlane::new(Arc::clone(&ctx.config)))
         }
-        ControlPlaneConfig::Kubernetes(api) => {
+        ControlPlaneConfig::Kubernetes(settings) => {
             stored.keys().for_each(|key| checkpoint.remove(key));
-            let api = kubernetes_source::connection(&ctx, api);
+            let api = kubernetes_source::connection(&ctx, settings);
             let services = Cluster::new(api.clone(), checkpoint.clone(), &mut of_api);
             ctx.spawn("services", services.clone().follow(ctx.progress.clone(), ctx.shutdown.clone()));
             cluster = Some(services);
             let earlier = kubernetes_source::Earlier { values: of_api, heard: heard.get(API).copied() };
             let plane = KubernetesPlane::new(&ctx, api, checkpoint.clone(), earlier);
-            reviewer = Some(plane.reviewer(&ctx.metrics));
+            reviewer = Some(plane.reviewer(settings, &ctx.metrics));
             Arc::new(plane)
         }
         ControlPlaneConfig::Etcd(etcd) => {

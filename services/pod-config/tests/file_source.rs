@@ -65,6 +65,27 @@ async fn a_manifest_is_added_edited_broken_repaired_and_removed() {
 }
 
 #[tokio::test]
+async fn a_manifest_that_others_may_write_is_named_until_they_may_not() {
+    let node = Node::new();
+    node.write("web.yaml", &pod("web", "one"));
+    let file = node.manifest("web.yaml");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o646)).unwrap();
+    let mut service = node.start();
+    let text = format!("others than root may write {} (owner ", file.display());
+    service.wait_for_log(&text);
+    let condition = service.condition("writers-of-manifests").await.unwrap();
+    assert!(!condition.ok && condition.message.contains("mode 0646"), "{condition:?}");
+    // It runs nevertheless, as with a kubelet.
+    let (pods, _) = service.watch().await.replay().await;
+    assert_eq!(pods.len(), 1);
+    drop(service);
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    let service = node.start();
+    service.watch().await.replay().await;
+    assert!(service.condition("writers-of-manifests").await.unwrap().ok);
+}
+
+#[tokio::test]
 async fn an_invalid_pod_is_told_as_an_event_of_that_pod_with_file_and_line() {
     let node = Node::new();
     let mut service = node.start();

@@ -44,7 +44,6 @@ pub mod start;
 pub mod stop;
 pub mod store;
 pub mod sync;
-pub mod turns;
 pub mod volumes;
 pub mod worker;
 

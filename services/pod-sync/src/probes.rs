@@ -17,6 +17,7 @@ use keelson_pod_sync_core::probe::{
     Judged, Look, Next, ProbeBook, ProbeKind, ProbeState, ProbeTimes, Was, cut, started, unready_cause, was,
 };
 use keelson_pod_sync_core::worker::WorkerPhase;
+use keelson_service_kit::{Fairness, Turns};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -27,13 +28,14 @@ use crate::metrics::{ProbeOutcome, ProbeSeries};
 use crate::probes::handlers::{Call, Outcome};
 use crate::start::node_ips;
 use crate::sync::{container_object, show};
-use crate::turns::Turns;
 use crate::worker::Job;
 
 /// Commands that run in containers at the same time, for probes.
 const EXEC_PROBES: usize = 16;
 /// Connections that probes have at the same time.
 const NETWORK_PROBES: usize = 64;
+/// Who has one probe more than a pod that waits loses one after a second; where all have the same, each keeps its turn for 5 s.
+const FAIRNESS: Fairness = Fairness { patience: Duration::from_secs(1), kept: Duration::from_secs(5) };
 /// Bytes of an outcome that an event carries: what the API takes.
 const EVENT_TEXT: usize = 1000;
 /// How long a task that waits for something else sleeps at most, for what nobody thought of.
@@ -50,7 +52,7 @@ pub struct Probing {
 
 impl Default for Probing {
     fn default() -> Self {
-        Self { exec: Turns::new(EXEC_PROBES), network: Turns::new(NETWORK_PROBES) }
+        Self { exec: Turns::new(EXEC_PROBES, FAIRNESS), network: Turns::new(NETWORK_PROBES, FAIRNESS) }
     }
 }
 
@@ -164,7 +166,8 @@ async fn follow(agent: Arc<Agent>, who: Who, wake: Arc<Notify>, series: Weak<Pro
                 if !call.early {
                     regular = now + Duration::from_secs(period);
                 }
-                let outcome = Box::pin(handlers::run(&agent, &call)).await;
+                let note = |text: &str| note_crowd(&agent, &who, &call, text);
+                let outcome = Box::pin(handlers::run(&agent, &call, &note)).await;
                 let took = now.elapsed();
                 if let Some(series) = series.upgrade() {
                     count(&series, &outcome, took);
@@ -256,6 +259,17 @@ pub fn address(agent: &Agent, entry: &Entry, pod: &Pod, observed: &PodObservatio
         (true, known) => known.to_owned(),
         (false, _) => String::new(),
     }
+}
+
+/// Shows who keeps a probe waiting for its turn; nobody with an empty text.
+fn note_crowd(agent: &Agent, who: &Who, call: &Call, text: &str) {
+    let at = agent.moment();
+    agent.with_life(&who.uid, who.life, |entry| {
+        if let Some(state) = entry.probes.book.get_mut(&who.key) {
+            text.clone_into(&mut state.crowded);
+            explain(entry, call, &at);
+        }
+    });
 }
 
 /// A probe that nobody could make, because a neighbour is away, is none.

@@ -17,7 +17,6 @@ use keelson_pod_sync_core::observation::{PodObservation, SandboxObservation};
 use keelson_proto::keelson::resource_manager::v1::Machine;
 use keelson_proto::keelson::runtime::v1 as runtime;
 use keelson_service_kit::default_route_address;
-use tokio::sync::SemaphorePermit;
 use tonic::{Code, Status};
 use tracing::Instrument as _;
 
@@ -34,6 +33,7 @@ use crate::stop::gone_is_done;
 use crate::sync::{Mounts, container_object};
 use crate::volumes::prepare;
 use crate::worker::{Facts, Job, Trouble, name_of, note_wait, publish};
+use permit::{gate, keep_for_a_while};
 
 /// Deadline of the calls that only write files.
 const FILES: Duration = Duration::from_secs(10);
@@ -100,7 +100,8 @@ pub async fn start_containers(
         return Ok(());
     }
     let mut permit = Some(gate(start).await?);
-    let sandbox = sandbox(start, actions.create_sandbox.as_ref()).await?;
+    let making = Box::pin(sandbox(start, actions.create_sandbox.as_ref()));
+    let sandbox = keep_for_a_while(&mut permit, making).await?;
     let mut first_trouble: Option<Trouble> = None;
     for action in &actions.start {
         let Some((kind, container)) = start.wanted.pod.container(&action.name) else { continue };
@@ -126,7 +127,8 @@ pub async fn start_containers(
         }
         start.agent.metrics.container_starts(kind);
         start.agent.with(&start.job.uid, |e| e.start.container_begins());
-        let mut started = start_one(start, &sandbox, action, container, kind, &image).await;
+        let starting = Box::pin(start_one(start, &sandbox, action, container, kind, &image));
+        let mut started = keep_for_a_while(&mut permit, starting).await;
         if let Ok(id) = &started
             && container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some())
         {
@@ -165,20 +167,6 @@ pub async fn start_containers(
         Some(trouble) => {
             publish(start.agent, &start.job.uid, &Facts { waiting: &actions.waiting, ..Facts::default() });
             Err(trouble.into())
-        }
-    }
-}
-
-async fn gate<'a>(start: &'a Start<'_>) -> Result<SemaphorePermit<'a>, Unfinished> {
-    if let Ok(permit) = start.agent.gate.try_acquire() {
-        return Ok(permit);
-    }
-    let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for other starts");
-    // Cancel-safe: a permit that was not taken is not held.
-    tokio::select! {
-        () = start.job.cancel.cancelled() => Err(Unfinished::Superseded),
-        permit = start.agent.gate.acquire().instrument(span) => {
-            permit.map_err(|_| Trouble::fault("the service is ending").into())
         }
     }
 }
@@ -713,5 +701,6 @@ fn remember(start: &Start<'_>, container: &Container, reason: &str, message: &st
     start.agent.with(&start.job.uid, |entry| entry.reasons.insert(container.name.clone(), value));
 }
 
+mod permit;
 #[cfg(test)]
 mod tests;

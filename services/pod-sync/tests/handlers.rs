@@ -44,7 +44,7 @@ async fn outcome_at(address: &str, port: u16, probe: Value) -> Outcome {
         times,
         address: address.into(),
     };
-    run(&agent(), &call).await
+    run(&agent(), &call, &|_| ()).await
 }
 
 async fn outcome(port: u16, probe: Value) -> Outcome {

@@ -30,7 +30,7 @@ pub(crate) struct Storage {
 pub(crate) struct Figures {
     /// Where writable layers lie.
     layers: Option<rt::FilesystemFigures>,
-    pods: HashMap<String, Vec<rt::ContainerFilesystemFigures>>,
+    pods: HashMap<String, rt::PodFilesystemFigures>,
     volumes: HashMap<String, Vec<vm::VolumeStats>>,
 }
 
@@ -60,7 +60,7 @@ impl Storage {
         match filesystems {
             Ok(mut told) => {
                 let pods = std::mem::take(&mut told.pods);
-                let by_uid = pods.into_iter().filter_map(|pod| Some((pod.pod?.uid, pod.containers)));
+                let by_uid = pods.into_iter().filter_map(|pod| Some((pod.pod.as_ref()?.uid.clone(), pod)));
                 figures.pods = by_uid.collect();
                 figures.layers = layers(told);
             }
@@ -146,19 +146,32 @@ fn by_name(containers: &[rt::ContainerFilesystemFigures]) -> BTreeMap<&str, (Con
             logs.bytes = logs.bytes.saturating_add(container.log_bytes);
             logs.inodes = logs.inodes.saturating_add(container.log_inodes);
             *log_taken = (*log_taken).max(container.log_taken_unix_nanos);
+            let messages = usage.termination_log.get_or_insert_default();
+            messages.bytes = messages.bytes.saturating_add(container.termination_log_bytes);
+            messages.inodes = messages.inodes.saturating_add(container.termination_log_inodes);
         }
     }
     found
 }
 
 impl Figures {
+    fn containers(&self, uid: &str) -> &[rt::ContainerFilesystemFigures] {
+        self.pods.get(uid).map(|pod| pod.containers.as_slice()).unwrap_or_default()
+    }
+
+    fn hosts_file(&self, uid: &str) -> Option<Space> {
+        let pod = self.pods.get(uid)?;
+        Some(Space { bytes: pod.hosts_file_bytes, inodes: pod.hosts_file_inodes })
+    }
+
     /// What a pod takes of filesystems.
     pub(crate) fn usage(&self, uid: &str) -> PodUsage {
-        let containers = self.pods.get(uid).map(|list| by_name(list)).unwrap_or_default();
+        let containers = by_name(self.containers(uid));
         let volumes = self.volumes.get(uid).map(Vec::as_slice).unwrap_or_default();
         PodUsage {
             containers: containers.into_iter().map(|(name, (usage, ..))| (name.to_owned(), usage)).collect(),
             volumes: volumes.iter().map(volume_usage).collect(),
+            hosts_file: self.hosts_file(uid),
             ..PodUsage::default()
         }
     }
@@ -170,15 +183,17 @@ impl Figures {
         root: Option<pb::FilesystemUsage>,
     ) -> pb::PodStatsResponse {
         let uid = stats.pod.as_ref().map(|pod| pod.uid.clone()).unwrap_or_default();
-        let named = self.pods.get(&uid).map(|list| by_name(list)).unwrap_or_default();
+        let named = by_name(self.containers(&uid));
         let layers = self.layers.clone().map(filesystem);
         let mut newest = 0;
         for container in &mut stats.containers {
             let Some((usage, layer_taken, log_taken)) = named.get(container.name.as_str()) else { continue };
             container.root = usage.layer.map(|space| part(layers, space, *layer_taken));
             container.logs = usage.logs.map(|space| part(root, space, *log_taken));
+            container.termination_log = usage.termination_log.map(|space| part(root, space, *log_taken));
         }
         newest = named.values().map(|(_, layer, log)| (*layer).max(*log)).fold(newest, i64::max);
+        stats.hosts_file = self.hosts_file(&uid).map(|space| part(root, space, newest));
         let volumes = self.volumes.get(&uid).map(Vec::as_slice).unwrap_or_default();
         stats.volumes = volumes
             .iter()
@@ -228,6 +243,8 @@ mod tests {
             log_bytes: logs,
             log_inodes: 1,
             log_taken_unix_nanos: 7,
+            termination_log_bytes: 2 * logs,
+            termination_log_inodes: 1,
             ..Default::default()
         }
     }
@@ -243,9 +260,15 @@ mod tests {
         };
         let layers = rt::FilesystemFigures { capacity_bytes: 500, ..Default::default() };
         let containers = vec![container("main", Some(30), 4), container("main", Some(1), 0)];
+        let pod = rt::PodFilesystemFigures {
+            containers,
+            hosts_file_bytes: 100,
+            hosts_file_inodes: 1,
+            ..Default::default()
+        };
         Figures {
             layers: Some(layers),
-            pods: [("u".to_owned(), containers)].into(),
+            pods: [("u".to_owned(), pod)].into(),
             volumes: [("u".to_owned(), vec![volume("scratch", 8, true), volume("claim", 90, false)])].into(),
         }
     }
@@ -256,7 +279,9 @@ mod tests {
         let main = usage.containers["main"];
         assert_eq!(main.layer, Some(Space { bytes: 31, inodes: 4 }));
         assert_eq!(main.logs, Some(Space { bytes: 4, inodes: 2 }));
-        assert_eq!(usage.local_storage(), 43);
+        assert_eq!(main.termination_log, Some(Space { bytes: 8, inodes: 2 }));
+        assert_eq!(usage.hosts_file, Some(Space { bytes: 100, inodes: 1 }));
+        assert_eq!(usage.local_storage(), 151);
         assert_eq!(figures().usage("unknown"), PodUsage::default());
     }
 
@@ -280,7 +305,9 @@ mod tests {
             told.volumes.iter().map(|v| (v.name.as_str(), v.filesystem.unwrap().used)).collect();
         assert_eq!(volumes, [("scratch", 8), ("claim", 90)]);
         let all = told.ephemeral_storage.unwrap();
-        assert_eq!((all.used, all.capacity, all.taken_unix_nanos), (43, 9000, 7));
+        assert_eq!((all.used, all.capacity, all.taken_unix_nanos), (151, 9000, 7));
+        let (hosts, messages) = (told.hosts_file.unwrap(), main.termination_log.unwrap());
+        assert_eq!((hosts.used, messages.used), (100, 8));
         let nothing = Figures::default().add_to(stats.clone(), Some(root));
         assert_eq!(nothing, stats);
     }

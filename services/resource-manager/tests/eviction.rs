@@ -99,8 +99,14 @@ async fn a_pod_that_exceeds_the_limit_of_its_volume_is_ordered_to_end_until_it_i
     let limited = |uid: &str| {
         let volume =
             pb::EmptyDirShare { name: "scratch".into(), size_limit: "1Mi".into(), ..Default::default() };
-        let critical = uid == "critical";
-        pb::PodDesire { empty_dirs: vec![volume], critical, ..desire(uid, 1, Want::Run, "BestEffort") }
+        // Of system priority; one from a file, which is critical as well, keeps its limits.
+        let priority = if uid == "critical" { 2_000_000_000 } else { 0 };
+        pb::PodDesire {
+            empty_dirs: vec![volume],
+            critical: true,
+            priority,
+            ..desire(uid, 1, Want::Run, "BestEffort")
+        }
     };
     for uid in ["modest", "greedy", "critical"] {
         sync.pod(limited(uid)).await;

@@ -29,13 +29,12 @@ use keelson_runtime_shim_core::credential_plugin::{
 use keelson_runtime_shim_core::keyring::{Credential, Keyring, Origin};
 use keelson_service_kit::plugin::{Program, RunError};
 use keelson_service_kit::status::chain;
-use keelson_service_kit::{Metrics, Progress};
+use keelson_service_kit::{Fairness, Metrics, Progress, Turns};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use tokio::sync::Semaphore;
 
 use crate::clock::Clock;
 use handover::{Given, NotUsable, handover_path, read_handover};
@@ -44,6 +43,8 @@ use handover::{Given, NotUsable, handover_path, read_handover};
 const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
 /// How many processes of one plugin run at a time.
 const AT_A_TIME: usize = 4;
+/// A plugin that hangs for the images of one pod keeps no other pod waiting for longer than that.
+const FAIRNESS: Fairness = Fairness { patience: Duration::from_secs(5), kept: Duration::from_secs(15) };
 /// Variables of this service that say something to it alone.
 const FOR_US: &[&str] = &[
     "KEELSON_LIFELINE_FD",
@@ -71,7 +72,7 @@ struct Plugin {
     limit: Duration,
     metrics: PluginMetrics,
     progress: Progress,
-    slots: Semaphore,
+    turns: Arc<Turns>,
     state: Mutex<State>,
 }
 
@@ -162,7 +163,7 @@ impl Plugins {
     }
 
     fn of(given: Given, limit: Duration, metrics: &Metrics, progress: &Progress) -> Self {
-        let Given { bin_dir, environment, configured, mut missing } = given;
+        let Given { bin_dir, environment, configured, mut missing, mut writable } = given;
         let metrics = PluginMetrics::registered(metrics, &configured.hash);
         let environment = merged(&environment);
         let plugin = |provider: Provider| {
@@ -171,9 +172,16 @@ impl Plugins {
             let path = bin_dir.join(&provider.name);
             let program = Program { path, args: provider.args.clone(), env };
             let missing = missing.remove(&provider.name);
+            if let Some(file) = writable.remove(&provider.name) {
+                let text = format!(
+                    "others than root may write {file}, and it is run as root with the agent's environment: give it to root and take the \
+                     write permission from group and others"
+                );
+                progress.condition(&format!("writers of credential provider {}", provider.name), Err(text));
+            }
             let (state, metrics, progress) = (Mutex::default(), metrics.clone(), progress.clone());
-            let slots = Semaphore::new(AT_A_TIME);
-            let plugin = Plugin { provider, program, limit, metrics, progress, slots, state };
+            let turns = Turns::new(AT_A_TIME, FAIRNESS);
+            let plugin = Plugin { provider, program, limit, metrics, progress, turns, state };
             plugin.tell_startable(missing.map_or(Ok(()), Err));
             Arc::new(plugin)
         };
@@ -182,9 +190,9 @@ impl Plugins {
 
     /// What the plugins for a repository (`host/path`, without tag and digest) give for it, in the order in which it is
     /// to be tried. They are asked at the same time; one that fails gives nothing.
-    pub async fn find(&self, repository: &str) -> Vec<(Credential, Origin)> {
+    pub async fn find(&self, repository: &str, pod: &Arc<str>) -> Vec<(Credential, Origin)> {
         let fitting = self.list.iter().filter(|plugin| plugin.provider.is_for(repository));
-        let answers = join_all(fitting.map(|plugin| plugin.credentials(repository, &self.clock))).await;
+        let answers = join_all(fitting.map(|plugin| plugin.credentials(repository, pod, &self.clock))).await;
         let mut keyring = Keyring::default();
         for (key, credential) in answers.iter().flatten().flat_map(|auth| auth.iter()) {
             keyring.insert(key, credential.clone(), Origin::Node);
@@ -226,24 +234,31 @@ impl Plugin {
 
     /// What is known for a repository, or else what the plugin answers. Whoever asks for the same while it is asked gets
     /// the same answer; when nobody waits for it any more the plugin is ended.
-    async fn credentials(self: &Arc<Self>, repository: &str, clock: &Clock) -> Option<Auth> {
+    async fn credentials(self: &Arc<Self>, repository: &str, pod: &Arc<str>, clock: &Clock) -> Option<Auth> {
         let asking = {
             let mut state = self.state();
             if let Some(auth) = state.cache.get(repository, clock.read().boot_nanos) {
                 return Some(auth);
             }
-            self.join(&mut state, repository, clock)
+            self.join(&mut state, repository, pod, clock)
         };
         asking.await
     }
 
-    fn join(self: &Arc<Self>, state: &mut State, repository: &str, clock: &Clock) -> Shared<Asking> {
+    fn join(
+        self: &Arc<Self>,
+        state: &mut State,
+        repository: &str,
+        pod: &Arc<str>,
+        clock: &Clock,
+    ) -> Shared<Asking> {
         let running = state.asked.get(repository).and_then(WeakShared::upgrade);
         if let Some(running) = running.filter(|running| running.peek().is_none()) {
             return running;
         }
         let (plugin, asked, clock) = (Arc::clone(self), repository.to_owned(), clock.clone());
-        let asking = async move { plugin.answer(&asked, &clock).await }.boxed().shared();
+        let pod = Arc::clone(pod);
+        let asking = async move { plugin.answer_in_turn(&asked, &pod, &clock).await }.boxed().shared();
         state.asked.retain(|_, asking| asking.upgrade().is_some());
         if let Some(weak) = asking.downgrade() {
             state.asked.insert(repository.to_owned(), weak);
@@ -251,10 +266,14 @@ impl Plugin {
         asking
     }
 
+    /// Asks the plugin when it is the turn of the first pod that needs the answer.
+    async fn answer_in_turn(&self, repository: &str, pod: &Arc<str>, clock: &Clock) -> Option<Auth> {
+        let turn = self.turns.take(pod).await;
+        turn.work(self.answer(repository, clock)).await
+    }
+
     /// Asks the plugin and keeps its answer.
     async fn answer(&self, repository: &str, clock: &Clock) -> Option<Auth> {
-        // Never closed.
-        let _slot = self.slots.acquire().await;
         // Another answer may have come meanwhile that is for this repository too.
         let known = self.state().cache.get(repository, clock.read().boot_nanos);
         if known.is_some() {

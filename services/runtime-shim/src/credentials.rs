@@ -121,7 +121,8 @@ impl Credentials {
     pub async fn find(&self, pod: &PodRef, names: &[String], repository: &str) -> Result<Found, NobodyKnows> {
         let mut found = self.of_pod(pod, names, repository).await?;
         found.list.extend(self.of_node().await.lookup(repository));
-        found.list.extend(self.plugins.find(repository).await);
+        let pod: Arc<str> = format!("{}/{}", pod.namespace, pod.name).into();
+        found.list.extend(self.plugins.find(repository, &pod).await);
         Ok(found)
     }
 

@@ -32,6 +32,7 @@ mod fake;
 mod raw;
 #[cfg(test)]
 mod raw_tests;
+mod streams;
 #[cfg(test)]
 mod tests;
 
@@ -44,6 +45,7 @@ use k8s_cri::v1 as cri;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_runtime_shim_core::exec::{Instance, NotThere, State, choose};
 use keelson_service_kit::status::is_unanswered;
+use keelson_service_kit::{Metrics, NoPlace, Progress};
 use keelson_spdy::relay::{self, Answers};
 use keelson_spdy::session::{self, SETUP_WITHIN, Wanted};
 use tokio::sync::Semaphore;
@@ -53,6 +55,7 @@ use crate::cri::Cri;
 use crate::labels;
 use crate::observe::state_of;
 use dial::StreamUrl;
+use streams::Streams;
 
 pub use keelson_spdy::relay::RelayError;
 pub use keelson_spdy::session::SetupError;
@@ -60,8 +63,10 @@ pub use keelson_spdy::session::SetupError;
 pub use dial::DialError;
 pub use raw::Pieces;
 
-/// Commands that run at the same time, of the command on the node and of the kubelet API each. Each holds a connection to the runtime and at most some 300 KiB.
+/// Commands of the command on the node that run at the same time. Each holds a connection to the runtime and at most some 300 KiB.
 const AT_ONCE: usize = 64;
+/// Streams of the kubelet API at the same time, which cost as much; pods, namespaces and users have shares of them.
+const STREAMS: usize = 128;
 /// How long a caller may take to say what it wants.
 const START_WITHIN: Duration = Duration::from_secs(10);
 
@@ -77,6 +82,11 @@ pub enum ExecError {
     /// More than [`AT_ONCE`].
     #[error("{AT_ONCE} commands are being run already; try again when one has ended")]
     TooMany,
+    /// More than the share of the pod, its namespace or the user.
+    #[error(
+        "no stream into a container is free: {0}; close one, or use `keelson exec` on the node, which has places of its own"
+    )]
+    NoStream(#[from] NoPlace),
     /// No such pod, or no such container that runs.
     #[error(transparent)]
     NotThere(#[from] NotThere),
@@ -104,14 +114,14 @@ pub struct Execs {
     /// Of the command on the node, which is an operator's.
     permits: Arc<Semaphore>,
     /// Of the kubelet API: however many come over the network, an operator gets in.
-    streams: Arc<Semaphore>,
+    streams: Streams,
 }
 
 impl Execs {
     /// Commands are run by this runtime.
-    pub fn new(cri: Cri) -> Self {
-        let places = || Arc::new(Semaphore::new(AT_ONCE));
-        Self { cri, permits: places(), streams: places() }
+    pub fn new(cri: Cri, metrics: &Metrics, progress: Progress) -> Self {
+        let permits = Arc::new(Semaphore::new(AT_ONCE));
+        Self { cri, permits, streams: Streams::new(STREAMS, metrics, progress) }
     }
 
     /// Does what the caller's messages say and answers until the command has ended or the caller has gone. `uid` is who

@@ -15,10 +15,9 @@ use keelson_proto::keelson::common::v1::PodRef;
 use keelson_proto::keelson::runtime::v1 as pb;
 use keelson_runtime_shim_core::log;
 use keelson_service_kit::status::chain;
-use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, openat2, statat};
+use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 
-use crate::filesystem::Share;
 use crate::labels;
 
 /// Bytes of a termination file that are read (pod-lifecycle.md §11).
@@ -28,6 +27,9 @@ const FALLBACK_LINES: usize = 80;
 const FALLBACK_BYTES: usize = 2048;
 /// File in a pod's log folder that says which agent has made it: by its root folder, which no two share.
 const MARK: &str = ".keelson";
+/// Within a pod's folder: its hosts file, and the folder of the containers' termination logs.
+pub(crate) const HOSTS_FILE: &str = "etc-hosts";
+pub(crate) const CONTAINERS: &str = "containers";
 /// Length of a link's name without `.log`.
 const LINK_NAME: usize = 251;
 
@@ -58,7 +60,7 @@ pub enum FileError {
 /// The folders of the agent as runtime-shim uses them.
 #[derive(Debug, Clone)]
 pub struct Files {
-    paths: Paths,
+    pub(crate) paths: Paths,
 }
 
 impl Files {
@@ -132,12 +134,12 @@ impl Files {
             pb::WriteContainerFilesResponse { mounts: Vec::new(), next_attempt_by_logs: next_attempt(&logs) };
         let pod_dir = self.paths.pod_dir(&pod.uid);
         if let Some(hosts) = &request.etc_hosts {
-            let path = pod_dir.join("etc-hosts");
+            let path = pod_dir.join(HOSTS_FILE);
             write_file(&path, etc_hosts(hosts).as_bytes(), 0o644)?;
             answer.mounts.push(mount("/etc/hosts", &path));
         }
         if !request.termination_message_path.is_empty() {
-            let dir = pod_dir.join("containers").join(&request.container);
+            let dir = pod_dir.join(CONTAINERS).join(&request.container);
             make_dir(&dir, 0o750)?;
             let path = dir.join(format!("{:08x}", fastrand::u32(..)));
             write_file(&path, b"", 0o666)?;
@@ -174,25 +176,6 @@ impl Files {
     /// Opens a folder below that of all logs.
     pub(crate) fn open_log_folder(&self, path: &Path) -> io::Result<OwnedFd> {
         descriptor_beneath(&self.paths.pod_logs_dir, path, OFlags::DIRECTORY)
-    }
-
-    /// What the regular files of a log's folder take on the disk.
-    ///
-    /// # Errors
-    /// The folder is not there, not below that of all logs, or cannot be read.
-    pub(crate) fn log_share(&self, folder: &Path) -> io::Result<Share> {
-        let folder = self.open_log_folder(folder)?;
-        let mut share = Share::default();
-        for entry in Dir::read_from(&folder)? {
-            // What goes meanwhile takes nothing.
-            let Ok(stat) = statat(&folder, entry?.file_name(), AtFlags::SYMLINK_NOFOLLOW) else { continue };
-            if FileType::from_raw_mode(stat.st_mode).is_file() {
-                // Blocks have 512 bytes whatever the file system's have (stat(2)).
-                share.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-                share.inodes += 1;
-            }
-        }
-        Ok(share)
     }
 
     fn open_beneath(&self, root: &Path, path: &Path) -> io::Result<File> {
@@ -367,7 +350,7 @@ fn locker(locks: &str, device: u64, inode: u64) -> Option<u32> {
     })
 }
 
-fn descriptor_beneath(root: &Path, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+pub(crate) fn descriptor_beneath(root: &Path, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let relative = path.strip_prefix(root).map_err(|_| {
         io::Error::new(io::ErrorKind::PermissionDenied, "the file is not below the agent's folder")
     })?;
@@ -378,7 +361,7 @@ fn descriptor_beneath(root: &Path, path: &Path, flags: OFlags) -> io::Result<Own
     Ok(openat2(&root, relative, flags, Mode::empty(), resolve)?)
 }
 
-fn check_name(name: &str) -> Result<(), FileError> {
+pub(crate) fn check_name(name: &str) -> Result<(), FileError> {
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
         return Err(FileError::BadName(name.to_owned()));
     }

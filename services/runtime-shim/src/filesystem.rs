@@ -304,9 +304,12 @@ fn figures_of(pod: &pb::RuntimePod, layers: &Layers, files: &Files) -> pb::PodFi
     let mut named = BTreeSet::new();
     let containers = pod.containers.iter().map(|container| {
         let layer = layers.get(&container.id);
-        let log = Path::new(&container.log_path).parent().filter(|_| named.insert(container.name.as_str()));
-        // No folder, no log.
+        // The files of a name are its newest container's. No folder, no files.
+        let newest = named.insert(container.name.as_str());
+        let log = Path::new(&container.log_path).parent().filter(|_| newest);
         let log = log.and_then(|folder| files.log_share(folder).ok()).unwrap_or_default();
+        let messages = newest.then(|| files.termination_log_share(&pod.uid, &container.name).ok());
+        let messages = messages.flatten().unwrap_or_default();
         pb::ContainerFilesystemFigures {
             name: container.name.clone(),
             id: container.id.clone(),
@@ -317,11 +320,16 @@ fn figures_of(pod: &pb::RuntimePod, layers: &Layers, files: &Files) -> pb::PodFi
             log_bytes: log.bytes,
             log_inodes: log.inodes,
             log_taken_unix_nanos: now_unix_nanos(),
+            termination_log_bytes: messages.bytes,
+            termination_log_inodes: messages.inodes,
         }
     });
+    let hosts = files.hosts_file_share(&pod.uid).unwrap_or_default();
     pb::PodFilesystemFigures {
         pod: Some(PodRef { uid: pod.uid.clone(), namespace: pod.namespace.clone(), name: pod.name.clone() }),
         containers: containers.collect(),
+        hosts_file_bytes: hosts.bytes,
+        hosts_file_inodes: hosts.inodes,
     }
 }
 
@@ -357,6 +365,13 @@ mod tests {
         std::fs::write(folder.join("0.log"), vec![b'x'; 8_192]).unwrap();
         std::fs::write(folder.join("0.log.1"), b"y").unwrap();
         std::os::unix::fs::symlink("/etc/passwd", folder.join("link")).unwrap();
+        let own = fake.dir.path().join("root/pods/u");
+        std::fs::create_dir_all(own.join("containers/c")).unwrap();
+        std::fs::write(own.join("etc-hosts"), vec![b'h'; 20_000]).unwrap();
+        for attempt in ["11111111", "22222222"] {
+            std::fs::write(own.join("containers/c").join(attempt), vec![b'm'; 40_000]).unwrap();
+        }
+        std::os::unix::fs::symlink("/etc/passwd", own.join("containers/c/link")).unwrap();
         for container in ["c", "old"] {
             fake.logs_to(container, &folder.join("0.log"));
             fake.layer(container, usage("/", 100));
@@ -404,6 +419,10 @@ mod tests {
         // What a file takes on the disk depends on the disk; a link and what it leads to is no log.
         assert!(with.log_bytes >= 8_192 && with.log_bytes < 1 << 20 && with.log_inodes == 2, "{with:?}");
         assert_eq!((without.log_bytes, without.log_inodes), (0, 0));
+        assert!((80_000..1 << 20).contains(&with.termination_log_bytes), "{with:?}");
+        assert_eq!((with.termination_log_inodes, without.termination_log_bytes), (2, 0));
+        assert!((20_000..1 << 20).contains(&pod.hosts_file_bytes), "{pod:?}");
+        assert_eq!(pod.hosts_file_inodes, 1);
         assert!(figures.stats(true).unwrap().pods.is_empty());
     }
 

@@ -19,11 +19,11 @@ use keelson_runtime_shim_core::keyring::repository_of;
 use keelson_runtime_shim_core::pull_rate::PullRate;
 use keelson_runtime_shim_core::pull_record::Access;
 use keelson_service_kit::status::{chain, error, is_cut};
-use keelson_service_kit::{EventRing, Metrics, ObjectRef};
+use keelson_service_kit::{EventRing, Fairness, Metrics, ObjectRef, Turns};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tonic::{Code, Status};
 
 use crate::clock::Clock;
@@ -34,13 +34,17 @@ use crate::pull_records::{RecordError, Records};
 use crate::pull_watch::{Watching, tell};
 use crate::whole;
 
+/// A pull that others wait for keeps its turn for a minute, one of a pod with several for 10 s. It goes on without one, so that a
+/// registry that sends a byte now and then holds up nobody else's pulls.
+const FAIRNESS: Fairness = Fairness { patience: Duration::from_secs(10), kept: Duration::from_secs(60) };
+
 /// Makes images present.
 #[derive(Debug, Clone)]
 pub struct Images {
     pub(crate) cri: Cri,
     pub(crate) events: EventRing,
     book: Arc<Mutex<PullBook>>,
-    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) turns: Arc<Turns>,
     pub(crate) rate: Arc<Mutex<PullRate>>,
     pub(crate) clock: Clock,
     pub(crate) credentials: Credentials,
@@ -112,7 +116,7 @@ impl Images {
             cri,
             events,
             book: Arc::default(),
-            slots: Arc::new(Semaphore::new(parallel.max(1) as usize)),
+            turns: Turns::new(parallel.max(1) as usize, FAIRNESS),
             rate: Arc::new(Mutex::new(PullRate::new(pulls.registry_qps, pulls.registry_burst))),
             clock: Clock::System,
             credentials: Credentials::none(),

@@ -15,6 +15,7 @@ pub mod collect;
 mod credential_plugins;
 pub mod credentials;
 pub mod cri;
+mod disk_use;
 mod event_metrics;
 pub mod exec;
 #[cfg(test)]
@@ -101,7 +102,7 @@ pub async fn build(context: Context) -> anyhow::Result<Routes> {
     context.spawn("filesystems", filesystems.clone().run(context.clone()));
     context.spawn("log-rotation", rotator.clone().run(context.clone()));
     context.spawn("log-compression", rotator.run_tidying(context.clone()));
-    let execs = exec::Execs::new(cri.clone());
+    let execs = exec::Execs::new(cri.clone(), &context.metrics, context.progress.clone());
     let runtime: proxy::Proxy<proxy::RuntimeService> =
         proxy::Proxy::new(cri.channel(), observer.clone(), files.clone());
     let image: proxy::Proxy<proxy::ImageService> = proxy::Proxy::new(cri.image_channel(), observer, files);

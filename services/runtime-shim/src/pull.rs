@@ -1,6 +1,6 @@
 //! One pull: back-off, credentials, a slot, a token, then the runtime, watched until it is through.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_cri::v1 as cri;
@@ -10,7 +10,7 @@ use keelson_runtime_shim_core::image::go_duration;
 use keelson_runtime_shim_core::keyring::{Credential, Origin};
 use keelson_runtime_shim_core::pull_rate::PullRate;
 use keelson_service_kit::status::{chain, is_unanswered};
-use keelson_service_kit::{Metrics, ObjectRef};
+use keelson_service_kit::{Metrics, ObjectRef, TurnsLook};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -111,6 +111,17 @@ fn size_label(bytes: u64) -> &'static str {
     .map_or("GT100GB", |(_, label)| label)
 }
 
+/// What a pull waits for, with whoever is in the way.
+fn waits_for(look: &TurnsLook) -> String {
+    let text = "waiting for other pulls (serializeImagePulls, maxParallelImagePulls)".to_owned();
+    match &look.most {
+        Some((pod, count)) if look.taken >= look.places => {
+            format!("{text}: {} of {} run, {count} of them for {pod}", look.taken, look.places)
+        }
+        _ => text,
+    }
+}
+
 /// A pull's token, given back unless the pull has begun.
 struct Token<'a>(&'a Mutex<PullRate>, bool);
 
@@ -139,16 +150,22 @@ impl Images {
             () = pull.progress.closed() => return Err(NoImage::Left),
             with = self.candidates(pull) => with?,
         };
-        step(
-            pull.progress,
-            "waiting",
-            "waiting for other pulls (serializeImagePulls, maxParallelImagePulls)",
-        );
-        // Cancel-safe: a slot that is not taken stays free. The slots are never closed.
-        let _slot = tokio::select! {
+        step(pull.progress, "waiting", &waits_for(&self.turns.look()));
+        let pod: Arc<str> = format!("{}/{}", pull.pod.namespace, pull.pod.name).into();
+        // Cancel-safe: a turn that is not taken is another pull's.
+        let turn = tokio::select! {
             () = pull.progress.closed() => return Err(NoImage::Left),
-            slot = self.slots.acquire() => slot,
+            turn = self.turns.take(&pod) => turn,
         };
+        turn.work(Box::pin(self.pull_in_turn(pull, with, asked))).await
+    }
+
+    async fn pull_in_turn(
+        &self,
+        pull: Pull<'_>,
+        with: Vec<With>,
+        asked: Instant,
+    ) -> Result<pb::ImageDone, NoImage> {
         self.token(pull.progress).await?;
         step(pull.progress, "pulling", "pulling");
         let text = format!("Pulling image {:?}", pull.request.image);

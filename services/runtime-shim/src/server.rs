@@ -260,6 +260,7 @@ fn exec_status(failure: &ExecError) -> Status {
     let (code, reason) = match failure {
         ExecError::BadRequest(_) | ExecError::Caller(_) => (Code::InvalidArgument, "BAD_REQUEST"),
         ExecError::TooMany => (Code::ResourceExhausted, "TOO_MANY_EXECS"),
+        ExecError::NoStream(_) => (Code::ResourceExhausted, "TOO_MANY_STREAMS"),
         ExecError::NotThere(NotThere::Pod) => (Code::NotFound, "POD_NOT_FOUND"),
         ExecError::NotThere(NotThere::Container { .. }) => (Code::NotFound, "CONTAINER_NOT_FOUND"),
         ExecError::Unavailable(_) => (Code::Unavailable, "RUNTIME_UNAVAILABLE"),

@@ -13,11 +13,11 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
 use keelson_service_kit::status::is_cut;
-use keelson_service_kit::{Backoff, Peer, now_unix_nanos};
+use keelson_service_kit::{Backoff, Fairness, Peer, Turns, now_unix_nanos};
 use keelson_volume_manager_core::desire::{PodDesire, PodRef, Volume, Want};
 use keelson_volume_manager_core::payload::{FileSource, clean};
 use keelson_volume_manager_core::token::{JITTER_SECONDS, TokenLookup, TokenName, Validity};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tonic::{Request, Response, Status};
 
@@ -34,26 +34,27 @@ const MAX_BYTES: u64 = 64 << 10;
 
 /// So many tokens are asked for at a time, so that those of a full node leave pod-config room for others.
 const AT_A_TIME: usize = 16;
+/// The pod with the fewest comes first, so that one with hundreds of tokens keeps nobody waiting.
+const FAIRNESS: Fairness = Fairness { patience: Duration::from_secs(2), kept: CALL };
 
 /// Who has tokens made. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Maker {
     pod_config: Peer,
-    gate: Arc<Semaphore>,
+    turns: Arc<Turns>,
 }
 
 impl Maker {
     pub(crate) fn new(pod_config: Peer) -> Self {
-        Self { pod_config, gate: Arc::new(Semaphore::new(AT_A_TIME)) }
+        Self { pod_config, turns: Turns::new(AT_A_TIME, FAIRNESS) }
     }
 
     async fn make(&self, message: pb::CreateTokenRequest) -> Result<pb::CreateTokenResponse, Status> {
-        // Closed by nobody.
-        let _permit = self.gate.acquire().await;
+        let turn = self.turns.take(&message.pod_uid.as_str().into()).await;
         let mut request = Request::new(message);
         request.set_timeout(CALL);
         let mut client = PodConfigClient::new(self.pod_config.channel());
-        client.create_token(request).await.map(Response::into_inner)
+        turn.work(client.create_token(request)).await.map(Response::into_inner)
     }
 }
 

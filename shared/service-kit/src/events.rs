@@ -9,6 +9,8 @@ use crate::now_unix_nanos;
 
 /// Events kept per service; older ones are lost, and counted.
 const CAPACITY: usize = 512;
+/// Bytes of a message that are kept: some messages hold what a container, a registry or a hook has said.
+const MESSAGE: usize = 4 << 10;
 
 /// The bounded ring of Kubernetes events that this service wants told.
 #[derive(Debug, Clone)]
@@ -88,7 +90,8 @@ impl EventRing {
 
     /// As [`Self::record`], with annotations of the event's own object (`metadata.annotations`). An event that differs
     /// from an earlier one in them alone takes its place, with its count.
-    pub fn record_annotated(&self, event: NewEvent, annotations: BTreeMap<String, String>) {
+    pub fn record_annotated(&self, mut event: NewEvent, annotations: BTreeMap<String, String>) {
+        cut(&mut event.message);
         let now = now_unix_nanos();
         let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kind = if event.warning { "Warning" } else { "Normal" };
@@ -148,6 +151,20 @@ impl EventRing {
     }
 }
 
+/// Leaves so much of a message, with an ellipsis for what is left out.
+fn cut(message: &mut String) {
+    const ELLIPSIS: char = '…';
+    if message.len() > MESSAGE {
+        let mut end = MESSAGE - ELLIPSIS.len_utf8();
+        while !message.is_char_boundary(end) {
+            end -= 1;
+        }
+        message.truncate(end);
+        message.push(ELLIPSIS);
+        message.shrink_to_fit();
+    }
+}
+
 #[tonic::async_trait]
 impl Events for EventRing {
     async fn list_events(
@@ -185,6 +202,20 @@ mod tests {
         let list = ring.list("", 0);
         assert_eq!((list.events.len(), list.events[0].count), (1, 2));
         assert_eq!(list.events[0].annotations, [("usage".to_owned(), "2Mi".to_owned())].into());
+    }
+
+    #[test]
+    fn a_huge_message_is_cut_between_two_characters() {
+        let ring = EventRing::default();
+        for text in ["x".repeat(MESSAGE), "ä".repeat(1 << 20), format!("x{}", "ä".repeat(1 << 20))] {
+            ring.warning(ObjectRef::node("n"), "Failed", text);
+        }
+        let messages: Vec<String> = ring.list("", 0).events.into_iter().map(|event| event.message).collect();
+        assert_eq!(messages[0], "x".repeat(MESSAGE));
+        for (message, bytes) in [(&messages[1], MESSAGE - 1), (&messages[2], MESSAGE)] {
+            assert_eq!(message.len(), bytes);
+            assert!(message.ends_with("ä…"));
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod bootstrap;
 mod context;
 mod deadline;
 mod events;
+mod flow;
 mod follow;
 mod health;
 mod heartbeat;
@@ -31,13 +32,16 @@ mod program;
 mod progress;
 mod selinux;
 pub mod server;
+mod shares;
 mod spans;
 mod state_file;
 pub mod status;
+mod turns;
 mod uds;
 mod usage;
 mod watch;
 mod whereabouts;
+mod writers;
 
 pub use address::{default_route_address, is_local_address, preferred_route_address};
 pub use backoff::Backoff;
@@ -55,11 +59,14 @@ pub use process_metrics::open_files_limit;
 pub use program::program;
 pub use progress::{LoopHandle, Progress};
 pub use selinux::selinux_is_enabled;
+pub use shares::{Holder, HolderKind, NoPlace, SharedPlace, Shares};
 pub use state_file::{Kept, StateFile, StateFileError};
 pub use tokio_util::sync::CancellationToken;
+pub use turns::{Fairness, Look as TurnsLook, Turn, Turns};
 pub use uds::{BindError, PeerIdentity, bind};
 pub use watch::{Subscription, WatchHub, WatchItem};
 pub use whereabouts::Outside;
+pub use writers::writable_by_others;
 
 /// Now, as nanoseconds since 1970-01-01 UTC.
 pub fn now_unix_nanos() -> i64 {

@@ -20,6 +20,7 @@ use tower::retry::budget::{Budget as _, TpsBudget};
 
 use crate::Backoff;
 use crate::deadline::parse_timeout;
+use crate::flow::{CONNECTION_WINDOW, STREAM_WINDOW};
 use crate::status::{PEER_SILENT, PEER_UNAVAILABLE, error};
 
 /// How long a peer may take to show that it is a live gRPC server, not only a socket with a backlog.
@@ -139,6 +140,8 @@ fn lazily(name: &str, socket: &Path, endpoint: Endpoint) -> PeerChannel {
     let path = socket.to_owned();
     let inner = endpoint
         .connect_timeout(Duration::from_secs(5))
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .connect_with_connector_lazy(tower::service_fn(move |_: Uri| connect(path.clone())));
     let budget = Arc::new(TpsBudget::new(BUDGET_WINDOW, BUDGET_PER_SECOND, BUDGET_RATIO));
     PeerChannel { name: name.to_owned(), inner, budget }

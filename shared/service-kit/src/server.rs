@@ -12,7 +12,6 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use http::{Request, Response};
 use keelson_config::{Config, ServiceName};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::service::Routes;
@@ -20,11 +19,13 @@ use tonic::{Code, Status};
 use tower::{Layer, Service};
 use tracing::Instrument as _;
 
+use crate::flow::{CONNECTION_WINDOW, STREAM_WINDOW};
 use crate::metrics::Metrics;
+use crate::shares::{Holder, HolderKind, Shares};
 use crate::status::error;
 use crate::uds::{Incoming, PeerIdentity, bind};
 
-/// Calls that are answered at the same time; one more is told RESOURCE_EXHAUSTED.
+/// Calls that are answered at the same time, of which each user has a share; one more is told RESOURCE_EXHAUSTED.
 const CONCURRENCY: usize = 1024;
 
 /// Who may call the methods of APIs that are not ours, by path prefix, the first that fits: CRI on the socket of
@@ -91,6 +92,13 @@ impl CallerPolicy {
         ServiceName::ALL.into_iter().map(ServiceName::as_str).filter(of_uid).collect()
     }
 
+    /// The name of a user, for people.
+    fn name_of(&self, peer: &PeerIdentity) -> String {
+        let service =
+            self.services.iter().find(|(uid, _)| *uid == peer.uid).map(|(_, name)| (*name).to_owned());
+        service.unwrap_or_else(|| format!("with uid {}", peer.uid))
+    }
+
     /// Whether `peer` may call the method at `path`. uid 0 may always; so may, where no user is configured
     /// for any service, whoever runs as the same user. A process of a pod or of another namespace may nothing, whoever it is.
     ///
@@ -143,13 +151,13 @@ pub fn callers_of(path: &str) -> Option<&'static [&'static str]> {
 pub struct StackLayer {
     policy: Arc<CallerPolicy>,
     metrics: Metrics,
-    permits: Arc<Semaphore>,
+    calls: Arc<Shares>,
 }
 
 impl StackLayer {
     /// The stack with the limits of every service.
     pub fn new(policy: CallerPolicy, metrics: Metrics) -> Self {
-        Self { policy: Arc::new(policy), metrics, permits: Arc::new(Semaphore::new(CONCURRENCY)) }
+        Self { policy: Arc::new(policy), metrics, calls: Shares::new(CONCURRENCY) }
     }
 }
 
@@ -207,12 +215,13 @@ where
             );
             return refuse(*status);
         }
-        let Ok(permit) = Arc::clone(&self.layer.permits).try_acquire_owned() else {
-            return refuse(error(
-                Code::ResourceExhausted,
-                "TOO_MANY_CALLS",
-                format!("more than {CONCURRENCY} calls at the same time; try again"),
-            ));
+        let caller = Holder::new(HolderKind::User, self.layer.policy.name_of(&peer));
+        let place = match self.layer.calls.take(vec![caller]) {
+            Ok(place) => place,
+            Err(why) => {
+                let message = format!("too many calls at the same time: {why}; try again");
+                return refuse(error(Code::ResourceExhausted, "TOO_MANY_CALLS", message));
+            }
         };
         let span = span_of(&path, &request);
         let answer = AssertUnwindSafe(self.inner.call(request)).catch_unwind();
@@ -223,7 +232,7 @@ where
                     tracing::error!(method = path, "the handler has panicked");
                     Ok(error(Code::Internal, "PANIC", format!("{path} has failed inside")).into_http())
                 });
-                drop(permit);
+                drop(place);
                 if let Ok(response) = &response {
                     metrics.handled(&path, code_of(response));
                 }
@@ -269,6 +278,8 @@ pub async fn serve(
     bound();
     let stop = shutdown.clone();
     let server = tonic::transport::Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_keepalive_timeout(Some(Duration::from_secs(20)))
         .layer(stack)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use keelson_config::{ApiTls, ServiceName};
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
-use keelson_service_kit::{Context, Peer};
+use keelson_service_kit::{Context, Holder, HolderKind, Peer, SharedPlace, Shares};
 use pb::review_token_response::Result as Told;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
@@ -18,11 +18,15 @@ use super::User;
 use super::attributes::RESOURCE;
 use super::kept::{Kept, Key};
 use super::token_metrics::TokenMetrics;
+use crate::strangers::Source;
 
 /// How long an answer may take; pod-config asks the server several times in it.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// How many answers of each kind are remembered. Wrong tokens have their own, so that who makes them up forgets nobody else's.
 const MOST: usize = 1024;
+/// Questions that wait for their answers at the same time. Addresses and users have shares of them: whoever makes up tokens keeps
+/// nobody else's from being looked at.
+const AT_ONCE: usize = 64;
 /// What is asked with more bytes than that is not remembered.
 const LONGEST: usize = 10_000;
 
@@ -50,6 +54,7 @@ pub(super) struct Reviews {
     pod_config: Peer,
     node: String,
     known: Mutex<Known>,
+    asked: Arc<Shares>,
     metrics: TokenMetrics,
 }
 
@@ -74,6 +79,7 @@ impl Reviews {
             pod_config: ctx.peer(ServiceName::PodConfig),
             node: ctx.config.node_name.clone(),
             known: Mutex::new(known),
+            asked: Shares::new(AT_ONCE),
             metrics: TokenMetrics::registered(&ctx.metrics),
         }
     }
@@ -86,21 +92,31 @@ impl Reviews {
         PodConfigClient::new(self.pod_config.channel())
     }
 
-    /// Whose token it is. What the server had trouble with is not remembered.
+    /// Whose token it is that somebody at `source` shows. What the server had trouble with is not remembered.
     ///
     /// # Errors
-    /// Nobody answers.
-    pub(super) async fn token(&self, token: String) -> Result<Whose, Status> {
+    /// Nobody answers, or the source has its share of questions that wait for their answers.
+    pub(super) async fn token(&self, token: String, source: Option<Source>) -> Result<Whose, Status> {
         let key = digest([token.as_str()]);
         let now = Instant::now();
         let remembered = self.remembered(&key, now);
         let was_remembered = remembered.is_some();
         let whose = match remembered {
             Some(whose) => Ok(whose),
-            None => self.fetch(key, token).await,
+            None => {
+                let source = source.map(|source| Holder::new(HolderKind::Address, source.to_string()));
+                let _place = self.place(source.into_iter().collect())?;
+                self.fetch(key, token).await
+            }
         };
         self.metrics.known(was_remembered, now);
         whose
+    }
+
+    fn place(&self, who: Vec<Holder>) -> Result<SharedPlace, Status> {
+        self.asked.take(who).map_err(|why| {
+            Status::resource_exhausted(format!("too many questions to the API server are open: {why}"))
+        })
     }
 
     fn remembered(&self, key: &Key, now: Instant) -> Option<Whose> {
@@ -154,6 +170,7 @@ impl Reviews {
             subresource: subresource.to_owned(),
             name: self.node.clone(),
         };
+        let _place = self.place(vec![Holder::new(HolderKind::User, user.name.as_str())])?;
         let answer = self.client().review_access(within(question)).await?.into_inner();
         if !answer.allowed {
             tracing::debug!(

@@ -92,6 +92,7 @@ fn fill(world: &World) {
             usage: usage(4_000_000_000),
             root: filesystem(),
             logs: filesystem(),
+            termination_log: filesystem(),
         }],
         network: network(),
         processes: Some(3),
@@ -101,6 +102,7 @@ fn fill(world: &World) {
             local_ephemeral: true,
         }],
         ephemeral_storage: filesystem(),
+        hosts_file: filesystem(),
     });
 }
 

@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use http_body_util::BodyExt as _;
 use keelson_config::{Api, ServiceName};
 use keelson_proto::keelson::pod_config::v1 as pb;
@@ -290,6 +292,44 @@ async fn a_websocket_shows_its_token_as_a_subprotocol_and_the_runtime_does_not_s
     let asked = node.node.world.shared.connected.lock().unwrap().remove(0);
     let told = asked.headers.iter().find(|header| header.name == "sec-websocket-protocol").unwrap();
     assert_eq!(told.value, "v4.channel.k8s.io");
+}
+
+#[tokio::test]
+async fn tokens_that_somebody_makes_up_keep_nobody_elses_from_being_looked_at() {
+    let node = Reviewed::start().await;
+    node.allow(&[("scraper", "get", "metrics")]);
+    node.cluster.tokens.lock().unwrap().insert("good", "scraper");
+    *node.cluster.hangs.lock().unwrap() = true;
+    let made_up: Vec<String> = (0..60).map(|n| format!("made-up-{n}")).collect();
+    let mut flood: FuturesUnordered<_> =
+        made_up.iter().map(|token| node.with_token(token, "/metrics")).collect();
+    // Of 64 questions that may be open one address has 52; the others are answered at once.
+    for _ in 52..60 {
+        assert_eq!(soon(flood.next()).await.unwrap().0, 401);
+    }
+    let asked = async {
+        tokio::select! {
+            answer = flood.next() => panic!("{answer:?}"),
+            () = until(|| node.questions().0 == 52) => {}
+        }
+    };
+    soon(asked).await;
+    *node.cluster.hangs.lock().unwrap() = false;
+    let good = [("authorization", "Bearer good")];
+    let from = async |address: [u8; 4]| {
+        soon(node.node.ask_from(address.into(), None, "GET", "/metrics", &good)).await.status().as_u16()
+    };
+    assert_eq!(from([127, 0, 0, 1]).await, 401);
+    assert_eq!(node.questions().0, 52, "nobody was asked");
+    assert_eq!(from([127, 0, 0, 2]).await, 200);
+    drop(flood);
+}
+
+/// Waits until something is so that another task does.
+async fn until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]

@@ -167,6 +167,9 @@ pub struct ProbeState {
     held: bool,
     /// Why the last probe failed; empty after a success.
     pub failure: String,
+    /// Who keeps the next probe waiting for its turn; empty while it does not wait, or not for long.
+    #[serde(skip)]
+    pub crowded: String,
     /// When the next probe is due, unix nanoseconds; 0 when that is not known.
     #[serde(skip)]
     pub next_unix_nanos: i64,
@@ -202,6 +205,7 @@ impl ProbeState {
             streak: None,
             held: kind == ProbeKind::Startup && result == ProbeResult::Success,
             failure: String::new(),
+            crowded: String::new(),
             next_unix_nanos: 0,
             awaits_start: false,
             spread_done: false,

@@ -9,7 +9,7 @@ use keelson_kube_model::{
 };
 use keelson_pod_sync_core::config::expand;
 use keelson_pod_sync_core::probe::{ProbeKind, ProbeTimes, cut};
-use keelson_service_kit::NoConnection;
+use keelson_service_kit::{NoConnection, Turn, TurnsLook};
 use tokio::net::TcpStream;
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
@@ -19,12 +19,13 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::agent::Agent;
 use crate::clients::bounded;
 use crate::http::{BODY_LIMIT, Get, get};
-use crate::turns::{Look, TOLD, Turn};
 
 /// How often a probe is begun again at once when it could not be made.
 const ATTEMPTS: usize = 3;
 /// What probes call themselves.
 const USER_AGENT: &str = "kube-probe/1.36";
+/// A wait of this length for a turn is shown.
+const TOLD: Duration = Duration::from_secs(5);
 /// What the runtime may take beyond a probe's own time before the call is given up.
 const EXEC_SLACK: Duration = Duration::from_secs(120);
 
@@ -62,13 +63,14 @@ pub struct Call {
     pub early: bool,
 }
 
-/// Makes one probe, within the limit of probes at the same time.
-pub async fn run(agent: &Agent, call: &Call) -> Outcome {
+/// Makes one probe, within the limit of probes at the same time. `note` hears who keeps it waiting for long, and an empty text when
+/// nobody does any more.
+pub async fn run(agent: &Agent, call: &Call, note: &(dyn Fn(&str) + Sync)) -> Outcome {
     let Some((_, container)) = call.pod.container(&call.container) else {
         return Outcome::Error("the pod has no such container".to_owned());
     };
     let exec = call.kind.of(container).is_some_and(|probe| probe.exec.is_some());
-    let turn = turn_of(agent, call, exec).await;
+    let turn = turn_of(agent, call, exec, note).await;
     // Cancel-safe: a probe that is cut ends with its call or its connection.
     tokio::select! {
         outcome = tried(agent, call, container) => outcome,
@@ -91,7 +93,7 @@ async fn tried(agent: &Agent, call: &Call, container: &Container) -> Outcome {
 }
 
 /// Waits for the pod's turn. A long wait is told, with whoever has most turns.
-async fn turn_of(agent: &Agent, call: &Call, exec: bool) -> Turn {
+async fn turn_of(agent: &Agent, call: &Call, exec: bool, note: &(dyn Fn(&str) + Sync)) -> Turn {
     let (turns, what) =
         if exec { (&agent.probing.exec, "commands") } else { (&agent.probing.network, "connections") };
     let pod: Arc<str> = crate::worker::name_of(&call.pod).into();
@@ -103,15 +105,18 @@ async fn turn_of(agent: &Agent, call: &Call, exec: bool) -> Turn {
         turn = &mut taken => return turn,
         () = tokio::time::sleep(TOLD) => {}
     }
-    agent.context.progress.condition(&condition, Err(crowded(&turns.look(), what)));
+    let text = crowded(&turns.look(), what);
+    note(&text);
+    agent.context.progress.condition(&condition, Err(text));
     let turn = taken.await;
+    note("");
     let look = turns.look();
     let state = if look.longest >= TOLD { Err(crowded(&look, what)) } else { Ok(()) };
     agent.context.progress.condition(&condition, state);
     turn
 }
 
-fn crowded(look: &Look, what: &str) -> String {
+fn crowded(look: &TurnsLook, what: &str) -> String {
     let most =
         look.most.as_ref().map(|(pod, count)| format!(", {count} of them by {pod}")).unwrap_or_default();
     format!(

@@ -221,7 +221,8 @@ fn of_writable_layers_too_the_hard_threshold_stands_before_the_soft_one() {
 #[test]
 fn the_room_that_a_pod_takes_is_counted_in_bytes_and_in_files() {
     let space = |bytes, inodes| Space { bytes, inodes };
-    let container = ContainerUsage { memory: None, layer: Some(space(100, 10)), logs: Some(space(20, 2)) };
+    let container =
+        ContainerUsage { layer: Some(space(100, 10)), logs: Some(space(20, 2)), ..ContainerUsage::default() };
     let volume = |local| VolumeUsage { name: "v".into(), space: space(3, 1), local };
     let usage = PodUsage {
         containers: [("a".to_owned(), container)].into(),

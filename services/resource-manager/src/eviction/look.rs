@@ -144,6 +144,7 @@ fn usage(stats: pb::PodStatsResponse) -> Option<(String, PodUsage)> {
             memory: working_set(container.usage),
             layer: container.root.map(space),
             logs: container.logs.map(space),
+            termination_log: container.termination_log.map(space),
         };
         (container.name, usage)
     });
@@ -157,6 +158,7 @@ fn usage(stats: pb::PodStatsResponse) -> Option<(String, PodUsage)> {
         processes: stats.processes,
         containers: containers.collect(),
         volumes: volumes.collect(),
+        hosts_file: stats.hosts_file.map(space),
     };
     Some((stats.pod?.uid, usage))
 }
@@ -216,8 +218,13 @@ mod tests {
             let memory = pb::MemoryUsage { working_set, ..Default::default() };
             Some(pb::Usage { memory: Some(memory), ..Default::default() })
         };
-        let container =
-            pb::ContainerStats { name: "c".into(), usage: memory(5), root: part(7), ..Default::default() };
+        let container = pb::ContainerStats {
+            name: "c".into(),
+            usage: memory(5),
+            root: part(7),
+            termination_log: part(13),
+            ..Default::default()
+        };
         let volume = pb::VolumeUsage { name: "v".into(), filesystem: part(9), local_ephemeral: true };
         let stats = pb::PodStatsResponse {
             pod: Some(keelson_proto::keelson::common::v1::PodRef { uid: "u".into(), ..Default::default() }),
@@ -225,11 +232,12 @@ mod tests {
             processes: Some(2),
             containers: vec![container],
             volumes: vec![volume],
+            hosts_file: part(11),
             ..Default::default()
         };
         let (uid, found) = usage(stats).unwrap();
         assert_eq!((uid.as_str(), found.memory, found.processes), ("u", Some(6), Some(2)));
         assert_eq!((found.containers["c"].memory, found.containers["c"].logs), (Some(5), None));
-        assert_eq!(found.local_storage(), 16);
+        assert_eq!(found.local_storage(), 40);
     }
 }

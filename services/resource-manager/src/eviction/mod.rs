@@ -234,7 +234,6 @@ impl EvictionLoop {
         let now = now_unix_nanos();
         let orders: Vec<Order> = limited
             .into_iter()
-            .filter(|desire| !desire.critical)
             .filter_map(|desire| {
                 let breach = breach(desire, &figures.usage(&desire.pod.uid))?;
                 Some(Order::for_breach(desire, breach, now))

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use keelson_config::{Paths, ServiceName};
 use keelson_runtime_shim_core::credential_config::{ConfigFile, Configured, Problem, read};
+use keelson_service_kit::writable_by_others;
 use serde::Deserialize;
 use tokio::task::JoinError;
 
@@ -58,6 +59,8 @@ pub(super) struct Given {
     pub configured: Configured,
     /// Why those whose binaries are not there cannot be run, by their names.
     pub missing: BTreeMap<String, String>,
+    /// Which binaries others may write, themselves or by way of their folder, by their names.
+    pub writable: BTreeMap<String, String>,
 }
 
 fn join(problems: &[Problem]) -> String {
@@ -83,8 +86,12 @@ pub(super) fn read_handover(path: &Path) -> Result<Option<Given>, NotUsable> {
         serde_json::from_slice(&text).map_err(|_| NotUsable::Decode { path: path.to_owned() })?;
     let configured = read(&files).map_err(NotUsable::Config)?;
     let names = configured.providers.iter().map(|provider| &provider.name);
-    let missing = names.filter_map(|name| Some((name.clone(), cannot_run(&bin_dir.join(name))?))).collect();
-    Ok(Some(Given { bin_dir, environment, configured, missing }))
+    let of_each = |of: &dyn Fn(&Path) -> Option<String>| {
+        names.clone().filter_map(|name| Some((name.clone(), of(&bin_dir.join(name))?))).collect()
+    };
+    let missing = of_each(&cannot_run);
+    let writable = of_each(&|path| writable_by_others(path).or_else(|| writable_by_others(&bin_dir)));
+    Ok(Some(Given { bin_dir, environment, configured, missing, writable }))
 }
 
 /// Why this cannot be run.

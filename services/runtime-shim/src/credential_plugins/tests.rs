@@ -112,12 +112,17 @@ impl Scene {
 }
 
 async fn users(plugins: &Plugins, repository: &str) -> Vec<String> {
-    plugins.find(repository).await.into_iter().map(|(credential, _)| credential.username).collect()
+    plugins
+        .find(repository, &"default/web".into())
+        .await
+        .into_iter()
+        .map(|(credential, _)| credential.username)
+        .collect()
 }
 
 /// The error of the only plugin.
 async fn failure(plugins: &Plugins) -> String {
-    assert!(plugins.find(REPO).await.is_empty());
+    assert!(plugins.find(REPO, &"default/web".into()).await.is_empty());
     chain(&plugins.list[0].ask(REPO).await.unwrap_err())
 }
 
@@ -127,7 +132,7 @@ async fn a_plugin_is_asked_with_its_arguments_and_its_environment() {
     let told = "echo \"$1|$2|$REGION|$ZONE|$KEELSON_LIFELINE_FD|$PATH\" > $DIR/told\n";
     scene.script("a", &format!("{told}{}", answering("Image", "r.example", "ann")));
     let plugins = scene.plugins(&[provider("a", "0s")], PATIENCE);
-    let found = plugins.find(REPO).await;
+    let found = plugins.find(REPO, &"default/web".into()).await;
     assert_eq!((found[0].0.username.as_str(), found[0].0.password.as_str()), ("ann", "hunter2"));
     assert_eq!(found[0].1, Origin::Node);
     let request: Value = serde_json::from_slice(&fs::read(scene.path("request")).unwrap()).unwrap();
@@ -225,8 +230,9 @@ async fn a_plugin_whose_answer_nobody_waits_for_any_more_is_ended() {
     let alive = hanging(&scene);
     let plugins = scene.plugins(&[provider("a", "1m")], PATIENCE);
     // Cancel-safe: that is what is tested.
+    let pod = "default/web".into();
     tokio::select! {
-        _ = plugins.find(REPO) => panic!("it hangs"),
+        _ = plugins.find(REPO, &pod) => panic!("it hangs"),
         () = scene.until("it runs", || scene.calls() == 1) => {}
     }
     scene.until("all of it has ended", || all_ended(&alive)).await;

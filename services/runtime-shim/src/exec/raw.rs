@@ -32,7 +32,6 @@ impl Execs {
     where
         M: Stream<Item = Result<pb::StreamRequest, Status>> + Unpin + Send,
     {
-        let _permit = self.streams.try_acquire().map_err(|_| ExecError::TooMany)?;
         // Cancel-safe: with the caller everything goes that was begun for it. A URL that was not used expires.
         tokio::select! {
             end = self.connect(&mut messages, pieces) => end,
@@ -45,6 +44,7 @@ impl Execs {
         M: Stream<Item = Result<pb::StreamRequest, Status>> + Unpin + Send,
     {
         let start = first(messages).await?;
+        let _place = self.streams.take(&start)?;
         let url = self.streams_of(&start).await?;
         let headers: Vec<(&str, &str)> = start
             .headers
@@ -141,7 +141,14 @@ fn log(start: &pb::StreamStart, what: &str) {
         Some(What::Attach(attach)) => attach.container.as_str(),
         Some(What::PortForward(_)) | None => "",
     };
-    tracing::info!(namespace = start.namespace, pod = start.name, uid = start.pod_uid, container, "{what}");
+    tracing::info!(
+        namespace = start.namespace,
+        pod = start.name,
+        uid = start.pod_uid,
+        container,
+        user = start.user,
+        "{what}"
+    );
 }
 
 /// False: the caller has gone.

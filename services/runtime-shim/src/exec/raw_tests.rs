@@ -17,6 +17,7 @@ struct World {
     runtime: FakeRuntime,
     server: TcpListener,
     execs: Execs,
+    progress: Progress,
 }
 
 struct Caller {
@@ -55,8 +56,9 @@ impl World {
         runtime.sandbox("s-u", "u", true);
         runtime.container("c", "u", cri::ContainerState::ContainerRunning);
         runtime.execs_at(&format!("http://{}/exec/token", server.local_addr().unwrap()));
-        let execs = Execs::new(runtime.cri.clone());
-        Self { runtime, server, execs }
+        let progress = Progress::default();
+        let execs = Execs::new(runtime.cri.clone(), &Metrics::new(), progress.clone());
+        Self { runtime, server, execs, progress }
     }
 
     async fn call(&self, first: pb::StreamStart) -> Caller {
@@ -141,21 +143,32 @@ async fn the_runtime_hears_when_the_caller_has_ended_or_is_gone() {
         assert_eq!(soon(socket.read(&mut [0; 8])).await.unwrap(), 0, "the connection ends");
         soon(caller.end).await.unwrap().unwrap();
     }
-    let free = || world.execs.streams.available_permits() == AT_ONCE;
+    let free = || world.execs.streams.taken() == 0;
     crate::fake::until("their places are free", free).await;
 }
 
 #[tokio::test]
-async fn streams_of_the_network_leave_the_operators_their_places() {
+async fn a_pod_whose_streams_are_never_closed_leaves_places_to_other_pods_and_to_operators() {
     let world = World::new().await;
     let mut callers = Vec::new();
-    for _ in 0..AT_ONCE {
+    for _ in 0..STREAMS / 2 {
         callers.push(world.call(start()).await);
     }
-    crate::fake::until("all are being served", || world.execs.streams.available_permits() == 0).await;
+    crate::fake::until("all are being served", || world.execs.streams.taken() == STREAMS / 2).await;
     let failure = world.call(start()).await.failure().await;
-    assert!(failure.contains("64 commands are being run already"), "{failure}");
+    assert!(failure.contains("pod default/u has 64 of 128, and gets no more while 64 are free"), "{failure}");
+    let condition = || {
+        let conditions = world.progress.report("").conditions;
+        conditions.into_iter().find(|condition| condition.name == "streams into containers").unwrap()
+    };
+    assert!(!condition().ok && condition().message.contains("default/u has 64"), "{:?}", condition());
+    let other = pb::StreamStart { namespace: "other".into(), pod_uid: String::new(), ..start() };
+    let failure = world.call(other).await.failure().await;
+    assert!(failure.contains("pod does not exist"), "it got a place: {failure}");
     assert_eq!(world.execs.permits.available_permits(), AT_ONCE);
+    drop(callers);
+    crate::fake::until("their places are free", || world.execs.streams.taken() == 0).await;
+    assert!(condition().ok);
 }
 
 #[tokio::test]

@@ -48,7 +48,7 @@ impl World {
         runtime.sandbox("s-u", "u", true);
         runtime.container("c", "u", cri::ContainerState::ContainerRunning);
         runtime.execs_at(&server.url);
-        let execs = Execs::new(runtime.cri.clone());
+        let execs = Execs::new(runtime.cri.clone(), &Metrics::new(), Progress::default());
         Self { runtime, server, execs }
     }
 

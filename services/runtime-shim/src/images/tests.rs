@@ -81,6 +81,39 @@ async fn a_pull_that_nobody_waits_for_any_more_is_no_failure() {
 }
 
 #[tokio::test]
+async fn a_pull_that_comes_to_no_end_gives_its_turn_to_the_pull_of_another_pod_which_says_what_it_waits_for()
+{
+    let fake = FakeRuntime::start().await;
+    let moment = Duration::from_millis(20);
+    let images =
+        Images { turns: Turns::new(1, Fairness { patience: moment, kept: moment }), ..images(&fake) };
+    let held = fake.hold("PullImage");
+    let mut messages = Vec::new();
+    for (name, begun) in [("slow", 1), ("other", 2)] {
+        let (progress, told) = mpsc::channel(8);
+        let pod = PodRef { uid: name.into(), namespace: "default".into(), name: name.into() };
+        let request = pb::EnsureImageRequest { pod: Some(pod), ..request("Always") };
+        let images = images.clone();
+        tokio::spawn(async move { images.ensure(request, progress).await });
+        messages.push(told);
+        // With one at a time the second begins although the first one does not end.
+        fake.called("PullImage", begun).await;
+    }
+    held.add_permits(2);
+    let mut told = Vec::new();
+    for mut messages in messages {
+        let mut all = Vec::new();
+        while let Some(message) = messages.recv().await {
+            all.push(message.unwrap().item.unwrap());
+        }
+        assert!(matches!(all.last(), Some(Item::Done(_))), "{all:?}");
+        told = all;
+    }
+    let waits = "serializeImagePulls, maxParallelImagePulls): 1 of 1 run, 1 of them for default/slow";
+    assert!(told.iter().any(|item| format!("{item:?}").contains(waits)), "{told:?}");
+}
+
+#[tokio::test]
 async fn a_failed_pull_is_told_in_the_kubelets_words_and_repeated_while_it_backs_off() {
     let fake = FakeRuntime::start().await;
     let images = images(&fake);

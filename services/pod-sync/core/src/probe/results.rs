@@ -113,6 +113,10 @@ pub fn unready_cause(
         ProbeKind::Startup => ("StartupProbe", "startup"),
         _ => ("ReadinessProbe", "readiness"),
     };
+    if let Some(state) = state.filter(|state| !state.crowded.is_empty()) {
+        let text = format!("its {text} probe waits for its turn: {}", state.crowded);
+        return Some(Cause::waiting(word, &text, "pod-sync"));
+    }
     let cause = match state.filter(|state| !state.failure.is_empty()) {
         None => Cause::waiting(word, &format!("its {text} probe has not succeeded yet"), "pod-sync"),
         Some(state) => {

@@ -398,6 +398,13 @@ fn what_runs_and_is_not_ready_says_why_and_when_it_is_tried_again() {
     let failed = cause(&states).unwrap();
     assert_eq!((failed.state, &*failed.owner), (StepState::Failed, YOU));
     assert_eq!(failed.message, "its readiness probe fails: no shell");
+    states.get_mut(&key).unwrap().crowded =
+        "16 of 16 commands of probes run, 15 of them by default/greedy".to_owned();
+    let crowded = cause(&states).unwrap();
+    assert_eq!((crowded.state, &*crowded.owner), (StepState::Waiting, "pod-sync"));
+    let text = "its readiness probe waits for its turn: 16 of 16 commands of probes run, 15 of them by default/greedy";
+    assert_eq!(crowded.message, text);
+    states.get_mut(&key).unwrap().crowded.clear();
     states.get_mut(&key).unwrap().result = yes;
     assert_eq!(cause(&states), None);
 }

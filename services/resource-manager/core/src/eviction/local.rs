@@ -1,10 +1,11 @@
 //! Which pod has exceeded a limit of local storage (runtime-and-resources.md §12.6).
 
 use keelson_kube_model::Quantity;
+use keelson_kube_model::pod_ext::SYSTEM_CRITICAL_PRIORITY;
 
 use crate::desire::PodDesire;
 
-use super::usage::{PodUsage, Space};
+use super::usage::PodUsage;
 
 const RESOURCE: &str = "ephemeral-storage";
 const OF_VOLUME: &str = "emptydirfs.limit";
@@ -23,8 +24,12 @@ pub struct Breach {
     pub message: String,
 }
 
-/// Whether a pod has any limit that must be looked at.
+/// Whether a pod has a limit that it must keep. The limits of a pod of system priority do not end it; those of a pod from a file
+/// or a URL, which is not evicted for others, do.
 pub fn has_limits(desire: &PodDesire) -> bool {
+    if desire.priority >= SYSTEM_CRITICAL_PRIORITY {
+        return false;
+    }
     let of_container = desire.containers.iter().any(|c| c.limits.contains_key(RESOURCE));
     of_container
         || desire.pod_level_limits.contains_key(RESOURCE)
@@ -75,9 +80,7 @@ fn of_containers(desire: &PodDesire, usage: &PodUsage) -> Option<Breach> {
     desire.containers.iter().find_map(|container| {
         let limit = *container.limits.get(RESOURCE)?;
         let found = usage.containers.get(&container.name)?;
-        let bytes = |space: Option<Space>| space.map_or(0, |space| space.bytes);
-        let taken = bytes(found.layer).saturating_add(bytes(found.logs));
-        let exceeded = Quantity::from_bytes(taken) > limit;
+        let exceeded = Quantity::from_bytes(found.local_storage()) > limit;
         let message =
             format!("Container {} exceeded its local ephemeral storage limit \"{limit}\". ", container.name);
         exceeded.then_some(Breach { signal: OF_CONTAINER, message })
@@ -86,7 +89,7 @@ fn of_containers(desire: &PodDesire, usage: &PodUsage) -> Option<Breach> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::usage::{ContainerUsage, VolumeUsage};
+    use super::super::usage::{ContainerUsage, Space, VolumeUsage};
     use super::*;
     use crate::desire::{ContainerShare, Desire as _, EmptyDirShare, PodRef};
 
@@ -107,7 +110,7 @@ mod tests {
 
     fn taking(layer: u64, logs: u64, volume: u64) -> PodUsage {
         let space = |bytes| Some(Space { bytes, inodes: 1 });
-        let main = ContainerUsage { memory: None, layer: space(layer), logs: space(logs) };
+        let main = ContainerUsage { layer: space(layer), logs: space(logs), ..ContainerUsage::default() };
         let space = Space { bytes: volume, inodes: 1 };
         let volume = VolumeUsage { name: "scratch".to_owned(), space, local: true };
         PodUsage {
@@ -164,6 +167,42 @@ mod tests {
             let found = breach(desire, &taking(layer, logs, volume));
             let expected = expected.map(|(signal, message)| Breach { signal, message: message.to_owned() });
             assert_eq!(found, expected, "{layer} {logs} {volume}");
+        }
+    }
+
+    #[test]
+    fn what_a_container_writes_to_its_hosts_file_and_its_termination_log_counts() {
+        let space = |bytes| Some(Space { bytes, inodes: 1 });
+        let limited = pod(vec![container("main", Some("1Ki"))], None);
+        let half = pod(vec![container("main", Some("1Ki")), container("other", None)], None);
+        let hosts = |bytes| PodUsage { hosts_file: space(bytes), ..taking(0, 0, 24) };
+        let message = |bytes| {
+            let mut usage = taking(0, 24, 0);
+            usage.containers.get_mut("main").unwrap().termination_log = space(bytes);
+            usage
+        };
+        for (desire, usage, signal) in [
+            (&limited, hosts(1000), None),
+            (&limited, hosts(1001), Some(OF_POD)),
+            (&limited, message(1000), None),
+            (&limited, message(1001), Some(OF_POD)),
+            // Who has written to the file that all share is not known.
+            (&half, hosts(1 << 20), None),
+            (&half, message(1000), None),
+            (&half, message(1001), Some(OF_CONTAINER)),
+        ] {
+            assert_eq!(breach(desire, &usage).map(|breach| breach.signal), signal, "{usage:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_from_a_file_keeps_its_limits_and_one_of_system_priority_is_not_ended_for_them() {
+        let limited = pod(vec![container("main", Some("1Ki"))], None);
+        for (critical, priority, kept) in
+            [(false, 0, true), (true, 0, true), (true, SYSTEM_CRITICAL_PRIORITY, false)]
+        {
+            let desire = PodDesire { critical, priority, ..limited.clone() };
+            assert_eq!(has_limits(&desire), kept, "{critical} {priority}");
         }
     }
 

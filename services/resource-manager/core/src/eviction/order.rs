@@ -152,7 +152,7 @@ impl<'a> Offenders<'a> {
             let found = candidate.usage.containers.get(&share.name)?;
             let usage = match resource {
                 Resource::Memory => found.memory,
-                Resource::EphemeralStorage => Some(found.layer?.bytes.saturating_add(found.logs?.bytes)),
+                Resource::EphemeralStorage => found.layer.and(found.logs).map(|_| found.local_storage()),
                 Resource::Inodes | Resource::Pids => None,
             };
             let usage = Quantity::from_bytes(usage?);
@@ -224,7 +224,12 @@ mod tests {
 
     fn usage(memory: u64) -> PodUsage {
         let space = |bytes| Some(Space { bytes, inodes: 1 });
-        let container = |memory| ContainerUsage { memory: Some(memory), layer: space(900), logs: space(124) };
+        let container = |memory| ContainerUsage {
+            memory: Some(memory),
+            layer: space(900),
+            logs: space(100),
+            termination_log: space(24),
+        };
         PodUsage {
             memory: Some(memory + 1),
             containers: [("a".to_owned(), container(memory)), ("b".to_owned(), container(1 << 10))].into(),

@@ -47,7 +47,7 @@ mod tests {
             processes: Some(amount),
             containers: [("c".to_owned(), ContainerUsage { layer: space, ..ContainerUsage::default() })]
                 .into(),
-            volumes: Vec::new(),
+            ..PodUsage::default()
         }
     }
 

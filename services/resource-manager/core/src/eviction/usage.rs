@@ -35,6 +35,16 @@ pub struct ContainerUsage {
     pub layer: Option<Space>,
     /// Its logs.
     pub logs: Option<Space>,
+    /// Its termination logs.
+    pub termination_log: Option<Space>,
+}
+
+impl ContainerUsage {
+    /// Its writable layer and the files that are its own, in bytes; what was not measured takes nothing.
+    pub fn local_storage(&self) -> u64 {
+        let parts = [self.layer, self.logs, self.termination_log];
+        parts.into_iter().flatten().fold(0, |sum, space| sum.saturating_add(space.bytes))
+    }
 }
 
 /// What a volume takes.
@@ -59,14 +69,17 @@ pub struct PodUsage {
     pub containers: BTreeMap<String, ContainerUsage>,
     /// Those that were measured.
     pub volumes: Vec<VolumeUsage>,
+    /// The hosts file that its containers share.
+    pub hosts_file: Option<Space>,
 }
 
 impl PodUsage {
-    /// Logs and local volumes.
+    /// Logs, termination logs, the hosts file and local volumes.
     fn files(&self, resource: Resource) -> u64 {
-        let logs = self.containers.values().filter_map(|c| c.logs).map(|space| space.of(resource));
-        let volumes = self.volumes.iter().filter(|v| v.local).map(|v| v.space.of(resource));
-        logs.chain(volumes).fold(0, u64::saturating_add)
+        let own = self.containers.values().flat_map(|c| [c.logs, c.termination_log]).flatten();
+        let volumes = self.volumes.iter().filter(|v| v.local).map(|v| v.space);
+        let all = own.chain(self.hosts_file).chain(volumes);
+        all.fold(0, |sum, space| sum.saturating_add(space.of(resource)))
     }
 
     fn layers(&self, resource: Resource) -> u64 {
@@ -74,7 +87,7 @@ impl PodUsage {
         layers.fold(0, u64::saturating_add)
     }
 
-    /// Writable layers, logs and local volumes together, in bytes.
+    /// Writable layers, logs, termination logs, the hosts file and local volumes together, in bytes.
     pub fn local_storage(&self) -> u64 {
         let resource = Resource::EphemeralStorage;
         self.files(resource).saturating_add(self.layers(resource))
@@ -126,7 +139,9 @@ mod tests {
     #[test]
     fn what_counts_depends_on_where_layers_lie() {
         let space = |bytes| Some(Space { bytes, inodes: bytes / 10 });
-        let container = ContainerUsage { memory: Some(5), layer: space(100), logs: space(20) };
+        let file = |bytes| Some(Space { bytes, inodes: 1 });
+        let container =
+            ContainerUsage { memory: Some(5), layer: space(100), logs: space(10), termination_log: file(7) };
         let volume =
             |local, bytes| VolumeUsage { name: "v".into(), space: Space { bytes, inodes: 1 }, local };
         let usage = PodUsage {
@@ -134,8 +149,10 @@ mod tests {
             processes: Some(3),
             containers: [("a".to_owned(), container), ("b".to_owned(), ContainerUsage::default())].into(),
             volumes: vec![volume(true, 3), volume(false, 1000)],
+            hosts_file: file(3),
         };
         assert_eq!(usage.local_storage(), 123);
+        assert_eq!(usage.containers["a"].local_storage(), 117);
         let (disk, inodes) = (Resource::EphemeralStorage, Resource::Inodes);
         for (resource, place, layout, amount) in [
             (Resource::Memory, None, Layout::One, 7),
@@ -148,7 +165,7 @@ mod tests {
             (disk, Some(Place::Node), Layout::Split, 123),
             (disk, Some(Place::Layers), Layout::Split, 123),
             (disk, Some(Place::Images), Layout::Split, 0),
-            (inodes, Some(Place::Node), Layout::Separate, 3),
+            (inodes, Some(Place::Node), Layout::Separate, 4),
         ] {
             assert_eq!(usage.of(resource, place, layout), amount, "{resource:?} {place:?} {layout:?}");
         }

@@ -22,7 +22,7 @@ async fn four_of_a_plugin_run_at_a_time_and_whoever_waits_uses_what_the_others_h
         let all = join_all(repositories.iter().map(|repository| users(&plugins, repository)));
         let (found, ()) = tokio::join!(all, async {
             scene.until("four run", || scene.calls() >= 4).await;
-            assert_eq!(plugins.list[0].slots.available_permits(), 0);
+            assert_eq!(plugins.list[0].turns.look().taken, 4);
             fs::write(scene.path("go"), "").unwrap();
         });
         assert!(found.iter().all(|users| *users == ["ann"]), "{found:?}");

@@ -39,6 +39,31 @@ async fn a_binary_that_is_missing_is_told_and_used_once_it_is_there() {
 }
 
 #[tokio::test]
+async fn a_binary_that_others_may_write_is_told_and_used() {
+    let scene = Scene::new();
+    for name in ["good", "open"] {
+        scene.script(name, &answering("Image", "s.example", name));
+    }
+    fs::set_permissions(scene.path("open"), fs::Permissions::from_mode(0o777)).unwrap();
+    let load = async || {
+        let progress = Progress::default();
+        let paths = scene.hand_over(&json!([provider("good", "1m"), provider("open", "1m")]));
+        let plugins = Plugins::load(&paths, &Metrics::new(), &progress).await.unwrap();
+        let told = progress.report("0").conditions.into_iter().filter(|condition| !condition.ok);
+        (plugins, told.map(|condition| (condition.name, condition.message)).collect::<Vec<_>>())
+    };
+    let (plugins, told) = load().await;
+    let [(name, text)] = told.as_slice() else { panic!("{told:?}") };
+    assert_eq!(name, "writers of credential provider open");
+    let start = format!("others than root may write {} (owner ", scene.path("open").display());
+    assert!(text.starts_with(&start) && text.contains("mode 0777"), "{text}");
+    assert_eq!(users(&plugins, "s.example/a").await.len(), 2);
+    fs::set_permissions(scene.dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let (_, told) = load().await;
+    assert_eq!(told.len(), 2, "whoever may write the folder may put another one there: {told:?}");
+}
+
+#[tokio::test]
 async fn a_configuration_that_cannot_be_read_is_told_and_the_service_goes_on_without_plugins() {
     let scene = Scene::new();
     let paths = scene.hand_over(&json!([provider("a", "1m")]));
@@ -46,7 +71,7 @@ async fn a_configuration_that_cannot_be_read_is_told_and_the_service_goes_on_wit
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     let plugins = Plugins::load(&paths, &scene.metrics, &scene.progress).await.unwrap();
-    assert!(plugins.find(REPO).await.is_empty());
+    assert!(plugins.find(REPO, &"default/web".into()).await.is_empty());
     let told = scene.trouble("credential providers").unwrap();
     assert!(told.starts_with(&format!("cannot read {}: ", path.display())), "{told}");
 }
@@ -76,7 +101,7 @@ async fn without_a_configuration_there_are_no_plugins_and_no_figures_of_them() {
     let scene = Scene::new();
     let paths = Paths { run_dir: scene.path("run"), ..Paths::default() };
     let plugins = Plugins::load(&paths, &scene.metrics, &scene.progress).await.unwrap();
-    assert!(plugins.find(REPO).await.is_empty());
+    assert!(plugins.find(REPO, &"default/web".into()).await.is_empty());
     assert!(!scene.metrics.text().contains("credential_provider"));
     // With one, those that cannot be used here are left out.
     let mut strict = provider("strict", "1m");

@@ -1,28 +1,32 @@
 //! Turns of pods at something of which the node does only so much at a time.
 //!
-//! Whoever has the fewest turns gets the next one, and among equals who has waited longest. A turn has no end of its own: the time that a
-//! probe may take is in the pod's manifest, and may be an hour. So a pod that has more turns than one that waits loses its oldest after
-//! the other has waited for a second, and where all have the same, whoever has had one for five seconds.
+//! Whoever has the fewest turns gets the next one, and among equals who has waited longest. A turn has no end of its own: a probe may take
+//! as long as its pod's manifest says, and a pull as long as a registry likes. So a pod that has more turns than one that waits loses its
+//! oldest after the other has waited for a while, and where all have the same, whoever has had one for long ([`Fairness`]).
 
 use std::collections::{BTreeMap, VecDeque};
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use keelson_service_kit::CancellationToken;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-/// So long somebody waits before another one may lose its turn for it.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// So long everybody keeps a turn.
-const KEPT: Duration = Duration::from_secs(5);
-/// A wait of this length is told.
-pub const TOLD: Duration = Duration::from_secs(5);
+/// When a turn is taken from somebody for one who waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fairness {
+    /// So long somebody waits before one that has more turns loses one.
+    pub patience: Duration,
+    /// So long everybody keeps a turn who has no more than the one that waits.
+    pub kept: Duration,
+}
 
 /// The turns at one thing.
 #[derive(Debug)]
 pub struct Turns {
     places: usize,
+    fairness: Fairness,
     state: Mutex<State>,
 }
 
@@ -72,8 +76,8 @@ pub struct Look {
 
 impl Turns {
     /// So many at the same time.
-    pub fn new(places: usize) -> Arc<Self> {
-        Arc::new(Self { places: places.max(1), state: Mutex::default() })
+    pub fn new(places: usize, fairness: Fairness) -> Arc<Self> {
+        Arc::new(Self { places: places.max(1), fairness, state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -100,7 +104,7 @@ impl Turns {
                     // Nobody drops a sender without a turn; if somebody did, this one waits for ever and is seen to.
                     std::future::pending::<()>().await;
                 }
-                () = tokio::time::sleep(PATIENCE) => self.make_room(pod),
+                () = tokio::time::sleep(self.fairness.patience) => self.make_room(pod),
             }
         }
     }
@@ -135,7 +139,9 @@ impl Turns {
         let mut kept = state.held.values().filter(|held| !held.cut.is_cancelled());
         let loses = match most {
             Some((most, count)) if count > own + 1 => kept.find(|held| held.pod == most),
-            _ => kept.find(|held| held.pod != *pod && now.saturating_duration_since(held.since) >= KEPT),
+            _ => kept.find(|held| {
+                held.pod != *pod && now.saturating_duration_since(held.since) >= self.fairness.kept
+            }),
         };
         if let Some(held) = loses {
             held.cut.cancel();
@@ -191,6 +197,18 @@ impl Turn {
     pub async fn cut(&self) {
         self.cut.cancelled().await;
     }
+
+    /// Does `work`, which cannot be interrupted, to its end; the turn is given back as soon as somebody else is to have it.
+    pub async fn work<T>(self, work: impl Future<Output = T>) -> T {
+        tokio::pin!(work);
+        // Cancel-safe: `work` is pinned outside and goes on below.
+        tokio::select! {
+            done = &mut work => return done,
+            () = self.cut() => {}
+        }
+        drop(self);
+        work.await
+    }
 }
 
 impl Drop for Turn {
@@ -203,6 +221,13 @@ impl Drop for Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(1);
+    const KEPT: Duration = Duration::from_secs(5);
+
+    fn turns(places: usize) -> Arc<Turns> {
+        Turns::new(places, Fairness { patience: PATIENCE, kept: KEPT })
+    }
 
     fn pod(name: &str) -> Arc<str> {
         name.into()
@@ -228,7 +253,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pod_with_many_turns_loses_one_after_a_second_and_not_more_than_is_needed() {
-        let turns = Turns::new(4);
+        let turns = turns(4);
         let mut tasks: Vec<_> = all(&turns, "greedy").await.into_iter().map(until_cut).collect();
         let begun = Instant::now();
         let victim = turns.take(&pod("victim")).await;
@@ -245,7 +270,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_has_none_comes_before_who_has_some_however_long_that_has_waited() {
-        let turns = Turns::new(2);
+        let turns = turns(2);
         let mut held = all(&turns, "greedy").await;
         let more = {
             let turns = Arc::clone(&turns);
@@ -269,7 +294,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn among_equals_a_turn_is_kept_for_five_seconds_and_then_goes_round() {
-        let turns = Turns::new(2);
+        let turns = turns(2);
         let (one, other) = (turns.take(&pod("one")).await, turns.take(&pod("other")).await);
         let tasks = [until_cut(one), until_cut(other)];
         let begun = Instant::now();
@@ -284,8 +309,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn work_that_goes_on_gives_its_turn_to_who_waits() {
+        let turns = turns(1);
+        let (end, ended) = oneshot::channel::<u8>();
+        let turn = turns.take(&pod("slow")).await;
+        let slow = tokio::spawn(turn.work(ended));
+        let begun = Instant::now();
+        let other = turns.take(&pod("other")).await;
+        assert_eq!(begun.elapsed(), KEPT);
+        assert!(!slow.is_finished());
+        end.send(7).unwrap();
+        assert_eq!(slow.await.unwrap(), Ok(7));
+        assert_eq!(turns.look().taken, 1, "nothing is given back twice");
+        assert_eq!(other.work(async { 8 }).await, 8);
+        assert_eq!(turns.look().taken, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_pods_own_probes_wait_for_each_other_and_cut_nothing() {
-        let turns = Turns::new(2);
+        let turns = turns(2);
         let held = all(&turns, "alone").await;
         let more = tokio::time::timeout(Duration::from_secs(60), turns.take(&pod("alone"))).await;
         assert!(more.is_err());
@@ -298,7 +340,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_hundred_greedy_pods_keep_nobody_waiting_for_longer_than_their_turns() {
-        let turns = Turns::new(16);
+        let turns = turns(16);
         let greedy: Vec<_> = (0..100)
             .map(|n| {
                 let turns = Arc::clone(&turns);
