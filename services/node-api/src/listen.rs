@@ -22,7 +22,7 @@ use tower::ServiceExt as _;
 
 use crate::access::Shown;
 use crate::access::certificates::Refusal;
-use crate::places::{Limits, Place, Places, Told, no_place};
+use crate::places::{Limits, Place, Places, Reported, no_place};
 use crate::serving::Serving;
 use crate::strangers::Source;
 
@@ -92,10 +92,10 @@ pub async fn serve(
     tls: Option<Serving>,
     places: &Places,
 ) {
-    let mut told = Told::default();
+    let mut reported = Reported::default();
     loop {
         handle.tick();
-        told = places.tell(&ctx.progress, told);
+        reported = places.report(&ctx.progress, reported);
         // Cancel-safe: an accept that is dropped takes nothing.
         let accepted = tokio::select! {
             () = ctx.shutdown.cancelled() => return,

@@ -20,10 +20,10 @@ use tokio::time::Instant;
 
 use crate::strangers::{Source, StrangerPlace, Strangers};
 
-/// Strangers that are displaced are told of until so long after the last one.
+/// A flood of strangers is over when none has been displaced for so long.
 const FLOOD_ENDS: Duration = Duration::from_secs(60);
-/// The text of the condition changes at most once in this time.
-const TELL_EVERY: Duration = Duration::from_secs(5);
+/// The figures in the condition change at most once in this time.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
 
 /// Connections that a port has at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,12 +60,12 @@ pub struct Places {
     known: Arc<Known>,
 }
 
-/// What was told of a port last.
+/// What was reported of a port last.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Told {
-    /// When something was, if it is true still.
+pub struct Reported {
+    /// When a shortage was, if there still is one.
     at: Option<Instant>,
-    /// Clients that were let in are refused.
+    /// Clients that were let in are being refused.
     short: bool,
     /// How many of them had been refused by then.
     refused: u64,
@@ -91,9 +91,9 @@ impl Places {
         Place { held, source, leave, known: Arc::clone(&self.known), heard: Notify::new() }
     }
 
-    /// Shows whether places are short, after what was told `before`; what is told now. While the same is short, the figures in
-    /// the text change at most each [`TELL_EVERY`], however many connections come.
-    pub(crate) fn tell(&self, progress: &Progress, before: Told) -> Told {
+    /// Sets the condition that says whether places are short; `before` is what the last call returned. While the same is short, the
+    /// figures in it change at most once in [`REPORT_EVERY`], so that a flood of connections is no flood of log lines.
+    pub(crate) fn report(&self, progress: &Progress, before: Reported) -> Reported {
         let refused = self.known.refused.load(Ordering::Relaxed);
         let displaced = self.strangers.look().displaced;
         let short = refused > before.refused || (before.short && self.is_nearly_full());
@@ -103,9 +103,9 @@ impl Places {
             }
             flood => flood.filter(|(_, last)| last.elapsed() < FLOOD_ENDS),
         };
-        let now = Told { short, refused, displaced, flood, ..before };
+        let now = Reported { short, refused, displaced, flood, ..before };
         let same = short == before.short && flood.is_some() == before.flood.is_some();
-        if same && before.at.is_some_and(|at| at.elapsed() < TELL_EVERY) {
+        if same && before.at.is_some_and(|at| at.elapsed() < REPORT_EVERY) {
             return now;
         }
         let troubles: Vec<String> =
@@ -118,7 +118,7 @@ impl Places {
             progress.condition(&format!("connections of the {}", self.port), state);
         }
         let at = (!troubles.is_empty()).then(Instant::now);
-        Told { at, ..now }
+        Reported { at, ..now }
     }
 
     /// Not a quarter of the places of the known is free. The one who was refused had its share when more were, so nothing flickers.
@@ -297,22 +297,25 @@ mod tests {
     async fn places_that_are_short_are_told_with_whom_until_there_are_some_again() {
         let (places, progress) = (Places::new("port", SMALL), Progress::default());
         let one = someone(&places);
-        let told = places.tell(&progress, Told::default());
-        assert!(progress.report("").conditions.is_empty(), "nothing is told of a port that never was short");
+        let reported = places.report(&progress, Reported::default());
+        assert!(
+            progress.report("").conditions.is_empty(),
+            "nothing is reported of a port that never was short"
+        );
         let other = someone(&places);
-        let told = places.tell(&progress, told);
+        let reported = places.report(&progress, reported);
         let text = condition(&progress).unwrap();
         assert!(text.starts_with("the port closes connections of clients that it has not let in"), "{text}");
         assert!(text.ends_with("1 so far: 1 of 2 places are taken, 1 of them by 127.0.0.1"), "{text}");
         let again = someone(&places);
-        let told = places.tell(&progress, told);
-        assert_eq!(condition(&progress).as_deref(), Some(&*text), "not each of a flood is told");
+        let reported = places.report(&progress, reported);
+        assert_eq!(condition(&progress).as_deref(), Some(&*text), "not each of a flood is reported");
         other.settle(Some("admin")).unwrap();
         assert!(again.settle(Some("admin")).is_err());
         tokio::time::advance(FLOOD_ENDS).await;
-        let told = places.tell(&progress, told);
+        let reported = places.report(&progress, reported);
         tokio::time::advance(FLOOD_ENDS).await;
-        let told = places.tell(&progress, told);
+        let reported = places.report(&progress, reported);
         let text = condition(&progress).unwrap();
         assert_eq!(
             text,
@@ -320,10 +323,10 @@ mod tests {
              of user admin; close some, as of logs that are followed"
         );
         drop((one, other, again));
-        tokio::time::advance(TELL_EVERY).await;
-        let told = places.tell(&progress, told);
+        tokio::time::advance(REPORT_EVERY).await;
+        let reported = places.report(&progress, reported);
         assert_eq!(condition(&progress), None);
-        assert_eq!((told.at, told.displaced), (None, 2));
+        assert_eq!((reported.at, reported.displaced), (None, 2));
     }
 
     #[tokio::test(start_paused = true)]
@@ -339,13 +342,13 @@ mod tests {
         assert!(come("admin").is_err(), "from the same address");
         let elsewhere = places.take(std::net::Ipv4Addr::new(192, 0, 2, 1).into());
         elsewhere.settle(Some("admin")).unwrap();
-        let mut told = places.tell(&progress, Told::default());
-        assert!(told.short);
+        let mut reported = places.report(&progress, Reported::default());
+        assert!(reported.short);
         for (left, short) in [(15, true), (14, false)] {
             taken.truncate(left);
-            tokio::time::advance(TELL_EVERY).await;
-            told = places.tell(&progress, told);
-            assert_eq!(told.short, short, "{left}");
+            tokio::time::advance(REPORT_EVERY).await;
+            reported = places.report(&progress, reported);
+            assert_eq!(reported.short, short, "{left}");
         }
     }
 }

@@ -34,11 +34,6 @@ struct Reason {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct How {
-    how: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Started {
     container_type: &'static str,
 }
@@ -80,7 +75,7 @@ pub struct Metrics {
     /// Of the life of pods and of the turns of their workers.
     pub pods: PodMetrics,
     rejections: Family<Reason, Counter>,
-    probes_cut: Family<How, Counter>,
+    probes_cut: Family<ProbeTook, Counter>,
     http_fallbacks: Counter,
     sleeps_cut: Counter,
     started_pods: Counter,
@@ -162,7 +157,7 @@ impl Metrics {
         let cut = metrics.probes_cut.clone();
         registry.register(
             "keelson_pod_sync_probes_cut",
-            "Probes that were ended because other pods waited for theirs",
+            "Probes of a pod with many that were ended because other pods waited for theirs",
             cut,
         );
         let started = metrics.started.clone();
@@ -198,11 +193,6 @@ impl Metrics {
     /// A pod was turned away.
     pub fn rejected(&self, reason: &str) {
         self.rejections.get_or_create(&Reason { reason: counted_reason(reason) }).inc();
-    }
-
-    /// A probe lost its turn, by a command or a connection.
-    pub fn probe_cut(&self, exec: bool) {
-        self.probes_cut.get_or_create(&How { how: if exec { "exec" } else { "network" } }).inc();
     }
 
     /// A hook was asked over TLS in vain, and answered without.
@@ -287,6 +277,11 @@ impl ProbeSeries {
             self.metrics.probe_seconds.get_or_create(&self.took()).observe(within.as_secs_f64());
         }
     }
+
+    /// The probe has lost its turn to another pod.
+    pub fn cut(&self) {
+        self.metrics.probes_cut.get_or_create(&self.took()).inc();
+    }
 }
 
 impl Drop for ProbeSeries {
@@ -295,6 +290,7 @@ impl Drop for ProbeSeries {
             self.metrics.probed.remove(&Probed { result: outcome.as_str(), ..self.labels.clone() });
         }
         self.metrics.probe_seconds.remove(&self.took());
+        self.metrics.probes_cut.remove(&self.took());
     }
 }
 

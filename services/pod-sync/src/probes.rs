@@ -279,6 +279,7 @@ fn count(series: &ProbeSeries, outcome: &Outcome, within: Duration) {
         Outcome::Failure(_) => ProbeOutcome::Failed,
         Outcome::Error(_) => ProbeOutcome::Unknown,
         Outcome::Away(_) => return,
+        Outcome::Cut => return series.cut(),
     };
     series.made(counted, within);
 }
@@ -307,7 +308,7 @@ fn take(agent: &Agent, who: &Who, call: &Call, outcome: &Outcome) {
                 Judged::default()
             }
             // It says nothing of the container.
-            Outcome::Away(_) => return None,
+            Outcome::Away(_) | Outcome::Cut => return None,
         };
         explain(entry, call, &at);
         if judged.changed {
@@ -353,7 +354,7 @@ fn explain(entry: &mut Entry, call: &Call, at: &Moment) {
 fn tell(agent: &Agent, call: &Call, outcome: &Outcome) {
     let kind = call.kind.as_str();
     let (reason, text) = match outcome {
-        Outcome::Success | Outcome::Away(_) => return,
+        Outcome::Success | Outcome::Away(_) | Outcome::Cut => return,
         Outcome::Warning(text) => ("ProbeWarning", format!("{kind} probe warning: {text}")),
         Outcome::Failure(text) => ("Unhealthy", format!("{kind} probe failed: {text}")),
         Outcome::Error(text) => {

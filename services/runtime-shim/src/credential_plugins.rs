@@ -5,7 +5,8 @@
 //! no others, or, below an init that is not root, as init's user. `no_new_privs` holds for them too: set-user-id bits and
 //! file capabilities of a plugin do nothing (execve(2)). A plugin may thus read every file and talk to the network, and
 //! may neither mount nor change the machine. Its working folder is this service's, its process group its own, and its
-//! `oom_score_adj` is 0. At most four of one plugin run at a time.
+//! `oom_score_adj` is 0. Four of one plugin run at a time; one that takes long while another pod waits
+//! counts no longer.
 //!
 //! **Their environment** is that of init, over it this service's own, over it `env` of the configuration.
 //!

@@ -42,6 +42,8 @@ pub enum Outcome {
     Error(String),
     /// It could not be made because a neighbour is away.
     Away(String),
+    /// It was ended because other pods waited for their probes.
+    Cut,
 }
 
 /// One probe of one container instance.
@@ -74,10 +76,7 @@ pub async fn run(agent: &Agent, call: &Call, note: &(dyn Fn(&str) + Sync)) -> Ou
     // Cancel-safe: a probe that is cut ends with its call or its connection.
     tokio::select! {
         outcome = tried(agent, call, container) => outcome,
-        () = turn.cut() => {
-            agent.metrics.probe_cut(exec);
-            Outcome::Away("it was cut: other pods waited for their probes".to_owned())
-        }
+        () = turn.cut() => Outcome::Cut,
     }
 }
 
