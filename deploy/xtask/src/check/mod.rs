@@ -1,5 +1,6 @@
 //! `cargo xtask check`: the rules of the architecture that a compiler cannot know.
 
+mod citations;
 mod dag;
 mod events;
 mod graph;
@@ -43,12 +44,12 @@ pub fn run() -> anyhow::Result<()> {
     }
     if !findings.is_empty() {
         bail!(
-            "{} rules are broken (docs: architecture §2 and §3, house style, docs/parity.md, docs/events.md)",
+            "{} rules are broken (docs/architecture.md, docs/spec, docs/parity.md, docs/events.md)",
             findings.len()
         );
     }
     println!(
-        "The cores are pure, the services call only whom they may, and what docs/parity.md names is there."
+        "The cores are pure, the services call only whom they may, and what docs/parity.md names and what is cited is there."
     );
     Ok(())
 }
@@ -59,6 +60,7 @@ fn find(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
     findings.extend(transport::check(root)?);
     findings.extend(parity::check(root, graph)?);
     findings.extend(events::check(root)?);
+    findings.extend(citations::check(root)?);
     findings.sort();
     findings.dedup();
     Ok(findings)

@@ -24,21 +24,22 @@ const SECTIONS: &[&str] = &[
     "R1.2", "R1.3", "R1.4", "R1.5", "R1.6", "R2.1", "R2.2", "R2.3", "R2.4", "R2.5", "R2.6", "R2.7", "R2.8",
     "R3.1", "R3.2", "R3.3", "R3.4", "R3.5", "R3.6", "R3.7", "R3.8", "R4.1", "R4.2", "R4.3", "R4.4", "R5",
     "R6.1", "R6.2", "R6.3", "R6.4", "R6.5", "R6.7", "R7.2", "R7.3", "R7.4", "R7.5", "R7.6", "R7.7", "R8.1",
-    "R8.2", "R8.3", "R8.4", "R8.5", "R9", "R12.1", "R12.2", "R12.3", "R12.4", "R12.5", "R12.6", "R12.8",
-    "R14.1", "R14.2", "R14.3", "R14.4", "R14.5", "V2", "V3.2", "V3.12", "V3.13", "V3.14", "V3.16", "V3.17",
-    "V3.18", "V5", "V7", "V8.3", "V9.1", "V9.2", "V9.3", "V9.4", "V9.5", "V9.6", "V10.1", "V10.2", "V13",
-    "N1.1", "N1.2", "N1.3", "N1.4", "N1.5", "N1.6", "N2.1", "N2.2", "N2.3", "N2.4", "N2.5", "N2.7", "N3",
-    "N4.1", "N4.2", "N4.3", "N4.4", "N4.5", "N4.6", "N4.7", "N4.8", "N4.9", "N5", "N6.1", "N6.2", "N6.3",
-    "N6.4", "N6.5", "N6.6", "N7", "N8.1", "N8.2", "N8.3", "N8.4", "N8.5", "N8.6", "N8.7", "N8.9", "N8.10",
-    "N8.11", "N8.12", "N9.1", "N9.2", "N9.3", "N9.4", "N9.5", "N9.7", "N9.8", "N13", "N14", "N15.1", "N15.2",
-    "N15.4", "N15.5",
+    "R8.2", "R8.3", "R8.4", "R8.5", "R9", "R10.1", "R10.2", "R10.3", "R10.4", "R11.1", "R11.2", "R11.3",
+    "R11.4", "R12.1", "R12.2", "R12.3", "R12.4", "R12.5", "R12.6", "R12.8", "R13.1", "R13.2", "R13.3",
+    "R14.1", "R14.2", "R14.3", "R14.4", "R14.5", "V2", "V3.2", "V3.3", "V3.4", "V3.5", "V3.6", "V3.7",
+    "V3.8", "V3.9", "V3.10", "V3.11", "V3.12", "V3.13", "V3.14", "V3.16", "V3.17", "V3.18", "V4", "V5", "V6",
+    "V7", "V8.3", "V9.1", "V9.2", "V9.3", "V9.4", "V9.5", "V9.6", "V10.1", "V10.2", "V10.3", "V10.4",
+    "V10.5", "V10.6", "V10.7", "V10.8", "V10.9", "V11.1", "V11.2", "V11.3", "V11.4", "V11.5", "V11.6",
+    "V11.7", "V12", "V13", "N1.1", "N1.2", "N1.3", "N1.4", "N1.5", "N1.6", "N2.1", "N2.2", "N2.3", "N2.4",
+    "N2.5", "N2.7", "N3", "N4.1", "N4.2", "N4.3", "N4.4", "N4.5", "N4.6", "N4.7", "N4.8", "N4.9", "N5",
+    "N6.1", "N6.2", "N6.3", "N6.4", "N6.5", "N6.6", "N7", "N8.1", "N8.2", "N8.3", "N8.4", "N8.5", "N8.6",
+    "N8.7", "N8.8", "N8.9", "N8.10", "N8.11", "N8.12", "N9.1", "N9.2", "N9.3", "N9.4", "N9.5", "N9.7",
+    "N9.8", "N11", "N13", "N14", "N15.1", "N15.2", "N15.4", "N15.5",
 ];
 
 /// What is not built yet as a whole. A row that belongs to one of them says `later (…)`; a gap in anything else is
 /// `not yet`.
 const CAPABILITIES: &[&str] = &[
-    "API server",
-    "authentication",
     "claims and CSI",
     "devices",
     "dynamic resources",
@@ -258,7 +259,11 @@ fn dangling(file: &Path, text: &str, mark: &str, anchors: &BTreeSet<String>) -> 
 }
 
 /// The files below `root`/`folder` with one of these extensions, relative to `root`; none without the folder.
-fn files(root: &Path, folder: &Path, extensions: &[&str]) -> anyhow::Result<Vec<(PathBuf, String)>> {
+pub(super) fn files(
+    root: &Path,
+    folder: &Path,
+    extensions: &[&str],
+) -> anyhow::Result<Vec<(PathBuf, String)>> {
     let mut open = vec![root.join(folder)];
     let mut found = Vec::new();
     while let Some(folder) = open.pop() {
@@ -302,7 +307,7 @@ mod tests {
                       | L4 | c | same | no test: shown by the benchmark |\n\
                       | L5 | d | not yet: nobody has built it | |\n\
                       | L5 | e | later (resize) | |\n\
-                      | L5 | f | later (API server): the rest is there | `pod-sync-core::later` |";
+                      | L5 | f | later (devices): the rest is there | `pod-sync-core::later` |";
         assert_eq!(messages(ledger, &["L1", "L2.2", "L5"]), Vec::<String>::new());
     }
 
