@@ -13,6 +13,8 @@ use super::source::Source;
 
 /// The ledger, relative to the workspace.
 const LEDGER: &str = "docs/parity.md";
+/// Its rows, a file for each area.
+const AREAS: &str = "docs/parity";
 
 /// The sections of the behaviour references that must have a row: a letter for the document, then the number.
 /// Grows with each piece of work that takes on more of them.
@@ -51,6 +53,9 @@ const CAPABILITIES: &[&str] = &[
     "user namespaces",
 ];
 
+/// What stands in the place of tests where there is none, before the reason.
+const NO_TEST: &str = "no test:";
+
 /// Words that a reason has at least.
 const REASON_WORDS: usize = 3;
 
@@ -59,14 +64,21 @@ const FOLDERS: [&str; 6] = ["services", "shared", "proto", "deploy", "tests", "d
 
 /// Checks the ledger of the workspace at `root`. One that is missing is an error, not an empty one.
 pub fn check(root: &Path, graph: &Graph) -> anyhow::Result<Vec<Finding>> {
-    let text = fs::read_to_string(root.join(LEDGER)).with_context(|| format!("cannot read {LEDGER}"))?;
+    let index = fs::read_to_string(root.join(LEDGER)).with_context(|| format!("cannot read {LEDGER}"))?;
+    let mut ledger = files(root, Path::new(AREAS), &["md"])?;
+    ledger.push((LEDGER.into(), index));
     let tests = Tests::of_workspace(root, graph)?;
-    let mut findings = check_ledger(&text, &tests, SECTIONS);
-    let anchors = anchors(&text);
-    findings.extend(dangling(Path::new(LEDGER), &text, "](#", &anchors));
+    let mut findings = check_ledger(&ledger, &tests, SECTIONS);
+    let anchors: BTreeMap<PathBuf, BTreeSet<String>> =
+        ledger.iter().map(|(file, text)| (file.clone(), anchors(text))).collect();
+    for (file, text) in &ledger {
+        findings.extend(dangling_links(file, text, &anchors));
+    }
     for folder in FOLDERS {
         for (file, text) in files(root, Path::new(folder), &["rs", "md", "proto", "toml", "sh", "yaml"])? {
-            findings.extend(dangling(&file, &text, &format!("{LEDGER}#"), &anchors));
+            for (target, anchors) in &anchors {
+                findings.extend(dangling(&file, &text, target, anchors));
+            }
         }
     }
     Ok(findings)
@@ -143,48 +155,69 @@ fn test_names(code: &str) -> BTreeSet<String> {
 }
 
 /// One row of the ledger.
-struct Row<'a> {
+#[derive(Debug, Default)]
+struct Row {
     line: usize,
-    cells: Vec<&'a str>,
+    sections: String,
+    behaviour: String,
+    state: String,
+    test: String,
 }
 
-/// The rows of every table whose first column is the section.
-fn rows(text: &str) -> Vec<Row<'_>> {
-    let mut rows = Vec::new();
-    let mut inside = false;
+/// The rows: items of lists that begin with sections in bold, with the state and the tests as items below.
+fn rows(text: &str) -> Vec<Row> {
+    let mut rows: Vec<Row> = Vec::new();
+    let mut part: Option<fn(&mut Row) -> &mut String> = None;
     for (index, line) in text.lines().enumerate() {
-        let Some(inner) = line.trim().strip_prefix('|').and_then(|rest| rest.strip_suffix('|')) else {
-            inside = false;
-            continue;
-        };
-        let cells: Vec<&str> = inner.split('|').map(str::trim).collect();
-        let is_rule =
-            cells.iter().all(|cell| !cell.is_empty() && cell.chars().all(|c| matches!(c, '-' | ':')));
-        if inside && !is_rule {
-            rows.push(Row { line: index + 1, cells });
+        if let Some((sections, behaviour)) = line.strip_prefix("- **").and_then(|rest| rest.split_once("**"))
+        {
+            rows.push(Row { line: index + 1, sections: sections.to_owned(), ..Row::default() });
+            part = Some(|row| &mut row.behaviour);
+            append(rows.last_mut(), part, behaviour.trim());
+        } else if let Some(item) = line.strip_prefix("  - ").filter(|_| part.is_some()) {
+            let (field, words): (fn(&mut Row) -> &mut String, String) =
+                if let Some(tests) = item.strip_prefix("Tests:") {
+                    (|row| &mut row.test, tests.trim().to_owned())
+                } else if let Some(reason) = item.strip_prefix("No test:") {
+                    (|row| &mut row.test, format!("{NO_TEST}{reason}"))
+                } else {
+                    // The state is in italics, and what is said of it is not.
+                    (|row| &mut row.state, item.replacen('*', "", 2))
+                };
+            part = Some(field);
+            append(rows.last_mut(), part, &words);
+        } else if line.starts_with("  ") {
+            append(rows.last_mut(), part, line.trim());
         } else {
-            inside |= cells.first() == Some(&"spec");
+            part = None;
         }
     }
     rows
 }
 
-fn check_ledger(text: &str, tests: &Tests, sections: &[&str]) -> Vec<Finding> {
+fn append(row: Option<&mut Row>, part: Option<fn(&mut Row) -> &mut String>, words: &str) {
+    let (Some(row), Some(part)) = (row, part) else { return };
+    let text = part(row);
+    if !text.is_empty() {
+        text.push(' ');
+    }
+    text.push_str(words);
+}
+
+fn check_ledger(ledger: &[(PathBuf, String)], tests: &Tests, sections: &[&str]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut covered = BTreeSet::new();
-    let rows = rows(text);
-    for row in &rows {
-        let finding = |message| Finding { file: LEDGER.into(), line: row.line, message };
-        let [spec, behaviour, state, test] = row.cells.as_slice() else {
-            findings.push(finding(format!("a row has 4 columns, this one has {}", row.cells.len())));
-            continue;
-        };
-        covered.extend(spec.split(',').map(str::trim));
-        if spec.is_empty() || behaviour.is_empty() {
-            findings.push(finding("the row names no section or no behaviour".to_owned()));
+    for (file, text) in ledger {
+        for row in rows(text) {
+            let finding = |message| Finding { file: file.clone(), line: row.line, message };
+            covered.extend(row.sections.split(',').map(|section| section.trim().to_owned()));
+            if row.sections.is_empty() || row.behaviour.is_empty() {
+                findings.push(finding("the row names no section or no behaviour".to_owned()));
+            }
+            findings.extend(check_state(&row.state, &row.test).into_iter().map(finding));
+            let problems = references(&row.test).into_iter().filter_map(|name| tests.problem(name));
+            findings.extend(problems.map(finding));
         }
-        findings.extend(check_state(state, test).into_iter().map(finding));
-        findings.extend(references(test).into_iter().filter_map(|name| tests.problem(name)).map(finding));
     }
     for section in sections.iter().filter(|section| !covered.contains(**section)) {
         let message = format!("no row is about section {section}");
@@ -210,9 +243,9 @@ fn check_state(state: &str, test: &str) -> Vec<String> {
     if word != "same" && words(&state[word.len()..]) < REASON_WORDS {
         problems.push(format!("{word:?} needs its reason in words"));
     }
-    let excused = test.strip_prefix("no test:").is_some_and(|reason| words(reason) >= REASON_WORDS);
+    let excused = test.strip_prefix(NO_TEST).is_some_and(|reason| words(reason) >= REASON_WORDS);
     if word != "not yet" && references(test).is_empty() && !excused {
-        problems.push(format!("{word:?} needs a test, or \"no test:\" with the reason in words"));
+        problems.push(format!("{word:?} needs a test, or \"No test:\" with the reason in words"));
     }
     problems
 }
@@ -242,20 +275,47 @@ fn slug(title: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
 }
 
-/// References to the ledger, which begin with `mark`, whose anchor it does not have.
-fn dangling(file: &Path, text: &str, mark: &str, anchors: &BTreeSet<String>) -> Vec<Finding> {
+/// References to a file of the ledger by its path whose anchor it does not have.
+fn dangling(file: &Path, text: &str, target: &Path, anchors: &BTreeSet<String>) -> Vec<Finding> {
+    let mark = format!("{}#", target.display());
     let mut findings = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        for rest in line.split(mark).skip(1) {
+        for rest in line.split(&mark).skip(1) {
             let anchor: String =
                 rest.chars().take_while(|c| c.is_alphanumeric() || "-_".contains(*c)).collect();
-            if !anchors.contains(&anchor) {
-                let message = format!("{LEDGER} has no anchor {anchor:?}");
-                findings.push(Finding { file: file.to_owned(), line: index + 1, message });
+            findings.extend(missing(file, index, target, &anchor, anchors));
+        }
+    }
+    findings
+}
+
+/// Links of the ledger into itself whose anchor is not there.
+fn dangling_links(file: &Path, text: &str, anchors: &BTreeMap<PathBuf, BTreeSet<String>>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let links = line.split("](").skip(1).filter_map(|rest| rest.split(')').next()?.split_once('#'));
+        for (path, anchor) in links {
+            let target = match path {
+                "" => file.to_owned(),
+                path => file.with_file_name(path),
+            };
+            if let Some(anchors) = anchors.get(&target) {
+                findings.extend(missing(file, index, &target, anchor, anchors));
             }
         }
     }
     findings
+}
+
+fn missing(
+    file: &Path,
+    index: usize,
+    target: &Path,
+    anchor: &str,
+    anchors: &BTreeSet<String>,
+) -> Option<Finding> {
+    let message = format!("{} has no anchor {anchor:?}", target.display());
+    (!anchors.contains(anchor)).then(|| Finding { file: file.to_owned(), line: index + 1, message })
 }
 
 /// The files below `root`/`folder` with one of these extensions, relative to `root`; none without the folder.
@@ -296,18 +356,18 @@ mod tests {
     }
 
     fn messages(ledger: &str, sections: &[&str]) -> Vec<String> {
-        let table = format!("| spec | behaviour | state | test |\n|---|---|---|---|\n{ledger}");
-        check_ledger(&table, &some_tests(), sections).into_iter().map(|finding| finding.message).collect()
+        let ledger = [("docs/parity/x.md".into(), ledger.to_owned())];
+        check_ledger(&ledger, &some_tests(), sections).into_iter().map(|finding| finding.message).collect()
     }
 
     #[test]
     fn good_rows_pass() {
-        let ledger = "| L1 | a | same | `pod-sync-core::actions::plain` `pod-sync-core::later` |\n\
-                      | L2.1, L2.2 | b | different: it is better so | `tests/one_pod::whole` |\n\
-                      | L4 | c | same | no test: shown by the benchmark |\n\
-                      | L5 | d | not yet: nobody has built it | |\n\
-                      | L5 | e | later (resize) | |\n\
-                      | L5 | f | later (devices): the rest is there | `pod-sync-core::later` |";
+        let ledger = "- **L1** a\n  - *same*\n  - Tests: `pod-sync-core::actions::plain`,\n    `pod-sync-core::later`\n\
+                      - **L2.1, L2.2** b\n  - *different*: it is\n    better so\n  - Tests: `tests/one_pod::whole`\n\
+                      - **L4** c\n  - *same*\n  - No test: shown by the benchmark\n\
+                      - **L5** d\n  - *not yet*: nobody has built it\n\
+                      - **L5** e\n  - *later (resize)*\n\
+                      - **L5** f\n  - *later (devices)*: the rest is there\n  - Tests: `pod-sync-core::later`";
         assert_eq!(messages(ledger, &["L1", "L2.2", "L5"]), Vec::<String>::new());
     }
 
@@ -323,7 +383,7 @@ mod tests {
             ("nobody::plain", "no package nobody"),
             ("plain", "is not package::module::test"),
         ] {
-            let found = messages(&format!("| L1 | a | same | `{name}` |"), &[]);
+            let found = messages(&format!("- **L1** a\n  - *same*\n  - Tests: `{name}`"), &[]);
             assert!(found.len() == 1 && found[0].contains(part), "{name}: {found:?}");
         }
     }
@@ -331,16 +391,16 @@ mod tests {
     #[test]
     fn a_row_that_claims_without_a_test_or_a_reason_is_found() {
         for (row, part) in [
-            ("| L1 | a | same | |", "needs a test"),
-            ("| L1 | a | same | no test: because |", "needs a test"),
-            ("| L1 | a | different: is better so | — |", "needs a test"),
-            ("| L1 | a | different | `pod-sync-core::plain` |", "needs its reason"),
-            ("| L1 | a | not yet | |", "needs its reason"),
-            ("| L1 | a | later | |", "names in brackets"),
-            ("| L1 | a | later (some day) | |", "names in brackets"),
-            ("| L1 | a | perhaps it is so | |", "a row says one of"),
-            ("| L1 | | same | `pod-sync-core::plain` |", "no behaviour"),
-            ("| L1 | a | same |", "4 columns"),
+            ("- **L1** a\n  - *same*", "needs a test"),
+            ("- **L1** a\n  - *same*\n  - No test: because", "needs a test"),
+            ("- **L1** a\n  - *different*: is better so", "needs a test"),
+            ("- **L1** a\n  - *different*\n  - Tests: `pod-sync-core::plain`", "needs its reason"),
+            ("- **L1** a\n  - *not yet*", "needs its reason"),
+            ("- **L1** a\n  - *later*", "names in brackets"),
+            ("- **L1** a\n  - *later (some day)*", "names in brackets"),
+            ("- **L1** a\n  - *perhaps* it is so", "a row says one of"),
+            ("- **L1**\n  - *same*\n  - Tests: `pod-sync-core::plain`", "no behaviour"),
+            ("- **L1** a", "a row says one of"),
         ] {
             let found = messages(row, &[]);
             assert!(found.len() == 1 && found[0].contains(part), "{row}: {found:?}");
@@ -350,25 +410,34 @@ mod tests {
     #[test]
     fn a_section_without_a_row_is_found() {
         assert_eq!(messages("", &["L1"]), ["no row is about section L1"]);
-        assert_eq!(messages("| L10 | a | not yet: it will be built | |", &["L1"]).len(), 1);
+        assert_eq!(messages("- **L10** a\n  - *not yet*: it will be built", &["L1"]).len(), 1);
     }
 
     #[test]
-    fn other_tables_are_no_rows() {
-        let text =
-            "| letter | document |\n|---|---|\n| L | pods |\n\n| spec | b |\n|---|---|\n| L1 | x |\n\n| y |";
-        assert_eq!(rows(text).iter().map(|row| row.line).collect::<Vec<_>>(), [7]);
+    fn other_lists_are_no_rows() {
+        let text = "- *same*: as it is\n- other\n  - *same*\n\n- **L1** x\n  y\n  - *same*\n\n  z\n";
+        let rows = rows(text);
+        assert_eq!(rows.len(), 1);
+        let row = &rows[0];
+        assert_eq!((row.line, row.behaviour.as_str(), row.state.as_str()), (5, "x y", "same"));
     }
 
     #[test]
     fn a_reference_to_no_anchor_is_found() {
-        let anchors = anchors("# Title\n## Pod actions (§9)\n<a id=\"by-hand\"></a>\n#no heading");
-        assert_eq!(anchors, ["by-hand", "pod-actions-9", "title"].map(str::to_owned).into());
-        let text = format!("// see {LEDGER}#title\n// and `{LEDGER}#gone`, {LEDGER}#by-hand.");
-        let found = dangling(Path::new("x.rs"), &text, &format!("{LEDGER}#"), &anchors);
+        let titles = anchors("# Title\n## Pod actions (§9)\n<a id=\"by-hand\"></a>\n#no heading");
+        assert_eq!(titles, ["by-hand", "pod-actions-9", "title"].map(str::to_owned).into());
+        let target = Path::new("docs/parity/x.md");
+        let text = format!("// see {0}#title\n// and `{0}#gone`, {0}#by-hand.", target.display());
+        let found = dangling(Path::new("x.rs"), &text, target, &titles);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].line, found[0].message.contains("\"gone\"")), (2, true));
-        let found = dangling(Path::new(LEDGER), "[a](#title) [b](#nowhere)", "](#", &anchors);
-        assert_eq!(found.len(), 1);
+        let all = BTreeMap::from([(target.to_owned(), titles.clone()), (LEDGER.into(), titles)]);
+        for (from, links) in [
+            (LEDGER, "[a](parity/x.md#title) [b](parity/x.md#nowhere)"),
+            ("docs/parity/y.md", "[a](x.md#title) [b](x.md#nowhere) [c](../api/z.md#nowhere)"),
+            ("docs/parity/x.md", "[a](#title) [b](#nowhere)"),
+        ] {
+            assert_eq!(dangling_links(Path::new(from), links, &all).len(), 1, "{links}");
+        }
     }
 }
