@@ -157,8 +157,9 @@ async fn a_terminal_has_the_size_of_the_persons_and_takes_every_key() {
     until("to-2").await;
     tcsetwinsize(side(), Winsize { ws_col: 80, ws_row: 20, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
     assert!(ProcessId::of(child.id()).unwrap().signal(Signal::WINCH));
-    // Ctrl-C ends what the shell runs, and neither the shell nor us.
-    screen.write_all(b"echo be''gun; sleep 1000\r").unwrap();
+    // Ctrl-C ends what the shell runs, and neither the shell nor us. What says that it has begun is the job itself: then it is in the
+    // foreground, and Ctrl-C reaches it.
+    screen.write_all(b"sh -c \"echo be''gun; sleep 1000\"\r").unwrap();
     until("begun").await;
     screen.write_all(b"\x03").unwrap();
     eventually(LIMIT, "the terminal in the container has the new size", async || {
