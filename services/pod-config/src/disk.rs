@@ -86,14 +86,14 @@ fn list_folder(path: &Path) -> io::Result<Listing> {
     Ok(Listing::Files(files))
 }
 
-/// What of the path, a folder with its manifests or one of them, others than root and this process may write: whoever can is root
-/// on the node, by way of a pod.
-pub fn of_others(path: &Path) -> Vec<String> {
-    let files = match list(path) {
-        Listing::Files(files) => files.into_keys().collect(),
-        Listing::Missing | Listing::Unreadable(_) => Vec::new(),
+/// What of the path and of what [`list`] has found there others than root and this process may write: whoever can is root on the
+/// node, by way of a pod.
+pub fn of_others(path: &Path, listing: &Listing) -> Vec<String> {
+    let files = match listing {
+        Listing::Files(files) => Some(files.keys()),
+        Listing::Missing | Listing::Unreadable(_) => None,
     };
-    let files = files.iter().map(Path::new).filter(|file| *file != path);
+    let files = files.into_iter().flatten().map(Path::new).filter(|file| *file != path);
     [path].into_iter().chain(files).filter_map(writable_by_others).collect()
 }
 
@@ -167,6 +167,7 @@ mod tests {
 
     #[test]
     fn the_folder_and_each_manifest_are_looked_at_and_nothing_else() {
+        let of_others = |path: &Path| of_others(path, &list(path));
         let dir = tempfile::tempdir().unwrap();
         let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         let file = |name: &str, mode| {

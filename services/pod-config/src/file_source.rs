@@ -168,7 +168,9 @@ impl FileSource {
             .blocking(move || {
                 let (folder, only) = watcher::folder_of(&path);
                 let watched = watches.map(|mut watches| watcher::watch(&mut watches, &folder));
-                (folder, only, watched, disk::list(&path), disk::of_others(&path))
+                let listing = disk::list(&path);
+                let of_others = disk::of_others(&path, &listing);
+                (folder, only, watched, listing, of_others)
             })
             .await?;
         self.ctx.progress.condition(WRITERS_CONDITION, writers(&of_others));

@@ -1,4 +1,4 @@
-//! One pull: back-off, credentials, a slot, a token, then the runtime, watched until it is through.
+//! One pull: back-off, credentials, a turn, a token, then the runtime, watched until it is through.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
