@@ -1,4 +1,4 @@
-//! The loop that tells when the Node is cordoned, and when it is not any more (node-and-api.md §9.5).
+//! The loop that records an event when the Node is cordoned or uncordoned (node-and-api.md §9.5).
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use keelson_service_kit::{Context, LoopHandle, NewEvent, ObjectRef, Signal, foll
 use serde::Deserialize;
 use tokio::sync::watch;
 
-use crate::saved::Saved;
+use crate::checkpoint::Checkpoint;
 
-/// Follows the Node of the API server, as pod-config tells it, until the shutdown.
-pub(crate) async fn run(ctx: Context, saved: Arc<watch::Sender<Saved>>) {
+/// Follows the API server's Node, as pod-config streams it, until the shutdown.
+pub(crate) async fn run(ctx: Context, checkpoint: Arc<watch::Sender<Checkpoint>>) {
     let handle = ctx.progress.register("cordon");
     let peer = ctx.peer(ServiceName::PodConfig);
     let name = peer.name().to_owned();
@@ -24,7 +24,7 @@ pub(crate) async fn run(ctx: Context, saved: Arc<watch::Sender<Saved>>) {
     let own = ctx.clone();
     let on = async move |signal: Signal<pb::WatchNodeResponse>| {
         if let Signal::Message(node) = signal {
-            take(&own, &saved, &node);
+            record_change(&own, &checkpoint, &node);
         }
     };
     let stream = follow(&name, &ctx.progress, &ctx.shutdown, open, on);
@@ -52,15 +52,15 @@ struct Spec {
     unschedulable: Option<bool>,
 }
 
-/// Tells of a change, also of one that came while this service was away.
-fn take(ctx: &Context, saved: &watch::Sender<Saved>, node: &pb::WatchNodeResponse) {
-    // One that is made up here is nobody's to cordon.
+/// Records a change, also one that happened while this service was down.
+fn record_change(ctx: &Context, checkpoint: &watch::Sender<Checkpoint>, node: &pb::WatchNodeResponse) {
+    // A Node that is not registered is pod-config's own: nobody can have cordoned it.
     if !node.registered {
         return;
     }
     let Ok(Node { spec }) = serde_json::from_slice(&node.node_json) else { return };
     let now = spec.unschedulable.unwrap_or_default();
-    let before = saved.borrow().unschedulable;
+    let before = checkpoint.borrow().unschedulable;
     let Some(event) = schedulable_event(&ctx.config.node_name, before, now) else { return };
     tracing::info!(node = ctx.config.node_name, "{}", event.message);
     ctx.events.record(NewEvent {
@@ -69,7 +69,7 @@ fn take(ctx: &Context, saved: &watch::Sender<Saved>, node: &pb::WatchNodeRespons
         message: event.message,
         object: ObjectRef::node(&ctx.config.node_name),
     });
-    saved.send_modify(|saved| saved.unschedulable = now);
+    checkpoint.send_modify(|checkpoint| checkpoint.unschedulable = now);
 }
 
 #[cfg(test)]
@@ -81,39 +81,39 @@ mod tests {
 
     use super::*;
 
-    async fn told(ctx: &Context) -> Vec<(String, String, String)> {
+    async fn recorded(ctx: &Context) -> Vec<(String, String, String)> {
         let answer = ctx.events.list_events(Request::new(ListEventsRequest::default())).await.unwrap();
         let events = answer.into_inner().events.into_iter();
         events.map(|event| (event.r#type, event.reason, event.message)).collect()
     }
 
     #[tokio::test]
-    async fn a_cordon_is_told_when_it_begins_and_when_it_ends_also_over_a_restart() {
+    async fn cordon_and_uncordon_are_events_also_over_a_restart() {
         let context = || {
             Context::detached(ServiceName::NodeStatus, Config { node_name: "n1".into(), ..Config::default() })
         };
-        let (ctx, saved) = (context(), watch::Sender::new(Saved::default()));
-        let see = |ctx: &Context, registered: bool, node: &str| {
+        let (ctx, checkpoint) = (context(), watch::Sender::new(Checkpoint::default()));
+        let observe = |ctx: &Context, registered: bool, node: &str| {
             let node_json = node.as_bytes().to_vec();
-            take(ctx, &saved, &pb::WatchNodeResponse { node_json, registered });
+            record_change(ctx, &checkpoint, &pb::WatchNodeResponse { node_json, registered });
         };
         for node in [r#"{"spec": {}}"#, "{}", r#"{"spec": {"unschedulable": null}}"#] {
-            see(&ctx, true, node);
+            observe(&ctx, true, node);
         }
-        assert!(told(&ctx).await.is_empty());
-        see(&ctx, false, r#"{"spec": {"unschedulable": true}}"#);
-        assert!(told(&ctx).await.is_empty(), "the Node is made up here");
+        assert!(recorded(&ctx).await.is_empty());
+        observe(&ctx, false, r#"{"spec": {"unschedulable": true}}"#);
+        assert!(recorded(&ctx).await.is_empty(), "the Node is not registered");
         for _ in 0..2 {
-            see(&ctx, true, r#"{"spec": {"unschedulable": true}}"#);
+            observe(&ctx, true, r#"{"spec": {"unschedulable": true}}"#);
         }
         let event = |reason: &str| {
             ("Normal".to_owned(), reason.to_owned(), format!("Node n1 status is now: {reason}"))
         };
-        assert_eq!(told(&ctx).await, [event("NodeNotSchedulable")]);
+        assert_eq!(recorded(&ctx).await, [event("NodeNotSchedulable")]);
         let restarted = context();
-        see(&restarted, true, r#"{"spec": {"unschedulable": true}}"#);
-        assert!(told(&restarted).await.is_empty());
-        see(&restarted, true, "{}");
-        assert_eq!(told(&restarted).await, [event("NodeSchedulable")]);
+        observe(&restarted, true, r#"{"spec": {"unschedulable": true}}"#);
+        assert!(recorded(&restarted).await.is_empty());
+        observe(&restarted, true, "{}");
+        assert_eq!(recorded(&restarted).await, [event("NodeSchedulable")]);
     }
 }

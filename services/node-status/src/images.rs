@@ -1,4 +1,4 @@
-//! The images of the runtime, asked for again and again.
+//! Lists the runtime's images periodically.
 
 use std::future::{Future, pending};
 use std::sync::Arc;
@@ -13,91 +13,97 @@ use keelson_service_kit::{Context, Peer};
 use tokio::sync::watch;
 use tonic::{Request, Status};
 
-use crate::inputs::World;
+use crate::inputs::ObservedState;
 
-/// From one answer to the next question (node-and-api.md §9.4). Nothing tells when images come and go.
-const EVERY: Duration = Duration::from_secs(30);
+/// How long after an answer the images are listed again (node-and-api.md §9.4). The runtime sends no events when images change.
+const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Between two questions until the first answer.
-const FIRST_AGAIN: Duration = Duration::from_secs(1);
+/// Between two requests until the first answer.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
 
-/// Bound of one question.
+/// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The longest answer that is read: the kubelet's bound for those of a runtime.
-const LONGEST: usize = 16 << 20;
+/// The largest answer that is read, in bytes: the kubelet's limit for answers of a runtime.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
 
-/// Asks for the images. The real one is [`Images`].
+/// Lists the images. The real one is [`CriImages`].
 pub(crate) trait ImageLister: Send {
     fn list(&self) -> impl Future<Output = Result<Vec<RuntimeImage>, Status>> + Send;
 }
 
-/// Asks from the runtime's first word on, for ever. What is not shown is not kept; when there is no answer, the list
-/// of the last one stands, and whether the node is ready does not depend on it.
-pub(crate) async fn run<L: ImageLister>(ctx: &Context, lister: L, world: Arc<watch::Sender<World>>) {
+/// Lists the images from the runtime's first report on, forever. Images that are not shown are not kept. If a request fails, the
+/// last list stays in effect; whether the node is ready does not depend on it.
+pub(crate) async fn run<L: ImageLister>(
+    ctx: &Context,
+    lister: L,
+    observed: Arc<watch::Sender<ObservedState>>,
+) {
     let mut live = ctx.live.subscribe();
-    let spoken = |world: &World| world.runtime.as_ref().is_some_and(|runtime| !runtime.name.is_empty());
+    let has_reported =
+        |observed: &ObservedState| observed.runtime.as_ref().is_some_and(|runtime| !runtime.name.is_empty());
     loop {
         let most = usize::try_from(live.borrow_and_update().node_status.max_images).ok();
         if most == Some(0) {
-            take(&world, Vec::new());
+            store(&observed, Vec::new());
             if live.changed().await.is_err() {
                 return pending().await;
             }
             continue;
         }
-        let _ = world.subscribe().wait_for(spoken).await;
+        let _ = observed.subscribe().wait_for(has_reported).await;
         let answer = lister.list().await;
         let state = answer.as_ref().map(|_| ()).map_err(|status| {
             format!(
-                "the runtime's images are not listed, the node shows those of before: {}",
+                "the runtime does not list its images, so the Node keeps the previous list: {}",
                 status.message()
             )
         });
         ctx.progress.condition("images", state);
         match answer {
-            Ok(images) => take(&world, listed_images(images, most)),
-            // The first Node waits for them, if not for long.
-            Err(_) if world.borrow().images.is_none() => {
-                tokio::time::sleep(FIRST_AGAIN).await;
+            Ok(images) => store(&observed, listed_images(images, most)),
+            // The first Node waits for the images, but only briefly.
+            Err(_) if observed.borrow().images.is_none() => {
+                tokio::time::sleep(FIRST_RETRY).await;
                 continue;
             }
             Err(_) => {}
         }
-        // Cancel-safe: what has changed is seen until it is taken.
+        // Cancel-safe: a change stays visible until it is read.
         tokio::select! {
             Ok(()) = live.changed() => {}
-            () = tokio::time::sleep(EVERY) => {}
+            () = tokio::time::sleep(INTERVAL) => {}
         }
     }
 }
 
-/// Nobody is woken but by the first ones, for which the first Node waits: the Node of the next heartbeat has them, so
-/// that images that come and go are written no more often than a kubelet writes them.
-pub(crate) fn take(world: &watch::Sender<World>, images: Vec<ContainerImage>) {
-    world.send_if_modified(|world| {
-        let first = world.images.is_none();
-        if world.images.as_deref() != Some(&*images) {
-            world.images = Some(images.into());
+/// Stores a list of images. Only the first list, for which the first Node waits, wakes the node loop; a later one is part of the
+/// next heartbeat, so that images that come and go are written no more often than by a kubelet.
+pub(crate) fn store(observed: &watch::Sender<ObservedState>, images: Vec<ContainerImage>) {
+    observed.send_if_modified(|observed| {
+        let first = observed.images.is_none();
+        if observed.images.as_deref() != Some(&*images) {
+            observed.images = Some(images.into());
         }
         first
     });
 }
 
-/// The runtime, through runtime-shim, which hands the answer on as it is.
-pub(crate) struct Images(Peer);
+/// The runtime's images, through runtime-shim, which passes the answer on unchanged.
+pub(crate) struct CriImages(Peer);
 
-impl Images {
+impl CriImages {
     pub(crate) fn new(ctx: &Context) -> Self {
         Self(ctx.peer(ServiceName::RuntimeShim))
     }
 }
 
-impl ImageLister for Images {
+impl ImageLister for CriImages {
     async fn list(&self) -> Result<Vec<RuntimeImage>, Status> {
         let mut request = Request::new(cri::ListImagesRequest { filter: None });
         request.set_timeout(DEADLINE);
-        let mut client = ImageServiceClient::new(self.0.channel()).max_decoding_message_size(LONGEST);
+        let mut client =
+            ImageServiceClient::new(self.0.channel()).max_decoding_message_size(MAX_ANSWER_BYTES);
         let images = client.list_images(request).await?.into_inner().images;
         Ok(images.into_iter().map(image_of).collect())
     }
@@ -121,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    /// How often it was asked, and what it has, if it answers.
+    /// How many requests it got, and the sizes that it answers with, if it answers.
     #[derive(Clone, Default)]
     struct Script(Arc<Mutex<(u32, Option<Vec<u64>>)>>);
 
@@ -142,7 +148,7 @@ mod tests {
             self.0.lock().unwrap().1 = sizes.map(<[u64]>::to_vec);
         }
 
-        fn asked(&self) -> u32 {
+        fn requests(&self) -> u32 {
             std::mem::take(&mut self.0.lock().unwrap().0)
         }
     }
@@ -150,32 +156,32 @@ mod tests {
     struct Bench {
         ctx: Context,
         script: Script,
-        world: Arc<watch::Sender<World>>,
+        observed: Arc<watch::Sender<ObservedState>>,
     }
 
-    /// A node that lists so many images, and a runtime that has said who it is when it is `known`.
+    /// A node that lists up to `max_images` images, and a runtime that has reported its name if `known`.
     fn bench(max_images: i64, known: bool) -> Bench {
         let mut config = Config::default();
         config.node_status.max_images = max_images;
         let ctx = Context::detached(ServiceName::NodeStatus, config);
-        let (script, world) = (Script::default(), Arc::new(watch::Sender::new(World::default())));
-        let bench = Bench { ctx, script, world };
+        let (script, observed) = (Script::default(), Arc::new(watch::Sender::new(ObservedState::default())));
+        let bench = Bench { ctx, script, observed };
         if known {
             bench.runtime();
         }
-        let (ctx, lister, world) = (bench.ctx.clone(), bench.script.clone(), Arc::clone(&bench.world));
-        tokio::spawn(async move { run(&ctx, lister, world).await });
+        let (ctx, lister, observed) = (bench.ctx.clone(), bench.script.clone(), Arc::clone(&bench.observed));
+        tokio::spawn(async move { run(&ctx, lister, observed).await });
         bench
     }
 
     impl Bench {
         fn runtime(&self) {
             let state = RuntimeState { name: "containerd".into(), ..RuntimeState::default() };
-            self.world.send_modify(|world| world.take_runtime(state, 0));
+            self.observed.send_modify(|observed| observed.store_runtime(state, 0));
         }
 
         fn sizes(&self) -> Vec<i64> {
-            let images = self.world.borrow().images.clone();
+            let images = self.observed.borrow().images.clone();
             images.iter().flat_map(|images| &**images).filter_map(|image| image.size_bytes).collect()
         }
 
@@ -187,62 +193,62 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn images_are_asked_for_once_the_runtime_is_known_and_then_every_thirty_seconds() {
+    async fn images_are_listed_every_30_s_once_the_runtime_is_known() {
         let bench = bench(2, false);
         bench.script.has(Some(&[3, 9, 5]));
         tokio::time::sleep(Duration::from_secs(90)).await;
-        assert_eq!((bench.script.asked(), bench.world.borrow().images.clone()), (0, None));
+        assert_eq!((bench.script.requests(), bench.observed.borrow().images.clone()), (0, None));
 
         bench.runtime();
         tokio::time::sleep(Duration::from_secs(29)).await;
-        assert_eq!((bench.script.asked(), bench.sizes()), (1, vec![9, 5]));
+        assert_eq!((bench.script.requests(), bench.sizes()), (1, vec![9, 5]));
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_eq!(bench.script.asked(), 2);
+        assert_eq!(bench.script.requests(), 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_an_answer_the_images_of_before_stand_and_it_is_told() {
+    async fn a_failed_image_list_keeps_the_previous_images_and_sets_a_condition() {
         let bench = bench(-1, true);
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let told = bench.condition().unwrap();
-        assert!(told.contains("no socket"), "{told}");
-        assert_eq!(bench.world.borrow().images, None);
+        let message = bench.condition().unwrap();
+        assert!(message.contains("no socket"), "{message}");
+        assert_eq!(bench.observed.borrow().images, None);
 
         bench.script.has(Some(&[1, 2, 3]));
-        tokio::time::sleep(FIRST_AGAIN).await;
+        tokio::time::sleep(FIRST_RETRY).await;
         assert_eq!((bench.condition(), bench.sizes()), (None, vec![3, 2, 1]));
 
         bench.script.has(None);
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(INTERVAL).await;
         assert!(bench.condition().is_some());
         assert_eq!(bench.sizes(), [3, 2, 1]);
 
         bench.script.has(Some(&[]));
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(INTERVAL).await;
         assert_eq!((bench.condition(), bench.sizes()), (None, vec![]), "an empty list is an answer");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_the_first_images_wake_somebody_and_the_same_ones_are_kept_as_they_are() {
+    async fn only_the_first_image_list_wakes_the_node_loop() {
         let bench = bench(-1, true);
         bench.script.has(Some(&[1, 2]));
-        let mut seen = bench.world.subscribe();
+        let mut seen = bench.observed.subscribe();
         assert!(!seen.has_changed().unwrap());
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(seen.has_changed().unwrap());
         let kept = seen.borrow_and_update().images.clone().unwrap();
         assert_eq!(kept.len(), 2);
         bench.script.has(Some(&[2, 1]));
-        tokio::time::sleep(EVERY).await;
-        assert!(Arc::ptr_eq(&kept, bench.world.borrow().images.as_ref().unwrap()));
+        tokio::time::sleep(INTERVAL).await;
+        assert!(Arc::ptr_eq(&kept, bench.observed.borrow().images.as_ref().unwrap()));
         bench.script.has(Some(&[2]));
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(INTERVAL).await;
         assert_eq!(bench.sizes(), [2]);
         assert!(!seen.has_changed().unwrap());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn another_number_of_images_counts_as_soon_as_the_configuration_has_it() {
+    async fn a_changed_node_status_max_images_applies_at_once() {
         let bench = bench(0, true);
         bench.script.has(Some(&[3, 9, 5]));
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -256,12 +262,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_lists_no_images_does_not_ask_for_them() {
+    async fn node_status_max_images_zero_lists_no_images() {
         let bench = bench(0, true);
         tokio::time::sleep(Duration::from_secs(90)).await;
-        assert_eq!(bench.script.asked(), 0);
+        assert_eq!(bench.script.requests(), 0);
         assert_eq!(
-            bench.world.borrow().images.as_deref(),
+            bench.observed.borrow().images.as_deref(),
             Some(&[][..]),
             "the first Node does not wait for any"
         );

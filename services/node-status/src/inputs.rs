@@ -1,4 +1,4 @@
-//! What resource-manager says about the machine and runtime-shim about the runtime and its images.
+//! The inputs from other services: the machine from resource-manager, the runtime and its images from runtime-shim.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -15,25 +15,24 @@ use keelson_proto::keelson::runtime::v1::watch_pods_response::Item;
 use keelson_service_kit::{Context, LoopHandle, Signal, follow};
 use tokio::sync::watch;
 
-use crate::images::{self, Images};
-use crate::neighbours::Clock;
+use crate::images::{self, CriImages};
+use crate::peer_health::Clock;
 
-/// The last word of both. It stands while they are away: whether they are is the watchdog's question.
+/// The last data of both. It stays in effect while they are down, which the watchdog reports.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct World {
+pub(crate) struct ObservedState {
     pub(crate) machine: Option<Machine>,
     pub(crate) runtime: Option<RuntimeState>,
-    /// Since when runtime-shim has had no answer of the runtime, after it had one before.
+    /// Since when runtime-shim has had no answer of the runtime, after an earlier one.
     pub(crate) runtime_unknown_since_ms: Option<u64>,
-    /// What the Node lists of the runtime's images; `None` before they were asked for. Only the first list wakes those
-    /// who watch.
+    /// The runtime's images that the Node lists; `None` before the first answer. Only the first list wakes watchers.
     pub(crate) images: Option<Arc<[ContainerImage]>>,
 }
 
-impl World {
-    /// Takes a state of the runtime. While the runtime does not answer, or a restarted runtime-shim has not
-    /// asked it yet, its last answer stands; only since when is remembered.
-    pub(crate) fn take_runtime(&mut self, state: RuntimeState, now_ms: u64) {
+impl ObservedState {
+    /// Stores a state of the runtime. While the runtime does not answer, or a restarted runtime-shim has not asked it yet, the
+    /// last answer stays in effect; only the time since when is stored.
+    pub(crate) fn store_runtime(&mut self, state: RuntimeState, now_ms: u64) {
         let unknown = state.unreachable || state.name.is_empty();
         if unknown && self.runtime.as_ref().is_some_and(|known| !known.name.is_empty()) {
             self.runtime_unknown_since_ms.get_or_insert(now_ms);
@@ -44,28 +43,28 @@ impl World {
     }
 }
 
-/// Follows both until the shutdown, and asks for the images.
-pub(crate) async fn run(ctx: Context, clock: Clock, world: watch::Sender<World>) {
+/// Follows both until the shutdown, and lists the images.
+pub(crate) async fn run(ctx: Context, clock: Clock, observed: watch::Sender<ObservedState>) {
     let handle = ctx.progress.register("inputs");
-    let world = Arc::new(world);
+    let observed = Arc::new(observed);
     // Cancel-safe: each arm runs until the shutdown and holds nothing that outlives it.
     tokio::select! {
-        () = follow_machine(&ctx, Arc::clone(&world)) => {}
-        () = follow_runtime(&ctx, clock, Arc::clone(&world)) => {}
-        () = images::run(&ctx, Images::new(&ctx), world) => {}
-        () = beat(handle) => {}
+        () = follow_machine(&ctx, Arc::clone(&observed)) => {}
+        () = follow_runtime(&ctx, clock, Arc::clone(&observed)) => {}
+        () = images::run(&ctx, CriImages::new(&ctx), observed) => {}
+        () = heartbeat(handle) => {}
     }
 }
 
-/// Nothing here can be caught in work of its own, so it is enough that the task is woken.
-async fn beat(handle: LoopHandle) {
+/// No work here can block, so it is enough that a timer wakes the task.
+async fn heartbeat(handle: LoopHandle) {
     loop {
         handle.tick();
         tokio::time::sleep(LoopHandle::HEARTBEAT).await;
     }
 }
 
-async fn follow_machine(ctx: &Context, world: Arc<watch::Sender<World>>) {
+async fn follow_machine(ctx: &Context, observed: Arc<watch::Sender<ObservedState>>) {
     let peer = ctx.peer(ServiceName::ResourceManager);
     let name = peer.name().to_owned();
     let open = move || {
@@ -75,9 +74,9 @@ async fn follow_machine(ctx: &Context, world: Arc<watch::Sender<World>>) {
     let on = move |signal: Signal<rm::Machine>| {
         if let Signal::Message(message) = signal {
             let machine = Some(machine_of(message));
-            world.send_if_modified(|world| {
-                let changed = world.machine != machine;
-                world.machine = machine;
+            observed.send_if_modified(|observed| {
+                let changed = observed.machine != machine;
+                observed.machine = machine;
                 changed
             });
         }
@@ -86,7 +85,7 @@ async fn follow_machine(ctx: &Context, world: Arc<watch::Sender<World>>) {
     follow(&name, &ctx.progress, &ctx.shutdown, open, on).await;
 }
 
-async fn follow_runtime(ctx: &Context, clock: Clock, world: Arc<watch::Sender<World>>) {
+async fn follow_runtime(ctx: &Context, clock: Clock, observed: Arc<watch::Sender<ObservedState>>) {
     let peer = ctx.peer(ServiceName::RuntimeShim);
     let name = peer.name().to_owned();
     let open = move || {
@@ -94,12 +93,12 @@ async fn follow_runtime(ctx: &Context, clock: Clock, world: Arc<watch::Sender<Wo
         async move { client.watch_pods(rt::WatchPodsRequest::default()).await }
     };
     let on = move |signal: Signal<rt::WatchPodsResponse>| {
-        // Everything but the runtime's own state passes by unread.
+        // Only the runtime's own state is used.
         if let Signal::Message(rt::WatchPodsResponse { item: Some(Item::State(state)) }) = signal {
-            world.send_if_modified(|world| {
-                let before = world.clone();
-                world.take_runtime(runtime_of(state), clock.now_ms());
-                *world != before
+            observed.send_if_modified(|observed| {
+                let before = observed.clone();
+                observed.store_runtime(runtime_of(state), clock.now_ms());
+                *observed != before
             });
         }
         ready(())
@@ -156,11 +155,11 @@ mod tests {
     }
 
     #[test]
-    fn the_last_answer_of_the_runtime_stands_while_nobody_can_ask_it() {
+    fn the_last_runtime_state_is_kept_while_the_runtime_is_unreachable() {
         let (good, bad) = (state("containerd", true, false), state("containerd", false, false));
         let (away, unasked) = (state("containerd", false, true), state("", false, false));
-        let mut world = World::default();
-        for (now, taken, stands, since) in [
+        let mut observed = ObservedState::default();
+        for (now, taken, expected, since) in [
             (0, &unasked, &unasked, None),
             (1, &good, &good, None),
             (2, &unasked, &good, Some(2)),
@@ -169,9 +168,9 @@ mod tests {
             (5, &away, &bad, Some(5)),
             (6, &good, &good, None),
         ] {
-            world.take_runtime(taken.clone(), now);
-            assert_eq!(world.runtime.as_ref(), Some(stands), "at {now}");
-            assert_eq!(world.runtime_unknown_since_ms, since, "at {now}");
+            observed.store_runtime(taken.clone(), now);
+            assert_eq!(observed.runtime.as_ref(), Some(expected), "at {now}");
+            assert_eq!(observed.runtime_unknown_since_ms, since, "at {now}");
         }
     }
 }

@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     keelson_service_kit::run(
         ServiceSpec {
             name: ServiceName::NodeStatus,
-            about: "Tells the control plane about this node.",
+            about: "Reports this node to the control plane.",
             version: env!("CARGO_PKG_VERSION"),
             descriptor: Some(descriptors::NODE_STATUS),
             threads: 1,

@@ -1,4 +1,4 @@
-//! What waits for the control plane and how old the lease is, counted when somebody asks.
+//! Gauges of the report queue and the age of the lease, computed when metrics are read.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use crate::writer::ControlPlaneWriter;
 
 /// When the lease was last renewed. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Renewed(Arc<AtomicI64>);
+pub(crate) struct LastRenewal(Arc<AtomicI64>);
 
-impl Renewed {
-    /// It counts from the beginning of the process until it is renewed for the first time.
+impl LastRenewal {
+    /// Counts from the start of the process until the first renewal.
     fn new() -> Self {
         Self(Arc::new(AtomicI64::new(now_unix_nanos())))
     }
 
-    /// It has been renewed.
-    pub(crate) fn now(&self) {
+    /// Records a renewal.
+    pub(crate) fn record(&self) {
         self.0.store(now_unix_nanos(), Ordering::Relaxed);
     }
 
-    /// It was renewed no longer than that ago.
+    /// Whether the last renewal is at most this long ago.
     pub(crate) fn is_within(&self, time: Duration) -> bool {
         self.age_seconds() <= time.as_secs_f64()
     }
 
-    /// It was renewed so long ago.
+    /// Sets the last renewal to this long ago.
     #[cfg(test)]
-    pub(crate) fn ago(&self, time: Duration) {
+    pub(crate) fn set_age(&self, time: Duration) {
         let nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         self.0.store(now_unix_nanos() - nanos, Ordering::Relaxed);
     }
@@ -50,69 +50,73 @@ fn seconds(nanos: i64) -> f64 {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum What {
+enum StateFigure {
     Queued,
     Oldest,
     Throttled,
     Lease,
 }
 
-struct Asked {
+struct StateMetric {
     writer: Arc<dyn ControlPlaneWriter>,
-    renewed: Renewed,
-    what: What,
+    last_renewal: LastRenewal,
+    figure: StateFigure,
 }
 
-impl fmt::Debug for Asked {
+impl fmt::Debug for StateMetric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Asked").field(&self.what).finish()
+        f.debug_tuple("StateMetric").field(&self.figure).finish()
     }
 }
 
-impl EncodeMetric for Asked {
+impl EncodeMetric for StateMetric {
     fn encode(&self, encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         let state = self.writer.state();
-        match self.what {
-            What::Queued => ConstGauge::new(i64::from(state.queued)).encode(encoder),
-            What::Oldest => ConstGauge::new(state.oldest_age_ms as f64 / 1000.0).encode(encoder),
-            What::Throttled => ConstCounter::new(state.throttled_seconds).encode(encoder),
-            What::Lease => ConstGauge::new(self.renewed.age_seconds()).encode(encoder),
+        match self.figure {
+            StateFigure::Queued => ConstGauge::new(i64::from(state.queued)).encode(encoder),
+            StateFigure::Oldest => ConstGauge::new(state.oldest_age_ms as f64 / 1000.0).encode(encoder),
+            StateFigure::Throttled => ConstCounter::new(state.throttled_seconds).encode(encoder),
+            StateFigure::Lease => ConstGauge::new(self.last_renewal.age_seconds()).encode(encoder),
         }
     }
 
     fn metric_type(&self) -> MetricType {
-        if matches!(self.what, What::Throttled) { MetricType::Counter } else { MetricType::Gauge }
+        if matches!(self.figure, StateFigure::Throttled) { MetricType::Counter } else { MetricType::Gauge }
     }
 }
 
-/// Registers all of them; the answer is to be told of each renewal.
-pub(crate) fn register(metrics: &Metrics, writer: &Arc<dyn ControlPlaneWriter>) -> Renewed {
-    let renewed = Renewed::new();
-    for (name, help, what) in [
+/// Registers the metrics; the returned handle records renewals.
+pub(crate) fn register(metrics: &Metrics, writer: &Arc<dyn ControlPlaneWriter>) -> LastRenewal {
+    let last_renewal = LastRenewal::new();
+    for (name, help, figure) in [
         (
             "keelson_node_status_queued_reports",
             "Writes of the Node and of pods that wait for the control plane",
-            What::Queued,
+            StateFigure::Queued,
         ),
         (
             "keelson_node_status_oldest_report_seconds",
-            "For how long the oldest write has waited for the control plane",
-            What::Oldest,
+            "How long the oldest write has waited for the control plane",
+            StateFigure::Oldest,
         ),
         (
             "keelson_node_status_throttled_seconds",
-            "For how long writes have waited for their turn, and the control plane has asked to wait, all told",
-            What::Throttled,
+            "Time that writes have waited for rate limits and for Retry-After of the control plane",
+            StateFigure::Throttled,
         ),
         (
             "keelson_node_status_lease_age_seconds",
-            "Since the lease of the node was last renewed",
-            What::Lease,
+            "Time since the lease of the node was last renewed",
+            StateFigure::Lease,
         ),
     ] {
-        metrics.register(name, help, Asked { writer: Arc::clone(writer), renewed: renewed.clone(), what });
+        metrics.register(
+            name,
+            help,
+            StateMetric { writer: Arc::clone(writer), last_renewal: last_renewal.clone(), figure },
+        );
     }
-    renewed
+    last_renewal
 }
 
 #[cfg(test)]
@@ -121,18 +125,18 @@ mod tests {
     use crate::writer::NoControlPlane;
 
     #[test]
-    fn what_waits_and_the_age_of_the_lease_are_told_when_asked() {
+    fn metrics_have_queued_reports_and_the_age_of_the_lease() {
         let metrics = Metrics::new();
         let writer: Arc<dyn ControlPlaneWriter> = Arc::new(NoControlPlane::new(&metrics));
-        let renewed = register(&metrics, &writer);
-        renewed.ago(Duration::from_secs(90));
+        let last_renewal = register(&metrics, &writer);
+        last_renewal.set_age(Duration::from_secs(90));
         let age = || {
             let text = metrics.text();
             let line = text.lines().find_map(|l| l.strip_prefix("keelson_node_status_lease_age_seconds "));
             line.unwrap().parse::<f64>().unwrap()
         };
         assert!(age() >= 90.0);
-        renewed.now();
+        last_renewal.record();
         assert!(age() < 60.0);
         for line in [
             "keelson_node_status_queued_reports 0",

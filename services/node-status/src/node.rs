@@ -19,30 +19,30 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use crate::inputs::World;
-use crate::neighbours::Clock;
-use crate::saved::Saved;
+use crate::checkpoint::Checkpoint;
+use crate::inputs::ObservedState;
+use crate::peer_health::Clock;
 use crate::writer::ControlPlaneWriter;
 
-/// The most by which the time between two looks is longer (node-and-api.md §9.8), as a part of it.
+/// The largest part by which the time between two turns is lengthened (node-and-api.md §9.8).
 const JITTER: f64 = 0.04;
 
-/// How long a new node-status waits for the first word of everybody before it judges.
-const SETTLE: Duration = Duration::from_secs(3);
+/// How long a new node-status waits for the first report of every service before it judges.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Certificates that are longer are none that a Node could carry.
-const LONGEST_CERTIFICATES: usize = 64 << 10;
+/// Longer certificates are not put into the Node, in bytes.
+const MAX_CERTIFICATE_BYTES: usize = 64 << 10;
 
 pub(crate) struct NodeLoop {
     ctx: Context,
     clock: Clock,
     writer: Arc<dyn ControlPlaneWriter>,
-    saved: Arc<watch::Sender<Saved>>,
+    checkpoint: Arc<watch::Sender<Checkpoint>>,
     handle: LoopHandle,
     conditions: Vec<NodeCondition>,
-    /// When the Node of this name was built first, unix seconds.
+    /// When the Node of this name was first built, unix seconds.
     created: i64,
-    /// What was written last, and when it is written again without news.
+    /// The Node written last, and when it is written again without a change.
     written: Option<(Arc<Node>, Instant)>,
 }
 
@@ -51,44 +51,44 @@ impl NodeLoop {
         ctx: &Context,
         clock: Clock,
         writer: Arc<dyn ControlPlaneWriter>,
-        saved: Arc<watch::Sender<Saved>>,
+        checkpoint: Arc<watch::Sender<Checkpoint>>,
     ) -> Self {
         let name = Family::<[(&'static str, String); 1], Gauge>::default();
         name.get_or_create(&[("node", ctx.config.node_name.clone())]).set(1);
         ctx.metrics.register("kubelet_node_name", "The node's name; the value is always 1", name);
-        let conditions = saved.borrow().conditions.clone();
+        let conditions = checkpoint.borrow().conditions.clone();
         let mut created = 0;
-        saved.send_modify(|saved| {
-            created = saved.created(&ctx.config.node_name, now_unix_nanos() / 1_000_000_000);
+        checkpoint.send_modify(|checkpoint| {
+            created = checkpoint.created(&ctx.config.node_name, now_unix_nanos() / 1_000_000_000);
         });
         let own = Self {
             handle: ctx.progress.register("node"),
             ctx: ctx.clone(),
             clock,
             writer,
-            saved,
+            checkpoint,
             conditions,
             created,
             written: None,
         };
-        own.tell_start();
+        own.record_start();
         own
     }
 
-    /// Tells that the agent has started, unless an earlier node-status of the same start has.
-    fn tell_start(&self) {
+    /// Records that the agent has started, unless an earlier node-status of the same start has done so.
+    fn record_start(&self) {
         let now = self.ctx.config.resolved_unix_nanos;
-        let before = self.saved.borrow().agent_start;
+        let before = self.checkpoint.borrow().agent_start;
         if let Some(event) = starting_event(before, now) {
-            self.tell(&self.ctx.config.node_name, event);
-            self.saved.send_modify(|saved| saved.agent_start = now);
+            self.record(&self.ctx.config.node_name, event);
+            self.checkpoint.send_modify(|checkpoint| checkpoint.agent_start = now);
         }
     }
 
-    /// Builds the Node on every news and at each heartbeat, until the shutdown.
+    /// Builds the Node on every change and at each heartbeat, until the shutdown.
     pub(crate) async fn run(
         mut self,
-        mut world: watch::Receiver<World>,
+        mut observed: watch::Receiver<ObservedState>,
         mut health: watch::Receiver<Watchdog>,
         published: watch::Sender<Option<Arc<Node>>>,
     ) {
@@ -96,20 +96,20 @@ impl NodeLoop {
         // Cancel-safe: waiting takes nothing from the channels.
         tokio::select! {
             () = shutdown.cancelled() => return,
-            _ = timeout(SETTLE, settled(&mut world, &mut health)) => {}
+            _ = timeout(SETTLE_TIMEOUT, wait_for_reports(&mut observed, &mut health)) => {}
         }
         loop {
             self.handle.tick();
-            let seen = world.borrow_and_update().clone();
+            let seen = observed.borrow_and_update().clone();
             let watchdog = health.borrow_and_update().clone();
             let node = Arc::new(self.build(&seen, &watchdog));
             published.send_replace(Some(Arc::clone(&node)));
             self.write(&node).await;
             let next = self.next_turn(&seen, &watchdog);
-            // Cancel-safe: the channels keep their news until it is borrowed.
+            // Cancel-safe: the channels keep a change until it is borrowed.
             let open = tokio::select! {
                 () = shutdown.cancelled() => return,
-                end = world.changed() => end.is_ok(),
+                end = observed.changed() => end.is_ok(),
                 end = health.changed() => end.is_ok(),
                 () = tokio::time::sleep_until(next) => true,
             };
@@ -119,22 +119,23 @@ impl NodeLoop {
         }
     }
 
-    /// The next heartbeat, or sooner when a silence becomes too long before it.
-    fn next_turn(&self, world: &World, watchdog: &Watchdog) -> Instant {
+    /// The next heartbeat, or sooner when an allowed silence ends before it.
+    fn next_turn(&self, observed: &ObservedState, watchdog: &Watchdog) -> Instant {
         let update = Duration::from_millis(self.ctx.config.node_status.status_update_ms);
         let period = update.min(LoopHandle::HEARTBEAT).mul_f64(1.0 + JITTER * fastrand::f64());
         let heartbeat = Instant::now() + period;
         let now = self.clock.now_ms();
-        let down = world.runtime_unknown_since_ms.map(|since| since + SILENCE_MS).filter(|at| *at > now);
+        let down = observed.runtime_unknown_since_ms.map(|since| since + SILENCE_MS).filter(|at| *at > now);
         let soonest = watchdog.next_change_ms(now).into_iter().chain(down).min();
         soonest.map_or(heartbeat, |ms| heartbeat.min(self.clock.at(ms)))
     }
 
-    fn build(&mut self, world: &World, watchdog: &Watchdog) -> Node {
+    fn build(&mut self, observed: &ObservedState, watchdog: &Watchdog) -> Node {
         let now_ms = self.clock.now_ms();
         let config = Arc::clone(&self.ctx.config);
-        let down = world.runtime_unknown_since_ms.filter(|since| now_ms.saturating_sub(*since) >= SILENCE_MS);
-        let lost = RuntimeState { unreachable: true, ..world.runtime.clone().unwrap_or_default() };
+        let down =
+            observed.runtime_unknown_since_ms.filter(|since| now_ms.saturating_sub(*since) >= SILENCE_MS);
+        let down_runtime = RuntimeState { unreachable: true, ..observed.runtime.clone().unwrap_or_default() };
         let own = &config.node_status;
         let addresses = AddressInputs {
             node_ips: &own.node_ips,
@@ -152,9 +153,9 @@ impl NodeLoop {
                 kubelet_version: &config.own_processes.kubelet_version,
                 controller_attach_detach: own.controller_attach_detach,
                 addresses: unusable.is_none().then_some(addresses),
-                machine: world.machine.as_ref(),
-                images: world.images.as_deref().unwrap_or_default(),
-                runtime: if down.is_some() { Some(&lost) } else { world.runtime.as_ref() },
+                machine: observed.machine.as_ref(),
+                images: observed.images.as_deref().unwrap_or_default(),
+                runtime: if down.is_some() { Some(&down_runtime) } else { observed.runtime.as_ref() },
                 service_errors: &service_errors,
                 created_unix_seconds: self.created,
                 now_unix_seconds: now_unix_nanos() / 1_000_000_000,
@@ -167,56 +168,57 @@ impl NodeLoop {
                 .annotations
                 .extend(shown.map(|pem| (annotations::SERVING_CERTIFICATE.to_owned(), pem)));
         }
-        self.tell_addresses(&node, unusable);
-        self.remember(&node);
+        self.update_address_condition(&node, unusable);
+        self.record_changes(&node);
         node
     }
 
-    /// Says what is wrong with the addresses.
-    fn tell_addresses(&self, node: &Node, unusable: Option<String>) {
+    /// Updates the condition about the addresses.
+    fn update_address_condition(&self, node: &Node, unusable: Option<String>) {
         let own = &self.ctx.config.node_status;
         let is_internal = |address: &NodeAddress| address.type_ == "InternalIP";
-        let of_cloud = own.external_cloud && own.node_ips.is_empty();
-        let told = match unusable {
+        let external_cloud = own.external_cloud && own.node_ips.is_empty();
+        let result = match unusable {
             Some(why) => {
                 Err(format!("failed to validate nodeIP: {why}; correct --node-ip, or wait until it is there"))
             }
-            None if of_cloud || node.status.addresses.iter().any(is_internal) => Ok(()),
+            None if external_cloud || node.status.addresses.iter().any(is_internal) => Ok(()),
             None => Err(format!(
-                "can't get ip address of node {}: there is no default route; looking again",
+                "can't get ip address of node {}: there is no default route; it is checked again",
                 node.metadata.name
             )),
         };
-        self.ctx.progress.condition("node address", told);
+        self.ctx.progress.condition("node address", result);
     }
 
-    /// Tells what has changed, and keeps it for the next turn and the next start.
-    fn remember(&mut self, node: &Node) {
+    /// Records events of what has changed, and stores the conditions for the next turn and the next start.
+    fn record_changes(&mut self, node: &Node) {
         let name = &node.metadata.name;
         let boot_id = &node.status.node_info.boot_id;
-        let before = self.saved.borrow().boot_id.clone();
+        let before = self.checkpoint.borrow().boot_id.clone();
         let reboot = rebooted_event(name, &before, boot_id);
         for event in
             condition_events(name, &self.conditions, &node.status.conditions).into_iter().chain(reboot)
         {
-            self.tell(name, event);
+            self.record(name, event);
         }
         self.conditions.clone_from(&node.status.conditions);
         let mut lasting = self.conditions.clone();
         for condition in &mut lasting {
             condition.last_heartbeat_time = None;
         }
-        self.saved.send_if_modified(|saved| {
-            let changed = saved.conditions != lasting || (!boot_id.is_empty() && saved.boot_id != *boot_id);
-            saved.conditions = lasting;
+        self.checkpoint.send_if_modified(|checkpoint| {
+            let changed =
+                checkpoint.conditions != lasting || (!boot_id.is_empty() && checkpoint.boot_id != *boot_id);
+            checkpoint.conditions = lasting;
             if !boot_id.is_empty() {
-                saved.boot_id.clone_from(boot_id);
+                checkpoint.boot_id.clone_from(boot_id);
             }
             changed
         });
     }
 
-    fn tell(&self, node: &str, event: NodeEvent) {
+    fn record(&self, node: &str, event: NodeEvent) {
         if event.reason == "NodeNotReady" {
             tracing::warn!(node, "{}", event.message);
         } else {
@@ -233,7 +235,7 @@ impl NodeLoop {
     async fn write(&mut self, node: &Arc<Node>) {
         let last = self.written.as_ref();
         let changed = worth_reporting(last.map(|(node, _)| &**node), node);
-        if !changed && last.is_some_and(|(_, again)| Instant::now() < *again) {
+        if !changed && last.is_some_and(|(_, due)| Instant::now() < *due) {
             return;
         }
         match self.writer.write_node(node).await {
@@ -248,13 +250,17 @@ impl NodeLoop {
     }
 }
 
-/// Waits until everybody whose word counts has spoken.
-async fn settled(world: &mut watch::Receiver<World>, health: &mut watch::Receiver<Watchdog>) {
-    let ready = |world: &World| world.runtime.as_ref().is_some_and(|r| r.ready);
-    let spoken = |world: &World| world.machine.is_some() && ready(world) && world.images.is_some();
+/// Waits until every service that counts has reported.
+async fn wait_for_reports(
+    observed: &mut watch::Receiver<ObservedState>,
+    health: &mut watch::Receiver<Watchdog>,
+) {
+    let ready = |observed: &ObservedState| observed.runtime.as_ref().is_some_and(|r| r.ready);
+    let have_reported =
+        |observed: &ObservedState| observed.machine.is_some() && ready(observed) && observed.images.is_some();
     let both = async {
-        let _ = world.wait_for(spoken).await;
-        let _ = health.wait_for(Watchdog::all_turning).await;
+        let _ = observed.wait_for(have_reported).await;
+        let _ = health.wait_for(Watchdog::all_healthy).await;
     };
     both.await;
 }
@@ -264,49 +270,49 @@ fn prefers_v6(node_ips: &[IpAddr]) -> bool {
     matches!(node_ips, [IpAddr::V6(ip)] if ip.is_unspecified())
 }
 
-/// What the kubelet API shows, for those who want to know it again; `None` before there is any.
+/// The serving certificate of the kubelet API, for clients that pin it; `None` before there is one.
 fn serving_certificate(paths: &Paths) -> Option<String> {
     let text = std::fs::read_to_string(paths.serving_certificate()).ok()?;
-    Some(text).filter(|text| text.len() <= LONGEST_CERTIFICATES)
+    Some(text).filter(|text| text.len() <= MAX_CERTIFICATE_BYTES)
 }
 
 #[cfg(test)]
 mod tests {
     use keelson_config::{Config, ServiceName};
     use keelson_kube_model::ContainerImage;
-    use keelson_node_status_core::{Answer, Machine};
+    use keelson_node_status_core::{Machine, Progress};
 
     use super::*;
     use crate::images;
-    use crate::neighbours::watchdog;
+    use crate::peer_health::watchdog;
     use crate::writer::NoControlPlane;
 
     struct Bench {
         ctx: Context,
         clock: Clock,
-        world: watch::Sender<World>,
+        observed: watch::Sender<ObservedState>,
         health: watch::Sender<Watchdog>,
         node: watch::Receiver<Option<Arc<Node>>>,
         writer: Arc<NoControlPlane>,
     }
 
-    fn bench(saved: Saved) -> Bench {
-        bench_with(saved, |_| ())
+    fn bench(checkpoint: Checkpoint) -> Bench {
+        bench_with(checkpoint, |_| ())
     }
 
-    fn bench_with(saved: Saved, change: impl FnOnce(&mut Config)) -> Bench {
+    fn bench_with(checkpoint: Checkpoint, change: impl FnOnce(&mut Config)) -> Bench {
         let mut config = Config { node_name: "n1".into(), ..Config::default() };
         change(&mut config);
         let ctx = Context::detached(ServiceName::NodeStatus, config);
         let clock = Clock::start();
         let writer = Arc::new(NoControlPlane::new(&ctx.metrics));
-        let (world, world_seen) = watch::channel(World::default());
-        let (health, health_seen) = watch::channel(watchdog());
+        let (observed, observed_rx) = watch::channel(ObservedState::default());
+        let (health, health_rx) = watch::channel(watchdog());
         let (published, node) = watch::channel(None);
-        let saved = Arc::new(watch::Sender::new(saved));
-        let turns = NodeLoop::new(&ctx, clock, writer.clone(), saved);
-        tokio::spawn(turns.run(world_seen, health_seen, published));
-        Bench { ctx, clock, world, health, node, writer }
+        let checkpoint = Arc::new(watch::Sender::new(checkpoint));
+        let turns = NodeLoop::new(&ctx, clock, writer.clone(), checkpoint);
+        tokio::spawn(turns.run(observed_rx, health_rx, published));
+        Bench { ctx, clock, observed, health, node, writer }
     }
 
     impl Bench {
@@ -314,15 +320,15 @@ mod tests {
             let names = ["cpu", "memory", "pods", "ephemeral-storage"];
             let machine =
                 Machine { capacity: names.map(|n| (n.to_owned(), 1 << 20)).into(), ..Machine::default() };
-            self.world.send_modify(|world| {
-                world.machine = Some(machine);
-                world.take_runtime(runtime(true), 0);
+            self.observed.send_modify(|observed| {
+                observed.machine = Some(machine);
+                observed.store_runtime(runtime(true), 0);
             });
-            images::take(&self.world, Vec::new());
-            self.services(Answer::Turning);
+            images::store(&self.observed, Vec::new());
+            self.services(Progress::Healthy);
         }
 
-        fn services(&self, answer: Answer) {
+        fn services(&self, answer: Progress) {
             let now = self.clock.now_ms();
             self.health.send_modify(|w| {
                 for name in ["pod-sync", "runtime-shim", "volume-manager", "resource-manager", "pod-config"] {
@@ -331,7 +337,7 @@ mod tests {
             });
         }
 
-        fn pod_config(&self, answer: Answer) {
+        fn pod_config(&self, answer: Progress) {
             let now = self.clock.now_ms();
             self.health.send_modify(|w| w.record("pod-config", answer, now));
         }
@@ -342,13 +348,13 @@ mod tests {
         }
 
         async fn ready_becomes(&mut self, status: &str) -> Duration {
-            let begun = Instant::now();
+            let started = Instant::now();
             let is =
                 |n: &Option<Arc<Node>>| n.as_ref().is_some_and(|n| n.status.conditions[3].status == status);
-            // Far more than anything takes, of a clock that is not waited for.
-            let turned = timeout(Duration::from_secs(3600), self.node.wait_for(is)).await;
-            assert!(turned.is_ok(), "Ready does not become {status}");
-            begun.elapsed()
+            // Far longer than needed; the clock is paused.
+            let changed = timeout(Duration::from_secs(3600), self.node.wait_for(is)).await;
+            assert!(changed.is_ok(), "Ready does not become {status}");
+            started.elapsed()
         }
     }
 
@@ -364,26 +370,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_node_waits_for_everybody_but_not_for_long() {
-        let mut bench = bench(Saved::default());
-        let begun = Instant::now();
+    async fn the_first_node_waits_for_all_services_but_not_for_long() {
+        let mut bench = bench(Checkpoint::default());
+        let started = Instant::now();
         assert_eq!(bench.ready().await.status, "False");
-        assert_eq!(begun.elapsed(), SETTLE);
+        assert_eq!(started.elapsed(), SETTLE_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_address_that_is_not_there_yet_is_waited_for() {
-        // Of a network for documents (RFC 5737).
-        let mut bench = bench_with(Saved::default(), |config| {
+    async fn a_node_ip_without_an_interface_is_a_condition_and_leaves_no_address() {
+        // From a network reserved for documentation (RFC 5737).
+        let mut bench = bench_with(Checkpoint::default(), |config| {
             config.node_status.node_ips = vec!["198.51.100.7".parse().unwrap()];
         });
         bench.all_well();
         let node = bench.node.wait_for(Option::is_some).await.unwrap().clone().unwrap();
         assert!(node.status.addresses.is_empty(), "{:?}", node.status.addresses);
         let report = bench.ctx.progress.report("0");
-        let told = report.conditions.iter().find(|condition| condition.name == "node address").unwrap();
+        let result = report.conditions.iter().find(|condition| condition.name == "node address").unwrap();
         let words = "failed to validate nodeIP: node IP: \"198.51.100.7\" not found";
-        assert!(!told.ok && told.message.starts_with(words), "{told:?}");
+        assert!(!result.ok && result.message.starts_with(words), "{result:?}");
     }
 
     #[tokio::test(start_paused = true)]
@@ -394,7 +400,7 @@ mod tests {
             last_transition_time: Some("2026-01-01T00:00:00Z".into()),
             ..NodeCondition::default()
         };
-        let mut bench = bench(Saved { conditions: vec![old], ..Saved::default() });
+        let mut bench = bench(Checkpoint { conditions: vec![old], ..Checkpoint::default() });
         tokio::time::sleep(Duration::from_secs(1)).await;
         bench.all_well();
         let ready = bench.ready().await;
@@ -403,42 +409,46 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_runtime_that_comes_back_makes_the_node_ready_at_once() {
-        let mut bench = bench(Saved::default());
+    async fn a_recovered_runtime_makes_the_node_ready_at_once() {
+        let mut bench = bench(Checkpoint::default());
         bench.all_well();
         assert_eq!(bench.ready().await.status, "True");
-        bench.world.send_modify(|w| w.take_runtime(runtime(false), 0));
+        bench.observed.send_modify(|w| w.store_runtime(runtime(false), 0));
         bench.ready_becomes("False").await;
         assert_eq!(bench.ready().await.message, "container runtime not ready: X");
         tokio::time::sleep(Duration::from_secs(3)).await;
-        bench.world.send_modify(|w| w.take_runtime(runtime(true), 0));
+        bench.observed.send_modify(|w| w.store_runtime(runtime(true), 0));
         assert!(bench.ready_becomes("True").await < Duration::from_secs(1));
         assert_eq!(bench.writer.taken("node"), 3);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn services_that_fall_silent_make_the_node_unready_after_exactly_thirty_seconds() {
-        let mut bench = bench(Saved::default());
+    async fn silent_services_make_the_node_unready_after_thirty_seconds() {
+        let mut bench = bench(Checkpoint::default());
         bench.all_well();
         assert_eq!(bench.ready().await.status, "True");
         let answered = bench.clock.now_ms();
-        bench.services(Answer::None { error: "stopped".into() });
+        bench.services(Progress::NoAnswer { error: "stopped".into() });
         bench.ready_becomes("False").await;
         assert_eq!(bench.clock.now_ms() - answered, 30_000);
         assert!(bench.ready().await.message.contains("pod-sync makes no progress"));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_pod_config_the_node_is_unready_after_exactly_five_minutes_and_ready_at_once_with_it() {
-        let gone = Answer::None { error: "no socket".into() };
-        let stuck = Answer::Stuck { loop_name: "file-source".into() };
-        let deaf = Answer::Unwatched { message: "pods is forbidden".into() };
+    async fn without_pod_config_the_node_is_unready_after_five_minutes() {
+        let gone = Progress::NoAnswer { error: "no socket".into() };
+        let stuck = Progress::Stuck { loop_name: "file-source".into() };
+        let watch_failing = Progress::WatchFailing { message: "pods is forbidden".into() };
         for (answer, start, text) in [
-            (gone, "pod-config has read no source of pods", "does not answer (no socket)"),
-            (stuck, "pod-config has read no source of pods", "loop \"file-source\""),
-            (deaf, "pod-config has had no working watch of pods", "writes are taken: pods is forbidden"),
+            (gone, "pod-config has read no pod source", "does not answer (no socket)"),
+            (stuck, "pod-config has read no pod source", "loop \"file-source\""),
+            (
+                watch_failing,
+                "pod-config has had no working watch of pods",
+                "writes succeed: pods is forbidden",
+            ),
         ] {
-            let mut bench = bench(Saved::default());
+            let mut bench = bench(Checkpoint::default());
             bench.all_well();
             assert_eq!(bench.ready().await.status, "True");
             tokio::time::sleep(Duration::from_secs(10)).await;
@@ -446,65 +456,65 @@ mod tests {
             assert_eq!(bench.ready_becomes("False").await, Duration::from_secs(290));
             let message = bench.ready().await.message;
             assert!(message.starts_with(start) && message.contains(text), "{message}");
-            bench.pod_config(Answer::Turning);
+            bench.pod_config(Progress::Healthy);
             assert!(bench.ready_becomes("True").await < Duration::from_secs(1));
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_runtime_that_does_not_answer_is_down_after_thirty_seconds_and_not_before() {
-        let mut bench = bench(Saved::default());
+    async fn an_unreachable_runtime_is_down_after_thirty_seconds() {
+        let mut bench = bench(Checkpoint::default());
         bench.all_well();
         assert_eq!(bench.ready().await.status, "True");
-        let away = RuntimeState { unreachable: true, ..runtime(false) };
+        let unreachable = RuntimeState { unreachable: true, ..runtime(false) };
         let now = bench.clock.now_ms();
-        bench.world.send_modify(|w| w.take_runtime(away.clone(), now));
+        bench.observed.send_modify(|w| w.store_runtime(unreachable.clone(), now));
         assert_eq!(bench.ready_becomes("False").await, Duration::from_secs(30));
         assert_eq!(bench.ready().await.message, "container runtime is down");
-        bench.world.send_modify(|w| w.take_runtime(runtime(true), 0));
+        bench.observed.send_modify(|w| w.store_runtime(runtime(true), 0));
         assert!(bench.ready_becomes("True").await < Duration::from_secs(1));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_node_has_the_images_where_they_are_told_in_time() {
-        let mut bench = bench(Saved::default());
+    async fn the_first_node_has_the_images_if_they_are_listed_in_time() {
+        let mut bench = bench(Checkpoint::default());
         let image = ContainerImage { names: vec!["a:1".into()], size_bytes: Some(7) };
-        bench.world.send_modify(|world| world.take_runtime(runtime(true), 0));
+        bench.observed.send_modify(|observed| observed.store_runtime(runtime(true), 0));
         let listed = vec![image.clone(), image];
-        let world = bench.world.clone();
+        let observed = bench.observed.clone();
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            images::take(&world, listed);
+            images::store(&observed, listed);
         });
-        bench.world.send_modify(|world| world.machine = Some(Machine::default()));
-        bench.services(Answer::Turning);
-        let begun = Instant::now();
+        bench.observed.send_modify(|observed| observed.machine = Some(Machine::default()));
+        bench.services(Progress::Healthy);
+        let started = Instant::now();
         let node = bench.node.wait_for(Option::is_some).await.unwrap().clone().unwrap();
-        assert_eq!((node.status.images.len(), begun.elapsed()), (2, Duration::from_secs(1)));
+        assert_eq!((node.status.images.len(), started.elapsed()), (2, Duration::from_secs(1)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn new_images_are_written_with_the_next_heartbeat_and_only_once() {
-        let mut bench = bench(Saved::default());
+        let mut bench = bench(Checkpoint::default());
         bench.all_well();
         bench.ready().await;
-        let begun = Instant::now();
+        let started = Instant::now();
         let image = ContainerImage { names: vec!["a:1".into()], size_bytes: Some(7) };
         tokio::time::sleep(Duration::from_secs(4)).await;
-        images::take(&bench.world, vec![image.clone()]);
+        images::store(&bench.observed, vec![image.clone()]);
         let listed = |n: &Option<Arc<Node>>| n.as_ref().is_some_and(|n| !n.status.images.is_empty());
         let node = bench.node.wait_for(listed).await.unwrap().clone().unwrap();
-        let late = begun.elapsed().saturating_sub(LoopHandle::HEARTBEAT);
-        assert!(begun.elapsed() >= LoopHandle::HEARTBEAT && late <= Duration::from_millis(400), "{late:?}");
+        let late = started.elapsed().saturating_sub(LoopHandle::HEARTBEAT);
+        assert!(started.elapsed() >= LoopHandle::HEARTBEAT && late <= Duration::from_millis(400), "{late:?}");
         assert_eq!(node.status.images, std::slice::from_ref(&image));
-        images::take(&bench.world, vec![image]);
+        images::store(&bench.observed, vec![image]);
         tokio::time::sleep(Duration::from_secs(120)).await;
         assert_eq!(bench.writer.taken("node"), 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_without_news_is_written_once_and_its_loop_turns() {
-        let mut bench = bench(Saved::default());
+    async fn an_unchanged_node_is_written_once_and_its_loop_has_heartbeats() {
+        let mut bench = bench(Checkpoint::default());
         bench.all_well();
         bench.ready().await;
         tokio::time::sleep(Duration::from_secs(60)).await;
@@ -514,9 +524,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_the_api_shows_is_told_once_it_is_there_and_when_it_changes() {
+    async fn the_serving_certificate_annotation_follows_the_file() {
         let dir = tempfile::tempdir().unwrap();
-        let mut bench = bench_with(Saved::default(), |config| {
+        let mut bench = bench_with(Checkpoint::default(), |config| {
             config.paths.run_dir = dir.path().to_owned();
             config.api.tls = Some(keelson_config::ApiTls::with_client_ca("/ca".into()));
         });
@@ -526,11 +536,11 @@ mod tests {
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         for text in ["one", "two"] {
             std::fs::write(&file, text).unwrap();
-            let told = |node: &Option<Arc<Node>>| {
+            let result = |node: &Option<Arc<Node>>| {
                 let node = node.as_ref()?;
                 node.metadata.annotations.get(annotations::SERVING_CERTIFICATE).cloned()
             };
-            bench.node.wait_for(|node| told(node).as_deref() == Some(text)).await.unwrap();
+            bench.node.wait_for(|node| result(node).as_deref() == Some(text)).await.unwrap();
             let written = bench.writer.taken("node");
             tokio::time::sleep(Duration::from_secs(30)).await;
             assert_eq!(bench.writer.taken("node"), written, "no more than once");

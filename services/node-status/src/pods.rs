@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use keelson_config::ServiceName;
-use keelson_node_status_core::{Ended, News, PodLedger};
+use keelson_node_status_core::{PodChange, ReportedPods, Termination};
 use keelson_proto::keelson::pod_sync::v1 as pb;
 use keelson_proto::keelson::pod_sync::v1::pod_sync_client::PodSyncClient;
 use keelson_proto::keelson::pod_sync::v1::watch_pods_response::Item;
@@ -18,8 +18,8 @@ use crate::writer::{ControlPlaneWriter, GonePods, PodReport};
 pub(crate) async fn run(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) {
     let handle = ctx.progress.register("pods");
     let peer = ctx.peer(ServiceName::PodSync);
-    let mut reporter = PodReporter { writer, ledger: PodLedger::default() };
-    // One signal at a time: a slow control plane slows the stream, whose other end keeps the latest of each pod.
+    let mut reporter = PodReporter { writer, reported: ReportedPods::default() };
+    // One signal at a time: a slow control plane slows the stream, and pod-sync keeps the latest document of each pod.
     let (signals, mut next) = mpsc::channel(1);
     let name = peer.name().to_owned();
     let open = move || {
@@ -47,23 +47,23 @@ pub(crate) async fn run(ctx: Context, writer: Arc<dyn ControlPlaneWriter>) {
 
 struct PodReporter {
     writer: Arc<dyn ControlPlaneWriter>,
-    ledger: PodLedger,
+    reported: ReportedPods,
 }
 
 impl PodReporter {
     async fn take(&mut self, signal: Signal<pb::WatchPodsResponse>) {
         match signal {
-            Signal::Opened => self.ledger.begin_replay(),
+            Signal::Opened => self.reported.begin_replay(),
             Signal::Lost(_) => {}
             Signal::Message(message) => match message.item {
                 Some(Item::Pod(document)) => self.report(document).await,
                 Some(Item::GoneUid(uid)) => {
-                    self.ledger.forget(&uid);
+                    self.reported.forget(&uid);
                     self.writer.drop_pods(GonePods::One(uid)).await;
                 }
                 Some(Item::Synced(_)) => {
-                    self.ledger.end_replay();
-                    self.writer.drop_pods(GonePods::AllBut(self.ledger.uids())).await;
+                    self.reported.end_replay();
+                    self.writer.drop_pods(GonePods::AllBut(self.reported.uids())).await;
                 }
                 None => {}
             },
@@ -71,12 +71,12 @@ impl PodReporter {
     }
 
     async fn report(&mut self, document: pb::PodDocument) {
-        let ended = Ended { stopped: document.stopped, finished: document.finished };
-        let news = self.ledger.observe(&document.uid, &document.pod_json, ended);
-        let (turned, span) = match &news {
-            Ok(News::Known) => return,
-            Ok(News::Detail) => (false, Span::none()),
-            Ok(News::Turn(view)) => (true, span_of(&document, &view.phase, view.ready)),
+        let termination = Termination { stopped: document.stopped, finished: document.finished };
+        let change = self.reported.observe(&document.uid, &document.pod_json, termination);
+        let (urgent, span) = match &change {
+            Ok(PodChange::Unchanged) => return,
+            Ok(PodChange::Detail) => (false, Span::none()),
+            Ok(PodChange::PhaseOrReadiness(view)) => (true, span_of(&document, &view.phase, view.ready)),
             Err(error) => {
                 tracing::warn!(uid = document.uid, error = chain(error), "cannot report a pod");
                 return;
@@ -88,8 +88,8 @@ impl PodReporter {
             name: document.name,
             pod_json: document.pod_json,
             source: document.source,
-            turned,
-            ended,
+            urgent,
+            termination,
         };
         if let Err(error) = self.writer.write_pod(&report).instrument(span).await {
             tracing::warn!(
@@ -98,12 +98,12 @@ impl PodReporter {
                 error = chain(&error),
                 "pod status not reported"
             );
-            self.ledger.forget(&report.uid);
+            self.reported.forget(&report.uid);
         }
     }
 }
 
-/// The step of the pod's own trace; none when the pod has no trace.
+/// The span of the report in the pod's trace; none if the pod has no trace.
 fn span_of(document: &pb::PodDocument, phase: &str, ready: bool) -> Span {
     if document.traceparent.is_empty() {
         return Span::none();

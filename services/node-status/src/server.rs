@@ -1,4 +1,4 @@
-//! The RPCs.
+//! The gRPC server.
 
 use std::sync::Arc;
 
@@ -35,14 +35,14 @@ impl NodeStatus for Server {
         &self,
         _: Request<pb::GetNodeRequest>,
     ) -> Result<Response<pb::GetNodeResponse>, Status> {
-        // The first Node is there within a few seconds of the start at the latest.
+        // The first Node exists within a few seconds of the start.
         let mut seen = self.node.clone();
         let node = seen
             .wait_for(Option::is_some)
             .await
             .ok()
             .and_then(|node| node.clone())
-            .ok_or_else(|| error(Code::Unavailable, "ENDING", "node-status is ending; ask again"))?;
+            .ok_or_else(|| error(Code::Unavailable, "ENDING", "node-status is shutting down; retry"))?;
         let node_json = serde_json::to_vec(&*node)
             .map_err(|source| error(Code::Internal, "NODE_ENCODE", source.to_string()))?;
         Ok(Response::new(pb::GetNodeResponse { node_json }))

@@ -5,35 +5,35 @@ use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 use keelson_kube_model::Node;
-use keelson_node_status_core::Ended;
+use keelson_node_status_core::Termination;
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::Metrics;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
-/// Writes what a node tells its control plane. Each implementation bounds its own calls and queues.
+/// Writes the reports of a node to its control plane. Each implementation bounds its own calls and queues.
 #[tonic::async_trait]
 pub trait ControlPlaneWriter: Send + Sync + 'static {
     /// `none`, `kubernetes` or `etcd`.
     fn control_plane(&self) -> &'static str;
 
-    /// The node lives.
+    /// Renews the node's lease.
     async fn renew_lease(&self) -> Result<(), WriteError>;
 
-    /// The Node as it is now.
+    /// Writes the Node.
     async fn write_node(&self, node: &Node) -> Result<(), WriteError>;
 
-    /// A pod's status as it is now; a finished one may be deleted.
+    /// Writes a pod's status; a finished pod may be deleted.
     async fn write_pod(&self, pod: &PodReport) -> Result<(), WriteError>;
 
-    /// Pods of which nothing more is to be told.
+    /// Drops pods about which nothing more is reported.
     async fn drop_pods(&self, gone: GonePods);
 
-    /// Events that the named service recorded, oldest first.
+    /// Writes events of the named service, oldest first.
     async fn write_events(&self, service: &str, events: &[Event]) -> Result<(), WriteError>;
 
-    /// What waits to be written.
+    /// The state of the report queue.
     fn state(&self) -> ReportState;
 }
 
@@ -50,10 +50,10 @@ pub struct PodReport {
     pub pod_json: Bytes,
     /// Where the pod comes from: `file`, `api`…
     pub source: String,
-    /// Phase or readiness has changed: goes before other statuses.
-    pub turned: bool,
-    /// How far it has come to its end.
-    pub ended: Ended,
+    /// Phase or readiness has changed: written before other statuses.
+    pub urgent: bool,
+    /// How far its termination is.
+    pub termination: Termination,
 }
 
 /// Pods that are not on this node any more.
@@ -61,43 +61,43 @@ pub struct PodReport {
 pub enum GonePods {
     /// The one with this UID.
     One(String),
-    /// Every other one than these.
+    /// All except these.
     AllBut(BTreeSet<String>),
 }
 
-/// What waits to be written.
+/// The state of the report queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ReportState {
     /// Writes that wait.
     pub queued: u32,
     /// Age of the oldest of them, in milliseconds.
     pub oldest_age_ms: u64,
-    /// How long the control plane has asked us to wait, all told.
+    /// How long writes have waited for rate limits and for `Retry-After` of the control plane, in total.
     pub throttled_seconds: f64,
 }
 
 /// Why something could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// There was no answer; it is tried again.
-    #[error("the control plane is not reachable, {what} will be written again: {message}")]
+    /// There was no answer; it is retried.
+    #[error("the control plane is unreachable, so {what} will be written again: {message}")]
     Unreachable {
         /// What was to be written.
         what: String,
-        /// What the connection said.
+        /// The error of the connection.
         message: String,
     },
-    /// It was refused, and would be again.
+    /// It was refused, and would be refused again.
     #[error("the control plane refuses {what}: {message}")]
     Refused {
         /// What was to be written.
         what: String,
-        /// The control plane's words.
+        /// The message of the control plane.
         message: String,
     },
 }
 
-/// Standalone: takes everything, counts it and keeps nothing.
+/// Without a control plane: accepts everything, counts it and discards it.
 #[derive(Debug)]
 pub struct NoControlPlane {
     reports: Family<KindLabels, Counter<u64, AtomicU64>>,
@@ -120,7 +120,7 @@ impl NoControlPlane {
         Self { reports }
     }
 
-    /// How many writes of a kind (`lease`, `node`, `pod` or `event`) were taken.
+    /// How many writes of a kind (`lease`, `node`, `pod` or `event`) were accepted.
     pub fn taken(&self, kind: &'static str) -> u64 {
         self.reports.get_or_create(&KindLabels { kind }).get()
     }

@@ -1,6 +1,6 @@
-//! The real node-status asks an API server for certificates that does as it is told, and is killed meanwhile.
+//! The real node-status requests certificates from a fake API server, and is killed meanwhile.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A test may panic.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -34,19 +34,19 @@ fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().cast_signed()
 }
 
-/// Has a certificate begin and end so many seconds from now.
-fn holds(params: &mut CertificateParams, from: i64, until: i64) {
+/// Makes a certificate valid from and until so many seconds from now.
+fn set_validity(params: &mut CertificateParams, from: i64, wait_for: i64) {
     let moment =
         |seconds: i64| date_time_ymd(1970, 1, 1) + Duration::from_secs((now() + seconds).unsigned_abs());
-    (params.not_before, params.not_after) = (moment(from), moment(until));
+    (params.not_before, params.not_after) = (moment(from), moment(wait_for));
 }
 
 #[derive(Default)]
 struct State {
     requests: BTreeMap<String, Value>,
-    /// Who has made them, by `authorization`.
+    /// The `authorization` headers of the clients that created them.
     makers: Vec<String>,
-    /// Who has read them one at a time, likewise.
+    /// Those of the clients that read a single one.
     readers: Vec<String>,
     version: u64,
     addresses: Value,
@@ -54,7 +54,7 @@ struct State {
     refuses: bool,
 }
 
-/// An API server that knows CertificateSigningRequests and the Node.
+/// An API server with CertificateSigningRequests and the Node.
 struct Api {
     url: String,
     state: Arc<Mutex<State>>,
@@ -76,14 +76,21 @@ impl Api {
     async fn start() -> Self {
         let state = Arc::new(Mutex::new(State::default()));
         let changed = watch::Sender::new(0);
-        let (of_handler, told) = (Arc::clone(&state), changed.clone());
+        let (of_handler, notify) = (Arc::clone(&state), changed.clone());
         let router = Router::new().fallback(move |request: Request<Body>| {
-            let (state, told) = (Arc::clone(&of_handler), told.clone());
+            let (state, notify) = (Arc::clone(&of_handler), notify.clone());
             async move {
                 let (parts, body) = request.into_parts();
                 let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
                 let by = parts.headers.get("authorization").map(|by| by.to_str().unwrap().to_owned());
-                respond(&state, &told, &parts.method, &parts.uri.to_string(), &by.unwrap_or_default(), &body)
+                respond(
+                    &state,
+                    &notify,
+                    &parts.method,
+                    &parts.uri.to_string(),
+                    &by.unwrap_or_default(),
+                    &body,
+                )
             }
         });
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -95,20 +102,20 @@ impl Api {
         Self { url, state, changed, authority }
     }
 
-    /// A user of a kubeconfig with a certificate of the node that begins and ends so many seconds from now.
-    fn pair(&self, from: i64, until: i64) -> Value {
+    /// A kubeconfig user with a client certificate of the node that is valid from and until so many seconds from now.
+    fn pair(&self, from: i64, wait_for: i64) -> Value {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
         params.distinguished_name.push(DnType::CommonName, "system:node:n1");
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-        holds(&mut params, from, until);
+        set_validity(&mut params, from, wait_for);
         let pem = params.signed_by(&key, &self.authority).unwrap().pem();
         json!({"client-certificate-data": STANDARD.encode(pem), "client-key-data": STANDARD.encode(key.serialize_pem())})
     }
 
-    /// A flat kubeconfig for it.
+    /// A flat kubeconfig for a user.
     fn kubeconfig(&self, user: &Value, is_stored: bool) -> String {
         json!({"apiVersion": "v1", "kind": "Config", "current-context": "k", "keelsonStored": is_stored,
             "clusters": [{"name": "k", "cluster": {"server": self.url}}],
@@ -146,12 +153,12 @@ impl Api {
         CertificateSigningRequestParams::from_pem(&String::from_utf8(pem).unwrap()).unwrap()
     }
 
-    /// Approves and signs a request; the certificate begins and ends so many seconds from now.
-    fn sign(&self, name: &str, from: i64, until: i64) {
+    /// Approves and signs a request; the certificate is valid from and until so many seconds from now.
+    fn sign(&self, name: &str, from: i64, wait_for: i64) {
         self.change(name, |request| {
             let mut params = Self::read(request);
             let use_of = request["spec"]["usages"][1].as_str().unwrap().to_owned();
-            holds(&mut params.params, from, until);
+            set_validity(&mut params.params, from, wait_for);
             params.params.extended_key_usages = vec![match use_of.as_str() {
                 "client auth" => ExtendedKeyUsagePurpose::ClientAuth,
                 _ => ExtendedKeyUsagePurpose::ServerAuth,
@@ -210,20 +217,20 @@ fn respond(
             }
             let from = query.split('&').find_map(|part| part.strip_prefix("resourceVersion=")).unwrap();
             let seen: u64 = from.parse().unwrap();
-            let news = stream::unfold(
+            let changes = stream::unfold(
                 (Arc::clone(state), changed.subscribe(), seen),
-                move |(state, mut told, seen)| {
+                move |(state, mut changed, seen)| {
                     let wanted = wanted.clone();
                     async move {
-                        let now = *told.wait_for(|version| *version > seen).await.ok()?;
+                        let now = *changed.wait_for(|version| *version > seen).await.ok()?;
                         let object =
                             state.lock().unwrap().requests.get(&wanted).cloned().unwrap_or(Value::Null);
                         let line = format!("{}\n", json!({"type": "MODIFIED", "object": object}));
-                        Some((Ok::<_, Infallible>(line), (state, told, now)))
+                        Some((Ok::<_, Infallible>(line), (state, changed, now)))
                     }
                 },
             );
-            Response::new(Body::from_stream(news))
+            Response::new(Body::from_stream(changes))
         }
         ("GET", name) => {
             locked.readers.push(by.to_owned());
@@ -236,7 +243,7 @@ fn respond(
     }
 }
 
-/// A node-status in a folder of its own.
+/// A node-status process in a folder of its own.
 struct Scene {
     dir: tempfile::TempDir,
     config: Config,
@@ -269,7 +276,7 @@ impl Scene {
         fs::rename(temporary, path).unwrap();
     }
 
-    fn take_back(&self, name: &str) {
+    fn remove(&self, name: &str) {
         fs::remove_file(self.config.paths.credentials(ServiceName::NodeStatus).join(name)).unwrap();
     }
 
@@ -296,7 +303,7 @@ impl Scene {
         self.config.paths.issued_certificates().join(kind)
     }
 
-    async fn until<T>(&self, what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    async fn wait_for<T>(&self, what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
         let asking = async {
             loop {
                 if let Some(answer) = ask().await {
@@ -315,9 +322,9 @@ impl Scene {
         AdminClient::new(connect_unix("node-status", &self.config.paths.socket(ServiceName::NodeStatus)))
     }
 
-    /// Waits until a condition says this; empty: it is well.
-    async fn told(&self, condition: &str, text: &str) {
-        self.until(&format!("{condition}: {text}"), async || {
+    /// Waits until a condition has this message; empty: until it is good.
+    async fn until_condition(&self, condition: &str, text: &str) {
+        self.wait_for(&format!("{condition}: {text}"), async || {
             let report = self.admin().get_progress(GetProgressRequest {}).await.ok()?.into_inner();
             let found = report.conditions.into_iter().find(|found| found.name == condition)?;
             (found.ok == text.is_empty() && found.message.contains(text)).then_some(())
@@ -330,8 +337,8 @@ impl Scene {
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     }
 
-    /// Plays init: hands over the pair that was issued, and takes it away.
-    fn take(&self, api: &Api) -> String {
+    /// Acts as init: hands over the issued pair, and removes it.
+    fn pick_up(&self, api: &Api) -> String {
         let pem = fs::read_to_string(self.issued("client.pem")).unwrap();
         let at = pem.find("-----BEGIN PRIVATE KEY").unwrap();
         let user = json!({"client-certificate-data": STANDARD.encode(&pem[..at]), "client-key-data": STANDARD.encode(&pem[at..])});
@@ -344,7 +351,7 @@ impl Scene {
 impl Drop for Scene {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Both fail only when it has ended by itself.
+            // Both fail only if the process has ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -361,15 +368,17 @@ fn name_of(request: &Value) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_node_status_asks_once_and_leaves_the_pair_for_init() {
+async fn a_killed_node_status_requests_one_certificate_and_leaves_it_for_init() {
     let api = Api::start().await;
     let mut scene = Scene::new(bootstrap);
     scene.start();
-    scene.told("control-plane", "this node has no client certificate yet").await;
-    assert!(api.requests().is_empty(), "there is nothing to ask by");
+    scene.until_condition("control-plane", "this node has no client certificate yet").await;
+    assert!(api.requests().is_empty(), "there are no credentials for a request");
     scene.hand("bootstrap-kubeconfig.json", &api.kubeconfig(&json!({"token": "abc.def"}), false));
-    let first = scene.until("a request is made", async || api.requests().first().cloned()).await;
-    scene.told("client certificate", "waits for its approval (kubectl certificate approve csr-").await;
+    let first = scene.wait_for("a request is made", async || api.requests().first().cloned()).await;
+    scene
+        .until_condition("client certificate", "waits for its approval (kubectl certificate approve csr-")
+        .await;
     let spec = &first["spec"];
     assert_eq!(spec["signerName"], "kubernetes.io/kube-apiserver-client-kubelet");
     assert_eq!(spec["usages"], json!(["digital signature", "client auth"]));
@@ -383,25 +392,25 @@ async fn a_killed_node_status_asks_once_and_leaves_the_pair_for_init() {
     for _ in 0..3 {
         scene.kill();
         scene.start();
-        scene.told("client certificate", "waits for its approval").await;
+        scene.until_condition("client certificate", "waits for its approval").await;
     }
     scene.kill();
     api.sign(&name_of(&first), -10, 3600);
     scene.start();
     let pair = scene.issued("client.pem");
-    let pem = scene.until("the pair is there", async || fs::read_to_string(&pair).ok()).await;
+    let pem = scene.wait_for("the pair is there", async || fs::read_to_string(&pair).ok()).await;
     assert_eq!((mode(pair.clone()), mode(pair.parent().unwrap().to_owned())), (0o600, 0o700));
     let key = KeyPair::from_pem(&pem[pem.find("-----BEGIN PRIVATE KEY").unwrap()..]).unwrap();
     assert_eq!(key.subject_public_key_info(), Api::read(&first).public_key.subject_public_key_info());
-    scene.told("client certificate", "").await;
-    // Killed before init has taken it: it is there, and nobody asks again.
+    scene.until_condition("client certificate", "").await;
+    // Killed before init has picked the pair up: it still exists, and nothing is requested again.
     scene.kill();
     scene.start();
-    scene.told("client certificate", "").await;
-    scene.take(&api);
-    scene.take_back("bootstrap-kubeconfig.json");
+    scene.until_condition("client certificate", "").await;
+    scene.pick_up(&api);
+    scene.remove("bootstrap-kubeconfig.json");
     scene
-        .until("the Node is read", async || {
+        .wait_for("the Node is read", async || {
             let left = scene.metric("kubelet_certificate_manager_client_ttl_seconds").await?;
             (left > 3000.0 && left <= 3600.0).then_some(())
         })
@@ -411,73 +420,78 @@ async fn a_killed_node_status_asks_once_and_leaves_the_pair_for_init() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_late_in_its_life_is_replaced_by_itself_and_one_that_has_ended_by_the_bootstrap_token()
-{
+async fn a_client_certificate_is_rotated_by_itself_and_an_expired_one_by_bootstrap_token() {
     let api = Api::start().await;
     let mut scene = Scene::new(bootstrap);
-    // More than 90 % of it are over.
+    // More than 90 % of its lifetime are over.
     scene.hand("kubeconfig.json", &api.kubeconfig(&api.pair(-9_500, 500), true));
     scene.start();
-    let first = scene.until("it asks for another", async || api.requests().first().cloned()).await;
+    let first =
+        scene.wait_for("another certificate is requested", async || api.requests().first().cloned()).await;
     assert_eq!(api.makers(), [""], "by its certificate");
     api.sign(&name_of(&first), -10, 3600);
-    scene.until("the pair is there", async || scene.issued("client.pem").exists().then_some(())).await;
-    scene.take(&api);
-    scene.told("client certificate", "").await;
+    scene.wait_for("the pair is there", async || scene.issued("client.pem").exists().then_some(())).await;
+    scene.pick_up(&api);
+    scene.until_condition("client certificate", "").await;
 
-    // It has ended, as on a node that was off: init takes it back and hands over the bootstrap kubeconfig.
+    // It has expired, as on a node that was off: init removes it and hands over the bootstrap kubeconfig.
     scene.kill();
     scene.hand("kubeconfig.json", &api.kubeconfig(&api.pair(-9_500, -1), true));
     scene.start();
-    scene.told("client certificate", "give --bootstrap-kubeconfig a kubeconfig").await;
+    scene.until_condition("client certificate", "give --bootstrap-kubeconfig a kubeconfig").await;
     assert_eq!(api.requests().len(), 1);
-    scene.take_back("kubeconfig.json");
+    scene.remove("kubeconfig.json");
     scene.hand("bootstrap-kubeconfig.json", &api.kubeconfig(&json!({"token": "abc.def"}), false));
-    scene.until("it asks for another", async || (api.requests().len() == 2).then_some(())).await;
+    scene
+        .wait_for("another certificate is requested", async || (api.requests().len() == 2).then_some(()))
+        .await;
     assert_eq!(api.makers(), ["", "Bearer abc.def"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_waits_while_the_certificate_ends_goes_on_by_the_bootstrap_token() {
+async fn a_pending_request_continues_with_the_bootstrap_token_after_expiry() {
     let api = Api::start().await;
     let mut scene = Scene::new(bootstrap);
     scene.hand("kubeconfig.json", &api.kubeconfig(&api.pair(-9_500, 500), true));
     scene.start();
-    let request = scene.until("it asks for another", async || api.requests().first().cloned()).await;
-    scene.told("client certificate", "waits for its approval").await;
-    // The certificate has ended: init takes it back, and nobody has approved yet.
-    scene.take_back("kubeconfig.json");
+    let request =
+        scene.wait_for("another certificate is requested", async || api.requests().first().cloned()).await;
+    scene.until_condition("client certificate", "waits for its approval").await;
+    // The certificate has expired: init removes it, and nobody has approved the request yet.
+    scene.remove("kubeconfig.json");
     scene.hand("bootstrap-kubeconfig.json", &api.kubeconfig(&json!({"token": "abc.def"}), false));
     let readers = || api.state.lock().unwrap().readers.clone();
     scene
-        .until("the request is read", async || {
+        .wait_for("the request is read", async || {
             readers().iter().any(|by| by == "Bearer abc.def").then_some(())
         })
         .await;
     api.sign(&name_of(&request), -10, 3600);
-    scene.until("the pair is there", async || scene.issued("client.pem").exists().then_some(())).await;
+    scene.wait_for("the pair is there", async || scene.issued("client.pem").exists().then_some(())).await;
     assert_eq!(api.makers(), [""], "it is the same request");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_denied_removed_or_refused_is_named_and_asked_for_again() {
+async fn a_denied_or_refused_certificate_request_is_reported_and_repeated() {
     let api = Api::start().await;
     api.state.lock().unwrap().refuses = true;
     let mut scene = Scene::new(bootstrap);
     scene.hand("bootstrap-kubeconfig.json", &api.kubeconfig(&json!({"token": "abc.def"}), false));
     scene.start();
-    scene.told("client certificate", "Forbidden (403 Forbidden)").await;
+    scene.until_condition("client certificate", "Forbidden (403 Forbidden)").await;
     api.state.lock().unwrap().refuses = false;
-    let first = scene.until("a request is made", async || api.requests().first().cloned()).await;
+    let first = scene.wait_for("a request is made", async || api.requests().first().cloned()).await;
     api.deny(&name_of(&first));
-    scene.told("client certificate", "is refused: Denied: No: not yours").await;
+    scene.until_condition("client certificate", "is refused: Denied: No: not yours").await;
     let errors = "kubelet_certificate_manager_client_expiration_renew_errors";
     assert!(scene.metric(errors).await.unwrap() >= 2.0);
     let known = name_of(&first);
     let second = scene
-        .until("it asks again", async || api.requests().into_iter().find(|request| name_of(request) != known))
+        .wait_for("a new request is made", async || {
+            api.requests().into_iter().find(|request| name_of(request) != known)
+        })
         .await;
-    // Signed for somebody else's key.
+    // Signed for another key.
     let (mut forged, real) = (first.clone(), second["spec"]["request"].clone());
     forged["metadata"]["name"] = "forged".into();
     forged["status"] = Value::Null;
@@ -485,34 +499,34 @@ async fn what_is_denied_removed_or_refused_is_named_and_asked_for_again() {
     api.sign("forged", -10, 3600);
     let status = api.state.lock().unwrap().requests["forged"]["status"].clone();
     api.change(&name_of(&second), |request| request["status"] = status);
-    scene.told("client certificate", "what was issued is for another key").await;
+    scene.until_condition("client certificate", "the issued certificate is for another key").await;
     assert!(!scene.issued("client.pem").exists());
     let made = |known: [&Value; 2]| {
         let mut all = api.requests().into_iter();
         all.find(|request| known.iter().all(|known| request["spec"] != known["spec"]))
     };
-    let third = scene.until("it asks again", async || made([&first, &second])).await;
+    let third = scene.wait_for("a new request is made", async || made([&first, &second])).await;
     assert_ne!(third["spec"]["request"], real, "with a new key");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubeconfig_that_init_hands_over_after_the_start_is_taken() {
+async fn a_kubeconfig_handed_over_after_the_start_is_used() {
     let api = Api::start().await;
     let mut scene = Scene::new(|certificates| certificates.serving = true);
     scene.start();
-    scene.told("control-plane", "there is no kubeconfig that does").await;
+    scene.until_condition("control-plane", "there is no usable kubeconfig").await;
     scene.hand("kubeconfig.json", &api.kubeconfig(&json!({"token": "node"}), false));
-    // So it has read the Node.
-    scene.told("serving certificate", "the Node has no address yet").await;
+    // It has read the Node, so it uses the kubeconfig.
+    scene.until_condition("serving certificate", "the Node has no address yet").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_serving_certificate_is_for_the_addresses_of_the_node_and_another_one_for_more_of_them() {
+async fn a_serving_certificate_is_requested_again_when_node_addresses_are_added() {
     let api = Api::start().await;
     let mut scene = Scene::new(|certificates| certificates.serving = true);
     scene.hand("kubeconfig.json", &api.kubeconfig(&json!({"token": "node"}), false));
     scene.start();
-    scene.told("serving certificate", "the Node has no address yet").await;
+    scene.until_condition("serving certificate", "the Node has no address yet").await;
     let set = |addresses: &[(&str, &str)]| {
         let list: Vec<Value> =
             addresses.iter().map(|(kind, address)| json!({"type": kind, "address": address})).collect();
@@ -521,7 +535,7 @@ async fn a_serving_certificate_is_for_the_addresses_of_the_node_and_another_one_
     set(&[("Hostname", "n1"), ("InternalIP", "10.0.0.7")]);
     scene.kill();
     scene.start();
-    let first = scene.until("a request is made", async || api.requests().first().cloned()).await;
+    let first = scene.wait_for("a request is made", async || api.requests().first().cloned()).await;
     assert_eq!(first["spec"]["signerName"], "kubernetes.io/kubelet-serving");
     assert_eq!(first["spec"]["usages"], json!(["digital signature", "server auth"]));
     let names = |request: &Value| Api::read(request).params.subject_alt_names;
@@ -529,15 +543,15 @@ async fn a_serving_certificate_is_for_the_addresses_of_the_node_and_another_one_
     assert_eq!(names(&first), [host(), SanType::IpAddress("10.0.0.7".parse().unwrap())]);
     api.sign(&name_of(&first), -10, 3600);
     let pair = scene.issued("serving.pem");
-    let pem = scene.until("the pair is there", async || fs::read_to_string(&pair).ok()).await;
+    let pem = scene.wait_for("the pair is there", async || fs::read_to_string(&pair).ok()).await;
     scene.hand("serving.crt", &pem[..pem.find("-----BEGIN PRIVATE KEY").unwrap()]);
     fs::remove_file(&pair).unwrap();
-    scene.told("serving certificate", "").await;
+    scene.until_condition("serving certificate", "").await;
     assert_eq!(api.requests().len(), 1);
     set(&[("Hostname", "n1"), ("InternalIP", "10.0.0.7"), ("ExternalIP", "192.0.2.9")]);
     scene.kill();
     scene.start();
-    let second = scene.until("it asks for another", async || {
+    let second = scene.wait_for("another certificate is requested", async || {
         api.requests().into_iter().find(|request| name_of(request) != name_of(&first))
     });
     assert_eq!(names(&second.await).len(), 3);

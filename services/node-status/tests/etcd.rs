@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use fake::{Neighbours, eventually, pod_document};
+use fake::{FakePeers, eventually, pod_document};
 use keelson_config::{ConfigurationStatus, ControlPlane, Etcd as Settings, ServiceName};
 use keelson_etcd::{Entry, Etcd, Expect, NodeKeys, Operation, Range, Written};
 use keelson_proto::keelson::events::v1::ListEventsRequest;
@@ -26,7 +26,7 @@ struct Scene {
     etcd: Etcd,
     keys: NodeKeys,
     scratch: Scratch,
-    neighbours: Neighbours,
+    peers: FakePeers,
 }
 
 impl Scene {
@@ -34,14 +34,14 @@ impl Scene {
         let scratch = Scratch::new().unwrap();
         let cluster = EtcdCluster::start(&scratch.path().join("etcd"), 1).unwrap();
         let etcd = Etcd::new(Settings::plain(cluster.endpoints()));
-        let neighbours = Neighbours::start().await;
-        Self { cluster, etcd, keys: NodeKeys::new(NODE), scratch, neighbours }
+        let peers = FakePeers::start().await;
+        Self { cluster, etcd, keys: NodeKeys::new(NODE), scratch, peers }
     }
 
-    /// A node-status with the state folder `state`, as init keeps it.
+    /// Starts a node-status with the state folder `state`, as under init.
     async fn start(&self, state: &str, lease_seconds: u32) -> Context {
         let ctx = self.context(state, lease_seconds);
-        keelson_node_status::build_kept(ctx.clone(), true).await.unwrap();
+        keelson_node_status::build_with_init(ctx.clone(), true).await.unwrap();
         ctx
     }
 
@@ -50,14 +50,14 @@ impl Scene {
     }
 
     fn context_with(&self, state: &str, settings: Settings) -> Context {
-        let mut config = (*self.neighbours.context(ServiceName::NodeStatus).config).clone();
+        let mut config = (*self.peers.context(ServiceName::NodeStatus).config).clone();
         config.node_name = NODE.into();
         config.paths.state_dir = self.scratch.path().join(state);
         config.control_plane = ControlPlane::Etcd(settings);
         Context::detached(ServiceName::NodeStatus, config)
     }
 
-    /// The settings of `user`, with a file of the password.
+    /// The settings of `user`, with a password file.
     fn settings_of(&self, user: &str, password: &str) -> Settings {
         let file = self.scratch.path().join(format!("password-{user}"));
         std::fs::write(&file, password).unwrap();
@@ -65,7 +65,7 @@ impl Scene {
         Settings { user: Some(user.into()), password_file: Some(file), ..plain }
     }
 
-    /// Asks the member itself, as `user` does where there are users (etcd's gRPC gateway).
+    /// Calls the member directly, as the user of `token` if there are users (etcd's gRPC gateway).
     async fn admin(&self, token: &str, path: &str, body: Value) -> Value {
         let endpoint = self.cluster.endpoints()[0].clone();
         let address = endpoint.strip_prefix("http://").unwrap();
@@ -101,10 +101,10 @@ impl Scene {
         json["metadata"]["annotations"] = serde_json::json!({"kubernetes.io/config.seen": seen});
         document.pod_json = json.to_string().into_bytes().into();
         document.name = name.into();
-        self.neighbours.pods.set(uid.into(), document);
+        self.peers.pods.set(uid.into(), document);
     }
 
-    /// Waits until the status of a pod is of this UID and phase.
+    /// Waits until the reported status of a pod has this UID and phase.
     async fn until(&self, name: &str, uid: &str, phase: &str) {
         let key = self.keys.pod_status("default", name);
         eventually(async || {
@@ -114,9 +114,9 @@ impl Scene {
         .await;
     }
 
-    /// What is told later of another pod is written later.
-    async fn until_what_came_before_is_written(&self, mark: &str) {
-        // A removal is not urgent, and neither is what follows the first report.
+    /// Waits until earlier reports are written: the report of another pod is queued after them.
+    async fn until_earlier_reports_are_written(&self, mark: &str) {
+        // A removal is not urgent, and neither is the second report of a pod.
         self.pod(mark, mark, "Pending", "");
         self.until(mark, mark, "Pending").await;
         self.pod(mark, mark, "Pending", "later");
@@ -129,23 +129,23 @@ impl Scene {
     }
 }
 
-/// What the condition of the writer says is wrong.
-fn trouble(ctx: &Context) -> Option<String> {
+/// The error in the writer's condition.
+fn writer_error(ctx: &Context) -> Option<String> {
     let conditions = ctx.progress.report("").conditions;
     conditions.into_iter().find(|c| c.name == "control-plane" && !c.ok).map(|c| c.message)
 }
 
 #[tokio::test]
-async fn node_lease_pods_and_events_stand_under_the_nodes_keys() {
+async fn node_lease_pods_and_events_are_written_under_the_nodes_keys() {
     let scene = Scene::new().await;
-    scene.neighbours.machine();
-    scene.neighbours.runtime(true, "");
+    scene.peers.machine();
+    scene.peers.runtime(true, "");
     scene.pod("u1", "web", "Pending", "2026-01-01T00:00:00Z");
     let ctx = scene.start("a", 40).await;
     ctx.events.warning(ObjectRef::pod("default", "web", "u1"), "BackOff", "it falls");
 
     let lease = eventually(async || scene.entry(&scene.keys.lease()).await).await;
-    assert_ne!(lease.lease, 0, "the key ends with the node");
+    assert_ne!(lease.lease, 0, "the key expires with the node");
     let conditions = ctx.progress.report("").conditions;
     assert!(
         !conditions.iter().any(|c| c.name == "events" && !c.ok),
@@ -167,14 +167,14 @@ async fn node_lease_pods_and_events_stand_under_the_nodes_keys() {
         })
     })
     .await;
-    assert_ne!(event.0, 0, "events end by themselves");
+    assert_ne!(event.0, 0, "events expire by themselves");
     assert_eq!(event.1["involvedObject"]["uid"], "u1");
     assert_eq!(event.1["source"]["component"], "node-status");
     ctx.shutdown.cancel();
 }
 
 #[tokio::test]
-async fn a_restart_keeps_the_lease_and_removes_what_went_meanwhile() {
+async fn a_restart_keeps_the_lease_and_removes_stale_pod_statuses() {
     let scene = Scene::new().await;
     scene.pod("u1", "web", "Running", "");
     scene.pod("u2", "db", "Running", "");
@@ -185,13 +185,13 @@ async fn a_restart_keeps_the_lease_and_removes_what_went_meanwhile() {
         (scene.entry(&scene.keys.lease()).await, scene.entry(&scene.keys.pod_status("default", "web")).await);
     ctx.shutdown.cancel();
 
-    scene.neighbours.pods.remove(&"u2".to_owned());
+    scene.peers.pods.remove(&"u2".to_owned());
     let ctx = scene.start("a", 40).await;
     let gone = scene.keys.pod_status("default", "db");
     eventually(async || scene.entry(&gone).await.is_none().then_some(())).await;
     scene.pod("u3", "next", "Running", "");
     scene.until("next", "u3", "Running").await;
-    assert_eq!(scene.entry(&scene.keys.lease()).await, lease, "the same lease goes on");
+    assert_eq!(scene.entry(&scene.keys.lease()).await, lease, "the lease is the same");
     assert_eq!(
         scene.entry(&scene.keys.pod_status("default", "web")).await,
         web,
@@ -201,7 +201,7 @@ async fn a_restart_keeps_the_lease_and_removes_what_went_meanwhile() {
 }
 
 #[tokio::test]
-async fn a_pod_gives_way_to_the_next_one_of_its_name_and_takes_nothing_of_it_along() {
+async fn a_later_pod_of_the_same_name_owns_the_status_key() {
     let scene = Scene::new().await;
     scene.pod("u1", "web", "Running", "2026-01-01T00:00:00Z");
     let ctx = scene.start("a", 40).await;
@@ -209,12 +209,12 @@ async fn a_pod_gives_way_to_the_next_one_of_its_name_and_takes_nothing_of_it_alo
     scene.pod("u2", "web", "Pending", "2026-01-01T00:00:09Z");
     scene.until("web", "u2", "Pending").await;
     scene.pod("u1", "web", "Failed", "2026-01-01T00:00:00Z");
-    scene.until_what_came_before_is_written("m1").await;
+    scene.until_earlier_reports_are_written("m1").await;
     scene.until("web", "u2", "Pending").await;
-    scene.neighbours.pods.remove(&"u1".to_owned());
-    scene.until_what_came_before_is_written("m2").await;
+    scene.peers.pods.remove(&"u1".to_owned());
+    scene.until_earlier_reports_are_written("m2").await;
     scene.until("web", "u2", "Pending").await;
-    scene.neighbours.pods.remove(&"u2".to_owned());
+    scene.peers.pods.remove(&"u2".to_owned());
     let key = scene.keys.pod_status("default", "web");
     eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
     ctx.shutdown.cancel();
@@ -228,24 +228,24 @@ async fn a_second_agent_of_the_same_name_is_refused_and_writes_nothing() {
     scene.until("web", "u1", "Running").await;
     first.shutdown.cancel();
     let second = scene.start("b", 40).await;
-    let told = eventually(async || {
+    let reported = eventually(async || {
         second.progress.report("").conditions.into_iter().find(|c| c.name == "node lease" && !c.ok)
     })
     .await;
     assert!(
-        told.message.contains("refuses this agent the node n1: another agent has it (n1_"),
+        reported.message.contains("refuses this agent the node n1: another agent has it (n1_"),
         "{}",
-        told.message
+        reported.message
     );
     scene.pod("u1", "web", "Failed", "");
-    // Nothing tells that a writer without the node's lease goes on waiting; a few turns of its loops do.
+    // There is no signal that a writer without the lease keeps waiting, so a few turns of its loops have to do.
     tokio::time::sleep(Duration::from_millis(1500)).await;
     scene.until("web", "u1", "Running").await;
     second.shutdown.cancel();
 }
 
 #[tokio::test]
-async fn what_somebody_else_has_written_is_seen_and_put_right() {
+async fn a_key_changed_by_another_writer_is_overwritten() {
     let scene = Scene::new().await;
     scene.pod("u1", "web", "Pending", "");
     let ctx = scene.start("a", 40).await;
@@ -261,7 +261,7 @@ async fn what_somebody_else_has_written_is_seen_and_put_right() {
 }
 
 #[tokio::test]
-async fn the_node_is_told_dead_when_its_lease_ends_and_what_waited_is_written_when_etcd_is_back() {
+async fn the_lease_expires_with_the_node_and_queued_reports_are_written_after_an_outage() {
     let mut scene = Scene::new().await;
     scene.pod("u1", "web", "Pending", "");
     let ctx = scene.start("a", 3).await;
@@ -280,7 +280,7 @@ async fn the_node_is_told_dead_when_its_lease_ends_and_what_waited_is_written_wh
 }
 
 #[tokio::test]
-async fn what_init_tells_of_the_configuration_stands_under_a_key_and_each_change_is_one_event() {
+async fn the_configuration_status_of_init_has_a_key_and_each_change_one_event() {
     let scene = Scene::new().await;
     let ctx = scene.start("a", 40).await;
     let file = ctx.config.paths.configuration_status();
@@ -297,49 +297,51 @@ async fn what_init_tells_of_the_configuration_stands_under_a_key_and_each_change
     eventually(async || (scene.json(&key).await?["state"] == "refused").then_some(())).await;
     let message =
         "Node n1 refuses the configuration of revision 7, the files of the node are in force alone: line 3";
-    let told = eventually(async || Some(reasons(&ctx).await).filter(|told| !told.is_empty())).await;
-    assert_eq!(told, [("NodeConfigRefused".to_owned(), message.to_owned())]);
+    let reported =
+        eventually(async || Some(reasons(&ctx).await).filter(|reported| !reported.is_empty())).await;
+    assert_eq!(reported, [("NodeConfigRefused".to_owned(), message.to_owned())]);
     ctx.shutdown.cancel();
 
-    // A later start tells what is new alone.
+    // A later start records only new changes.
     let before = scene.entry(&key).await;
     let ctx = scene.start("a", 40).await;
-    scene.until_what_came_before_is_written("m1").await;
+    scene.until_earlier_reports_are_written("m1").await;
     assert_eq!(scene.entry(&key).await, before);
     assert_eq!(reasons(&ctx).await, []);
     std::fs::remove_file(&file).unwrap();
     eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
-    let told = eventually(async || Some(reasons(&ctx).await).filter(|told| !told.is_empty())).await;
-    assert_eq!(told[0].0, "NodeConfigRemoved");
+    let reported =
+        eventually(async || Some(reasons(&ctx).await).filter(|reported| !reported.is_empty())).await;
+    assert_eq!(reported[0].0, "NodeConfigRemoved");
     ctx.shutdown.cancel();
 }
 
 #[tokio::test]
-async fn without_init_whatever_may_stand_under_the_key_is_refused_and_that_is_no_event() {
+async fn without_init_every_configuration_is_refused_without_an_event() {
     let scene = Scene::new().await;
     let key = scene.keys.config_status();
-    // What an init has left there says nothing of a node that has none.
+    // A status that an earlier init has left is ignored on a node without init.
     let file = scene.context("a", 40).config.paths.configuration_status();
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     std::fs::write(&file, r#"{"assigned": {"revision": 7}, "state": "active"}"#).unwrap();
     for mark in ["m1", "m2"] {
         let ctx = scene.context("a", 40);
-        keelson_node_status::build_kept(ctx.clone(), false).await.unwrap();
-        let told = eventually(async || scene.json(&key).await).await;
-        let status: ConfigurationStatus = serde_json::from_value(told).unwrap();
+        keelson_node_status::build_with_init(ctx.clone(), false).await.unwrap();
+        let reported = eventually(async || scene.json(&key).await).await;
+        let status: ConfigurationStatus = serde_json::from_value(reported).unwrap();
         assert!(status.refuses_all(), "{status}");
         let why = status.error.unwrap();
         assert!(why.lines().next().unwrap().starts_with("no init runs on this node"), "{why}");
         assert!(why.contains("/etc/keelson/kubelet.yaml") && why.contains("kubelet.service"), "{why}");
-        scene.until_what_came_before_is_written(mark).await;
+        scene.until_earlier_reports_are_written(mark).await;
         let request = tonic::Request::new(ListEventsRequest::default());
         let list = ctx.events.list_events(request).await.unwrap().into_inner();
-        let told: Vec<String> = list.events.into_iter().map(|event| event.reason).collect();
-        assert!(!told.iter().any(|reason| reason.starts_with("NodeConfig")), "{told:?}");
+        let reported: Vec<String> = list.events.into_iter().map(|event| event.reason).collect();
+        assert!(!reported.iter().any(|reason| reason.starts_with("NodeConfig")), "{reported:?}");
         ctx.shutdown.cancel();
     }
 
-    // Under init nothing is refused that was not looked at.
+    // Under init nothing is refused that was not checked.
     std::fs::remove_file(&file).unwrap();
     let ctx = scene.start("a", 40).await;
     eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
@@ -347,27 +349,27 @@ async fn without_init_whatever_may_stand_under_the_key_is_refused_and_that_is_no
 }
 
 #[tokio::test]
-async fn a_short_lease_is_as_long_as_it_is_set_and_lives_while_the_node_does() {
+async fn a_short_lease_has_its_duration_and_is_kept_alive() {
     let scene = Scene::new().await;
     let ctx = scene.start("a", 4).await;
     let first = eventually(async || scene.entry(&scene.keys.lease()).await).await;
     let value: Value = serde_json::from_slice(&first.value).unwrap();
     assert_eq!(value["spec"]["leaseDurationSeconds"], 4);
-    // Twice its length, in which it is renewed eight times.
+    // Twice its duration, in which it is renewed eight times.
     let end = tokio::time::Instant::now() + Duration::from_secs(8);
     while tokio::time::Instant::now() < end {
-        assert_eq!(scene.entry(&scene.keys.lease()).await.as_ref(), Some(&first), "the same lease goes on");
+        assert_eq!(scene.entry(&scene.keys.lease()).await.as_ref(), Some(&first), "the lease is the same");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     ctx.shutdown.cancel();
     let ended = tokio::time::Instant::now();
     let key = scene.keys.lease();
     eventually(async || scene.entry(&key).await.is_none().then_some(())).await;
-    assert!(ended.elapsed() < Duration::from_secs(20), "it is no lease of forty seconds");
+    assert!(ended.elapsed() < Duration::from_secs(20), "the lease is shorter than forty seconds");
 }
 
 #[tokio::test]
-async fn what_is_refused_lets_others_go_on_and_is_written_once_it_may_be() {
+async fn a_write_refused_by_etcd_delays_no_other_and_is_retried_until_permitted() {
     let mut scene = Scene::new().await;
     let key = scene.keys.pod_status("default", "web");
     let permission = |what: &str, start: &str, end: &str| {
@@ -396,47 +398,50 @@ async fn what_is_refused_lets_others_go_on_and_is_written_once_it_may_be() {
     let password = settings.password_file.clone().unwrap();
     scene.pod("u1", "web", "Pending", "");
     let ctx = scene.context_with("a", settings);
-    keelson_node_status::build_kept(ctx.clone(), true).await.unwrap();
+    keelson_node_status::build_with_init(ctx.clone(), true).await.unwrap();
     scene.until("web", "u1", "Pending").await;
 
-    // One key alone.
+    // A single key is refused.
     let revoked = json!({"role": NODE, "key": STANDARD.encode(&key)});
     scene.admin(&root, "auth/role/revoke", revoked).await;
     scene.pod("u1", "web", "Running", "");
-    let told = eventually(async || trouble(&ctx)).await;
-    assert!(told.contains(&key) && told.contains("permission denied"), "{told}");
+    let reported = eventually(async || writer_error(&ctx)).await;
+    assert!(reported.contains(&key) && reported.contains("permission denied"), "{reported}");
     scene.pod("u2", "db", "Running", "");
     scene.until("db", "u2", "Running").await;
-    scene.until_what_came_before_is_written("m1").await;
-    assert_eq!(trouble(&ctx), Some(told), "it stands while others are written");
+    scene.until_earlier_reports_are_written("m1").await;
+    assert_eq!(writer_error(&ctx), Some(reported), "the error remains while others are written");
     scene.admin(&root, "auth/role/grant", permission("WRITE", &key, "")).await;
     scene.until("web", "u1", "Running").await;
-    eventually(async || trouble(&ctx).is_none().then_some(())).await;
+    eventually(async || writer_error(&ctx).is_none().then_some(())).await;
 
-    // Everything: the password is another in etcd first, and a pod goes meanwhile.
+    // Everything is refused: the password changes in etcd first, and a pod goes meanwhile.
     scene.admin(&root, "auth/user/changepw", json!({"name": NODE, "password": "q"})).await;
     scene.pod("u1", "web", "Failed", "");
-    scene.neighbours.pods.remove(&"u2".to_owned());
-    let told = eventually(async || trouble(&ctx)).await;
-    assert!(told.contains("etcd refuses"), "{told}");
+    scene.peers.pods.remove(&"u2".to_owned());
+    let reported = eventually(async || writer_error(&ctx)).await;
+    assert!(reported.contains("etcd refuses"), "{reported}");
     std::fs::write(&password, "q").unwrap();
     scene.until("web", "u1", "Failed").await;
     let gone = scene.keys.pod_status("default", "db");
     eventually(async || scene.entry(&gone).await.is_none().then_some(())).await;
-    eventually(async || trouble(&ctx).is_none().then_some(())).await;
+    eventually(async || writer_error(&ctx).is_none().then_some(())).await;
     ctx.shutdown.cancel();
 }
 
 #[tokio::test]
-async fn a_report_larger_than_etcd_takes_is_told_and_left_out_until_it_changes() {
+async fn a_report_too_large_for_etcd_is_an_event_and_skipped_until_it_changes() {
     let scene = Scene::new().await;
     let ctx = scene.start("a", 40).await;
     scene.pod("u1", "web", "Pending", &"x".repeat(1_700_000));
-    let told = eventually(async || trouble(&ctx)).await;
-    assert!(told.contains("/status/pods/default/web") && told.contains("request is too large"), "{told}");
+    let reported = eventually(async || writer_error(&ctx)).await;
+    assert!(
+        reported.contains("/status/pods/default/web") && reported.contains("request is too large"),
+        "{reported}"
+    );
     scene.pod("u2", "db", "Running", "");
     scene.until("db", "u2", "Running").await;
-    assert_eq!(trouble(&ctx), Some(told), "it stands while others are written");
+    assert_eq!(writer_error(&ctx), Some(reported), "the error remains while others are written");
     let request = tonic::Request::new(ListEventsRequest::default());
     let list = ctx.events.list_events(request).await.unwrap().into_inner();
     let of_it: Vec<_> = list.events.into_iter().filter(|event| event.reason == "ReportTooLarge").collect();
@@ -444,12 +449,12 @@ async fn a_report_larger_than_etcd_takes_is_told_and_left_out_until_it_changes()
     assert_eq!((of_it[0].uid.as_str(), of_it[0].count), ("u1", 1));
     scene.pod("u1", "web", "Running", "");
     scene.until("web", "u1", "Running").await;
-    eventually(async || trouble(&ctx).is_none().then_some(())).await;
+    eventually(async || writer_error(&ctx).is_none().then_some(())).await;
     ctx.shutdown.cancel();
 }
 
 #[tokio::test]
-async fn what_was_wiped_or_put_back_comes_right_with_the_next_lease() {
+async fn wiped_or_restored_keys_are_repaired_with_the_next_lease() {
     let scene = Scene::new().await;
     scene.pod("u1", "web", "Running", "");
     scene.pod("u2", "db", "Running", "");
@@ -457,7 +462,7 @@ async fn what_was_wiped_or_put_back_comes_right_with_the_next_lease() {
     let file = ctx.config.paths.configuration_status();
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
     std::fs::write(&file, r#"{"assigned": {"revision": 7}, "state": "refused", "error": "line 3"}"#).unwrap();
-    keelson_node_status::build_kept(ctx.clone(), true).await.unwrap();
+    keelson_node_status::build_with_init(ctx.clone(), true).await.unwrap();
     let [web, db, old] = ["web", "db", "old"].map(|name| scene.keys.pod_status("default", name));
     let written = [scene.keys.node(), scene.keys.config_status(), web.clone(), db.clone()];
     for key in &written {
@@ -478,13 +483,13 @@ async fn what_was_wiped_or_put_back_comes_right_with_the_next_lease() {
     }
     eventually(async || scene.entry(&old).await.is_none().then_some(())).await;
     assert_ne!(scene.entry(&scene.keys.lease()).await.unwrap().lease, lease.lease);
-    scene.until_what_came_before_is_written("m1").await;
-    assert_eq!(scene.entry(&db).await, Some(before), "what stands there is not written again");
+    scene.until_earlier_reports_are_written("m1").await;
+    assert_eq!(scene.entry(&db).await, Some(before), "an unchanged key is not written again");
     ctx.shutdown.cancel();
 }
 
 #[tokio::test]
-async fn a_start_with_another_duration_has_a_lease_of_that_length_and_ends_the_other() {
+async fn a_changed_lease_duration_takes_a_new_lease_and_revokes_the_old_one() {
     let scene = Scene::new().await;
     let mut before = None;
     for (seconds, phase) in [(40, "Pending"), (10, "Running"), (40, "Failed")] {

@@ -1,4 +1,4 @@
-//! node-status beside an API server that asks it to wait.
+//! node-status with an API server that asks it to wait.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ use keelson_proto::keelson::node_status::v1::node_status_client::NodeStatusClien
 use keelson_service_kit::{Context, Peer};
 use serde_json::{Value, json};
 
-use fake::{Neighbours, eventually, pod_document};
+use fake::{FakePeers, eventually, pod_document};
 
 const PODS: &str = "/api/v1/pods";
 const POD: &str = "/api/v1/namespaces/default/pods/web";
@@ -24,14 +24,14 @@ const POD: &str = "/api/v1/namespaces/default/pods/web";
 /// An API server that has the Node and a pod.
 #[derive(Clone, Default)]
 struct Api {
-    /// Whoever asks for pods is asked to come again in a second.
+    /// Requests for pods are answered with `Retry-After: 1`.
     is_busy: Arc<AtomicBool>,
-    /// Method and path of what was answered.
+    /// Method and path of the answered requests.
     answered: Arc<Mutex<Vec<String>>>,
 }
 
 impl Api {
-    /// Serves it; its kubeconfig.
+    /// Serves it; returns its kubeconfig.
     async fn serve(&self) -> Value {
         let own = self.clone();
         let router = Router::new().fallback(move |request| {
@@ -81,36 +81,36 @@ async fn state(ctx: &Context) -> pb::GetReportStateResponse {
 }
 
 #[tokio::test]
-async fn what_waits_at_a_server_that_asks_for_it_is_told_and_for_how_long_it_has_asked() {
+async fn report_state_has_queued_reports_and_the_retry_after_time() {
     let api = Api::default();
     api.is_busy.store(true, Ordering::Relaxed);
-    let neighbours = Neighbours::start().await;
-    neighbours.machine();
-    neighbours.runtime(true, "");
+    let peers = FakePeers::start().await;
+    peers.machine();
+    peers.runtime(true, "");
     let mut document = pod_document("u1", "Running", true, 1);
     document.source = "api".into();
-    neighbours.pods.set("u1".into(), document);
-    let mut config = (*neighbours.context(ServiceName::NodeStatus).config).clone();
+    peers.pods.set("u1".into(), document);
+    let mut config = (*peers.context(ServiceName::NodeStatus).config).clone();
     let kubeconfig = config.paths.state_dir.join("kubeconfig");
     std::fs::create_dir_all(&config.paths.state_dir).unwrap();
     std::fs::write(&kubeconfig, api.serve().await.to_string()).unwrap();
     config.control_plane = ControlPlane::Kubernetes(Kubernetes::of(kubeconfig));
     let ctx = Context::detached(ServiceName::NodeStatus, config);
-    fake::serve(&ctx, keelson_node_status::build_kept(ctx.clone(), false).await.unwrap());
+    fake::serve(&ctx, keelson_node_status::build_with_init(ctx.clone(), false).await.unwrap());
 
-    // The pod, and whether there are mirrors of pods that have gone.
-    let told = eventually(async || {
+    // The pod, and the removal of stale mirror pods.
+    let waiting = eventually(async || {
         let state = state(&ctx).await;
         (state.queued >= 2 && state.throttled_seconds >= 2.0).then_some(state)
     })
     .await;
-    assert_eq!(told.control_plane, "kubernetes");
-    assert!(told.oldest_age_ms >= 1000, "{told:?}");
+    assert_eq!(waiting.control_plane, "kubernetes");
+    assert!(waiting.oldest_age_ms >= 1000, "{waiting:?}");
     let text = ctx.metrics.text();
     let throttled =
         text.lines().find_map(|line| line.strip_prefix("keelson_node_status_throttled_seconds_total "));
     assert!(throttled.unwrap().parse::<f64>().unwrap() >= 2.0, "{text}");
-    // The Node does not wait for pods: those are answered nothing else yet.
+    // The Node does not wait for pods.
     eventually(async || api.has_answered("PATCH /api/v1/nodes/n1/status").then_some(())).await;
 
     api.is_busy.store(false, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! node-status over real unix sockets, with neighbours that do as they are told.
+//! node-status over real unix sockets, with fake services.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,15 +15,15 @@ use keelson_proto::keelson::node_status::v1 as pb;
 use keelson_proto::keelson::node_status::v1::node_status_client::NodeStatusClient;
 use keelson_service_kit::{Context, ObjectRef, Peer};
 
-use fake::{Neighbours, RecordingWriter, eventually, pod_document};
+use fake::{FakePeers, RecordingWriter, eventually, pod_document};
 
 struct Service {
     ctx: Context,
     writer: Arc<RecordingWriter>,
 }
 
-async fn start(neighbours: &Neighbours) -> Service {
-    start_with(neighbours.context(ServiceName::NodeStatus)).await
+async fn start(peers: &FakePeers) -> Service {
+    start_with(peers.context(ServiceName::NodeStatus)).await
 }
 
 async fn start_with(ctx: Context) -> Service {
@@ -59,19 +59,19 @@ impl Service {
 }
 
 #[tokio::test]
-async fn the_node_is_ready_once_everybody_has_spoken_and_follows_the_runtime() {
-    let neighbours = Neighbours::start().await;
-    let service = start(&neighbours).await;
-    neighbours.machine();
-    neighbours.runtime(true, "");
+async fn the_node_is_ready_once_all_services_have_reported_and_follows_the_runtime() {
+    let peers = FakePeers::start().await;
+    let service = start(&peers).await;
+    peers.machine();
+    peers.runtime(true, "");
     service.ready_is("True").await;
     let node = service.node().await;
     assert_eq!(node.status.capacity["cpu"].to_string(), "2");
     assert_eq!(node.status.node_info.container_runtime_version, "containerd://1.6.20");
 
-    neighbours.runtime(false, "container runtime not ready: X");
+    peers.runtime(false, "container runtime not ready: X");
     assert_eq!(service.ready_is("False").await, "container runtime not ready: X");
-    neighbours.runtime(true, "");
+    peers.runtime(true, "");
     service.ready_is("True").await;
     let state = service.client().get_report_state(pb::GetReportStateRequest {}).await.unwrap().into_inner();
     assert_eq!((state.control_plane.as_str(), state.queued), ("recording", 0));
@@ -79,16 +79,16 @@ async fn the_node_is_ready_once_everybody_has_spoken_and_follows_the_runtime() {
 }
 
 #[tokio::test]
-async fn the_node_is_as_old_as_the_first_of_its_name_over_restarts() {
+async fn the_creation_timestamp_of_the_node_survives_restarts() {
     for (name, is_kept) in [("n1", true), ("another", false)] {
-        let neighbours = Neighbours::start().await;
-        let ctx = neighbours.context(ServiceName::NodeStatus);
+        let peers = FakePeers::start().await;
+        let ctx = peers.context(ServiceName::NodeStatus);
         let file = ctx.config.paths.state(ServiceName::NodeStatus).join("report.json");
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         let kept = format!(r#"{{"nodeName":"{name}","nodeCreated":1700000000}}"#);
         std::fs::write(&file, kept).unwrap();
-        neighbours.machine();
-        neighbours.runtime(true, "");
+        peers.machine();
+        peers.runtime(true, "");
         let service = start_with(ctx).await;
         service.ready_is("True").await;
         let created = service.node().await.metadata.creation_timestamp.unwrap();
@@ -103,13 +103,13 @@ async fn the_node_is_as_old_as_the_first_of_its_name_over_restarts() {
 
 #[tokio::test]
 async fn the_largest_images_and_the_swap_are_in_the_node() {
-    let neighbours = Neighbours::start().await;
-    neighbours.images.add("small:1", "small@sha256:1", 10);
-    neighbours.images.add("large:1", "large@sha256:2", 30);
-    neighbours.images.add("middle:1", "middle@sha256:3", 20);
-    neighbours.machine();
-    neighbours.runtime(true, "");
-    let mut ctx = neighbours.context(ServiceName::NodeStatus);
+    let peers = FakePeers::start().await;
+    peers.images.add("small:1", "small@sha256:1", 10);
+    peers.images.add("large:1", "large@sha256:2", 30);
+    peers.images.add("middle:1", "middle@sha256:3", 20);
+    peers.machine();
+    peers.runtime(true, "");
+    let mut ctx = peers.context(ServiceName::NodeStatus);
     let mut config = (*ctx.config).clone();
     config.node_status.max_images = 2;
     assert!(ctx.live.take(&config));
@@ -126,27 +126,27 @@ async fn the_largest_images_and_the_swap_are_in_the_node() {
 
 #[tokio::test]
 async fn a_runtime_that_does_not_list_its_images_leaves_the_node_ready() {
-    let neighbours = Neighbours::start().await;
-    neighbours.machine();
-    neighbours.runtime(true, "");
-    let service = start(&neighbours).await;
+    let peers = FakePeers::start().await;
+    peers.machine();
+    peers.runtime(true, "");
+    let service = start(&peers).await;
     service.ready_is("True").await;
     let report = || service.ctx.progress.report("");
-    let told = eventually(async || report().conditions.into_iter().find(|c| c.name == "images")).await;
-    assert!(!told.ok && told.message.contains("the runtime does not list"), "{}", told.message);
+    let images = eventually(async || report().conditions.into_iter().find(|c| c.name == "images")).await;
+    assert!(!images.ok && images.message.contains("the runtime does not list"), "{}", images.message);
     assert_eq!(service.ready().await.0, "True");
     assert!(service.node().await.status.images.is_empty());
     service.ctx.shutdown.cancel();
 }
 
 #[tokio::test]
-async fn a_stuck_loop_and_a_missing_service_are_named_in_the_node() {
-    let neighbours = Neighbours::start().await;
-    neighbours.machine();
-    neighbours.runtime(true, "");
-    neighbours.stuck(ServiceName::VolumeManager, true);
-    neighbours.kill(ServiceName::PodSync);
-    let service = start(&neighbours).await;
+async fn the_ready_condition_names_a_stuck_loop_and_a_missing_service() {
+    let peers = FakePeers::start().await;
+    peers.machine();
+    peers.runtime(true, "");
+    peers.stuck(ServiceName::VolumeManager, true);
+    peers.kill(ServiceName::PodSync);
+    let service = start(&peers).await;
     let message = service.ready_is("False").await;
     assert!(message.contains("pod-sync has not answered yet"), "{message}");
     assert!(message.contains("volume-manager makes no progress: its loop \"work\""), "{message}");
@@ -154,58 +154,58 @@ async fn a_stuck_loop_and_a_missing_service_are_named_in_the_node() {
 }
 
 #[tokio::test]
-async fn each_changed_status_is_reported_once_whatever_the_stream_does() {
-    let neighbours = Neighbours::start().await;
-    neighbours.pods.set("u1".into(), pod_document("u1", "Pending", false, 1));
-    let service = start(&neighbours).await;
+async fn each_changed_pod_status_is_reported_once_over_stream_restarts() {
+    let peers = FakePeers::start().await;
+    peers.pods.set("u1".into(), pod_document("u1", "Pending", false, 1));
+    let service = start(&peers).await;
     let writer = &service.writer;
     eventually(async || (writer.pods() == [("u1".to_owned(), true)]).then_some(())).await;
 
-    neighbours.pods.set("u1".into(), pod_document("u1", "Running", true, 2));
+    peers.pods.set("u1".into(), pod_document("u1", "Running", true, 2));
     eventually(async || (writer.pods().len() == 2).then_some(())).await;
 
-    // pod-sync comes back with the same document under a version that begins anew, and one new pod.
-    neighbours.kill(ServiceName::PodSync);
-    neighbours.pods.set("u1".into(), pod_document("u1", "Running", true, 1));
-    neighbours.pods.set("u2".into(), pod_document("u2", "Running", true, 1));
-    neighbours.revive(ServiceName::PodSync);
+    // pod-sync restarts with the same document under a version that starts again, and one new pod.
+    peers.kill(ServiceName::PodSync);
+    peers.pods.set("u1".into(), pod_document("u1", "Running", true, 1));
+    peers.pods.set("u2".into(), pod_document("u2", "Running", true, 1));
+    peers.restart(ServiceName::PodSync);
     eventually(async || (writer.pods().len() == 3).then_some(())).await;
     assert_eq!(writer.pods()[2], ("u2".to_owned(), true));
     service.ctx.shutdown.cancel();
 }
 
 #[tokio::test]
-async fn pods_that_are_gone_are_dropped() {
-    let neighbours = Neighbours::start().await;
+async fn removed_pods_are_dropped_from_the_writer() {
+    let peers = FakePeers::start().await;
     for uid in ["u1", "u2"] {
-        neighbours.pods.set(uid.into(), pod_document(uid, "Running", true, 1));
+        peers.pods.set(uid.into(), pod_document(uid, "Running", true, 1));
     }
-    let service = start(&neighbours).await;
+    let service = start(&peers).await;
     let writer = &service.writer;
     let all = GonePods::AllBut(["u1".to_owned(), "u2".to_owned()].into());
     eventually(async || (writer.gone() == [all.clone()]).then_some(())).await;
-    neighbours.pods.remove(&"u1".to_owned());
+    peers.pods.remove(&"u1".to_owned());
     eventually(async || (writer.gone().last() == Some(&GonePods::One("u1".into()))).then_some(())).await;
     service.ctx.shutdown.cancel();
 }
 
 #[tokio::test]
-async fn a_start_of_the_agent_is_an_event_of_the_node_and_a_restart_of_this_service_is_none() {
-    let neighbours = Neighbours::start().await;
+async fn the_starting_event_is_per_agent_start_and_not_per_service_restart() {
+    let peers = FakePeers::start().await;
     let start = async |resolved_unix_nanos| {
-        let mut ctx = neighbours.context(ServiceName::NodeStatus);
+        let mut ctx = peers.context(ServiceName::NodeStatus);
         let mut config = (*ctx.config).clone();
         config.resolved_unix_nanos = resolved_unix_nanos;
         ctx.config = Arc::new(config);
         start_with(ctx).await
     };
-    for (resolved, told) in [(7, true), (7, false), (9, true)] {
+    for (resolved, is_recorded) in [(7, true), (7, false), (9, true)] {
         let service = start(resolved).await;
         let request = tonic::Request::new(ListEventsRequest::default());
         let events = service.ctx.events.list_events(request).await.unwrap().into_inner().events;
         let starts = events.iter().filter(|e| (&*e.kind, &*e.name, &*e.reason) == ("Node", "n1", "Starting"));
-        assert_eq!(starts.count(), usize::from(told), "{resolved}: {events:#?}");
-        if told {
+        assert_eq!(starts.count(), usize::from(is_recorded), "{resolved}: {events:#?}");
+        if is_recorded {
             let is_written = || service.writer.events().contains(&"node-status Starting".to_owned());
             eventually(async || is_written().then_some(())).await;
             let file = service.ctx.config.paths.state(ServiceName::NodeStatus).join("report.json");
@@ -218,19 +218,19 @@ async fn a_start_of_the_agent_is_an_event_of_the_node_and_a_restart_of_this_serv
 
 #[tokio::test]
 async fn events_are_drained_once_across_a_restart() {
-    let neighbours = Neighbours::start().await;
-    let ring = neighbours.events(ServiceName::PodSync);
+    let peers = FakePeers::start().await;
+    let ring = peers.events(ServiceName::PodSync);
     ring.normal(ObjectRef::pod("default", "web", "u1"), "Started", "Started container c");
-    let service = start(&neighbours).await;
-    let told = |service: &Service| service.writer.events();
-    eventually(async || told(&service).contains(&"pod-sync Started".to_owned()).then_some(())).await;
+    let service = start(&peers).await;
+    let written = |service: &Service| service.writer.events();
+    eventually(async || written(&service).contains(&"pod-sync Started".to_owned()).then_some(())).await;
     let file = service.ctx.config.paths.state(ServiceName::NodeStatus).join("report.json");
     eventually(async || std::fs::read_to_string(&file).ok().filter(|t| t.contains("pod-sync"))).await;
     service.ctx.shutdown.cancel();
 
     ring.warning(ObjectRef::pod("default", "web", "u1"), "BackOff", "waits");
-    let again = start(&neighbours).await;
-    eventually(async || told(&again).contains(&"pod-sync BackOff".to_owned()).then_some(())).await;
-    assert!(!told(&again).contains(&"pod-sync Started".to_owned()));
+    let again = start(&peers).await;
+    eventually(async || written(&again).contains(&"pod-sync BackOff".to_owned()).then_some(())).await;
+    assert!(!written(&again).contains(&"pod-sync Started".to_owned()));
     again.ctx.shutdown.cancel();
 }

@@ -4,29 +4,29 @@ use std::net::IpAddr;
 
 use keelson_kube_model::NodeAddress;
 
-/// Where addresses come from, and whose they are to say.
+/// The inputs for the addresses of a Node.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AddressInputs<'a> {
     /// `--node-ip`: none, one, or one of each family.
     pub node_ips: &'a [IpAddr],
-    /// A controller of a cloud sees to the addresses.
+    /// A cloud controller manages the addresses.
     pub external_cloud: bool,
-    /// Address of the interface that the default route leaves by, in the preferred family where there is one.
+    /// The address of the default route's interface, in the preferred family if there is one.
     pub default_address: Option<IpAddr>,
 }
 
-/// The annotation by which a controller of a cloud learns of `--node-ip`.
+/// The annotation that passes `--node-ip` to a cloud controller.
 pub const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 
 impl AddressInputs<'_> {
-    /// The value of [`PROVIDED_NODE_IP`]; none without such a controller.
+    /// The value of [`PROVIDED_NODE_IP`]; `None` without a cloud controller.
     pub fn provided(&self) -> Option<String> {
         let list: Vec<String> = self.node_ips.iter().map(ToString::to_string).collect();
         (self.external_cloud && !list.is_empty()).then(|| list.join(","))
     }
 
-    /// The addresses of the node `node_name`; one InternalIP where there is one, or one of each family as they were given, and
-    /// then the Hostname.
+    /// The addresses of the node `node_name`: one InternalIP if there is one, or the given ones of each family, and then the
+    /// Hostname.
     ///
     /// Parity: the node's name is not looked up; a name that is an address is that address.
     pub fn addresses(&self, node_name: &str) -> Vec<NodeAddress> {
@@ -47,9 +47,9 @@ impl AddressInputs<'_> {
         name.or_else(|| self.default_address.filter(usable)).into_iter().collect()
     }
 
-    /// The first address of `--node-ip` that cannot be this node's, and why; `is_local` says whether an interface has it.
+    /// Why the first unusable address of `--node-ip` cannot be this node's; `is_local` is whether an interface has an address.
     pub fn unusable(&self, is_local: impl Fn(&IpAddr) -> bool) -> Option<String> {
-        // Any address of a family is no address but a preference.
+        // An unspecified address only selects the preferred family.
         let specified = self.node_ips.iter().filter(|ip| !ip.is_unspecified());
         let mut reasons = specified.filter_map(|ip| match ip {
             _ if ip.is_loopback() => Some(format!("nodeIP can't be loopback address: {ip}")),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_are_given_stand_in_their_order_and_before_all_others() {
+    fn node_ip_addresses_keep_their_order_and_precede_all_others() {
         let default = Some("192.168.7.2");
         for (given, expected) in [
             (&["10.0.0.1"][..], "10.0.0.1"),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cloud_is_told_of_what_was_given_and_decides_without_it() {
+    fn an_external_cloud_gets_provided_node_ip_and_decides_without_it() {
         let default = Some("192.168.7.2");
         assert_eq!(internal(&[], true, default, "edge-1"), "");
         assert_eq!(internal(&["0.0.0.0"], true, default, "edge-1"), "192.168.7.2");
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_no_interface_has_or_no_node_may_have_is_named() {
+    fn an_unusable_node_ip_is_reported_with_its_reason() {
         for (given, words) in [
             ("127.0.0.1", "nodeIP can't be loopback address: 127.0.0.1"),
             ("224.0.0.1", "nodeIP can't be a multicast address: 224.0.0.1"),

@@ -2,30 +2,30 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn held() -> Held {
-    Held { subject: client_subject("n1"), not_before: 1_000, not_after: 2_000, was_asked_for: true }
+fn held() -> HeldCertificate {
+    HeldCertificate { subject: client_subject("n1"), not_before: 1_000, not_after: 2_000, is_managed: true }
 }
 
 #[test]
-fn a_certificate_is_asked_for_at_once_where_there_is_none_that_does_and_else_late_in_its_life() {
-    let other = Held { subject: client_subject("n2"), ..held() };
-    let given = Held { was_asked_for: false, ..held() };
+fn a_certificate_is_requested_at_once_if_unusable_and_else_late_in_its_lifetime() {
+    let other = HeldCertificate { subject: client_subject("n2"), ..held() };
+    let from_kubeconfig = HeldCertificate { is_managed: false, ..held() };
     let mut more = held();
     more.subject.dns_names.insert("n1".to_owned());
     for (held, part, now, expected) in [
-        (None, 0.5, 1_000, Due::Now(Why::None)),
+        (None, 0.5, 1_000, Due::Now(RequestReason::Missing)),
         (Some(held()), 0.0, 1_000, Due::At(1_700)),
         (Some(held()), 0.5, 1_000, Due::At(1_800)),
         (Some(held()), 1.0, 1_000, Due::At(1_900)),
         (Some(held()), 7.0, 1_000, Due::At(1_900)),
         (Some(held()), 0.0, 1_699, Due::At(1_700)),
-        (Some(held()), 0.0, 1_700, Due::Now(Why::Rotation)),
-        (Some(held()), 0.0, 2_000, Due::Now(Why::Rotation)),
-        (Some(held()), 0.0, 2_001, Due::Now(Why::Ended)),
-        // It has not begun yet: clocks differ.
+        (Some(held()), 0.0, 1_700, Due::Now(RequestReason::Rotation)),
+        (Some(held()), 0.0, 2_000, Due::Now(RequestReason::Rotation)),
+        (Some(held()), 0.0, 2_001, Due::Now(RequestReason::Expired)),
+        // It is not valid yet: clocks differ.
         (Some(held()), 0.0, 10, Due::At(1_700)),
-        (Some(other), 0.0, 1_000, Due::Now(Why::Other)),
-        (Some(given), 0.0, 1_000, Due::Now(Why::Given)),
+        (Some(other), 0.0, 1_000, Due::Now(RequestReason::WrongSubject)),
+        (Some(from_kubeconfig), 0.0, 1_000, Due::Now(RequestReason::FromKubeconfig)),
         (Some(more), 0.0, 1_000, Due::At(1_700)),
     ] {
         assert_eq!(due(held.as_ref(), &client_subject("n1"), part, now), expected, "{held:?} {now}");
@@ -33,7 +33,7 @@ fn a_certificate_is_asked_for_at_once_where_there_is_none_that_does_and_else_lat
 }
 
 #[test]
-fn a_serving_certificate_lacks_nothing_of_what_the_node_is_known_by() {
+fn a_serving_certificate_has_all_addresses_and_names_of_the_node() {
     let addresses = json!([
         {"type": "InternalIP", "address": "10.0.0.7"}, {"type": "InternalIP", "address": "fd00::7"},
         {"type": "ExternalIP", "address": "192.0.2.1"}, {"type": "Hostname", "address": "edge-1"},
@@ -50,7 +50,7 @@ fn a_serving_certificate_lacks_nothing_of_what_the_node_is_known_by() {
     for none in [json!(null), json!([]), json!([{"type": "Hostname", "address": "edge-1"}])] {
         assert_eq!(serving_subject("n1", &none), None, "without an address none is asked for");
     }
-    let certificate = |subject: &Subject| Held { subject: subject.clone(), ..held() };
+    let certificate = |subject: &Subject| HeldCertificate { subject: subject.clone(), ..held() };
     assert_eq!(due(Some(&certificate(&wanted)), &wanted, 0.5, 1_000), Due::At(1_800));
     let mut lacks: Vec<Subject> = vec![wanted.clone(); 4];
     lacks[0].addresses.pop_first();
@@ -60,15 +60,15 @@ fn a_serving_certificate_lacks_nothing_of_what_the_node_is_known_by() {
     for subject in lacks {
         assert_eq!(
             due(Some(&certificate(&subject)), &wanted, 0.5, 1_000),
-            Due::Now(Why::Other),
+            Due::Now(RequestReason::WrongSubject),
             "{subject:?}"
         );
     }
 }
 
 #[test]
-fn tries_are_two_seconds_apart_then_doubled_and_then_every_32_s() {
-    let seconds = |failures, jitter| pause(failures, jitter).as_secs_f64();
+fn certificate_request_back_off_doubles_from_two_to_32_seconds() {
+    let seconds = |failures, jitter| backoff(failures, jitter).as_secs_f64();
     let all: Vec<f64> = (1..=8).map(|failures| seconds(failures, 0.0)).collect();
     assert_eq!(all, [2.0, 4.0, 8.0, 16.0, 32.0, 32.0, 32.0, 32.0]);
     assert!((seconds(3, 1.0) - 8.8).abs() < 1e-6 && seconds(6, 1.0) == 32.0);
@@ -76,7 +76,7 @@ fn tries_are_two_seconds_apart_then_doubled_and_then_every_32_s() {
 }
 
 #[test]
-fn requests_name_their_signer_and_use() {
+fn a_certificate_signing_request_has_signer_and_usages() {
     for (kind, signer, usage) in [
         (CertificateKind::Client, "kubernetes.io/kube-apiserver-client-kubelet", "client auth"),
         (CertificateKind::Serving, "kubernetes.io/kubelet-serving", "server auth"),
@@ -89,26 +89,26 @@ fn requests_name_their_signer_and_use() {
 }
 
 #[test]
-fn an_answer_is_a_certificate_that_is_approved_or_a_refusal_in_its_own_words() {
+fn a_certificate_signing_request_is_pending_issued_or_refused() {
     let of = |conditions: Value, certificate: Value| {
-        answer(&json!({"status": {"conditions": conditions, "certificate": certificate}}))
+        request_state(&json!({"status": {"conditions": conditions, "certificate": certificate}}))
     };
     let approved = json!([{"type": "Approved", "status": "True"}]);
     for (conditions, certificate, expected) in [
-        (json!(null), json!(null), Answer::Waits { approved: false }),
-        (approved.clone(), json!(null), Answer::Waits { approved: true }),
-        (approved.clone(), json!(""), Answer::Waits { approved: true }),
-        (json!(null), json!("Yw=="), Answer::Waits { approved: false }),
-        (approved, json!("Yw=="), Answer::Issued("Yw==".to_owned())),
+        (json!(null), json!(null), RequestState::Pending { approved: false }),
+        (approved.clone(), json!(null), RequestState::Pending { approved: true }),
+        (approved.clone(), json!(""), RequestState::Pending { approved: true }),
+        (json!(null), json!("Yw=="), RequestState::Pending { approved: false }),
+        (approved, json!("Yw=="), RequestState::Issued("Yw==".to_owned())),
         (
             json!([{"type": "Denied", "status": "True", "reason": "Wrong", "message": "not yours"}]),
             json!("Yw=="),
-            Answer::Refused("Denied: Wrong: not yours".to_owned()),
+            RequestState::Refused("Denied: Wrong: not yours".to_owned()),
         ),
         (
             json!([{"type": "Approved", "status": "True"}, {"type": "Failed", "status": "True", "message": "no key"}]),
             json!(null),
-            Answer::Refused("Failed: no key".to_owned()),
+            RequestState::Refused("Failed: no key".to_owned()),
         ),
     ] {
         assert_eq!(of(conditions.clone(), certificate), expected, "{conditions}");
@@ -116,10 +116,10 @@ fn an_answer_is_a_certificate_that_is_approved_or_a_refusal_in_its_own_words() {
 }
 
 proptest! {
-    /// Whatever the certificate, it is asked for anew before it ends, and not before seven tenths of its life.
+    /// Any certificate is rotated before it expires, and not before seven tenths of its lifetime.
     #[test]
-    fn a_rotation_is_in_the_last_third(from in 0_i64..1 << 40, length in 10_i64..1 << 32, part in 0.0..=1.0_f64) {
-        let held = Held { not_before: from, not_after: from + length, ..held() };
+    fn a_rotation_is_in_the_last_third_of_the_lifetime(from in 0_i64..1 << 40, length in 10_i64..1 << 32, part in 0.0..=1.0_f64) {
+        let held = HeldCertificate { not_before: from, not_after: from + length, ..held() };
         let at = rotation(&held, part);
         prop_assert!(at < held.not_after && (at - from) as f64 >= 0.7 * length as f64 - 1.0, "{at}");
     }

@@ -7,14 +7,14 @@ use keelson_kube_model::time::parse_seconds;
 
 use crate::node::{Machine, RuntimeState};
 
-/// What decides about Ready.
+/// What decides the condition Ready.
 #[derive(Debug, Clone, Default)]
 pub struct ReadyInputs<'a> {
-    /// The container runtime; `None` before its first word.
+    /// The container runtime; `None` before its first report.
     pub runtime: Option<&'a RuntimeState>,
     /// Names of the resources that the Node shows as capacity.
     pub capacity: Vec<&'a str>,
-    /// What is wrong with the services, one sentence each (see [`crate::Watchdog::errors`]).
+    /// Errors of the services, one sentence each (see [`crate::Watchdog::errors`]).
     pub services: &'a [String],
 }
 
@@ -65,10 +65,10 @@ const REQUIRED: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
 
 /// MemoryPressure, DiskPressure, PIDPressure and Ready, in this order.
 ///
-/// `now` is RFC 3339. `lastTransitionTime` is that of `previous` while the status stays the same. Before
-/// resource-manager has spoken there is no pressure: that it is silent is said by Ready.
+/// `now` is RFC 3339. `lastTransitionTime` is that of `previous` while the status stays the same. Before resource-manager has
+/// reported there is no pressure; Ready shows that its report is missing.
 ///
-/// Parity: node-and-api.md §9.5; what is wrong with our own services comes last in the message of Ready.
+/// Parity: node-and-api.md §9.5; errors of our own services come last in the message of Ready.
 pub fn node_conditions(
     machine: Option<&Machine>,
     ready: &ReadyInputs<'_>,
@@ -122,11 +122,13 @@ fn ready_errors(inputs: &ReadyInputs<'_>) -> Vec<String> {
             errors.push("container runtime is down".to_owned());
         }
         Some(runtime) if !runtime.name.is_empty() && !runtime.ready => {
-            errors.push(sentence(&runtime.message, "container runtime not ready: RuntimeReady=false"));
+            errors.push(message_or(&runtime.message, "container runtime not ready: RuntimeReady=false"));
         }
         Some(runtime) if !runtime.name.is_empty() && !runtime.network_ready => {
-            errors
-                .push(sentence(&runtime.message, "container runtime network not ready: NetworkReady=false"));
+            errors.push(message_or(
+                &runtime.message,
+                "container runtime network not ready: NetworkReady=false",
+            ));
         }
         Some(runtime) if !runtime.name.is_empty() => {}
         // It has never answered.
@@ -143,11 +145,11 @@ fn ready_errors(inputs: &ReadyInputs<'_>) -> Vec<String> {
     errors
 }
 
-fn sentence(message: &str, without: &str) -> String {
+fn message_or(message: &str, without: &str) -> String {
     if message.is_empty() { without } else { message }.to_owned()
 }
 
-/// The events of going from one set of conditions to the next.
+/// The events of the change from one set of conditions to the next.
 ///
 /// A pressure condition that appears is an event too; Ready only when it changes.
 pub fn condition_events(node: &str, before: &[NodeCondition], after: &[NodeCondition]) -> Vec<NodeEvent> {
@@ -171,37 +173,37 @@ pub fn condition_events(node: &str, before: &[NodeCondition], after: &[NodeCondi
     events
 }
 
-/// The events of a Node that somebody has given up meanwhile, as the node controller does with one that is silent: conditions of
-/// `here` that are `Unknown` on the server turn with what is written now. Where one has not turned here no other event tells it;
-/// where it has, it has been told already: `told_at` says when a message was told here last, in seconds since 1970-01-01 UTC.
-pub fn returned_events(
+/// The events of a Node whose conditions the node controller has set to `Unknown`, as it does with a silent node: such a
+/// condition changes with the next write. If the condition did not change here, no other event reports the recovery; if it did,
+/// that event is recorded already. `recorded_at` returns when a message was last recorded here, in seconds since 1970-01-01 UTC.
+pub fn recovery_events(
     node: &str,
     on_server: &[NodeCondition],
     here: &[NodeCondition],
-    told_at: impl Fn(&str) -> Option<i64>,
+    recorded_at: impl Fn(&str) -> Option<i64>,
 ) -> Vec<NodeEvent> {
     let given_up = on_server.iter().filter(|condition| condition.status == "Unknown");
     let mut events = Vec::new();
     for old in given_up {
         let Some(now) = here.iter().find(|condition| condition.type_ == old.type_) else { continue };
         let since = old.last_transition_time.as_deref().and_then(|time| parse_seconds(time).ok());
-        let is_told =
-            |message: &str| told_at(message).is_some_and(|at| since.is_some_and(|since| at >= since));
-        let turned = condition_events(node, from_ref(old), from_ref(now)).into_iter();
-        events.extend(turned.filter(|event| !is_told(&event.message)));
+        let is_recorded =
+            |message: &str| recorded_at(message).is_some_and(|at| since.is_some_and(|since| at >= since));
+        let changes = condition_events(node, from_ref(old), from_ref(now)).into_iter();
+        events.extend(changes.filter(|event| !is_recorded(&event.message)));
     }
     events
 }
 
-/// The event of a Node that takes no new pods any more (`spec.unschedulable`), or does again.
+/// The event of a Node that was cordoned (`spec.unschedulable`) or uncordoned.
 pub fn schedulable_event(node: &str, before: bool, now: bool) -> Option<NodeEvent> {
     let reason = if now { "NodeNotSchedulable" } else { "NodeSchedulable" };
     let message = format!("Node {node} status is now: {reason}");
     (before != now).then_some(NodeEvent { warning: false, reason, message })
 }
 
-/// The event of a start of the agent, once per start. A start is told from another by the moment at which its
-/// configuration was resolved, unix nanoseconds; 0 is unknown.
+/// The event of a start of the agent, once per start. A start is identified by the time at which its configuration was resolved,
+/// unix nanoseconds; 0 is unknown.
 pub fn starting_event(before: i64, now: i64) -> Option<NodeEvent> {
     (now != 0 && now != before).then(|| NodeEvent {
         warning: false,
@@ -232,10 +234,10 @@ mod tests {
         }
     }
 
-    /// Reasons of the events of a Node that is well here.
-    fn reasons(on_server: &[NodeCondition], told_at: impl Fn(&str) -> Option<i64>) -> Vec<&'static str> {
+    /// Reasons of the events of a Node whose conditions are good here.
+    fn reasons(on_server: &[NodeCondition], recorded_at: impl Fn(&str) -> Option<i64>) -> Vec<&'static str> {
         let here = [condition("DiskPressure", "False"), condition("Ready", "True")];
-        let events = returned_events("n", on_server, &here, told_at);
+        let events = recovery_events("n", on_server, &here, recorded_at);
         for event in &events {
             assert_eq!(event.message, format!("Node n status is now: {}", event.reason));
         }
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_was_given_up_meanwhile_is_told_to_be_back_and_any_other_is_not() {
+    fn a_condition_that_was_unknown_has_a_recovery_event_and_others_have_none() {
         let never = |_: &str| None;
         let unknown = |type_| condition(type_, "Unknown");
         assert_eq!(reasons(&[unknown("Ready")], never), ["NodeReady"]);
@@ -253,17 +255,17 @@ mod tests {
             assert!(reasons(&[condition("Ready", status)], never).is_empty(), "{status:?}");
         }
         let not_ready = [condition("Ready", "False")];
-        let event = returned_events("n", &[unknown("Ready")], &not_ready, never).remove(0);
+        let event = recovery_events("n", &[unknown("Ready")], &not_ready, never).remove(0);
         assert_eq!(event.message, "Node n status is now: NodeNotReady");
     }
 
     #[test]
-    fn what_has_turned_here_since_a_node_was_given_up_is_not_told_twice() {
+    fn a_recovery_that_is_recorded_already_has_no_second_event() {
         let given_up = condition("Ready", "Unknown");
         let since = parse_seconds("2026-01-01T00:00:10Z").unwrap();
-        for (told, expected) in [(since - 1, &["NodeReady"][..]), (since, &[]), (since + 1, &[])] {
-            let told_at = |message: &str| message.ends_with("NodeReady").then_some(told);
-            assert_eq!(reasons(std::slice::from_ref(&given_up), told_at), expected, "{told}");
+        for (recorded, expected) in [(since - 1, &["NodeReady"][..]), (since, &[]), (since + 1, &[])] {
+            let recorded_at = |message: &str| message.ends_with("NodeReady").then_some(recorded);
+            assert_eq!(reasons(std::slice::from_ref(&given_up), recorded_at), expected, "{recorded}");
         }
         let timeless = NodeCondition { last_transition_time: None, ..given_up };
         assert_eq!(reasons(&[timeless], |_| Some(since)), ["NodeReady"]);

@@ -1,21 +1,22 @@
-//! What is told of the configuration under the node's key.
+//! The event of a changed node configuration, which etcd has under the node's key.
 
 use keelson_config::{ConfigurationState, ConfigurationStatus};
 
 use crate::conditions::NodeEvent;
 
-/// The event of the node `name` when its configuration has become `status`; `None`: nothing stands under the key any more.
-/// A node that refuses all has none: that is how it is made, and says nothing of what anybody has done.
+/// The event of the node `name` when its configuration has become `status`; `None`: the key has no value any more.
+///
+/// A node that refuses every configuration has no event: it is set up that way, and nobody has changed anything.
 pub fn configuration_event(name: &str, status: Option<&ConfigurationStatus>) -> Option<NodeEvent> {
     if status.is_some_and(ConfigurationStatus::refuses_all) {
         return None;
     }
-    let told = status.map(|status| (status, status.assigned.map_or(0, |assigned| assigned.revision)));
+    let report = status.map(|status| (status, status.assigned.map_or(0, |assigned| assigned.revision)));
     let in_force = |status: &ConfigurationStatus| match status.active {
         Some(active) => format!("revision {} is in force", active.revision),
         None => "the files of the node are in force alone".to_owned(),
     };
-    let (reason, message) = match told {
+    let (reason, message) = match report {
         None => ("NodeConfigRemoved", format!("Node {name} is configured by its files alone")),
         Some((status, revision)) => match status.state {
             ConfigurationState::Trial => {
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_state_has_its_event_and_only_a_refusal_is_a_warning() {
+    fn each_configuration_state_has_its_event_and_only_refused_is_a_warning() {
         let revision = |revision| Some(Revision { revision });
         let status = |state, active: i64, error: Option<&str>| ConfigurationStatus {
             assigned: revision(12),
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_refuses_all_has_no_event_of_it() {
+    fn a_node_that_refuses_every_configuration_has_no_event() {
         let status = ConfigurationStatus::refusing_all("no init".into());
         assert_eq!(configuration_event("n1", Some(&status)).map(|event| event.reason), None);
     }

@@ -1,29 +1,28 @@
-//! Which events an API server is told of: those that are alike as one, and of an object that has many only some
-//! (node-and-api.md §10).
+//! Which events an API server gets: similar ones as one, and only some of an object that has many (node-and-api.md §10).
 //!
-//! Parity: the limits are those of Kubernetes' own event clients. An event is judged by its own times, so that a second try
-//! comes to the same end. A judgement changes nothing until it is kept, which is when the event was told or left out.
+//! Parity: the limits are those of Kubernetes' own event clients. An event is judged by its own times, so that a retry gets the
+//! same decision. A decision changes nothing until it is committed, which is when the event was written or dropped.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 
-/// What stands before the message of events that are told as one.
+/// Prefix of the message of events that are written as one.
 pub const COMBINED: &str = "(combined from similar events): ";
-/// So many different messages of one object, type and reason are alike.
-const ALIKE: usize = 10;
-/// As long as no more than this lies between two of them, in nanoseconds.
-const ALIKE_WITHIN: i64 = 600 * SECOND;
-/// Events of one object that may come at once.
+/// This many different messages of one object, type and reason are similar.
+const SIMILAR: usize = 10;
+/// Similar events are at most this far apart, in nanoseconds.
+const SIMILAR_WITHIN: i64 = 600 * SECOND;
+/// Events of one object in a burst.
 const BURST: f64 = 25.0;
-/// In so many nanoseconds there may be one more.
+/// One more event is allowed in this many nanoseconds.
 const REFILL: i64 = 300 * SECOND;
 const SECOND: i64 = 1_000_000_000;
-/// So many objects, and so many kinds of events, are remembered; those that were heard of last.
+/// The most objects, and kinds of events, that are remembered: those with the latest events.
 const REMEMBERED: usize = 1024;
 
-/// An event, as far as it is compared.
+/// The parts of an event that are compared.
 #[derive(Debug, Clone, Copy)]
-pub struct Seen<'a> {
+pub struct ComparedEvent<'a> {
     /// Kind, namespace, name and UID of the object.
     pub object: [&'a str; 4],
     /// `Normal` or `Warning`.
@@ -32,27 +31,27 @@ pub struct Seen<'a> {
     pub reason: &'a str,
     /// Its message.
     pub message: &'a str,
-    /// When it happened last, in nanoseconds since 1970.
+    /// When it last happened, in nanoseconds since 1970.
     pub at: i64,
 }
 
-/// What becomes of an event.
+/// What happens to an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is told as it is.
-    Own,
-    /// It is one of many that are alike, which are told as one.
+pub enum EventAction {
+    /// It is written as it is.
+    Single,
+    /// It is one of many similar events, which are written as one.
     Combined {
         /// When the first of them happened, in nanoseconds since 1970.
         first: i64,
         /// How many they are.
         count: u32,
     },
-    /// Its object has too many.
-    LeftOut,
+    /// Its object has too many events.
+    Drop,
 }
 
-/// What was told.
+/// The events that were written.
 #[derive(Debug, Default)]
 pub struct Correlation {
     groups: BTreeMap<u64, Group>,
@@ -63,9 +62,9 @@ pub struct Correlation {
 #[derive(Debug, Clone, Default)]
 struct Group {
     at: i64,
-    /// The last messages, oldest first; fewer than [`ALIKE`].
+    /// The last messages, oldest first; fewer than [`SIMILAR`].
     messages: VecDeque<u64>,
-    /// Those that are told as one: the first of them, and how many.
+    /// The events written as one: when the first happened, and how many.
     combined: Option<(i64, u32)>,
 }
 
@@ -75,55 +74,57 @@ struct Bucket {
     tokens: f64,
 }
 
-/// What becomes of an event, and what is remembered when that was done.
+/// What happens to an event, and the state to store once that is done.
 #[derive(Debug)]
-pub struct Judgement {
-    /// What becomes of it.
-    pub verdict: Verdict,
+pub struct EventDecision {
+    /// What happens to it.
+    pub action: EventAction,
     group: (u64, Group),
     object: (u64, Bucket),
 }
 
 impl Correlation {
-    /// What becomes of an event. Depends on what was kept before, and on nothing else.
-    pub fn judge(&self, event: &Seen<'_>) -> Judgement {
+    /// Decides what happens to an event. Depends only on what was committed before.
+    pub fn decide(&self, event: &ComparedEvent<'_>) -> EventDecision {
         let key = digest(&(event.object, event.kind, event.reason));
-        let before = self.groups.get(&key).filter(|group| event.at.saturating_sub(group.at) <= ALIKE_WITHIN);
+        let before =
+            self.groups.get(&key).filter(|group| event.at.saturating_sub(group.at) <= SIMILAR_WITHIN);
         let mut group = before.cloned().unwrap_or_default();
         group.at = group.at.max(event.at);
-        let combined = group.takes(digest(&event.message), event.at);
+        let combined = group.add(digest(&event.message), event.at);
 
         let owner = digest(&event.object);
         let mut bucket = self.objects.get(&owner).copied().unwrap_or(Bucket { at: event.at, tokens: BURST });
         bucket.fill(event.at);
-        let verdict = match combined {
-            _ if bucket.tokens < 1.0 => Verdict::LeftOut,
-            Some((first, count)) => Verdict::Combined { first, count },
-            None => Verdict::Own,
+        let action = match combined {
+            _ if bucket.tokens < 1.0 => EventAction::Drop,
+            Some((first, count)) => EventAction::Combined { first, count },
+            None => EventAction::Single,
         };
-        if verdict != Verdict::LeftOut {
+        if action != EventAction::Drop {
             bucket.tokens -= 1.0;
         }
-        Judgement { verdict, group: (key, group), object: (owner, bucket) }
+        EventDecision { action, group: (key, group), object: (owner, bucket) }
     }
 
-    /// Remembers an event that was judged, and told or left out since.
-    pub fn keep(&mut self, judgement: Judgement) {
-        let ((group, seen), (object, bucket)) = (judgement.group, judgement.object);
-        self.groups.insert(group, seen);
+    /// Stores a decision whose event was written or dropped.
+    pub fn commit(&mut self, decision: EventDecision) {
+        let ((group, state), (object, bucket)) = (decision.group, decision.object);
+        self.groups.insert(group, state);
         self.objects.insert(object, bucket);
-        forget(&mut self.groups, |group| group.at);
-        forget(&mut self.objects, |bucket| bucket.at);
+        remove_oldest(&mut self.groups, |group| group.at);
+        remove_oldest(&mut self.objects, |bucket| bucket.at);
     }
 }
 
 impl Group {
-    /// Takes a message in; where it is one of too many different ones, what they are told as.
-    fn takes(&mut self, message: u64, at: i64) -> Option<(i64, u32)> {
+    /// Adds a message. If it is one of too many different ones, returns the combined event: when the first happened, and how
+    /// many.
+    fn add(&mut self, message: u64, at: i64) -> Option<(i64, u32)> {
         if !self.messages.contains(&message) {
             self.messages.push_back(message);
         }
-        if self.messages.len() < ALIKE {
+        if self.messages.len() < SIMILAR {
             return None;
         }
         self.messages.pop_front();
@@ -142,8 +143,8 @@ impl Bucket {
     }
 }
 
-/// Drops what was heard of longest ago, where there is more than is remembered.
-fn forget<T>(map: &mut BTreeMap<u64, T>, at: impl Fn(&T) -> i64) {
+/// Removes the entry with the oldest event when there are more than [`REMEMBERED`].
+fn remove_oldest<T>(map: &mut BTreeMap<u64, T>, at: impl Fn(&T) -> i64) {
     if map.len() <= REMEMBERED {
         return;
     }
@@ -164,96 +165,111 @@ mod tests {
 
     const START: i64 = 1_767_225_600 * SECOND;
 
-    fn event<'a>(name: &'a str, reason: &'a str, message: &'a str, seconds: i64) -> Seen<'a> {
+    fn event<'a>(name: &'a str, reason: &'a str, message: &'a str, seconds: i64) -> ComparedEvent<'a> {
         let object = ["Pod", "default", name, "u"];
-        Seen { object, kind: "Warning", reason, message, at: START + seconds * SECOND }
+        ComparedEvent { object, kind: "Warning", reason, message, at: START + seconds * SECOND }
     }
 
-    fn tell(correlation: &mut Correlation, event: &Seen<'_>) -> Verdict {
-        let judgement = correlation.judge(event);
-        let verdict = judgement.verdict;
-        correlation.keep(judgement);
-        verdict
+    fn decide_and_commit(correlation: &mut Correlation, event: &ComparedEvent<'_>) -> EventAction {
+        let decision = correlation.decide(event);
+        let action = decision.action;
+        correlation.commit(decision);
+        action
     }
 
-    fn combined(seconds: i64, count: u32) -> Verdict {
-        Verdict::Combined { first: START + seconds * SECOND, count }
+    fn combined(seconds: i64, count: u32) -> EventAction {
+        EventAction::Combined { first: START + seconds * SECOND, count }
     }
 
     #[test]
-    fn the_tenth_different_message_within_ten_minutes_and_all_after_it_are_one_event() {
-        use Verdict::Own;
-        let mut known = Correlation::default();
+    fn similar_events_are_combined_from_the_tenth_message_in_ten_minutes() {
+        use EventAction::Single;
+        let mut correlation = Correlation::default();
         // Reason, message, second, verdict; of one object.
-        let mut cases: Vec<(&str, String, i64, Verdict)> =
-            (0..9).map(|n| ("Unhealthy", format!("m{n}"), n * 60, Own)).collect();
+        let mut cases: Vec<(&str, String, i64, EventAction)> =
+            (0..9).map(|n| ("Unhealthy", format!("m{n}"), n * 60, Single)).collect();
         cases.extend([
-            ("Unhealthy", "m8".to_owned(), 500, Own),
-            ("BackOff", "m9".to_owned(), 500, Own),
+            ("Unhealthy", "m8".to_owned(), 500, Single),
+            ("BackOff", "m9".to_owned(), 500, Single),
             ("Unhealthy", "m9".to_owned(), 500, combined(500, 1)),
             ("Unhealthy", "m10".to_owned(), 510, combined(500, 2)),
-            // One of the last nine is known by itself.
-            ("Unhealthy", "m10".to_owned(), 1100, Own),
+            // One of the last nine messages is not new.
+            ("Unhealthy", "m10".to_owned(), 1100, Single),
             ("Unhealthy", "m11".to_owned(), 1700, combined(500, 3)),
             // Ten minutes without any.
-            ("Unhealthy", "m12".to_owned(), 2301, Own),
+            ("Unhealthy", "m12".to_owned(), 2301, Single),
         ]);
         for (reason, message, seconds, expected) in cases {
-            let verdict = tell(&mut known, &event("web", reason, &message, seconds));
-            assert_eq!(verdict, expected, "{reason} {message} {seconds}");
+            let action = decide_and_commit(&mut correlation, &event("web", reason, &message, seconds));
+            assert_eq!(action, expected, "{reason} {message} {seconds}");
         }
-        assert_eq!(tell(&mut known, &event("db", "Unhealthy", "m13", 2302)), Verdict::Own, "another object");
+        assert_eq!(
+            decide_and_commit(&mut correlation, &event("db", "Unhealthy", "m13", 2302)),
+            EventAction::Single,
+            "another object"
+        );
     }
 
     #[test]
-    fn an_object_has_twenty_five_events_at_once_and_then_one_in_five_minutes_whatever_they_are() {
-        let mut known = Correlation::default();
+    fn an_object_has_a_burst_of_25_events_and_then_one_in_five_minutes() {
+        let mut correlation = Correlation::default();
         for n in 0..25 {
             let (reason, message) = (format!("R{n}"), format!("m{n}"));
-            assert_eq!(tell(&mut known, &event("web", &reason, &message, 0)), Verdict::Own, "{n}");
+            assert_eq!(
+                decide_and_commit(&mut correlation, &event("web", &reason, &message, 0)),
+                EventAction::Single,
+                "{n}"
+            );
         }
         for (seconds, expected) in [
-            (1, Verdict::LeftOut),
-            (299, Verdict::LeftOut),
-            (301, Verdict::Own),
-            (302, Verdict::LeftOut),
-            (901, Verdict::Own),
-            (901, Verdict::Own),
-            (902, Verdict::LeftOut),
+            (1, EventAction::Drop),
+            (299, EventAction::Drop),
+            (301, EventAction::Single),
+            (302, EventAction::Drop),
+            (901, EventAction::Single),
+            (901, EventAction::Single),
+            (902, EventAction::Drop),
         ] {
             let message = format!("at {seconds}");
-            assert_eq!(tell(&mut known, &event("web", "R0", &message, seconds)), expected, "{seconds}");
-            assert_ne!(tell(&mut known, &event(&message, "R0", "m", seconds)), Verdict::LeftOut);
+            assert_eq!(
+                decide_and_commit(&mut correlation, &event("web", "R0", &message, seconds)),
+                expected,
+                "{seconds}"
+            );
+            assert_ne!(
+                decide_and_commit(&mut correlation, &event(&message, "R0", "m", seconds)),
+                EventAction::Drop
+            );
         }
     }
 
     #[test]
-    fn a_judgement_that_is_not_kept_is_the_same_again_and_time_that_runs_back_gives_nothing() {
-        let mut known = Correlation::default();
+    fn an_uncommitted_event_decision_repeats_and_a_clock_step_back_adds_no_tokens() {
+        let mut correlation = Correlation::default();
         for n in 0..9 {
-            tell(&mut known, &event("web", "R", &format!("m{n}"), 0));
+            decide_and_commit(&mut correlation, &event("web", "R", &format!("m{n}"), 0));
         }
         let tenth = event("web", "R", "m9", 1);
         for _ in 0..3 {
-            assert_eq!(known.judge(&tenth).verdict, combined(1, 1));
+            assert_eq!(correlation.decide(&tenth).action, combined(1, 1));
         }
         for n in 10..26 {
-            tell(&mut known, &event("web", "R", &format!("m{n}"), 1));
+            decide_and_commit(&mut correlation, &event("web", "R", &format!("m{n}"), 1));
         }
-        assert_eq!(tell(&mut known, &event("web", "R", "m", -10_000)), Verdict::LeftOut);
-        assert_eq!(tell(&mut known, &event("web", "R", "m", 2)), Verdict::LeftOut);
+        assert_eq!(decide_and_commit(&mut correlation, &event("web", "R", "m", -10_000)), EventAction::Drop);
+        assert_eq!(decide_and_commit(&mut correlation, &event("web", "R", "m", 2)), EventAction::Drop);
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_the_oldest_goes_first() {
-        let mut known = Correlation::default();
+    fn event_correlation_is_bounded_and_drops_the_oldest_first() {
+        let mut correlation = Correlation::default();
         for n in 0..2000 {
-            tell(&mut known, &event(&format!("pod{n}"), "R", "m", n));
+            decide_and_commit(&mut correlation, &event(&format!("pod{n}"), "R", "m", n));
         }
-        assert_eq!((known.groups.len(), known.objects.len()), (REMEMBERED, REMEMBERED));
+        assert_eq!((correlation.groups.len(), correlation.objects.len()), (REMEMBERED, REMEMBERED));
         let last = digest(&event("pod1999", "R", "m", 0).object);
-        assert!(known.objects.contains_key(&last));
+        assert!(correlation.objects.contains_key(&last));
         let first = digest(&event("pod0", "R", "m", 0).object);
-        assert!(!known.objects.contains_key(&first));
+        assert!(!correlation.objects.contains_key(&first));
     }
 }

@@ -1,14 +1,14 @@
-//! Whether the server still has what it was told of a pod (pod-lifecycle.md §14.5).
+//! Whether the server's pod differs from the last report of it (pod-lifecycle.md §14.5).
 //!
-//! Of what was told and of what the server has only the parts are kept and decoded that say so.
+//! Of both only the parts that are compared are kept and decoded.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::Ended;
+use crate::Termination;
 use crate::patch::{add_host_addresses, may_be_deleted, pod_status_patch};
 
-/// What of a pod's own report makes the patch of its status.
+/// The parts of a pod's report from which its status patch is made.
 #[derive(Serialize, Deserialize)]
 struct Reported {
     #[serde(default)]
@@ -24,37 +24,44 @@ struct ReportedSpec {
     host_network: Option<bool>,
 }
 
-/// The part of a pod's report that [`pod_status_patch`] and [`add_host_addresses`] look at, as JSON. What is no Pod stays as it
-/// is.
+/// The part of a pod's report that [`pod_status_patch`] and [`add_host_addresses`] read, as JSON. A document that is not a Pod is
+/// returned unchanged.
 pub fn reported(pod_json: &[u8]) -> Vec<u8> {
     let part = serde_json::from_slice::<Reported>(pod_json);
     part.and_then(|part| serde_json::to_vec(&part)).unwrap_or_else(|_| pod_json.to_vec())
 }
 
-/// What of the server's pod is looked at: `metadata` and `status`.
+/// The parts of the server's pod that are compared.
 #[derive(Deserialize)]
-struct Seen {
+struct ServerPod {
     #[serde(default)]
     metadata: Value,
     #[serde(default)]
     status: Value,
 }
 
-/// The part of the server's pod that [`drifts`] and [`crate::patch::judge_mirror`] look at; none of what is no Pod.
-pub fn seen(pod_json: &[u8]) -> Option<Value> {
-    let Seen { metadata, status } = serde_json::from_slice(pod_json).ok()?;
+/// The part of the server's pod that [`drifts`] and [`crate::patch::decide_mirror`] read; `None` for a document that is not a
+/// Pod.
+pub fn compared_part(pod_json: &[u8]) -> Option<Value> {
+    let ServerPod { metadata, status } = serde_json::from_slice(pod_json).ok()?;
     Some(json!({"metadata": metadata, "status": status}))
 }
 
-/// Whether something is left to be done at the server's pod `live`, of which this was `reported`: its status is another one, or it
-/// may be deleted by now. `node` has the addresses of the node.
-pub fn drifts(live: &Value, reported: &[u8], node: Option<&Value>, is_static: bool, ended: Ended) -> bool {
+/// Whether the server's pod `live` needs another write after this `reported`: its status differs, or it may be deleted now.
+/// `node` has the addresses of the node.
+pub fn drifts(
+    live: &Value,
+    reported: &[u8],
+    node: Option<&Value>,
+    is_static: bool,
+    termination: Termination,
+) -> bool {
     let Ok(mut ours) = serde_json::from_slice::<Value>(reported) else { return false };
     if let Some(node) = node {
         add_host_addresses(&mut ours, node);
     }
-    pod_status_patch(live, &ours, ended.stopped).is_some()
-        || (!is_static && may_be_deleted(live, ended.finished))
+    pod_status_patch(live, &ours, termination.stopped).is_some()
+        || (!is_static && may_be_deleted(live, termination.finished))
 }
 
 #[cfg(test)]
@@ -73,7 +80,7 @@ mod tests {
         json!({"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}})
     }
 
-    /// The server's pod after it was told.
+    /// The server's pod after the report.
     fn live() -> Value {
         let mut live = pod();
         add_host_addresses(&mut live, &node());
@@ -81,13 +88,13 @@ mod tests {
     }
 
     fn drifted(live: &Value, is_static: bool, finished: bool) -> bool {
-        let ended = Ended { stopped: finished, finished };
-        let seen = seen(live.to_string().as_bytes()).unwrap();
-        drifts(&seen, &reported(pod().to_string().as_bytes()), Some(&node()), is_static, ended)
+        let termination = Termination { stopped: finished, finished };
+        let compared_part = compared_part(live.to_string().as_bytes()).unwrap();
+        drifts(&compared_part, &reported(pod().to_string().as_bytes()), Some(&node()), is_static, termination)
     }
 
     #[test]
-    fn what_was_told_and_stands_is_no_drift_whatever_others_add() {
+    fn additions_of_other_clients_are_no_drift() {
         let mut live = live();
         assert!(!drifted(&live, false, false));
         live["status"]["conditions"] =
@@ -97,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_has_written_is_drift() {
+    fn a_change_by_another_client_is_drift() {
         for (pointer, value) in [
             ("/status/phase", json!("Pending")),
             ("/status/conditions/0/status", json!("False")),
@@ -114,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_may_be_deleted_by_now_is_to_be_and_a_mirror_is_not() {
+    fn a_pod_that_may_be_deleted_drifts_and_a_mirror_pod_does_not() {
         let mut live = live();
         live["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         live["status"]["phase"] = json!("Succeeded");
@@ -123,10 +130,10 @@ mod tests {
     }
 
     #[test]
-    fn only_what_counts_is_kept_of_a_report() {
-        let kept: Value = serde_json::from_slice(&reported(pod().to_string().as_bytes())).unwrap();
-        assert_eq!(kept, json!({"spec": {"hostNetwork": true}, "status": pod()["status"]}));
+    fn only_the_compared_parts_of_a_report_are_kept() {
+        let part: Value = serde_json::from_slice(&reported(pod().to_string().as_bytes())).unwrap();
+        assert_eq!(part, json!({"spec": {"hostNetwork": true}, "status": pod()["status"]}));
         assert_eq!(reported(b"no pod"), b"no pod");
-        assert_eq!(seen(b"no pod"), None);
+        assert_eq!(compared_part(b"no pod"), None);
     }
 }

@@ -1,21 +1,21 @@
-//! Where the drain of each service's event ring stands.
+//! The position in each service's event ring.
 
 use serde::{Deserialize, Serialize};
 
-/// The last event that was taken from one ring. Kept across restarts.
+/// The last event read from a ring. Saved across restarts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Cursor {
-    /// Names the start of the service whose ring this is.
+    /// Identifies the start of the service that owns the ring.
     pub ring_id: String,
-    /// Sequence of the last event that was taken.
+    /// Sequence of the last event read.
     pub sequence: u64,
 }
 
-/// What one read of a ring gave.
+/// The result of one read of a ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page<'a> {
-    /// Names the start of the service that answered.
+    /// Identifies the start of the service that answered.
     pub ring_id: &'a str,
     /// Sequence of the newest event in the ring.
     pub last_sequence: u64,
@@ -23,23 +23,22 @@ pub struct Page<'a> {
     pub lost: u64,
 }
 
-/// The outcome of a read: where to go on, and what is known to be missing.
+/// The cursor after a read, and the events that are missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Taken {
-    /// Where the next read goes on.
+pub struct CursorUpdate {
+    /// Where the next read continues.
     pub next: Cursor,
-    /// Events that nobody will ever see.
+    /// Events that are lost.
     pub lost: u64,
-    /// The service was started anew since the last read. Events that it had recorded before are gone with
-    /// it; how many, nobody knows.
+    /// The service has restarted since the last read. Events that it recorded before are lost; their number is unknown.
     pub restarted: bool,
 }
 
 impl Cursor {
-    /// Moves past a page. Depends only on the arguments; the caller keeps `next` once the events are handed on.
-    pub fn advance(&self, page: &Page<'_>) -> Taken {
+    /// Moves past a page. Depends only on the arguments; the caller stores `next` once the events are written.
+    pub fn advance(&self, page: &Page<'_>) -> CursorUpdate {
         let restarted = !self.ring_id.is_empty() && self.ring_id != page.ring_id;
-        Taken {
+        CursorUpdate {
             next: Self { ring_id: page.ring_id.to_owned(), sequence: page.last_sequence },
             lost: page.lost,
             restarted,

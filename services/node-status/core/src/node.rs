@@ -14,7 +14,7 @@ use crate::addresses::{AddressInputs, PROVIDED_NODE_IP};
 use crate::conditions::{ReadyInputs, node_conditions};
 use crate::runtime_version::parsed;
 
-/// What resource-manager says about the machine.
+/// The machine, as resource-manager reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Machine {
     /// Amounts by resource name: `cpu` in millicores, everything else in bytes or counts.
@@ -37,34 +37,34 @@ pub struct Machine {
     pub kernel_version: String,
     /// `PRETTY_NAME` of os-release.
     pub os_image: String,
-    /// Of the machine, in Go's words or the kernel's.
+    /// As Go or the kernel names it.
     pub architecture: String,
     /// Bytes of all swap areas; 0 without any.
     pub swap: i64,
 }
 
-/// What runtime-shim says about the container runtime.
+/// The container runtime, as runtime-shim reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuntimeState {
     /// `containerd`, `cri-o`…; empty before its first answer.
     pub name: String,
-    /// As the runtime tells it.
+    /// As the runtime reports it.
     pub version: String,
     /// It can run containers.
     pub ready: bool,
     /// Pods get networks.
     pub network_ready: bool,
-    /// Why one of the two is false, as a whole sentence.
+    /// Why `ready` or `network_ready` is false, as a whole sentence.
     pub message: String,
-    /// It does not answer: nobody knows whether it is ready.
+    /// It does not answer, so whether it is ready is unknown.
     pub unreachable: bool,
-    /// What it can be asked to run pods with, by name; empty where it does not tell.
+    /// Its runtime handlers, by name; empty if it does not list them.
     pub handlers: Vec<RuntimeHandler>,
-    /// Whether it keeps to `supplementalGroupsPolicy: Strict`; `None` where it does not tell.
+    /// Whether it supports `supplementalGroupsPolicy: Strict`; `None` if it does not report that.
     pub supplemental_groups_policy: Option<bool>,
 }
 
-/// One handler of the runtime, and what pods can have with it.
+/// A runtime handler and its features.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuntimeHandler {
     /// Empty for the default one.
@@ -75,12 +75,12 @@ pub struct RuntimeHandler {
     pub user_namespaces: bool,
 }
 
-/// Everything that a Node is made of.
+/// The inputs from which a Node is built.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeInputs<'a> {
     /// Name of the node, which is its host name too.
     pub node_name: &'a str,
-    /// Labels from the configuration, on top of our own.
+    /// Labels from the configuration, which override our own.
     pub labels: &'a BTreeMap<String, String>,
     /// `maxPods`, shown while the machine is unknown.
     pub max_pods: u32,
@@ -90,15 +90,15 @@ pub struct NodeInputs<'a> {
     pub kubelet_version: &'a str,
     /// The control plane attaches volumes for this node (`enableControllerAttachDetach`).
     pub controller_attach_detach: bool,
-    /// Where its addresses come from; `None`: they cannot be told, and those that are there stay.
+    /// The inputs for its addresses; `None`: they are unknown, and the Node keeps those that it has.
     pub addresses: Option<AddressInputs<'a>>,
-    /// `None` before resource-manager has spoken.
+    /// `None` before resource-manager has reported.
     pub machine: Option<&'a Machine>,
-    /// `None` before runtime-shim has spoken.
+    /// `None` before runtime-shim has reported.
     pub runtime: Option<&'a RuntimeState>,
-    /// What of the runtime's images is listed (see [`crate::listed_images`]).
+    /// The runtime's images that are listed (see [`crate::listed_images`]).
     pub images: &'a [ContainerImage],
-    /// What is wrong with the services (see [`crate::Watchdog::errors`]).
+    /// Errors of the services (see [`crate::Watchdog::errors`]).
     pub service_errors: &'a [String],
     /// When the first Node of this name was built here, in seconds since 1970-01-01 UTC; 0: not known.
     pub created_unix_seconds: i64,
@@ -106,10 +106,10 @@ pub struct NodeInputs<'a> {
     pub now_unix_seconds: i64,
 }
 
-/// What this agent can do of what a node has to declare (node-and-api.md §9.7), in the order of the alphabet.
+/// The features that this agent declares (node-and-api.md §9.7), in alphabetical order.
 ///
-/// With the first the API server lets WebSockets of commands, attachments and port-forwards come through as they are. Without it
-/// the server speaks SPDY to the node, and puts `Internal error occurred:` before what the node says of a container that has ended.
+/// With the first one the API server passes WebSockets of exec, attach and port-forward through. Without it the server speaks
+/// SPDY to the node, and prepends `Internal error occurred:` to the node's message about a container that has ended.
 const DECLARED_FEATURES: [&str; 2] = ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"];
 const LABEL_HOSTNAME: &str = "kubernetes.io/hostname";
 const OS: &str = "linux";
@@ -117,11 +117,10 @@ pub(crate) const ATTACH_DETACH: &str = "volumes.kubernetes.io/controller-managed
 
 /// Builds the Node as this node would report it now.
 ///
-/// Level-triggered: depends only on the arguments. `previous` are the conditions of the last Node, for their
-/// transition times.
+/// Level-triggered: depends only on the arguments. `previous` are the conditions of the last Node, for their transition times.
 ///
-/// Parity: node-and-api.md §9.1 to §9.5. Volumes in use are left out: no volume is of an attachable kind.
-/// `creationTimestamp` is what a control plane sets that has API objects; until there is one it says since when there is this node.
+/// Parity: node-and-api.md §9.1 to §9.5. Volumes in use are left out: no volume is of an attachable kind. A control plane with
+/// API objects sets `creationTimestamp`; without one it is when this node was first built.
 pub fn build_node(inputs: &NodeInputs<'_>, previous: &[NodeCondition]) -> Node {
     let (capacity, allocatable) = resources(inputs);
     let now = format_seconds(inputs.now_unix_seconds).unwrap_or_default();
@@ -196,7 +195,7 @@ fn labels(inputs: &NodeInputs<'_>) -> BTreeMap<String, String> {
     labels
 }
 
-/// Go's name of an architecture that the kernel names; Go's own names stay.
+/// Go's name of an architecture that the kernel names; Go's own names are returned unchanged.
 fn go_arch(machine: &str) -> &str {
     match machine {
         "x86_64" => "amd64",
@@ -263,19 +262,20 @@ fn node_info(inputs: &NodeInputs<'_>) -> NodeSystemInfo {
     }
 }
 
-/// Whether a Node is worth a write at once: there was none, or it differs from the last one that was written in more than
-/// heartbeat times.
+/// Whether a Node is written at once: none was written before, or it differs from the last written one in more than heartbeat
+/// times.
 pub fn worth_reporting(written: Option<&Node>, node: &Node) -> bool {
     written.is_none_or(|written| without_heartbeats(written) != without_heartbeats(node))
 }
 
-/// After which time a Node without news is written again, in milliseconds (node-and-api.md §9.8): after a change anything from
-/// half to one and a half of `every_ms`, by `spread` from 0 to 1, so that nodes that change together do not write together.
+/// How long an unchanged Node waits until it is written again, in milliseconds (node-and-api.md §9.8). After a change it is from
+/// half to one and a half times `every_ms`, chosen by `spread` from 0 to 1, so that nodes that change together do not write
+/// together.
 pub fn report_after_ms(every_ms: u64, changed: bool, spread: f64) -> u64 {
     if changed { (every_ms as f64 * (0.5 + spread)) as u64 } else { every_ms }
 }
 
-/// A Node as it is compared at each heartbeat: in place, since with its images it is large.
+/// A Node without heartbeat times, for the comparison at each heartbeat; borrowed, since a Node with images is large.
 fn without_heartbeats(node: &Node) -> impl PartialEq + '_ {
     // All fields are named, so that a new one is not forgotten here.
     let Node { api_version, kind, metadata, spec, status } = node;

@@ -1,7 +1,7 @@
-//! What is sent to an API server, as patches against what it has (node-and-api.md §9.8, pod-lifecycle.md §14.5).
+//! What is sent to an API server, as patches against its objects (node-and-api.md §9.8, pod-lifecycle.md §14.5).
 //!
-//! Strategic merge patches: lists with keys are merged by them, so that conditions of others stay, and whole lists that are
-//! the node's own are replaced. Everything here takes and gives JSON as the API has it.
+//! Strategic merge patches: lists with merge keys are merged, so that conditions of others remain; lists that the node owns are
+//! replaced whole. All functions take and return JSON as the API has it.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -13,10 +13,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::addresses::PROVIDED_NODE_IP;
-use crate::amounts::{AMOUNTS, changed_amounts};
+use crate::capacity::{RESOURCE_FIELDS, changed_resources};
 use crate::node::ATTACH_DETACH;
 
-/// Labels that a node has by itself; on an existing node they are brought up to date (node-and-api.md §9.1).
+/// Labels that a node sets itself; on an existing node they are updated (node-and-api.md §9.1).
 const OWN_LABELS: [&str; 11] = [
     "kubernetes.io/hostname",
     "kubernetes.io/os",
@@ -31,10 +31,11 @@ const OWN_LABELS: [&str; 11] = [
     "beta.kubernetes.io/instance-type",
 ];
 
-/// Fields of a Node's status that somebody else may change. An older server may not know others, so that they always differ.
+/// Fields of a Node's status that another client may change. Others are not compared: an older server may not know them, so that
+/// they would always differ.
 const CONTESTED: [&str; 4] = ["conditions", "addresses", "capacity", "allocatable"];
 
-/// Fields of a pod's status that are the agent's; what else stands there is left alone.
+/// Fields of a pod's status that the agent owns; other fields are left alone.
 const OWN_FIELDS: [&str; 13] = [
     "phase",
     "reason",
@@ -50,11 +51,11 @@ const OWN_FIELDS: [&str; 13] = [
     "allocatedResources",
     "resources",
 ];
-/// Lists that are merged by their key, and of which the agent has all.
+/// Lists that are merged by key, and that the agent owns as a whole.
 const OWN_LISTS: [&str; 2] = ["hostIPs", "podIPs"];
-/// Why a pod ends before it is over: told with the final phase, and of others too.
+/// Why a pod is disrupted: sent only with the final phase, and set by other clients, too.
 const DISRUPTION: &str = "DisruptionTarget";
-/// Conditions of a pod that are the agent's; those of others stay as the server has them.
+/// Conditions of a pod that the agent owns; those of others stay as the server has them.
 const OWN_CONDITIONS: [&str; 9] = [
     "PodScheduled",
     "Initialized",
@@ -66,14 +67,15 @@ const OWN_CONDITIONS: [&str; 9] = [
     "AllContainersRestarting",
     DISRUPTION,
 ];
-/// Conditions that go when the agent does not tell them any more.
-const PASSING_CONDITIONS: [&str; 3] = ["PodResizePending", "PodResizeInProgress", "AllContainersRestarting"];
+/// Conditions that are removed when the agent does not report them any more.
+const TRANSIENT_CONDITIONS: [&str; 3] =
+    ["PodResizePending", "PodResizeInProgress", "AllContainersRestarting"];
 
-/// The Node with which this one is registered; `spec` has its taints and what its cloud calls it.
+/// The Node with which this node is registered; `spec` has its taints and provider ID.
 pub fn new_node(ours: &Value, spec: &Value) -> Value {
     let mut node = ours.clone();
     if let Some(metadata) = node["metadata"].as_object_mut() {
-        // The server gives these.
+        // The server sets these.
         metadata.remove("uid");
         metadata.remove("creationTimestamp");
     }
@@ -83,9 +85,9 @@ pub fn new_node(ours: &Value, spec: &Value) -> Value {
     node
 }
 
-/// What has to change at the Node that the server has, for its subresource `status`; `None`: nothing. With `of_cloud` a
-/// controller of a cloud sees to the addresses, once there are some (node-and-api.md §9.2).
-pub fn node_patch(live: &Value, ours: &Value, of_cloud: bool) -> Option<Value> {
+/// What has to change in the status subresource of the server's Node; `None`: nothing. With `external_cloud` a cloud controller
+/// manages the addresses, once there are some (node-and-api.md §9.2).
+pub fn node_patch(live: &Value, ours: &Value, external_cloud: bool) -> Option<Value> {
     let mut metadata = Map::new();
     let labels =
         differing(&live["metadata"]["labels"], &ours["metadata"]["labels"], |key| OWN_LABELS.contains(&key));
@@ -106,29 +108,29 @@ pub fn node_patch(live: &Value, ours: &Value, of_cloud: bool) -> Option<Value> {
     let mut status = Map::new();
     for (field, value) in ours["status"].as_object().unwrap_or(&empty) {
         let old = &before[field];
-        if AMOUNTS.contains(&field.as_str()) {
-            let changed = changed_amounts(field, live, ours);
+        if RESOURCE_FIELDS.contains(&field.as_str()) {
+            let changed = changed_resources(field, live, ours);
             if !changed.is_empty() {
                 status.insert(field.clone(), changed.into());
             }
             continue;
         }
-        let turned;
+        let conditions;
         let value = if field == "conditions" {
-            turned = since_they_turned(old, value);
-            &turned
+            conditions = with_transition_times(old, value);
+            &conditions
         } else {
             value
         };
         match field.as_str() {
-            _ if is_same(old, value) => {}
-            "addresses" if !is_nothing(old) && of_cloud => {}
-            "addresses" if !is_nothing(old) => {
-                status.insert(field.clone(), replaced(value));
+            _ if is_equivalent(old, value) => {}
+            "addresses" if !is_empty(old) && external_cloud => {}
+            "addresses" if !is_empty(old) => {
+                status.insert(field.clone(), replace_list(value));
             }
-            // Whole, or the server would keep the time of the last heartbeat of some.
+            // Sent whole: otherwise the server would keep the heartbeat times of some.
             "conditions" => drop(status.insert(field.clone(), value.clone())),
-            _ => drop(status.insert(field.clone(), merged_over(old, value))),
+            _ => drop(status.insert(field.clone(), merge_patch(old, value))),
         }
     }
     if ours["status"]["images"].is_null() && !before["images"].is_null() {
@@ -143,21 +145,21 @@ pub fn node_patch(live: &Value, ours: &Value, of_cloud: bool) -> Option<Value> {
     (!patch.is_empty()).then(|| patch.into())
 }
 
-/// Our conditions of the Node with the time since when each is as it is for whoever reads the server (node-and-api.md §9.5): of one
-/// that has not turned against the server's it is the server's, and of one that somebody else has turned meanwhile, as the node
-/// controller does with a node that is silent, it is now.
-fn since_they_turned(live: &Value, ours: &Value) -> Value {
+/// Our conditions of the Node with the `lastTransitionTime` that the API shows (node-and-api.md §9.5). A condition with the
+/// server's status keeps the server's time. One that another client has changed meanwhile, as the node controller does with a
+/// silent node, changes now.
+fn with_transition_times(live: &Value, ours: &Value) -> Value {
     let mut ours = ours.clone();
     for condition in ours.as_array_mut().into_iter().flatten() {
         let mut all = live.as_array().into_iter().flatten();
         let Some(old) = all.find(|old| old["type"] == condition["type"]) else { continue };
-        let (since, turned) = (&old["lastTransitionTime"], &condition["lastTransitionTime"]);
+        let (since, changed) = (&old["lastTransitionTime"], &condition["lastTransitionTime"]);
         if old["status"] == condition["status"] {
             if !since.is_null() {
                 condition["lastTransitionTime"] = since.clone();
             }
-        } else if !since.is_null() && turned.as_str() <= since.as_str() {
-            // RFC 3339 in UTC sorts as it stands.
+        } else if !since.is_null() && changed.as_str() <= since.as_str() {
+            // RFC 3339 times in UTC sort as text.
             condition["lastTransitionTime"] = condition["lastHeartbeatTime"].clone();
         }
         remove_absent(old, condition);
@@ -165,15 +167,15 @@ fn since_they_turned(live: &Value, ours: &Value) -> Value {
     ours
 }
 
-/// Entries of `ours` that are other ones in `live`, where `owned` says yes to their key.
+/// Entries of `ours` that differ in `live`, of the keys for which `owned` is true.
 pub(crate) fn differing(live: &Value, ours: &Value, owned: impl Fn(&str) -> bool) -> Map<String, Value> {
     let ours = ours.as_object().into_iter().flatten();
     let changed = ours.filter(|(key, value)| owned(key) && live.get(key.as_str()) != Some(*value));
     changed.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-/// A list that takes the place of the one before, although it is one that is merged.
-fn replaced(list: &Value) -> Value {
+/// A list that replaces the server's list instead of being merged with it.
+fn replace_list(list: &Value) -> Value {
     let mut list = list.as_array().cloned().unwrap_or_default();
     list.push(json!({"$patch": "replace"}));
     list.into()
@@ -183,39 +185,39 @@ fn is_terminal(phase: &Value) -> bool {
     phase == "Succeeded" || phase == "Failed"
 }
 
-/// Whether something has changed at the Node that the server has which this node is to say, times of heartbeats apart.
-pub fn node_drifts(live: &Value, ours: &Value, of_cloud: bool) -> bool {
+/// Whether the server's Node differs from ours in a field that this node owns, heartbeat times apart.
+pub fn node_drifts(live: &Value, ours: &Value, external_cloud: bool) -> bool {
     let times = |node: &Value| -> Vec<(Value, Value)> {
         let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
         conditions.map(|c| (c["type"].clone(), c["lastHeartbeatTime"].clone())).collect()
     };
-    let (mut ours, theirs) = (ours.clone(), times(live));
+    let (mut ours, live_times) = (ours.clone(), times(live));
     for condition in ours["status"]["conditions"].as_array_mut().into_iter().flatten() {
-        if let Some((_, time)) = theirs.iter().find(|(type_, _)| condition["type"] == *type_) {
+        if let Some((_, time)) = live_times.iter().find(|(type_, _)| condition["type"] == *type_) {
             condition["lastHeartbeatTime"] = time.clone();
         }
     }
     if let Some(status) = ours["status"].as_object_mut() {
         status.retain(|field, _| CONTESTED.contains(&field.as_str()));
     }
-    // Conditions of others are not ours to compare.
+    // Conditions of others are not compared.
     let mut live = live.clone();
     live["status"]["images"] = Value::Null;
-    let told: Vec<Value> = times(&ours).into_iter().map(|(type_, _)| type_).collect();
+    let own_types: Vec<Value> = times(&ours).into_iter().map(|(type_, _)| type_).collect();
     if let Some(conditions) = live["status"]["conditions"].as_array_mut() {
-        conditions.retain(|condition| told.contains(&condition["type"]));
-        conditions.sort_by_key(|condition| told.iter().position(|type_| *type_ == condition["type"]));
+        conditions.retain(|condition| own_types.contains(&condition["type"]));
+        conditions.sort_by_key(|condition| own_types.iter().position(|type_| *type_ == condition["type"]));
     }
-    node_patch(&live, &ours, of_cloud).is_some()
+    node_patch(&live, &ours, external_cloud).is_some()
 }
 
-/// What has to change at the status of the pod that the server has; `None`: nothing. `uid` is that of the server's pod, which
-/// makes sure that no other pod of the name is changed.
+/// What has to change in the status of the server's pod; `None`: nothing. The patch has the UID of the server's pod, so that no
+/// other pod of the same name is changed.
 ///
-/// A phase that is terminal on the server stays, with its reason and message. A terminal one of ours waits until the pod has
-/// `stopped`: whoever sees it may start the pod's successor. Addresses that we do not know stay, and so do those of a pod on the
-/// node's network, to which one of the other family may come (pod-lifecycle.md §14.1). Mirrors follow the Node: their pods start
-/// anew with it.
+/// A terminal phase on the server is kept, with its reason and message. A terminal phase of ours is held back until the pod has
+/// `stopped`, since a controller may start its successor as soon as it sees that phase. Addresses that we do not know are kept,
+/// and so are those of a pod on the host network, to which an address of the other family may be added (pod-lifecycle.md §14.1).
+/// Mirror pods follow the Node's addresses: their pods restart with it.
 pub fn pod_status_patch(live: &Value, ours: &Value, stopped: bool) -> Option<Value> {
     let mut ours = Cow::Borrowed(ours);
     if ours["spec"]["hostNetwork"] == true
@@ -224,45 +226,46 @@ pub fn pod_status_patch(live: &Value, ours: &Value, stopped: bool) -> Option<Val
         keep_pod_addresses(&live["status"], &mut ours);
     }
     let (before, now) = (&live["status"], &ours["status"]);
-    let over = is_terminal(&before["phase"]);
-    let ends = !over && is_terminal(&now["phase"]);
-    let waits = ends && !stopped;
+    let was_terminal = is_terminal(&before["phase"]);
+    let becomes_terminal = !was_terminal && is_terminal(&now["phase"]);
+    let held_back = becomes_terminal && !stopped;
     let host_network = ours["spec"]["hostNetwork"] == true;
     let mut status = Map::new();
     for field in OWN_FIELDS {
         let (old, new) = (&before[field], &now[field]);
-        let kept = (over || waits) && ["phase", "reason", "message"].contains(&field)
-            || is_nothing(new) && (field == "hostIP" || host_network && field == "podIP");
-        // The server sets it when the pod is made.
-        let theirs = field == "qosClass" && !old.is_null();
-        if !is_same(old, new) && !kept && !theirs {
-            status.insert(field.to_owned(), merged_over(old, new));
+        let kept = (was_terminal || held_back) && ["phase", "reason", "message"].contains(&field)
+            || is_empty(new) && (field == "hostIP" || host_network && field == "podIP");
+        // The server sets it when the pod is created.
+        let set_by_server = field == "qosClass" && !old.is_null();
+        if !is_equivalent(old, new) && !kept && !set_by_server {
+            status.insert(field.to_owned(), merge_patch(old, new));
         }
     }
     for field in OWN_LISTS {
         let (old, new) = (&before[field], &now[field]);
-        if is_nothing(new) && (host_network || field == "hostIPs") {
+        if is_empty(new) && (host_network || field == "hostIPs") {
             continue;
         }
-        match (is_nothing(old), is_nothing(new)) {
+        match (is_empty(old), is_empty(new)) {
             _ if old == new => {}
             (true, true) => {}
             (true, false) => drop(status.insert(field.to_owned(), new.clone())),
             (false, true) => drop(status.insert(field.to_owned(), Value::Null)),
-            (false, false) => drop(status.insert(field.to_owned(), replaced(new))),
+            (false, false) => drop(status.insert(field.to_owned(), replace_list(new))),
         }
     }
     if before["startTime"].is_null() && !now["startTime"].is_null() {
         status.insert("startTime".to_owned(), now["startTime"].clone());
     }
-    let conditions = condition_changes(&before["conditions"], &now["conditions"], ends && stopped);
+    let conditions =
+        condition_changes(&before["conditions"], &now["conditions"], becomes_terminal && stopped);
     if !conditions.is_empty() {
         status.insert("conditions".to_owned(), conditions.into());
     }
     (!status.is_empty()).then(|| json!({"metadata": {"uid": live["metadata"]["uid"]}, "status": status}))
 }
 
-/// Has a pod show the addresses that the server has of it, and behind a single one that of the other family which it has now.
+/// Keeps the pod addresses that the server has, and adds a current address of the other family to a single one.
 fn keep_pod_addresses(before: &Value, ours: &mut Cow<'_, Value>) {
     let first = &before["podIP"];
     let addresses = |list: &Value| -> Vec<Value> { list.as_array().cloned().unwrap_or_default() };
@@ -282,8 +285,8 @@ fn keep_pod_addresses(before: &Value, ours: &mut Cow<'_, Value>) {
     }
 }
 
-/// Absent, null, empty text, empty list: the same to the API.
-fn is_nothing(value: &Value) -> bool {
+/// Whether a value is absent, null, or an empty text, list or object, which the API treats alike.
+fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::String(text) => text.is_empty(),
@@ -293,38 +296,38 @@ fn is_nothing(value: &Value) -> bool {
     }
 }
 
-/// Whether the API takes two values for the same one: what is nothing may be absent.
-fn is_same(old: &Value, new: &Value) -> bool {
+/// Whether the API treats two values as equal: an empty value may be absent.
+fn is_equivalent(old: &Value, new: &Value) -> bool {
     match (old, new) {
         (Value::Object(before), Value::Object(now)) => {
-            before.keys().chain(now.keys()).all(|key| is_same(&old[key], &new[key]))
+            before.keys().chain(now.keys()).all(|key| is_equivalent(&old[key], &new[key]))
         }
         (Value::Array(before), Value::Array(now)) => {
-            before.len() == now.len() && before.iter().zip(now).all(|(old, new)| is_same(old, new))
+            before.len() == now.len() && before.iter().zip(now).all(|(old, new)| is_equivalent(old, new))
         }
-        _ => old == new || (is_nothing(old) && is_nothing(new)),
+        _ => old == new || (is_empty(old) && is_empty(new)),
     }
 }
 
-/// `new` as a patch over `old`: a field of an object that `new` does not have is sent as null, since a merge keeps what is
-/// absent. Lists inside replace the list before them whole.
-fn merged_over(old: &Value, new: &Value) -> Value {
+/// `new` as a merge patch over `old`: a field of an object that `new` lacks is sent as null, since a merge keeps absent fields.
+/// Nested lists replace the old list whole.
+fn merge_patch(old: &Value, new: &Value) -> Value {
     let (Value::Object(before), Value::Object(now)) = (old, new) else { return new.clone() };
-    let removed = before.iter().filter(|(key, value)| !now.contains_key(*key) && !is_nothing(value));
+    let removed = before.iter().filter(|(key, value)| !now.contains_key(*key) && !is_empty(value));
     let removed = removed.map(|(key, _)| (key.clone(), Value::Null));
-    let kept = now.iter().map(|(key, value)| (key.clone(), merged_over(&old[key], value)));
+    let kept = now.iter().map(|(key, value)| (key.clone(), merge_patch(&old[key], value)));
     Value::Object(removed.chain(kept).collect())
 }
 
-/// `ends`: the pod goes into a terminal phase, which alone makes us say why it is disrupted.
-fn condition_changes(before: &Value, now: &Value, ends: bool) -> Vec<Value> {
+/// The conditions to send. The disruption condition is among them only if the pod `becomes_terminal` in a terminal phase.
+fn condition_changes(before: &Value, now: &Value, becomes_terminal: bool) -> Vec<Value> {
     fn all(list: &Value) -> impl Iterator<Item = &Value> {
         list.as_array().into_iter().flatten()
     }
     let mut changes = Vec::new();
     let is_own = |condition: &&Value| {
         let type_ = condition["type"].as_str().unwrap_or_default();
-        OWN_CONDITIONS.contains(&type_) && (type_ != DISRUPTION || ends)
+        OWN_CONDITIONS.contains(&type_) && (type_ != DISRUPTION || becomes_terminal)
     };
     for condition in all(now).filter(is_own) {
         let old = all(before).find(|old| old["type"] == condition["type"]);
@@ -333,11 +336,11 @@ fn condition_changes(before: &Value, now: &Value, ends: bool) -> Vec<Value> {
             && old["status"] == new["status"]
             && !old["lastTransitionTime"].is_null()
         {
-            // It has not turned, whenever this agent has begun to look.
+            // The status has not changed, even if this agent has restarted meanwhile.
             new["lastTransitionTime"] = old["lastTransitionTime"].clone();
         }
         let same = |field: &str, old: &Value| {
-            old[field] == new[field] || (is_nothing(&old[field]) && is_nothing(&new[field]))
+            old[field] == new[field] || (is_empty(&old[field]) && is_empty(&new[field]))
         };
         let fields = ["status", "reason", "message", "lastTransitionTime", "observedGeneration"];
         if old.is_none_or(|old| !fields.iter().all(|field| same(field, old))) {
@@ -347,57 +350,57 @@ fn condition_changes(before: &Value, now: &Value, ends: bool) -> Vec<Value> {
             changes.push(new);
         }
     }
-    let told: BTreeSet<&str> = all(now).filter_map(|condition| condition["type"].as_str()).collect();
+    let own_types: BTreeSet<&str> = all(now).filter_map(|condition| condition["type"].as_str()).collect();
     for old in all(before).filter_map(|old| old["type"].as_str()) {
-        if PASSING_CONDITIONS.contains(&old) && !told.contains(old) {
+        if TRANSIENT_CONDITIONS.contains(&old) && !own_types.contains(old) {
             changes.push(json!({"type": old, "$patch": "delete"}));
         }
     }
     changes
 }
 
-/// Removes what the server's condition `old` says and `new` does not: a field that a merge does not name keeps its value, so a
-/// condition would keep the reason and message of its former status.
+/// Sends null for each field that the server's condition `old` has and `new` lacks: a merge keeps fields that it does not name,
+/// so a condition would keep the reason and message of its former status.
 fn remove_absent(old: &Value, new: &mut Value) {
     for field in ["reason", "message", "observedGeneration"] {
-        if !is_nothing(&old[field]) && is_nothing(&new[field]) {
+        if !is_empty(&old[field]) && is_empty(&new[field]) {
             new[field] = Value::Null;
         }
     }
 }
 
-/// Whether the pod of the server is to be deleted: that was asked for, it is over, and nothing of it is left here
-/// (pod-lifecycle.md §14.6).
+/// Whether the server's pod is to be deleted: its deletion was requested, its phase is terminal, and nothing of it is left on
+/// this node (pod-lifecycle.md §14.6).
 pub fn may_be_deleted(live: &Value, finished: bool) -> bool {
     finished && !live["metadata"]["deletionTimestamp"].is_null() && is_terminal(&live["status"]["phase"])
 }
 
-/// What is said with a deletion that is not graceful, of the object with this UID alone.
+/// The options of a deletion without grace period, of the object with this UID only.
 pub fn delete_now(uid: &str) -> Value {
     json!({"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
 }
 
-/// What the mirror of a static pod on the server has to become.
+/// What the mirror pod of a static pod needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mirror {
-    /// There is none, or it is to be made anew.
-    Make {
-        /// The one there has to go first.
-        instead: bool,
+    /// It must be created.
+    Create {
+        /// The existing mirror pod must be deleted first.
+        replace: bool,
     },
-    /// It is this pod's.
-    Stands,
-    /// A pod of the name that is no mirror: it is left alone.
+    /// The existing mirror pod is the right one.
+    UpToDate,
+    /// A pod that is not a mirror pod has the name: it is left alone.
     Foreign,
-    /// None is made for a pod that is ending.
-    NotAnyMore,
+    /// The static pod is ending, so no mirror pod is created.
+    NotNeeded,
 }
 
-/// What has to become of the mirror (pod-lifecycle.md §3): `live` is the pod of the name on the server.
-pub fn judge_mirror(live: Option<&Value>, ours: &Value) -> Mirror {
+/// Decides what the mirror pod needs (pod-lifecycle.md §3); `live` is the server's pod of this name.
+pub fn decide_mirror(live: Option<&Value>, ours: &Value) -> Mirror {
     let ending = !ours["metadata"]["deletionTimestamp"].is_null();
     let Some(live) = live else {
-        return if ending { Mirror::NotAnyMore } else { Mirror::Make { instead: false } };
+        return if ending { Mirror::NotNeeded } else { Mirror::Create { replace: false } };
     };
     let Some(mirror) = live["metadata"]["annotations"][annotations::CONFIG_MIRROR].as_str() else {
         return Mirror::Foreign;
@@ -405,13 +408,13 @@ pub fn judge_mirror(live: Option<&Value>, ours: &Value) -> Mirror {
     let going = !live["metadata"]["deletionTimestamp"].is_null();
     let hash = ours["metadata"]["annotations"][annotations::CONFIG_HASH].as_str();
     match (going || Some(mirror) != hash, ending) {
-        (false, _) => Mirror::Stands,
-        (true, false) => Mirror::Make { instead: true },
-        (true, true) => Mirror::NotAnyMore,
+        (false, _) => Mirror::UpToDate,
+        (true, false) => Mirror::Create { replace: true },
+        (true, true) => Mirror::NotNeeded,
     }
 }
 
-/// The mirror of a static pod, which the Node owns.
+/// The mirror pod of a static pod, owned by the Node.
 pub fn mirror_of(ours: &Value, node_name: &str, node_uid: &str) -> Value {
     let mut pod = ours.clone();
     if let Some(map) = pod.as_object_mut() {
@@ -426,15 +429,12 @@ pub fn mirror_of(ours: &Value, node_name: &str, node_uid: &str) -> Value {
     pod
 }
 
-/// Whether a status is that of a pod which was refused at admission: such a status has no conditions, and no other final status
-/// is without (pod-lifecycle.md §15.3).
+/// Whether a status is that of a pod rejected at admission: only such a final status has no conditions (pod-lifecycle.md §15.3).
 fn is_rejected(status: &Value) -> bool {
-    status["phase"] == "Failed"
-        && is_nothing(&status["conditions"])
-        && is_nothing(&status["containerStatuses"])
+    status["phase"] == "Failed" && is_empty(&status["conditions"]) && is_empty(&status["containerStatuses"])
 }
 
-/// Adds the addresses of the node to a pod's status where the agent tells none, but not to that of a rejected pod.
+/// Adds the addresses of the node to a pod's status where the agent reports none, except to that of a rejected pod.
 pub fn add_host_addresses(pod: &mut Value, node: &Value) {
     let addresses = Vec::<NodeAddress>::deserialize(&node["status"]["addresses"]).unwrap_or_default();
     let ips: Vec<Value> = host_ips(&addresses).iter().map(|ip| Value::from(ip.to_string())).collect();
@@ -445,11 +445,11 @@ pub fn add_host_addresses(pod: &mut Value, node: &Value) {
     if is_rejected(status) {
         return;
     }
-    if is_nothing(&status["hostIP"]) {
+    if is_empty(&status["hostIP"]) {
         status["hostIP"] = first.clone();
         status["hostIPs"] = list.clone().into();
     }
-    if host_network && is_nothing(&status["podIP"]) {
+    if host_network && is_empty(&status["podIP"]) {
         status["podIP"] = first.clone();
         status["podIPs"] = list.into();
     }

@@ -20,7 +20,7 @@ fn registered() -> Value {
 }
 
 #[test]
-fn a_node_is_registered_with_all_it_has_but_what_the_server_gives() {
+fn a_node_is_registered_without_the_fields_that_the_server_sets() {
     let spec = json!({"taints": [{"key": "a", "effect": "NoSchedule"}], "providerID": "cloud://7"});
     let new = new_node(&node(), &spec);
     assert_eq!(new["spec"], spec);
@@ -31,12 +31,12 @@ fn a_node_is_registered_with_all_it_has_but_what_the_server_gives() {
 }
 
 #[test]
-fn what_the_server_has_already_is_no_patch() {
+fn an_unchanged_node_needs_no_patch() {
     assert_eq!(node_patch(&registered(), &node(), false), None);
 }
 
 #[test]
-fn labels_of_the_node_itself_are_mended_and_those_of_people_left_alone() {
+fn own_labels_are_restored_and_labels_of_users_are_left_alone() {
     let mut live = registered();
     live["metadata"]["labels"] = json!({"kubernetes.io/os": "plan9", "rack": "8"});
     live["metadata"]["annotations"] = json!({"other": "1"});
@@ -48,7 +48,7 @@ fn labels_of_the_node_itself_are_mended_and_those_of_people_left_alone() {
 }
 
 #[test]
-fn only_what_differs_of_the_status_is_sent_and_conditions_of_others_stay() {
+fn only_changed_status_fields_are_sent_and_conditions_of_others_stay() {
     let mut live = registered();
     live["status"]["conditions"] = json!([
         {"type": "NetworkUnavailable", "status": "False"},
@@ -85,7 +85,7 @@ fn pod(phase: &str) -> Value {
 }
 
 #[test]
-fn a_pods_status_is_patched_under_its_uid_and_only_where_it_differs() {
+fn a_pod_status_patch_has_the_uid_and_only_changed_fields() {
     let live = json!({"metadata": {"uid": "u"}, "status": {"phase": "Pending", "qosClass": "Burstable",
         "conditions": [{"type": "PodScheduled", "status": "True"}], "nominatedNodeName": "x"}});
     let mut ours = pod("Running");
@@ -101,7 +101,7 @@ fn a_pods_status_is_patched_under_its_uid_and_only_where_it_differs() {
 }
 
 #[test]
-fn a_phase_that_is_over_stays_and_what_is_not_told_any_more_goes() {
+fn a_terminal_phase_is_kept_and_fields_no_longer_reported_are_removed() {
     let mut live = pod("Failed");
     live["status"]["reason"] = "Evicted".into();
     live["status"]["podIP"] = "10.1.0.2".into();
@@ -122,7 +122,7 @@ fn a_phase_that_is_over_stays_and_what_is_not_told_any_more_goes() {
 }
 
 #[test]
-fn a_condition_that_has_not_turned_keeps_its_time_and_those_that_pass_are_removed() {
+fn an_unchanged_condition_keeps_its_time_and_transient_ones_are_removed() {
     let mut live = pod("Running");
     live["status"]["conditions"] = json!([
         {"type": "Ready", "status": "True", "lastTransitionTime": "2025-12-31T00:00:00Z", "message": ""},
@@ -134,12 +134,12 @@ fn a_condition_that_has_not_turned_keeps_its_time_and_those_that_pass_are_remove
     let mut ours = pod("Running");
     ours["status"]["conditions"][0]["status"] = "False".into();
     let patch = pod_status_patch(&live, &ours, true).unwrap();
-    let turned = json!({"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:05Z"});
-    assert_eq!(patch["status"]["conditions"][0], turned);
+    let changed = json!({"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:05Z"});
+    assert_eq!(patch["status"]["conditions"][0], changed);
 }
 
 #[test]
-fn a_pod_is_deleted_when_that_was_asked_for_and_it_is_over_and_gone_from_here() {
+fn a_pod_is_deleted_once_requested_terminal_and_finished_on_the_node() {
     for (phase, asked, finished, expected) in [
         ("Failed", true, true, true),
         ("Succeeded", true, true, true),
@@ -162,27 +162,27 @@ fn static_pod(hash: &str) -> Value {
 }
 
 #[test]
-fn a_mirror_is_made_where_none_stands_and_anew_where_it_is_anothers() {
+fn a_mirror_pod_is_created_if_missing_and_replaced_if_its_hash_differs() {
     let mirror = mirror_of(&static_pod("h1"), "n", "u-n");
     assert_eq!(mirror["metadata"]["annotations"][annotations::CONFIG_MIRROR], "h1");
     assert_eq!(mirror["metadata"]["ownerReferences"][0]["uid"], "u-n");
     assert_eq!(mirror.get("status"), None);
-    assert_eq!(judge_mirror(None, &static_pod("h1")), Mirror::Make { instead: false });
-    assert_eq!(judge_mirror(Some(&mirror), &static_pod("h1")), Mirror::Stands);
-    assert_eq!(judge_mirror(Some(&mirror), &static_pod("h2")), Mirror::Make { instead: true });
+    assert_eq!(decide_mirror(None, &static_pod("h1")), Mirror::Create { replace: false });
+    assert_eq!(decide_mirror(Some(&mirror), &static_pod("h1")), Mirror::UpToDate);
+    assert_eq!(decide_mirror(Some(&mirror), &static_pod("h2")), Mirror::Create { replace: true });
     let mut going = mirror.clone();
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-    assert_eq!(judge_mirror(Some(&going), &static_pod("h1")), Mirror::Make { instead: true });
-    assert_eq!(judge_mirror(Some(&pod("Running")), &static_pod("h1")), Mirror::Foreign);
+    assert_eq!(decide_mirror(Some(&going), &static_pod("h1")), Mirror::Create { replace: true });
+    assert_eq!(decide_mirror(Some(&pod("Running")), &static_pod("h1")), Mirror::Foreign);
     let mut ending = static_pod("h1");
     ending["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-    assert_eq!(judge_mirror(None, &ending), Mirror::NotAnyMore);
-    assert_eq!(judge_mirror(Some(&mirror), &ending), Mirror::Stands);
-    assert_eq!(judge_mirror(Some(&mirror_of(&static_pod("h0"), "n", "u")), &ending), Mirror::NotAnyMore);
+    assert_eq!(decide_mirror(None, &ending), Mirror::NotNeeded);
+    assert_eq!(decide_mirror(Some(&mirror), &ending), Mirror::UpToDate);
+    assert_eq!(decide_mirror(Some(&mirror_of(&static_pod("h0"), "n", "u")), &ending), Mirror::NotNeeded);
 }
 
 #[test]
-fn pods_tell_the_addresses_of_their_node() {
+fn pods_report_the_addresses_of_their_node() {
     let mut web = pod("Running");
     add_host_addresses(&mut web, &node());
     assert_eq!((&web["status"]["hostIP"], &web["status"]["podIP"]), (&json!("10.0.0.1"), &Value::Null));
@@ -206,7 +206,7 @@ fn pods_tell_the_addresses_of_their_node() {
 }
 
 #[test]
-fn a_pod_on_the_nodes_network_keeps_its_addresses_and_one_of_the_other_family_may_come_to_them() {
+fn a_host_network_pod_keeps_its_pod_ips_and_may_gain_the_other_family() {
     for (before, now, expected) in [
         ("", "10.0.0.1 fd00::1", Some("10.0.0.1 fd00::1")),
         ("10.0.0.1", "10.0.0.1", None),
@@ -226,7 +226,7 @@ fn a_pod_on_the_nodes_network_keeps_its_addresses_and_one_of_the_other_family_ma
 }
 
 #[test]
-fn a_mirror_on_the_nodes_network_follows_its_node() {
+fn a_host_network_mirror_pod_follows_the_addresses_of_its_node() {
     let mut live = on_the_nodes_network("10.0.0.1 fd00::1");
     live["metadata"]["annotations"] = json!({annotations::CONFIG_MIRROR: "hash"});
     let patch = pod_status_patch(&live, &on_the_nodes_network("10.0.0.2"), true).unwrap();
@@ -236,7 +236,7 @@ fn a_mirror_on_the_nodes_network_follows_its_node() {
     );
 }
 
-/// A pod that has these addresses, the first one first.
+/// A pod with these addresses, the first one as `podIP`.
 fn on_the_nodes_network(ips: &str) -> Value {
     let mut pod = pod("Running");
     pod["spec"]["hostNetwork"] = true.into();
@@ -247,13 +247,13 @@ fn on_the_nodes_network(ips: &str) -> Value {
     pod
 }
 
-/// Of a list of addresses, without the mark that it replaces what is there.
+/// The addresses of a list, without the replace directive.
 fn texts(list: &Value) -> Vec<&str> {
     list.as_array().into_iter().flatten().filter_map(|entry| entry["ip"].as_str()).collect()
 }
 
 #[test]
-fn sizes_of_huge_pages_that_the_machine_does_not_have_go_and_what_others_have_added_stays() {
+fn unsupported_hugepages_sizes_are_removed_and_resources_of_others_stay() {
     let (mut live, mut ours) = (registered(), node());
     live["status"]["capacity"] = json!({"cpu": "4", "memory": "8Ki", "hugepages-1Gi": "2Gi", "hugepages-2Mi": "0", "example.com/gpu": "1"});
     ours["status"]["capacity"]["hugepages-2Mi"] = "0".into();
@@ -262,7 +262,7 @@ fn sizes_of_huge_pages_that_the_machine_does_not_have_go_and_what_others_have_ad
 }
 
 #[test]
-fn a_condition_turns_against_what_the_server_has() {
+fn the_transition_time_of_a_condition_follows_the_servers_status() {
     let with = |status: &str, since: &str, heartbeat: &str| {
         let mut node = registered();
         node["status"]["conditions"] = json!([{
@@ -272,11 +272,11 @@ fn a_condition_turns_against_what_the_server_has() {
     };
     let (noon, one, two) = ("2026-01-01T12:00:00Z", "2026-01-01T13:00:00Z", "2026-01-01T14:00:00Z");
     for (live, ours, expected) in [
-        // What we have forgotten the server knows.
+        // The server has the time that we have lost.
         (with("True", noon, one), with("True", two, two), noon),
-        // Given up at one o'clock by the node controller, and back at two.
+        // Set to Unknown by the node controller at one o'clock, and back at two.
         (with("Unknown", one, noon), with("True", noon, two), two),
-        // It has turned here since.
+        // It has changed here since.
         (with("False", noon, noon), with("True", one, two), one),
     ] {
         let patch = node_patch(&live, &ours, false).unwrap();
@@ -290,7 +290,7 @@ fn a_condition_turns_against_what_the_server_has() {
 }
 
 #[test]
-fn addresses_are_a_clouds_to_say_once_there_are_some_and_what_was_provided_goes_when_it_is_not_any_more() {
+fn an_external_cloud_owns_addresses_and_stale_provided_node_ip_is_removed() {
     let (mut live, mut ours) = (registered(), node());
     live["status"]["addresses"] = json!([{"type": "ExternalIP", "address": "192.0.2.7"}]);
     assert_eq!(node_patch(&live, &ours, true), None);
@@ -307,7 +307,7 @@ fn addresses_are_a_clouds_to_say_once_there_are_some_and_what_was_provided_goes_
 }
 
 #[test]
-fn a_final_phase_waits_until_the_pod_has_stopped() {
+fn a_terminal_phase_is_held_back_until_the_pod_has_stopped() {
     let mut live = pod("Running");
     let mut ours = pod("Failed");
     (ours["status"]["reason"], ours["status"]["message"]) = ("Evicted".into(), "memory".into());
@@ -317,18 +317,18 @@ fn a_final_phase_waits_until_the_pod_has_stopped() {
     ]);
     let waits = pod_status_patch(&live, &ours, false).unwrap();
     assert_eq!(waits["status"], json!({"conditions": [{"type": "Ready", "status": "False"}]}));
-    let told = pod_status_patch(&live, &ours, true).unwrap();
-    assert_eq!(told["status"]["phase"], "Failed");
-    assert_eq!(told["status"]["reason"], "Evicted");
-    assert_eq!(told["status"]["conditions"].as_array().map(Vec::len), Some(2));
-    // What the server has already is not taken back.
+    let sent = pod_status_patch(&live, &ours, true).unwrap();
+    assert_eq!(sent["status"]["phase"], "Failed");
+    assert_eq!(sent["status"]["reason"], "Evicted");
+    assert_eq!(sent["status"]["conditions"].as_array().map(Vec::len), Some(2));
+    // A phase that the server has is not taken back.
     live["status"]["phase"] = "Failed".into();
     let after = pod_status_patch(&live, &ours, false).unwrap();
     assert_eq!(after["status"], json!({"conditions": [{"type": "Ready", "status": "False"}]}));
 }
 
 #[test]
-fn a_condition_of_others_stays_as_the_server_has_it() {
+fn a_pod_condition_of_others_stays_as_the_server_has_it() {
     let gate = |status: &str| json!({"type": "example.com/gate", "status": status});
     let ready = pod("Running")["status"]["conditions"][0].clone();
     for theirs in [json!([ready, gate("True")]), json!([ready])] {
@@ -340,7 +340,7 @@ fn a_condition_of_others_stays_as_the_server_has_it() {
 }
 
 #[test]
-fn addresses_that_this_agent_does_not_know_yet_stay() {
+fn unknown_pod_addresses_are_kept() {
     let mut live = pod("Running");
     live["status"]["hostIP"] = "10.0.0.1".into();
     live["status"]["hostIPs"] = json!([{"ip": "10.0.0.1"}]);
@@ -355,7 +355,7 @@ fn addresses_that_this_agent_does_not_know_yet_stay() {
 }
 
 #[test]
-fn a_node_drifts_by_what_others_make_of_it_and_not_by_heartbeats() {
+fn a_node_drifts_by_changes_of_other_clients_and_not_by_heartbeats() {
     let mut live = node();
     live["metadata"]["labels"] = node()["metadata"]["labels"].clone();
     let mut ours = node();
@@ -374,7 +374,7 @@ fn a_node_drifts_by_what_others_make_of_it_and_not_by_heartbeats() {
 }
 
 #[test]
-fn an_annotation_of_ours_that_is_not_told_any_more_goes() {
+fn an_own_annotation_that_is_no_longer_reported_is_removed() {
     let mut live = registered();
     let attach = "volumes.kubernetes.io/controller-managed-attach-detach";
     live["metadata"]["annotations"][attach] = "true".into();
@@ -410,7 +410,7 @@ fn a_condition_loses_the_reason_and_message_of_its_former_status() {
 }
 
 #[test]
-fn a_field_that_disappears_from_a_merged_object_is_sent_as_null_and_a_list_is_replaced_whole() {
+fn a_removed_field_is_sent_as_null_and_a_nested_list_is_replaced() {
     let of = |status: Value| json!({"metadata": {"uid": "u"}, "status": status});
     let old = of(json!({"resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "1"}},
         "containerStatuses": [{"name": "a", "started": true}]}));
@@ -424,12 +424,12 @@ fn a_field_that_disappears_from_a_merged_object_is_sent_as_null_and_a_list_is_re
     let (with_swap, without) = (json!({"bootID": "b", "swap": {"capacity": 1}}), json!({"bootID": "b"}));
     let patch = node_patch(&node(with_swap), &node(without.clone()), false).unwrap();
     assert_eq!(patch["status"]["nodeInfo"], json!({"bootID": "b", "swap": null}));
-    let told = node(json!({"bootID": "b", "kubeProxyVersion": ""}));
-    assert_eq!(node_patch(&told, &node(without), false), None, "absent and empty are the same");
+    let live = node(json!({"bootID": "b", "kubeProxyVersion": ""}));
+    assert_eq!(node_patch(&live, &node(without), false), None, "absent and empty are the same");
 }
 
 #[test]
-fn a_rejected_pod_gets_no_addresses_and_a_failed_one_does() {
+fn a_rejected_pod_gets_no_host_addresses_and_a_failed_one_does() {
     let node = json!({"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}});
     for (conditions, expected) in
         [(json!(null), json!(null)), (json!([{"type": "Ready", "status": "False"}]), json!("10.0.0.1"))]

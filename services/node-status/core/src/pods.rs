@@ -1,11 +1,11 @@
-//! Which pod documents are news for the control plane.
+//! Which pod documents have changed since the last report to the control plane.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use serde::Deserialize;
 
-/// What of a pod's status a person asks for first.
+/// The phase and readiness of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodView {
     /// `status.phase`; empty reads as `Pending`.
@@ -14,35 +14,35 @@ pub struct PodView {
     pub ready: bool,
 }
 
-/// How far a pod has come to its end.
+/// How far the termination of a pod is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Ended {
-    /// None of its containers runs, and none is started any more.
+pub struct Termination {
+    /// None of its containers runs, and none will be started.
     pub stopped: bool,
     /// Nothing of it is left on this node.
     pub finished: bool,
 }
 
-/// A pod document that is no Pod.
+/// A document is not a Pod.
 #[derive(Debug, thiserror::Error)]
 #[error("the document of pod {uid} is not a Pod")]
 pub struct NotAPod {
     /// UID of the document.
     pub uid: String,
-    /// What the decoder found.
+    /// The error of the decoder.
     #[source]
     pub source: serde_json::Error,
 }
 
-/// How a document relates to what was reported before.
+/// What a document changes against the last report.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum News {
-    /// The control plane knows it already.
-    Known,
-    /// Something of the status changed, but neither phase nor readiness.
+pub enum PodChange {
+    /// Nothing.
+    Unchanged,
+    /// Something of the status, but neither phase nor readiness.
     Detail,
-    /// The first report of the pod, or its phase or readiness changed, or its final phase may be told from now on.
-    Turn(PodView),
+    /// It is the first report of the pod, its phase or readiness has changed, or its final phase may be reported from now on.
+    PhaseOrReadiness(PodView),
 }
 
 #[derive(Debug)]
@@ -54,24 +54,24 @@ struct Reported {
     seen: bool,
 }
 
-/// What was reported of each pod, as small as it can be: a fingerprint, the phase and the readiness.
+/// What was reported of each pod, to save memory only a fingerprint, the phase and the readiness.
 ///
-/// The fingerprint is of the document itself, so a restarted pod-sync, whose versions begin anew, neither
+/// The fingerprint is that of the document itself, so a restarted pod-sync, whose versions start again, neither
 /// hides a change nor repeats a report.
 #[derive(Debug, Default)]
-pub struct PodLedger {
+pub struct ReportedPods {
     pods: BTreeMap<Box<str>, Reported>,
 }
 
-impl PodLedger {
-    /// A new replay begins: pods that it does not name are gone at its end.
+impl ReportedPods {
+    /// Begins a replay: pods that it does not contain are gone at its end.
     pub fn begin_replay(&mut self) {
         for reported in self.pods.values_mut() {
             reported.seen = false;
         }
     }
 
-    /// The replay is over. The UIDs that it did not name.
+    /// Ends the replay. Returns the UIDs of pods that it did not contain.
     pub fn end_replay(&mut self) -> Vec<String> {
         let gone: Vec<String> =
             self.pods.iter().filter(|(_, r)| !r.seen).map(|(uid, _)| uid.to_string()).collect();
@@ -86,28 +86,33 @@ impl PodLedger {
         self.pods.keys().map(ToString::to_string).collect()
     }
 
-    /// Decides about a document and remembers it as reported; how far the pod has come to its end is part of what is reported.
-    pub fn observe(&mut self, uid: &str, pod_json: &[u8], ended: Ended) -> Result<News, NotAPod> {
-        let fingerprint = fingerprint(pod_json, ended);
+    /// Compares a document with the last report and stores it as reported; the termination is part of the report.
+    pub fn observe(
+        &mut self,
+        uid: &str,
+        pod_json: &[u8],
+        termination: Termination,
+    ) -> Result<PodChange, NotAPod> {
+        let fingerprint = fingerprint(pod_json, termination);
         let old = self.pods.get_mut(uid);
         if let Some(old) = old
             && old.fingerprint == fingerprint
         {
             old.seen = true;
-            return Ok(News::Known);
+            return Ok(PodChange::Unchanged);
         }
         let view = PodView::of(uid, pod_json)?;
-        let stopped = ended.stopped;
-        let turned = self
+        let stopped = termination.stopped;
+        let urgent = self
             .pods
             .get(uid)
             .is_none_or(|o| *o.phase != *view.phase || o.ready != view.ready || o.stopped != stopped);
         let phase = view.phase.as_str().into();
         self.pods.insert(uid.into(), Reported { fingerprint, phase, ready: view.ready, stopped, seen: true });
-        Ok(if turned { News::Turn(view) } else { News::Detail })
+        Ok(if urgent { PodChange::PhaseOrReadiness(view) } else { PodChange::Detail })
     }
 
-    /// The pod is gone, or its report failed and must be made again. Whether it was known.
+    /// Forgets a pod that is gone, or whose report failed and must be repeated. Returns whether it was known.
     pub fn forget(&mut self, uid: &str) -> bool {
         self.pods.remove(uid).is_some()
     }
@@ -123,10 +128,10 @@ impl PodLedger {
     }
 }
 
-fn fingerprint(pod_json: &[u8], ended: Ended) -> u64 {
+fn fingerprint(pod_json: &[u8], termination: Termination) -> u64 {
     let mut hasher = DefaultHasher::new();
     pod_json.hash(&mut hasher);
-    ended.hash(&mut hasher);
+    termination.hash(&mut hasher);
     hasher.finish()
 }
 

@@ -1,9 +1,9 @@
 //! The version of the container runtime as a kubelet writes it (node-and-api.md §9.4).
 
-/// The version as a kubelet parses it; `None` where it is no version.
+/// The version as a kubelet parses it; `None` if it is not a version.
 ///
 /// A semantic version keeps its pre-release and build parts. Of any other version with at least two numbers, such as a
-/// distribution's `1.6.20~ds1`, only the numbers are kept. A leading `v` goes in both cases.
+/// distribution's `1.6.20~ds1`, only the numbers are kept. A leading `v` is removed in both cases.
 pub(crate) fn parsed(version: &str) -> Option<String> {
     let version = version.trim();
     let version = version.strip_prefix('v').unwrap_or(version);
@@ -23,7 +23,7 @@ pub(crate) fn parsed(version: &str) -> Option<String> {
     numbers.map(|numbers| numbers.join("."))
 }
 
-/// Where the leading `1.2.3` of a text ends.
+/// The length of the leading `1.2.3` of a text.
 fn end_of_numbers(text: &str) -> usize {
     let bytes = text.as_bytes();
     let digits = |from: usize| bytes[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_is_written_as_a_kubelet_parses_it() {
+    fn the_runtime_version_is_parsed_as_by_the_kubelet() {
         for (version, expected) in [
             ("1.6.20~ds1", Some("1.6.20")),
             ("v1.7.2", Some("1.7.2")),

@@ -1,6 +1,6 @@
 //! How long a machine takes from its boot until its Node is ready (node-and-api.md §15.1).
 //!
-//! Parity: as the kubelet; only the process that makes the Node measures, once.
+//! Parity: as the kubelet; only the process that creates the Node measures, once.
 
 /// The parts of the time from the boot until the Node is ready, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,57 +16,57 @@ pub struct Startup {
 }
 
 impl Startup {
-    /// All of it.
+    /// The sum of all parts.
     pub fn total(&self) -> i64 {
         self.pre_kubelet + self.pre_registration + self.registration + self.post_registration
     }
 }
 
-/// How far a Node has come. Moments are nanoseconds since 1970.
+/// The progress of a Node's registration. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StartupClock {
-    /// Nobody has asked the server.
+    /// The registration has not begun.
     #[default]
-    Begins,
-    /// The server is asked since then.
-    Registers(i64),
-    /// The server has the Node that this process has made.
-    Waits {
-        /// When it was first asked.
-        asked: i64,
-        /// When it had the Node.
-        made: i64,
+    Idle,
+    /// The registration began at this time.
+    Registering(i64),
+    /// The server has the Node that this process has created.
+    AwaitingReady {
+        /// When the registration began.
+        started: i64,
+        /// When the server had the Node.
+        created: i64,
     },
-    /// Measured, or not this process's to measure.
-    Over,
+    /// Measured, or not for this process to measure.
+    Done,
 }
 
 impl StartupClock {
-    /// The Node is to be registered.
-    pub fn registers(&mut self, now: i64) {
-        if *self == Self::Begins {
-            *self = Self::Registers(now);
+    /// The registration begins.
+    pub fn start_registration(&mut self, now: i64) {
+        if *self == Self::Idle {
+            *self = Self::Registering(now);
         }
     }
 
-    /// The server has a Node, which this process has `made` or found.
-    pub fn registered(&mut self, made: bool, now: i64) {
-        if let Self::Registers(asked) = *self {
-            *self = if made { Self::Waits { asked, made: now } } else { Self::Over };
+    /// The server has a Node, which this process has `created` or found.
+    pub fn finish_registration(&mut self, created: bool, now: i64) {
+        if let Self::Registering(started) = *self {
+            *self = if created { Self::AwaitingReady { started, created: now } } else { Self::Done };
         }
     }
 
-    /// The server has the Node as ready. The parts, once.
+    /// The server has the Node as ready. Returns the parts, once.
     pub fn ready(&mut self, boot: i64, agent: i64, now: i64) -> Option<Startup> {
-        let Self::Waits { asked, made } = *self else { return None };
-        *self = Self::Over;
-        // A clock that was set in between tells less than nothing.
+        let Self::AwaitingReady { started, created } = *self else { return None };
+        *self = Self::Done;
+        // A clock that was set in between may yield a negative time.
         let part = |from: i64, to: i64| to.saturating_sub(from).max(0);
         Some(Startup {
             pre_kubelet: part(boot, agent),
-            pre_registration: part(agent, asked),
-            registration: part(asked, made),
-            post_registration: part(made, now),
+            pre_registration: part(agent, started),
+            registration: part(started, created),
+            post_registration: part(created, now),
         })
     }
 }
@@ -76,33 +76,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_makes_the_node_measures_each_part_once() {
+    fn startup_durations_are_measured_once_by_the_creator_of_the_node() {
         let mut clock = StartupClock::default();
         assert_eq!(clock.ready(1, 10, 11), None);
-        clock.registers(12);
-        clock.registers(13);
-        clock.registered(true, 15);
-        clock.registered(false, 16);
+        clock.start_registration(12);
+        clock.start_registration(13);
+        clock.finish_registration(true, 15);
+        clock.finish_registration(false, 16);
         let parts = clock.ready(1, 10, 20).unwrap();
         assert_eq!(
             (parts.pre_kubelet, parts.pre_registration, parts.registration, parts.post_registration),
             (9, 2, 3, 5)
         );
         assert_eq!(parts.total(), 19);
-        clock.registered(true, 21);
+        clock.finish_registration(true, 21);
         assert_eq!(clock.ready(1, 10, 22), None);
     }
 
     #[test]
-    fn a_node_that_was_there_measures_nothing_and_a_clock_that_was_set_back_tells_no_time() {
+    fn startup_durations_ignore_an_existing_node_and_are_never_negative() {
         let mut found = StartupClock::default();
-        found.registers(2);
-        found.registered(false, 3);
-        found.registered(true, 4);
+        found.start_registration(2);
+        found.finish_registration(false, 3);
+        found.finish_registration(true, 4);
         assert_eq!(found.ready(0, 1, 5), None);
         let mut clock = StartupClock::default();
-        clock.registers(9);
-        clock.registered(true, 4);
+        clock.start_registration(9);
+        clock.finish_registration(true, 4);
         assert_eq!(clock.ready(0, 1, 5).unwrap().registration, 0);
     }
 }

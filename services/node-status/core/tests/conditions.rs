@@ -32,7 +32,7 @@ fn ready_of(runtime: Option<&RuntimeState>, capacity: &[&str], services: &[Strin
 }
 
 #[test]
-fn ready_says_why_not_in_the_kubelets_words() {
+fn the_ready_message_has_the_kubelets_text() {
     let state = |ready, network_ready, message: &str| RuntimeState {
         ready,
         network_ready,
@@ -43,7 +43,7 @@ fn ready_says_why_not_in_the_kubelets_words() {
     let runtime = "container runtime not ready: RuntimeReady=false reason:Broken message:no shim";
     let network = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
         message:cni plugin not initialized";
-    let away = |name: &str| RuntimeState {
+    let unreachable_runtime = |name: &str| RuntimeState {
         name: name.into(),
         unreachable: true,
         message: "connection refused".into(),
@@ -53,8 +53,8 @@ fn ready_says_why_not_in_the_kubelets_words() {
         (Some(good_runtime()), "kubelet is posting ready status"),
         (None, never),
         (Some(RuntimeState::default()), never),
-        (Some(away("")), never),
-        (Some(away("containerd")), "container runtime is down"),
+        (Some(unreachable_runtime("")), never),
+        (Some(unreachable_runtime("containerd")), "container runtime is down"),
         (Some(state(false, true, runtime)), runtime),
         (Some(state(false, false, "")), "container runtime not ready: RuntimeReady=false"),
         (Some(state(true, false, network)), network),
@@ -68,7 +68,7 @@ fn ready_says_why_not_in_the_kubelets_words() {
 }
 
 #[test]
-fn missing_capacity_is_named_in_order_and_services_come_last() {
+fn the_ready_message_names_missing_capacity_and_services_last() {
     let services = vec!["pod-sync has not answered yet".to_owned()];
     let (status, text) = ready_of(Some(&good_runtime()), &["pods"], &services);
     assert_eq!(status, "False");
@@ -80,7 +80,7 @@ fn missing_capacity_is_named_in_order_and_services_come_last() {
 }
 
 #[test]
-fn conditions_stand_in_the_kubelets_order_with_its_reasons() {
+fn conditions_have_the_kubelets_order_and_reasons() {
     let machine = Machine { memory_pressure: true, pid_pressure: true, ..Machine::default() };
     let runtime = good_runtime();
     let inputs = ReadyInputs { runtime: Some(&runtime), capacity: ALL.to_vec(), services: &[] };
@@ -102,7 +102,7 @@ fn conditions_stand_in_the_kubelets_order_with_its_reasons() {
 }
 
 #[test]
-fn the_transition_time_moves_only_with_the_status() {
+fn last_transition_time_changes_only_with_the_status() {
     let old = |status: &str| NodeCondition {
         type_: "Ready".into(),
         status: status.into(),
@@ -120,7 +120,7 @@ fn the_transition_time_moves_only_with_the_status() {
 }
 
 #[test]
-fn a_pressure_that_first_appears_is_an_event_and_ready_only_when_it_changes() {
+fn a_new_pressure_condition_is_an_event_and_ready_only_when_it_changes() {
     let runtime = good_runtime();
     let good = ReadyInputs { runtime: Some(&runtime), capacity: ALL.to_vec(), services: &[] };
     let bad = ReadyInputs::default();
@@ -148,10 +148,10 @@ fn a_pressure_that_first_appears_is_an_event_and_ready_only_when_it_changes() {
 }
 
 #[test]
-fn a_reboot_is_told_only_when_both_boots_are_known() {
-    for (before, now, told) in [("a", "b", true), ("a", "a", false), ("", "b", false), ("a", "", false)] {
+fn the_rebooted_event_needs_two_known_boot_ids() {
+    for (before, now, expected) in [("a", "b", true), ("a", "a", false), ("", "b", false), ("a", "", false)] {
         let event = rebooted_event("n1", before, now);
-        assert_eq!(event.is_some(), told, "{before:?} to {now:?}");
+        assert_eq!(event.is_some(), expected, "{before:?} to {now:?}");
         if let Some(event) = event {
             assert!(event.warning);
             assert_eq!(event.message, "Node n1 has been rebooted, boot id: b");
@@ -160,12 +160,12 @@ fn a_reboot_is_told_only_when_both_boots_are_known() {
 }
 
 #[test]
-fn a_start_of_the_agent_is_told_once() {
-    for (before, now, told) in
+fn the_starting_event_is_recorded_once_per_start() {
+    for (before, now, expected) in
         [(0, 7, true), (7, 8, true), (8, 7, true), (7, 7, false), (7, 0, false), (0, 0, false)]
     {
         let event = starting_event(before, now);
-        assert_eq!(event.is_some(), told, "{before} to {now}");
+        assert_eq!(event.is_some(), expected, "{before} to {now}");
         if let Some(event) = event {
             assert_eq!(
                 (event.reason, event.message.as_str(), event.warning),

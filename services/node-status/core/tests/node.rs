@@ -51,7 +51,7 @@ fn runtime() -> RuntimeState {
     }
 }
 
-struct World {
+struct Fixture {
     labels: BTreeMap<String, String>,
     machine: Option<Machine>,
     runtime: Option<RuntimeState>,
@@ -60,10 +60,10 @@ struct World {
     name: &'static str,
     created: i64,
     now: i64,
-    attached_for: bool,
+    attach_detach: bool,
 }
 
-impl World {
+impl Fixture {
     fn good() -> Self {
         Self {
             labels: BTreeMap::new(),
@@ -74,7 +74,7 @@ impl World {
             name: "edge-1",
             created: 1_600_000_000,
             now: 1_700_000_000,
-            attached_for: true,
+            attach_detach: true,
         }
     }
 
@@ -86,7 +86,7 @@ impl World {
                 max_pods: 110,
                 api_port: 10250,
                 kubelet_version: "v1.36.2",
-                controller_attach_detach: self.attached_for,
+                controller_attach_detach: self.attach_detach,
                 addresses: Some(AddressInputs {
                     default_address: self.address.map(|a| a.parse().unwrap()),
                     ..AddressInputs::default()
@@ -108,15 +108,15 @@ impl World {
 }
 
 #[test]
-fn the_node_says_since_when_it_is_there_where_that_is_known() {
-    let created = |created| World { created, ..World::good() }.node().metadata.creation_timestamp;
+fn the_node_has_a_creation_timestamp_if_it_is_known() {
+    let created = |created| Fixture { created, ..Fixture::good() }.node().metadata.creation_timestamp;
     assert_eq!(created(1_600_000_000).as_deref(), Some("2020-09-13T12:26:40Z"));
     assert_eq!(created(0), None);
 }
 
 #[test]
-fn amounts_are_written_as_the_kubelet_writes_them() {
-    let node = World::good().json();
+fn resource_quantities_are_formatted_as_by_the_kubelet() {
+    let node = Fixture::good().json();
     assert_eq!(
         node["status"]["capacity"],
         json!({
@@ -131,8 +131,8 @@ fn amounts_are_written_as_the_kubelet_writes_them() {
 }
 
 #[test]
-fn the_machine_and_the_runtime_are_named() {
-    let node = World::good().json();
+fn node_info_has_the_machine_and_the_runtime() {
+    let node = Fixture::good().json();
     assert_eq!(node["apiVersion"], "v1");
     assert_eq!(node["kind"], "Node");
     assert_eq!(node["metadata"]["name"], "edge-1");
@@ -154,8 +154,8 @@ fn the_machine_and_the_runtime_are_named() {
 }
 
 #[test]
-fn what_the_runtime_can_do_is_in_the_node() {
-    let silent = World::good().json();
+fn runtime_handlers_and_features_are_in_the_node_status() {
+    let silent = Fixture::good().json();
     assert_eq!(
         (&silent["status"]["runtimeHandlers"], &silent["status"]["features"]),
         (&Value::Null, &Value::Null)
@@ -167,7 +167,7 @@ fn what_the_runtime_can_do_is_in_the_node() {
     };
     let handlers = vec![handler("", true, false), handler("runsc", false, true)];
     let runtime = RuntimeState { handlers, supplemental_groups_policy: Some(false), ..runtime() };
-    let node = World { runtime: Some(runtime), ..World::good() }.json();
+    let node = Fixture { runtime: Some(runtime), ..Fixture::good() }.json();
     assert_eq!(
         node["status"]["runtimeHandlers"],
         json!([
@@ -179,8 +179,8 @@ fn what_the_runtime_can_do_is_in_the_node() {
 }
 
 #[test]
-fn the_features_that_a_node_has_to_declare_are_declared_in_order() {
-    let node = World::good().node();
+fn declared_features_are_sorted() {
+    let node = Fixture::good().node();
     let declared = &node.status.declared_features;
     assert_eq!(declared, &["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"]);
     assert!(declared.is_sorted());
@@ -188,14 +188,14 @@ fn the_features_that_a_node_has_to_declare_are_declared_in_order() {
 
 #[test]
 fn images_and_swap_are_in_the_node_and_volumes_in_use_are_not() {
-    let without = World::good().json();
+    let without = Fixture::good().json();
     let status = without["status"].as_object().unwrap();
     assert!(!status.contains_key("images") && !status.contains_key("volumesInUse"), "{status:?}");
     assert!(without["status"]["nodeInfo"].get("swap").is_none(), "a machine without swap has none of size 0");
     let images = vec![ContainerImage { names: vec!["a:1".into()], size_bytes: Some(7) }];
-    let mut world = World { images, ..World::good() };
-    world.machine.as_mut().unwrap().swap = 2 << 30;
-    let node = world.json();
+    let mut fixture = Fixture { images, ..Fixture::good() };
+    fixture.machine.as_mut().unwrap().swap = 2 << 30;
+    let node = fixture.json();
     assert_eq!(node["status"]["images"], json!([{"names": ["a:1"], "sizeBytes": 7}]));
     assert_eq!(node["status"]["nodeInfo"]["swap"], json!({"capacity": 2_147_483_648_i64}));
 }
@@ -206,7 +206,7 @@ fn image(id: &str, size_bytes: u64, digests: &[&str], tags: &[&str]) -> RuntimeI
 }
 
 #[test]
-fn the_largest_images_are_listed_first_and_as_many_as_are_wanted() {
+fn node_status_max_images_keeps_the_largest_images_first() {
     let images = || vec![image("a", 5, &[], &["a"]), image("c", 5, &[], &["c"]), image("b", 9, &[], &["b"])];
     let table: &[(Option<usize>, &[&str])] = &[
         (None, &["b", "c", "a"]),
@@ -216,9 +216,9 @@ fn the_largest_images_are_listed_first_and_as_many_as_are_wanted() {
         (Some(0), &[]),
     ];
     for (most, expected) in table {
-        for turned in [false, true] {
+        for reversed in [false, true] {
             let mut images = images();
-            if turned {
+            if reversed {
                 images.reverse();
             }
             let listed = listed_images(images, *most);
@@ -229,7 +229,7 @@ fn the_largest_images_are_listed_first_and_as_many_as_are_wanted() {
 }
 
 #[test]
-fn an_image_has_its_digests_and_then_its_tags_up_to_five() {
+fn an_image_lists_digests_then_tags_up_to_five_names() {
     let table: &[(&[&str], &[&str], &[&str])] = &[
         (&["d1"], &["t1", "t2"], &["d1", "t1", "t2"]),
         (&["d2", "d1"], &["t4", "t3", "t2", "t1"], &["d2", "d1", "t4", "t3", "t2"]),
@@ -250,12 +250,12 @@ fn an_image_has_its_digests_and_then_its_tags_up_to_five() {
 }
 
 #[test]
-fn labels_from_the_configuration_lie_on_top_of_our_own() {
-    let mut world = World::good();
-    world.labels.insert("zone".into(), "a".into());
-    world.labels.insert("kubernetes.io/os".into(), "other".into());
+fn node_labels_of_the_configuration_override_our_own() {
+    let mut fixture = Fixture::good();
+    fixture.labels.insert("zone".into(), "a".into());
+    fixture.labels.insert("kubernetes.io/os".into(), "other".into());
     assert_eq!(
-        world.json()["metadata"]["labels"],
+        fixture.json()["metadata"]["labels"],
         json!({
             "kubernetes.io/hostname": "edge-1", "kubernetes.io/os": "other", "kubernetes.io/arch": "amd64",
             "beta.kubernetes.io/os": "linux", "beta.kubernetes.io/arch": "amd64", "zone": "a"
@@ -264,7 +264,7 @@ fn labels_from_the_configuration_lie_on_top_of_our_own() {
 }
 
 #[test]
-fn architectures_have_gos_names() {
+fn architectures_have_the_names_of_go() {
     for (kernel, go) in [
         ("aarch64", "arm64"),
         ("armv7l", "arm"),
@@ -273,16 +273,16 @@ fn architectures_have_gos_names() {
         ("riscv64", "riscv64"),
         ("amd64", "amd64"),
     ] {
-        let mut world = World::good();
-        world.machine.as_mut().unwrap().architecture = kernel.into();
-        assert_eq!(world.json()["metadata"]["labels"]["kubernetes.io/arch"], go);
+        let mut fixture = Fixture::good();
+        fixture.machine.as_mut().unwrap().architecture = kernel.into();
+        assert_eq!(fixture.json()["metadata"]["labels"]["kubernetes.io/arch"], go);
     }
 }
 
 #[test]
-fn an_unknown_machine_has_nothing_but_a_number_of_pods() {
-    let world = World { machine: None, ..World::good() };
-    let node = world.json();
+fn the_capacity_of_an_unknown_machine_is_only_max_pods() {
+    let fixture = Fixture { machine: None, ..Fixture::good() };
+    let node = fixture.json();
     assert_eq!(node["status"]["capacity"], json!({"cpu": "0", "memory": "0", "pods": "110"}));
     assert!(node["metadata"]["labels"].get("kubernetes.io/arch").is_none());
     let ready = &node["status"]["conditions"][3];
@@ -290,15 +290,15 @@ fn an_unknown_machine_has_nothing_but_a_number_of_pods() {
 }
 
 #[test]
-fn an_unknown_runtime_has_the_version_unknown() {
+fn an_unknown_runtime_has_the_runtime_version_unknown() {
     for runtime in [None, Some(RuntimeState::default())] {
-        let node = World { runtime, ..World::good() }.json();
+        let node = Fixture { runtime, ..Fixture::good() }.json();
         assert_eq!(node["status"]["nodeInfo"]["containerRuntimeVersion"], "Unknown");
     }
 }
 
 #[test]
-fn addresses_are_one_usable_internal_ip_and_the_host_name() {
+fn node_addresses_are_one_usable_internal_ip_and_the_hostname() {
     type Row = (&'static str, Option<&'static str>, &'static [(&'static str, &'static str)]);
     let table: &[Row] = &[
         ("edge-1", Some("192.168.7.2"), &[("InternalIP", "192.168.7.2"), ("Hostname", "edge-1")]),
@@ -312,7 +312,7 @@ fn addresses_are_one_usable_internal_ip_and_the_host_name() {
         ("edge-1", None, &[("Hostname", "edge-1")]),
     ];
     for (name, address, expected) in table {
-        let node = World { name, address: *address, ..World::good() }.node();
+        let node = Fixture { name, address: *address, ..Fixture::good() }.node();
         let found: Vec<_> =
             node.status.addresses.iter().map(|a| (a.type_.as_str(), a.address.as_str())).collect();
         assert_eq!(found, *expected, "{name} {address:?}");
@@ -320,10 +320,10 @@ fn addresses_are_one_usable_internal_ip_and_the_host_name() {
 }
 
 #[test]
-fn a_heartbeat_alone_is_not_written_before_its_time() {
-    let world = World::good();
-    let written = world.node();
-    let later = World { now: world.now + 10, ..World::good() }.node();
+fn a_changed_heartbeat_time_alone_is_not_written_early() {
+    let fixture = Fixture::good();
+    let written = fixture.node();
+    let later = Fixture { now: fixture.now + 10, ..Fixture::good() }.node();
     let mut later = later;
     for (new, old) in later.status.conditions.iter_mut().zip(&written.status.conditions) {
         new.last_transition_time.clone_from(&old.last_transition_time);
@@ -353,14 +353,14 @@ fn a_heartbeat_alone_is_not_written_before_its_time() {
 }
 
 #[test]
-fn what_is_written_without_news_comes_when_it_is_due_and_nodes_that_changed_together_do_not_write_together() {
+fn node_status_report_frequency_has_jitter_after_a_change() {
     for (changed, spread, after) in [(false, 0.9, 300_000), (true, 0.0, 150_000), (true, 1.0, 450_000)] {
         assert_eq!(report_after_ms(300_000, changed, spread), after, "{changed} {spread}");
     }
 }
 
 #[test]
-fn a_node_that_attaches_its_volumes_itself_does_not_say_that_the_control_plane_does() {
-    let own = World { attached_for: false, ..World::good() };
+fn the_attach_detach_annotation_needs_controller_attach_detach() {
+    let own = Fixture { attach_detach: false, ..Fixture::good() };
     assert_eq!(own.json()["metadata"].get("annotations"), None);
 }

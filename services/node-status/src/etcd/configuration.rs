@@ -1,7 +1,7 @@
-//! The loop `node-configuration`: what init tells of the configuration under the node's key, handed on when it changes.
+//! The loop `node-configuration`: reports init's status of the node configuration when it changes.
 //!
-//! Where no init keeps the services, nobody tries a configuration or takes one back, so none is taken: that is told in
-//! init's place, of whatever may stand under the key, before anybody has put something there.
+//! Without an init nobody can try a configuration or roll it back, so none is applied: this service then reports a refusal in
+//! init's place, for any value of the key, even before there is one.
 
 use std::io;
 use std::path::Path;
@@ -12,29 +12,29 @@ use keelson_service_kit::{Context, LoopHandle};
 
 use super::EtcdWriter;
 
-/// More than init ever tells.
-const MOST: usize = 4 << 20;
-/// What is told without init; the command shows its first line.
-const WITHOUT_INIT: &str = "\
-no init runs on this node to try it, so nothing is taken from the key
-the configuration is in files there: change /etc/keelson/kubelet.yaml, or what else `keelson-init --resolve-only` reads
+/// The largest status that is read, in bytes: more than init ever writes.
+const MAX_BYTES: usize = 4 << 20;
+/// The refusal that is reported without init; the command shows its first line.
+const NO_INIT: &str = "\
+no init runs on this node to try a configuration, so none is taken from the key
+its configuration is in files: change /etc/keelson/kubelet.yaml, or another file that `keelson-init --resolve-only` reads
 or run the agent under init, as kubelet.service and `keelson up` do";
 
-/// Looks at each heartbeat, until the shutdown.
-pub(super) async fn run(writer: Arc<EtcdWriter>, ctx: Context, is_kept_by_init: bool) {
-    let turn = ctx.progress.register("node-configuration");
+/// Checks the status at each heartbeat, until the shutdown.
+pub(super) async fn run(writer: Arc<EtcdWriter>, ctx: Context, has_init: bool) {
+    let handle = ctx.progress.register("node-configuration");
     let path = ctx.config.paths.configuration_status();
-    let mut told = None;
+    let mut last = None;
     loop {
-        turn.tick();
-        match what_is_told(&path, is_kept_by_init).await {
-            Ok(now) if told.as_ref() != Some(&now) => {
+        handle.tick();
+        match current_status(&path, has_init).await {
+            Ok(now) if last.as_ref() != Some(&now) => {
                 writer.put_configuration(now.clone());
-                told = Some(now);
+                last = Some(now);
             }
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "cannot tell of the node configuration")
+                tracing::warn!(path = %path.display(), %error, "cannot read the status of the node configuration")
             }
         }
         // Cancel-safe: neither arm holds anything.
@@ -45,26 +45,26 @@ pub(super) async fn run(writer: Arc<EtcdWriter>, ctx: Context, is_kept_by_init: 
     }
 }
 
-/// What there is to tell now; `None`: nothing. A file that an init has left behind says nothing of a node that has none.
-async fn what_is_told(path: &Path, is_kept_by_init: bool) -> io::Result<Option<Vec<u8>>> {
-    if is_kept_by_init {
+/// The status to report now; `None`: none. A file that an earlier init has left is ignored on a node without init.
+async fn current_status(path: &Path, has_init: bool) -> io::Result<Option<Vec<u8>>> {
+    if has_init {
         return read(path).await;
     }
-    let refusal = ConfigurationStatus::refusing_all(WITHOUT_INIT.to_owned());
+    let refusal = ConfigurationStatus::refusing_all(NO_INIT.to_owned());
     Ok(Some(serde_json::to_vec(&refusal)?))
 }
 
-/// What init tells; `None`: nothing stands under the key.
+/// The status that init has written; `None`: the key has no value.
 async fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match tokio::fs::read(path).await {
-        Ok(bytes) if bytes.len() > MOST => Err(io::Error::other("it is too large")),
+        Ok(bytes) if bytes.len() > MAX_BYTES => Err(io::Error::other("it is too large")),
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// What a value under the key says; `None` for one that is not there or says nothing.
-pub(super) fn decoded(value: Option<&Vec<u8>>) -> Option<ConfigurationStatus> {
+/// Decodes a status; `None` if there is none or it is invalid.
+pub(super) fn decode(value: Option<&Vec<u8>>) -> Option<ConfigurationStatus> {
     serde_json::from_slice(value?).ok()
 }

@@ -1,4 +1,4 @@
-//! What tells this agent from another one that has the node's name by mistake.
+//! The identity that distinguishes this agent from another one with the same node name.
 
 use std::path::{Path, PathBuf};
 
@@ -6,14 +6,14 @@ use anyhow::Context as _;
 use keelson_config::{Config, ServiceName};
 use keelson_service_kit::now_unix_nanos;
 
-/// What is kept: the identity, and on a second line the machine that it was made on, where that has an id.
-struct Kept {
+/// The content of the file: the identity, and on a second line the ID of the machine that it was created on, if it has one.
+struct IdentityFile {
     identity: String,
     machine: String,
 }
 
-/// The identity of this agent. It stays the same over restarts and boots. On another machine, as the machine ids tell
-/// (machine-id(5)), a disk that was copied is another agent's: it has another identity.
+/// The identity of this agent. It stays the same over restarts and reboots. A copied disk on another machine, as the machine ID
+/// shows (machine-id(5)), gets another identity.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -21,9 +21,9 @@ pub(super) fn identity(config: &Config) -> anyhow::Result<String> {
     let path = config.paths.state(ServiceName::NodeStatus).join("identity");
     let machine = machine(&config.resources.identity_files.machine_id);
     let identity = match read(&path) {
-        // Neither tells of another machine.
-        Some(kept) if machine.is_empty() || kept.machine == machine => return Ok(kept.identity),
-        Some(kept) if kept.machine.is_empty() => kept.identity,
+        // Nothing shows that this is another machine.
+        Some(stored) if machine.is_empty() || stored.machine == machine => return Ok(stored.identity),
+        Some(stored) if stored.machine.is_empty() => stored.identity,
         _ => format!("{:016x}{:016x}", fastrand::u64(..), now_unix_nanos()),
     };
     let folder = path.parent().context("a file is in a folder")?;
@@ -35,7 +35,7 @@ pub(super) fn identity(config: &Config) -> anyhow::Result<String> {
     Ok(identity)
 }
 
-/// The id of the machine; empty where it has none.
+/// The ID of the machine; empty if it has none.
 fn machine(files: &[PathBuf]) -> String {
     let texts = files.iter().filter_map(|file| std::fs::read_to_string(file).ok());
     // It may say `uninitialized` at the first boot.
@@ -43,12 +43,12 @@ fn machine(files: &[PathBuf]) -> String {
     ids.next().unwrap_or_default()
 }
 
-fn read(path: &Path) -> Option<Kept> {
+fn read(path: &Path) -> Option<IdentityFile> {
     let text = std::fs::read_to_string(path).ok()?;
     let mut lines = text.lines().map(str::trim);
     let identity = lines.next().filter(|line| is_id(line))?.to_owned();
     let machine = lines.next().filter(|line| is_id(line)).unwrap_or_default().to_owned();
-    Some(Kept { identity, machine })
+    Some(IdentityFile { identity, machine })
 }
 
 fn is_id(text: &str) -> bool {
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copied_disk_is_another_agents_and_a_restart_is_not() {
+    fn a_copied_disk_gets_another_identity_and_a_restart_keeps_it() {
         let folder = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.paths.state_dir = folder.path().join("state");
@@ -73,7 +73,7 @@ mod tests {
         let nowhere = on("uninitialized\n");
         assert_eq!(on(""), nowhere);
         let (one, other) = (format!("{}\n", "a".repeat(32)), format!("{}\n", "b".repeat(32)));
-        // As an agent without a machine id, or of a former release, has it.
+        // As an agent without a machine ID, or an earlier release, wrote it.
         assert_eq!(on(&one), nowhere);
         assert_eq!(on(&one), nowhere);
         let copied = on(&other);

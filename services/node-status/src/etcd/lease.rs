@@ -1,4 +1,4 @@
-//! The lease of the node: a key that is there while the node lives.
+//! The node's lease: a key that exists while the node is alive.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use crate::etcd::in_words;
+use crate::etcd::write_error;
 use crate::writer::WriteError;
 
-/// How long a renewal may take; then it is tried again.
-const RENEWAL: Duration = Duration::from_secs(10);
+/// Timeout of a renewal; then it is retried.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The node's lease, as far as this agent has it.
+/// The node's lease, as this agent sees it.
 pub(super) struct Lease {
     etcd: Etcd,
     key: String,
@@ -24,21 +24,21 @@ pub(super) struct Lease {
     identity: String,
     seconds: u32,
     state: Mutex<State>,
-    taken: Notify,
+    acquired: Notify,
 }
 
 #[derive(Default)]
 struct State {
-    /// The lease, while this agent has it.
+    /// The ID of the lease, while this agent holds it.
     held: Option<i64>,
     /// See [`Lease::term`].
     term: u64,
-    /// The cluster and its revision as they were last seen.
+    /// The cluster and its revision when they were last read.
     store: Option<(u64, i64)>,
 }
 
 impl Lease {
-    /// Not held yet. `identity` tells this agent from any other.
+    /// Not held yet. `identity` distinguishes this agent from any other.
     pub(super) fn new(etcd: Etcd, keys: &NodeKeys, node: &str, identity: String, seconds: u32) -> Self {
         Self {
             etcd,
@@ -47,7 +47,7 @@ impl Lease {
             identity,
             seconds,
             state: Mutex::default(),
-            taken: Notify::new(),
+            acquired: Notify::new(),
         }
     }
 
@@ -55,100 +55,103 @@ impl Lease {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lease, while this agent has it.
+    /// The ID of the lease, while this agent holds it.
     pub(super) fn held(&self) -> Option<i64> {
         self.lock().held
     }
 
-    /// Counts how often the lease was taken or etcd was put back to a former state; 0: not taken yet. What was known of the
-    /// node's keys in one term need not hold in the next.
+    /// Counts how often the lease was acquired or etcd was restored to an earlier state; 0: never. What is cached of the node's
+    /// keys in one term may be wrong in the next.
     pub(super) fn term(&self) -> u64 {
         self.lock().term
     }
 
-    /// Somebody else has the node, or nobody.
-    fn lost(&self) {
+    /// Another agent has the node, or nobody has.
+    fn clear_held(&self) {
         self.lock().held = None;
     }
 
-    /// A write under `lease` has found that the node's key is not on it any more. Another one may have been taken since.
-    pub(super) fn lost_if(&self, lease: i64) {
+    /// A write under `lease` has failed because the node's key is not on it any more. Another lease may have been acquired since.
+    pub(super) fn clear_held_if(&self, lease: i64) {
         let mut state = self.lock();
         if state.held == Some(lease) {
             state.held = None;
         }
     }
 
-    /// Returns when the lease is taken.
-    pub(super) async fn taken(&self) {
-        self.taken.notified().await;
+    /// Returns when a lease has been acquired.
+    pub(super) async fn acquired(&self) {
+        self.acquired.notified().await;
     }
 
-    /// Renews the lease, or takes it where nobody has it.
+    /// Renews the lease, or acquires it if nobody holds it.
     ///
     /// # Errors
     /// etcd does not answer, or another agent has the node.
     pub(super) async fn renew(&self) -> Result<(), WriteError> {
         let what = "the node's lease";
-        let late = |_| WriteError::Unreachable {
+        let timed_out = |_| WriteError::Unreachable {
             what: what.to_owned(),
-            message: format!("no answer within {} s", RENEWAL.as_secs()),
+            message: format!("no answer within {} s", RENEWAL_TIMEOUT.as_secs()),
         };
-        timeout(RENEWAL, self.turn()).await.map_err(late)?.map_err(|error| in_words(what, &error))
+        timeout(RENEWAL_TIMEOUT, self.renew_once())
+            .await
+            .map_err(timed_out)?
+            .map_err(|error| write_error(what, &error))
     }
 
-    async fn turn(&self) -> Result<(), EtcdError> {
+    async fn renew_once(&self) -> Result<(), EtcdError> {
         let listing = self.etcd.list(&Range::key(self.key.clone())).await?;
-        self.look_at_store(&listing);
-        let Some(entry) = listing.entries.first() else { return self.take(Expect::Absent, None).await };
+        self.check_store(&listing);
+        let Some(entry) = listing.entries.first() else { return self.acquire(Expect::Absent, None).await };
         if !self.is_ours(entry) {
-            self.lost();
-            return Err(self.other(entry));
+            self.clear_held();
+            return Err(self.held_by_other(entry));
         }
-        // Ours, perhaps of the run before, and perhaps of another length.
+        // Ours, perhaps from an earlier run, and perhaps with another duration.
         let is_alive = entry.lease != 0 && self.etcd.keep_alive(entry.lease).await?;
         if is_alive && seconds_of(entry) == Some(self.seconds) {
             self.hold(entry.lease);
             return Ok(());
         }
-        self.take(Expect::Revision(entry.mod_revision), is_alive.then_some(entry.lease)).await
+        self.acquire(Expect::Revision(entry.mod_revision), is_alive.then_some(entry.lease)).await
     }
 
-    /// A store whose revision goes back, or whose cluster is another, was restored: the lease may be in what it was restored
-    /// from.
-    fn look_at_store(&self, listing: &Listing) {
+    /// Starts a new term when the store's revision went back or its cluster is another: etcd was restored, and the restored data
+    /// may contain the lease.
+    fn check_store(&self, listing: &Listing) {
         let mut state = self.lock();
         let before = state.store.replace((listing.cluster, listing.revision));
         let Some((cluster, revision)) = before else { return };
         if cluster != listing.cluster || listing.revision < revision {
             state.term += 1;
-            self.taken.notify_one();
+            self.acquired.notify_one();
         }
     }
 
-    /// Takes the node with a new lease. `before` is the one that its key is on now; it is ended.
-    async fn take(&self, expect: Expect, before: Option<i64>) -> Result<(), EtcdError> {
-        self.lost();
+    /// Acquires the node with a new lease. `before` is the one that its key is on now; it is revoked.
+    async fn acquire(&self, expect: Expect, before: Option<i64>) -> Result<(), EtcdError> {
+        self.clear_held();
         let lease = self.etcd.grant(self.seconds).await?;
         let operation = Operation::Put { key: self.key.clone(), value: self.value(), lease };
         let written = self.etcd.write(&[(self.key.clone(), expect)], &[operation]).await;
         if let Ok(Written::Done(_)) = written {
-            tracing::info!(node = self.node, lease, "this agent has the lease of the node");
+            tracing::info!(node = self.node, lease, "this agent has acquired the lease of the node");
             self.hold(lease);
             if let Some(before) = before {
-                // It has no key any more, and ends by itself, too.
+                // It has no keys any more and would expire by itself, too.
                 let _ = self.etcd.revoke(before).await;
             }
             return Ok(());
         }
-        // It ends by itself, too; but who looks at leases should not wonder.
+        // It would expire by itself, but an operator who lists leases should not find a leftover.
         let _ = self.etcd.revoke(lease).await;
         if let Written::Conflict(found) = written?
             && let Some(Some(entry)) = found.first()
         {
-            return Err(self.other(entry));
+            return Err(self.held_by_other(entry));
         }
-        let message = "the lease of the node changes while it is taken".to_owned();
+        let message = "the lease of the node changed while this agent was acquiring it".to_owned();
         Err(EtcdError::Unreachable { endpoints: self.etcd.endpoints(), message })
     }
 
@@ -156,11 +159,11 @@ impl Lease {
         let mut state = self.lock();
         if state.held.replace(lease) != Some(lease) {
             state.term += 1;
-            self.taken.notify_one();
+            self.acquired.notify_one();
         }
     }
 
-    /// As `coordination.k8s.io/v1` has it, without the times of renewals: those are etcd's.
+    /// The value of the key: a `coordination.k8s.io/v1` Lease without the times of renewals, which only etcd knows.
     fn value(&self) -> Vec<u8> {
         let now = i128::from(now_unix_nanos());
         json!({
@@ -185,8 +188,8 @@ impl Lease {
         holder_of(entry).is_some_and(|holder| holder == self.holder())
     }
 
-    fn other(&self, entry: &Entry) -> EtcdError {
-        let holder = holder_of(entry).unwrap_or_else(|| "nobody who says so".to_owned());
+    fn held_by_other(&self, entry: &Entry) -> EtcdError {
+        let holder = holder_of(entry).unwrap_or_else(|| "a holder without an identity".to_owned());
         let what = format!("this agent the node {}", self.node);
         let message = format!(
             "another agent has it ({holder}); give one of the two another name, or wait {} s if the other has ended",
@@ -196,7 +199,7 @@ impl Lease {
     }
 }
 
-/// How long the lease was asked to be.
+/// The duration for which the lease was requested.
 fn seconds_of(entry: &Entry) -> Option<u32> {
     let lease: Value = serde_json::from_slice(&entry.value).ok()?;
     u32::try_from(lease.pointer("/spec/leaseDurationSeconds")?.as_u64()?).ok()
@@ -219,28 +222,28 @@ mod tests {
     }
 
     #[test]
-    fn a_write_under_a_former_lease_does_not_lose_the_one_that_was_taken_since() {
+    fn a_failed_write_under_an_old_lease_keeps_the_new_one() {
         let lease = lease();
         lease.hold(1);
         lease.hold(2);
-        lease.lost_if(1);
+        lease.clear_held_if(1);
         assert_eq!(lease.held(), Some(2));
-        lease.lost_if(2);
+        lease.clear_held_if(2);
         assert_eq!(lease.held(), None);
     }
 
     #[test]
-    fn a_term_begins_with_each_taking_and_with_a_store_that_was_put_back() {
+    fn a_term_begins_with_each_acquired_lease_and_each_etcd_restore() {
         let lease = lease();
         let see = |cluster, revision| {
-            lease.look_at_store(&Listing { entries: Vec::new(), revision, cluster });
+            lease.check_store(&Listing { entries: Vec::new(), revision, cluster });
             lease.hold(1);
             lease.term()
         };
         assert_eq!(lease.term(), 0);
         assert_eq!([see(7, 5), see(7, 5), see(7, 9)], [1, 1, 1]);
         assert_eq!([see(7, 8), see(7, 8), see(6, 9), see(6, 10)], [2, 2, 3, 3]);
-        lease.lost();
+        lease.clear_held();
         assert_eq!(see(6, 10), 4);
     }
 }

@@ -1,11 +1,11 @@
 //! etcd as the control plane that node-status writes to (architecture §6).
 //!
-//! Node and pods are put into a queue with one slot each, so that a slow or absent etcd costs bounded memory and the
-//! latest state wins; the loop `etcd-writer` empties it, what has turned first. Every write names the revision that it
+//! Node and pods wait in a queue with one slot each, so that a slow or absent etcd costs bounded memory and the latest state
+//! wins; the loop `etcd-writer` empties it, changes of phase or readiness first. Every write requires the revision that it
 //! replaces and this agent's lease: an agent whose node another one has taken over writes nothing any more.
 //!
-//! What etcd refuses lets the others go first and is tried again; only what is larger than etcd takes is left out. With a new
-//! lease, and where etcd was restored, all is told again, and written where something else stands.
+//! A write that etcd refuses is retried after the others; only a report larger than etcd accepts is left out. With a new lease,
+//! and after etcd was restored, all reports are queued again, and written where etcd has another value.
 
 mod configuration;
 mod identity;
@@ -34,17 +34,17 @@ use crate::etcd::lease::Lease;
 use crate::queue::{self, Job, Pending, Queue, Slot};
 use crate::writer::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
 
-/// The condition that says whether reports get through.
+/// The condition that says whether reports succeed.
 const CONDITION: &str = "control-plane";
-/// How long an event stays (the API server's `--event-ttl`), and how long one lease is given to new ones.
+/// How long an event is kept (the API server's `--event-ttl`), and how long one etcd lease is used for new events.
 const EVENT_SECONDS: u32 = 3600;
 const EVENT_LEASE_EVERY: Duration = Duration::from_secs(600);
-/// Events of one write; etcd takes 128 (`--max-txn-ops`).
-const EVENTS_AT_ONCE: usize = 64;
-/// After a write that failed.
-const AGAIN: Duration = Duration::from_secs(1);
-/// After a write that was refused: each costs etcd a look at the user.
-const AFTER_REFUSAL: Duration = Duration::from_millis(100);
+/// Events per write; etcd accepts 128 operations (`--max-txn-ops`).
+const EVENTS_PER_WRITE: usize = 64;
+/// The pause after a failed write.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// The pause after a refused write, since etcd checks the user for each.
+const REFUSAL_PAUSE: Duration = Duration::from_millis(100);
 
 /// Writes to etcd.
 pub(crate) struct EtcdWriter {
@@ -55,55 +55,51 @@ pub(crate) struct EtcdWriter {
     queue: Mutex<Queue>,
     reports: Mutex<Reports>,
     wake: Notify,
-    /// Whether etcd has answered the last renewal of the lease, and since.
+    /// Whether etcd has answered the last renewal of the lease and all writes of events since.
     reachable: AtomicBool,
     events: tokio::sync::Mutex<Option<(i64, Instant)>>,
-    /// What this service itself tells.
+    /// The event ring of this service.
     ring: EventRing,
 }
 
-/// What is to stand in etcd, to be told again.
+/// The latest reports, from which they are queued again.
 #[derive(Default)]
 struct Reports {
     node: Option<Vec<u8>>,
-    /// What became of the node configuration; the inner `None`: there is none.
+    /// The status of the node configuration; the inner `None`: there is none.
     configuration: Option<Option<Vec<u8>>>,
     /// By UID.
     pods: BTreeMap<String, queue::Pod>,
-    /// All pods have been told of: the others are none of this node's.
+    /// All pods have been reported: any other pod status in etcd is stale.
     is_complete: bool,
 }
 
-/// What is wrong with what waits or was left out, by the slot of it.
-type Troubles = BTreeMap<Slot, String>;
+/// The errors of jobs that wait or were left out, by slot.
+type ErrorsBySlot = BTreeMap<Slot, String>;
 
-/// What is known of a key that this agent writes.
+/// The last known state of a key that this agent writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Known {
-    /// The revision of its last change; 0: it is not there.
+struct CachedKey {
+    /// The revision of its last change; 0: the key does not exist.
     revision: i64,
-    /// The pod that stands there.
-    told: Option<Told>,
+    /// The pod in its value.
+    pod: Option<ReportedPod>,
 }
 
-impl Known {
+impl CachedKey {
     fn of(entry: Option<&Entry>) -> Self {
         let revision = entry.map_or(0, |entry| entry.mod_revision);
-        Self { revision, told: entry.and_then(|entry| Told::of(&entry.value)) }
+        Self { revision, pod: entry.and_then(|entry| ReportedPod::of(&entry.value)) }
     }
 }
 
 impl EtcdWriter {
-    /// A writer for the node of `ctx`, with its loop. What stands under `config` of the node is acted on where init keeps
-    /// the services alone.
+    /// A writer for the node of `ctx`, with its loops. The configuration under the node's key `config` is applied only where init
+    /// keeps the services.
     ///
     /// # Errors
-    /// The file that tells this agent from another one with the node's name cannot be made.
-    pub(crate) fn start(
-        ctx: &Context,
-        settings: &Settings,
-        is_kept_by_init: bool,
-    ) -> anyhow::Result<Arc<Self>> {
+    /// The file with the identity of this agent cannot be written.
+    pub(crate) fn start(ctx: &Context, settings: &Settings, has_init: bool) -> anyhow::Result<Arc<Self>> {
         let etcd = Etcd::new(settings.handed_over(&ctx.config.paths.credentials(ServiceName::NodeStatus)));
         let keys = NodeKeys::new(&ctx.config.node_name);
         let identity = identity(&ctx.config)?;
@@ -121,7 +117,7 @@ impl EtcdWriter {
             ring: ctx.events.clone(),
         });
         ctx.spawn("etcd-writer", Arc::clone(&own).run(ctx.clone()));
-        let configuration = configuration::run(Arc::clone(&own), ctx.clone(), is_kept_by_init);
+        let configuration = configuration::run(Arc::clone(&own), ctx.clone(), has_init);
         ctx.spawn("node-configuration", configuration);
         Ok(own)
     }
@@ -130,7 +126,7 @@ impl EtcdWriter {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Taken before the queue where both are.
+    /// Locked before the queue where both are.
     fn reports(&self) -> MutexGuard<'_, Reports> {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -147,7 +143,7 @@ impl EtcdWriter {
     }
 
     /// Puts everything into the queue again.
-    fn tell_all_again(&self) {
+    fn requeue_all(&self) {
         let reports = self.reports();
         let node = reports.node.clone().map(Job::Node);
         let configuration = reports.configuration.clone().map(Job::Configuration);
@@ -160,16 +156,16 @@ impl EtcdWriter {
 
     async fn run(self: Arc<Self>, ctx: Context) {
         let handle = ctx.progress.register("etcd-writer");
-        let mut known: BTreeMap<String, Known> = BTreeMap::new();
-        let (mut troubles, mut term) = (Troubles::new(), 0);
+        let mut cache: BTreeMap<String, CachedKey> = BTreeMap::new();
+        let (mut errors, mut term) = (ErrorsBySlot::new(), 0);
         loop {
             handle.tick();
             let before = std::mem::replace(&mut term, self.lease.term());
             if before != term {
-                known.clear();
-                // Before the first term all waits anyway.
+                cache.clear();
+                // Before the first term everything is queued already.
                 if before != 0 {
-                    self.tell_all_again();
+                    self.requeue_all();
                 }
             }
             let is_held = self.lease.held().is_some();
@@ -177,25 +173,25 @@ impl EtcdWriter {
             let Some(pending) = job else {
                 let heartbeat = Instant::now() + LoopHandle::HEARTBEAT;
                 let next = due.map_or(heartbeat, |due| due.min(heartbeat));
-                // Cancel-safe: both keep what they tell.
+                // Cancel-safe: both keep their notification.
                 tokio::select! {
                     () = ctx.shutdown.cancelled() => return,
                     () = self.wake.notified() => continue,
-                    () = self.lease.taken() => continue,
+                    () = self.lease.acquired() => continue,
                     () = tokio::time::sleep_until(next) => continue,
                 }
             };
             let result = {
-                let work = self.carry_out(&pending.job, &mut known).instrument(pending.span.clone());
-                // Cancel-safe: given up at the end, it may have been made, and the next start finds it so.
+                let work = self.carry_out(&pending.job, &mut cache).instrument(pending.span.clone());
+                // Cancel-safe: a write that the shutdown cuts off may have been made; the next start reads the key.
                 tokio::select! {
                     () = ctx.shutdown.cancelled() => return,
                     result = handle.while_at(work) => result,
                 }
             };
-            let wait = self.settle(pending, result, &mut troubles);
-            let stands = troubles.values().next().cloned();
-            ctx.progress.condition(CONDITION, stands.map_or(Ok(()), Err));
+            let wait = self.handle_result(pending, result, &mut errors);
+            let error = errors.values().next().cloned();
+            ctx.progress.condition(CONDITION, error.map_or(Ok(()), Err));
             if let Some(wait) = wait {
                 // Cancel-safe: neither arm holds anything.
                 tokio::select! {
@@ -206,125 +202,126 @@ impl EtcdWriter {
         }
     }
 
-    /// The job that is next now, and when one that was put off is.
+    /// The next job now, and when the next deferred one is due.
     fn next_job(&self) -> (Option<Pending>, Option<Instant>) {
         let mut queue = self.queue();
         let job = queue.take();
         (job, queue.due())
     }
 
-    /// Keeps a job that has failed for later, and what is wrong in `troubles`. How long all others wait.
-    fn settle(
+    /// Handles the result of a job: puts a failed one back, and stores its error in `errors`. Returns how long all jobs wait.
+    fn handle_result(
         &self,
         pending: Pending,
         result: Result<(), EtcdError>,
-        troubles: &mut Troubles,
+        errors: &mut ErrorsBySlot,
     ) -> Option<Duration> {
         let (now, slot) = (Instant::now(), pending.job.slot());
         let before = match &result {
-            Ok(()) => troubles.remove(&slot),
-            Err(error) => troubles.insert(slot, chain(error)),
+            Ok(()) => errors.remove(&slot),
+            Err(error) => errors.insert(slot, chain(error)),
         };
         let wait = match result {
             Ok(()) => {
-                self.queue().answered(now);
+                self.queue().record_answer(now);
                 None
             }
             Err(error @ EtcdError::TooLarge { .. }) => {
-                self.queue().answered(now);
+                self.queue().record_answer(now);
                 if before != Some(chain(&error)) {
-                    self.tell_too_large(&pending.job, &error);
+                    self.record_too_large(&pending.job, &error);
                 }
                 None
             }
-            // Perhaps of this key alone, or until somebody grants it or the password is right again.
+            // Perhaps only this key, or until its permission is granted or the password is correct.
             Err(error @ EtcdError::Refused { .. }) => {
                 if pending.refused == 0 {
-                    tracing::warn!(error = chain(&error), "a report is refused; it is tried again");
+                    tracing::warn!(error = chain(&error), "etcd refuses a report; it is retried");
                 }
                 let mut queue = self.queue();
-                queue.answered(now);
-                queue.put_behind(pending, now);
-                Some(AFTER_REFUSAL)
+                queue.record_answer(now);
+                queue.put_last(pending, now);
+                Some(REFUSAL_PAUSE)
             }
             Err(EtcdError::Unreachable { .. }) => {
-                let hangs_alone = self.queue().put_back_unanswered(pending, now);
-                (!hangs_alone).then_some(AGAIN)
+                let hangs = self.queue().put_back_unanswered(pending, now);
+                (!hangs).then_some(RETRY_PAUSE)
             }
-            // No call is made without it: all wait in their places.
+            // No call is possible without it: all jobs keep their places.
             Err(EtcdError::Credential { .. } | EtcdError::Missing { .. } | EtcdError::Endpoint { .. }) => {
                 self.queue().put_back(pending);
-                Some(AGAIN)
+                Some(RETRY_PAUSE)
             }
         };
         let reports = self.reports();
         let queue = self.queue();
-        troubles.retain(|slot, _| match slot {
+        errors.retain(|slot, _| match slot {
             Slot::Pod(uid) => reports.pods.contains_key(uid) || queue.has(slot),
             Slot::Node | Slot::Configuration | Slot::Retain => true,
         });
         wait
     }
 
-    /// It would be refused again as it is: its next state is tried.
-    fn tell_too_large(&self, job: &Job, error: &EtcdError) {
+    /// Records the event about a report that is too large: it would be refused again, so only its next state is tried.
+    fn record_too_large(&self, job: &Job, error: &EtcdError) {
         let error = chain(error);
         tracing::warn!(
             error,
-            "a report is larger than etcd takes and is left out until it changes; raise etcd's --max-request-bytes"
+            "a report is larger than etcd accepts and is left out until it changes; raise etcd's --max-request-bytes"
         );
         let object = match job {
             Job::Pod(pod) => ObjectRef::pod(&pod.name.namespace, &pod.name.name, &pod.uid),
-            Job::Node(_) | Job::Configuration(_) | Job::Gone { .. } | Job::Retain(_) => {
+            Job::Node(_) | Job::Configuration(_) | Job::RemovePod { .. } | Job::Retain(_) => {
                 ObjectRef::node(&self.node)
             }
         };
-        let message = format!("{error}; it is left out until it changes, raise etcd's --max-request-bytes");
+        let message = format!("{error}; it is left out until it changes; raise etcd's --max-request-bytes");
         self.ring.warning(object, "ReportTooLarge", message);
     }
 
-    async fn carry_out(&self, job: &Job, known: &mut BTreeMap<String, Known>) -> Result<(), EtcdError> {
+    async fn carry_out(&self, job: &Job, cache: &mut BTreeMap<String, CachedKey>) -> Result<(), EtcdError> {
         match job {
-            Job::Node(json) => self.write(&self.keys.node(), Some(json), known, |_| true).await.map(drop),
+            Job::Node(json) => self.write(&self.keys.node(), Some(json), cache, |_| true).await.map(drop),
             Job::Configuration(json) => {
                 let key = self.keys.config_status();
-                if self.write(&key, json.as_ref(), known, |_| true).await? {
-                    self.tell_configuration(json.as_ref());
+                if self.write(&key, json.as_ref(), cache, |_| true).await? {
+                    self.record_configuration(json.as_ref());
                 }
                 Ok(())
             }
             Job::Pod(pod) => {
-                // It went while this waited, and what is stale was removed before.
+                // The pod has gone since, and its key was removed as stale.
                 if !self.reports().pods.contains_key(&pod.uid) {
                     return Ok(());
                 }
                 let key = self.keys.pod_status(&pod.name.namespace, &pod.name.name);
-                // Of two pods of one name the one that came later is told of.
-                self.write(&key, Some(&pod.json), known, |before| {
+                // Of two pods of one name the later one is reported.
+                self.write(&key, Some(&pod.json), cache, |before| {
                     before.is_none_or(|before| before.uid == pod.uid || before.seen <= pod.seen)
                 })
                 .await
                 .map(drop)
             }
-            Job::Gone { uid, name } => {
+            Job::RemovePod { uid, name } => {
                 let key = self.keys.pod_status(&name.namespace, &name.name);
-                let theirs = |before: Option<&Told>| before.is_some_and(|before| before.uid == *uid);
-                self.write(&key, None, known, theirs).await.map(drop)
+                let is_same_pod =
+                    |before: Option<&ReportedPod>| before.is_some_and(|before| before.uid == *uid);
+                self.write(&key, None, cache, is_same_pod).await.map(drop)
             }
             Job::Retain(uids) => {
-                // A pod that came while this waited may have been written before it: its turn is more urgent.
+                // A pod that came since may have been written already: its job is more urgent.
                 let is_here = |uid: &str| uids.contains(uid) || self.reports().pods.contains_key(uid);
-                let stale = |before: Option<&Told>| before.is_none_or(|told| !is_here(&told.uid));
+                let stale = |before: Option<&ReportedPod>| before.is_none_or(|before| !is_here(&before.uid));
                 let mut result = Ok(());
                 for entry in self.etcd.list(&self.keys.pod_statuses()).await?.entries {
-                    let now = Known::of(Some(&entry));
-                    if !stale(now.told.as_ref()) {
+                    let now = CachedKey::of(Some(&entry));
+                    if !stale(now.pod.as_ref()) {
                         continue;
                     }
-                    known.insert(entry.key.clone(), now);
-                    match self.write(&entry.key, None, known, stale).await {
+                    cache.insert(entry.key.clone(), now);
+                    match self.write(&entry.key, None, cache, stale).await {
                         Ok(_) => {}
-                        // Perhaps of this key alone.
+                        // Perhaps only this key.
                         Err(error @ EtcdError::Refused { .. }) => result = Err(error),
                         Err(error) => return Err(error),
                     }
@@ -334,9 +331,10 @@ impl EtcdWriter {
         }
     }
 
-    /// What stands there now was another thing before, so each change of it is told once, over restarts, too.
-    fn tell_configuration(&self, json: Option<&Vec<u8>>) {
-        let status = configuration::decoded(json);
+    /// Records the event of a new status. It is called only if the key had another value, so that each change is recorded once,
+    /// over restarts, too.
+    fn record_configuration(&self, json: Option<&Vec<u8>>) {
+        let status = configuration::decode(json);
         let Some(event) = configuration_event(&self.node, status.as_ref()) else { return };
         self.ring.record(NewEvent {
             warning: event.warning,
@@ -346,31 +344,31 @@ impl EtcdWriter {
         });
     }
 
-    /// Makes `key` what it should be, where `may` says yes to the pod that stands there now. Whether it was another.
+    /// Sets `key` to `value`, if `may` accepts the pod in its current value. Returns whether it was changed.
     async fn write(
         &self,
         key: &str,
         value: Option<&Vec<u8>>,
-        known: &mut BTreeMap<String, Known>,
-        may: impl Fn(Option<&Told>) -> bool,
+        cache: &mut BTreeMap<String, CachedKey>,
+        may: impl Fn(Option<&ReportedPod>) -> bool,
     ) -> Result<bool, EtcdError> {
-        // Once more for each other writer that was faster; there should be none.
+        // Once more for each change by another writer in between; there should be none.
         for _ in 0..8 {
-            let Some(lease) = self.lease.held() else { return Err(self.no_lease()) };
-            let before = match known.get(key) {
+            let Some(lease) = self.lease.held() else { return Err(self.lease_lost()) };
+            let before = match cache.get(key) {
                 Some(before) => before.clone(),
                 None => {
                     let entry = self.etcd.get(key).await?;
-                    let before = Known::of(entry.as_ref());
-                    known.insert(key.to_owned(), before.clone());
-                    // A start of this service writes nothing that stands there already.
+                    let before = CachedKey::of(entry.as_ref());
+                    cache.insert(key.to_owned(), before.clone());
+                    // After a start of this service, unchanged keys are not written.
                     if entry.is_some_and(|entry| Some(&entry.value) == value) {
                         return Ok(false);
                     }
                     before
                 }
             };
-            if !may(before.told.as_ref()) || (value.is_none() && before.revision == 0) {
+            if !may(before.pod.as_ref()) || (value.is_none() && before.revision == 0) {
                 return Ok(false);
             }
             let expect =
@@ -384,34 +382,39 @@ impl EtcdWriter {
                 Written::Done(revision) => {
                     match value {
                         Some(value) => {
-                            known.insert(key.to_owned(), Known { revision, told: Told::of(value) });
+                            cache.insert(key.to_owned(), CachedKey { revision, pod: ReportedPod::of(value) });
                         }
-                        None => drop(known.remove(key)),
+                        None => drop(cache.remove(key)),
                     }
                     return Ok(true);
                 }
                 Written::Conflict(found) => {
-                    known.remove(key);
+                    cache.remove(key);
                     let holder = found.get(1).and_then(Option::as_ref).map_or(0, |entry| entry.lease);
                     if holder != lease {
-                        // Another one may have been taken meanwhile.
-                        self.lease.lost_if(lease);
+                        // Another lease may have been acquired meanwhile.
+                        self.lease.clear_held_if(lease);
                         continue;
                     }
-                    tracing::warn!(key, "another writer has changed what this node reports; looking again");
+                    tracing::warn!(
+                        key,
+                        "another writer has changed a key that this node reports; reading it again"
+                    );
                 }
             }
         }
-        let message = format!("{key} changes faster than it can be written; who else writes it?");
+        let message = format!(
+            "{key} changes faster than this agent can write it; find out which other client writes it"
+        );
         Err(EtcdError::Unreachable { endpoints: self.etcd.endpoints(), message })
     }
 
-    fn no_lease(&self) -> EtcdError {
+    fn lease_lost(&self) -> EtcdError {
         let message = format!("this agent has lost the lease of the node {}", self.node);
         EtcdError::Unreachable { endpoints: self.etcd.endpoints(), message }
     }
 
-    /// A lease for events of now.
+    /// The etcd lease for new events.
     async fn event_lease(&self) -> Result<i64, EtcdError> {
         let mut lease = self.events.lock().await;
         if let Some((id, since)) = *lease
@@ -480,7 +483,7 @@ impl ControlPlaneWriter for EtcdWriter {
     }
 
     async fn write_pod(&self, pod: &PodReport) -> Result<(), WriteError> {
-        let seen = Told::of(&pod.pod_json).map_or_else(String::new, |told| told.seen);
+        let seen = ReportedPod::of(&pod.pod_json).map_or_else(String::new, |reported| reported.seen);
         let name = PodFullName::new(&pod.name, &pod.namespace);
         let job = queue::Pod {
             uid: pod.uid.clone(),
@@ -488,11 +491,11 @@ impl ControlPlaneWriter for EtcdWriter {
             seen,
             json: pod.pod_json.to_vec(),
             is_static: false,
-            ended: pod.ended,
+            termination: pod.termination,
         };
         let mut reports = self.reports();
         reports.pods.insert(pod.uid.clone(), job.clone());
-        self.put(Job::Pod(job), pod.turned);
+        self.put(Job::Pod(job), pod.urgent);
         Ok(())
     }
 
@@ -501,7 +504,7 @@ impl ControlPlaneWriter for EtcdWriter {
         match gone {
             GonePods::One(uid) => {
                 if let Some(pod) = reports.pods.remove(&uid) {
-                    self.put(Job::Gone { uid, name: pod.name }, false);
+                    self.put(Job::RemovePod { uid, name: pod.name }, false);
                 }
             }
             GonePods::AllBut(uids) => {
@@ -518,26 +521,26 @@ impl ControlPlaneWriter for EtcdWriter {
             return Err(WriteError::Unreachable { what: "events".to_owned(), message });
         };
         if !self.reachable.load(Ordering::Relaxed) {
-            let message = "etcd did not answer a moment ago".to_owned();
+            let message = "etcd did not answer the last request".to_owned();
             return Err(WriteError::Unreachable { what: "events".to_owned(), message });
         }
         let failed = |error: EtcdError| {
-            // The rings of the other services need not wait for it, too.
+            // The events of the other services need not wait for a timeout, too.
             self.reachable.store(!error.is_transient(), Ordering::Relaxed);
-            in_words("events", &error)
+            write_error("events", &error)
         };
         let lease = self.event_lease().await.map_err(failed)?;
-        for some in events.chunks(EVENTS_AT_ONCE) {
-            let operations: Vec<_> = some.iter().map(|event| self.event(service, event, lease)).collect();
+        for batch in events.chunks(EVENTS_PER_WRITE) {
+            let operations: Vec<_> = batch.iter().map(|event| self.event(service, event, lease)).collect();
             let expected = [(self.keys.lease(), Expect::Lease(held))];
             match self.etcd.write(&expected, &operations).await {
                 Ok(Written::Done(_)) => {}
                 Ok(Written::Conflict(_)) => {
-                    self.lease.lost_if(held);
-                    return Err(failed(self.no_lease()));
+                    self.lease.clear_held_if(held);
+                    return Err(failed(self.lease_lost()));
                 }
                 Err(error) => {
-                    // The lease of events may have ended while etcd was away for long.
+                    // The lease of the events may have expired during a long outage of etcd.
                     *self.events.lock().await = None;
                     return Err(failed(error));
                 }
@@ -557,8 +560,8 @@ impl ControlPlaneWriter for EtcdWriter {
     }
 }
 
-/// What a failed call means for a report.
-pub(crate) fn in_words(what: &str, error: &EtcdError) -> WriteError {
+/// The write error for a failed call.
+pub(crate) fn write_error(what: &str, error: &EtcdError) -> WriteError {
     let (what, message) = (what.to_owned(), chain(error));
     if error.is_transient() {
         WriteError::Unreachable { what, message }
@@ -567,16 +570,16 @@ pub(crate) fn in_words(what: &str, error: &EtcdError) -> WriteError {
     }
 }
 
-/// Which pod stands in a status.
+/// The pod that a reported status is of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Told {
+struct ReportedPod {
     uid: String,
     /// When the agent first saw it, RFC 3339.
     seen: String,
 }
 
-impl Told {
-    /// `None` for what is no pod.
+impl ReportedPod {
+    /// `None` for a value that is not a pod.
     fn of(json: &[u8]) -> Option<Self> {
         #[derive(Deserialize)]
         struct Pod {

@@ -1,7 +1,7 @@
-//! Events of all services as the API has them (node-and-api.md §10).
+//! Writes the events of all services to the API (node-and-api.md §10).
 //!
-//! A ring has made one of what is equal already, with its count. Here similar ones become one as well, an object with too many
-//! loses some, and each becomes an Event under a name that says which one it is, so that a second try makes no second one.
+//! A ring has combined equal events already, with their count. Here similar events are combined as well, an object with too many
+//! events loses some, and each event becomes an Event whose name identifies it, so that a retry creates no second one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -10,17 +10,17 @@ use std::time::Duration;
 
 use keelson_kube_api::{KubeApi, KubeError, Limiter, Patch, Resource};
 use keelson_kube_model::time;
-use keelson_node_status_core::correlation::{COMBINED, Correlation, Seen, Verdict};
+use keelson_node_status_core::correlation::{COMBINED, ComparedEvent, Correlation, EventAction};
 use keelson_proto::keelson::events::v1::Event;
 use keelson_service_kit::Context;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::asked_for;
+use super::retry_after;
 
-/// Where events of things without a namespace are.
+/// The namespace of events about objects without a namespace.
 const DEFAULT_NAMESPACE: &str = "default";
-/// So often an event is tried over which the server fails; then it is taken for the event's fault.
+/// How often an event is tried on which the server fails; after that the event itself is taken for the cause.
 const TRIES: u32 = 12;
 
 /// Writes events.
@@ -34,13 +34,13 @@ pub(super) struct Events {
 #[derive(Default)]
 struct State {
     correlation: Correlation,
-    /// Those of a list that is not written to its end, by the service that they are of: it comes again as a whole.
+    /// The written events of a list that is not complete, by service: the whole list comes again.
     done: BTreeMap<String, BTreeSet<Occurrence>>,
-    /// The event over which the server failed last, and how often.
+    /// The event on which the server failed last, and how often.
     failing: Option<(Occurrence, u32)>,
     throttled: Duration,
-    /// Until then the server has asked to be left alone.
-    asked_until: Option<Instant>,
+    /// Until then the server has asked not to get requests (`Retry-After`).
+    throttled_until: Option<Instant>,
 }
 
 /// One entry of a service's ring.
@@ -65,18 +65,19 @@ impl Events {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long events have waited for each other, and the server has asked to wait with them, all told.
+    /// How long events have waited for the rate limit and for `Retry-After`, in total.
     pub(super) fn throttled(&self) -> Duration {
         self.state().throttled
     }
 
-    /// Writes those of a service in their order. After a failure the same ones may come again: what was done is left out then.
+    /// Writes the events of a service in order. After an error the same events may come again: those that were written are
+    /// skipped then.
     ///
     /// # Errors
-    /// The server does not answer, is in trouble, or has asked to be left alone.
+    /// The server does not answer, fails, or has asked to wait.
     pub(super) async fn write(&self, service: &str, events: &[Event]) -> Result<(), KubeError> {
-        if self.state().asked_until.is_some_and(|until| until > Instant::now()) {
-            let message = "it has asked to be left alone for a while".to_owned();
+        if self.state().throttled_until.is_some_and(|until| until > Instant::now()) {
+            let message = "it has asked to wait (Retry-After)".to_owned();
             return Err(self.api.unreachable("events", message));
         }
         for event in events {
@@ -84,26 +85,26 @@ impl Events {
             if self.state().done.get(service).is_some_and(|done| done.contains(&id)) {
                 continue;
             }
-            let judgement = self.state().correlation.judge(&seen(event));
-            if let Some(told) = told_as(event, judgement.verdict) {
-                match self.write_in_turn(&told).await {
+            let decision = self.state().correlation.decide(&compared(event));
+            if let Some(outgoing) = outgoing_event(event, decision.action) {
+                match self.write_throttled(&outgoing).await {
                     Ok(()) => {}
                     Err(error) if error.may_pass() && !self.is_given_up(id, &error) => return Err(error),
-                    // Of a namespace that is gone, for one: nothing that a second try would mend.
+                    // Its namespace is gone, for example: a retry would not help.
                     Err(error) => {
-                        tracing::debug!(%error, reason = event.reason, "an event is refused and left out");
+                        tracing::debug!(%error, reason = event.reason, "the API server refuses an event; it is dropped");
                     }
                 }
             }
             let mut state = self.state();
-            state.correlation.keep(judgement);
+            state.correlation.commit(decision);
             state.done.entry(service.to_owned()).or_default().insert(id);
         }
         self.state().done.remove(service);
         Ok(())
     }
 
-    /// Whether the server has failed over this event so often that it is rather the event.
+    /// Whether the server has failed on this event so often that the event itself is the cause.
     fn is_given_up(&self, id: Occurrence, error: &KubeError) -> bool {
         if error.code().is_none_or(|code| code == 429) {
             return false;
@@ -114,29 +115,29 @@ impl Events {
         before + 1 >= TRIES
     }
 
-    async fn write_in_turn(&self, told: &Told) -> Result<(), KubeError> {
+    async fn write_throttled(&self, outgoing: &OutgoingEvent) -> Result<(), KubeError> {
         let wait = self.limiter.take();
         self.state().throttled += wait;
         tokio::time::sleep(wait).await;
-        let written = self.write_one(told).await;
+        let written = self.write_one(outgoing).await;
         if let Err(error) = &written {
-            let (asked_for, mut state) = (asked_for(error), self.state());
-            state.throttled += asked_for;
-            state.asked_until = Some(Instant::now() + asked_for);
+            let (retry_after, mut state) = (retry_after(error), self.state());
+            state.throttled += retry_after;
+            state.throttled_until = Some(Instant::now() + retry_after);
         }
         written
     }
 
-    async fn write_one(&self, told: &Told) -> Result<(), KubeError> {
-        let object = self.object(told);
+    async fn write_one(&self, outgoing: &OutgoingEvent) -> Result<(), KubeError> {
+        let object = self.object(outgoing);
         let namespace = object["metadata"]["namespace"].as_str();
-        if told.event.count > 1 {
+        if outgoing.event.count > 1 {
             let mut patch = json!({});
             for field in ["count", "lastTimestamp", "message"] {
                 patch[field] = object[field].clone();
             }
             let patch = (Patch::Merge, &patch);
-            match self.api.patch(Resource::EVENT, namespace, &told.name, None, patch).await {
+            match self.api.patch(Resource::EVENT, namespace, &outgoing.name, None, patch).await {
                 Ok(_) => return Ok(()),
                 // The server keeps events for an hour.
                 Err(error) if error.is_not_found() => {}
@@ -149,8 +150,8 @@ impl Events {
         }
     }
 
-    fn object(&self, told: &Told) -> Value {
-        let event = &told.event;
+    fn object(&self, outgoing: &OutgoingEvent) -> Value {
+        let event = &outgoing.event;
         let at = |nanos: i64| time::format_seconds(nanos / 1_000_000_000).unwrap_or_default();
         let namespace = if event.namespace.is_empty() { DEFAULT_NAMESPACE } else { &event.namespace };
         let mut involved = json!({"apiVersion": "v1", "kind": event.kind, "name": event.name});
@@ -164,7 +165,7 @@ impl Events {
         json!({
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": told.name, "namespace": namespace, "annotations": event.annotations},
+            "metadata": {"name": outgoing.name, "namespace": namespace, "annotations": event.annotations},
             "involvedObject": involved,
             "reason": event.reason,
             "message": event.message,
@@ -179,25 +180,27 @@ impl Events {
     }
 }
 
-/// An event as it is told.
-struct Told {
-    /// The same for every try and every count of an event, and for all that are told as one.
+/// An event as it is written.
+struct OutgoingEvent {
+    /// The same for every try and every count of an event, and for all similar events that are combined.
     name: String,
     event: Event,
 }
 
-/// What is told; none: nothing.
-fn told_as(event: &Event, verdict: Verdict) -> Option<Told> {
-    match verdict {
-        Verdict::Own => Some(Told { name: name(event, &event.field_path), event: event.clone() }),
-        Verdict::Combined { first, count } => {
+/// The event to write; `None` if it is dropped.
+fn outgoing_event(event: &Event, action: EventAction) -> Option<OutgoingEvent> {
+    match action {
+        EventAction::Single => {
+            Some(OutgoingEvent { name: name(event, &event.field_path), event: event.clone() })
+        }
+        EventAction::Combined { first, count } => {
             let message = format!("{COMBINED}{}", event.message);
             let event = Event { message, first_unix_nanos: first, count, ..event.clone() };
-            Some(Told { name: name(&event, COMBINED), event })
+            Some(OutgoingEvent { name: name(&event, COMBINED), event })
         }
-        Verdict::LeftOut => {
+        EventAction::Drop => {
             let (name, reason) = (&event.name, &event.reason);
-            tracing::debug!(name, reason, "an event is left out: its object has too many");
+            tracing::debug!(name, reason, "an event is dropped: its object has too many events");
             None
         }
     }
@@ -209,8 +212,8 @@ fn name(event: &Event, part: &str) -> String {
     format!("{}.{:x}{:04x}", event.name, event.first_unix_nanos, hasher.finish() & 0xffff)
 }
 
-fn seen(event: &Event) -> Seen<'_> {
-    Seen {
+fn compared(event: &Event) -> ComparedEvent<'_> {
+    ComparedEvent {
         object: [&event.kind, &event.namespace, &event.name, &event.uid],
         kind: &event.r#type,
         reason: &event.reason,

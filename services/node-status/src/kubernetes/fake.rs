@@ -1,4 +1,4 @@
-//! An API server for tests that has an answer for everything, and fails when it is told to.
+//! An API server for tests that answers every request, and fails where the test wants it.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,30 +9,30 @@ use keelson_kube_api::KubeApi;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-/// It has what it was asked for and has not failed at, in its order: the method and the body.
+/// Records the requests that it answered with success, in order: method and body.
 pub(super) struct Server {
     pub(super) api: KubeApi,
-    asked: Arc<Mutex<Vec<(String, Value)>>>,
+    requests: Arc<Mutex<Vec<(String, Value)>>>,
     task: JoinHandle<()>,
     _folder: tempfile::TempDir,
 }
 
 impl Server {
-    /// `fails` says which code a request is answered with, by its number.
+    /// `fails` returns the code with which the request of this number is answered.
     pub(super) async fn start(fails: impl Fn(usize) -> Option<u16> + Send + Sync + 'static) -> Self {
         Self::with_retry_after("0", fails).await
     }
 
-    /// The same, which asks to be left alone for so many seconds when it fails.
+    /// The same, with this many seconds as `Retry-After` of failures.
     pub(super) async fn with_retry_after(
         seconds: &'static str,
         fails: impl Fn(usize) -> Option<u16> + Send + Sync + 'static,
     ) -> Self {
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let (kept, fails) = (Arc::clone(&asked), Arc::new(fails));
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (log, fails) = (Arc::clone(&requests), Arc::new(fails));
         let count = Arc::new(Mutex::new(0));
         let router = Router::new().fallback(move |request: Request<Body>| {
-            let (kept, fails, count) = (Arc::clone(&kept), Arc::clone(&fails), Arc::clone(&count));
+            let (log, fails, count) = (Arc::clone(&log), Arc::clone(&fails), Arc::clone(&count));
             async move {
                 let number = {
                     let mut count = count.lock().unwrap();
@@ -45,7 +45,7 @@ impl Server {
                 let code = fails(number).unwrap_or(200);
                 let answer = json!({"kind": "Status", "code": code, "reason": "X", "message": "m"});
                 if code == 200 {
-                    kept.lock().unwrap().push((head.method.to_string(), object));
+                    log.lock().unwrap().push((head.method.to_string(), object));
                 }
                 let answered = Response::builder().status(code).header("retry-after", seconds);
                 answered.body(Body::from(answer.to_string())).unwrap()
@@ -60,11 +60,11 @@ impl Server {
             "clusters": [{"name": "k", "cluster": {"server": url}}], "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}]});
         std::fs::write(&file, config.to_string()).unwrap();
-        Self { api: KubeApi::new(file, "test"), asked, task, _folder: folder }
+        Self { api: KubeApi::new(file, "test"), requests, task, _folder: folder }
     }
 
-    pub(super) fn asked(&self) -> Vec<(String, Value)> {
-        self.asked.lock().unwrap().clone()
+    pub(super) fn requests(&self) -> Vec<(String, Value)> {
+        self.requests.lock().unwrap().clone()
     }
 }
 

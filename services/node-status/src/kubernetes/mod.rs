@@ -1,9 +1,9 @@
 //! The Kubernetes API as the control plane that node-status writes to (node-and-api.md §9, §10; pod-lifecycle.md §14.5).
 //!
-//! Lease and Node, everything else, and events have a connection each, so that none waits for another. Node and pods are put
-//! into a queue with one slot each; the loop `kubernetes-writer` empties it, the Node first and then what has turned. What the
-//! server refuses, or does not answer while it answers others, lets those go first and is tried again; where it answers nobody,
-//! all wait in their places.
+//! Lease and Node, everything else, and events have a connection each, so that none waits for another. Node and pods wait in a
+//! queue with one slot each; the loop `kubernetes-writer` empties it, the Node first and then changes of phase or readiness. A
+//! write that the server refuses, or does not answer while it answers others, is retried after the others; while the server
+//! answers nobody, all jobs keep their places.
 
 mod certificates;
 mod events;
@@ -11,10 +11,10 @@ mod events;
 #[allow(clippy::unwrap_used, reason = "helpers of tests")]
 mod fake;
 mod lease;
-mod measured;
+mod metrics;
 mod mirrors;
-mod returned;
-mod writing;
+mod node_recovery;
+mod write_loop;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,29 +38,28 @@ use tracing::Span;
 
 use crate::kubernetes::events::Events;
 use crate::kubernetes::lease::Lease;
-use crate::kubernetes::measured::Measured;
+use crate::kubernetes::metrics::WriterMetrics;
 use crate::queue::{self, Job, Queue};
 use crate::writer::{ControlPlaneWriter, GonePods, PodReport, ReportState, WriteError};
 
-/// The longest that the server is left alone because it has asked for it.
-const MOST_ASKED: Duration = Duration::from_secs(60);
+/// The longest `Retry-After` that is respected.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// What is waited for before this node has a certificate.
-const AWAITED: &str = "this node has no client certificate yet, and asks for one";
-/// The same before it has a kubeconfig that does.
-const AWAITED_KUBECONFIG: &str =
-    "there is no kubeconfig that does; `keelson get services` says at init what is wrong";
+/// The error of calls before this node has a certificate.
+const NO_CERTIFICATE: &str = "this node has no client certificate yet, and requests one";
+/// The same before it has a usable kubeconfig.
+const NO_KUBECONFIG: &str = "there is no usable kubeconfig; `keelson get services` shows the reason at init";
 
-/// How this service names itself to the server.
+/// The `User-Agent` of this service.
 fn user_agent(ctx: &Context) -> String {
     keelson_kube_api::user_agent(ServiceName::NodeStatus, &ctx.config.own_processes.kubelet_version)
 }
 
-/// A connection of its own to the server that the settings name.
+/// A new connection to the server of the settings.
 fn connection(ctx: &Context, settings: &Settings, requests: RestMetrics) -> KubeApi {
     let kubeconfig = settings.handed_over(&ctx.config.paths.credentials(ServiceName::NodeStatus));
     let bootstraps = settings.certificates.bootstrap_kubeconfig.is_some();
-    let awaited = if bootstraps { AWAITED } else { AWAITED_KUBECONFIG };
+    let awaited = if bootstraps { NO_CERTIFICATE } else { NO_KUBECONFIG };
     let refusals = CredentialRefusal::file(&ctx.config.paths, ServiceName::NodeStatus);
     KubeApi::awaiting(kubeconfig, &user_agent(ctx), requests, awaited).reporting_refusals(refusals)
 }
@@ -69,65 +68,68 @@ fn connection(ctx: &Context, settings: &Settings, requests: RestMetrics) -> Kube
 pub(crate) struct KubernetesWriter {
     ctx: Context,
     main: KubeApi,
-    /// Of the calls of `main`.
+    /// Limits the calls of `main`.
     limiter: Limiter,
-    /// How long the server has asked to be left alone.
-    asked_to_wait: Mutex<Duration>,
-    /// The Node and the lease alone.
+    /// How long the server has asked to wait (`Retry-After`), in total.
+    throttled: Mutex<Duration>,
+    /// The connection for the Node and the lease alone.
     heartbeat: KubeApi,
-    /// How long a write of the Node, or a try to renew the lease, may take: as long as between two statuses, and no longer than
-    /// the lease (node-and-api.md §5).
-    heartbeat_ends_within: Duration,
+    /// Timeout of a write of the Node, and of a try to renew the lease: the time between two statuses, and no longer than the
+    /// lease (node-and-api.md §5).
+    heartbeat_timeout: Duration,
     events: Events,
     lease: Lease,
     node_name: String,
-    /// A controller of a cloud sees to the addresses.
-    of_cloud: bool,
-    /// The `spec` of the Node that is made where there is none; none: no Node is made.
+    /// A cloud controller manages the addresses.
+    external_cloud: bool,
+    /// The `spec` of the Node that is created if there is none; `None`: no Node is created.
     registration: Option<Value>,
     requests: RestMetrics,
-    measured: Measured,
+    metrics: WriterMetrics,
     queue: Mutex<Queue>,
-    known: Mutex<Known>,
+    cache: Mutex<ReportCache>,
     wake: Notify,
 }
 
-/// What is remembered of what was told.
+/// The last reports, and what is known of the server's objects.
 #[derive(Default)]
-struct Known {
-    /// The pods, by UID.
-    pods: BTreeMap<String, Told>,
-    /// `pods` has been complete once: a pod that is not in it is not here.
-    all_pods: bool,
-    /// The Node as it was told last.
+struct ReportCache {
+    /// The last reports of pods, by UID.
+    pods: BTreeMap<String, LastReport>,
+    /// `pods` has been complete once: a pod that is not in it is not on this node.
+    pods_complete: bool,
+    /// The last reported Node.
     node: Option<Arc<Value>>,
     /// The UID of the server's Node.
     node_uid: Option<String>,
-    /// `status.addresses` of the server's Node, which may have some of a cloud's.
+    /// `status.addresses` of the server's Node, some of which a cloud controller may have set.
     addresses: Value,
-    /// The server's Node is not what it was told.
+    /// The server's Node differs from the last report.
     node_drifts: bool,
-    /// The names of the server's pods on this node by UID, mirrors included, as pod-config has shown them.
+    /// The names of the server's pods on this node by UID, mirror pods included, as pod-config has shown them.
     on_server: BTreeMap<String, PodFullName>,
-    /// When the server has last taken a report.
+    /// When the server last accepted a report.
     last_write: Option<Instant>,
 }
 
-impl Known {
-    /// The Node that has the addresses that pods show as their host's: where a cloud sees to them, as the server has them.
-    fn host(&self, of_cloud: bool) -> Option<Value> {
+impl ReportCache {
+    /// A Node with the addresses that pods show as their host's: the server's where a cloud controller manages them.
+    fn host(&self, external_cloud: bool) -> Option<Value> {
         let node = self.node.as_deref()?;
         let has_one = |list: &Value| list.as_array().is_some_and(|list| !list.is_empty());
-        let addresses =
-            if of_cloud && has_one(&self.addresses) { &self.addresses } else { &node["status"]["addresses"] };
+        let addresses = if external_cloud && has_one(&self.addresses) {
+            &self.addresses
+        } else {
+            &node["status"]["addresses"]
+        };
         Some(json!({"status": {"addresses": addresses}}))
     }
 }
 
-struct Told {
-    /// The last report, of a pod of the API without what is not needed to tell it again.
+struct LastReport {
+    /// The report; of an API pod only the parts that are needed to write it again.
     report: queue::Pod,
-    /// The server has something else by now.
+    /// The server's pod differs from it.
     drifts: bool,
 }
 
@@ -141,7 +143,7 @@ impl KubernetesWriter {
         own
     }
 
-    /// The same without its loops.
+    /// The same, without starting the loops.
     fn new(ctx: &Context, settings: &Settings) -> Arc<Self> {
         let requests = RestMetrics::registered(&ctx.metrics);
         let connection = || connection(ctx, settings, requests.clone());
@@ -154,33 +156,33 @@ impl KubernetesWriter {
             ctx: ctx.clone(),
             main: main.limited(limiter.clone()),
             limiter,
-            asked_to_wait: Mutex::default(),
+            throttled: Mutex::default(),
             lease: Lease::new(ctx, heartbeat.clone(), settings.lease_seconds, within),
-            heartbeat_ends_within: within,
+            heartbeat_timeout: within,
             heartbeat,
             events: Events::new(ctx, events),
             node_name,
-            of_cloud: ctx.config.node_status.external_cloud,
+            external_cloud: ctx.config.node_status.external_cloud,
             registration: settings.register_node.then(|| registration(settings)),
             requests,
-            measured: Measured::register(ctx),
+            metrics: WriterMetrics::register(ctx),
             queue: Mutex::default(),
-            known: Mutex::default(),
+            cache: Mutex::default(),
             wake: Notify::new(),
         })
     }
 
     /// `status.addresses` of the server's Node; null before there is one.
     fn addresses(&self) -> Value {
-        self.known().addresses.clone()
+        self.cache().addresses.clone()
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn cache(&self) -> MutexGuard<'_, ReportCache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn put(&self, job: Job, urgent: bool) {
@@ -190,54 +192,55 @@ impl KubernetesWriter {
 
     /// Whether pod-config sees a pod of the API with this UID on this node.
     fn is_on_server(&self, uid: &str) -> bool {
-        self.known().on_server.contains_key(uid)
+        self.cache().on_server.contains_key(uid)
     }
 
     fn is_registered(&self) -> bool {
-        self.known().node_uid.is_some()
+        self.cache().node_uid.is_some()
     }
 
-    /// The job that is next: before all others the Node.
+    /// The next job, the Node first.
     #[cfg(test)]
     fn next_job(&self) -> Option<queue::Pending> {
         let pending = self.queue().begin_at(Instant::now())?;
-        self.queue().is_done(&pending.job.slot());
+        self.queue().finish(&pending.job.slot());
         Some(pending)
     }
 
-    /// Remembers that the server has answered, be it by a refusal.
-    fn hear<T>(&self, result: &Result<T, KubeError>) {
+    /// Records that the server has answered, be it with a refusal.
+    fn record_answer<T>(&self, result: &Result<T, KubeError>) {
         if result.as_ref().err().is_none_or(|error| error.code().is_some()) {
-            self.queue().answered(Instant::now());
+            self.queue().record_answer(Instant::now());
         }
     }
 
-    /// The server has a Node of this UID for us.
-    fn registered(&self, uid: &str, addresses: Value) {
+    /// Stores that the server has a Node of this UID for us.
+    fn set_registered(&self, uid: &str, addresses: Value) {
         let is_new = {
-            let mut known = self.known();
-            let is_new = known.node_uid.as_deref() != Some(uid);
-            if is_new && known.node_uid.is_some() {
-                // Mirrors of the former Node go with it, and reports that were refused for its sake were dropped.
-                known.pods.values_mut().for_each(|told| told.drifts = true);
+            let mut cache = self.cache();
+            let is_new = cache.node_uid.as_deref() != Some(uid);
+            if is_new && cache.node_uid.is_some() {
+                // The mirror pods of the former Node are deleted with it, and reports that were refused for its sake were
+                // dropped.
+                cache.pods.values_mut().for_each(|last| last.drifts = true);
             }
-            known.node_uid = Some(uid.to_owned());
+            cache.node_uid = Some(uid.to_owned());
             is_new
         };
-        self.change_host(|known| known.addresses = addresses);
-        self.lease.belongs_to(uid);
+        self.update_host(|cache| cache.addresses = addresses);
+        self.lease.set_owner(uid);
         if is_new {
-            self.queue().put_off_no_more();
+            self.queue().retry_all_now();
         }
     }
 
-    /// Changes what is known; where the addresses of the host are other ones afterwards, all pods are told again.
-    fn change_host(&self, change: impl FnOnce(&mut Known)) {
-        let mut known = self.known();
-        let before = known.host(self.of_cloud);
-        change(&mut known);
-        if known.host(self.of_cloud) != before {
-            known.pods.values_mut().for_each(|told| told.drifts = true);
+    /// Changes the cache; if that changes the addresses of the host, all pods are written again.
+    fn update_host(&self, change: impl FnOnce(&mut ReportCache)) {
+        let mut cache = self.cache();
+        let before = cache.host(self.external_cloud);
+        change(&mut cache);
+        if cache.host(self.external_cloud) != before {
+            cache.pods.values_mut().for_each(|last| last.drifts = true);
         }
     }
 
@@ -245,20 +248,20 @@ impl KubernetesWriter {
         match job {
             Job::Node(json) => {
                 let work = self.write_own_node(json);
-                in_time(&self.heartbeat, "the Node", self.heartbeat_ends_within, work).await
+                with_timeout(&self.heartbeat, "the Node", self.heartbeat_timeout, work).await
             }
-            // Comes from etcd alone.
+            // Only etcd has a node configuration.
             Job::Configuration(_) => Ok(()),
             Job::Pod(pod) => self.write_one_pod(pod).await,
-            Job::Gone { uid, name } => self.remove_mirror(name, Some(uid)).await,
+            Job::RemovePod { uid, name } => self.remove_mirror(name, Some(uid)).await,
             Job::Retain(uids) => self.remove_stale_mirrors(uids).await,
         }
     }
 
-    /// Registers the Node, or makes the server's what this one is.
+    /// Registers the Node, or updates the server's Node.
     async fn write_own_node(&self, json: &[u8]) -> Result<(), KubeError> {
         let ours: Value = serde_json::from_slice(json).unwrap_or_default();
-        self.measured.registers();
+        self.metrics.start_registration();
         let live = self.heartbeat.get(Resource::NODE, None, &self.node_name).await?;
         let found = live.is_some();
         let live = match (live, &self.registration) {
@@ -274,72 +277,72 @@ impl KubernetesWriter {
                 }
             }
             (None, None) => {
-                let message = "there is none, and registerNode is false".to_owned();
+                let message = "it does not exist, and registerNode is false".to_owned();
                 return Err(self.heartbeat.unreachable(&format!("nodes {}", self.node_name), message));
             }
         };
-        let live = match node_patch(&live.0, &ours, self.of_cloud) {
+        let live = match node_patch(&live.0, &ours, self.external_cloud) {
             Some(patch) => {
                 let patch = (Patch::Strategic, &patch);
                 let now = self
                     .heartbeat
                     .patch(Resource::NODE, None, &self.node_name, Some("status"), patch)
                     .await?;
-                returned::tell(&self.ctx, &live.0, &ours).await;
+                node_recovery::record_events(&self.ctx, &live.0, &ours).await;
                 now
             }
             None => live,
         };
-        self.measured.registered(!found, &live.0);
-        self.registered(live.uid(), live.0["status"]["addresses"].clone());
+        self.metrics.finish_registration(!found, &live.0);
+        self.set_registered(live.uid(), live.0["status"]["addresses"].clone());
         Ok(())
     }
 
     async fn write_one_pod(&self, pod: &queue::Pod) -> Result<(), KubeError> {
         let mut ours: Value = serde_json::from_slice(&pod.json).unwrap_or_default();
-        let host = self.known().host(self.of_cloud);
+        let host = self.cache().host(self.external_cloud);
         if let Some(host) = host {
             add_host_addresses(&mut ours, &host);
         }
         let PodFullName { name, namespace } = &pod.name;
         let live = if pod.is_static {
-            self.mirror(pod, &ours).await?
+            self.ensure_mirror(pod, &ours).await?
         } else {
             match self.main.get(Resource::POD, Some(namespace), name).await {
                 Ok(live) => live.filter(|live| live.uid() == pod.uid),
-                // Unless pod-config still sees it: then the authorizer has not seen it yet.
+                // If pod-config still sees it, the authorizer has not seen it yet.
                 Err(error) if error.is_unrelated() && !self.is_on_server(&pod.uid) => None,
                 Err(error) => return Err(error),
             }
         };
-        // It is gone, or another one of the name has come.
+        // It is gone, or another pod of the name has come.
         let Some(mut live) = live else { return Ok(()) };
-        if let Some(patch) = pod_status_patch(&live.0, &ours, pod.ended.stopped) {
+        if let Some(patch) = pod_status_patch(&live.0, &ours, pod.termination.stopped) {
             let patch = (Patch::Strategic, &patch);
             live = match self.main.patch(Resource::POD, Some(namespace), name, Some("status"), patch).await {
                 Ok(live) => live,
-                // Deleted between the two, or replaced by another one of the name, be it on another node.
+                // Deleted between the two calls, or replaced by another pod of the name, perhaps on another node.
                 Err(error) if error.is_not_found() || error.is_conflict() || error.is_of_another_node() => {
                     return Ok(());
                 }
                 Err(error) => return Err(error),
             };
         }
-        if !pod.is_static && may_be_deleted(&live.0, pod.ended.finished) {
+        if !pod.is_static && may_be_deleted(&live.0, pod.termination.finished) {
             self.delete(&live).await?;
         }
         Ok(())
     }
 
-    /// Deletes a pod of the server at once, this one and no other of its name.
+    /// Deletes this pod of the server at once, and no other of its name.
     async fn delete(&self, live: &Object) -> Result<(), KubeError> {
         let options = delete_now(live.uid());
         match self.main.delete(Resource::POD, Some(live.namespace()), live.name(), &options).await {
             Ok(_) => {
-                self.known().on_server.remove(live.uid());
+                self.cache().on_server.remove(live.uid());
                 Ok(())
             }
-            // Another one of the name.
+            // Another pod of the name.
             Err(error) if error.is_conflict() || error.is_of_another_node() => Ok(()),
             Err(error) => Err(error),
         }
@@ -354,21 +357,21 @@ impl ControlPlaneWriter for KubernetesWriter {
 
     async fn renew_lease(&self) -> Result<(), WriteError> {
         let renewed = self.lease.renew().await;
-        self.hear(&renewed);
-        renewed.map_err(|error| in_words("the node's lease", &error))
+        self.record_answer(&renewed);
+        renewed.map_err(|error| write_error("the node's lease", &error))
     }
 
     async fn write_node(&self, node: &Node) -> Result<(), WriteError> {
-        let told = serde_json::to_value(node).map_err(|error| WriteError::Refused {
+        let value = serde_json::to_value(node).map_err(|error| WriteError::Refused {
             what: "the Node".to_owned(),
             message: error.to_string(),
         })?;
-        let (json, now) = (told.to_string().into_bytes(), ready_status(&told));
-        self.lease.is_of_machine(&told["status"]["nodeInfo"]);
+        let (json, now) = (value.to_string().into_bytes(), ready_status(&value));
+        self.lease.set_node_info(&value["status"]["nodeInfo"]);
         let mut before = None;
-        self.change_host(|known| before = known.node.replace(Arc::new(told)));
-        let turned = before.and_then(|before| ready_status(&before)) != now;
-        self.put(Job::Node(json), turned);
+        self.update_host(|cache| before = cache.node.replace(Arc::new(value)));
+        let urgent = before.and_then(|before| ready_status(&before)) != now;
+        self.put(Job::Node(json), urgent);
         Ok(())
     }
 
@@ -381,30 +384,30 @@ impl ControlPlaneWriter for KubernetesWriter {
             seen: String::new(),
             json: if is_static { pod.pod_json.to_vec() } else { reported(&pod.pod_json) },
             is_static,
-            ended: pod.ended,
+            termination: pod.termination,
         };
-        let told = Told { report: report.clone(), drifts: false };
-        self.known().pods.insert(pod.uid.clone(), told);
-        self.put(Job::Pod(report), pod.turned);
+        let last = LastReport { report: report.clone(), drifts: false };
+        self.cache().pods.insert(pod.uid.clone(), last);
+        self.put(Job::Pod(report), pod.urgent);
         Ok(())
     }
 
     async fn drop_pods(&self, gone: GonePods) {
         match gone {
             GonePods::One(uid) => {
-                let told = self.known().pods.remove(&uid);
-                // The server's own pod is gone there, or its last report says that it may be.
-                if let Some(told) = told.filter(|told| told.report.is_static) {
-                    let name = told.report.name;
-                    self.put(Job::Gone { uid, name: name.clone() }, false);
-                    self.tell_next_of(&name);
+                let last = self.cache().pods.remove(&uid);
+                // An API pod is gone from the server, or its last report says that it may be deleted.
+                if let Some(last) = last.filter(|last| last.report.is_static) {
+                    let name = last.report.name;
+                    self.put(Job::RemovePod { uid, name: name.clone() }, false);
+                    self.requeue_static_pods(&name);
                 }
             }
             GonePods::AllBut(uids) => {
                 {
-                    let mut known = self.known();
-                    known.pods.retain(|uid, _| uids.contains(uid));
-                    known.all_pods = true;
+                    let mut cache = self.cache();
+                    cache.pods.retain(|uid, _| uids.contains(uid));
+                    cache.pods_complete = true;
                 }
                 self.put(Job::Retain(uids), false);
             }
@@ -412,17 +415,17 @@ impl ControlPlaneWriter for KubernetesWriter {
     }
 
     async fn write_events(&self, service: &str, events: &[Event]) -> Result<(), WriteError> {
-        self.events.write(service, events).await.map_err(|error| in_words("events", &error))
+        self.events.write(service, events).await.map_err(|error| write_error("events", &error))
     }
 
     fn state(&self) -> ReportState {
         let queue = self.queue();
         let oldest = queue.oldest().map_or(0, |since| since.elapsed().as_millis());
-        let asked = *self.asked_to_wait.lock().unwrap_or_else(PoisonError::into_inner);
+        let throttled = *self.throttled.lock().unwrap_or_else(PoisonError::into_inner);
         ReportState {
             queued: u32::try_from(queue.len()).unwrap_or(u32::MAX),
             oldest_age_ms: u64::try_from(oldest).unwrap_or(u64::MAX),
-            throttled_seconds: (self.events.throttled() + self.limiter.waited() + asked).as_secs_f64(),
+            throttled_seconds: (self.events.throttled() + self.limiter.waited() + throttled).as_secs_f64(),
         }
     }
 }
@@ -433,12 +436,12 @@ fn ready_status(node: &Value) -> Option<Value> {
     conditions.find(|condition| condition["type"] == "Ready").map(|ready| ready["status"].clone())
 }
 
-/// How long the server has asked to be left alone.
-fn asked_for(error: &KubeError) -> Duration {
-    Duration::from_secs(error.retry_after().into()).min(MOST_ASKED)
+/// How long the server has asked to wait.
+fn retry_after(error: &KubeError) -> Duration {
+    Duration::from_secs(error.retry_after().into()).min(MAX_RETRY_AFTER)
 }
 
-/// The `spec` of a Node that is made here.
+/// The `spec` of a Node that is created here.
 fn registration(settings: &Settings) -> Value {
     let mut spec = json!({});
     if !settings.taints.is_empty() {
@@ -450,8 +453,8 @@ fn registration(settings: &Settings) -> Value {
     spec
 }
 
-/// Gives up what hangs, and the connection with it: the next try has another one.
-async fn in_time<T>(
+/// Gives up a call that hangs, and its connection: the next try uses a new one.
+async fn with_timeout<T>(
     api: &KubeApi,
     what: &str,
     within: Duration,
@@ -466,8 +469,8 @@ async fn in_time<T>(
     }
 }
 
-/// What a failed call means for a report.
-fn in_words(what: &str, error: &KubeError) -> WriteError {
+/// The write error for a failed call.
+fn write_error(what: &str, error: &KubeError) -> WriteError {
     let (what, message) = (what.to_owned(), chain(error));
     match error.code() {
         None | Some(429) => WriteError::Unreachable { what, message },
@@ -477,6 +480,6 @@ fn in_words(what: &str, error: &KubeError) -> WriteError {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "helpers of tests")]
-mod authorized_tests;
+mod node_authorizer_tests;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! The images of a runtime, as runtime-shim hands them on.
+//! The images of a runtime, as runtime-shim passes them on.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,12 +8,12 @@ use tonic::{Request, Response, Status};
 
 use super::Answer;
 
-/// What is listed; without, the list is refused.
+/// The listed images; `None`: the list fails.
 #[derive(Clone, Default)]
 pub struct FakeImages(Arc<Mutex<Option<Vec<cri::Image>>>>);
 
 impl FakeImages {
-    /// An image of one tag more.
+    /// Adds an image with one tag.
     pub fn add(&self, tag: &str, digest: &str, size: u64) {
         let image = cri::Image {
             id: format!("sha256:{tag}"),

@@ -1,4 +1,4 @@
-//! Neighbours over real sockets, and a writer that remembers.
+//! Fake services on real sockets, and a writer that records.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used)]
@@ -39,7 +39,7 @@ use images::FakeImages;
 type Answer<T> = Result<Response<T>, Status>;
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Asks again until there is an answer; a test that never gets one fails.
+/// Polls until there is an answer; fails the test after 20 s.
 pub async fn eventually<T>(mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let asking = async {
         loop {
@@ -60,8 +60,8 @@ pub fn serve(ctx: &Context, routes: Routes) {
     tokio::spawn(async move { server::serve(&socket, routes, stack, shutdown, || {}).await.unwrap() });
 }
 
-/// Five neighbours in a folder of their own.
-pub struct Neighbours {
+/// The services that node-status calls, in a folder of their own.
+pub struct FakePeers {
     dir: tempfile::TempDir,
     pub pods: WatchHub<String, ps::PodDocument>,
     pub images: FakeImages,
@@ -72,10 +72,10 @@ pub struct Neighbours {
     running: Mutex<HashMap<ServiceName, CancellationToken>>,
 }
 
-impl Neighbours {
+impl FakePeers {
     pub async fn start() -> Self {
         let all = ServiceName::NodeStatus.callees();
-        let neighbours = Self {
+        let peers = Self {
             dir: tempfile::tempdir().unwrap(),
             pods: WatchHub::new(),
             images: FakeImages::default(),
@@ -86,13 +86,13 @@ impl Neighbours {
             running: Mutex::default(),
         };
         for name in ServiceName::ALL {
-            let config = neighbours.context(name).config;
+            let config = peers.context(name).config;
             std::fs::create_dir_all(config.paths.socket_dir(name)).unwrap();
         }
         for name in all {
-            neighbours.revive(*name);
+            peers.restart(*name);
         }
-        neighbours
+        peers
     }
 
     pub fn context(&self, service: ServiceName) -> Context {
@@ -142,7 +142,7 @@ impl Neighbours {
         let _ = std::fs::remove_file(self.context(service).config.paths.socket(service));
     }
 
-    pub fn revive(&self, service: ServiceName) {
+    pub fn restart(&self, service: ServiceName) {
         let ctx = self.context(service);
         let routes = Routes::new(AdminServer::new(FakeAdmin(self.stuck[&service].clone())))
             .add_service(EventsServer::new(self.events[&service].clone()));
@@ -171,7 +171,7 @@ impl Neighbours {
     }
 }
 
-/// A Pod of one status.
+/// A Pod with this status.
 pub fn pod_document(uid: &str, phase: &str, ready: bool, version: u64) -> ps::PodDocument {
     let ready = if ready { "True" } else { "False" };
     let json = format!(
@@ -392,7 +392,7 @@ impl Runtime for Fake<(), rt::RuntimeState> {
     }
 }
 
-/// Remembers what it was given.
+/// Records what it is given.
 #[derive(Default)]
 pub struct RecordingWriter {
     pods: Mutex<Vec<(String, bool)>>,
@@ -401,7 +401,7 @@ pub struct RecordingWriter {
 }
 
 impl RecordingWriter {
-    /// What was dropped, in order.
+    /// The dropped pods, in order.
     pub fn gone(&self) -> Vec<GonePods> {
         self.gone.lock().unwrap().clone()
     }
@@ -432,7 +432,7 @@ impl ControlPlaneWriter for RecordingWriter {
     }
 
     async fn write_pod(&self, pod: &PodReport) -> Result<(), WriteError> {
-        self.pods.lock().unwrap().push((pod.uid.clone(), pod.turned));
+        self.pods.lock().unwrap().push((pod.uid.clone(), pod.urgent));
         Ok(())
     }
 
@@ -441,8 +441,8 @@ impl ControlPlaneWriter for RecordingWriter {
     }
 
     async fn write_events(&self, service: &str, events: &[Event]) -> Result<(), WriteError> {
-        let told = events.iter().map(|event| format!("{service} {}", event.reason));
-        self.events.lock().unwrap().extend(told);
+        let lines = events.iter().map(|event| format!("{service} {}", event.reason));
+        self.events.lock().unwrap().extend(lines);
         Ok(())
     }
 

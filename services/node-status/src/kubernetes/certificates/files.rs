@@ -1,5 +1,5 @@
-//! What node-status keeps of its certificates: a request that is not answered yet, and a pair that init has not taken yet. Each
-//! is replaced by rename, so whoever is killed leaves a whole one; and what others have handed to it.
+//! The files of node-status for its certificates: a request that is not answered yet, and an issued pair that init has not picked
+//! up yet. Each is replaced by rename, so that a killed process leaves a complete file. Also reads what init has handed over.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -10,39 +10,40 @@ use std::time::{Duration, SystemTime};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use keelson_config::{CertificateKind, Certificates, Config, CredentialRefusal, Kubernetes, ServiceName};
-use keelson_node_status_core::certificates::{Held, Subject};
+use keelson_node_status_core::certificates::{HeldCertificate, Subject};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::x509;
 
-/// A request that is not answered yet, with the key that it is for.
+/// A request that is not answered yet, with its key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Asked {
-    /// Of the CertificateSigningRequest.
+pub(super) struct PendingRequest {
+    /// The name of the CertificateSigningRequest.
     pub(super) name: String,
     /// PEM.
     pub(super) key: String,
-    /// For whom.
+    /// The requested subject.
     pub(super) subject: Subject,
     /// Seconds since 1970.
-    pub(super) made: i64,
+    #[serde(rename = "made")]
+    pub(super) created: i64,
 }
 
-/// Why something is not kept.
+/// A file could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}; the folder must be writable by the user of node-status", path.display())]
-pub(super) struct KeepError {
+pub(super) struct StoreError {
     path: PathBuf,
     source: io::Error,
 }
 
-/// Where everything of a kind is.
+/// The files of a kind of certificate.
 #[derive(Debug)]
 pub(super) struct Files {
     kind: CertificateKind,
-    asked: PathBuf,
+    pending: PathBuf,
     issued: PathBuf,
     kubeconfig: PathBuf,
     pub(super) bootstrap: PathBuf,
@@ -55,7 +56,7 @@ impl Files {
         let requests = config.paths.state(ServiceName::NodeStatus).join("certificate-requests");
         Self {
             kind,
-            asked: requests.join(format!("{}.json", kind.word())),
+            pending: requests.join(format!("{}.json", kind.word())),
             issued: config.paths.issued_certificates().join(kind.issued()),
             kubeconfig: api.handed_over(&credentials),
             bootstrap: Certificates::bootstrap_copy(&credentials),
@@ -63,58 +64,58 @@ impl Files {
         }
     }
 
-    /// The certificate that this service was handed; `None`: there is none, or it cannot be read.
-    pub(super) fn handed(&self) -> Option<Held> {
+    /// The certificate that init has handed over; `None`: there is none, or it cannot be read.
+    pub(super) fn current(&self) -> Option<HeldCertificate> {
         match self.kind {
-            CertificateKind::Serving => x509::held(&fs::read(&self.serving).ok()?, true),
+            CertificateKind::Serving => x509::read_chain(&fs::read(&self.serving).ok()?, true),
             CertificateKind::Client => {
-                let flat: Value = serde_json::from_slice(&fs::read(&self.kubeconfig).ok()?).ok()?;
-                // What a program has given is renewed by it, and no certificate is asked for.
-                if flat.get(CredentialRefusal::FIELD).is_some() {
+                let kubeconfig: Value = serde_json::from_slice(&fs::read(&self.kubeconfig).ok()?).ok()?;
+                // A login program renews its certificate itself, so none is requested.
+                if kubeconfig.get(CredentialRefusal::FIELD).is_some() {
                     return None;
                 }
-                let encoded = flat["users"][0]["user"]["client-certificate-data"].as_str()?;
-                x509::held(&STANDARD.decode(encoded).ok()?, flat["keelsonStored"] == true)
+                let encoded = kubeconfig["users"][0]["user"]["client-certificate-data"].as_str()?;
+                x509::read_chain(&STANDARD.decode(encoded).ok()?, kubeconfig["keelsonStored"] == true)
             }
         }
     }
 
-    /// Whether there is anything by which this node names itself to the API server.
-    pub(super) fn is_handed(&self) -> bool {
+    /// Whether this node has a kubeconfig for the API server.
+    pub(super) fn has_kubeconfig(&self) -> bool {
         self.kubeconfig.exists()
     }
 
-    /// The pair that init has not taken yet, and for how long it has lain there.
-    pub(super) fn issued(&self) -> Option<(Held, Duration)> {
-        let held = x509::held(&fs::read(&self.issued).ok()?, true)?;
+    /// The pair that init has not picked up yet, and its age.
+    pub(super) fn issued(&self) -> Option<(HeldCertificate, Duration)> {
+        let held = x509::read_chain(&fs::read(&self.issued).ok()?, true)?;
         let since = fs::metadata(&self.issued).and_then(|meta| meta.modified()).ok()?;
         Some((held, SystemTime::now().duration_since(since).unwrap_or_default()))
     }
 
     /// The request that an earlier run may have left.
-    pub(super) fn asked(&self) -> Option<Asked> {
-        serde_json::from_slice(&fs::read(&self.asked).ok()?).ok()
+    pub(super) fn pending(&self) -> Option<PendingRequest> {
+        serde_json::from_slice(&fs::read(&self.pending).ok()?).ok()
     }
 
-    pub(super) fn keep_asked(&self, asked: &Asked) -> Result<(), KeepError> {
-        let content = serde_json::to_vec(asked).unwrap_or_default();
-        write(&self.asked, &content)
+    pub(super) fn store_pending(&self, pending: &PendingRequest) -> Result<(), StoreError> {
+        let content = serde_json::to_vec(pending).unwrap_or_default();
+        write(&self.pending, &content)
     }
 
-    pub(super) fn forget_asked(&self) {
-        // What cannot be removed is found not to do by its age.
-        let _ = fs::remove_file(&self.asked);
+    pub(super) fn remove_pending(&self) {
+        // A file that cannot be removed is ignored once it is too old.
+        let _ = fs::remove_file(&self.pending);
     }
 
-    /// Leaves a pair for init to take.
-    pub(super) fn leave(&self, certificates: &str, key: &str) -> Result<(), KeepError> {
+    /// Stores a pair for init to pick up.
+    pub(super) fn store_issued(&self, certificates: &str, key: &str) -> Result<(), StoreError> {
         let end = if certificates.ends_with('\n') { "" } else { "\n" };
         write(&self.issued, format!("{certificates}{end}{key}").as_bytes())
     }
 }
 
-/// Replaces a file that nobody else may read.
-fn write(path: &Path, content: &[u8]) -> Result<(), KeepError> {
+/// Replaces a file that only this user may read.
+fn write(path: &Path, content: &[u8]) -> Result<(), StoreError> {
     let write = || -> io::Result<()> {
         if let Some(folder) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -129,5 +130,5 @@ fn write(path: &Path, content: &[u8]) -> Result<(), KeepError> {
         file.sync_all()?;
         fs::rename(&temporary, path)
     };
-    write().map_err(|source| KeepError { path: path.to_owned(), source })
+    write().map_err(|source| StoreError { path: path.to_owned(), source })
 }

@@ -1,5 +1,5 @@
-//! The kubelet's metrics of its certificates (node-and-api.md §15.1). Those that count are gauges here, for the text format
-//! would add `_total` to the names of counters.
+//! The kubelet's metrics of its certificates (node-and-api.md §15.1). Its counters are gauges here, since the text format would
+//! add `_total` to the names of counters.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 
 /// Upper bounds in seconds: from a minute to four years.
-const LIVES: [f64; 10] = [
+const AGE_BUCKETS: [f64; 10] = [
     60.0,
     3_600.0,
     14_400.0,
@@ -26,11 +26,11 @@ const LIVES: [f64; 10] = [
     124_416_000.0,
 ];
 
-/// When the certificate in force ends, seconds since 1970; 0: there is none.
+/// When the current certificate expires, seconds since 1970; 0: there is none.
 #[derive(Debug, Clone, Default)]
-struct Ends(Arc<AtomicI64>);
+struct ExpiryGauge(Arc<AtomicI64>);
 
-impl EncodeMetric for Ends {
+impl EncodeMetric for ExpiryGauge {
     fn encode(&self, encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
         let left = match self.0.load(Ordering::Relaxed) {
             0 => f64::INFINITY,
@@ -44,17 +44,17 @@ impl EncodeMetric for Ends {
     }
 }
 
-/// The metrics of a kind.
+/// The metrics of a kind of certificate.
 #[derive(Debug)]
 pub(super) struct CertificateMetrics {
-    ends: Ends,
+    expiry: ExpiryGauge,
     errors: Gauge,
-    lives: Option<Histogram>,
+    ages: Option<Histogram>,
 }
 
 impl CertificateMetrics {
     pub(super) fn register(metrics: &Metrics, kind: CertificateKind) -> Self {
-        let (ends, errors) = (Ends::default(), Gauge::default());
+        let (expiry, errors) = (ExpiryGauge::default(), Gauge::default());
         let (ttl, renew_errors) = match kind {
             CertificateKind::Client => (
                 "kubelet_certificate_manager_client_ttl_seconds",
@@ -67,39 +67,35 @@ impl CertificateMetrics {
         let word = kind.word();
         metrics.register(
             ttl,
-            &format!("Seconds until the {word} certificate ends; +Inf without any"),
-            ends.clone(),
+            &format!("Seconds until the {word} certificate expires; +Inf without one"),
+            expiry.clone(),
         );
-        metrics.register(
-            renew_errors,
-            &format!("Times that no {word} certificate was given"),
-            errors.clone(),
-        );
-        let lives = (kind == CertificateKind::Serving).then(|| {
-            let lives = Histogram::new(LIVES);
+        metrics.register(renew_errors, &format!("Failed requests for a {word} certificate"), errors.clone());
+        let ages = (kind == CertificateKind::Serving).then(|| {
+            let ages = Histogram::new(AGE_BUCKETS);
             metrics.register(
                 "kubelet_certificate_manager_server_rotation_seconds",
                 "How old serving certificates were when they were replaced",
-                lives.clone(),
+                ages.clone(),
             );
-            lives
+            ages
         });
-        Self { ends, errors, lives }
+        Self { expiry, errors, ages }
     }
 
-    /// The certificate in force ends at a moment, seconds since 1970; `None`: there is none.
-    pub(super) fn ends(&self, at: Option<i64>) {
-        self.ends.0.store(at.unwrap_or(0), Ordering::Relaxed);
+    /// Sets when the current certificate expires, seconds since 1970; `None`: there is none.
+    pub(super) fn set_expiry(&self, at: Option<i64>) {
+        self.expiry.0.store(at.unwrap_or(0), Ordering::Relaxed);
     }
 
-    pub(super) fn failed(&self) {
+    pub(super) fn count_error(&self) {
         self.errors.inc();
     }
 
-    /// A certificate that began at a moment was replaced.
+    /// Observes that a certificate, valid since `not_before`, was replaced.
     pub(super) fn replaced(&self, not_before: i64, now: i64) {
-        if let Some(lives) = &self.lives {
-            lives.observe((now - not_before).max(0) as f64);
+        if let Some(ages) = &self.ages {
+            ages.observe((now - not_before).max(0) as f64);
         }
     }
 }
@@ -109,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_long_certificates_hold_is_told_when_asked_and_without_any_it_is_infinite() {
+    fn certificate_ttl_metrics_are_infinite_without_a_certificate() {
         let metrics = Metrics::new();
         let client = CertificateMetrics::register(&metrics, CertificateKind::Client);
         let serving = CertificateMetrics::register(&metrics, CertificateKind::Serving);
@@ -120,12 +116,12 @@ mod tests {
         };
         assert_eq!(value("kubelet_certificate_manager_client_ttl_seconds"), f64::INFINITY);
         let now = now_unix_nanos() / 1_000_000_000;
-        client.ends(Some(now + 1_000));
-        serving.ends(Some(now - 1_000));
+        client.set_expiry(Some(now + 1_000));
+        serving.set_expiry(Some(now - 1_000));
         let left = value("kubelet_certificate_manager_client_ttl_seconds");
         assert!((900.0..=1_000.0).contains(&left), "{left}");
         assert!(value("kubelet_certificate_manager_server_ttl_seconds") <= -1_000.0);
-        client.failed();
+        client.count_error();
         assert_eq!(value("kubelet_certificate_manager_client_expiration_renew_errors"), 1.0);
         assert_eq!(value("kubelet_server_expiration_renew_errors"), 0.0);
         serving.replaced(now - 3_000, now);

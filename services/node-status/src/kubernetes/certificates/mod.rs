@@ -1,13 +1,14 @@
-//! The certificates of this node: the client's, by which it names itself to the API server, and the serving one of its kubelet
-//! API (node-and-api.md §6.3 to §6.5; docs/adr/0012-who-makes-and-keeps-certificates.md).
+//! The certificates of this node: the client certificate, by which it authenticates to the API server, and the serving
+//! certificate of its kubelet API (node-and-api.md §6.3 to §6.5; docs/adr/0012-who-makes-and-keeps-certificates.md).
 //!
-//! A loop for each kind looks whether the one that this service was handed does, and else asks for another: a fresh key, a
-//! CertificateSigningRequest, and what becomes of it. The key and the name of the request are kept before it is made, so that
-//! who is killed meanwhile asks no second time. A pair that was issued is left for init, which keeps it and hands it on.
+//! A loop for each kind checks whether the certificate that init handed over is sufficient, and otherwise requests another: it
+//! creates a key and a CertificateSigningRequest, and follows the answer. The key and the name of the request are stored before
+//! the request is sent, so that a killed process does not request twice. An issued pair is left for init, which keeps it and
+//! hands it over.
 //!
-//! | while | the client's is asked for by |
+//! | while | the client certificate is requested with |
 //! |---|---|
-//! | there is none that holds | the bootstrap kubeconfig, which init hands over for as long |
+//! | there is no valid one | the bootstrap kubeconfig, which init hands over until there is one |
 //! | there is one, with `rotateCertificates` | itself |
 
 mod files;
@@ -23,88 +24,88 @@ use base64::engine::general_purpose::STANDARD;
 use keelson_config::{CertificateKind, Kubernetes as Settings};
 use keelson_kube_api::{Change, Follower, KubeApi, KubeError, News, Object, Range, Resource};
 use keelson_node_status_core::certificates::{
-    ANSWER_WITHIN, Answer, Due, Held, Subject, Why, answer, client_subject, due, pause, serving_subject,
-    signing_request,
+    ANSWER_TIMEOUT, Due, HeldCertificate, RequestReason, RequestState, Subject, backoff, client_subject, due,
+    request_state, serving_subject, signing_request,
 };
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Context, LoopHandle, now_unix_nanos};
 
-use self::files::{Asked, Files, KeepError};
+use self::files::{Files, PendingRequest, StoreError};
 use self::metrics::CertificateMetrics;
 use self::x509::X509Error;
 use super::{KubernetesWriter, user_agent};
 
 const REQUESTS: Resource = Resource::CERTIFICATE_SIGNING_REQUEST;
-/// How often it is looked while something is missing.
-const LOOK: Duration = Duration::from_secs(1);
-/// A pair that init has not taken after so long is told.
-const TAKEN_WITHIN: Duration = Duration::from_secs(60);
-/// Letters and digits of the name of a request.
-const NAME: usize = 10;
+/// How often the state is checked while something is missing.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// An issued pair that init has not picked up after this long is reported.
+const PICKUP_TIMEOUT: Duration = Duration::from_secs(60);
+/// How many random characters the name of a request has.
+const NAME_LENGTH: usize = 10;
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
-enum AskError {
+enum RequestError {
     #[error(transparent)]
     Server(#[from] KubeError),
     #[error(transparent)]
-    Keep(#[from] KeepError),
-    #[error("{name} is of no use")]
-    Certificate { name: String, source: X509Error },
-    #[error("cannot ask for a certificate")]
-    Make(#[source] X509Error),
-    #[error("{name} is refused: {words}")]
-    Refused { name: String, words: String },
+    Store(#[from] StoreError),
+    #[error("the certificate of {name} is unusable")]
+    Invalid { name: String, source: X509Error },
+    #[error("cannot create a certificate request")]
+    Create(#[source] X509Error),
+    #[error("{name} is refused: {message}")]
+    Refused { name: String, message: String },
     #[error("{name} was removed before there was an answer")]
     Removed { name: String },
-    #[error("{name} is somebody else's request")]
+    #[error("{name} is another client's request")]
     Foreign { name: String },
-    #[error("{name} was not answered within {} min", ANSWER_WITHIN.as_secs() / 60)]
+    #[error("{name} was not answered within {} min", ANSWER_TIMEOUT.as_secs() / 60)]
     Unanswered { name: String },
 }
 
-impl AskError {
+impl RequestError {
     /// Whether the request may still be answered.
-    fn is_passing(&self) -> bool {
-        matches!(self, Self::Server(_) | Self::Keep(_))
+    fn is_retryable(&self) -> bool {
+        matches!(self, Self::Server(_) | Self::Store(_))
     }
 }
 
-/// What is to be done at a moment.
+/// What to do now.
 #[derive(Debug)]
-enum Turn {
-    /// Nothing, but look again after a while; with what is wrong, if anything is.
-    Rest(Duration, Result<(), String>),
-    /// Ask for a certificate, by the bootstrap kubeconfig or by the own one.
-    Ask { bootstraps: bool, wanted: Subject, why: Why },
+enum Step {
+    /// Wait and check again; with the error, if there is one.
+    Wait(Duration, Result<(), String>),
+    /// Request a certificate, with the bootstrap kubeconfig or with the node's own.
+    Request { bootstraps: bool, wanted: Subject, reason: RequestReason },
 }
 
-/// The certificate of a kind.
-struct Certificate {
+/// The loop for a kind of certificate.
+struct CertificateLoop {
     kind: CertificateKind,
     condition: &'static str,
     ctx: Context,
     writer: Arc<KubernetesWriter>,
-    /// Whether one that is there is replaced before it ends.
+    /// Whether a certificate is replaced before it expires.
     rotates: bool,
     own: KubeApi,
     bootstrap: KubeApi,
     files: Files,
     metrics: Option<CertificateMetrics>,
     handle: LoopHandle,
-    /// Chooses the moment of the rotation of the certificate that began at a moment.
+    /// When the current certificate began, and the random part that chooses its rotation time.
     part: (i64, f64),
 }
 
-/// Starts what the settings ask for.
+/// Starts the loops that the settings need.
 pub(super) fn start(ctx: &Context, settings: &Settings, writer: &Arc<KubernetesWriter>) {
-    let asked = &settings.certificates;
-    if asked.rotate || asked.bootstrap_kubeconfig.is_some() {
-        let client = Certificate::new(ctx, settings, writer, CertificateKind::Client);
+    let wanted = &settings.certificates;
+    if wanted.rotate || wanted.bootstrap_kubeconfig.is_some() {
+        let client = CertificateLoop::new(ctx, settings, writer, CertificateKind::Client);
         ctx.spawn("client-certificate", client.run());
     }
-    if asked.serving {
-        let serving = Certificate::new(ctx, settings, writer, CertificateKind::Serving);
+    if wanted.serving {
+        let serving = CertificateLoop::new(ctx, settings, writer, CertificateKind::Serving);
         ctx.spawn("serving-certificate", serving.run());
     }
 }
@@ -113,7 +114,7 @@ fn now() -> i64 {
     now_unix_nanos() / 1_000_000_000
 }
 
-impl Certificate {
+impl CertificateLoop {
     fn new(
         ctx: &Context,
         settings: &Settings,
@@ -145,69 +146,76 @@ impl Certificate {
         let mut failures = 0;
         while !self.ctx.shutdown.is_cancelled() {
             self.handle.tick();
-            let rest = match self.turn() {
-                Turn::Rest(rest, told) => {
+            let wait = match self.next_step() {
+                Step::Wait(wait, result) => {
                     failures = 0;
-                    self.ctx.progress.condition(self.condition, told);
-                    rest
+                    self.ctx.progress.condition(self.condition, result);
+                    wait
                 }
-                Turn::Ask { bootstraps, wanted, why } => match self.asked(bootstraps, &wanted, why).await {
-                    Ok(()) => {
-                        failures = 0;
-                        Duration::ZERO
-                    }
-                    Err(error) => {
-                        if !error.is_passing() {
-                            self.files.forget_asked();
+                Step::Request { bootstraps, wanted, reason } => {
+                    match self.request_with_heartbeat(bootstraps, &wanted, reason).await {
+                        Ok(()) => {
+                            failures = 0;
+                            Duration::ZERO
                         }
-                        failures += 1;
-                        self.failed(&error);
-                        pause(failures, fastrand::f64())
+                        Err(error) => {
+                            if !error.is_retryable() {
+                                self.files.remove_pending();
+                            }
+                            failures += 1;
+                            self.failed(&error);
+                            backoff(failures, fastrand::f64())
+                        }
                     }
-                },
+                }
             };
-            self.rest(rest).await;
+            self.wait(wait).await;
         }
     }
 
-    /// [`Certificate::ask`], and shows meanwhile that it can.
-    async fn asked(&self, bootstraps: bool, wanted: &Subject, why: Why) -> Result<(), AskError> {
-        // Cancel-safe: given up at the end, the next start goes on with what it has kept.
+    /// [`CertificateLoop::request`], with heartbeats meanwhile.
+    async fn request_with_heartbeat(
+        &self,
+        bootstraps: bool,
+        wanted: &Subject,
+        reason: RequestReason,
+    ) -> Result<(), RequestError> {
+        // Cancel-safe: after the shutdown the next start continues with the stored request.
         tokio::select! {
             () = self.ctx.shutdown.cancelled() => Ok(()),
-            done = self.handle.while_at(self.ask(bootstraps, wanted, why)) => done,
+            done = self.handle.while_at(self.request(bootstraps, wanted, reason)) => done,
         }
     }
 
-    fn failed(&self, error: &AskError) {
-        // Without credentials nothing was tried.
+    fn failed(&self, error: &RequestError) {
+        // Without credentials no request was made.
         if let (Some(metrics), false) =
-            (&self.metrics, matches!(error, AskError::Server(e) if e.is_awaited()))
+            (&self.metrics, matches!(error, RequestError::Server(e) if e.is_awaited()))
         {
-            metrics.failed();
+            metrics.count_error();
         }
-        let text = format!("no {} certificate: {}; it is tried again", self.kind.word(), chain(error));
+        let text = format!("no {} certificate: {}; it is retried", self.kind.word(), chain(error));
         self.ctx.progress.condition(self.condition, Err(text));
     }
 
-    /// Waits, and shows meanwhile that it can.
-    async fn rest(&self, rest: Duration) {
+    /// Waits, with heartbeats meanwhile.
+    async fn wait(&self, wait: Duration) {
         // Cancel-safe: both only wait.
         tokio::select! {
             () = self.ctx.shutdown.cancelled() => {}
-            () = self.handle.while_at(tokio::time::sleep(rest)) => {}
+            () = self.handle.while_at(tokio::time::sleep(wait)) => {}
         }
     }
 
-    /// The certificate in force, or the one that is about to be.
-    fn held(&self) -> (Option<Held>, Option<Duration>) {
-        let (handed, issued) = (self.files.handed(), self.files.issued());
-        match (handed, issued) {
-            (Some(handed), Some((issued, _))) if handed.not_before > issued.not_before => {
-                (Some(handed), None)
+    /// The current certificate, or the issued one that init has not picked up, with its age.
+    fn held(&self) -> (Option<HeldCertificate>, Option<Duration>) {
+        let (current, issued) = (self.files.current(), self.files.issued());
+        match (current, issued) {
+            (Some(current), Some((issued, _))) if current.not_before > issued.not_before => {
+                (Some(current), None)
             }
             (_, Some((issued, since))) => (Some(issued), Some(since)),
-            (handed, None) => (handed, None),
+            (current, None) => (current, None),
         }
     }
 
@@ -219,15 +227,15 @@ impl Certificate {
         }
     }
 
-    fn turn(&mut self) -> Turn {
+    fn next_step(&mut self) -> Step {
         let now = now();
-        let (held, untaken) = self.held();
+        let (held, unclaimed_for) = self.held();
         if let Some(metrics) = &self.metrics {
-            metrics.ends(held.as_ref().map(|held| held.not_after));
+            metrics.set_expiry(held.as_ref().map(|held| held.not_after));
         }
         let Some(wanted) = self.wanted() else {
-            let text = "no serving certificate: the Node has no address yet under which it could be reached";
-            return Turn::Rest(LOOK, Err(text.to_owned()));
+            let text = "no serving certificate: the Node has no address yet for it";
+            return Step::Wait(POLL_INTERVAL, Err(text.to_owned()));
         };
         let since = held.as_ref().map_or(i64::MIN, |held| held.not_before);
         if self.part.0 != since {
@@ -235,160 +243,174 @@ impl Certificate {
         }
         let bootstraps = self.bootstraps();
         match due(held.as_ref(), &wanted, self.part.1, now) {
-            Due::Now(Why::Ended) if self.kind == CertificateKind::Client && !bootstraps => {
-                let text = "the client certificate has ended, and there is nothing else by which another one could be asked for; \
+            Due::Now(RequestReason::Expired) if self.kind == CertificateKind::Client && !bootstraps => {
+                let text = "the client certificate has expired, and there are no other credentials to request a new one; \
                             give --bootstrap-kubeconfig a kubeconfig with a bootstrap token, or the kubeconfig a new certificate";
-                Turn::Rest(LOOK, Err(text.to_owned()))
+                Step::Wait(POLL_INTERVAL, Err(text.to_owned()))
             }
-            // Whose certificate is none of ours to replace, or who names himself by something else. One that holds is not
-            // replaced without rotation, though the bootstrap kubeconfig may still lie there for a moment.
-            Due::Now(why)
-                if (why == Why::Rotation && !self.rotates)
-                    || (!bootstraps && (!self.rotates || self.is_named_otherwise(held.as_ref()))) =>
+            // The certificate is not ours to replace, or the node uses other credentials. A valid certificate is not replaced
+            // without rotation, although the bootstrap kubeconfig may exist a moment longer.
+            Due::Now(reason)
+                if (reason == RequestReason::Rotation && !self.rotates)
+                    || (!bootstraps && (!self.rotates || self.uses_other_credentials(held.as_ref()))) =>
             {
-                let awaits = self.kind == CertificateKind::Client && !self.files.is_handed();
-                Turn::Rest(if awaits { LOOK } else { LoopHandle::HEARTBEAT }, Ok(()))
+                let is_awaiting = self.kind == CertificateKind::Client && !self.files.has_kubeconfig();
+                Step::Wait(if is_awaiting { POLL_INTERVAL } else { LoopHandle::HEARTBEAT }, Ok(()))
             }
-            Due::Now(why) => Turn::Ask { bootstraps, wanted, why },
+            Due::Now(reason) => Step::Request { bootstraps, wanted, reason },
             Due::At(at) => {
-                self.files.forget_asked();
+                self.files.remove_pending();
                 let left = Duration::from_secs(u64::try_from(at - now).unwrap_or(0));
-                let told = match untaken.filter(|since| *since > TAKEN_WITHIN) {
+                let result = match unclaimed_for.filter(|since| *since > PICKUP_TIMEOUT) {
                     Some(_) => Err(format!(
-                        "the new {} certificate lies in {} and is not taken: see the log of init, or start keelson-config.service",
+                        "the new {} certificate is in {} and init has not picked it up: see the log of init, or start keelson-config.service",
                         self.kind.word(),
                         self.ctx.config.paths.issued_certificates().display()
                     )),
                     None => Ok(()),
                 };
-                let longest = if untaken.is_some() { LOOK } else { LoopHandle::HEARTBEAT };
-                Turn::Rest(left.clamp(LOOK, longest), told)
+                let longest = if unclaimed_for.is_some() { POLL_INTERVAL } else { LoopHandle::HEARTBEAT };
+                Step::Wait(left.clamp(POLL_INTERVAL, longest), result)
             }
         }
     }
 
-    /// Whether the bootstrap kubeconfig is what there is to ask by.
+    /// Whether a certificate is requested with the bootstrap kubeconfig.
     fn bootstraps(&self) -> bool {
         self.kind == CertificateKind::Client && self.files.bootstrap.exists()
     }
 
-    /// Whether the kubeconfig has no certificate to be replaced, but a token, say.
-    fn is_named_otherwise(&self, held: Option<&Held>) -> bool {
+    /// Whether the kubeconfig has no certificate to replace, but a token, for example.
+    fn uses_other_credentials(&self, held: Option<&HeldCertificate>) -> bool {
         self.kind == CertificateKind::Client && held.is_none()
     }
 
-    /// Asks for a certificate, or goes on with a request of an earlier run, and leaves what is issued for init. Returns without
-    /// one where it is not wanted any more, or is to be asked for by the other kubeconfig.
-    async fn ask(&self, bootstraps: bool, wanted: &Subject, why: Why) -> Result<(), AskError> {
-        let by = if bootstraps { &self.bootstrap } else { &self.own };
-        let kept = self.files.asked().filter(|asked| asked.subject == *wanted && is_young(asked, now()));
-        let (asked, mut seen) = match kept {
-            Some(asked) => {
-                let seen = by.get(REQUESTS, None, &asked.name).await?;
-                (asked, seen)
+    /// Requests a certificate, or continues a request of an earlier run, and stores what is issued for init. Returns early if it
+    /// is not wanted any more, or must be requested with the other kubeconfig.
+    async fn request(
+        &self,
+        bootstraps: bool,
+        wanted: &Subject,
+        reason: RequestReason,
+    ) -> Result<(), RequestError> {
+        let api = if bootstraps { &self.bootstrap } else { &self.own };
+        let stored =
+            self.files.pending().filter(|pending| pending.subject == *wanted && is_fresh(pending, now()));
+        let (pending, mut found) = match stored {
+            Some(pending) => {
+                let found = api.get(REQUESTS, None, &pending.name).await?;
+                (pending, found)
             }
             None => {
                 let name = format!("csr-{}", random_name());
-                let key = x509::new_key().map_err(AskError::Make)?;
-                let asked = Asked { name, key, subject: wanted.clone(), made: now() };
-                self.files.keep_asked(&asked)?;
-                (asked, None)
+                let key = x509::new_key().map_err(RequestError::Create)?;
+                let pending = PendingRequest { name, key, subject: wanted.clone(), created: now() };
+                self.files.store_pending(&pending)?;
+                (pending, None)
             }
         };
-        let request = STANDARD.encode(x509::request(&asked.key, wanted).map_err(AskError::Make)?);
-        if seen.is_none() {
-            let body = signing_request(self.kind, &asked.name, &request);
-            let made = match by.create(REQUESTS, None, &body).await {
-                // A first try that was cut may have made it.
-                Err(error) if error.is_conflict() => by.get(REQUESTS, None, &asked.name).await?,
-                made => Some(made?),
+        let request = STANDARD.encode(x509::request(&pending.key, wanted).map_err(RequestError::Create)?);
+        if found.is_none() {
+            let body = signing_request(self.kind, &pending.name, &request);
+            let created = match api.create(REQUESTS, None, &body).await {
+                // A first try whose answer was lost may have created it.
+                Err(error) if error.is_conflict() => api.get(REQUESTS, None, &pending.name).await?,
+                created => Some(created?),
             };
             tracing::info!(
-                request = asked.name,
-                why = why.words(),
-                "asked for a {} certificate",
+                request = pending.name,
+                reason = reason.as_str(),
+                "requested a {} certificate",
                 self.kind.word()
             );
-            seen = made;
+            found = created;
         }
-        let Some(seen) = seen else { return Err(AskError::Removed { name: asked.name }) };
-        if !x509::is_of_key(&seen.0["spec"]["request"], &asked.key) {
-            return Err(AskError::Foreign { name: asked.name });
+        let Some(found) = found else { return Err(RequestError::Removed { name: pending.name }) };
+        if !x509::is_for_key(&found.0["spec"]["request"], &pending.key) {
+            return Err(RequestError::Foreign { name: pending.name });
         }
-        if self.judge(&asked, &seen)? { Ok(()) } else { self.follow(bootstraps, &asked).await }
+        if self.check_answer(&pending, &found)? { Ok(()) } else { self.follow(bootstraps, &pending).await }
     }
 
-    /// Waits for the answer to a request, as long as there is somebody to ask for it by.
-    async fn follow(&self, bootstraps: bool, asked: &Asked) -> Result<(), AskError> {
-        let by = if bootstraps { &self.bootstrap } else { &self.own };
-        let removed = || AskError::Removed { name: asked.name.clone() };
-        let mut follower = Follower::new(by.clone(), Range::one(REQUESTS, None, &asked.name));
+    /// Waits for the answer to a request, as long as the same kubeconfig is to be used.
+    async fn follow(&self, bootstraps: bool, pending: &PendingRequest) -> Result<(), RequestError> {
+        let api = if bootstraps { &self.bootstrap } else { &self.own };
+        let removed = || RequestError::Removed { name: pending.name.clone() };
+        let mut follower = Follower::new(api.clone(), Range::one(REQUESTS, None, &pending.name));
         loop {
-            let news = {
+            let change = {
                 let mut next = pin!(follower.next());
                 loop {
-                    if !is_young(asked, now()) {
-                        return Err(AskError::Unanswered { name: asked.name.clone() });
+                    if !is_fresh(pending, now()) {
+                        return Err(RequestError::Unanswered { name: pending.name.clone() });
                     }
-                    if !self.goes_on(bootstraps, asked) {
+                    if !self.should_continue(bootstraps, pending) {
                         return Ok(());
                     }
-                    // Cancel-safe: what is next is polled on.
+                    // Cancel-safe: `next` is polled on.
                     tokio::select! {
-                        news = &mut next => break news,
-                        () = tokio::time::sleep(LOOK) => {}
+                        change = &mut next => break change,
+                        () = tokio::time::sleep(POLL_INTERVAL) => {}
                     }
                 }
             };
-            let found = match news {
-                News::Listed(objects) => match objects.into_iter().find(|object| object.name() == asked.name)
-                {
-                    Some(object) => object,
-                    // The list may be older than the request.
-                    None => by.get(REQUESTS, None, &asked.name).await?.ok_or_else(removed)?,
-                },
+            let found = match change {
+                News::Listed(objects) => {
+                    match objects.into_iter().find(|object| object.name() == pending.name) {
+                        Some(object) => object,
+                        // The list may be older than the request.
+                        None => api.get(REQUESTS, None, &pending.name).await?.ok_or_else(removed)?,
+                    }
+                }
                 News::Changed(Change::Put(object)) => object,
                 News::Changed(Change::Deleted(_)) => return Err(removed()),
                 News::InTouch => continue,
                 News::Lost(error) => {
-                    let text = format!("{} waits for its answer: {}", asked.name, chain(&error));
+                    let text = format!(
+                        "{} waits for its answer, but the watch is lost: {}",
+                        pending.name,
+                        chain(&error)
+                    );
                     self.ctx.progress.condition(self.condition, Err(text));
                     continue;
                 }
             };
-            if self.judge(asked, &found)? {
+            if self.check_answer(pending, &found)? {
                 return Ok(());
             }
         }
     }
 
-    /// Whether a request is still waited for by the same kubeconfig. A certificate may end meanwhile: what it named this
-    /// node by is taken away then, and the same request goes on by the bootstrap kubeconfig.
-    fn goes_on(&self, bootstraps: bool, asked: &Asked) -> bool {
-        let (request, word) = (&asked.name, self.kind.word());
-        if !self.is_still_wanted(&asked.subject) {
-            tracing::info!(request, "the {word} certificate is not asked for any more");
+    /// Whether the request is still wanted, with the same kubeconfig. If the client certificate expires meanwhile, init takes it
+    /// away, and the request continues with the bootstrap kubeconfig.
+    fn should_continue(&self, bootstraps: bool, pending: &PendingRequest) -> bool {
+        let (request, word) = (&pending.name, self.kind.word());
+        if !self.is_still_wanted(&pending.subject) {
+            tracing::info!(request, "the {word} certificate is not needed any more");
             return false;
         }
         let is_same = self.bootstraps() == bootstraps;
         if !is_same {
-            tracing::info!(request, "the request for a {word} certificate goes on by the other kubeconfig");
+            tracing::info!(
+                request,
+                "the request for a {word} certificate continues with the other kubeconfig"
+            );
         }
         is_same
     }
 
-    /// Whether a certificate is still needed for whom one was asked for.
+    /// Whether a certificate with this subject is still needed.
     fn is_still_wanted(&self, subject: &Subject) -> bool {
         let held = self.held().0;
         let is_due = matches!(due(held.as_ref(), subject, self.part.1, now()), Due::Now(_));
         is_due && self.wanted().is_some_and(|wanted| wanted == *subject)
     }
 
-    /// Leaves an issued pair for init; whether there is one.
-    fn judge(&self, asked: &Asked, request: &Object) -> Result<bool, AskError> {
-        let name = asked.name.clone();
-        let encoded = match answer(&request.0) {
-            Answer::Waits { approved } => {
+    /// Stores an issued pair for init; returns whether there is one.
+    fn check_answer(&self, pending: &PendingRequest, request: &Object) -> Result<bool, RequestError> {
+        let name = pending.name.clone();
+        let encoded = match request_state(&request.0) {
+            RequestState::Pending { approved } => {
                 let text = if approved {
                     format!("{name} is approved and waits for its certificate from the signer")
                 } else {
@@ -398,37 +420,39 @@ impl Certificate {
                 self.ctx.progress.condition(self.condition, Err(text));
                 return Ok(false);
             }
-            Answer::Refused(words) => return Err(AskError::Refused { name, words }),
-            Answer::Issued(encoded) => encoded,
+            RequestState::Refused(message) => return Err(RequestError::Refused { name, message }),
+            RequestState::Issued(encoded) => encoded,
         };
         let no_certificates =
-            || AskError::Certificate { name: name.clone(), source: X509Error::NoCertificates };
+            || RequestError::Invalid { name: name.clone(), source: X509Error::NoCertificates };
         let pem = STANDARD.decode(encoded).map_err(|_| no_certificates())?;
         let pem = String::from_utf8(pem).map_err(|_| no_certificates())?;
-        let held = x509::check(self.kind, pem.as_bytes(), &asked.key, &asked.subject, now())
-            .map_err(|source| AskError::Certificate { name, source })?;
+        let held = x509::check(self.kind, pem.as_bytes(), &pending.key, &pending.subject, now())
+            .map_err(|source| RequestError::Invalid { name, source })?;
         let before = self.held().0;
-        self.files.leave(&pem, &asked.key)?;
-        self.files.forget_asked();
+        self.files.store_issued(&pem, &pending.key)?;
+        self.files.remove_pending();
         if let (Some(metrics), Some(before)) = (&self.metrics, before) {
             metrics.replaced(before.not_before, now());
         }
         tracing::info!(
-            request = asked.name,
+            request = pending.name,
             ends = held.not_after,
-            "a {} certificate is issued",
+            "a {} certificate was issued",
             self.kind.word()
         );
         Ok(true)
     }
 }
 
-fn is_young(asked: &Asked, now: i64) -> bool {
-    let age = u64::try_from(now - asked.made).unwrap_or(0);
-    Duration::from_secs(age) < ANSWER_WITHIN
+fn is_fresh(pending: &PendingRequest, now: i64) -> bool {
+    let age = u64::try_from(now - pending.created).unwrap_or(0);
+    Duration::from_secs(age) < ANSWER_TIMEOUT
 }
 
 fn random_name() -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-    std::iter::repeat_with(|| char::from(LETTERS[fastrand::usize(..LETTERS.len())])).take(NAME).collect()
+    std::iter::repeat_with(|| char::from(LETTERS[fastrand::usize(..LETTERS.len())]))
+        .take(NAME_LENGTH)
+        .collect()
 }

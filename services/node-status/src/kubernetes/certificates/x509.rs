@@ -1,11 +1,12 @@
-//! Certificates as bytes: what one says, a new key with a request for one, and whether what was issued is what was asked for.
+//! Certificates as bytes: reading one, creating a key with a request, and checking whether an issued certificate matches its
+//! request.
 
 use std::net::IpAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use keelson_config::CertificateKind;
-use keelson_node_status_core::certificates::{Held, Subject};
+use keelson_node_status_core::certificates::{HeldCertificate, Subject};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData as _, SanType};
 use serde_json::Value;
 use x509_parser::certification_request::X509CertificationRequest;
@@ -17,26 +18,26 @@ use x509_parser::x509::AttributeTypeAndValue;
 /// What is wrong with a certificate or a key.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum X509Error {
-    #[error("what was issued is no PEM with certificates")]
+    #[error("the answer is not PEM with certificates")]
     NoCertificates,
-    #[error("what was issued is for another key")]
-    OfAnotherKey,
-    #[error("what was issued is not for the use that was asked for, but {uses}")]
-    ForAnotherUse { uses: String },
-    #[error("what was issued is for {common_name}, and lacks something of what was asked for")]
-    ForAnother { common_name: String },
-    #[error("what was issued has ended")]
-    Ended,
-    #[error("cannot make a key and a request")]
+    #[error("the issued certificate is for another key")]
+    WrongKey,
+    #[error("the issued certificate is not for the requested use, but for {uses}")]
+    WrongUsage { uses: String },
+    #[error("the issued certificate is for {common_name}, and lacks a requested name")]
+    WrongSubject { common_name: String },
+    #[error("the issued certificate has expired")]
+    Expired,
+    #[error("cannot create a key and a request")]
     Make(#[from] rcgen::Error),
 }
 
-/// Makes a new key (ECDSA P-256), PEM.
+/// Creates a new key (ECDSA P-256), as PEM.
 pub(super) fn new_key() -> Result<String, X509Error> {
     Ok(KeyPair::generate()?.serialize_pem())
 }
 
-/// The request for a certificate of a key in PEM; PEM.
+/// The certificate request for a key in PEM, as PEM.
 pub(super) fn request(key: &str, subject: &Subject) -> Result<String, X509Error> {
     let key = KeyPair::from_pem(key)?;
     let mut params = CertificateParams::default();
@@ -54,7 +55,7 @@ pub(super) fn request(key: &str, subject: &Subject) -> Result<String, X509Error>
 }
 
 /// Whether a request, as an object of the API has it (base64 of PEM), is for a key in PEM.
-pub(super) fn is_of_key(request: &Value, key: &str) -> bool {
+pub(super) fn is_for_key(request: &Value, key: &str) -> bool {
     let pem = request.as_str().and_then(|encoded| STANDARD.decode(encoded).ok()).unwrap_or_default();
     let Some(Ok(block)) = Pem::iter_from_buffer(&pem).next() else { return false };
     let Ok((_, request)) = X509CertificationRequest::from_der(&block.contents) else { return false };
@@ -63,10 +64,10 @@ pub(super) fn is_of_key(request: &Value, key: &str) -> bool {
     })
 }
 
-/// What certificates in PEM, the node's own first, say; `None`: they cannot be read.
-pub(super) fn held(pem: &[u8], was_asked_for: bool) -> Option<Held> {
+/// Reads a PEM chain, the node's own certificate first; `None`: it cannot be read.
+pub(super) fn read_chain(pem: &[u8], is_managed: bool) -> Option<HeldCertificate> {
     let chain = chain(pem)?;
-    let mut found: Option<Held> = None;
+    let mut found: Option<HeldCertificate> = None;
     for block in &chain {
         let (_, certificate) = X509Certificate::from_der(&block.contents).ok()?;
         let not_after = certificate.validity().not_after.timestamp();
@@ -74,27 +75,32 @@ pub(super) fn held(pem: &[u8], was_asked_for: bool) -> Option<Held> {
             Some(held) => held.not_after = held.not_after.min(not_after),
             None => {
                 let not_before = certificate.validity().not_before.timestamp();
-                found = Some(Held { subject: subject(&certificate), not_before, not_after, was_asked_for });
+                found = Some(HeldCertificate {
+                    subject: subject(&certificate),
+                    not_before,
+                    not_after,
+                    is_managed,
+                });
             }
         }
     }
     found
 }
 
-/// Checks what was issued for a key and a use; what it says.
+/// Checks an issued certificate against its key, subject and usage, and reads it.
 pub(super) fn check(
     kind: CertificateKind,
     pem: &[u8],
     key: &str,
     wanted: &Subject,
     now: i64,
-) -> Result<Held, X509Error> {
-    let held = held(pem, true).ok_or(X509Error::NoCertificates)?;
+) -> Result<HeldCertificate, X509Error> {
+    let held = read_chain(pem, true).ok_or(X509Error::NoCertificates)?;
     let chain = chain(pem).ok_or(X509Error::NoCertificates)?;
     let own = chain.first().ok_or(X509Error::NoCertificates)?;
     let (_, own) = X509Certificate::from_der(&own.contents).map_err(|_| X509Error::NoCertificates)?;
     if own.public_key().raw != KeyPair::from_pem(key)?.subject_public_key_info() {
-        return Err(X509Error::OfAnotherKey);
+        return Err(X509Error::WrongKey);
     }
     let uses = own.extended_key_usage().ok().flatten().map(|usage| usage.value);
     let is_good = uses.is_some_and(|uses| match kind {
@@ -103,12 +109,12 @@ pub(super) fn check(
     });
     if !is_good {
         let uses = uses.map_or_else(|| "none".to_owned(), |uses| format!("{uses:?}"));
-        return Err(X509Error::ForAnotherUse { uses });
+        return Err(X509Error::WrongUsage { uses });
     }
     if !held.subject.covers(wanted) {
-        return Err(X509Error::ForAnother { common_name: held.subject.common_name });
+        return Err(X509Error::WrongSubject { common_name: held.subject.common_name });
     }
-    if held.not_after < now { Err(X509Error::Ended) } else { Ok(held) }
+    if held.not_after < now { Err(X509Error::Expired) } else { Ok(held) }
 }
 
 fn chain(pem: &[u8]) -> Option<Vec<Pem>> {
@@ -153,7 +159,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Signs a request as an authority does that is made for it.
+    /// Signs a request with a new authority.
     pub(crate) fn sign(request: &str, uses: &[ExtendedKeyUsagePurpose], from: i64, until: i64) -> String {
         let mut authority = CertificateParams::default();
         authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -168,7 +174,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_what_the_certificate_says() {
+    fn an_issued_certificate_has_the_requested_subject() {
         let addresses = json!([{"type": "InternalIP", "address": "10.0.0.7"}, {"type": "InternalIP", "address": "fd00::7"},
             {"type": "Hostname", "address": "edge-1"}]);
         let wanted = serving_subject("n1", &addresses).unwrap();
@@ -176,12 +182,15 @@ pub(super) mod tests {
         let pem =
             sign(&request(&key, &wanted).unwrap(), &[ExtendedKeyUsagePurpose::ServerAuth], 1_000, 2_000);
         let held = check(CertificateKind::Serving, pem.as_bytes(), &key, &wanted, 1_500).unwrap();
-        assert_eq!(held, Held { subject: wanted, not_before: 1_000, not_after: 2_000, was_asked_for: true });
-        assert!(super::held(b"no certificate", true).is_none());
+        assert_eq!(
+            held,
+            HeldCertificate { subject: wanted, not_before: 1_000, not_after: 2_000, is_managed: true }
+        );
+        assert!(super::read_chain(b"no certificate", true).is_none());
     }
 
     #[test]
-    fn what_was_not_asked_for_is_refused() {
+    fn an_issued_certificate_that_does_not_match_the_request_is_refused() {
         let wanted = client_subject("n1");
         let (key, other) = (new_key().unwrap(), new_key().unwrap());
         let client = [ExtendedKeyUsagePurpose::ClientAuth];
@@ -190,11 +199,15 @@ pub(super) mod tests {
         };
         for (pem, now, expected) in [
             (signed(&other, &wanted, &client), 1_500, "another key"),
-            (signed(&key, &wanted, &[ExtendedKeyUsagePurpose::ServerAuth]), 1_500, "not for the use"),
-            (signed(&key, &wanted, &[]), 1_500, "not for the use"),
+            (
+                signed(&key, &wanted, &[ExtendedKeyUsagePurpose::ServerAuth]),
+                1_500,
+                "not for the requested use",
+            ),
+            (signed(&key, &wanted, &[]), 1_500, "not for the requested use"),
             (signed(&key, &client_subject("n2"), &client), 1_500, "is for system:node:n2"),
-            (signed(&key, &wanted, &client), 2_001, "has ended"),
-            ("nothing".to_owned(), 1_500, "no PEM with certificates"),
+            (signed(&key, &wanted, &client), 2_001, "has expired"),
+            ("nothing".to_owned(), 1_500, "not PEM with certificates"),
         ] {
             let error =
                 check(CertificateKind::Client, pem.as_bytes(), &key, &wanted, now).unwrap_err().to_string();
@@ -202,9 +215,11 @@ pub(super) mod tests {
         }
         check(CertificateKind::Client, signed(&key, &wanted, &client).as_bytes(), &key, &wanted, 1_500)
             .unwrap();
-        let handed_in = Value::from(STANDARD.encode(request(&key, &wanted).unwrap()));
+        let submitted = Value::from(STANDARD.encode(request(&key, &wanted).unwrap()));
         assert!(
-            is_of_key(&handed_in, &key) && !is_of_key(&handed_in, &other) && !is_of_key(&Value::Null, &key)
+            is_for_key(&submitted, &key)
+                && !is_for_key(&submitted, &other)
+                && !is_for_key(&Value::Null, &key)
         );
     }
 }

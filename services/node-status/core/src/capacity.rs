@@ -1,65 +1,65 @@
-//! What an API server has to be told of `capacity` and `allocatable` of the Node (node-and-api.md §9.1, §9.3).
+//! Which changes of the Node's `capacity` and `allocatable` an API server is sent (node-and-api.md §9.1, §9.3).
 //!
-//! Both are merged by name: what others have added stays. A resource that a person adds to the capacity by hand, one with a domain
-//! that is not Kubernetes' own, is allocatable too, as long as it is there. What the device plugins of another agent have left
-//! is 0, since nobody here manages it.
+//! Both are merged by name: resources that others have added are kept. A resource that a person adds to the capacity by hand, one
+//! with a domain that is not Kubernetes' own, is allocatable too, as long as it is there. Resources that the device plugins of
+//! another agent have left are set to 0, since this agent does not manage them.
 
 use serde_json::{Map, Value};
 
 use crate::patch::differing;
 
-/// The fields of a Node's status that have amounts by name.
-pub(crate) const AMOUNTS: [&str; 2] = ["capacity", "allocatable"];
+/// The fields of a Node's status with resource amounts by name.
+pub(crate) const RESOURCE_FIELDS: [&str; 2] = ["capacity", "allocatable"];
 
-/// Stands in the version of each agent of this kind that was not told to give itself out for another one.
-const OWN_VERSION: &str = "+keelson.";
+/// Part of the version of every Keelson agent whose version is not overridden by the configuration.
+const OWN_VERSION_MARK: &str = "+keelson.";
 
-/// What of `field`, one of [`AMOUNTS`], has to change at the Node that the server has.
-pub(crate) fn changed_amounts(field: &str, live: &Value, ours: &Value) -> Map<String, Value> {
+/// What has to change in `field`, one of [`RESOURCE_FIELDS`], of the server's Node.
+pub(crate) fn changed_resources(field: &str, live: &Value, ours: &Value) -> Map<String, Value> {
     let (before, now) = (&live["status"][field], &ours["status"][field]);
     let mut changed = differing(before, now, |_| true);
     if knows_machine(ours) {
-        // Sizes that the machine does not have are nobody else's.
+        // No other agent owns huge page sizes, so those that the machine does not have are removed.
         let gone = names(before).filter(|name| name.starts_with("hugepages-") && now.get(name).is_none());
         changed.extend(gone.map(|name| (name.to_owned(), Value::Null)));
     }
-    let theirs = of_others(live, ours).filter(|(name, amount)| before[name] != *amount);
-    changed.extend(theirs.map(|(name, amount)| (name.to_owned(), amount)));
+    let foreign = foreign_resources(live, ours).filter(|(name, amount)| before[name] != *amount);
+    changed.extend(foreign.map(|(name, amount)| (name.to_owned(), amount)));
     changed
 }
 
-/// The extended resources of the server's Node that are not ours to count, with the amount that both fields have of each; null where
-/// there is none any more.
-fn of_others<'a>(live: &'a Value, ours: &'a Value) -> impl Iterator<Item = (&'a str, Value)> {
+/// The extended resources of the server's Node that this agent does not manage, with the amount that both fields should
+/// have; null for one that is not in the capacity any more.
+fn foreign_resources<'a>(live: &'a Value, ours: &'a Value) -> impl Iterator<Item = (&'a str, Value)> {
     let capacity = &live["status"]["capacity"];
-    let are_left = was_of_another_agent(live, ours);
+    let are_leftover = last_reported_by_other_agent(live, ours);
     let all = names(capacity).chain(names(&live["status"]["allocatable"]));
-    let theirs = all.filter(move |name| {
-        is_extended(name) && AMOUNTS.iter().all(|field| ours["status"][field][name].is_null())
+    let foreign = all.filter(move |name| {
+        is_extended(name) && RESOURCE_FIELDS.iter().all(|field| ours["status"][field][name].is_null())
     });
-    theirs.map(move |name| match &capacity[name] {
+    foreign.map(move |name| match &capacity[name] {
         Value::Null => (name, Value::Null),
-        _ if are_left => (name, "0".into()),
+        _ if are_leftover => (name, "0".into()),
         amount => (name, amount.clone()),
     })
 }
 
-/// Whether another agent has told of the Node last: a kubelet whose place this one takes, and whose device plugins are not here.
-/// Our own word makes it ours, so that this is so once.
-fn was_of_another_agent(live: &Value, ours: &Value) -> bool {
+/// Whether another agent has reported the Node last: a kubelet that this agent replaces, and whose device plugins are not here.
+/// Our own report changes the version, so that this is true only once.
+fn last_reported_by_other_agent(live: &Value, ours: &Value) -> bool {
     let version =
         |node: &Value| node["status"]["nodeInfo"]["kubeletVersion"].as_str().unwrap_or_default().to_owned();
-    let (theirs, own) = (version(live), version(ours));
-    !theirs.is_empty() && !own.is_empty() && theirs != own && !theirs.contains(OWN_VERSION)
+    let (foreign, own) = (version(live), version(ours));
+    !foreign.is_empty() && !own.is_empty() && foreign != own && !foreign.contains(OWN_VERSION_MARK)
 }
 
-/// An unknown machine has no memory, and says nothing of its pages.
+/// Whether the machine is known: an unknown one has no memory, so its huge page sizes are unknown, too.
 fn knows_machine(ours: &Value) -> bool {
     let memory = &ours["status"]["capacity"]["memory"];
     !memory.is_null() && memory != "0"
 }
 
-/// Whether a resource is of somebody's own kind.
+/// Whether a resource is an extended one, with a domain that is not Kubernetes' own.
 fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
@@ -88,7 +88,7 @@ mod tests {
         node(OURS, amounts.clone(), amounts)
     }
 
-    /// What the server's Node has beside our own amounts, and what is sent of both fields.
+    /// Adds amounts to our own in the server's Node, and returns what is sent of both fields.
     fn sent(version: &str, capacity: &Value, allocatable: &Value, ours: &Value) -> (Value, Value) {
         let with = |field: &str, more: &Value| {
             let mut all = ours["status"][field].as_object().cloned().unwrap_or_default();
@@ -101,15 +101,15 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_plugins_of_a_kubelet_have_left_is_zero_once() {
+    fn extended_resources_left_by_a_kubelet_are_zeroed_once() {
         let (eight, zero) = (json!({"example.com/gpu": "8"}), json!({"example.com/gpu": "0"}));
         for (version, expected) in [
             ("v1.36.2", (zero.clone(), zero.clone())),
             ("v1.35.1+k3s1", (zero.clone(), zero.clone())),
-            // It is ours since, so that somebody has patched it by hand.
+            // The Node is ours already, so a person has patched it by hand.
             (OURS, (Value::Null, Value::Null)),
             ("v1.36.1+keelson.0.0.9", (Value::Null, Value::Null)),
-            // Nobody has told of it yet: whoever made it has.
+            // No agent has reported it yet: the creator has set the amounts.
             ("", (Value::Null, Value::Null)),
         ] {
             assert_eq!(sent(version, &eight, &eight, &ours()), expected, "{version:?}");
@@ -122,11 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ours_or_of_kubernetes_is_not_zeroed() {
+    fn own_and_native_resources_are_not_zeroed() {
         let (mut own, native) =
             (ours(), json!({"attachable-volumes-x": "9", "example.kubernetes.io/x": "9"}));
         assert_eq!(sent("v1.36.2", &native, &native, &own), (Value::Null, Value::Null));
-        for field in AMOUNTS {
+        for field in RESOURCE_FIELDS {
             own["status"][field]["example.com/gpu"] = "2".into();
         }
         let eight = json!({"example.com/gpu": "8"});
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_adds_to_the_capacity_is_allocatable_as_long_as_it_is_there() {
+    fn an_extended_resource_added_by_hand_is_allocatable_while_it_exists() {
         let (five, none) = (json!({"example.com/dongle": "5"}), json!({}));
         assert_eq!(sent(OURS, &five, &none, &ours()), (Value::Null, five.clone()));
         assert_eq!(
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_machine_takes_no_size_of_huge_pages_away() {
+    fn an_unknown_machine_removes_no_hugepages_size() {
         let pages = json!({"hugepages-1Gi": "2Gi"});
         let gone = json!({"hugepages-1Gi": null});
         assert_eq!(sent(OURS, &pages, &pages, &ours()), (gone.clone(), gone));

@@ -1,5 +1,5 @@
-//! Against a server that refuses what a Node authorizer with `AuthorizeNodeWithSelectors` refuses: a pod that does not exist, or
-//! is bound elsewhere, is 403 and not 404.
+//! Tests against a server that refuses what a Node authorizer with `AuthorizeNodeWithSelectors` refuses: a pod that does not
+//! exist, or is bound elsewhere, is 403 and not 404.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use axum::body::{Body, to_bytes};
 use axum::http::{Method, Request, Response};
 use keelson_config::Config;
 use keelson_kube_model::annotations;
-use keelson_node_status_core::Ended;
+use keelson_node_status_core::Termination;
 use keelson_service_kit::CancellationToken;
 use tokio::task::JoinHandle;
 
-use super::writing::{AGAIN, TRIES};
+use super::write_loop::{RETRY_PAUSE, TRIES};
 use super::*;
 
-/// Pods by `namespace/name`, and what was asked.
+/// Pods by `namespace/name`, and the requests.
 #[derive(Default)]
 struct Stored {
     pods: BTreeMap<String, Value>,
-    asked: Vec<String>,
+    requests: Vec<String>,
 }
 
 struct Server {
@@ -34,7 +34,7 @@ fn status(code: u16, reason: &str, message: &str) -> (u16, Value) {
     (code, json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message}))
 }
 
-/// What the server answers to a request for a pod of node n1.
+/// The server's answer to a request for a pod of node n1.
 fn answer(stored: &mut Stored, method: &Method, path: &str, body: Value) -> (u16, Value) {
     let parts: Vec<&str> = path.trim_start_matches("/api/v1/namespaces/").split('/').collect();
     let (namespace, name) = (parts[0], parts.get(2).copied());
@@ -76,19 +76,19 @@ fn answer(stored: &mut Stored, method: &Method, path: &str, body: Value) -> (u16
 impl Server {
     async fn start() -> Self {
         let (stored, changed) = (Arc::new(Mutex::new(Stored::default())), Arc::new(Notify::new()));
-        let (kept, told) = (Arc::clone(&stored), Arc::clone(&changed));
+        let (shared, notify) = (Arc::clone(&stored), Arc::clone(&changed));
         let router = Router::new().fallback(move |request: Request<Body>| {
-            let (kept, told) = (Arc::clone(&kept), Arc::clone(&told));
+            let (shared, notify) = (Arc::clone(&shared), Arc::clone(&notify));
             async move {
                 let (head, body) = request.into_parts();
                 let body =
                     serde_json::from_slice(&to_bytes(body, 1 << 20).await.unwrap()).unwrap_or_default();
                 let (code, answer) = {
-                    let mut stored = kept.lock().unwrap();
-                    stored.asked.push(format!("{} {}", head.method, head.uri.path()));
+                    let mut stored = shared.lock().unwrap();
+                    stored.requests.push(format!("{} {}", head.method, head.uri.path()));
                     answer(&mut stored, &head.method, head.uri.path(), body)
                 };
-                told.notify_one();
+                notify.notify_one();
                 Response::builder().status(code).body(Body::from(answer.to_string())).unwrap()
             }
         });
@@ -109,12 +109,12 @@ impl Server {
         let config = Config { node_name: "n1".into(), ..Config::default() };
         let ctx = Context::detached(ServiceName::NodeStatus, config);
         let writer = KubernetesWriter::new(&ctx, &Settings::of(self.kubeconfig.clone()));
-        writer.registered("u", Value::Null);
+        writer.set_registered("u", Value::Null);
         tokio::spawn(Arc::clone(&writer).run(ctx.clone()));
         (writer, ctx.shutdown)
     }
 
-    /// Waits until requests have made this true.
+    /// Waits until requests have made `good` true.
     async fn until(&self, what: &str, good: impl Fn(&Stored) -> bool) {
         let seen = async {
             while !good(&self.stored.lock().unwrap()) {
@@ -122,12 +122,12 @@ impl Server {
             }
         };
         if tokio::time::timeout(Duration::from_secs(60), seen).await.is_err() {
-            panic!("{what}: {:?}", self.stored.lock().unwrap().asked);
+            panic!("{what}: {:?}", self.stored.lock().unwrap().requests);
         }
     }
 
-    fn asked(&self, what: &str) -> usize {
-        self.stored.lock().unwrap().asked.iter().filter(|asked| *asked == what).count()
+    fn requests(&self, what: &str) -> usize {
+        self.stored.lock().unwrap().requests.iter().filter(|request| *request == what).count()
     }
 
     fn bind(&self, name: &str, node: &str) {
@@ -159,8 +159,8 @@ fn report(name: &str, source: &str, phase: &str) -> PodReport {
         name: name.into(),
         pod_json: pod.to_string().into_bytes().into(),
         source: source.into(),
-        turned: false,
-        ended: Ended::default(),
+        urgent: false,
+        termination: Termination::default(),
     }
 }
 
@@ -175,7 +175,7 @@ async fn written(writer: &KubernetesWriter) {
 }
 
 #[tokio::test]
-async fn a_static_pod_gets_its_mirror_without_reading_a_pod_that_does_not_exist() {
+async fn a_mirror_pod_is_created_without_reading_a_missing_pod() {
     let server = Server::start().await;
     let (writer, shutdown) = server.writer();
     writer.write_pod(&report("web", "file", "Pending")).await.unwrap();
@@ -184,27 +184,29 @@ async fn a_static_pod_gets_its_mirror_without_reading_a_pod_that_does_not_exist(
         .await;
     let mirror = server.stored.lock().unwrap().pods["default/web"].clone();
     assert_eq!(mirror["metadata"]["annotations"][annotations::CONFIG_MIRROR], "uid-of-web");
-    assert_eq!(server.asked("GET /api/v1/namespaces/default/pods/web"), 0);
+    assert_eq!(server.requests("GET /api/v1/namespaces/default/pods/web"), 0);
 
-    // A later report reads the mirror, which exists now, and makes no second one.
+    // A later report reads the mirror pod, which exists now, and creates no second one.
     writer.write_pod(&report("web", "file", "Running")).await.unwrap();
     server.until("the status is changed", |s| Server::phase(s, "web").as_deref() == Some("Running")).await;
-    assert_eq!(server.asked("POST /api/v1/namespaces/default/pods"), 1);
+    assert_eq!(server.requests("POST /api/v1/namespaces/default/pods"), 1);
 
-    // Somebody deletes it.
+    // Another client deletes it.
     server.stored.lock().unwrap().pods.clear();
     writer.write_pod(&report("web", "file", "Running")).await.unwrap();
-    server.until("there is one again", |s| Server::phase(s, "web").as_deref() == Some("Running")).await;
+    server
+        .until("the mirror pod exists again", |s| Server::phase(s, "web").as_deref() == Some("Running"))
+        .await;
     writer.drop_pods(GonePods::One("uid-of-web".into())).await;
-    server.until("it goes with its pod", |s| s.pods.is_empty()).await;
-    // Its removal is asked for once more: there is nothing to remove, and nothing waits.
-    writer.put(Job::Gone { uid: "uid-of-web".into(), name: PodFullName::new("web", "default") }, false);
+    server.until("the mirror pod is deleted with its pod", |s| s.pods.is_empty()).await;
+    // A second removal finds nothing to remove, and nothing waits.
+    writer.put(Job::RemovePod { uid: "uid-of-web".into(), name: PodFullName::new("web", "default") }, false);
     written(&writer).await;
     shutdown.cancel();
 }
 
 #[tokio::test]
-async fn a_static_pod_that_is_updated_keeps_its_mirror_until_the_old_instance_has_gone() {
+async fn an_updated_static_pod_keeps_its_mirror_pod_until_the_old_one_is_gone() {
     let server = Server::start().await;
     let (writer, shutdown) = server.writer();
     let of = |hash: &str, phase: &str| {
@@ -223,36 +225,36 @@ async fn a_static_pod_that_is_updated_keeps_its_mirror_until_the_old_instance_ha
     server.until("there is a mirror", |s| Server::phase(s, "web").as_deref() == Some("Running")).await;
     writer.write_pod(&of("new", "Pending")).await.unwrap();
     written(&writer).await;
-    // It still shows the old one, whose status may change.
+    // The mirror pod is still that of the old instance, whose status may change.
     writer.write_pod(&of("old", "Pending")).await.unwrap();
     server
-        .until("its new status is written", |s| Server::phase(s, "web").as_deref() == Some("Pending"))
+        .until("the new status is written", |s| Server::phase(s, "web").as_deref() == Some("Pending"))
         .await;
-    assert_eq!(server.asked("DELETE /api/v1/namespaces/default/pods/web"), 0);
+    assert_eq!(server.requests("DELETE /api/v1/namespaces/default/pods/web"), 0);
     assert_eq!(whose(&server.stored.lock().unwrap()).as_deref(), Some("old"));
 
-    // The new one gets its mirror although its own status has not changed since.
+    // The new instance gets its mirror pod although its own status has not changed since.
     writer.drop_pods(GonePods::One("old".into())).await;
-    server.until("the new one has its own", |s| whose(s).as_deref() == Some("new")).await;
+    server.until("the new pod has its own mirror pod", |s| whose(s).as_deref() == Some("new")).await;
     written(&writer).await;
     assert_eq!(whose(&server.stored.lock().unwrap()).as_deref(), Some("new"));
     shutdown.cancel();
 }
 
 #[tokio::test]
-async fn a_static_pod_whose_name_another_nodes_pod_has_is_not_tried_for_ever() {
+async fn a_static_pod_with_the_name_of_another_nodes_pod_is_not_retried() {
     let server = Server::start().await;
     server.bind("web", "n2");
     let (writer, shutdown) = server.writer();
     writer.write_pod(&report("web", "file", "Running")).await.unwrap();
     written(&writer).await;
-    server.until("the server was asked", |s| s.asked.len() >= 2).await;
+    server.until("the server was asked", |s| s.requests.len() >= 2).await;
     assert_eq!(server.stored.lock().unwrap().pods["default/web"]["spec"]["nodeName"], "n2");
     shutdown.cancel();
 }
 
 #[tokio::test]
-async fn reports_of_pods_that_are_gone_leave_the_queue_and_hold_up_no_other() {
+async fn reports_of_deleted_pods_leave_the_queue_and_delay_no_other() {
     let server = Server::start().await;
     let (writer, shutdown) = server.writer();
     for number in 0..255 {
@@ -265,30 +267,30 @@ async fn reports_of_pods_that_are_gone_leave_the_queue_and_hold_up_no_other() {
         .await;
     written(&writer).await;
     for number in 0..255 {
-        assert_eq!(server.asked(&format!("GET /api/v1/namespaces/default/pods/gone-{number}")), 1);
+        assert_eq!(server.requests(&format!("GET /api/v1/namespaces/default/pods/gone-{number}")), 1);
     }
     shutdown.cancel();
 }
 
 #[tokio::test]
-async fn a_pod_that_the_authorizer_has_not_seen_yet_is_tried_again_at_once() {
+async fn a_pod_unknown_to_the_node_authorizer_is_retried_at_once() {
     let server = Server::start().await;
     let (writer, shutdown) = server.writer();
     // pod-config has it from its watch.
-    writer.known().on_server.insert("uid-of-new".into(), PodFullName::new("new", "default"));
+    writer.cache().on_server.insert("uid-of-new".into(), PodFullName::new("new", "default"));
     writer.write_pod(&report("new", API, "Running")).await.unwrap();
-    server.until("it was refused", |s| s.asked.len() == 1).await;
+    server.until("it was refused", |s| s.requests.len() == 1).await;
     server.bind("new", "n1");
     server.until("it is written", |s| Server::phase(s, "new").as_deref() == Some("Running")).await;
     shutdown.cancel();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_report_that_is_refused_each_time_is_dropped_while_others_are_written() {
+async fn a_report_refused_on_every_try_is_dropped_while_others_succeed() {
     let config = Config { node_name: "n1".into(), ..Config::default() };
     let ctx = Context::detached(ServiceName::NodeStatus, config);
     let writer = KubernetesWriter::new(&ctx, &Settings::of("/none".into()));
-    writer.registered("u", Value::Null);
+    writer.set_registered("u", Value::Null);
     let refused = |code: u16| KubeError::Refused {
         server: "s".into(),
         what: "w".into(),
@@ -299,7 +301,7 @@ async fn a_report_that_is_refused_each_time_is_dropped_while_others_are_written(
     };
     let tries_of = async |code: u16, others: bool| {
         writer.write_pod(&report("web", API, "Running")).await.unwrap();
-        let mut pause = AGAIN;
+        let mut pause = RETRY_PAUSE;
         for tries in 1..=30 {
             let due = writer.queue().due().unwrap_or_else(Instant::now);
             tokio::time::sleep_until(due).await;
@@ -310,15 +312,15 @@ async fn a_report_that_is_refused_each_time_is_dropped_while_others_are_written(
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
             if others {
-                writer.wrote();
+                writer.record_write();
             }
         }
         while writer.queue().take_at(Instant::now() + Duration::from_secs(600)).is_some() {}
         None
     };
     assert_eq!(tries_of(403, true).await, Some(TRIES));
-    assert_eq!(tries_of(422, false).await, Some(TRIES), "it is refused for what it says");
+    assert_eq!(tries_of(422, false).await, Some(TRIES), "its content is refused");
     assert_eq!(tries_of(500, true).await, Some(TRIES));
-    writer.known().last_write = None;
+    writer.cache().last_write = None;
     assert_eq!(tries_of(403, false).await, None, "the server refuses all, which may pass");
 }

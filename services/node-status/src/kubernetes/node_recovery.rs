@@ -1,24 +1,24 @@
-//! What is told of a Node that somebody has given up meanwhile, when it is back.
+//! The events of a Node that the node controller had set to `Unknown`, when it is back.
 
 use std::collections::BTreeMap;
 
 use keelson_kube_model::NodeCondition;
-use keelson_node_status_core::returned_events;
+use keelson_node_status_core::recovery_events;
 use keelson_proto::keelson::events::v1::ListEventsRequest;
 use keelson_proto::keelson::events::v1::events_server::Events as _;
 use keelson_service_kit::{Context, NewEvent, ObjectRef};
 use serde_json::Value;
 use tonic::Request;
 
-/// Tells of the conditions of ours that were `Unknown` at the Node that the server had, but not of what has been told here since.
-pub(super) async fn tell(ctx: &Context, before: &Value, ours: &Value) {
+/// Records events of the conditions that were `Unknown` at the server's Node before, except those that were recorded here since.
+pub(super) async fn record_events(ctx: &Context, before: &Value, ours: &Value) {
     let (before, ours) = (conditions(before), conditions(ours));
     if before.iter().all(|condition| condition.status != "Unknown") {
         return;
     }
-    let told = told(ctx).await;
+    let recorded = recorded_at(ctx).await;
     let node = &ctx.config.node_name;
-    for event in returned_events(node, &before, &ours, |message| told.get(message).copied()) {
+    for event in recovery_events(node, &before, &ours, |message| recorded.get(message).copied()) {
         tracing::info!(node, "{}", event.message);
         ctx.events.record(NewEvent {
             warning: event.warning,
@@ -34,8 +34,8 @@ fn conditions(node: &Value) -> Vec<NodeCondition> {
     all.filter_map(|condition| serde_json::from_value(condition.clone()).ok()).collect()
 }
 
-/// When each event of the node was told last, by its message, in seconds since 1970.
-async fn told(ctx: &Context) -> BTreeMap<String, i64> {
+/// When each event of the node was last recorded, by message, in seconds since 1970.
+async fn recorded_at(ctx: &Context) -> BTreeMap<String, i64> {
     let answer = ctx.events.list_events(Request::new(ListEventsRequest::default())).await;
     let all = answer.map(|answer| answer.into_inner().events).unwrap_or_default();
     let of_node = all.into_iter().filter(|event| event.kind == "Node");
@@ -56,14 +56,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_that_was_given_up_is_told_to_be_back_once_whoever_notices_it_first() {
+    async fn a_recovered_node_has_one_node_ready_event() {
         let config = || Config { node_name: "n1".into(), ..Config::default() };
         let ready = "Node n1 status is now: NodeReady";
         let now = now_unix_nanos() / 1_000_000_000;
         let hour_ago = format_seconds(now - 3600).unwrap();
         for (status, noticed_here, expected) in [
             ("Unknown", false, Some(1)),
-            // The loop of the Node has told that it has turned: it was not ready meanwhile.
+            // The node loop has recorded the change itself: the node was not ready meanwhile.
             ("Unknown", true, Some(1)),
             ("True", false, None),
             ("False", false, None),
@@ -72,7 +72,7 @@ mod tests {
             if noticed_here {
                 ctx.events.normal(ObjectRef::node("n1"), "NodeReady", ready);
             }
-            tell(&ctx, &node(status, &hour_ago), &node("True", &hour_ago)).await;
+            record_events(&ctx, &node(status, &hour_ago), &node("True", &hour_ago)).await;
             let answer = ctx.events.list_events(Request::new(ListEventsRequest::default())).await.unwrap();
             let events = answer.into_inner().events;
             let count = events.iter().find(|event| event.message == ready).map(|event| event.count);

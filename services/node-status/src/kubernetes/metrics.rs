@@ -1,5 +1,5 @@
-//! The kubelet's metrics of what is told to an API server (node-and-api.md §15.1): mirrors, the time of a status, the start of the
-//! node.
+//! The kubelet's metrics of what is written to an API server (node-and-api.md §15.1): mirror pods, the delay of a status, the
+//! start of the node.
 
 use std::fs;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,18 +14,18 @@ use serde_json::Value;
 /// Seconds from the change of a status until the server has it.
 const SYNC_SECONDS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 
-/// What is measured. Cheap to clone.
+/// The metrics. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(super) struct Measured {
+pub(super) struct WriterMetrics {
     metrics: Metrics,
-    /// When this start of the agent has begun, nanoseconds since 1970.
+    /// When this start of the agent began, nanoseconds since 1970.
     agent_start: i64,
     startup: Arc<Mutex<StartupClock>>,
     mirrors: Gauge,
     statuses: Histogram,
 }
 
-impl Measured {
+impl WriterMetrics {
     pub(super) fn register(ctx: &Context) -> Self {
         let own = Self {
             metrics: ctx.metrics.clone(),
@@ -41,25 +41,25 @@ impl Measured {
         own
     }
 
-    /// The server has so many mirrors.
-    pub(super) fn mirrors(&self, count: usize) {
+    /// Sets how many mirror pods the server has.
+    pub(super) fn set_mirrors(&self, count: usize) {
         self.mirrors.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// The server has a status that had changed so long ago.
-    pub(super) fn status_told(&self, after: Duration) {
+    /// Observes that the server has a status that changed this long ago.
+    pub(super) fn observe_status(&self, after: Duration) {
         self.statuses.observe(after.as_secs_f64());
     }
 
-    /// The server is asked for the Node.
-    pub(super) fn registers(&self) {
-        self.startup(|clock| clock.registers(now_unix_nanos()));
+    /// The registration of the Node begins.
+    pub(super) fn start_registration(&self) {
+        self.startup(|clock| clock.start_registration(now_unix_nanos()));
     }
 
-    /// The server has this Node, which was `made` or found.
-    pub(super) fn registered(&self, made: bool, node: &Value) {
+    /// The server has this Node, which this process has `created` or found.
+    pub(super) fn finish_registration(&self, created: bool, node: &Value) {
         let now = now_unix_nanos();
-        self.startup(|clock| clock.registered(made, now));
+        self.startup(|clock| clock.finish_registration(created, now));
         if !is_ready(node) {
             return;
         }
@@ -85,8 +85,8 @@ impl Measured {
         }
     }
 
-    fn startup<T>(&self, look: impl FnOnce(&mut StartupClock) -> T) -> T {
-        look(&mut self.startup.lock().unwrap_or_else(PoisonError::into_inner))
+    fn startup<T>(&self, update: impl FnOnce(&mut StartupClock) -> T) -> T {
+        update(&mut self.startup.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -95,7 +95,7 @@ fn is_ready(node: &Value) -> bool {
     conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
-/// When the machine was booted; `None` where it does not tell.
+/// When the machine was booted; `None` if that is unknown.
 fn boot_unix_nanos(now: i64) -> Option<i64> {
     let text = fs::read_to_string("/proc/uptime").ok()?;
     let seconds: f64 = text.split_whitespace().next()?.parse().ok()?;
@@ -110,26 +110,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_of_a_node_is_told_when_it_is_ready_and_not_of_one_that_was_there() {
+    fn startup_metrics_appear_when_a_newly_created_node_is_ready() {
         let node = |status: &str| json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
-        for (made, lines) in [(true, 5), (false, 0)] {
+        for (created, lines) in [(true, 5), (false, 0)] {
             let config =
                 Config { resolved_unix_nanos: now_unix_nanos() - 3_000_000_000, ..Config::default() };
             let ctx = Context::detached(ServiceName::NodeStatus, config);
-            let measured = Measured::register(&ctx);
-            let told = |name: &str| -> Vec<String> {
+            let metrics = WriterMetrics::register(&ctx);
+            let lines_of = |name: &str| -> Vec<String> {
                 let text = ctx.metrics.text();
                 text.lines().filter(|line| line.starts_with(name)).map(str::to_owned).collect()
             };
-            measured.registers();
-            measured.registered(made, &node("False"));
-            assert!(told("kubelet_node_startup").is_empty());
-            measured.registered(false, &node("True"));
-            measured.registered(false, &node("True"));
-            let found = told("kubelet_node_startup");
+            metrics.start_registration();
+            metrics.finish_registration(created, &node("False"));
+            assert!(lines_of("kubelet_node_startup").is_empty());
+            metrics.finish_registration(false, &node("True"));
+            metrics.finish_registration(false, &node("True"));
+            let found = lines_of("kubelet_node_startup");
             assert_eq!(found.len(), lines, "{found:?}");
-            if made {
-                let line = told("kubelet_node_startup_pre_registration_duration_seconds ").remove(0);
+            if created {
+                let line = lines_of("kubelet_node_startup_pre_registration_duration_seconds ").remove(0);
                 let seconds: f64 = line.split(' ').nth(1).unwrap().parse().unwrap();
                 assert!((3.0..60.0).contains(&seconds), "{line}");
             }

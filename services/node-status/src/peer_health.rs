@@ -1,11 +1,11 @@
-//! Asks the services that a node cannot do without whether they make progress.
+//! Asks the services that a node depends on whether they make progress.
 
 use std::future::Future;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use keelson_config::ServiceName;
-use keelson_node_status_core::{Answer, Watchdog};
+use keelson_node_status_core::{Progress, Watchdog};
 use keelson_proto::keelson::admin::v1::admin_client::AdminClient;
 use keelson_proto::keelson::admin::v1::{GetProgressRequest, GetProgressResponse};
 use keelson_service_kit::{Backoff, Context, LoopHandle, Peer};
@@ -13,29 +13,29 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Request;
 
-use crate::metrics::Renewed;
+use crate::metrics::LastRenewal;
 
 /// Without these a node is not ready (architecture §5).
-const NEEDED: [ServiceName; 4] = [
+const REQUIRED: [ServiceName; 4] = [
     ServiceName::PodSync,
     ServiceName::RuntimeShim,
     ServiceName::VolumeManager,
     ServiceName::ResourceManager,
 ];
 
-/// Without this one, or its watch, a node is not ready either, but only after much longer: what runs goes on. An absent control
-/// plane is not blamed on it: that it has no watch counts only while our own writes are taken.
-const SOURCES: ServiceName = ServiceName::PodConfig;
+/// Without this service, or its watch, a node is not ready either, but only after much longer: running pods continue. It is not
+/// blamed for an absent control plane: a missing watch counts only while our own writes succeed.
+const SOURCE_READER: ServiceName = ServiceName::PodConfig;
 
-const WATCHED: [ServiceName; 5] = [NEEDED[0], NEEDED[1], NEEDED[2], NEEDED[3], SOURCES];
+const WATCHED: [ServiceName; 5] = [REQUIRED[0], REQUIRED[1], REQUIRED[2], REQUIRED[3], SOURCE_READER];
 
-/// The condition by which it says whether its watch works.
+/// The condition of pod-config that says whether its watch works.
 const WATCH_CONDITION: &str = "control-plane";
 
-/// Our writes are taken while the lease was renewed so lately: two tries may have failed.
-const WRITES_TAKEN: Duration = Duration::from_secs(40);
+/// Our writes count as succeeding while the last renewal of the lease is at most this old: two tries may have failed.
+const WRITES_OK_WITHIN: Duration = Duration::from_secs(40);
 
-/// Bound of one question.
+/// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Milliseconds since the start of this service.
@@ -56,39 +56,39 @@ impl Clock {
     }
 }
 
-/// Asks one service. The real one is [`Peers`].
+/// Asks one service for its progress. The real one is [`Peers`].
 pub(crate) trait Prober: Send + 'static {
-    fn probe(&self, service: ServiceName) -> impl Future<Output = Answer> + Send;
+    fn probe(&self, service: ServiceName) -> impl Future<Output = Progress> + Send;
 }
 
 /// A watchdog to which no service has answered yet.
 pub(crate) fn watchdog() -> Watchdog {
-    Watchdog::new(&NEEDED.map(ServiceName::as_str)).with_sources_of(SOURCES.as_str())
+    Watchdog::new(&REQUIRED.map(ServiceName::as_str)).with_source_reader(SOURCE_READER.as_str())
 }
 
-/// Asks all services at each heartbeat, and more often while one of them is not well: a service that comes
-/// back is seen within 2 s.
+/// Asks all services at each heartbeat, and more often while one of them is not healthy: a recovered service is noticed within 2
+/// s.
 pub(crate) async fn run<P: Prober>(ctx: Context, clock: Clock, prober: P, health: watch::Sender<Watchdog>) {
     let handle = ctx.progress.register("neighbours");
-    let mut again = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
     loop {
         handle.tick();
         let answers = join_all(WATCHED.map(|service| prober.probe(service))).await;
         let now = clock.now_ms();
-        let mut all_turning = false;
+        let mut all_healthy = false;
         health.send_if_modified(|watchdog| {
-            let before = (watchdog.errors(now), watchdog.all_asked(), watchdog.all_turning());
+            let before = (watchdog.errors(now), watchdog.all_asked(), watchdog.all_healthy());
             for (service, answer) in WATCHED.iter().zip(answers) {
                 watchdog.record(service.as_str(), answer, now);
             }
-            all_turning = watchdog.all_turning();
-            (watchdog.errors(now), watchdog.all_asked(), all_turning) != before
+            all_healthy = watchdog.all_healthy();
+            (watchdog.errors(now), watchdog.all_asked(), all_healthy) != before
         });
-        let pause = if all_turning {
-            again.reset();
+        let pause = if all_healthy {
+            backoff.reset();
             LoopHandle::HEARTBEAT
         } else {
-            again.next_delay()
+            backoff.next_delay()
         };
         // Cancel-safe: neither arm holds anything.
         tokio::select! {
@@ -101,25 +101,26 @@ pub(crate) async fn run<P: Prober>(ctx: Context, clock: Clock, prober: P, health
 /// The services at their sockets.
 pub(crate) struct Peers {
     peers: Vec<(ServiceName, Peer)>,
-    renewed: Renewed,
+    last_renewal: LastRenewal,
 }
 
 impl Peers {
-    pub(crate) fn new(ctx: &Context, renewed: Renewed) -> Self {
-        Self { peers: WATCHED.iter().map(|name| (*name, ctx.peer(*name))).collect(), renewed }
+    pub(crate) fn new(ctx: &Context, last_renewal: LastRenewal) -> Self {
+        Self { peers: WATCHED.iter().map(|name| (*name, ctx.peer(*name))).collect(), last_renewal }
     }
 
-    fn judge(&self, service: ServiceName, told: &GetProgressResponse) -> Answer {
-        let turning =
-            Answer::of_loops(told.loops.iter().map(|l| (l.name.as_str(), l.silent_ms, l.stuck_after_ms)));
-        let mut conditions = told.conditions.iter();
+    fn progress_of(&self, service: ServiceName, response: &GetProgressResponse) -> Progress {
+        let turning = Progress::from_loops(
+            response.loops.iter().map(|l| (l.name.as_str(), l.silent_ms, l.stuck_after_ms)),
+        );
+        let mut conditions = response.conditions.iter();
         match conditions.find(|condition| condition.name == WATCH_CONDITION && !condition.ok) {
             Some(bad)
-                if service == SOURCES
-                    && turning == Answer::Turning
-                    && self.renewed.is_within(WRITES_TAKEN) =>
+                if service == SOURCE_READER
+                    && turning == Progress::Healthy
+                    && self.last_renewal.is_within(WRITES_OK_WITHIN) =>
             {
-                Answer::Unwatched { message: bad.message.clone() }
+                Progress::WatchFailing { message: bad.message.clone() }
             }
             _ => turning,
         }
@@ -127,15 +128,15 @@ impl Peers {
 }
 
 impl Prober for Peers {
-    async fn probe(&self, service: ServiceName) -> Answer {
+    async fn probe(&self, service: ServiceName) -> Progress {
         let Some((_, peer)) = self.peers.iter().find(|(name, _)| *name == service) else {
-            return Answer::None { error: "it is not watched".to_owned() };
+            return Progress::NoAnswer { error: "the service is not watched".to_owned() };
         };
         let mut request = Request::new(GetProgressRequest {});
         request.set_timeout(DEADLINE);
         match AdminClient::new(peer.channel()).get_progress(request).await {
-            Ok(response) => self.judge(service, response.get_ref()),
-            Err(status) => Answer::None { error: status.message().to_owned() },
+            Ok(response) => self.progress_of(service, response.get_ref()),
+            Err(status) => Progress::NoAnswer { error: status.message().to_owned() },
         }
     }
 }
@@ -154,13 +155,13 @@ mod tests {
     struct Script(Arc<Mutex<(Option<String>, u32)>>);
 
     impl Prober for Script {
-        async fn probe(&self, service: ServiceName) -> Answer {
+        async fn probe(&self, service: ServiceName) -> Progress {
             let mut script = self.0.lock().unwrap();
             if service != ServiceName::PodSync {
-                return Answer::Turning;
+                return Progress::Healthy;
             }
             script.1 += 1;
-            script.0.clone().map_or(Answer::Turning, |error| Answer::None { error })
+            script.0.clone().map_or(Progress::Healthy, |error| Progress::NoAnswer { error })
         }
     }
 
@@ -175,11 +176,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_watch_that_fails_counts_while_our_own_writes_are_taken_and_of_the_service_that_reads_alone() {
+    async fn a_failing_watch_of_pod_config_counts_only_while_our_writes_succeed() {
         let ctx = Context::detached(ServiceName::NodeStatus, Config::default());
         let writer: Arc<dyn ControlPlaneWriter> = Arc::new(NoControlPlane::new(&ctx.metrics));
         let peers = Peers::new(&ctx, crate::metrics::register(&ctx.metrics, &writer));
-        let told = |name: &str, ok: bool, silent_ms: u64| GetProgressResponse {
+        let answer = |name: &str, ok: bool, silent_ms: u64| GetProgressResponse {
             loops: vec![Loop { name: "source".into(), silent_ms, stuck_after_ms: 0 }],
             conditions: vec![Condition {
                 name: name.into(),
@@ -189,23 +190,23 @@ mod tests {
             }],
             ..Default::default()
         };
-        let unwatched = Answer::Unwatched { message: "forbidden".into() };
-        let stuck = Answer::Stuck { loop_name: "source".into() };
-        for (service, told, expected) in [
-            (SOURCES, told(WATCH_CONDITION, false, 0), &unwatched),
-            (SOURCES, told(WATCH_CONDITION, false, 40_000), &stuck),
-            (SOURCES, told(WATCH_CONDITION, true, 0), &Answer::Turning),
-            (SOURCES, told("static-pod-url", false, 0), &Answer::Turning),
-            (ServiceName::PodSync, told(WATCH_CONDITION, false, 0), &Answer::Turning),
+        let watch_failing = Progress::WatchFailing { message: "forbidden".into() };
+        let stuck = Progress::Stuck { loop_name: "source".into() };
+        for (service, answer, expected) in [
+            (SOURCE_READER, answer(WATCH_CONDITION, false, 0), &watch_failing),
+            (SOURCE_READER, answer(WATCH_CONDITION, false, 40_000), &stuck),
+            (SOURCE_READER, answer(WATCH_CONDITION, true, 0), &Progress::Healthy),
+            (SOURCE_READER, answer("static-pod-url", false, 0), &Progress::Healthy),
+            (ServiceName::PodSync, answer(WATCH_CONDITION, false, 0), &Progress::Healthy),
         ] {
-            assert_eq!(peers.judge(service, &told), *expected, "{service} {told:?}");
+            assert_eq!(peers.progress_of(service, &answer), *expected, "{service} {answer:?}");
         }
-        peers.renewed.ago(Duration::from_secs(41));
-        assert_eq!(peers.judge(SOURCES, &told(WATCH_CONDITION, false, 0)), Answer::Turning);
+        peers.last_renewal.set_age(Duration::from_secs(41));
+        assert_eq!(peers.progress_of(SOURCE_READER, &answer(WATCH_CONDITION, false, 0)), Progress::Healthy);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn well_services_are_asked_every_ten_seconds_and_a_silent_one_more_often() {
+    async fn progress_is_probed_every_ten_seconds_and_more_often_on_silence() {
         let ctx = Context::detached(ServiceName::NodeStatus, Config::default());
         let script = Script::default();
         let clock = Clock::start();
@@ -213,7 +214,7 @@ mod tests {
         let task = tokio::spawn(run(ctx.clone(), clock, script.clone(), health));
         tokio::time::sleep(Duration::from_secs(59)).await;
         assert_eq!(script.asked(), 6);
-        assert!(seen.borrow().all_turning());
+        assert!(seen.borrow().all_healthy());
 
         script.silence(true);
         tokio::time::sleep(Duration::from_secs(20)).await;

@@ -15,19 +15,19 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{oneshot, watch};
 use tonic::{Request, Status};
 
-use crate::metrics::Renewed;
-use crate::saved::Saved;
+use crate::checkpoint::Checkpoint;
+use crate::metrics::LastRenewal;
 use crate::writer::ControlPlaneWriter;
 
-/// Before a renewal that failed is tried again; doubled each time (node-and-api.md §10).
-const RENEW_AGAIN: Duration = Duration::from_millis(200);
+/// The pause before a failed renewal is retried; doubled each time (node-and-api.md §10).
+const RENEW_RETRY: Duration = Duration::from_millis(200);
 /// The longest such pause.
-const RENEW_AGAIN_MOST: Duration = Duration::from_secs(7);
+const RENEW_RETRY_MAX: Duration = Duration::from_secs(7);
 
-/// Bound of one read of a ring.
+/// Timeout of one read of a ring.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// A ring of events: a neighbour's, or our own.
+/// An event ring: another service's, or our own.
 enum Ring {
     Peer(Peer),
     Own(Context),
@@ -36,54 +36,54 @@ enum Ring {
 pub(crate) struct Drain {
     ctx: Context,
     writer: Arc<dyn ControlPlaneWriter>,
-    saved: Arc<watch::Sender<Saved>>,
+    checkpoint: Arc<watch::Sender<Checkpoint>>,
     rings: Vec<(&'static str, Ring)>,
     drained: Counter,
     lost: Counter,
 }
 
-/// Renews the lease until the shutdown: four times in its length, as the kubelet does, and at least every ten seconds.
-/// `tried` is told when that has been tried once.
+/// Renews the lease until the shutdown: four times within its duration, as the kubelet does, and at least every ten seconds.
+/// Sends to `tried` after the first try.
 pub(crate) async fn renew(
     ctx: Context,
     writer: Arc<dyn ControlPlaneWriter>,
-    renewed: Renewed,
+    last_renewal: LastRenewal,
     tried: oneshot::Sender<()>,
 ) {
     let mut tried = Some(tried);
     let handle = ctx.progress.register("lease");
-    let period = renewal(&ctx.config.control_plane);
-    let mut again = RENEW_AGAIN;
+    let period = renewal_interval(&ctx.config.control_plane);
+    let mut retry = RENEW_RETRY;
     loop {
-        // Cancel-safe: a renewal that was made and is not known of is one.
+        // Cancel-safe: a renewal whose answer is lost is a renewal all the same.
         let lease = tokio::select! {
             () = ctx.shutdown.cancelled() => return,
             lease = handle.while_at(writer.renew_lease()) => lease,
         };
         let pause = if lease.is_ok() {
-            renewed.now();
-            again = RENEW_AGAIN;
+            last_renewal.record();
+            retry = RENEW_RETRY;
             period
         } else {
-            let pause = again.min(period);
-            again = (again * 2).min(RENEW_AGAIN_MOST);
+            let pause = retry.min(period);
+            retry = (retry * 2).min(RENEW_RETRY_MAX);
             pause
         };
         ctx.progress.condition("node lease", lease.map_err(|error| error.to_string()));
         if let Some(tried) = tried.take() {
-            // Nobody waits for it any more when the service ends.
+            // At the shutdown the receiver may be gone.
             let _ = tried.send(());
         }
         // Cancel-safe: neither arm holds anything.
         tokio::select! {
             () = ctx.shutdown.cancelled() => return,
-            // Nodes that have started together do not come together for ever (node-and-api.md §10).
+            // Jitter, so that nodes that started together do not stay in step (node-and-api.md §10).
             () = tokio::time::sleep(pause.mul_f32(1.0 + fastrand::f32() * 0.04)) => {}
         }
     }
 }
 
-fn renewal(control_plane: &ControlPlane) -> Duration {
+fn renewal_interval(control_plane: &ControlPlane) -> Duration {
     match control_plane {
         ControlPlane::None => LoopHandle::HEARTBEAT,
         ControlPlane::Etcd(etcd) => {
@@ -95,13 +95,13 @@ fn renewal(control_plane: &ControlPlane) -> Duration {
     }
 }
 
-/// Turns every ten seconds until the shutdown. Events may be written under the lease alone, so the first turn comes after
-/// `lease_tried`. `stored` is what is in the file.
+/// Drains events every ten seconds until the shutdown. Events may be written only under the lease, so the first turn waits for
+/// `lease_tried`. `stored` is the content of the file.
 pub(crate) async fn run(
     ctx: Context,
     drain: Drain,
-    file: StateFile<Saved>,
-    mut stored: Saved,
+    file: StateFile<Checkpoint>,
+    mut stored: Checkpoint,
     lease_tried: oneshot::Receiver<()>,
 ) {
     let handle = ctx.progress.register("report");
@@ -111,17 +111,17 @@ pub(crate) async fn run(
         _ = lease_tried => {}
     }
     loop {
-        // Cancel-safe: events that were written and are not known to be are written again under the same names.
+        // Cancel-safe: events whose write is cut off are written again under the same names.
         tokio::select! {
             () = ctx.shutdown.cancelled() => return,
-            () = handle.while_at(drain.turn()) => {}
+            () = handle.while_at(drain.drain_once()) => {}
         }
-        let saved = drain.saved.borrow().clone();
-        if saved != stored {
-            let result = file.store(saved.clone()).await;
+        let checkpoint = drain.checkpoint.borrow().clone();
+        if checkpoint != stored {
+            let result = file.store(checkpoint.clone()).await;
             ctx.progress.condition("saved state", result.as_ref().map_err(|e| chain(e)).copied());
             if result.is_ok() {
-                stored = saved;
+                stored = checkpoint;
             }
         }
         // Cancel-safe: neither arm holds anything.
@@ -136,7 +136,7 @@ impl Drain {
     pub(crate) fn new(
         ctx: &Context,
         writer: Arc<dyn ControlPlaneWriter>,
-        saved: Arc<watch::Sender<Saved>>,
+        checkpoint: Arc<watch::Sender<Checkpoint>>,
     ) -> Self {
         let (drained, lost) = (Counter::default(), Counter::default());
         let name = "keelson_node_status_events_drained";
@@ -146,34 +146,38 @@ impl Drain {
         let peers = ctx.service.callees().iter().map(|name| (name.as_str(), Ring::Peer(ctx.peer(*name))));
         let own = (ServiceName::NodeStatus.as_str(), Ring::Own(ctx.clone()));
         let rings = peers.chain([own]).collect();
-        Self { ctx: ctx.clone(), writer, saved, rings, drained, lost }
+        Self { ctx: ctx.clone(), writer, checkpoint, rings, drained, lost }
     }
 
-    /// Reads what is new in every ring. A service that does not answer keeps its events for later.
-    async fn turn(&self) {
+    /// Reads the new events of every ring. A service that does not answer keeps its events for later.
+    async fn drain_once(&self) {
         let pages = self.rings.iter().map(|(service, ring)| {
-            let cursor = self.saved.borrow().cursors.get(*service).cloned().unwrap_or_default();
+            let cursor = self.checkpoint.borrow().cursors.get(*service).cloned().unwrap_or_default();
             async move { (*service, ring.list(&cursor).await, cursor) }
         });
         for (service, page, cursor) in join_all(pages).await {
             match page {
-                Ok(page) => self.hand_on(service, &page, &cursor).await,
-                Err(status) => tracing::debug!(service, error = status.message(), "no events read"),
+                Ok(page) => self.write_page(service, &page, &cursor).await,
+                Err(status) => tracing::debug!(
+                    service,
+                    error = status.message(),
+                    "the events of a service could not be read"
+                ),
             }
         }
     }
 
-    async fn hand_on(&self, service: &'static str, page: &pb::ListEventsResponse, cursor: &Cursor) {
-        let taken = cursor.advance(&Page {
+    async fn write_page(&self, service: &'static str, page: &pb::ListEventsResponse, cursor: &Cursor) {
+        let update = cursor.advance(&Page {
             ring_id: &page.ring_id,
             last_sequence: page.last_sequence,
             lost: page.lost,
         });
-        if taken.next == *cursor {
+        if update.next == *cursor {
             return;
         }
-        if taken.restarted {
-            tracing::debug!(service, "the service was restarted, its event ring begins anew");
+        if update.restarted {
+            tracing::debug!(service, "the service has restarted, so its event ring is a new one");
         }
         if !page.events.is_empty()
             && let Err(error) = self.writer.write_events(service, &page.events).await
@@ -183,9 +187,9 @@ impl Drain {
         }
         self.ctx.progress.condition("events", Ok(()));
         self.drained.inc_by(page.events.len() as u64);
-        self.lost.inc_by(taken.lost);
-        self.saved.send_modify(|saved| {
-            saved.cursors.insert(service.to_owned(), taken.next);
+        self.lost.inc_by(update.lost);
+        self.checkpoint.send_modify(|checkpoint| {
+            checkpoint.cursors.insert(service.to_owned(), update.next);
         });
     }
 }
@@ -218,7 +222,7 @@ mod tests {
     use crate::metrics;
     use crate::writer::{GonePods, PodReport, ReportState, WriteError};
 
-    /// A control plane whose lease is renewed in vain so often; it has when that was tried.
+    /// A control plane whose first `times` renewals fail; it records when each was tried.
     struct Failing {
         times: usize,
         tried: Mutex<Vec<Instant>>,
@@ -257,14 +261,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_that_failed_is_tried_again_after_200_ms_doubled_to_seven_seconds() {
+    async fn lease_renewal_back_off_doubles_from_200_ms_to_seven_seconds() {
         let expected = [200, 400, 800, 1600, 3200, 6400, 7000, 7000, 10_000].map(Duration::from_millis);
         let failing = Arc::new(Failing { times: expected.len() - 1, tried: Mutex::default() });
         let ctx = Context::detached(ServiceName::NodeStatus, Config::default());
         let writer: Arc<dyn ControlPlaneWriter> = failing.clone();
-        let renewed = metrics::register(&ctx.metrics, &writer);
+        let last_renewal = metrics::register(&ctx.metrics, &writer);
         let (tried, _lease_tried) = oneshot::channel();
-        let task = tokio::spawn(renew(ctx.clone(), writer, renewed, tried));
+        let task = tokio::spawn(renew(ctx.clone(), writer, last_renewal, tried));
         tokio::time::sleep(expected.iter().sum::<Duration>() + Duration::from_secs(5)).await;
         ctx.shutdown.cancel();
         task.await.unwrap();
@@ -272,18 +276,18 @@ mod tests {
         let pauses: Vec<Duration> = tried.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert_eq!(pauses.len(), expected.len(), "{pauses:?}");
         for (pause, expected) in pauses.into_iter().zip(expected) {
-            // Up to 4 % later, and timers go by the millisecond.
+            // Up to 4 % later, and timers have a resolution of a millisecond.
             let latest = expected.mul_f32(1.04) + Duration::from_millis(2);
             assert!(pause >= expected && pause <= latest, "{pause:?} and not {expected:?}");
         }
     }
 
     #[test]
-    fn a_lease_is_renewed_four_times_in_its_length_and_at_least_every_ten_seconds() {
+    fn a_lease_is_renewed_every_quarter_of_its_duration_or_ten_seconds() {
         for (lease_seconds, millis) in [(1, 250), (10, 2500), (40, 10_000), (3600, 10_000)] {
             let settings = Etcd { lease_seconds, ..Etcd::plain(Vec::new()) };
-            assert_eq!(renewal(&ControlPlane::Etcd(settings)), Duration::from_millis(millis));
+            assert_eq!(renewal_interval(&ControlPlane::Etcd(settings)), Duration::from_millis(millis));
         }
-        assert_eq!(renewal(&ControlPlane::None), Duration::from_secs(10));
+        assert_eq!(renewal_interval(&ControlPlane::None), Duration::from_secs(10));
     }
 }

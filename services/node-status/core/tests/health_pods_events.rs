@@ -1,0 +1,230 @@
+//! The watchdog over services, the reported pods and the event cursors.
+
+#![allow(clippy::unwrap_used)]
+
+use keelson_node_status_core::health::{NO_WATCH_MS, Progress, SILENCE_MS, Watchdog};
+use keelson_node_status_core::{Cursor, Page, PodChange, PodView, ReportedPods, Termination};
+use keelson_testkit::Reached;
+use proptest::prelude::*;
+
+fn no_answer() -> Progress {
+    Progress::NoAnswer { error: "no socket".into() }
+}
+
+#[test]
+fn a_loop_is_stuck_after_its_own_limit_or_thirty_seconds() {
+    type Loops = &'static [(&'static str, u64, u64)];
+    let table: &[(Loops, Progress)] = &[
+        (&[], Progress::Healthy),
+        (&[("a", 30_000, 30_000), ("b", 10_000, 0)], Progress::Healthy),
+        (&[("a", 30_001, 30_000)], Progress::Stuck { loop_name: "a".into() }),
+        (&[("a", 1, 30_000), ("b", 30_001, 0)], Progress::Stuck { loop_name: "b".into() }),
+        (&[("a", 50_000, 60_000)], Progress::Healthy),
+    ];
+    for (loops, answer) in table {
+        assert_eq!(Progress::from_loops(loops.iter().copied()), *answer);
+    }
+}
+
+#[test]
+fn ready_names_a_service_that_never_answered_at_once() {
+    let mut watchdog = Watchdog::new(&["pod-sync", "runtime-shim"]);
+    assert_eq!(watchdog.errors(0), ["pod-sync has not answered yet", "runtime-shim has not answered yet"]);
+    assert!(!watchdog.all_asked());
+    watchdog.record("pod-sync", no_answer(), 5);
+    watchdog.record("runtime-shim", Progress::Healthy, 5);
+    assert!(watchdog.all_asked() && !watchdog.all_healthy());
+    assert_eq!(watchdog.errors(5), ["pod-sync has not answered yet (no socket)"]);
+    assert_eq!(watchdog.next_change_ms(5), None);
+}
+
+#[test]
+fn ready_names_a_service_that_stops_answering_after_thirty_seconds() {
+    let mut watchdog = Watchdog::new(&["pod-sync"]);
+    watchdog.record("pod-sync", Progress::Healthy, 1_000);
+    watchdog.record("pod-sync", no_answer(), 11_000);
+    assert_eq!(watchdog.errors(30_999), [""; 0]);
+    assert_eq!(watchdog.next_change_ms(11_000), Some(1_000 + SILENCE_MS));
+    assert_eq!(
+        watchdog.errors(31_000),
+        ["pod-sync makes no progress: it has not answered for more than 30s (no socket)"]
+    );
+    assert_eq!(watchdog.next_change_ms(31_000), None);
+    watchdog.record("pod-sync", Progress::Healthy, 40_000);
+    assert_eq!(watchdog.errors(40_000), [""; 0]);
+    assert!(watchdog.all_healthy());
+}
+
+#[test]
+fn ready_names_a_stuck_loop_at_once_although_its_service_answers() {
+    let mut watchdog = Watchdog::new(&["volume-manager"]);
+    watchdog.record("volume-manager", Progress::Stuck { loop_name: "mounts".into() }, 0);
+    assert_eq!(
+        watchdog.errors(0),
+        ["volume-manager makes no progress: its loop \"mounts\" has been stuck for more than 30s"]
+    );
+}
+
+#[test]
+fn ready_names_pod_config_only_after_five_minutes() {
+    let stuck = Progress::Stuck { loop_name: "file-source".into() };
+    let of_silence =
+        "pod-config has read no pod source for more than 5m: it does not answer (no socket)".to_owned();
+    let mut watchdog = Watchdog::new(&[]).with_source_reader("pod-config");
+    assert_eq!((watchdog.errors(0), watchdog.next_change_ms(0), watchdog.all_asked()), (vec![], None, false));
+
+    // It never answered: its time starts with the first request.
+    watchdog.record("pod-config", no_answer(), 1_000);
+    watchdog.record("pod-config", no_answer(), 200_000);
+    assert_eq!(watchdog.errors(NO_WATCH_MS + 999), [""; 0]);
+    assert_eq!(watchdog.next_change_ms(200_000), Some(NO_WATCH_MS + 1_000));
+    assert_eq!(watchdog.errors(NO_WATCH_MS + 1_000), [of_silence]);
+
+    // An answer is not enough: its loops must make progress.
+    watchdog.record("pod-config", stuck.clone(), NO_WATCH_MS + 2_000);
+    assert_eq!(
+        watchdog.errors(NO_WATCH_MS + 2_000),
+        ["pod-config has read no pod source for more than 5m: its loop \"file-source\" is stuck"]
+    );
+    watchdog.record("pod-config", Progress::Healthy, 400_000);
+    assert_eq!((watchdog.errors(900_000), watchdog.next_change_ms(400_000)), (vec![], None));
+    watchdog.record("pod-config", stuck, 500_000);
+    assert_eq!(watchdog.errors(699_999), [""; 0]);
+    assert_eq!(watchdog.errors(700_000).len(), 1);
+}
+
+#[test]
+fn an_answer_of_an_unwatched_service_is_ignored() {
+    let mut watchdog = Watchdog::new(&["pod-sync"]);
+    let before = watchdog.clone();
+    watchdog.record("node-api", Progress::Healthy, 1);
+    assert_eq!(watchdog, before);
+}
+
+fn pod(phase: &str, ready: &str, extra: &str) -> Vec<u8> {
+    format!(
+        r#"{{"metadata":{{"name":"web"}},"spec":{{"containers":[{{"name":"c"}}]}},"status":{{"phase":"{phase}",
+        "conditions":[{{"type":"PodScheduled","status":"True"}},{{"type":"Ready","status":"{ready}"}}],
+        "message":"{extra}"}}}}"#
+    )
+    .into_bytes()
+}
+
+fn phase_or_readiness(phase: &str, ready: bool) -> PodChange {
+    PodChange::PhaseOrReadiness(PodView { phase: phase.into(), ready })
+}
+
+#[test]
+fn only_a_change_of_phase_or_readiness_is_urgent() {
+    let mut reported = ReportedPods::default();
+    let steps = [
+        (pod("Pending", "False", ""), false, phase_or_readiness("Pending", false)),
+        (pod("Pending", "False", ""), false, PodChange::Unchanged),
+        (pod("Pending", "False", "x"), false, PodChange::Detail),
+        (pod("Running", "False", "x"), false, phase_or_readiness("Running", false)),
+        (pod("Running", "True", "x"), false, phase_or_readiness("Running", true)),
+        (pod("Running", "True", "x"), true, phase_or_readiness("Running", true)),
+        (pod("Running", "True", "x"), true, PodChange::Unchanged),
+    ];
+    for (document, stopped, change) in steps {
+        let termination = Termination { stopped, finished: false };
+        assert_eq!(reported.observe("u1", &document, termination).unwrap(), change);
+    }
+    assert_eq!((reported.len(), reported.is_empty()), (1, false));
+}
+
+#[test]
+fn a_failed_pod_report_is_repeated() {
+    let mut reported = ReportedPods::default();
+    let document = pod("Running", "True", "");
+    reported.observe("u1", &document, Termination::default()).unwrap();
+    assert!(reported.forget("u1"));
+    assert!(!reported.forget("u1"));
+    assert!(reported.is_empty());
+    assert_eq!(
+        reported.observe("u1", &document, Termination::default()).unwrap(),
+        phase_or_readiness("Running", true)
+    );
+}
+
+#[test]
+fn a_replay_drops_missing_pods_and_repeats_no_report() {
+    let mut reported = ReportedPods::default();
+    for uid in ["u1", "u2", "u3"] {
+        reported.observe(uid, &pod("Running", "True", ""), Termination::default()).unwrap();
+    }
+    reported.begin_replay();
+    assert_eq!(
+        reported.observe("u1", &pod("Running", "True", ""), Termination::default()).unwrap(),
+        PodChange::Unchanged
+    );
+    assert_eq!(
+        reported.observe("u3", &pod("Failed", "False", ""), Termination::default()).unwrap(),
+        phase_or_readiness("Failed", false)
+    );
+    assert_eq!(reported.end_replay(), ["u2"]);
+    assert_eq!(reported.len(), 2);
+}
+
+#[test]
+fn a_pod_without_status_is_pending_and_an_invalid_document_is_an_error() {
+    let view = |text: &str| PodView::of("u1", text.as_bytes());
+    for text in ["{}", r#"{"status":{}}"#, r#"{"status":{"phase":null,"conditions":null}}"#] {
+        assert_eq!(view(text).unwrap(), PodView { phase: "Pending".into(), ready: false });
+    }
+    assert_eq!(view("[").unwrap_err().to_string(), "the document of pod u1 is not a Pod");
+}
+
+#[test]
+fn an_event_cursor_advances_and_detects_a_restart() {
+    let table = [
+        (("", 0), ("a", 7, 0), (7, 0, false)),
+        (("a", 7), ("a", 9, 0), (9, 0, false)),
+        (("a", 7), ("a", 700, 181), (700, 181, false)),
+        (("a", 7), ("b", 3, 0), (3, 0, true)),
+    ];
+    for ((ring, at), (answered, last, lost), (next, missing, restarted)) in table {
+        let cursor = Cursor { ring_id: ring.into(), sequence: at };
+        let update = cursor.advance(&Page { ring_id: answered, last_sequence: last, lost });
+        assert_eq!(update.next, Cursor { ring_id: answered.into(), sequence: next });
+        assert_eq!((update.lost, update.restarted), (missing, restarted));
+    }
+}
+
+/// For any answers, a service that made progress less than 30 s ago is never blamed for silence, and the errors change without a
+/// new answer exactly when predicted.
+#[test]
+fn a_silent_service_is_blamed_exactly_when_predicted() {
+    let reached = &Reached::default();
+    let answers = proptest::collection::vec((0u64..20_000, any::<bool>()), 1..20);
+    proptest!(ProptestConfig::with_cases(1024), |(answers in answers)| {
+        let mut watchdog = Watchdog::new(&["pod-sync"]);
+        let (mut now, mut last_good) = (0, None);
+        let (mut spared, mut blamed, mut predicted, mut recovered) = (false, false, false, false);
+        for (wait, good) in answers {
+            now += wait;
+            watchdog.record("pod-sync", if good { Progress::Healthy } else { no_answer() }, now);
+            if good { last_good = Some(now); }
+            if let Some(at) = last_good {
+                prop_assert_eq!(watchdog.errors(now).is_empty(), good || now - at < SILENCE_MS);
+            }
+            if let Some(at) = watchdog.next_change_ms(now) {
+                prop_assert!(watchdog.errors(at - 1).is_empty());
+                prop_assert!(!watchdog.errors(at).is_empty());
+                predicted = true;
+            }
+            recovered |= good && blamed;
+            spared |= !good && watchdog.errors(now).is_empty();
+            blamed |= last_good.is_some() && !watchdog.errors(now).is_empty();
+        }
+        reached.case([
+            ("never healthy", last_good.is_none()),
+            ("silent and not blamed yet", spared),
+            ("blamed for its silence", blamed),
+            ("healthy again", recovered),
+            ("blame is predicted", predicted),
+        ]);
+    });
+    // The rarest: "never healthy", in one case of 20.
+    reached.assert_each();
+}
