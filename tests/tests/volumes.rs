@@ -170,7 +170,7 @@ async fn a_link_out_of_the_volume_is_refused_and_the_container_waits_until_the_p
     };
     let setup = || setup("ln -s /etc /data/out; ln -s in /data/link; mkdir /data/in; touch /data/in/it");
     agent.write_manifest("web.yaml", &pod(setup(), vec![main("out")])).unwrap();
-    let text = "failed to prepare subPath for volumeMount \"data\" of container \"main\": it leads out of the volume";
+    let text = "failed to prepare subPath for volumeMount \"data\" of container \"main\": the path leads out of the volume";
     until_cause(&agent, "web", "container", "you", text).await.unwrap();
     until_event(&agent, "Failed", text).await.unwrap();
     assert_eq!(waiting_reason(&agent, "web").await, "CreateContainerConfigError");

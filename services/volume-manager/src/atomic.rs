@@ -1,8 +1,8 @@
-//! Writes the files of a volume so that a reader sees all of the old ones or all of the new ones
-//! (volumes.md §9.2). Everything here blocks; callers write a volume one at a time.
+//! Writes the files of a volume atomically: a reader sees either all old files or all new files (volumes.md §9.2). All
+//! functions block. A volume must not be written concurrently.
 //!
-//! The volume holds `..<time>.<number>`, a folder with the files; `..data`, a link to it, which is replaced by
-//! rename; and for each name that a user sees a link `<name> -> ..data/<name>`.
+//! The volume contains `..<time>.<number>`, a folder with the files; `..data`, a link to that folder, replaced by
+//! rename; and for each name that users see a link `<name> -> ..data/<name>`.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -14,30 +14,30 @@ use keelson_kube_model::time::format_seconds;
 use keelson_volume_manager_core::payload::{File, Payload};
 use rustix::fs::OFlags;
 
-use crate::fsgroup::{self, Access, Group};
+use crate::fsgroup::{self, Access, FsGroup};
 use crate::mounts::{MountError, read_mounts};
 use crate::remove::{RemoveError, remove_tree};
 use crate::subpath::{is_bound_from, lock_of};
 
-/// The link to the present files.
+/// The link to the current files.
 const DATA: &str = "..data";
-/// The link that becomes `..data`.
+/// The new link, before it is renamed to `..data`.
 const DATA_TMP: &str = "..data_tmp";
-/// Folders of a volume that everybody may enter.
+/// The mode of folders in a volume.
 const FOLDER_MODE: u32 = 0o755;
-/// Names that are tried for a new folder.
+/// The number of names that are tried for a new folder.
 const NAMES: i64 = 1000;
 
-/// Why the files of a volume could not be written. What was there is still there.
+/// Why the files of a volume could not be written. The old files are still in place.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
     /// A system call has failed.
-    #[error("cannot {act} {}", path.display())]
-    Io { act: &'static str, path: PathBuf, source: io::Error },
-    /// Something old could not be removed.
+    #[error("cannot {operation} {}", path.display())]
+    Io { operation: &'static str, path: PathBuf, source: io::Error },
+    /// Old files could not be removed.
     #[error(transparent)]
     Remove(#[from] RemoveError),
-    /// Nobody can say which folders are in use.
+    /// The mounts, and so the folders in use, could not be read.
     #[error(transparent)]
     Mounts(#[from] MountError),
     /// Every name for a new folder is taken.
@@ -45,18 +45,17 @@ pub(crate) enum WriteError {
     Names { path: PathBuf },
 }
 
-fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WriteError {
+fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WriteError {
     let path = path.to_owned();
-    move |source| WriteError::Io { act, path, source }
+    move |source| WriteError::Io { operation, path, source }
 }
 
-/// Brings the files in `volume` to `payload`. When all are there already, byte by byte, nothing is written.
-/// `now` is in nanoseconds since 1970 and names the new folder; `group` is that of the pod's `fsGroup`.
-/// Whether there were new files.
+/// Replaces the files in `volume` with `payload`, unless their content is equal already. `now`, in nanoseconds since
+/// 1970, names the new folder; `group` is the pod's fsGroup. Returns whether new files were written.
 pub(crate) fn write(
     volume: &Path,
     payload: &Payload,
-    group: Option<Group<'_>>,
+    group: Option<FsGroup<'_>>,
     now: i64,
 ) -> Result<bool, WriteError> {
     for folder in &payload.folders {
@@ -72,7 +71,7 @@ pub(crate) fn write(
     Ok(new.is_some())
 }
 
-/// The folder that `..data` names.
+/// The folder that `..data` points to.
 fn present(volume: &Path) -> Result<Option<String>, WriteError> {
     let link = volume.join(DATA);
     let target = match fs::read_link(&link) {
@@ -83,12 +82,12 @@ fn present(volume: &Path) -> Result<Option<String>, WriteError> {
     Ok(target.to_str().filter(|name| is_ours(name)).map(ToOwned::to_owned))
 }
 
-/// Whether a name can be that of a folder with files.
+/// Whether a name can be one of this module's folders with files.
 fn is_ours(name: &str) -> bool {
     name.starts_with("..") && name.len() > 2 && name != DATA && name != DATA_TMP && !name.contains('/')
 }
 
-/// Whether `folder` holds the files of `payload` and no others.
+/// Whether `folder` contains exactly the files of `payload`.
 fn is_same(folder: &Path, payload: &Payload) -> Result<bool, WriteError> {
     let mut found = Vec::new();
     if !folder.is_dir() {
@@ -107,12 +106,12 @@ fn is_same(folder: &Path, payload: &Payload) -> Result<bool, WriteError> {
     Ok(true)
 }
 
-/// The paths of everything below `folder` that is no folder.
+/// Adds the paths of everything below `folder` except folders to `found`.
 fn list(folder: &Path, above: String, found: &mut Vec<String>) -> Result<(), WriteError> {
     for entry in fs::read_dir(folder).map_err(failed("read", folder))? {
         let entry = entry.map_err(failed("read", folder))?;
         let path = format!("{above}{}", entry.file_name().to_string_lossy());
-        if entry.file_type().map_err(failed("look at", &entry.path()))?.is_dir() {
+        if entry.file_type().map_err(failed("stat", &entry.path()))?.is_dir() {
             list(&entry.path(), format!("{path}/"), found)?;
         } else {
             found.push(path);
@@ -122,33 +121,33 @@ fn list(folder: &Path, above: String, found: &mut Vec<String>) -> Result<(), Wri
 }
 
 fn has_bytes(path: &Path, file: &File) -> Result<bool, WriteError> {
-    let meta = fs::symlink_metadata(path).map_err(failed("look at", path))?;
+    let meta = fs::symlink_metadata(path).map_err(failed("stat", path))?;
     if !meta.is_file() || meta.len() != file.bytes.len() as u64 {
         return Ok(false);
     }
     Ok(fs::read(path).map_err(failed("read", path))? == *file.bytes)
 }
 
-/// Writes a new folder and lets `..data` name it. Its name.
+/// Writes a new folder and points `..data` to it. Returns the folder's name.
 fn replace(
     volume: &Path,
     payload: &Payload,
-    group: Option<Group<'_>>,
+    group: Option<FsGroup<'_>>,
     now: i64,
 ) -> Result<String, WriteError> {
     let name = new_folder(volume, now)?;
     let result = fill(&volume.join(&name), payload).and_then(|()| {
         if let Some(group) = group {
             fsgroup::apply(volume, group, Access::ReadOnly)
-                .map_err(failed("give to the pod's group", volume))?;
+                .map_err(failed("apply the pod's fsGroup to", volume))?;
         }
         let (link, data) = (volume.join(DATA_TMP), volume.join(DATA));
         remove_file(&link)?;
-        symlink(&name, &link).map_err(failed("make the link", &link))?;
+        symlink(&name, &link).map_err(failed("create the link", &link))?;
         fs::rename(&link, &data).map_err(failed("replace the link", &data))
     });
     if let Err(error) = result {
-        // What is half-written goes; should that fail as well, the next write tidies up.
+        // Remove the incomplete folder. If that fails, too, the next write removes it.
         let _ = remove_tree(volume, &name);
         let _ = remove_file(&volume.join(DATA_TMP));
         return Err(error);
@@ -173,7 +172,7 @@ fn new_folder(volume: &Path, now: i64) -> Result<String, WriteError> {
                 return Ok(name);
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(source) => return Err(failed("make", &path)(source)),
+            Err(source) => return Err(failed("create", &path)(source)),
         }
     }
     Err(WriteError::Names { path: volume.to_owned() })
@@ -187,7 +186,7 @@ fn fill(folder: &Path, payload: &Payload) -> Result<(), WriteError> {
         let path = folder.join(name);
         let mut open = fs::OpenOptions::new();
         open.write(true).create_new(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-        let mut opened = open.open(&path).map_err(failed("make", &path))?;
+        let mut opened = open.open(&path).map_err(failed("create", &path))?;
         opened.write_all(&file.bytes).map_err(failed("write", &path))?;
         if let Some(owner) = file.owner {
             fchown(&opened, Some(owner), None).map_err(failed("set the owner of", &path))?;
@@ -199,7 +198,7 @@ fn fill(folder: &Path, payload: &Payload) -> Result<(), WriteError> {
     Ok(())
 }
 
-/// Makes the folder at a clean relative path and those above it; one that exists keeps its mode.
+/// Creates the folder at a clean relative path and its parents. An existing folder keeps its mode.
 fn make_folders(base: &Path, relative: &str) -> Result<(), WriteError> {
     let mut path = base.to_owned();
     for part in relative.split('/') {
@@ -207,7 +206,7 @@ fn make_folders(base: &Path, relative: &str) -> Result<(), WriteError> {
         match fs::DirBuilder::new().mode(FOLDER_MODE).create(&path) {
             Ok(()) => set_mode(&path, FOLDER_MODE)?,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(source) => return Err(failed("make", &path)(source)),
+            Err(source) => return Err(failed("create", &path)(source)),
         }
     }
     Ok(())
@@ -224,17 +223,17 @@ fn remove_file(path: &Path) -> Result<(), WriteError> {
     }
 }
 
-/// Makes the links that users see, and removes those of names that are gone, folders but `data`, and what a
-/// killed writer has left. A folder of which a part is bound for a container stays for as long as that is so.
+/// Creates the links that users see. Removes links of names that are gone, all folders of old files except `data`, and
+/// leftovers of a killed writer. A folder stays as long as a subPath in it is bind-mounted for a container.
 fn tidy(volume: &Path, payload: &Payload, data: Option<&str>) -> Result<(), WriteError> {
     let names = payload.top_names();
     for name in &names {
         let link = volume.join(name);
         match symlink(Path::new(DATA).join(name), &link) {
             Ok(()) => {}
-            // A link of ours, or the folder of a nested mount.
+            // An existing link, or the folder of a nested mount.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(source) => return Err(failed("make the link", &link)(source)),
+            Err(source) => return Err(failed("create the link", &link)(source)),
         }
     }
     let lock = lock_of(volume);
@@ -242,7 +241,7 @@ fn tidy(volume: &Path, payload: &Payload, data: Option<&str>) -> Result<(), Writ
     let mut mounts = None;
     for entry in fs::read_dir(volume).map_err(failed("read", volume))? {
         let entry = entry.map_err(failed("read", volume))?;
-        let (path, kind) = (entry.path(), entry.file_type().map_err(failed("look at", &entry.path()))?);
+        let (path, kind) = (entry.path(), entry.file_type().map_err(failed("stat", &entry.path()))?);
         let Ok(name) = entry.file_name().into_string() else { continue };
         if kind.is_symlink() && !names.contains(name.as_str()) && name != DATA {
             let target = fs::read_link(&path).map_err(failed("read the link", &path))?;

@@ -1,4 +1,4 @@
-//! Ownership of a volume by the pod's group (volumes.md §5).
+//! Changes the ownership of a volume to the pod's fsGroup (volumes.md §5).
 
 use std::ffi::CStr;
 use std::io;
@@ -8,21 +8,21 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags};
 
 use crate::remove::open_folder;
-use crate::walks::{Walking, Walks};
+use crate::walks::{FsGroupWalks, WalkRecorder};
 
-/// The group that a pod's volumes belong to, and who hears of their walks.
+/// The pod's fsGroup, and where to record the walks.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Group<'a> {
+pub(crate) struct FsGroup<'a> {
     pub(crate) gid: u32,
-    pub(crate) walks: &'a Walks,
+    pub(crate) walks: &'a FsGroupWalks,
 }
 
-/// Whether the group may write.
+/// The access that the group gets.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Access {
-    /// Read and write for owner and group.
+    /// Read and write, for owner and group.
     ReadWrite,
-    /// Read for owner and group: the volume is mounted read-only.
+    /// Read, for owner and group: the volume is mounted read-only.
     ReadOnly,
 }
 
@@ -35,28 +35,34 @@ impl Access {
     }
 }
 
-/// What a folder gets besides: the group is inherited and may enter.
+/// Additional mode bits of folders: new files inherit the group (setgid), and the group may enter.
 const FOLDER_MASK: u32 = 0o2110;
-/// Deeper folders are left as they are; a volume of ours is new and has none.
+/// Deeper folders are not changed. The volumes are new and have none.
 const MAX_DEPTH: usize = 64;
 
-/// Gives everything in `folder`, and then the folder itself, to the group. Links are not followed; what cannot be
-/// changed is logged and left.
-pub(crate) fn apply(folder: &Path, group: Group<'_>, access: Access) -> io::Result<()> {
-    let walking = group.walks.begin(folder, group.gid);
+/// Changes the group of everything in `folder` and then of the folder itself. Does not follow links. Files that cannot
+/// be changed are logged and skipped.
+pub(crate) fn apply(folder: &Path, group: FsGroup<'_>, access: Access) -> io::Result<()> {
+    let recorder = group.walks.start(folder, group.gid);
     let gid = Gid::from_raw(group.gid);
-    let done = open_folder(folder).map_err(io::Error::other).and_then(|fd| {
+    let result = open_folder(folder).map_err(io::Error::other).and_then(|fd| {
         let fd = fd.ok_or(io::ErrorKind::NotFound)?;
-        walk(&fd, gid, access, MAX_DEPTH, &walking)?;
+        walk(&fd, gid, access, MAX_DEPTH, &recorder)?;
         change_open(&fd, gid, access, folder);
-        walking.done();
+        recorder.count_file();
         Ok(())
     });
-    walking.end(done.is_ok());
-    done
+    recorder.end(result.is_ok());
+    result
 }
 
-fn walk(folder: &OwnedFd, gid: Gid, access: Access, depth: usize, walking: &Walking<'_>) -> io::Result<()> {
+fn walk(
+    folder: &OwnedFd,
+    gid: Gid,
+    access: Access,
+    depth: usize,
+    recorder: &WalkRecorder<'_>,
+) -> io::Result<()> {
     for entry in Dir::read_from(folder)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -68,13 +74,13 @@ fn walk(folder: &OwnedFd, gid: Gid, access: Access, depth: usize, walking: &Walk
             FileType::Directory if depth > 0 => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let child = rustix::fs::openat(folder, name, flags, Mode::empty())?;
-                walk(&child, gid, access, depth - 1, walking)?;
+                walk(&child, gid, access, depth - 1, recorder)?;
                 change_open(&child, gid, access, Path::new(&*name.to_string_lossy()));
             }
             FileType::Directory => {}
             kind => change_entry(folder, name, gid, access, kind),
         }
-        walking.done();
+        recorder.count_file();
     }
     Ok(())
 }
@@ -85,7 +91,7 @@ fn change_open(folder: &OwnedFd, gid: Gid, access: Access, path: &Path) {
         rustix::fs::fchmod(folder, Mode::from_raw_mode(mode | access.mask() | FOLDER_MASK))
     });
     if let Err(error) = changed {
-        tracing::warn!(path = %path.display(), %error, "cannot give a folder to the pod's group");
+        tracing::warn!(path = %path.display(), %error, "cannot apply the pod's fsGroup to a folder");
     }
 }
 
@@ -95,7 +101,7 @@ fn change_entry(folder: &OwnedFd, name: &CStr, gid: Gid, access: Access, kind: F
             if kind == FileType::Symlink {
                 return Ok(());
             }
-            // By descriptor, since chmod by name would follow a link that has come in between.
+            // By descriptor, since chmod by name would follow a link that was created meanwhile.
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = rustix::fs::openat(folder, name, flags, Mode::empty())?;
             let stat = rustix::fs::fstat(&file)?;
@@ -106,7 +112,7 @@ fn change_entry(folder: &OwnedFd, name: &CStr, gid: Gid, access: Access, kind: F
             rustix::fs::chmod(path, Mode::from_raw_mode((stat.st_mode & 0o7777) | access.mask()))
         });
     if let Err(error) = changed {
-        tracing::warn!(name = %name.to_string_lossy(), %error, "cannot give a file to the pod's group");
+        tracing::warn!(name = %name.to_string_lossy(), %error, "cannot apply the pod's fsGroup to a file");
     }
 }
 
@@ -118,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_and_files_go_to_the_group_and_links_are_not_followed() {
+    fn fsgroup_is_applied_to_folders_and_files_without_following_links() {
         let dir = tempfile::tempdir().unwrap();
         let volume = dir.path().join("v");
         fs::create_dir_all(volume.join("sub")).unwrap();
@@ -128,8 +134,8 @@ mod tests {
         fs::write(dir.path().join("outside"), "x").unwrap();
         let before = fs::metadata(dir.path().join("outside")).unwrap();
         std::os::unix::fs::symlink(dir.path().join("outside"), volume.join("link")).unwrap();
-        let walks = Walks::default();
-        apply(&volume, Group { gid: 4711, walks: &walks }, Access::ReadWrite).unwrap();
+        let walks = FsGroupWalks::default();
+        apply(&volume, FsGroup { gid: 4711, walks: &walks }, Access::ReadWrite).unwrap();
         let mode = |p: &str| fs::metadata(volume.join(p)).unwrap().mode() & 0o7777;
         assert_eq!((mode(""), mode("sub/file")), (0o2777, 0o660));
         assert_eq!(fs::metadata(volume.join("sub/file")).unwrap().gid(), 4711);
@@ -138,15 +144,15 @@ mod tests {
         assert_eq!((before.gid(), before.mode()), (after.gid(), after.mode()));
         // sub, sub/file, link and the volume itself.
         let ended = walks.take_ended();
-        assert_eq!((ended.len(), ended[0].good, ended[0].files), (1, true, 4));
-        assert!(walks.present().is_none());
-        let group = Group { gid: 4711, walks: &walks };
+        assert_eq!((ended.len(), ended[0].succeeded, ended[0].files), (1, true, 4));
+        assert!(walks.current().is_none());
+        let group = FsGroup { gid: 4711, walks: &walks };
         apply(&dir.path().join("missing"), group, Access::ReadWrite).unwrap_err();
-        assert!(!walks.take_ended()[0].good);
+        assert!(!walks.take_ended()[0].succeeded);
     }
 
     #[test]
-    fn the_group_may_read_what_is_mounted_read_only_and_not_write_it() {
+    fn fsgroup_of_a_read_only_volume_grants_read_but_not_write() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("sub")).unwrap();
         for (name, mode) in [("a", 0o400), ("b", 0o644), ("sub/c", 0o600)] {
@@ -154,8 +160,8 @@ mod tests {
             fs::set_permissions(dir.path().join(name), fs::Permissions::from_mode(mode)).unwrap();
         }
         fs::set_permissions(dir.path().join("sub"), fs::Permissions::from_mode(0o755)).unwrap();
-        let walks = Walks::default();
-        apply(dir.path(), Group { gid: 4711, walks: &walks }, Access::ReadOnly).unwrap();
+        let walks = FsGroupWalks::default();
+        apply(dir.path(), FsGroup { gid: 4711, walks: &walks }, Access::ReadOnly).unwrap();
         let mode = |p: &str| fs::metadata(dir.path().join(p)).unwrap().mode() & 0o7777;
         assert_eq!((mode("a"), mode("b"), mode("sub/c"), mode("sub")), (0o440, 0o644, 0o640, 0o2755));
     }

@@ -1,32 +1,35 @@
 //! Gives pods their volumes.
 //!
-//! pod-sync says what it wants of each pod on a `Sync` stream; this service works towards it on its own and
-//! answers `MountPod` and `UnmountPod` when it is there, and `PrepareContainer` beside that, never while volumes
-//! go. Truth is the disk and mountinfo: what is found below `<root>/pods` at the start is held until a complete
-//! set of pods says otherwise.
+//! pod-sync sends the desired state of each pod on a `Sync` stream. This service reconciles the volumes with it, and
+//! answers `MountPod` and `UnmountPod` when the volumes are mounted or unmounted. It also serves `PrepareContainer`,
+//! but never while volumes are torn down. The source of truth is the disk and mountinfo: volumes found below
+//! `<root>/pods` at startup are kept until pod-sync has sent a complete set of pods.
 //!
 //! | module | does |
 //! |---|---|
 //! | `server` | the gRPC API; wire types end here and in `wire` |
-//! | `manager` | one task that owns the set of wanted pods and a slot per pod |
-//! | `worker` | one task per pod: plan, carry out, publish; never two operations at once for a pod |
-//! | `steps` | carries out the steps of a plan |
-//! | `objects` | the ConfigMaps and Secrets that pods refer to, as pod-config tells them |
-//! | `tokens` | the tokens of service accounts, kept fresh |
-//! | `atomic` | the files of a volume, replaced all at once |
+//! | `manager` | one task that owns the set of desired pods and a slot per pod |
+//! | `worker` | one task per pod: plans, carries out, publishes; never runs two operations of a pod at once |
+//! | `actions` | carries out the actions of a plan |
+//! | `slow_actions` | reports actions that take long |
+//! | `view` | the status of a pod's volumes, as a worker publishes it |
 //! | `store` | the pod folders and volumes on disk |
-//! | `prepare` | what one container needs: parts of volumes, values of files |
-//! | `subpath` | parts of volumes, opened beneath their volume and bound for a container |
-//! | `stats`, `measure` | how full volumes are, measured in the background |
-//! | `metrics`, `totals` | gauges of the pods whose folders go, how long operations take, how many volumes there are |
-//! | `walks`, `slow` | walks that give files to the pod's group, and what is said of a step that takes long |
-//! | `selinux` | the labels of folders where SELinux is on |
+//! | `atomic` | replaces all files of a volume at once |
+//! | `fsgroup`, `walks` | changes the ownership of a volume to the pod's fsGroup, and tracks the progress |
+//! | `objects` | the cache of ConfigMaps and Secrets that pods refer to, watched in pod-config |
+//! | `tokens` | service account tokens, renewed before they expire |
+//! | `prepare` | what one container needs: subPaths, and values of environment files |
+//! | `subpath` | subPaths, opened beneath their volume and bind-mounted for a container |
+//! | `stats`, `measure` | the usage of volumes, measured in the background |
+//! | `metrics`, `totals` | metrics: orphaned pods, durations of operations, numbers of volumes |
+//! | `selinux` | SELinux labels of the plugin folders |
 //! | `remove` | removal that never crosses a mount and never follows a link |
-//! | `mounts` | mount points, tmpfs, and the shared root |
+//! | `mounts` | mount points, tmpfs, huge pages, and the shared root folder |
 //!
-//! The decisions are in `keelson-volume-manager-core`; what every receiver of a `Sync` stream does is in
+//! The decisions are in `keelson-volume-manager-core`; the code that all receivers of a `Sync` stream share is in
 //! `keelson-sync-callee`.
 
+mod actions;
 mod atomic;
 mod fsgroup;
 mod manager;
@@ -38,9 +41,8 @@ mod prepare;
 mod remove;
 mod selinux;
 mod server;
-mod slow;
+mod slow_actions;
 mod stats;
-mod steps;
 mod store;
 mod subpath;
 mod tokens;

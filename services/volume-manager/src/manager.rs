@@ -1,68 +1,68 @@
-//! One task owns the set of wanted pods and a slot per pod; everybody else sends it commands.
+//! The task that owns the set of desired pods and a slot per pod. All other tasks send it commands.
 
 use std::sync::Arc;
 
 use keelson_service_kit::{CancellationToken, EventRing, LoopHandle, WatchHub};
 use keelson_sync_callee::{News, Pods, Runtime};
 use keelson_volume_manager_core::desire::{PodDesire, PodRef};
-use keelson_volume_manager_core::plan::Actual;
+use keelson_volume_manager_core::plan::ActualState;
 use tokio::sync::{Mutex, mpsc};
 
-use crate::metrics::{Operations, Orphans};
-use crate::objects::Objects;
+use crate::metrics::{OperationMetrics, OrphanMetrics};
+use crate::objects::ObjectCache;
 use crate::store::Store;
-use crate::tokens::Maker;
-use crate::totals::Totals;
-use crate::view::{Folder, Phase, Report, View};
+use crate::tokens::TokenClient;
+use crate::totals::VolumeTotals;
+use crate::view::{Phase, PodFolder, PodView, PodVolumeStatus};
 use crate::worker::Worker;
 
-/// What the manager is asked to do.
-pub(crate) type Command = keelson_sync_callee::Command<PodDesire, View>;
+/// A command to the manager.
+pub(crate) type Command = keelson_sync_callee::Command<PodDesire, PodView>;
 
-/// What the workers share.
+/// What all workers share.
 #[derive(Debug)]
 pub(crate) struct Env {
     pub(crate) store: Arc<Store>,
     pub(crate) runtime: Runtime,
-    pub(crate) objects: Objects,
-    pub(crate) tokens: Maker,
-    pub(crate) hub: WatchHub<String, Report>,
+    pub(crate) objects: ObjectCache,
+    pub(crate) tokens: TokenClient,
+    pub(crate) hub: WatchHub<String, PodVolumeStatus>,
     pub(crate) events: EventRing,
-    pub(crate) orphans: Orphans,
-    pub(crate) operations: Operations,
-    pub(crate) totals: Totals,
+    pub(crate) orphans: OrphanMetrics,
+    pub(crate) operations: OperationMetrics,
+    pub(crate) totals: VolumeTotals,
     pub(crate) commands: mpsc::Sender<Command>,
 }
 
-/// The owner of the set.
+/// The owner of the set of desired pods.
 pub(crate) struct Manager {
     env: Arc<Env>,
-    pods: Pods<PodDesire, View>,
+    pods: Pods<PodDesire, PodView>,
 }
 
 impl Manager {
-    /// Begins with what was found on disk; each found pod has a worker that waits for a word about it.
-    pub(crate) fn new(env: Arc<Env>, found: Vec<(String, Actual)>) -> Self {
+    /// Starts with the pods found on disk. Each gets a worker that waits until pod-sync names the pod.
+    pub(crate) fn new(env: Arc<Env>, found: Vec<(String, ActualState)>) -> Self {
         let mut pods = Pods::default();
         for (uid, actual) in found {
             let phase =
-                if actual.held.is_empty() && !actual.subpaths { Phase::Unmounted } else { Phase::Mounted };
+                if actual.on_disk.is_empty() && !actual.subpaths { Phase::Unmounted } else { Phase::Mounted };
             let pod = PodRef { uid: uid.clone(), ..PodRef::default() };
-            let message = "found at the start, not named since".into();
-            let report = Report { pod, phase, mounts: Vec::new(), message };
-            let folder = Arc::new(Mutex::new(Folder { has_subpaths: actual.subpaths }));
-            env.hub.set(uid.clone(), report.clone());
+            let message = "found on disk at startup; pod-sync has not named the pod yet".into();
+            let status = PodVolumeStatus { pod, phase, mounts: Vec::new(), message };
+            let folder = Arc::new(Mutex::new(PodFolder { has_subpaths: actual.subpaths }));
+            env.hub.set(uid.clone(), status.clone());
             let worker = |orders| Worker::new(Arc::clone(&env), orders, actual).run();
-            let show = |view: &mut View| {
-                view.report = report;
+            let set_view = |view: &mut PodView| {
+                view.status = status;
                 view.folder = folder;
             };
-            pods.find(uid, show, worker);
+            pods.find(uid, set_view, worker);
         }
         Self { env, pods }
     }
 
-    /// Takes commands until the shutdown.
+    /// Handles commands until `shutdown`.
     pub(crate) async fn run(
         mut self,
         mut commands: mpsc::Receiver<Command>,
@@ -72,14 +72,14 @@ impl Manager {
         while let Some(command) = self.pods.next(&mut commands, &shutdown, &handle).await {
             match self.pods.take(command) {
                 Some(News::Named(desire)) => self.pods.assign(desire, |orders| {
-                    Worker::new(Arc::clone(&self.env), orders, Actual::default()).run()
+                    Worker::new(Arc::clone(&self.env), orders, ActualState::default()).run()
                 }),
                 Some(News::Gone(uid)) => {
-                    self.env.orphans.gone(&uid);
+                    self.env.orphans.removed(&uid);
                     drop(self.env.hub.remove(&uid));
                 }
                 Some(News::Asked(never)) => match never {},
-                Some(News::Complete) => self.env.orphans.begin(),
+                Some(News::Complete) => self.env.orphans.start_round(),
                 None => {}
             }
         }

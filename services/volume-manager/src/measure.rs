@@ -1,4 +1,4 @@
-//! How full a volume is. Everything here blocks, and may hang with the file system below.
+//! Measures the usage of a volume. All functions block, and may hang if the file system hangs.
 
 use std::collections::HashSet;
 use std::ffi::CString;
@@ -13,35 +13,35 @@ use rustix::io::Errno;
 use crate::mounts::is_mount_point;
 use crate::remove::{open_child, open_folder};
 
-/// Folders that are open at the same time, of however many on the way down.
+/// The number of folders that are open at the same time, regardless of the depth.
 const MAX_OPEN: usize = 32;
-/// Files with several links that are remembered, so that each counts once; further ones count with each link.
+/// The number of hard-linked files that are remembered so that each counts once. Further ones count with each link.
 const MAX_LINKED: usize = 1 << 20;
-/// Bytes of a block of stat(2), whatever the file system.
+/// Bytes per block of stat(2), on every file system.
 const BLOCK: u64 = 512;
 
 /// Why a volume could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MeasureError {
-    /// It is not there.
+    /// The volume is not mounted or missing.
     #[error("the volume is not mounted")]
-    NotThere,
-    /// The volume goes.
-    #[error("the measurement was broken off")]
-    Stopped,
-    /// A folder was moved while what is in it was added up.
-    #[error("its folders are moved while they are added up")]
-    Changed,
+    NotMounted,
+    /// The volume is being torn down.
+    #[error("the measurement was cancelled")]
+    Cancelled,
+    /// A folder was moved while its content was summed up.
+    #[error("a folder of the volume was moved during the measurement")]
+    FolderMoved,
     /// A system call has failed.
-    #[error("cannot {act}")]
-    Io { act: &'static str, source: io::Error },
+    #[error("cannot {operation}")]
+    Io { operation: &'static str, source: io::Error },
 }
 
-fn failed(act: &'static str) -> impl Fn(Errno) -> MeasureError {
-    move |errno| MeasureError::Io { act, source: errno.into() }
+fn failed(operation: &'static str) -> impl Fn(Errno) -> MeasureError {
+    move |errno| MeasureError::Io { operation, source: errno.into() }
 }
 
-/// How full a volume is.
+/// The usage of a volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) used_bytes: u64,
@@ -52,20 +52,20 @@ pub(crate) struct Usage {
     pub(crate) inodes_free: u64,
 }
 
-/// The use of a volume that is a file system of its own.
+/// The usage of a volume with a file system of its own, from its statistics.
 pub(crate) fn by_file_system(path: &Path) -> Result<Usage, MeasureError> {
-    if !is_mount_point(path).map_err(|e| failed_with("look at the volume", e))? {
-        return Err(MeasureError::NotThere);
+    if !is_mount_point(path).map_err(|e| failed_with("stat the volume", e))? {
+        return Err(MeasureError::NotMounted);
     }
     usage_of_file_system(rustix::fs::statvfs(path))
 }
 
-fn failed_with(act: &'static str, error: crate::mounts::MountError) -> MeasureError {
-    MeasureError::Io { act, source: io::Error::other(error) }
+fn failed_with(operation: &'static str, error: crate::mounts::MountError) -> MeasureError {
+    MeasureError::Io { operation, source: io::Error::other(error) }
 }
 
 fn usage_of_file_system(stat: Result<rustix::fs::StatVfs, Errno>) -> Result<Usage, MeasureError> {
-    let stat = stat.map_err(failed("read the figures of the file system"))?;
+    let stat = stat.map_err(failed("read the statistics of the file system"))?;
     let size = stat.f_frsize;
     Ok(Usage {
         used_bytes: stat.f_blocks.saturating_sub(stat.f_bfree).saturating_mul(size),
@@ -77,17 +77,17 @@ fn usage_of_file_system(stat: Result<rustix::fs::StatVfs, Errno>) -> Result<Usag
     })
 }
 
-/// The use of a folder: what its files take, each counted once, on one file system and below no mount. What goes
-/// meanwhile is left out. Ends when `stop` is set.
+/// The usage of a folder: the blocks of its files, each counted once, without other file systems and mounts. Files that
+/// are removed meanwhile are left out. Stops when `stop` is set.
 pub(crate) fn by_walk(path: &Path, stop: &AtomicBool) -> Result<Usage, MeasureError> {
     let top = open_folder(path)
-        .map_err(|e| MeasureError::Io { act: "open the volume", source: io::Error::other(e) })?
-        .ok_or(MeasureError::NotThere)?;
+        .map_err(|e| MeasureError::Io { operation: "open the volume", source: io::Error::other(e) })?
+        .ok_or(MeasureError::NotMounted)?;
     let whole = usage_of_file_system(rustix::fs::fstatvfs(&top))?;
-    let own = statx(top.as_fd(), c"", AtFlags::EMPTY_PATH).map_err(failed("look at the volume"))?;
+    let own = statx(top.as_fd(), c"", AtFlags::EMPTY_PATH).map_err(failed("stat the volume"))?;
     let mut sum = Sum { device: device_of(&own), bytes: 0, inodes: 0, linked: HashSet::new() };
     sum.add(&own);
-    add_up(top, &mut sum, stop)?;
+    sum_up(top, &mut sum, stop)?;
     Ok(Usage { used_bytes: sum.bytes, inodes_used: sum.inodes, ..whole })
 }
 
@@ -95,12 +95,12 @@ struct Sum {
     device: (u32, u32),
     bytes: u64,
     inodes: u64,
-    /// Files with several links that have been counted.
+    /// Inodes of hard-linked files that have been counted.
     linked: HashSet<u64>,
 }
 
 impl Sum {
-    /// Counts an entry. Whether it is a folder to go into.
+    /// Counts an entry. Returns whether it is a folder to enter.
     fn add(&mut self, stat: &Statx) -> bool {
         if device_of(stat) != self.device {
             return false;
@@ -129,21 +129,21 @@ fn statx(folder: BorrowedFd<'_>, name: &std::ffi::CStr, flags: AtFlags) -> Resul
     rustix::fs::statx(folder, name, flags, StatxFlags::BASIC_STATS)
 }
 
-/// A folder on the way down. Of those far up only the identity is kept, and they are opened again on the way back.
+/// A folder on the path to the current one. Of those far up only the identity is kept; they are reopened on the way back.
 struct Level {
     fd: Option<OwnedFd>,
     identity: (u32, u32, u64),
-    /// Folders in it that are still to be gone into.
-    rest: Vec<CString>,
+    /// Sub-folders that are not visited yet.
+    remaining: Vec<CString>,
 }
 
 impl Level {
-    /// Reads a folder to its end, counting what is in it.
+    /// Reads a folder and counts its entries.
     fn read(fd: OwnedFd, sum: &mut Sum, stop: &AtomicBool) -> Result<Self, MeasureError> {
-        let mut rest = Vec::new();
+        let mut remaining = Vec::new();
         for entry in Dir::read_from(&fd).map_err(failed("read a folder"))? {
             if stop.load(Ordering::Relaxed) {
-                return Err(MeasureError::Stopped);
+                return Err(MeasureError::Cancelled);
             }
             let entry = entry.map_err(failed("read a folder"))?;
             let name = entry.file_name();
@@ -152,27 +152,27 @@ impl Level {
             }
             match statx(fd.as_fd(), name, AtFlags::empty()) {
                 Ok(stat) if stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) => {}
-                Ok(stat) if sum.add(&stat) => rest.push(name.to_owned()),
+                Ok(stat) if sum.add(&stat) => remaining.push(name.to_owned()),
                 Ok(_) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(failed("look at a file")(errno)),
+                Err(errno) => return Err(failed("stat a file")(errno)),
             }
         }
         let identity = identity_of(&fd)?;
-        Ok(Self { fd: Some(fd), identity, rest })
+        Ok(Self { fd: Some(fd), identity, remaining })
     }
 }
 
 fn identity_of(fd: &OwnedFd) -> Result<(u32, u32, u64), MeasureError> {
-    let stat = statx(fd.as_fd(), c"", AtFlags::EMPTY_PATH).map_err(failed("look at a folder"))?;
+    let stat = statx(fd.as_fd(), c"", AtFlags::EMPTY_PATH).map_err(failed("stat a folder"))?;
     Ok((stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino))
 }
 
-fn add_up(top: OwnedFd, sum: &mut Sum, stop: &AtomicBool) -> Result<(), MeasureError> {
+fn sum_up(top: OwnedFd, sum: &mut Sum, stop: &AtomicBool) -> Result<(), MeasureError> {
     let mut levels = vec![Level::read(top, sum, stop)?];
     while let Some(level) = levels.last_mut() {
-        let Some(here) = level.fd.as_ref() else { return Err(MeasureError::Changed) };
-        let Some(name) = level.rest.pop() else {
-            back(&mut levels)?;
+        let Some(here) = level.fd.as_ref() else { return Err(MeasureError::FolderMoved) };
+        let Some(name) = level.remaining.pop() else {
+            ascend(&mut levels)?;
             continue;
         };
         match open_child(here.as_fd(), &name) {
@@ -182,7 +182,7 @@ fn add_up(top: OwnedFd, sum: &mut Sum, stop: &AtomicBool) -> Result<(), MeasureE
                     far.fd = None;
                 }
             }
-            // It went, is something else now, or somebody has mounted something on it.
+            // It was removed or replaced, or something was mounted on it.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => {}
             Err(errno) => return Err(failed("open a folder")(errno)),
         }
@@ -190,16 +190,16 @@ fn add_up(top: OwnedFd, sum: &mut Sum, stop: &AtomicBool) -> Result<(), MeasureE
     Ok(())
 }
 
-/// Leaves the lowest folder.
-fn back(levels: &mut Vec<Level>) -> Result<(), MeasureError> {
+/// Leaves the current folder for its parent.
+fn ascend(levels: &mut Vec<Level>) -> Result<(), MeasureError> {
     let Some(done) = levels.pop() else { return Ok(()) };
     let Some(above) = levels.last_mut() else { return Ok(()) };
     if above.fd.is_none() {
-        let here = done.fd.ok_or(MeasureError::Changed)?;
+        let here = done.fd.ok_or(MeasureError::FolderMoved)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&here, c"..", flags, Mode::empty()).map_err(failed("open a folder"))?;
         if identity_of(&fd)? != above.identity {
-            return Err(MeasureError::Changed);
+            return Err(MeasureError::FolderMoved);
         }
         above.fd = Some(fd);
     }
@@ -216,24 +216,24 @@ mod tests {
 
     use super::*;
 
-    static GO_ON: AtomicBool = AtomicBool::new(false);
+    static NOT_STOPPED: AtomicBool = AtomicBool::new(false);
 
     fn blocks(path: &Path) -> u64 {
         fs::symlink_metadata(path).unwrap().blocks() * 512
     }
 
     #[test]
-    fn a_folder_takes_the_blocks_of_its_files_and_folders_with_links_counted_once() {
+    fn disk_usage_sums_blocks_and_counts_hard_links_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("v");
         fs::create_dir_all(path.join("a/b")).unwrap();
         fs::write(path.join("a/file"), vec![b'x'; 100_000]).unwrap();
         fs::hard_link(path.join("a/file"), path.join("a/b/again")).unwrap();
         std::os::unix::fs::symlink("/usr", path.join("a/link")).unwrap();
-        // Longer than its blocks.
+        // A sparse file: longer than its blocks.
         fs::File::create(path.join("hole")).unwrap().set_len(1 << 30).unwrap();
         let all = ["", "a", "a/b", "a/file", "a/link", "hole"].map(|name| blocks(&path.join(name)));
-        let usage = by_walk(&path, &GO_ON).unwrap();
+        let usage = by_walk(&path, &NOT_STOPPED).unwrap();
         assert_eq!((usage.used_bytes, usage.inodes_used), (all.iter().sum(), 6));
         assert!((100_000..1 << 29).contains(&usage.used_bytes), "{usage:?}");
         let whole = rustix::fs::statvfs(&path).unwrap();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_in_a_folder_is_no_part_of_it() {
+    fn disk_usage_of_a_folder_does_not_cross_mounts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("v");
         for name in ["tmpfs", "bind", "real"] {
@@ -250,13 +250,13 @@ mod tests {
         }
         fs::write(path.join("file"), "").unwrap();
         fs::write(dir.path().join("other"), vec![b'x'; 1 << 20]).unwrap();
-        let before = by_walk(&path, &GO_ON).unwrap();
+        let before = by_walk(&path, &NOT_STOPPED).unwrap();
         mount("tmpfs", path.join("tmpfs"), "tmpfs", MountFlags::empty(), c"size=8m").unwrap();
-        // Of the same file system: the device alone would not tell.
+        // Of the same file system, so that the device does not distinguish it.
         mount_bind(dir.path(), path.join("bind")).unwrap();
         mount_bind(dir.path().join("other"), path.join("file")).unwrap();
         fs::write(path.join("tmpfs/x"), vec![b'x'; 1 << 20]).unwrap();
-        let usage = by_walk(&path, &GO_ON);
+        let usage = by_walk(&path, &NOT_STOPPED);
         let memory = by_file_system(&path.join("tmpfs"));
         for name in ["file", "bind", "tmpfs"] {
             unmount(path.join(name), UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).unwrap();
@@ -267,12 +267,12 @@ mod tests {
         assert_eq!((memory.capacity_bytes, memory.used_bytes), (8 << 20, 1 << 20));
         assert_eq!(memory.available_bytes, 7 << 20);
         assert_eq!(memory.inodes_used, 2);
-        assert!(matches!(by_file_system(&path.join("real")), Err(MeasureError::NotThere)));
-        assert!(matches!(by_walk(&path.join("none"), &GO_ON), Err(MeasureError::NotThere)));
+        assert!(matches!(by_file_system(&path.join("real")), Err(MeasureError::NotMounted)));
+        assert!(matches!(by_walk(&path.join("none"), &NOT_STOPPED), Err(MeasureError::NotMounted)));
     }
 
     #[test]
-    fn folders_far_deeper_than_the_open_ones_are_added_up() {
+    fn disk_usage_counts_folders_deeper_than_the_open_file_limit() {
         let dir = tempfile::tempdir().unwrap();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let mut fd = rustix::fs::openat(CWD, dir.path(), flags, Mode::empty()).unwrap();
@@ -283,19 +283,19 @@ mod tests {
             fd = rustix::fs::openat(&fd, c"deep", flags, Mode::empty()).unwrap();
         }
         drop(fd);
-        assert_eq!(by_walk(dir.path(), &GO_ON).unwrap().inodes_used, 6001);
+        assert_eq!(by_walk(dir.path(), &NOT_STOPPED).unwrap().inodes_used, 6001);
         crate::remove::remove_tree(dir.path(), "deep").unwrap();
     }
 
     #[test]
-    fn a_measurement_that_is_to_stop_stops() {
+    fn a_measurement_stops_when_requested() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("x"), "").unwrap();
-        assert!(matches!(by_walk(dir.path(), &AtomicBool::new(true)), Err(MeasureError::Stopped)));
+        assert!(matches!(by_walk(dir.path(), &AtomicBool::new(true)), Err(MeasureError::Cancelled)));
     }
 
     #[test]
-    fn a_folder_that_is_filled_and_emptied_meanwhile_is_measured_all_the_same() {
+    fn disk_usage_works_while_the_folder_is_being_changed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_owned();
         let stop = std::sync::Arc::new(AtomicBool::new(false));
@@ -310,7 +310,7 @@ mod tests {
             })
         };
         for _ in 0..500 {
-            let usage = by_walk(dir.path(), &GO_ON).unwrap();
+            let usage = by_walk(dir.path(), &NOT_STOPPED).unwrap();
             assert!((1..=5).contains(&usage.inodes_used), "{usage:?}");
         }
         stop.store(true, Ordering::Relaxed);

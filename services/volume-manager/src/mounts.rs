@@ -15,38 +15,38 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 const TMPFS_MAGIC: i128 = 0x0102_1994;
 /// `HUGETLBFS_MAGIC` (statfs(2)).
 const HUGETLBFS_MAGIC: i128 = 0x9584_58f6;
-/// Mounts that may lie on each other at one path.
-const STACKED: usize = 8;
+/// The number of mounts that may be stacked at one path.
+const MAX_STACKED: usize = 8;
 
-/// Why a mount could not be made, looked at or undone.
+/// An error of a mount, an unmount, or a check of a mount.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MountError {
     /// mountinfo cannot be read.
     #[error("cannot read /proc/self/mountinfo")]
     ReadMounts(#[source] io::Error),
-    /// The path cannot be looked at.
-    #[error("cannot look at {}", path.display())]
-    Look { path: PathBuf, source: io::Error },
+    /// stat(2) of the path has failed.
+    #[error("cannot stat {}", path.display())]
+    Stat { path: PathBuf, source: io::Error },
     /// mount(2) of a tmpfs.
     #[error("cannot mount a tmpfs on {} with the options {options:?}", path.display())]
     Tmpfs { path: PathBuf, options: String, source: io::Error },
     /// mount(2) of huge pages.
     #[error("cannot mount huge pages on {} with the options {options:?}; does the node have pages of that size?", path.display())]
     HugePages { path: PathBuf, options: String, source: io::Error },
-    /// Huge pages of another size are there already.
+    /// Huge pages of another size are already mounted.
     #[error("{} has huge pages of {found} bytes, not of {wanted}", path.display())]
     PageSize { path: PathBuf, found: u64, wanted: u64 },
     /// umount(2).
     #[error("cannot unmount {}{}", path.display(), below_text(below))]
     Unmount { path: PathBuf, below: Vec<PathBuf>, source: io::Error },
-    /// Something is mounted that this service has not mounted.
-    #[error("{} is a mount point of something that is no memory-backed volume; it is left alone", path.display())]
+    /// The mount at the path was not made by this service.
+    #[error("{} is a mount point, but not of a memory-backed volume; it is left mounted", path.display())]
     Foreign { path: PathBuf },
-    /// The root folder cannot be mounted on itself.
-    #[error("cannot mount {} on itself; mounts of containers will not be seen by others unless it lies on a shared mount", path.display())]
+    /// The root folder cannot be bind-mounted on itself.
+    #[error("cannot bind-mount {} on itself; mounts of containers will not propagate unless it is on a shared mount", path.display())]
     Bind { path: PathBuf, source: io::Error },
-    /// The root folder's mount cannot be shared.
-    #[error("cannot make the mount {} shared; mounts of containers will not be seen by others", path.display())]
+    /// The root folder's mount cannot be made shared.
+    #[error("cannot make the mount {} shared; mounts of containers will not propagate", path.display())]
     Share { path: PathBuf, source: io::Error },
 }
 
@@ -58,34 +58,34 @@ fn below_text(below: &[PathBuf]) -> String {
     format!("; below it are mounted {}", names.join(", "))
 }
 
-/// The mounts of this process.
+/// Reads the mounts of this process.
 pub(crate) fn read_mounts() -> Result<Vec<Mount>, MountError> {
     let bytes = std::fs::read("/proc/self/mountinfo").map_err(MountError::ReadMounts)?;
     Ok(mountinfo::parse(&String::from_utf8_lossy(&bytes)))
 }
 
-/// Whether something is mounted on `path` itself; a missing path is no mount point.
+/// Whether something is mounted on `path` itself. A missing path is not a mount point.
 pub(crate) fn is_mount_point(path: &Path) -> Result<bool, MountError> {
-    let look = |errno: Errno| MountError::Look { path: path.to_owned(), source: errno.into() };
+    let stat_error = |errno: Errno| MountError::Stat { path: path.to_owned(), source: errno.into() };
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     let here = match statx(CWD, path, flags, StatxFlags::TYPE) {
         Ok(here) => here,
         Err(Errno::NOENT) => return Ok(false),
-        Err(errno) => return Err(look(errno)),
+        Err(errno) => return Err(stat_error(errno)),
     };
     if here.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) {
         return Ok(here.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
     }
-    // A kernel before 5.8: a tmpfs has another device than its parent, which is what we mount.
+    // On a kernel before 5.8, compare devices: the tmpfs that we mount has another device than its parent.
     let parent = path.parent().unwrap_or(path);
-    let above = statx(CWD, parent, flags, StatxFlags::TYPE).map_err(look)?;
+    let above = statx(CWD, parent, flags, StatxFlags::TYPE).map_err(stat_error)?;
     Ok((here.stx_dev_major, here.stx_dev_minor) != (above.stx_dev_major, above.stx_dev_minor))
 }
 
-/// Mounts a tmpfs on `path` with at most `size` bytes; a kernel that refuses `noswap` gets one without.
+/// Mounts a tmpfs of at most `size` bytes on `path`. Tries again without `noswap` if the kernel refuses it.
 pub(crate) fn mount_tmpfs(path: &Path, size: u64, noswap: bool) -> Result<(), MountError> {
     let attempt = |noswap: bool| {
-        let options = tmpfs::options(size, noswap);
+        let options = tmpfs::mount_options(size, noswap);
         let data = CString::new(options.clone()).unwrap_or_default();
         rustix::mount::mount("tmpfs", path, "tmpfs", MountFlags::empty(), data.as_c_str())
             .map_err(|errno| (errno, options))
@@ -101,11 +101,11 @@ pub(crate) fn mount_tmpfs(path: &Path, size: u64, noswap: bool) -> Result<(), Mo
     })
 }
 
-/// Mounts huge pages of `page_size` bytes on `path`, or finds them mounted.
+/// Mounts huge pages of `page_size` bytes on `path`, unless they are mounted already.
 pub(crate) fn mount_huge_pages(path: &Path, page_size: u64) -> Result<(), MountError> {
     if is_mount_point(path)? {
         let stat = rustix::fs::statfs(path)
-            .map_err(|errno| MountError::Look { path: path.to_owned(), source: errno.into() })?;
+            .map_err(|errno| MountError::Stat { path: path.to_owned(), source: errno.into() })?;
         if i128::from(stat.f_type) != HUGETLBFS_MAGIC {
             return Err(MountError::Foreign { path: path.to_owned() });
         }
@@ -113,25 +113,25 @@ pub(crate) fn mount_huge_pages(path: &Path, page_size: u64) -> Result<(), MountE
         let other = MountError::PageSize { path: path.to_owned(), found, wanted: page_size };
         return if found == page_size { Ok(()) } else { Err(other) };
     }
-    let options = hugepages::options(page_size);
+    let options = hugepages::mount_options(page_size);
     let data = CString::new(options.clone()).unwrap_or_default();
     rustix::mount::mount("nodev", path, "hugetlbfs", MountFlags::empty(), data.as_c_str())
         .map_err(|errno| MountError::HugePages { path: path.to_owned(), options, source: errno.into() })
 }
 
-/// Unmounts every tmpfs and hugetlbfs that lies on `path`; refuses anything else. Whether there was any.
+/// Unmounts every tmpfs and hugetlbfs on `path` and refuses to unmount anything else. Returns whether there was one.
 pub(crate) fn unmount_memory(path: &Path) -> Result<bool, MountError> {
-    for round in 0..STACKED {
+    for round in 0..MAX_STACKED {
         if !is_mount_point(path)? {
             return Ok(round > 0);
         }
         let kind = rustix::fs::statfs(path)
-            .map_err(|errno| MountError::Look { path: path.to_owned(), source: errno.into() })?;
+            .map_err(|errno| MountError::Stat { path: path.to_owned(), source: errno.into() })?;
         if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&i128::from(kind.f_type)) {
             return Err(MountError::Foreign { path: path.to_owned() });
         }
         match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
-            // Somebody else was faster; the next round sees it.
+            // INVAL: another process has unmounted it; the next round checks.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(errno) => return Err(busy(path, errno)),
         }
@@ -145,20 +145,20 @@ fn busy(path: &Path, errno: Errno) -> MountError {
     MountError::Unmount { path: path.to_owned(), below, source: errno.into() }
 }
 
-/// Sees to it that the root folder lies on a shared mount (volumes.md §2).
+/// Makes sure that the root folder is on a shared mount (volumes.md §2).
 pub(crate) fn share_root(root: &Path) -> Result<(), MountError> {
-    let real = root.canonicalize().map_err(|source| MountError::Look { path: root.to_owned(), source })?;
+    let real = root.canonicalize().map_err(|source| MountError::Stat { path: root.to_owned(), source })?;
     let needs = mountinfo::root_needs(&read_mounts()?, &real);
     if needs == RootNeeds::Nothing {
         return Ok(());
     }
     if needs == RootNeeds::BindAndSharing {
-        // Recursive, so that volumes which are mounted already stay visible.
+        // Recursive, so that volumes that are already mounted stay visible.
         rustix::mount::mount_bind_recursive(&real, &real)
             .map_err(|errno| MountError::Bind { path: real.clone(), source: errno.into() })?;
     }
     rustix::mount::mount_change(&real, MountPropagationFlags::SHARED | MountPropagationFlags::REC)
         .map_err(|errno| MountError::Share { path: real.clone(), source: errno.into() })?;
-    tracing::info!(root = %real.display(), "the root folder is a shared mount now");
+    tracing::info!(root = %real.display(), "made the root folder a shared mount");
     Ok(())
 }

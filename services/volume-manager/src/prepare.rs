@@ -1,5 +1,5 @@
-//! What one container needs of its pod's volumes (`PrepareContainer`): parts of them, and values of files in them.
-//! Everything here blocks.
+//! Prepares what one container needs from its pod's volumes (`PrepareContainer`): subPaths, and values of environment
+//! files. All functions block.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -7,130 +7,130 @@ use std::path::{Path, PathBuf};
 use keelson_service_kit::status::chain;
 use keelson_volume_manager_core::envfile::{EnvFileError, value_of};
 
-use crate::subpath::{self, Part, SubPathError};
-use crate::view::Mounted;
+use crate::subpath::{self, SubPath, SubPathError};
+use crate::view::MountedVolume;
 
-/// A file of variables may be so large in bytes: more than any environment holds.
-const MOST_BYTES: u64 = 1 << 20;
+/// The size limit of an environment file in bytes; larger than any environment.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// A value that is asked for.
+/// A requested key of an environment file (`fileKeyRef`).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Key {
-    /// Name of the volume.
+pub(crate) struct FileKey {
+    /// The name of the volume.
     pub(crate) volume: String,
-    /// Path in the volume.
+    /// The path in the volume.
     pub(crate) path: String,
-    /// Its name in the file.
+    /// The key in the file.
     pub(crate) key: String,
 }
 
-/// What is asked for.
+/// What a container needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Wishes {
+pub(crate) struct ContainerRequest {
     pub(crate) uid: String,
     pub(crate) container: String,
-    pub(crate) parts: Vec<Part>,
-    pub(crate) keys: Vec<Key>,
+    pub(crate) subpaths: Vec<SubPath>,
+    pub(crate) keys: Vec<FileKey>,
 }
 
-/// What has become of a value.
+/// The result of a requested key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Value {
+pub(crate) enum FileKeyValue {
     Found(String),
     Missing,
     Error(String),
 }
 
-/// What has been made ready, in the order of the wishes.
+/// What was prepared, in the order of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Prepared {
-    pub(crate) parts: Vec<(u32, PathBuf)>,
-    pub(crate) values: Vec<Value>,
+pub(crate) struct PreparedContainer {
+    pub(crate) subpaths: Vec<(u32, PathBuf)>,
+    pub(crate) values: Vec<FileKeyValue>,
 }
 
-/// Why a container cannot be made. The texts are for the pod's status.
+/// Why a container cannot be prepared. The messages are for the pod's status.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PrepareError {
-    /// The volume is none of those that are mounted.
+    /// The pod has no such volume mounted.
     #[error("cannot find volume {volume:?} to mount into container {container:?}")]
-    Volume { container: String, volume: String },
-    /// A part of a volume cannot be mounted.
+    VolumeNotMounted { container: String, volume: String },
+    /// A subPath cannot be mounted.
     #[error("failed to prepare subPath for volumeMount {mount:?} of container {container:?}")]
-    Part { container: String, mount: String, source: SubPathError },
+    SubPath { container: String, mount: String, source: SubPathError },
 }
 
-/// Why a value cannot be read.
+/// Why the value of a key cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum ValueError {
     #[error("the pod has no such volume mounted")]
-    Volume,
-    #[error("variables are read from an emptyDir only")]
-    Kind,
+    VolumeNotMounted,
+    #[error("environment files are only read from emptyDir volumes")]
+    NotEmptyDir,
     #[error(transparent)]
     Open(#[from] SubPathError),
-    #[error("it cannot be read")]
+    #[error("the file cannot be read")]
     Read(#[source] std::io::Error),
-    #[error("it is larger than {MOST_BYTES} bytes")]
-    Size,
-    #[error("it is no UTF-8 text")]
-    Text,
+    #[error("the file is larger than {MAX_FILE_BYTES} bytes")]
+    TooLarge,
+    #[error("the file is not valid UTF-8")]
+    NotUtf8,
     #[error(transparent)]
     Syntax(#[from] EnvFileError),
 }
 
-/// Makes everything ready, or finds it ready. `mounts` are the volumes of the pod that are mounted.
+/// Prepares everything that is not prepared yet. `mounts` are the mounted volumes of the pod.
 pub(crate) fn prepare(
     pod_folder: &Path,
-    mounts: &[Mounted],
-    wishes: &Wishes,
-) -> Result<Prepared, PrepareError> {
+    mounts: &[MountedVolume],
+    request: &ContainerRequest,
+) -> Result<PreparedContainer, PrepareError> {
     let volume = |name: &str| mounts.iter().find(|mounted| mounted.name == name);
-    let mut parts = Vec::with_capacity(wishes.parts.len());
-    for part in &wishes.parts {
-        let container = wishes.container.clone();
-        let Some(mounted) = volume(&part.volume) else {
-            return Err(PrepareError::Volume { container, volume: part.volume.clone() });
+    let mut subpaths = Vec::with_capacity(request.subpaths.len());
+    for subpath in &request.subpaths {
+        let container = request.container.clone();
+        let Some(mounted) = volume(&subpath.volume) else {
+            return Err(PrepareError::VolumeNotMounted { container, volume: subpath.volume.clone() });
         };
         let root = Path::new(&mounted.host_path);
-        match subpath::prepare(pod_folder, &wishes.container, root, part) {
-            Ok(path) => parts.push((part.index, path)),
+        match subpath::prepare(pod_folder, &request.container, root, subpath) {
+            Ok(path) => subpaths.push((subpath.index, path)),
             Err(source) => {
                 let path = source.path().map(|path| path.display().to_string());
-                let (uid, mount) = (&wishes.uid, part.volume.clone());
+                let (uid, mount) = (&request.uid, subpath.volume.clone());
                 tracing::warn!(
                     uid,
                     container,
                     volume = mount,
-                    sub_path = part.path,
+                    sub_path = subpath.path,
                     path,
-                    "a subPath cannot be prepared: {}",
+                    "cannot prepare a subPath: {}",
                     chain(&source)
                 );
-                return Err(PrepareError::Part { container, mount, source });
+                return Err(PrepareError::SubPath { container, mount, source });
             }
         }
     }
-    let value = |key: &Key| match value(volume(&key.volume), key) {
-        Ok(Some(value)) => Value::Found(value),
-        Ok(None) => Value::Missing,
-        Err(error) => Value::Error(chain(&error)),
+    let value = |key: &FileKey| match read_value(volume(&key.volume), key) {
+        Ok(Some(value)) => FileKeyValue::Found(value),
+        Ok(None) => FileKeyValue::Missing,
+        Err(error) => FileKeyValue::Error(chain(&error)),
     };
-    Ok(Prepared { parts, values: wishes.keys.iter().map(value).collect() })
+    Ok(PreparedContainer { subpaths, values: request.keys.iter().map(value).collect() })
 }
 
-fn value(mounted: Option<&Mounted>, key: &Key) -> Result<Option<String>, ValueError> {
-    let mounted = mounted.ok_or(ValueError::Volume)?;
-    if !mounted.empty_dir {
-        return Err(ValueError::Kind);
+fn read_value(mounted: Option<&MountedVolume>, key: &FileKey) -> Result<Option<String>, ValueError> {
+    let mounted = mounted.ok_or(ValueError::VolumeNotMounted)?;
+    if !mounted.is_empty_dir {
+        return Err(ValueError::NotEmptyDir);
     }
     let root = subpath::open_root(Path::new(&mounted.host_path))?;
     let Some(file) = subpath::open_file(&root, &key.path)? else { return Ok(None) };
     let mut bytes = Vec::new();
-    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(ValueError::Read)?;
-    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MOST_BYTES {
-        return Err(ValueError::Size);
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(ValueError::Read)?;
+    if u64::try_from(bytes.len()).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
+        return Err(ValueError::TooLarge);
     }
-    let text = String::from_utf8(bytes).map_err(|_| ValueError::Text)?;
+    let text = String::from_utf8(bytes).map_err(|_| ValueError::NotUtf8)?;
     Ok(value_of(&text, &key.key)?)
 }
 
@@ -140,15 +140,20 @@ mod tests {
 
     use super::*;
 
-    fn asked(mounted: &Mounted, path: &str, key: &str) -> Value {
-        let key = Key { volume: mounted.name.clone(), path: path.into(), key: key.into() };
-        let wishes = Wishes { uid: "u".into(), container: "main".into(), parts: Vec::new(), keys: vec![key] };
-        let prepared = prepare(Path::new("/nowhere"), std::slice::from_ref(mounted), &wishes).unwrap();
+    fn value_of_key(mounted: &MountedVolume, path: &str, key: &str) -> FileKeyValue {
+        let key = FileKey { volume: mounted.name.clone(), path: path.into(), key: key.into() };
+        let request = ContainerRequest {
+            uid: "u".into(),
+            container: "main".into(),
+            subpaths: Vec::new(),
+            keys: vec![key],
+        };
+        let prepared = prepare(Path::new("/nowhere"), std::slice::from_ref(mounted), &request).unwrap();
         prepared.values.into_iter().next().unwrap()
     }
 
     #[test]
-    fn a_value_is_found_missing_or_an_error_without_a_path_of_the_node() {
+    fn a_file_key_value_is_found_missing_or_an_error_without_node_paths() {
         let dir = tempfile::tempdir().unwrap();
         let volume = dir.path().join("v");
         fs::create_dir(&volume).unwrap();
@@ -158,39 +163,42 @@ mod tests {
         fs::write(volume.join("large"), vec![b'#'; 1 + (1 << 20)]).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", volume.join("out")).unwrap();
         let host_path = volume.to_string_lossy().into_owned();
-        let mounted = Mounted { name: "v".into(), host_path, empty_dir: true, ..Mounted::default() };
-        assert_eq!(asked(&mounted, "env", "B"), Value::Found("two\nlines".into()));
-        assert_eq!(asked(&mounted, "env", "C"), Value::Missing);
-        assert_eq!(asked(&mounted, "none/env", "A"), Value::Missing);
+        let mounted =
+            MountedVolume { name: "v".into(), host_path, is_empty_dir: true, ..MountedVolume::default() };
+        assert_eq!(value_of_key(&mounted, "env", "B"), FileKeyValue::Found("two\nlines".into()));
+        assert_eq!(value_of_key(&mounted, "env", "C"), FileKeyValue::Missing);
+        assert_eq!(value_of_key(&mounted, "none/env", "A"), FileKeyValue::Missing);
         for (path, text) in [
-            ("bad", "line 1: it has no '='"),
-            ("bytes", "no UTF-8"),
+            ("bad", "line 1: no '=' found"),
+            ("bytes", "not valid UTF-8"),
             ("large", "larger than 1048576 bytes"),
             ("out", "out of the volume"),
             ("../v/env", "out of the volume"),
-            (".", "no regular file"),
+            (".", "not a regular file"),
         ] {
-            let Value::Error(why) = asked(&mounted, path, "A") else { panic!("{path}") };
+            let FileKeyValue::Error(why) = value_of_key(&mounted, path, "A") else { panic!("{path}") };
             assert!(why.contains(text), "{path}: {why}");
             assert!(!why.contains("hunter2") && !why.contains(&mounted.host_path), "{path}: {why}");
         }
-        let foreign = Mounted { empty_dir: false, ..mounted };
-        assert!(matches!(asked(&foreign, "env", "A"), Value::Error(why) if why.contains("emptyDir")));
+        let foreign = MountedVolume { is_empty_dir: false, ..mounted };
+        assert!(
+            matches!(value_of_key(&foreign, "env", "A"), FileKeyValue::Error(why) if why.contains("emptyDir"))
+        );
     }
 
     #[test]
     fn a_volume_that_is_not_mounted_is_named() {
-        let part = Part { index: 0, volume: "none".into(), path: "a".into(), read_only: false };
-        let wishes = Wishes {
+        let subpath = SubPath { index: 0, volume: "none".into(), path: "a".into(), read_only: false };
+        let request = ContainerRequest {
             uid: "u".into(),
             container: "main".into(),
-            parts: vec![part],
-            keys: vec![Key { volume: "none".into(), path: "env".into(), key: "A".into() }],
+            subpaths: vec![subpath],
+            keys: vec![FileKey { volume: "none".into(), path: "env".into(), key: "A".into() }],
         };
-        let error = prepare(Path::new("/nowhere"), &[], &wishes).unwrap_err().to_string();
+        let error = prepare(Path::new("/nowhere"), &[], &request).unwrap_err().to_string();
         assert_eq!(error, "cannot find volume \"none\" to mount into container \"main\"");
-        let keys = Wishes { parts: Vec::new(), ..wishes };
+        let keys = ContainerRequest { subpaths: Vec::new(), ..request };
         let prepared = prepare(Path::new("/nowhere"), &[], &keys).unwrap();
-        assert!(matches!(&prepared.values[0], Value::Error(why) if why.contains("no such volume")));
+        assert!(matches!(&prepared.values[0], FileKeyValue::Error(why) if why.contains("no such volume")));
     }
 }

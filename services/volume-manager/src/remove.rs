@@ -1,5 +1,5 @@
-//! Removal that never crosses a mount, never follows a link, and needs few descriptors however deep a pod has
-//! nested its folders.
+//! Removal that never crosses a mount, never follows a link, and needs few file descriptors, no matter how deeply a
+//! pod has nested its folders.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -9,31 +9,31 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 
-/// Folders that are open at the same time. What lies deeper is moved up first.
+/// The number of folders that are open at the same time. Deeper folders are moved up first.
 const MAX_OPEN: usize = 32;
-/// How often a folder that was not empty after all is read again.
+/// How often a folder that turns out not to be empty is read again.
 const REREADS: u32 = 8;
 
-/// Why something could not be removed.
+/// Why a folder could not be removed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RemoveError {
-    /// Something is mounted in what was to be removed.
-    #[error("{} is a mount point; it is not crossed, unmount it first", path.display())]
+    /// Something is mounted in the folder.
+    #[error("{} is a mount point and is not removed; unmount it first", path.display())]
     Mount { path: PathBuf },
     /// A system call has failed.
-    #[error("cannot {act} {}", path.display())]
-    Io { act: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot {operation} {}", path.display())]
+    Io { operation: &'static str, path: PathBuf, source: io::Error },
 }
 
-fn failed(act: &'static str, path: PathBuf, errno: Errno) -> RemoveError {
+fn failed(operation: &'static str, path: PathBuf, errno: Errno) -> RemoveError {
     match errno {
-        // unlink(2), rmdir(2) and openat2(2) with RESOLVE_NO_XDEV say so about mount points.
+        // The errors of unlink(2), rmdir(2) and openat2(2) with RESOLVE_NO_XDEV at a mount point.
         Errno::BUSY | Errno::XDEV => RemoveError::Mount { path },
-        errno => RemoveError::Io { act, path, source: errno.into() },
+        errno => RemoveError::Io { operation, path, source: errno.into() },
     }
 }
 
-/// Opens a folder by its path without following a link in its last component. `None` when it is not there.
+/// Opens a folder by its path without following a link in its last component. `None` if it is missing.
 pub(crate) fn open_folder(path: &Path) -> Result<Option<OwnedFd>, RemoveError> {
     match rustix::fs::openat(CWD, path, FOLDER, Mode::empty()) {
         Ok(fd) => Ok(Some(fd)),
@@ -48,11 +48,11 @@ const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK);
 
-/// Opens the folder `name` of `parent` unless it is a link or on another mount.
+/// Opens the folder `name` in `parent`, unless it is a link or on another mount.
 pub(crate) fn open_child(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     match rustix::fs::openat2(parent, name, FOLDER, Mode::empty(), resolve) {
-        // A kernel before 5.6, or a filter that does not know the call.
+        // A kernel before 5.6, or a seccomp filter that does not know the call.
         Err(Errno::NOSYS | Errno::PERM) => {
             let child = rustix::fs::openat(parent, name, FOLDER, Mode::empty())?;
             if mount_of(parent)? == mount_of(child.as_fd())? { Ok(child) } else { Err(Errno::XDEV) }
@@ -61,7 +61,7 @@ pub(crate) fn open_child(parent: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd,
     }
 }
 
-/// What tells one mount from another: its id where the kernel says it, else the device.
+/// Identifies a mount: by its id if the kernel provides it, else by the device.
 fn mount_of(fd: BorrowedFd<'_>) -> Result<(u32, u32, u64), Errno> {
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE | StatxFlags::MNT_ID)?;
     let id = if stat.stx_mask & StatxFlags::MNT_ID.bits() != 0 { stat.stx_mnt_id } else { 0 };
@@ -92,12 +92,12 @@ impl Level {
     }
 }
 
-/// Removes the folder `name` of the folder at `parent` with all that is in it. Missing is fine.
+/// Removes the folder `name` in `parent` with its content. A missing folder is not an error.
 pub(crate) fn remove_tree(parent: &Path, name: &str) -> Result<(), RemoveError> {
     let path = parent.join(name);
     let Some(above) = open_folder(parent)? else { return Ok(()) };
     let c_name = CString::new(name).map_err(|e| RemoveError::Io {
-        act: "name",
+        operation: "name",
         path: path.clone(),
         source: e.into(),
     })?;
@@ -110,7 +110,7 @@ pub(crate) fn remove_tree(parent: &Path, name: &str) -> Result<(), RemoveError> 
     remove_entry(above.as_fd(), &c_name, AtFlags::REMOVEDIR).map_err(|errno| failed("remove", path, errno))
 }
 
-/// Removes one entry; missing is fine.
+/// Removes one entry. A missing entry is not an error.
 fn remove_entry(folder: BorrowedFd<'_>, name: &CStr, flags: AtFlags) -> Result<(), Errno> {
     match rustix::fs::unlinkat(folder, name, flags) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -147,7 +147,7 @@ fn path_of(top: &Path, levels: &[Level], name: &CStr) -> PathBuf {
     path
 }
 
-/// Removes an entry that is no folder; goes into one that is, or moves it up when it lies too deep.
+/// Removes an entry that is not a folder. Enters a folder, or moves it up if it is too deep.
 fn enter_or_remove(
     levels: &mut Vec<Level>,
     name: &CStr,
@@ -166,7 +166,7 @@ fn enter_or_remove(
     let child = match open_child(here, name) {
         Ok(child) => child,
         Err(Errno::NOENT) => return Ok(()),
-        // A file or a link, on a filesystem that does not tell kinds.
+        // A file or a link, on a filesystem that does not report the type of entries.
         Err(Errno::NOTDIR | Errno::LOOP) => return remove_entry(here, name, AtFlags::empty()),
         Err(errno) => return Err(errno),
     };
@@ -185,11 +185,11 @@ fn enter_or_remove(
     }
 }
 
-/// Removes the folder that has been read to its end, or reads it again when it is not empty.
+/// Removes the folder that was read to its end, or reads it again if it is not empty.
 fn leave(levels: &mut Vec<Level>, moved: bool) -> Result<(), Errno> {
     let Some(mut done) = levels.pop() else { return Ok(()) };
     let Some(above) = levels.last() else {
-        // The top itself: what was moved up may have come after its reading began.
+        // The top folder: other folders may have been moved into it after reading started.
         done.entries.rewind();
         let left = moved && done.next().is_some();
         if left {
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_with_files_links_and_pipes_is_removed_and_what_a_link_names_is_not() {
+    fn removal_deletes_files_links_and_pipes_but_not_link_targets() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("keep"), "x").unwrap();
         let tree = dir.path().join("tree");
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_place_of_the_tree_is_refused() {
+    fn removal_refuses_a_link_in_place_of_the_folder() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("other")).unwrap();
         fs::write(dir.path().join("other/keep"), "x").unwrap();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_far_deeper_than_the_open_folders_is_removed() {
+    fn removal_handles_trees_deeper_than_the_open_folder_limit() {
         let dir = tempfile::tempdir().unwrap();
         let mut fd = rustix::fs::openat(CWD, dir.path(), FOLDER, Mode::empty()).unwrap();
         for _ in 0..600 {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_with_more_entries_than_one_read_returns_is_removed() {
+    fn removal_handles_folders_with_thousands_of_entries() {
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().join("tree");
         fs::create_dir(&tree).unwrap();

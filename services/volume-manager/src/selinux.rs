@@ -1,17 +1,17 @@
-//! The labels of folders where SELinux is on (volumes.md §2).
+//! SELinux labels of the plugin folders (volumes.md §2).
 
 use std::io;
 use std::path::Path;
 
 use rustix::fs::XattrFlags;
 
-/// The folders of the root folder in which plugins meet the agent.
+/// The folders below the root folder through which plugins and the agent communicate.
 const FOLDERS: [&str; 2] = ["plugins", "plugins_registry"];
-/// Their label: a container may use what lies there.
+/// The label of these folders; it allows containers to use their content.
 const FOLDER_LABEL: &str = "system_u:object_r:container_file_t:s0";
 
-/// Labels the folders of plugins below `root` by `set` where SELinux is on. A label that cannot be set is logged:
-/// only plugins that run in containers miss it.
+/// Labels the plugin folders below `root` with `set` if SELinux is enabled. An error is only logged, because only
+/// plugins that run in containers need the label.
 pub(crate) fn label_folders(root: &Path, is_enabled: bool, set: impl Fn(&Path) -> io::Result<()>) {
     if !is_enabled {
         return;
@@ -20,13 +20,13 @@ pub(crate) fn label_folders(root: &Path, is_enabled: bool, set: impl Fn(&Path) -
         if let Err(error) = set(&folder) {
             tracing::warn!(
                 path = %folder.display(), %error,
-                "cannot set the SELinux label {FOLDER_LABEL}: plugins in containers may not reach the folder"
+                "cannot set the SELinux label {FOLDER_LABEL}; plugins in containers may not be able to access the folder"
             );
         }
     }
 }
 
-/// Gives a folder its label.
+/// Sets the label of a folder.
 pub(crate) fn set_label(folder: &Path) -> io::Result<()> {
     let flags = XattrFlags::empty();
     Ok(rustix::fs::lsetxattr(folder, c"security.selinux", FOLDER_LABEL.as_bytes(), flags)?)
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_folders_of_plugins_are_labelled_where_selinux_is_on_and_one_that_fails_is_only_told() {
+    fn plugin_folders_get_selinux_labels_and_a_failure_is_only_logged() {
         for is_enabled in [true, false] {
             let labelled = RefCell::new(Vec::new());
             label_folders(Path::new("/r"), is_enabled, |folder| {

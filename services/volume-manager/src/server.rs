@@ -1,4 +1,4 @@
-//! The gRPC API and the building of the service.
+//! The gRPC API, and the construction of the service.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,36 +23,36 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
 use crate::manager::{Env, Manager};
-use crate::metrics::{Operations, Orphans};
+use crate::metrics::{OperationMetrics, OrphanMetrics};
 use crate::mounts::MountError;
-use crate::objects::Objects;
-use crate::prepare::{PrepareError, Prepared, Wishes, prepare};
+use crate::objects::ObjectCache;
+use crate::prepare::{ContainerRequest, PrepareError, PreparedContainer, prepare};
 use crate::selinux;
 use crate::stats::Stats;
 use crate::store::Store;
-use crate::tokens::Maker;
-use crate::totals::Totals;
-use crate::view::{Phase, Report, View};
-use crate::wire::{self, plain};
+use crate::tokens::TokenClient;
+use crate::totals::VolumeTotals;
+use crate::view::{Phase, PodView, PodVolumeStatus};
+use crate::wire::{self, path_component};
 
-/// Takes stock of the disk and builds the service.
+/// Lists the pod folders on disk and builds the service.
 ///
 /// # Errors
 /// The root folder is not usable.
 pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let config = Arc::clone(&ctx.config);
-    let (store, found) = tokio::task::spawn_blocking(move || take_stock(&config)).await??;
+    let (store, found) = tokio::task::spawn_blocking(move || open_store(&config)).await??;
     let store = Arc::new(store);
-    let sharing = Arc::clone(&store);
-    let shared = tokio::task::spawn_blocking(move || sharing.share()).await?;
-    tell_of_sharing(&ctx, shared);
+    let store_to_share = Arc::clone(&store);
+    let shared = tokio::task::spawn_blocking(move || store_to_share.share()).await?;
+    report_root_sharing(&ctx, shared);
 
     let (commands, receiver) = mpsc::channel(QUEUE);
     let hub = WatchHub::new();
-    let objects = Objects::default();
-    let following =
+    let objects = ObjectCache::default();
+    let watch =
         objects.clone().follow(ctx.peer(ServiceName::PodConfig), ctx.progress.clone(), ctx.shutdown.clone());
-    ctx.spawn("objects", following);
+    ctx.spawn("objects", watch);
     let env = Arc::new(Env {
         store,
         runtime: Runtime::new(
@@ -61,12 +61,12 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
             "volumes stay mounted",
         ),
         objects,
-        tokens: Maker::new(ctx.peer(ServiceName::PodConfig)),
+        tokens: TokenClient::new(ctx.peer(ServiceName::PodConfig)),
         hub: hub.clone(),
         events: ctx.events.clone(),
-        orphans: Orphans::register(&ctx.metrics),
-        operations: Operations::register(&ctx.metrics),
-        totals: Totals::register(&ctx.metrics),
+        orphans: OrphanMetrics::register(&ctx.metrics),
+        operations: OperationMetrics::register(&ctx.metrics),
+        totals: VolumeTotals::register(&ctx.metrics),
         commands: commands.clone(),
     });
     let stats = Stats::new(&ctx.metrics);
@@ -78,7 +78,7 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
             stats.clone().follow(hub.clone(), period, ctx.shutdown.clone(), handle),
         );
     }
-    tracing::info!(pods = found.len(), "took stock of the pod folders");
+    tracing::info!(pods = found.len(), "listed the pod folders");
     let manager = Manager::new(Arc::clone(&env), found);
     let front = Front::new(&ctx, commands);
     let handle = ctx.progress.register("pods");
@@ -87,8 +87,9 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     Ok(Routes::new(VolumeManagerServer::new(service)))
 }
 
-/// Says whether what containers mount below the root folder is seen by others. Without that this service works on.
-fn tell_of_sharing(ctx: &Context, shared: Result<(), MountError>) {
+/// Reports in a condition, and on error in an event, whether mounts below the root folder propagate. The service works
+/// without that, too.
+fn report_root_sharing(ctx: &Context, shared: Result<(), MountError>) {
     let shared = shared.map_err(|error| chain(&error));
     if let Err(why) = &shared {
         let node = ObjectRef::node(&ctx.config.node_name);
@@ -97,18 +98,18 @@ fn tell_of_sharing(ctx: &Context, shared: Result<(), MountError>) {
     ctx.progress.condition("root-mount", shared);
 }
 
-type Stock = (Store, Vec<(String, keelson_volume_manager_core::plan::Actual)>);
+type FoundPods = (Store, Vec<(String, keelson_volume_manager_core::plan::ActualState)>);
 
-fn take_stock(config: &Config) -> anyhow::Result<Stock> {
+fn open_store(config: &Config) -> anyhow::Result<FoundPods> {
     let root = &config.paths.root_dir;
     let store = Store::open(root, &config.paths.run_dir, allocatable_memory(config))
         .with_context(|| format!("the root folder {} (paths.rootDir) is not usable", root.display()))?;
     selinux::label_folders(root, keelson_service_kit::selinux_is_enabled(), selinux::set_label);
-    let found = store.scan().context("cannot take stock of the pod folders")?;
+    let found = store.scan().context("cannot list the pod folders")?;
     Ok((store, found))
 }
 
-/// Memory in bytes that pods may use: all less what the configuration reserves.
+/// Memory in bytes that pods may use: the node's memory minus what the configuration reserves.
 fn allocatable_memory(config: &Config) -> u64 {
     let info = rustix::system::sysinfo();
     let total = u64::from(info.mem_unit).saturating_mul(info.totalram);
@@ -117,81 +118,86 @@ fn allocatable_memory(config: &Config) -> u64 {
 }
 
 struct Service {
-    front: Front<PodDesire, View>,
-    hub: WatchHub<String, Report>,
+    front: Front<PodDesire, PodView>,
+    hub: WatchHub<String, PodVolumeStatus>,
     env: Arc<Env>,
     stats: Stats,
 }
 
 impl Service {
-    /// Makes ready what a container needs. The pod's volumes do not go meanwhile; what hangs is left to hang, and
-    /// holds up nothing but its own pod.
-    async fn prepare(&self, wishes: Wishes, until: Instant) -> Result<Prepared, Status> {
-        let uid = wishes.uid.clone();
+    /// Prepares what a container needs. The pod's volumes are not torn down meanwhile. A call that hangs is abandoned
+    /// and blocks only its own pod.
+    async fn prepare(
+        &self,
+        request: ContainerRequest,
+        deadline: Instant,
+    ) -> Result<PreparedContainer, Status> {
+        let uid = request.uid.clone();
         let not_mounted = || {
             let text = format!("the volumes of pod {uid} are not mounted");
             error(Code::Unavailable, "NOT_MOUNTED", text)
         };
         let mut view = self.front.look(&uid).await?;
-        if !becomes(&mut view, until, View::is_mounted).await {
+        if !becomes(&mut view, deadline, PodView::is_mounted).await {
             return Err(not_mounted());
         }
         let folder = Arc::clone(&view.borrow().folder);
-        let hangs = |what: &str| error(Code::DeadlineExceeded, "NOT_PREPARED", format!("pod {uid}: {what}"));
-        let Ok(mut folder) = timeout_at(until, folder.lock_owned()).await else {
-            return Err(hangs("what was prepared for a container before does not come to an end"));
+        let deadline_exceeded =
+            |what: &str| error(Code::DeadlineExceeded, "NOT_PREPARED", format!("pod {uid}: {what}"));
+        let Ok(mut folder) = timeout_at(deadline, folder.lock_owned()).await else {
+            return Err(deadline_exceeded("an earlier preparation for a container has not finished"));
         };
-        // Under the lock, since whoever takes the volumes away has said so before.
+        // Checked under the lock: before a worker locks it to tear volumes down, the view shows that they are not desired.
         let mounts = {
             let view = view.borrow();
             if !view.is_mounted() {
                 return Err(not_mounted());
             }
-            view.report.mounts.clone()
+            view.status.mounts.clone()
         };
-        folder.has_subpaths |= !wishes.parts.is_empty();
+        folder.has_subpaths |= !request.subpaths.is_empty();
         let pod_folder = self.env.store.pod_folder(&uid);
         let work = tokio::task::spawn_blocking(move || {
-            let prepared = prepare(&pod_folder, &mounts, &wishes);
+            let prepared = prepare(&pod_folder, &mounts, &request);
             drop(folder);
             prepared
         });
-        let done = timeout_at(until, work).await;
-        let done = done.map_err(|_| hangs("a volume does not answer"))?;
+        let done = timeout_at(deadline, work).await;
+        let done = done.map_err(|_| deadline_exceeded("a volume does not answer"))?;
         let done = done.map_err(|e| error(Code::Internal, "NOT_PREPARED", format!("pod {uid}: {e}")))?;
-        done.map_err(|e| refused(&e))
+        done.map_err(|e| prepare_error_status(&e))
     }
 }
 
-fn refused(problem: &PrepareError) -> Status {
-    let reason = match problem {
-        PrepareError::Volume { .. } => "VOLUME_NOT_MOUNTED",
-        PrepareError::Part { .. } => "SUBPATH_NOT_USABLE",
+fn prepare_error_status(cause: &PrepareError) -> Status {
+    let reason = match cause {
+        PrepareError::VolumeNotMounted { .. } => "VOLUME_NOT_MOUNTED",
+        PrepareError::SubPath { .. } => "SUBPATH_NOT_USABLE",
     };
-    error(Code::FailedPrecondition, reason, chain(problem))
+    error(Code::FailedPrecondition, reason, chain(cause))
 }
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-fn bad(problem: &wire::WireError) -> Status {
-    error(Code::InvalidArgument, "BAD_FIELD", problem.to_string())
+fn invalid_argument(cause: &wire::WireError) -> Status {
+    error(Code::InvalidArgument, "BAD_FIELD", cause.to_string())
 }
 
 #[tonic::async_trait]
 impl VolumeManager for Service {
     type SyncStream = Acks;
-    type MountPodStream = Answers<pb::MountPodResponse>;
-    type WatchPodVolumesStream = Answers<pb::WatchPodVolumesResponse>;
-    type PodVolumeStatsStream = Answers<pb::PodVolumeStatsResponse>;
+    type MountPodStream = ResponseStream<pb::MountPodResponse>;
+    type WatchPodVolumesStream = ResponseStream<pb::WatchPodVolumesResponse>;
+    type PodVolumeStatsStream = ResponseStream<pb::PodVolumeStatsResponse>;
 
     async fn prepare_container(
         &self,
         request: Request<pb::PrepareContainerRequest>,
     ) -> Result<Response<pb::PrepareContainerResponse>, Status> {
-        let until = answer_by(request.metadata());
-        let wishes = wire::wishes(request.into_inner()).map_err(|e| bad(&e))?;
-        let prepared = self.prepare(wishes, until).await?;
-        Ok(Response::new(wire::prepared(prepared)))
+        let deadline = answer_by(request.metadata());
+        let request = wire::container_request(request.into_inner()).map_err(|e| invalid_argument(&e))?;
+        let prepared = self.prepare(request, deadline).await?;
+        Ok(Response::new(wire::prepared_container(prepared)))
     }
 
     async fn pod_volume_stats(
@@ -199,7 +205,7 @@ impl VolumeManager for Service {
         request: Request<pb::PodVolumeStatsRequest>,
     ) -> Result<Response<Self::PodVolumeStatsStream>, Status> {
         let uid = request.into_inner().uid;
-        let pods = self.stats.known((!uid.is_empty()).then_some(uid.as_str()));
+        let pods = self.stats.measured((!uid.is_empty()).then_some(uid.as_str()));
         let stream = tokio_stream::iter(pods.into_iter().map(|pod| Ok(wire::pod_stats(pod))));
         Ok(Response::new(Box::pin(stream)))
     }
@@ -208,21 +214,21 @@ impl VolumeManager for Service {
         &self,
         request: Request<Streaming<pb::SyncRequest>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
-        Ok(Response::new(self.front.sync(request.into_inner(), wire::item).await?))
+        Ok(Response::new(self.front.sync(request.into_inner(), wire::sync_item).await?))
     }
 
     async fn mount_pod(
         &self,
         request: Request<pb::MountPodRequest>,
     ) -> Result<Response<Self::MountPodStream>, Status> {
-        let until = answer_by(request.metadata());
+        let deadline = answer_by(request.metadata());
         let request = request.into_inner();
-        let uid = plain("uid", &request.uid).map_err(|e| bad(&e))?;
+        let uid = path_component("uid", &request.uid).map_err(|e| invalid_argument(&e))?;
         let view = self.front.look(&uid).await?;
         let pod_dir = self.env.store.pod_folder(&uid).to_string_lossy().into_owned();
-        let (answers, receiver) = mpsc::channel(4);
+        let (responses, receiver) = mpsc::channel(4);
         let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for volumes", uid);
-        let wait = MountWait { uid, revision: request.revision, pod_dir, view, answers, until };
+        let wait = MountWait { uid, revision: request.revision, pod_dir, view, responses, deadline };
         tokio::spawn(wait.run().instrument(span));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -231,16 +237,16 @@ impl VolumeManager for Service {
         &self,
         request: Request<pb::UnmountPodRequest>,
     ) -> Result<Response<pb::UnmountPodResponse>, Status> {
-        let until = answer_by(request.metadata());
-        let uid = plain("uid", &request.into_inner().uid).map_err(|e| bad(&e))?;
+        let deadline = answer_by(request.metadata());
+        let uid = path_component("uid", &request.into_inner().uid).map_err(|e| invalid_argument(&e))?;
         let mut view = self.front.look(&uid).await?;
-        let done = |v: &View| matches!(v.report.phase, Phase::Unknown | Phase::Unmounted);
-        if becomes(&mut view, until, done).await {
+        let done = |v: &PodView| matches!(v.status.phase, Phase::Unknown | Phase::Unmounted);
+        if becomes(&mut view, deadline, done).await {
             return Ok(Response::new(pb::UnmountPodResponse {}));
         }
         let view = view.borrow();
-        let why = match (&view.named, view.report.message.as_str()) {
-            (Some((_, Want::Run | Want::Stop)), _) => "its unmounting is not wanted yet",
+        let why = match (&view.named, view.status.message.as_str()) {
+            (Some((_, Want::Run | Want::Stop)), _) => "pod-sync has not requested the unmount yet",
             (_, "") => "its volumes are being torn down",
             (_, message) => message,
         };
@@ -254,7 +260,7 @@ impl VolumeManager for Service {
         use pb::watch_pod_volumes_response::Item;
         let stream = self.hub.subscribe().into_stream(|item| {
             let item = match item {
-                WatchItem::Set(uid, report) => Item::Pod(wire::pod_volumes(uid, report)),
+                WatchItem::Set(uid, status) => Item::Pod(wire::pod_volumes(uid, status)),
                 WatchItem::Gone(uid) => Item::GoneUid(uid),
                 WatchItem::Synced => Item::Synced(common::Synced {}),
             };
@@ -269,116 +275,118 @@ struct MountWait {
     uid: String,
     revision: u64,
     pod_dir: String,
-    view: watch::Receiver<View>,
-    /// The caller's deadline: it bounds a stream's first headers only, so the end is ours to keep.
-    until: Instant,
-    answers: mpsc::Sender<Result<pb::MountPodResponse, Status>>,
+    view: watch::Receiver<PodView>,
+    /// The caller's deadline. For a stream, tonic only applies it to the first headers, so this service enforces it.
+    deadline: Instant,
+    responses: mpsc::Sender<Result<pb::MountPodResponse, Status>>,
 }
 
-/// The owner of a wait that a person can end.
-const YOU: &str = "you";
+/// The `owner` of a wait that the user can end.
+const OWNER_USER: &str = "you";
 
-fn waits_for(what: &str) -> pb::MountProgress {
+fn waiting_for(what: &str) -> pb::MountProgress {
     pb::MountProgress { waiting_for: what.to_owned(), next_try_unix_nanos: 0, owner: String::new() }
 }
 
-/// What a look at the pod means for a `MountPod` call.
-enum Look {
-    Wait(pb::MountProgress),
-    Unnamed,
+/// The state of a `MountPod` call.
+enum MountState {
+    Waiting(pb::MountProgress),
+    NotNamed,
     Ready(pb::MountsReady),
-    Refused(Status),
+    Failed(Status),
 }
 
 impl MountWait {
     async fn run(mut self) {
-        let mut told = pb::MountProgress::default();
-        let mut unnamed_since = Instant::now();
+        let mut last = pb::MountProgress::default();
+        let mut not_named_since = Instant::now();
         loop {
-            let look = self.look();
-            if !matches!(look, Look::Unnamed) {
-                unnamed_since = Instant::now();
+            let state = self.state();
+            if !matches!(state, MountState::NotNamed) {
+                not_named_since = Instant::now();
             }
-            let progress = match look {
-                Look::Wait(progress) => progress,
-                Look::Unnamed => waits_for("pod-sync to name the pod"),
-                Look::Ready(ready) => return self.end(Ok(ready)).await,
-                Look::Refused(status) => return self.end(Err(status)).await,
+            let progress = match state {
+                MountState::Waiting(progress) => progress,
+                MountState::NotNamed => waiting_for("pod-sync to name the pod"),
+                MountState::Ready(ready) => return self.finish(Ok(ready)).await,
+                MountState::Failed(status) => return self.finish(Err(status)).await,
             };
-            if progress != told {
-                told.clone_from(&progress);
+            if progress != last {
+                last.clone_from(&progress);
                 let item = pb::mount_pod_response::Item::Progress(progress);
-                if self.answers.send(Ok(pb::MountPodResponse { item: Some(item) })).await.is_err() {
+                if self.responses.send(Ok(pb::MountPodResponse { item: Some(item) })).await.is_err() {
                     return;
                 }
             }
-            // Cancel-safe: `changed` marks nothing as seen unless it returns; the others hold nothing.
+            // Cancel-safe: `changed` marks nothing as seen unless it returns; the other futures have no state.
             tokio::select! {
                 changed = self.view.changed() => if changed.is_err() {
-                    return self.end(Err(not_named(&self.uid, self.revision))).await;
+                    return self.finish(Err(not_named(&self.uid, self.revision))).await;
                 },
-                () = self.answers.closed() => return,
-                () = tokio::time::sleep_until(self.until) => {
-                    return self.end(Err(self.too_late(&told))).await;
+                () = self.responses.closed() => return,
+                () = tokio::time::sleep_until(self.deadline) => {
+                    return self.finish(Err(self.deadline_status(&last))).await;
                 }
-                () = tokio::time::sleep_until(unnamed_since + NAMED_WITHIN), if self.is_unnamed() => {
-                    return self.end(Err(not_named(&self.uid, self.revision))).await;
+                () = tokio::time::sleep_until(not_named_since + NAMED_WITHIN), if self.is_not_named() => {
+                    return self.finish(Err(not_named(&self.uid, self.revision))).await;
                 }
             }
         }
     }
 
-    /// The caller's time is over. Only what a person can end is a fault of the pod.
-    fn too_late(&self, told: &pb::MountProgress) -> Status {
-        if told.owner == YOU {
-            return error(Code::FailedPrecondition, "OBJECT_NOT_USABLE", told.waiting_for.clone());
+    /// The status at the caller's deadline. `FAILED_PRECONDITION` only if the user has to fix an object.
+    fn deadline_status(&self, last: &pb::MountProgress) -> Status {
+        if last.owner == OWNER_USER {
+            return error(Code::FailedPrecondition, "OBJECT_NOT_USABLE", last.waiting_for.clone());
         }
-        let text = format!("pod {} still waits for {}", self.uid, told.waiting_for);
+        let text = format!("pod {} still waits for {}", self.uid, last.waiting_for);
         error(Code::DeadlineExceeded, "NOT_MOUNTED", text)
     }
 
-    fn is_unnamed(&self) -> bool {
+    fn is_not_named(&self) -> bool {
         self.view.borrow().wanted(self.revision).is_none()
     }
 
-    fn look(&mut self) -> Look {
+    fn state(&mut self) -> MountState {
         let view = self.view.borrow_and_update();
-        let Some(want) = view.wanted(self.revision) else { return Look::Unnamed };
+        let Some(want) = view.wanted(self.revision) else { return MountState::NotNamed };
         if want != Want::Run {
-            return Look::Refused(error(
+            return MountState::Failed(error(
                 Code::FailedPrecondition,
                 "NOT_WANTED",
-                format!("pod {} is not to run, nothing is mounted for it", self.uid),
+                format!("pod {} is not meant to run; its volumes are not mounted", self.uid),
             ));
         }
         if view.revision < self.revision {
-            return Look::Wait(waits_for("volumes to be set up"));
+            return MountState::Waiting(waiting_for("volumes to be set up"));
         }
-        let report = &view.report;
-        match report.phase {
-            Phase::Mounted => Look::Ready(pb::MountsReady {
-                volumes: wire::mounts(report.mounts.clone()),
+        let status = &view.status;
+        match status.phase {
+            Phase::Mounted => MountState::Ready(pb::MountsReady {
+                volumes: wire::mounts(status.mounts.clone()),
                 pod_dir: self.pod_dir.clone(),
             }),
-            Phase::Failed if view.permanent => {
-                Look::Refused(error(Code::FailedPrecondition, "VOLUME_NOT_USABLE", report.message.clone()))
-            }
-            Phase::Failed => Look::Wait(pb::MountProgress {
+            Phase::Failed if view.permanent => MountState::Failed(error(
+                Code::FailedPrecondition,
+                "VOLUME_NOT_USABLE",
+                status.message.clone(),
+            )),
+            Phase::Failed => MountState::Waiting(pb::MountProgress {
                 next_try_unix_nanos: view.next_try_unix_nanos,
-                owner: if view.yours { YOU.to_owned() } else { String::new() },
-                ..waits_for(&report.message)
+                owner: if view.user_can_fix { OWNER_USER.to_owned() } else { String::new() },
+                ..waiting_for(&status.message)
             }),
-            Phase::Pending if !report.message.is_empty() => Look::Wait(waits_for(&report.message)),
+            Phase::Pending if !status.message.is_empty() => MountState::Waiting(waiting_for(&status.message)),
             Phase::Unknown | Phase::Pending | Phase::Unmounting | Phase::Unmounted => {
-                Look::Wait(waits_for("volumes to be set up"))
+                MountState::Waiting(waiting_for("volumes to be set up"))
             }
         }
     }
 
-    async fn end(&self, end: Result<pb::MountsReady, Status>) {
-        let item =
-            end.map(|ready| pb::MountPodResponse { item: Some(pb::mount_pod_response::Item::Ready(ready)) });
-        let _ = self.answers.send(item).await;
+    async fn finish(&self, result: Result<pb::MountsReady, Status>) {
+        let item = result
+            .map(|ready| pb::MountPodResponse { item: Some(pb::mount_pod_response::Item::Ready(ready)) });
+        let _ = self.responses.send(item).await;
     }
 }
 
@@ -392,20 +400,20 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_root_folder_that_cannot_be_shared_is_told_of_the_node_and_one_that_is_not() {
+    async fn a_root_folder_that_cannot_be_shared_causes_a_node_event_and_a_condition() {
         let config = Config { node_name: "n1".into(), ..Config::default() };
         let ctx = Context::detached(ServiceName::VolumeManager, config);
         let events = async || {
             let request = Request::new(ListEventsRequest::default());
             ctx.events.list_events(request).await.unwrap().into_inner().events
         };
-        tell_of_sharing(&ctx, Ok(()));
+        report_root_sharing(&ctx, Ok(()));
         assert!(events().await.is_empty());
         let source = io::ErrorKind::PermissionDenied.into();
-        tell_of_sharing(&ctx, Err(MountError::Share { path: "/r".into(), source }));
-        let told = events().await;
-        let event = &told[0];
-        assert_eq!((event.kind.as_str(), event.name.as_str(), told.len()), ("Node", "n1", 1));
+        report_root_sharing(&ctx, Err(MountError::Share { path: "/r".into(), source }));
+        let recorded = events().await;
+        let event = &recorded[0];
+        assert_eq!((event.kind.as_str(), event.name.as_str(), recorded.len()), ("Node", "n1", 1));
         assert_eq!((event.r#type.as_str(), event.reason.as_str()), ("Warning", "KubeletSetupFailed"));
         assert!(event.message.contains("cannot make the mount /r shared"), "{}", event.message);
         let report = ctx.progress.report("");

@@ -1,5 +1,5 @@
-//! Measures volumes in the background, one pod at a time in rounds of its own, so that a question about them
-//! touches no volume (volumes.md §13).
+//! Measures volumes in the background, each pod with its own period, so that a stats request does not access any volume
+//! (volumes.md §13).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,43 +10,43 @@ use std::time::Duration;
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{CancellationToken, LoopHandle, Metrics, WatchHub, WatchItem, now_unix_nanos};
 use keelson_volume_manager_core::desire::PodRef;
-use keelson_volume_manager_core::figures::{Means, Measure, Rounds};
+use keelson_volume_manager_core::measurement::{MeasureSchedule, MeasureSpec, Method};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::measure::{MeasureError, Usage, by_file_system, by_walk};
-use crate::metrics::Measurements;
-use crate::view::{Phase, Report};
+use crate::metrics::MeasurementMetrics;
+use crate::view::{Phase, PodVolumeStatus};
 
-/// Pods that are measured at the same time.
-const AT_ONCE: usize = 2;
-/// A measurement that takes longer gives its place to another pod's.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// With so many that have lost patience and not ended nothing new is begun: each of them holds a thread.
-const MOST_SLOW: usize = 8;
+/// The number of pods that are measured at the same time.
+const MAX_CONCURRENT: usize = 2;
+/// A measurement that takes longer is slow and frees its slot for another pod.
+const SLOW_AFTER: Duration = Duration::from_secs(10);
+/// With this many slow measurements no new one starts, because each of them occupies a thread.
+const MAX_SLOW: usize = 8;
 
-/// What is known of one volume.
+/// The stats of one volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Figures {
-    pub(crate) measure: Measure,
-    /// When it was measured, unix nanoseconds, and what came of it.
+pub(crate) struct VolumeStats {
+    pub(crate) measure: MeasureSpec,
+    /// The time of the last successful measurement in unix nanoseconds, and its result.
     pub(crate) measured: Option<(i64, Usage)>,
-    /// Why there is nothing newer; empty when the last measurement succeeded.
+    /// Why there is no newer result; empty if the last measurement succeeded.
     pub(crate) message: String,
 }
 
-/// What is known of the volumes of one pod.
+/// The stats of one pod's volumes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct PodFigures {
+pub(crate) struct PodStats {
     pub(crate) pod: PodRef,
-    pub(crate) volumes: BTreeMap<String, Figures>,
+    pub(crate) volumes: BTreeMap<String, VolumeStats>,
 }
 
-/// The figures of every pod, as last measured. Cheap to clone.
+/// The latest stats of every pod. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Stats {
-    pods: Arc<Mutex<BTreeMap<String, PodFigures>>>,
-    took: Measurements,
+    pods: Arc<Mutex<BTreeMap<String, PodStats>>>,
+    durations: MeasurementMetrics,
 }
 
 /// A volume to measure.
@@ -54,40 +54,40 @@ pub(crate) struct Stats {
 struct Target {
     name: String,
     path: PathBuf,
-    measure: Measure,
+    measure: MeasureSpec,
 }
 
 /// A pod to measure.
 #[derive(Debug)]
 struct Pod {
     targets: Vec<Target>,
-    /// Set when the pod's volumes go.
+    /// Set when the pod's volumes are torn down.
     stop: Arc<AtomicBool>,
 }
 
 impl Stats {
-    /// Without any figures yet; how long measurements take is registered with `metrics`.
+    /// Creates an empty set of stats, and registers the duration of measurements with `metrics`.
     pub(crate) fn new(metrics: &Metrics) -> Self {
-        Self { pods: Arc::default(), took: Measurements::register(metrics) }
+        Self { pods: Arc::default(), durations: MeasurementMetrics::register(metrics) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PodFigures>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PodStats>> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The pods that have been measured, or the one with this UID, without volumes that have not been.
-    pub(crate) fn known(&self, uid: Option<&str>) -> Vec<PodFigures> {
+    /// The stats of all pods, or of the one with this UID, without volumes that have not been measured yet.
+    pub(crate) fn measured(&self, uid: Option<&str>) -> Vec<PodStats> {
         let all = self.lock();
         let wanted = all.iter().filter(|(known, _)| uid.is_none_or(|uid| uid == *known));
         let measured = wanted.map(|(_, pod)| {
             let mut pod = pod.clone();
-            pod.volumes.retain(|_, figures| figures.measured.is_some());
+            pod.volumes.retain(|_, stats| stats.measured.is_some());
             pod
         });
         measured.filter(|pod| !pod.volumes.is_empty()).collect()
     }
 
-    fn name(&self, pod: &PodRef, targets: &[Target]) {
+    fn add_pod(&self, pod: &PodRef, targets: &[Target]) {
         let mut all = self.lock();
         let entry = all.entry(pod.uid.clone()).or_default();
         entry.pod = pod.clone();
@@ -97,73 +97,73 @@ impl Stats {
         }
     }
 
-    fn forget(&self, uid: &str) {
+    fn remove_pod(&self, uid: &str) {
         self.lock().remove(uid);
     }
 
-    /// Takes a measurement, unless its volume has gone meanwhile.
-    fn take(&self, uid: &str, volume: &str, outcome: Result<Usage, MeasureError>) {
+    /// Stores a result, unless its volume was removed meanwhile.
+    fn store_result(&self, uid: &str, volume: &str, outcome: Result<Usage, MeasureError>) {
         let mut all = self.lock();
-        let Some(figures) = all.get_mut(uid).and_then(|pod| pod.volumes.get_mut(volume)) else { return };
+        let Some(stats) = all.get_mut(uid).and_then(|pod| pod.volumes.get_mut(volume)) else { return };
         match outcome {
             Ok(usage) => {
-                figures.measured = Some((now_unix_nanos(), usage));
-                figures.message.clear();
+                stats.measured = Some((now_unix_nanos(), usage));
+                stats.message.clear();
             }
-            Err(MeasureError::Stopped) => {}
+            Err(MeasureError::Cancelled) => {}
             Err(error) => {
-                figures.message = chain(&error);
+                stats.message = chain(&error);
                 drop(all);
-                tracing::debug!(uid, volume, error = chain(&error), "the volume cannot be measured");
+                tracing::debug!(uid, volume, error = chain(&error), "cannot measure the volume");
             }
         }
     }
 
-    /// Says of every volume of a pod that its measurement takes long.
-    fn slow(&self, uid: &str) {
-        let text = format!("its measurement takes longer than {} s", PATIENCE.as_secs());
-        tracing::warn!(uid, "the volumes of the pod are measured, and that takes longer than usual");
-        for figures in self.lock().get_mut(uid).into_iter().flat_map(|pod| pod.volumes.values_mut()) {
-            figures.message.clone_from(&text);
+    /// Notes in the stats of every volume of a pod that the measurement is slow.
+    fn note_slow(&self, uid: &str) {
+        let text = format!("measuring the pod's volumes takes longer than {} s", SLOW_AFTER.as_secs());
+        tracing::warn!(uid, "{text}");
+        for stats in self.lock().get_mut(uid).into_iter().flat_map(|pod| pod.volumes.values_mut()) {
+            stats.message.clone_from(&text);
         }
     }
 
-    /// Measures what `hub` tells of, once per `period` and pod, until `shutdown`.
+    /// Measures the mounted volumes that `hub` reports, once per `period` and pod, until `shutdown`.
     pub(crate) async fn follow(
         self,
-        hub: WatchHub<String, Report>,
+        hub: WatchHub<String, PodVolumeStatus>,
         period: Duration,
         shutdown: CancellationToken,
         handle: LoopHandle,
     ) {
         let mut changes = hub.subscribe();
-        let begun = Instant::now();
-        let mut rounds = Rounds::new(period, AT_ONCE, PATIENCE, MOST_SLOW);
+        let started = Instant::now();
+        let mut schedule = MeasureSchedule::new(period, MAX_CONCURRENT, SLOW_AFTER, MAX_SLOW);
         let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
         let mut running: JoinSet<String> = JoinSet::new();
         loop {
             handle.tick();
-            let now = begun.elapsed();
-            for uid in rounds.slow(now) {
-                self.slow(&uid);
+            let now = started.elapsed();
+            for uid in schedule.mark_slow(now) {
+                self.note_slow(&uid);
             }
-            for uid in rounds.begin(now) {
+            for uid in schedule.start_due(now) {
                 let Some(pod) = pods.get(&uid) else { continue };
                 let (stats, targets, stop) = (self.clone(), pod.targets.clone(), Arc::clone(&pod.stop));
                 running.spawn_blocking(move || stats.measure(uid, &targets, &stop));
             }
-            let beat = begun.elapsed() + LoopHandle::HEARTBEAT;
-            let wake = begun + rounds.next().unwrap_or(beat).min(beat);
-            // Cancel-safe: `next` and `join_next` take nothing unless they return; the others hold nothing.
+            let heartbeat = started.elapsed() + LoopHandle::HEARTBEAT;
+            let wake = started + schedule.next_wake().unwrap_or(heartbeat).min(heartbeat);
+            // Cancel-safe: `next` and `join_next` take nothing unless they return; the other futures have no state.
             tokio::select! {
                 () = shutdown.cancelled() => break,
                 item = changes.next() => match item {
-                    WatchItem::Set(uid, report) => self.heard(&mut pods, &mut rounds, uid, &report, begun.elapsed()),
-                    WatchItem::Gone(uid) => self.gone(&mut pods, &mut rounds, &uid),
+                    WatchItem::Set(uid, status) => self.update_pod(&mut pods, &mut schedule, uid, &status, started.elapsed()),
+                    WatchItem::Gone(uid) => self.stop_pod(&mut pods, &mut schedule, &uid),
                     WatchItem::Synced => {}
                 },
                 Some(done) = running.join_next() => if let Ok(uid) = done {
-                    rounds.done(&uid, begun.elapsed(), fastrand::f64());
+                    schedule.finished(&uid, started.elapsed(), fastrand::f64());
                 },
                 () = tokio::time::sleep_until(wake) => {}
             }
@@ -171,19 +171,19 @@ impl Stats {
         for pod in pods.values() {
             pod.stop.store(true, Ordering::Relaxed);
         }
-        // What hangs is left to hang.
+        // Hanging measurements are abandoned.
         running.detach_all();
     }
 
-    fn heard(
+    fn update_pod(
         &self,
         pods: &mut BTreeMap<String, Pod>,
-        rounds: &mut Rounds,
+        schedule: &mut MeasureSchedule,
         uid: String,
-        report: &Report,
+        status: &PodVolumeStatus,
         now: Duration,
     ) {
-        let measured = report.mounts.iter().filter(|mounted| mounted.measure.means != Means::None);
+        let measured = status.mounts.iter().filter(|mounted| mounted.measure.method != Method::None);
         let mut targets: Vec<Target> = measured
             .map(|mounted| Target {
                 name: mounted.name.clone(),
@@ -191,45 +191,45 @@ impl Stats {
                 measure: mounted.measure,
             })
             .collect();
-        // What answers at once comes first.
-        targets.sort_by_key(|target| target.measure.means == Means::Walk);
-        match report.phase {
+        // Fast measurements come first.
+        targets.sort_by_key(|target| target.measure.method == Method::Walk);
+        match status.phase {
             Phase::Mounted if !targets.is_empty() => {
-                self.name(&report.pod, &targets);
-                rounds.name(&uid, targets.iter().any(|target| target.measure.limited), now);
+                self.add_pod(&status.pod, &targets);
+                schedule.add(&uid, targets.iter().any(|target| target.measure.limited), now);
                 let pod =
                     pods.entry(uid).or_insert_with(|| Pod { targets: Vec::new(), stop: Arc::default() });
                 pod.targets = targets;
             }
-            Phase::Mounted | Phase::Unmounting | Phase::Unmounted => self.gone(pods, rounds, &uid),
-            // What was mounted before still is.
+            Phase::Mounted | Phase::Unmounting | Phase::Unmounted => self.stop_pod(pods, schedule, &uid),
+            // Volumes that were mounted before still are.
             Phase::Unknown | Phase::Pending | Phase::Failed => {}
         }
     }
 
-    fn gone(&self, pods: &mut BTreeMap<String, Pod>, rounds: &mut Rounds, uid: &str) {
+    fn stop_pod(&self, pods: &mut BTreeMap<String, Pod>, schedule: &mut MeasureSchedule, uid: &str) {
         if let Some(pod) = pods.remove(uid) {
             pod.stop.store(true, Ordering::Relaxed);
-            rounds.forget(uid);
+            schedule.remove(uid);
         }
-        self.forget(uid);
+        self.remove_pod(uid);
     }
 
-    /// Measures the volumes of a pod one after the other; each figure can be seen as soon as it is there.
+    /// Measures the volumes of a pod one after the other, and stores each result at once.
     fn measure(&self, uid: String, targets: &[Target], stop: &AtomicBool) -> String {
         for target in targets {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            let begun = Instant::now();
-            let outcome = match target.measure.means {
-                Means::None => continue,
-                Means::FileSystem => by_file_system(&target.path),
-                Means::Walk => by_walk(&target.path, stop),
+            let started = Instant::now();
+            let outcome = match target.measure.method {
+                Method::None => continue,
+                Method::FileSystem => by_file_system(&target.path),
+                Method::Walk => by_walk(&target.path, stop),
             };
             if !stop.load(Ordering::Relaxed) {
-                self.took.ended(target.measure.means, begun.elapsed());
-                self.take(&uid, &target.name, outcome);
+                self.durations.ended(target.measure.method, started.elapsed());
+                self.store_result(&uid, &target.name, outcome);
             }
         }
         uid

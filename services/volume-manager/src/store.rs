@@ -1,4 +1,4 @@
-//! The pod folders and volumes on disk (volumes.md §2, §10.1, §10.2, §3.17). Everything here blocks.
+//! The pod folders and volumes on disk (volumes.md §2, §10.1, §10.2, §3.17). All functions block.
 
 use std::fs;
 use std::io;
@@ -7,73 +7,78 @@ use std::path::{Path, PathBuf};
 
 use keelson_kube_model::kernel;
 use keelson_volume_manager_core::desire::{Medium, PodDesire, Source, Volume};
-use keelson_volume_manager_core::hostpath::{self, Act, Found, HostPathError, Verdict};
+use keelson_volume_manager_core::hostpath::{self, CheckResult, FileKind, HostPathError, TypeCheck};
 use keelson_volume_manager_core::hugepages::{self, HugePagesError};
-use keelson_volume_manager_core::names::{EMPTY_DIR, VolumeKey, is_one_component};
-use keelson_volume_manager_core::payload::{Files, Known, PayloadError, collect};
-use keelson_volume_manager_core::plan::Actual;
+use keelson_volume_manager_core::names::{EMPTY_DIR, VolumeKey, is_path_component};
+use keelson_volume_manager_core::payload::{Files, PayloadError, SourceCache, collect};
+use keelson_volume_manager_core::plan::ActualState;
 use keelson_volume_manager_core::tmpfs;
 
 use crate::atomic::{self, WriteError};
-use crate::fsgroup::{self, Access, Group};
+use crate::fsgroup::{self, Access, FsGroup};
 use crate::mounts::{
     MountError, is_mount_point, mount_huge_pages, mount_tmpfs, read_mounts, share_root, unmount_memory,
 };
 use crate::remove::{RemoveError, remove_tree};
 use crate::subpath::{self, SubPathError};
-use crate::walks::Walks;
+use crate::walks::FsGroupWalks;
 
-/// Folders of the agent and of a pod (volumes.md §2).
+/// The mode of the agent's and the pods' folders (volumes.md §2).
 const FOLDER_MODE: u32 = 0o750;
 
-/// Why something on disk could not be brought about.
+/// An error of a pod folder or volume.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    /// The root folder's path is not plain.
+    /// The root folder's path is not canonical.
     #[error("the root folder {} must be an absolute path without . or .. and without a slash at its end", path.display())]
     RootPath { path: PathBuf },
     /// A system call has failed.
-    #[error("cannot {act} {}", path.display())]
-    Io { act: &'static str, path: PathBuf, source: io::Error },
-    /// A mount could not be made or undone.
+    #[error("cannot {operation} {}", path.display())]
+    Io { operation: &'static str, path: PathBuf, source: io::Error },
+    /// A mount or unmount has failed.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// Something could not be removed.
+    /// A removal has failed.
     #[error(transparent)]
     Remove(#[from] RemoveError),
-    /// The files of a volume are not known or not possible.
+    /// The files of a volume cannot be determined.
     #[error(transparent)]
     Payload(#[from] PayloadError),
-    /// The files of a volume could not be written.
+    /// Writing the files of a volume has failed.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// The hostPath is not what the volume asks for.
+    /// The hostPath does not match its type or may not be used.
     #[error(transparent)]
     HostPath(#[from] HostPathError),
-    /// The medium is none of the API.
-    #[error("unknown storage medium {medium:?}; it is empty, Memory or HugePages")]
-    Medium { medium: String },
-    /// Huge pages that the pod does not request.
+    /// The API has no such medium.
+    #[error("unknown storage medium {medium:?}; use an empty string, Memory or HugePages")]
+    UnknownMedium { medium: String },
+    /// The pod does not request such huge pages.
     #[error(transparent)]
     HugePages(#[from] HugePagesError),
-    /// Parts of volumes could not be unmounted.
-    #[error("a part of a volume that was mounted for a container is still there")]
+    /// Unmounting the subPaths of containers has failed.
+    #[error("a subPath of a container is still mounted")]
     SubPath(#[from] SubPathError),
-    /// The kind of volume is not mounted by this version.
+    /// This version does not support the volume kind.
     #[error("volumes of the kind {kind} are not supported by this version")]
     Unsupported { kind: String },
-    /// A volume of a plugin that this version does not know is in the way.
+    /// A volume to be removed belongs to a plugin that this version does not support.
     #[error("the volume {} belongs to the plugin {plugin}, which this version cannot tear down; unmount it and remove its folder", path.display())]
     ForeignPlugin { path: PathBuf, plugin: String },
 }
 
 impl StoreError {
-    /// Whether the volume cannot be set up as its spec has it; a retry helps only when the node changes.
+    /// Whether the spec causes the error; then a retry only helps if the node changes.
     pub(crate) fn is_permanent(&self) -> bool {
         match self {
-            Self::HostPath(_) | Self::Medium { .. } | Self::HugePages(_) | Self::Unsupported { .. } => true,
-            Self::Payload(PayloadError::Wrong(faults)) => faults.iter().any(|fault| fault.is_of_the_spec()),
-            Self::Payload(PayloadError::Waits(_))
+            Self::HostPath(_)
+            | Self::UnknownMedium { .. }
+            | Self::HugePages(_)
+            | Self::Unsupported { .. } => true,
+            Self::Payload(PayloadError::Invalid(errors)) => {
+                errors.iter().any(|error| error.is_caused_by_spec())
+            }
+            Self::Payload(PayloadError::Pending(_))
             | Self::Write(_)
             | Self::RootPath { .. }
             | Self::Io { .. }
@@ -84,36 +89,36 @@ impl StoreError {
         }
     }
 
-    /// Whether only a person can end the failure, by what stands beside the pod.
-    pub(crate) fn is_of_the_objects(&self) -> bool {
-        matches!(self, Self::Payload(PayloadError::Wrong(_))) && !self.is_permanent()
+    /// Whether the user has to fix an object that the pod refers to.
+    pub(crate) fn is_fixable_by_user(&self) -> bool {
+        matches!(self, Self::Payload(PayloadError::Invalid(_))) && !self.is_permanent()
     }
 }
 
-/// A volume that is ready: where it is, and what it holds below the pod's folder.
+/// A volume that is set up.
 #[derive(Debug)]
-pub(crate) struct SetUp {
+pub(crate) struct ReadyVolume {
     pub(crate) host_path: PathBuf,
     /// Containers may only read it.
     pub(crate) read_only: bool,
 }
 
-/// What the set-up of a volume depends on beside its own spec.
+/// How to set up the emptyDir that a volume is built on.
 #[derive(Debug, Clone, Copy)]
-struct Wrapped<'a> {
+struct EmptyDirSpec<'a> {
     key: &'a VolumeKey,
     backing: Backing,
     size_limit: Option<u64>,
     access: Access,
-    group: Option<Group<'a>>,
+    group: Option<FsGroup<'a>>,
 }
 
-/// What the content of a volume lies in.
+/// Where the content of a volume is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Backing {
     Folder,
     Tmpfs,
-    /// Of this size in bytes.
+    /// With pages of this size in bytes.
     HugePages(u64),
 }
 
@@ -123,40 +128,40 @@ pub(crate) struct Store {
     root: PathBuf,
     /// The folder of the agent's sockets.
     run_dir: PathBuf,
-    /// Memory in bytes that pods may use; bounds memory-backed volumes.
+    /// Memory in bytes that pods may use; limits memory-backed volumes.
     allocatable: u64,
     noswap: bool,
 }
 
 impl Store {
-    /// Opens the root folder, making it and its fixed sub-folders when missing.
+    /// Opens the root folder, and creates it and its fixed sub-folders if they are missing.
     pub(crate) fn open(root: &Path, run_dir: &Path, allocatable: u64) -> Result<Self, StoreError> {
         if !keelson_volume_manager_core::mountinfo::is_canonical(root) {
             return Err(StoreError::RootPath { path: root.to_owned() });
         }
         if let Some(parent) = root.parent() {
-            fs::create_dir_all(parent).map_err(|source| io_error("make", parent, source))?;
+            fs::create_dir_all(parent).map_err(|source| io_error("create", parent, source))?;
         }
         for name in ["", "pods", "plugins", "plugins_registry"] {
             let path = if name.is_empty() { root.to_owned() } else { root.join(name) };
-            make_folder(&path, FOLDER_MODE)?;
+            create_folder(&path, FOLDER_MODE)?;
         }
         keelson_service_kit::spread_below(&root.join("pods"));
         let noswap = kernel::has_noswap(&rustix::system::uname().release().to_string_lossy());
-        // Where it is a link itself, volumes lead to what it leads to.
+        // Resolved, because hostPaths are resolved before they are compared with it.
         let run_dir = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.to_owned());
         Ok(Self { root: root.to_owned(), run_dir, allocatable, noswap })
     }
 
-    fn check_way(&self, path: &str) -> Result<(), StoreError> {
+    fn reject_link_into_run_dir(&self, path: &str) -> Result<(), StoreError> {
         match fs::canonicalize(path) {
-            Ok(resolves) => Ok(hostpath::no_way_into(&self.run_dir, path, &resolves)?),
-            // The runtime makes a folder there, or says that it cannot: it comes no further than this.
+            Ok(resolves) => Ok(hostpath::reject_link_into(&self.run_dir, path, &resolves)?),
+            // The path does not exist or cannot be resolved. The runtime creates a folder there or reports an error.
             Err(_) => Ok(()),
         }
     }
 
-    /// Makes mounts below the root folder visible to containers and back.
+    /// Makes mounts below the root folder propagate to containers and back.
     pub(crate) fn share(&self) -> Result<(), MountError> {
         share_root(&self.root)
     }
@@ -174,17 +179,17 @@ impl Store {
         self.pod_folder(uid).join("plugins").join(EMPTY_DIR).join(marker)
     }
 
-    /// Every pod that has a folder, with what lies below its `volumes`. Volumes are listed, never looked at: one
-    /// may hang.
-    pub(crate) fn scan(&self) -> Result<Vec<(String, Actual)>, StoreError> {
+    /// Lists every pod that has a folder, with the volumes below `volumes`. Does not access the volumes themselves,
+    /// because one may hang.
+    pub(crate) fn scan(&self) -> Result<Vec<(String, ActualState)>, StoreError> {
         let mut found = Vec::new();
         for uid in folders_in(&self.root.join("pods"))? {
             let volumes = self.pod_folder(&uid).join("volumes");
             let subpaths = subpath::has_any(&self.pod_folder(&uid));
-            let mut actual = Actual { folder: true, subpaths, ..Actual::default() };
+            let mut actual = ActualState { folder: true, subpaths, ..ActualState::default() };
             for plugin in folders_in(&volumes)? {
                 for name in folders_in(&volumes.join(&plugin))? {
-                    actual.held.insert(VolumeKey { plugin: plugin.clone(), name });
+                    actual.on_disk.insert(VolumeKey { plugin: plugin.clone(), name });
                 }
             }
             found.push((uid, actual));
@@ -192,61 +197,61 @@ impl Store {
         Ok(found)
     }
 
-    /// Makes the pod's folder and its sub-folders.
-    pub(crate) fn make_pod_folders(&self, uid: &str) -> Result<(), StoreError> {
+    /// Creates the pod's folder and its sub-folders.
+    pub(crate) fn create_pod_folders(&self, uid: &str) -> Result<(), StoreError> {
         let folder = self.pod_folder(uid);
-        make_folder(&folder, FOLDER_MODE)?;
+        create_folder(&folder, FOLDER_MODE)?;
         for name in ["volumes", "plugins", "containers"] {
-            make_folder(&folder.join(name), FOLDER_MODE)?;
+            create_folder(&folder.join(name), FOLDER_MODE)?;
         }
         Ok(())
     }
 
-    /// Sets up a volume, or finds it set up. `known` says what is known of its objects and tokens; `walks` sees its files go to the
-    /// pod's group.
+    /// Sets up a volume, unless it is set up already. `sources` looks up its objects and tokens; `walks` tracks the fsGroup
+    /// walk.
     pub(crate) fn set_up(
         &self,
         desire: &PodDesire,
         volume: &Volume,
-        known: &impl Known,
-        walks: &Walks,
-    ) -> Result<SetUp, StoreError> {
-        let group = desire.fs_group.map(|gid| Group { gid, walks });
+        sources: &impl SourceCache,
+        walks: &FsGroupWalks,
+    ) -> Result<ReadyVolume, StoreError> {
+        let group = desire.fs_group.map(|gid| FsGroup { gid, walks });
         match &volume.source {
             Source::EmptyDir { medium, size_limit } => {
                 let backing = backing(medium, desire)?;
                 let key = VolumeKey::empty_dir(&volume.name);
                 let access = Access::ReadWrite;
-                let wrapped = Wrapped { key: &key, backing, size_limit: *size_limit, access, group };
-                let (host_path, _) = self.set_up_empty_dir(desire, wrapped)?;
-                Ok(SetUp { host_path, read_only: false })
+                let spec = EmptyDirSpec { key: &key, backing, size_limit: *size_limit, access, group };
+                let (host_path, _) = self.set_up_empty_dir(desire, spec)?;
+                Ok(ReadyVolume { host_path, read_only: false })
             }
             Source::HostPath { path, kind } => {
                 check_host_path(path, kind)?;
-                self.check_way(path)?;
-                Ok(SetUp { host_path: PathBuf::from(path), read_only: false })
+                self.reject_link_into_run_dir(path)?;
+                Ok(ReadyVolume { host_path: PathBuf::from(path), read_only: false })
             }
-            Source::Files(files) => self.set_up_files(desire, &volume.name, files, group, known),
+            Source::Files(files) => self.set_up_files(desire, &volume.name, files, group, sources),
             Source::Unsupported(kind) => Err(StoreError::Unsupported { kind: kind.clone() }),
         }
     }
 
-    /// Sets up a volume of files (volumes.md §9.1), or brings its files up to date. A failure leaves a volume
-    /// that was there as it was, and nothing of one that was not.
+    /// Sets up a volume of files (volumes.md §9.1), or updates its files. On error an existing volume stays as it was,
+    /// and a new one is removed.
     fn set_up_files(
         &self,
         desire: &PodDesire,
         name: &str,
         files: &Files,
-        group: Option<Group<'_>>,
-        known: &impl Known,
-    ) -> Result<SetUp, StoreError> {
-        let payload = collect(files, &desire.pod.namespace, known)?;
+        group: Option<FsGroup<'_>>,
+        sources: &impl SourceCache,
+    ) -> Result<ReadyVolume, StoreError> {
+        let payload = collect(files, &desire.pod.namespace, sources)?;
         let key = VolumeKey { plugin: files.kind.plugin().to_owned(), name: name.to_owned() };
         let backing = if files.kind.in_memory() { Backing::Tmpfs } else { Backing::Folder };
         let access = Access::ReadOnly;
-        let wrapped = Wrapped { key: &key, backing, size_limit: None, access, group };
-        let (host_path, is_new) = self.set_up_empty_dir(desire, wrapped)?;
+        let spec = EmptyDirSpec { key: &key, backing, size_limit: None, access, group };
+        let (host_path, is_new) = self.set_up_empty_dir(desire, spec)?;
         let now = keelson_service_kit::now_unix_nanos();
         match atomic::write(&host_path, &payload, group, now) {
             Ok(written) => {
@@ -257,53 +262,53 @@ impl Store {
                         pod = pod.name,
                         namespace = pod.namespace,
                         volume = name,
-                        "the files of the volume have been replaced"
+                        "updated the files of the volume"
                     );
                 }
-                Ok(SetUp { host_path, read_only: true })
+                Ok(ReadyVolume { host_path, read_only: true })
             }
             Err(error) => {
                 if is_new && let Err(error) = self.tear_down(&desire.pod.uid, &key) {
-                    tracing::warn!(uid = desire.pod.uid, volume = name, %error, "what was begun is still there");
+                    tracing::warn!(uid = desire.pod.uid, volume = name, %error, "cannot remove the incomplete volume");
                 }
                 Err(error.into())
             }
         }
     }
 
-    /// Where the folder is, and whether it was not there before.
+    /// Returns the volume's folder, and whether it is new.
     fn set_up_empty_dir(
         &self,
         desire: &PodDesire,
-        wrapped: Wrapped<'_>,
+        spec: EmptyDirSpec<'_>,
     ) -> Result<(PathBuf, bool), StoreError> {
-        let Wrapped { key, backing, size_limit, access, group } = wrapped;
+        let EmptyDirSpec { key, backing, size_limit, access, group } = spec;
         let uid = &desire.pod.uid;
         let path = self.volume_path(uid, key);
         let marker = self.marker_folder(uid, key.marker().as_deref().unwrap_or(&key.name));
         if marker.join("ready").exists() {
-            let there = match backing {
+            let is_set_up = match backing {
                 Backing::Folder => is_folder(&path),
                 Backing::Tmpfs => is_mount_point(&path)?,
                 Backing::HugePages(size) => {
                     let is_mounted = is_mount_point(&path)?;
                     if is_mounted {
-                        // Of the right size?
+                        // Fails if the pages have another size.
                         mount_huge_pages(&path, size)?;
                     }
                     is_mounted
                 }
             };
-            if there {
+            if is_set_up {
                 return Ok((path, false));
             }
             remove_marker(&marker)?;
         }
         if let Some(plugin) = path.parent() {
-            make_folder(plugin, 0o755)?;
+            create_folder(plugin, 0o755)?;
         }
         let is_new = !is_folder(&path);
-        make_folder(&path, 0o777)?;
+        create_folder(&path, 0o777)?;
         match backing {
             Backing::Folder => set_mode(&path, 0o777)?,
             Backing::Tmpfs if is_mount_point(&path)? => {}
@@ -316,18 +321,18 @@ impl Store {
         if let Some(group) = group
             && let Err(error) = fsgroup::apply(&path, group, access)
         {
-            tracing::warn!(uid, volume = key.name, %error, "cannot give the volume to the pod's group");
+            tracing::warn!(uid, volume = key.name, %error, "cannot apply the pod's fsGroup to the volume");
         }
-        make_marker(&marker)?;
+        create_marker(&marker)?;
         Ok((path, is_new))
     }
 
-    /// Unmounts the parts of volumes that containers of the pod mount.
+    /// Unmounts the subPaths of the pod's containers.
     pub(crate) fn remove_subpaths(&self, uid: &str) -> Result<(), StoreError> {
         Ok(subpath::remove(&self.pod_folder(uid), None)?)
     }
 
-    /// Unmounts and removes a volume with its content. Missing is fine.
+    /// Unmounts and removes a volume with its content. A missing volume is not an error.
     pub(crate) fn tear_down(&self, uid: &str, key: &VolumeKey) -> Result<(), StoreError> {
         subpath::remove(&self.pod_folder(uid), Some(&key.name))?;
         let path = self.volume_path(uid, key);
@@ -339,7 +344,7 @@ impl Store {
         Ok(())
     }
 
-    /// Removes what is left of a pod's folder once no volume is in it (volumes.md §3.17).
+    /// Removes the rest of a pod's folder after its volumes are removed (volumes.md §3.17).
     pub(crate) fn remove_pod_folder(&self, uid: &str) -> Result<(), StoreError> {
         let folder = self.pod_folder(uid);
         let volumes = folder.join("volumes");
@@ -360,10 +365,10 @@ impl Store {
             let name = entry.file_name();
             let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
             match name.to_str() {
-                // It came back: somebody mounts while we remove.
+                // Created again during the removal; the removal of the pod's folder below fails and is retried.
                 Some("volumes") => {}
                 Some(name) if is_folder => remove_tree(&folder, name)?,
-                _ => gone(fs::remove_file(entry.path()))
+                _ => ignore_not_found(fs::remove_file(entry.path()))
                     .map_err(|source| io_error("remove", &entry.path(), source))?,
             }
         }
@@ -371,22 +376,22 @@ impl Store {
     }
 }
 
-/// What an emptyDir of a pod lies in.
+/// Where the content of an emptyDir of a pod is stored.
 fn backing(medium: &Medium, desire: &PodDesire) -> Result<Backing, StoreError> {
     match medium {
         Medium::Disk => Ok(Backing::Folder),
         Medium::Memory => Ok(Backing::Tmpfs),
         Medium::HugePages(size) => Ok(Backing::HugePages(hugepages::page_size(size, &desire.huge_pages)?)),
-        Medium::Unknown(medium) => Err(StoreError::Medium { medium: medium.clone() }),
+        Medium::Unknown(medium) => Err(StoreError::UnknownMedium { medium: medium.clone() }),
     }
 }
 
-fn io_error(act: &'static str, path: &Path, source: io::Error) -> StoreError {
-    StoreError::Io { act, path: path.to_owned(), source }
+fn io_error(operation: &'static str, path: &Path, source: io::Error) -> StoreError {
+    StoreError::Io { operation, path: path.to_owned(), source }
 }
 
-/// Missing is as good as removed.
-fn gone(result: io::Result<()>) -> io::Result<()> {
+/// Treats a missing file as removed.
+fn ignore_not_found(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
@@ -394,7 +399,7 @@ fn gone(result: io::Result<()>) -> io::Result<()> {
 }
 
 fn remove_empty(path: &Path) -> Result<(), StoreError> {
-    gone(fs::remove_dir(path)).map_err(|source| io_error("remove", path, source))
+    ignore_not_found(fs::remove_dir(path)).map_err(|source| io_error("remove", path, source))
 }
 
 fn is_folder(path: &Path) -> bool {
@@ -406,42 +411,42 @@ fn set_mode(path: &Path, mode: u32) -> Result<(), StoreError> {
         .map_err(|source| io_error("set the mode of", path, source))
 }
 
-/// Makes one folder with exactly this mode, whatever the umask; one that exists keeps its own.
-fn make_folder(path: &Path, mode: u32) -> Result<(), StoreError> {
+/// Creates one folder with exactly this mode, regardless of the umask. An existing folder keeps its mode.
+fn create_folder(path: &Path, mode: u32) -> Result<(), StoreError> {
     match fs::DirBuilder::new().mode(mode).create(path) {
         Ok(()) => set_mode(path, mode),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(source) => Err(io_error("make", path, source)),
+        Err(source) => Err(io_error("create", path, source)),
     }
 }
 
-fn make_marker(folder: &Path) -> Result<(), StoreError> {
+fn create_marker(folder: &Path) -> Result<(), StoreError> {
     if let Some(plugin) = folder.parent() {
-        make_folder(plugin, FOLDER_MODE)?;
+        create_folder(plugin, FOLDER_MODE)?;
     }
-    make_folder(folder, FOLDER_MODE)?;
+    create_folder(folder, FOLDER_MODE)?;
     let file = folder.join("ready");
-    fs::File::create(&file).map(drop).map_err(|source| io_error("make", &file, source))
+    fs::File::create(&file).map(drop).map_err(|source| io_error("create", &file, source))
 }
 
 fn remove_marker(folder: &Path) -> Result<(), StoreError> {
     let file = folder.join("ready");
-    gone(fs::remove_file(&file)).map_err(|source| io_error("remove", &file, source))?;
+    ignore_not_found(fs::remove_file(&file)).map_err(|source| io_error("remove", &file, source))?;
     remove_empty(folder)
 }
 
-/// A plugin of somebody else: its folder goes only when it is empty and nothing is mounted there. mountinfo is
-/// read instead of the folder, which may hang.
+/// Removes the folder of a volume of an unsupported plugin, but only if it is empty and nothing is mounted there. Reads
+/// mountinfo instead of the folder, which may hang.
 fn remove_foreign(path: &Path, key: &VolumeKey) -> Result<(), StoreError> {
     let mounted = read_mounts()?.iter().any(|m| m.point.starts_with(path));
-    if !mounted && gone(fs::remove_dir(path)).is_ok() {
+    if !mounted && ignore_not_found(fs::remove_dir(path)).is_ok() {
         return Ok(());
     }
     let plugin = keelson_volume_manager_core::names::unescape(&key.plugin);
     Err(StoreError::ForeignPlugin { path: path.to_owned(), plugin })
 }
 
-/// The names of the folders in `path`; a missing one has none.
+/// The names of the folders in `path`; none if `path` is missing.
 fn folders_in(path: &Path) -> Result<Vec<String>, StoreError> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
@@ -451,9 +456,9 @@ fn folders_in(path: &Path) -> Result<Vec<String>, StoreError> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|source| io_error("read", path, source))?;
-        // From the directory entry itself, without touching what may be mounted there.
+        // From the directory entry, without access to a file system that may be mounted there.
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if let Some(name) = entry.file_name().to_str().filter(|name| is_folder && is_one_component(name)) {
+        if let Some(name) = entry.file_name().to_str().filter(|name| is_folder && is_path_component(name)) {
             names.push(name.to_owned());
         }
     }
@@ -461,41 +466,41 @@ fn folders_in(path: &Path) -> Result<Vec<String>, StoreError> {
 }
 
 fn check_host_path(path: &str, kind: &str) -> Result<(), StoreError> {
-    if hostpath::begin(path, kind)? == Act::Take {
+    if hostpath::type_check(path, kind)? == TypeCheck::Skipped {
         return Ok(());
     }
-    match hostpath::check(path, kind, look_at(Path::new(path))?)? {
-        Verdict::Good => return Ok(()),
-        Verdict::MakeDirectory => fs::DirBuilder::new().recursive(true).mode(0o755).create(path),
-        Verdict::MakeFile => {
+    match hostpath::check_type(path, kind, file_kind(Path::new(path))?)? {
+        CheckResult::Matches => return Ok(()),
+        CheckResult::CreateDirectory => fs::DirBuilder::new().recursive(true).mode(0o755).create(path),
+        CheckResult::CreateFile => {
             match fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
                 other => other.map(drop),
             }
         }
     }
-    .map_err(|source| io_error("make", Path::new(path), source))?;
-    hostpath::check(path, kind, look_at(Path::new(path))?)?;
+    .map_err(|source| io_error("create", Path::new(path), source))?;
+    hostpath::check_type(path, kind, file_kind(Path::new(path))?)?;
     Ok(())
 }
 
-fn look_at(path: &Path) -> Result<Found, StoreError> {
+fn file_kind(path: &Path) -> Result<FileKind, StoreError> {
     let kind = match fs::metadata(path) {
         Ok(meta) => meta.file_type(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
-        Err(source) => return Err(io_error("look at", path, source)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(FileKind::Missing),
+        Err(source) => return Err(io_error("stat", path, source)),
     };
     Ok(if kind.is_dir() {
-        Found::Directory
+        FileKind::Directory
     } else if kind.is_file() {
-        Found::File
+        FileKind::File
     } else if kind.is_socket() {
-        Found::Socket
+        FileKind::Socket
     } else if kind.is_char_device() {
-        Found::CharDevice
+        FileKind::CharDevice
     } else if kind.is_block_device() {
-        Found::BlockDevice
+        FileKind::BlockDevice
     } else {
-        Found::Other
+        FileKind::Other
     })
 }

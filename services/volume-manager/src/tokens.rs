@@ -1,7 +1,7 @@
-//! The tokens of service accounts that a pod's volumes hold: each is had from pod-config, and made anew before it ends.
+//! The service account tokens in a pod's volumes: requested through pod-config and renewed before they expire.
 //!
-//! A token goes on while nobody can make another, for as long as it is good; after a restart of this service too, as it is
-//! read from the volume that it lies in, which is memory. It is kept nowhere else.
+//! If a token cannot be renewed, the old one stays in use until it expires. After a restart of this service a token is
+//! read back from its file in the volume, which is on tmpfs. It is stored nowhere else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,93 +15,93 @@ use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
 use keelson_service_kit::status::is_cut;
 use keelson_service_kit::{Backoff, Fairness, Peer, Turns, now_unix_nanos};
 use keelson_volume_manager_core::desire::{PodDesire, PodRef, Volume, Want};
-use keelson_volume_manager_core::payload::{FileSource, clean};
+use keelson_volume_manager_core::payload::{FileSource, clean_path};
 use keelson_volume_manager_core::token::{JITTER_SECONDS, TokenLookup, TokenName, Validity};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tonic::{Request, Response, Status};
 
-/// How long a call may take: as long as pod-config waits for the API server, and a little.
-const CALL: Duration = Duration::from_secs(35);
-/// When a token that could not be had is asked for again.
+/// The timeout of a call: a little longer than pod-config waits for the API server.
+const CALL_TIMEOUT: Duration = Duration::from_secs(35);
+/// The back-off after a failed request for a token.
 const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
-/// The clock of the machine may jump, so nothing is waited for longer than this without a look at it.
-const LOOK: Duration = Duration::from_secs(300);
-/// A server whose clock is another one is not asked more often.
-const PAUSE: Duration = Duration::from_secs(60);
-/// A longer file is no token.
-const MAX_BYTES: u64 = 64 << 10;
+/// The longest sleep before the machine's clock is read again, since that clock may jump.
+const MAX_SLEEP: Duration = Duration::from_secs(300);
+/// The shortest time between two requests for a token, in case the API server's clock differs from ours.
+const MIN_RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
+/// A file with more bytes is not a token.
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
-/// So many tokens are asked for at a time, so that those of a full node leave pod-config room for others.
-const AT_A_TIME: usize = 16;
-/// The pod with the fewest comes first, so that one with hundreds of tokens keeps nobody waiting.
-const FAIRNESS: Fairness = Fairness { patience: Duration::from_secs(2), kept: CALL };
+/// The limit of concurrent requests, so that the tokens of a full node do not occupy pod-config.
+const MAX_CONCURRENT: usize = 16;
+/// The pod with the fewest running requests comes first, so that a pod with hundreds of tokens does not delay others.
+const FAIRNESS: Fairness = Fairness { patience: Duration::from_secs(2), kept: CALL_TIMEOUT };
 
-/// Who has tokens made. Cheap to clone.
+/// Requests tokens from pod-config. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Maker {
+pub(crate) struct TokenClient {
     pod_config: Peer,
     turns: Arc<Turns>,
 }
 
-impl Maker {
+impl TokenClient {
     pub(crate) fn new(pod_config: Peer) -> Self {
-        Self { pod_config, turns: Turns::new(AT_A_TIME, FAIRNESS) }
+        Self { pod_config, turns: Turns::new(MAX_CONCURRENT, FAIRNESS) }
     }
 
-    async fn make(&self, message: pb::CreateTokenRequest) -> Result<pb::CreateTokenResponse, Status> {
+    async fn create_token(&self, message: pb::CreateTokenRequest) -> Result<pb::CreateTokenResponse, Status> {
         let turn = self.turns.take(&message.pod_uid.as_str().into()).await;
         let mut request = Request::new(message);
-        request.set_timeout(CALL);
+        request.set_timeout(CALL_TIMEOUT);
         let mut client = PodConfigClient::new(self.pod_config.channel());
         turn.work(client.create_token(request)).await.map(Response::into_inner)
     }
 }
 
-/// The tokens of one pod; dropped, nobody keeps them fresh.
+/// The tokens of one pod. Dropping it ends their renewal.
 #[derive(Debug)]
 pub(crate) struct PodTokens {
-    maker: Maker,
-    found: Arc<Found>,
+    client: TokenClient,
+    cache: Arc<TokenCache>,
     changes: watch::Receiver<()>,
-    /// Who keeps each token fresh.
-    keepers: BTreeMap<TokenName, AbortHandle>,
+    /// The task that renews each token.
+    renewals: BTreeMap<TokenName, AbortHandle>,
     tasks: JoinSet<()>,
 }
 
 #[derive(Debug)]
-struct Found {
-    tokens: Mutex<BTreeMap<TokenName, Token>>,
+struct TokenCache {
+    tokens: Mutex<BTreeMap<TokenName, CachedToken>>,
     changed: watch::Sender<()>,
 }
 
 #[derive(Debug, Clone)]
-struct Token {
-    found: TokenLookup,
+struct CachedToken {
+    lookup: TokenLookup,
     validity: Option<Validity>,
 }
 
-impl Found {
-    fn tokens(&self) -> MutexGuard<'_, BTreeMap<TokenName, Token>> {
+impl TokenCache {
+    fn tokens(&self) -> MutexGuard<'_, BTreeMap<TokenName, CachedToken>> {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what is known of a token now.
-    fn set(&self, name: &TokenName, found: TokenLookup, validity: Option<Validity>) {
-        let old = self.tokens().insert(name.clone(), Token { found: found.clone(), validity });
-        if old.is_none_or(|old| old.found != found) {
+    /// Stores what is known about a token, and notifies of a change.
+    fn set(&self, name: &TokenName, lookup: TokenLookup, validity: Option<Validity>) {
+        let old = self.tokens().insert(name.clone(), CachedToken { lookup: lookup.clone(), validity });
+        if old.is_none_or(|old| old.lookup != lookup) {
             self.changed.send_replace(());
         }
     }
 
-    /// A token cannot be had: the one before goes on while it is good.
-    fn fail(&self, name: &TokenName, found: TokenLookup) {
-        let is_good = |token: &Token| {
-            matches!(token.found, TokenLookup::Present(_))
+    /// Stores a failed request, unless the old token is still valid.
+    fn set_unless_valid(&self, name: &TokenName, lookup: TokenLookup) {
+        let is_valid = |token: &CachedToken| {
+            matches!(token.lookup, TokenLookup::Present(_))
                 && token.validity.is_some_and(|validity| validity.is_valid(now()))
         };
-        if !self.tokens().get(name).is_some_and(is_good) {
-            self.set(name, found, None);
+        if !self.tokens().get(name).is_some_and(is_valid) {
+            self.set(name, lookup, None);
         }
     }
 }
@@ -112,121 +112,121 @@ fn now() -> i64 {
 }
 
 impl PodTokens {
-    /// Of a pod that wants none yet.
-    pub(crate) fn new(maker: Maker) -> Self {
+    /// Creates the token set of a pod, empty at first.
+    pub(crate) fn new(client: TokenClient) -> Self {
         let changed = watch::Sender::new(());
         let changes = changed.subscribe();
-        let found = Arc::new(Found { tokens: Mutex::default(), changed });
-        Self { maker, found, changes, keepers: BTreeMap::new(), tasks: JoinSet::new() }
+        let cache = Arc::new(TokenCache { tokens: Mutex::default(), changed });
+        Self { client, cache, changes, renewals: BTreeMap::new(), tasks: JoinSet::new() }
     }
 
-    /// What a desire wants, and nothing else from now on. `folder` is the pod's.
+    /// Replaces the set of tokens with those in `desire`. `folder` is the pod's folder.
     pub(crate) fn set(&mut self, desire: &PodDesire, folder: &Path) {
-        let wanted = wanted(desire, folder);
-        let found = &self.found;
-        self.keepers.retain(|name, keeper| {
-            let is_wanted = wanted.contains_key(name);
-            if !is_wanted {
-                keeper.abort();
-                found.tokens().remove(name);
+        let desired = desired_tokens(desire, folder);
+        let cache = &self.cache;
+        self.renewals.retain(|name, renewal_task| {
+            let is_desired = desired.contains_key(name);
+            if !is_desired {
+                renewal_task.abort();
+                cache.tokens().remove(name);
             }
-            is_wanted
+            is_desired
         });
-        for (name, file) in wanted {
-            if !self.keepers.contains_key(&name) {
-                let keeper = Keeper {
-                    maker: self.maker.clone(),
+        for (name, file) in desired {
+            if !self.renewals.contains_key(&name) {
+                let renewal_task = Renewal {
+                    client: self.client.clone(),
                     pod: desire.pod.clone(),
                     name: name.clone(),
                     file,
-                    found: Arc::clone(&self.found),
+                    cache: Arc::clone(&self.cache),
                 };
-                self.keepers.insert(name, self.tasks.spawn(keeper.run()));
+                self.renewals.insert(name, self.tasks.spawn(renewal_task.run()));
             }
         }
     }
 
-    /// What is known of a token, for as long as the caller likes.
-    pub(crate) fn look(&self) -> impl Fn(&TokenName) -> TokenLookup + Send + use<> {
-        let found = Arc::clone(&self.found);
+    /// Returns a function that looks up tokens and may outlive `self`.
+    pub(crate) fn lookup(&self) -> impl Fn(&TokenName) -> TokenLookup + Send + use<> {
+        let cache = Arc::clone(&self.cache);
         move |name| {
-            let known = found.tokens().get(name).map(|token| token.found.clone());
-            known.unwrap_or_else(|| TokenLookup::Waits(format!("pod-config to have a {name} made")))
+            let known = cache.tokens().get(name).map(|token| token.lookup.clone());
+            known.unwrap_or_else(|| TokenLookup::Pending(format!("pod-config to create a {name}")))
         }
     }
 
-    /// Whether a token has changed since this was asked last.
+    /// Whether a token has changed since the last call.
     pub(crate) fn has_changed(&mut self) -> bool {
         let changed = self.changes.has_changed().unwrap_or(false);
         self.changes.mark_unchanged();
         changed
     }
 
-    /// Waits until [`Self::has_changed`]. Cancel-safe; it takes nothing away.
+    /// Waits until [`Self::has_changed`] is true. Cancel-safe: it does not mark the change as seen.
     pub(crate) async fn changed(&self) -> bool {
         let mut changes = self.changes.clone();
-        // The sender lives as long as this.
+        // The sender lives as long as `self`.
         changes.changed().await.is_ok()
     }
 }
 
-/// The tokens that a desire names, each with a file in which an earlier run of this service has put it.
-fn wanted(desire: &PodDesire, folder: &Path) -> BTreeMap<TokenName, PathBuf> {
-    let mut wanted = BTreeMap::new();
+/// The tokens that a desire names, each with the file where an earlier run of this service may have stored it.
+fn desired_tokens(desire: &PodDesire, folder: &Path) -> BTreeMap<TokenName, PathBuf> {
+    let mut desired = BTreeMap::new();
     if matches!(desire.want, Want::Unmount | Want::Forget) {
-        return wanted;
+        return desired;
     }
     for volume in &desire.volumes {
         let Some((files, key)) = volume.files().zip(volume.key()) else { continue };
         let data = folder.join("volumes").join(key.plugin).join(key.name).join("..data");
         for source in &files.sources {
             if let FileSource::Token(token) = source
-                && let Ok(path) = clean(&token.path)
+                && let Ok(path) = clean_path(&token.path)
             {
-                wanted.entry(token.name.clone()).or_insert_with(|| data.join(path));
+                desired.entry(token.name.clone()).or_insert_with(|| data.join(path));
             }
         }
     }
-    wanted
+    desired
 }
 
-/// The names of the tokens of a volume.
-pub(crate) fn names(volume: &Volume) -> BTreeSet<&TokenName> {
+/// The names of the tokens in a volume.
+pub(crate) fn token_names(volume: &Volume) -> BTreeSet<&TokenName> {
     let sources = volume.files().into_iter().flat_map(|files| &files.sources);
     sources
         .filter_map(|source| if let FileSource::Token(token) = source { Some(&token.name) } else { None })
         .collect()
 }
 
-/// Keeps one token fresh.
-struct Keeper {
-    maker: Maker,
+/// The task that requests and renews one token.
+struct Renewal {
+    client: TokenClient,
     pod: PodRef,
     name: TokenName,
     file: PathBuf,
-    found: Arc<Found>,
+    cache: Arc<TokenCache>,
 }
 
-impl Keeper {
+impl Renewal {
     async fn run(self) {
         let (file, name) = (self.file.clone(), self.name.clone());
-        let read = tokio::task::spawn_blocking(move || adopt(&file, &name)).await;
+        let stored = tokio::task::spawn_blocking(move || read_stored_token(&file, &name)).await;
         let mut due = now();
-        if let Ok(Some((text, validity))) = read
+        if let Ok(Some((text, validity))) = stored
             && validity.is_valid(now())
         {
-            due = renewal(validity);
-            self.found.set(&self.name, TokenLookup::Present(text), Some(validity));
+            due = renewal_time(validity);
+            self.cache.set(&self.name, TokenLookup::Present(text), Some(validity));
         }
         let mut retry = RETRY;
         loop {
-            self.until(due).await;
-            // On the heap, so that a keeper that waits, as nearly all do, is small.
-            let pause = match Box::pin(self.ask()).await {
+            self.sleep_until(due).await;
+            // On the heap, so that a sleeping task, as nearly all are, is small.
+            let pause = match Box::pin(self.request_token()).await {
                 Ok(validity) => {
                     retry.reset();
-                    due = renewal(validity);
-                    PAUSE
+                    due = renewal_time(validity);
+                    MIN_RENEWAL_INTERVAL
                 }
                 Err(()) => {
                     due = now();
@@ -237,14 +237,14 @@ impl Keeper {
         }
     }
 
-    /// Waits for a moment.
-    async fn until(&self, due: i64) {
+    /// Sleeps until `due`, in seconds since 1970.
+    async fn sleep_until(&self, due: i64) {
         while let Ok(left @ 1..) = u64::try_from(due.saturating_sub(now())) {
-            tokio::time::sleep(Duration::from_secs(left).min(LOOK)).await;
+            tokio::time::sleep(Duration::from_secs(left).min(MAX_SLEEP)).await;
         }
     }
 
-    async fn ask(&self) -> Result<Validity, ()> {
+    async fn request_token(&self) -> Result<Validity, ()> {
         let TokenName { service_account, audience, expiration_seconds } = self.name.clone();
         let message = pb::CreateTokenRequest {
             namespace: self.pod.namespace.clone(),
@@ -254,37 +254,38 @@ impl Keeper {
             audiences: Some(audience).filter(|audience| !audience.is_empty()).into_iter().collect(),
             expiration_seconds,
         };
-        match self.maker.make(message).await {
-            Ok(made) => {
-                let validity = Validity::ending(made.expires_unix_seconds, made.lifetime_seconds);
-                let text = made.token.into_bytes().into();
-                self.found.set(&self.name, TokenLookup::Present(text), Some(validity));
+        match self.client.create_token(message).await {
+            Ok(response) => {
+                let validity =
+                    Validity::from_expiry(response.expires_unix_seconds, response.lifetime_seconds);
+                let text = response.token.into_bytes().into();
+                self.cache.set(&self.name, TokenLookup::Present(text), Some(validity));
                 Ok(validity)
             }
             Err(status) => {
                 let PodRef { uid, namespace, name } = &self.pod;
                 let error = status.message();
-                tracing::warn!(uid, namespace, pod = name, token = %self.name, error, "cannot be had; will be asked for again");
-                let found = if is_cut(&status) {
-                    TokenLookup::Waits(format!("pod-config to have a {} made: {error}", self.name))
+                tracing::warn!(uid, namespace, pod = name, token = %self.name, error, "cannot create the token; will retry");
+                let lookup = if is_cut(&status) {
+                    TokenLookup::Pending(format!("pod-config to create a {}: {error}", self.name))
                 } else {
                     TokenLookup::Refused(error.to_owned())
                 };
-                self.found.fail(&self.name, found);
+                self.cache.set_unless_valid(&self.name, lookup);
                 Err(())
             }
         }
     }
 }
 
-fn renewal(validity: Validity) -> i64 {
+fn renewal_time(validity: Validity) -> i64 {
     validity.renew_at(fastrand::i64(0..=JITTER_SECONDS))
 }
 
-/// The token that an earlier run of this service has put into a file. Blocks.
-fn adopt(file: &Path, name: &TokenName) -> Option<(Arc<[u8]>, Validity)> {
+/// Reads the token that an earlier run of this service has stored in a file. Blocks.
+fn read_stored_token(file: &Path, name: &TokenName) -> Option<(Arc<[u8]>, Validity)> {
     let meta = std::fs::symlink_metadata(file).ok()?;
-    if !meta.is_file() || meta.len() > MAX_BYTES {
+    if !meta.is_file() || meta.len() > MAX_TOKEN_BYTES {
         return None;
     }
     let text = std::fs::read(file).ok()?;
@@ -292,13 +293,13 @@ fn adopt(file: &Path, name: &TokenName) -> Option<(Arc<[u8]>, Validity)> {
     Some((text.into(), validity))
 }
 
-/// When a token (a JWT, RFC 7519 §4.1) began and ends by its own words. One that was made for longer than was wanted counts
-/// as what was wanted, so that it is made anew as often.
-fn validity_of(token: &[u8], wanted: i64) -> Option<Validity> {
+/// The validity of a token according to its claims (JWT, RFC 7519 §4.1), cut to the `requested_lifetime` in seconds, so that
+/// a longer-lived token is renewed as often.
+fn validity_of(token: &[u8], requested_lifetime: i64) -> Option<Validity> {
     let claims = token.split(|byte| *byte == b'.').nth(1)?;
     let claims: serde_json::Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims).ok()?).ok()?;
     let (issued, expires) = (claims["iat"].as_i64()?, claims["exp"].as_i64()?);
-    Some(Validity { issued, expires: expires.min(issued.saturating_add(wanted)) })
+    Some(Validity { issued, expires: expires.min(issued.saturating_add(requested_lifetime)) })
 }
 
 #[cfg(test)]
@@ -310,10 +311,10 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_itself_how_long_it_is_good() {
+    fn token_validity_is_read_from_the_jwt_claims() {
         let of = |claims: &str| validity_of(&jwt(claims), 600).map(|v| (v.issued, v.expires));
         assert_eq!(of(r#"{"iat": 100, "exp": 400}"#), Some((100, 400)));
-        assert_eq!(of(r#"{"iat": 100, "exp": 40000}"#), Some((100, 700)), "made for longer than was wanted");
+        assert_eq!(of(r#"{"iat": 100, "exp": 40000}"#), Some((100, 700)), "issued for longer than requested");
         for claims in [r#"{"iat": 100}"#, r#"{"exp": 100}"#, "[]", "no json"] {
             assert_eq!(of(claims), None, "{claims}");
         }
@@ -323,20 +324,20 @@ mod tests {
     }
 
     #[test]
-    fn the_token_before_goes_on_while_it_is_good() {
-        let found = Found { tokens: Mutex::default(), changed: watch::Sender::new(()) };
+    fn a_failed_renewal_keeps_the_old_token_while_it_is_valid() {
+        let cache = TokenCache { tokens: Mutex::default(), changed: watch::Sender::new(()) };
         let name =
             TokenName { service_account: "a".into(), audience: String::new(), expiration_seconds: 600 };
-        let look = || found.tokens()[&name].found.clone();
+        let lookup = || cache.tokens()[&name].lookup.clone();
         let present = TokenLookup::Present(Arc::from(b"x".as_slice()));
-        let away = || TokenLookup::Waits("away".to_owned());
-        found.fail(&name, away());
-        assert_eq!(look(), away());
-        found.set(&name, present.clone(), Some(Validity::ending(now() + 100, 600)));
-        found.fail(&name, away());
-        assert_eq!(look(), present);
-        found.set(&name, present, Some(Validity::ending(now(), 600)));
-        found.fail(&name, TokenLookup::Refused("no".to_owned()));
-        assert_eq!(look(), TokenLookup::Refused("no".to_owned()));
+        let unavailable = || TokenLookup::Pending("unavailable".to_owned());
+        cache.set_unless_valid(&name, unavailable());
+        assert_eq!(lookup(), unavailable());
+        cache.set(&name, present.clone(), Some(Validity::from_expiry(now() + 100, 600)));
+        cache.set_unless_valid(&name, unavailable());
+        assert_eq!(lookup(), present);
+        cache.set(&name, present, Some(Validity::from_expiry(now(), 600)));
+        cache.set_unless_valid(&name, TokenLookup::Refused("no".to_owned()));
+        assert_eq!(lookup(), TokenLookup::Refused("no".to_owned()));
     }
 }

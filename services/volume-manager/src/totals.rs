@@ -1,9 +1,9 @@
-//! How many volumes are wanted and how many are there, and how many were found at the start (volumes.md §13).
+//! Metrics: the numbers of desired and actual volumes, and of volumes found at startup (volumes.md §13).
 
 use keelson_service_kit::Metrics;
 use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
 use keelson_volume_manager_core::names::unescape;
-use keelson_volume_manager_core::plan::Actual;
+use keelson_volume_manager_core::plan::ActualState;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -15,63 +15,63 @@ struct Labels {
     state: &'static str,
 }
 
-/// The totals of all pods. Cheap to clone.
+/// The metrics of all pods. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Totals {
+pub(crate) struct VolumeTotals {
     volumes: Family<Labels, Gauge>,
     found: Counter,
-    /// Found, of a plugin that this version cannot set up.
+    /// Volumes found at startup of a plugin that this version does not support.
     foreign: Counter,
     forced: Counter,
-    forced_in_vain: Counter,
+    forced_errors: Counter,
 }
 
-impl Totals {
-    /// Registers them.
+impl VolumeTotals {
+    /// Registers the metrics.
     pub(crate) fn register(metrics: &Metrics) -> Self {
-        let own = Self {
+        let totals = Self {
             volumes: Family::default(),
             found: Counter::default(),
             foreign: Counter::default(),
             forced: Counter::default(),
-            forced_in_vain: Counter::default(),
+            forced_errors: Counter::default(),
         };
-        let help = "Volumes that pods want and volumes that are there, by plugin";
-        metrics.register("volume_manager_total_volumes", help, own.volumes.clone());
-        let help = "Volumes of earlier processes that were found at the start";
-        metrics.register("reconstruct_volume_operations", help, own.found.clone());
-        let help = "Volumes among them of plugins that this version does not know";
-        metrics.register("reconstruct_volume_operations_errors", help, own.foreign.clone());
+        let help = "Desired and actual volumes, by plugin";
+        metrics.register("volume_manager_total_volumes", help, totals.volumes.clone());
+        let help = "Volumes that were found on disk at startup";
+        metrics.register("reconstruct_volume_operations", help, totals.found.clone());
         let help =
-            "Volumes among those that nobody wants any more and that were taken down by their folder alone";
-        metrics.register("force_cleaned_failed_volume_operations", help, own.forced.clone());
-        let help = "Volumes among those that could not be taken down so";
-        metrics.register("force_cleaned_failed_volume_operation_errors", help, own.forced_in_vain.clone());
-        own
+            "Volumes that were found on disk at startup, of plugins that this version does not support";
+        metrics.register("reconstruct_volume_operations_errors", help, totals.foreign.clone());
+        let help =
+            "Volumes of unsupported plugins that are not desired any more and whose folder was to be removed";
+        metrics.register("force_cleaned_failed_volume_operations", help, totals.forced.clone());
+        let help = "Volumes of unsupported plugins whose folder could not be removed";
+        metrics.register("force_cleaned_failed_volume_operation_errors", help, totals.forced_errors.clone());
+        totals
     }
 
-    /// The share of a pod of which `actual` was found at the start, if anything.
-    pub(crate) fn share(&self, actual: &Actual) -> Share {
+    /// Starts counting a pod. `actual` is what was found on disk at startup, if anything.
+    pub(crate) fn count_pod(&self, actual: &ActualState) -> PodCounts {
         let counted = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-        self.found.inc_by(counted(actual.held.len()));
-        self.foreign.inc_by(counted(actual.held.iter().filter(|key| key.is_foreign()).count()));
-        let mut share = Share { totals: self.clone(), shown: Vec::new() };
-        share.show(&[], actual);
-        share
+        self.found.inc_by(counted(actual.on_disk.len()));
+        self.foreign.inc_by(counted(actual.on_disk.iter().filter(|key| key.is_foreign()).count()));
+        let mut pod_counts = PodCounts { totals: self.clone(), published: Vec::new() };
+        pod_counts.publish(&[], actual);
+        pod_counts
     }
 
-    /// A volume of a plugin that this version does not know was taken down for the first time, with or without
-    /// success.
-    pub(crate) fn forced(&self, is_gone: bool) {
+    /// Counts the first attempt to remove a volume of an unsupported plugin, successful or not.
+    pub(crate) fn foreign_removal(&self, is_gone: bool) {
         self.forced.inc();
         if !is_gone {
-            self.forced_in_vain.inc();
+            self.forced_errors.inc();
         }
     }
 
-    fn add(&self, count: &Count, sign: i64) {
+    fn add(&self, count: &PluginCount, sign: i64) {
         for (state, of_state) in
-            [("desired_state_of_world", count.wanted), ("actual_state_of_world", count.there)]
+            [("desired_state_of_world", count.desired), ("actual_state_of_world", count.existing)]
         {
             let labels = Labels { plugin_name: count.plugin.clone(), state };
             self.volumes.get_or_create(&labels).inc_by(sign * of_state);
@@ -79,67 +79,66 @@ impl Totals {
     }
 }
 
-/// The volumes of one pod by plugin, as the totals count them. They are taken away when it is dropped.
+/// The contribution of one pod to the totals, by plugin. It is subtracted when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Share {
-    totals: Totals,
-    shown: Vec<Count>,
+pub(crate) struct PodCounts {
+    totals: VolumeTotals,
+    published: Vec<PluginCount>,
 }
 
-/// The volumes of one plugin.
+/// The numbers of volumes of one plugin.
 #[derive(Debug, PartialEq, Eq)]
-struct Count {
+struct PluginCount {
     plugin: String,
-    wanted: i64,
-    there: i64,
+    desired: i64,
+    existing: i64,
 }
 
-impl Share {
-    /// What the pod is to have by `desire`, and what is there of it.
-    pub(crate) fn of(&mut self, desire: &PodDesire, actual: &Actual) {
+impl PodCounts {
+    /// Updates the pod's numbers of desired and actual volumes.
+    pub(crate) fn update(&mut self, desire: &PodDesire, actual: &ActualState) {
         let volumes: &[Volume] = match desire.want {
             Want::Run | Want::Stop => &desire.volumes,
             Want::Unmount | Want::Forget => &[],
         };
-        self.show(volumes, actual);
+        self.publish(volumes, actual);
     }
 
-    fn show(&mut self, volumes: &[Volume], actual: &Actual) {
-        let mut counts: Vec<Count> = Vec::new();
-        let mut count = |plugin: String, wanted: i64, there: i64| {
+    fn publish(&mut self, volumes: &[Volume], actual: &ActualState) {
+        let mut counts: Vec<PluginCount> = Vec::new();
+        let mut count = |plugin: String, desired: i64, existing: i64| {
             if let Some(known) = counts.iter_mut().find(|known| known.plugin == plugin) {
-                known.wanted += wanted;
-                known.there += there;
+                known.desired += desired;
+                known.existing += existing;
             } else {
-                counts.push(Count { plugin, wanted, there });
+                counts.push(PluginCount { plugin, desired, existing });
             }
         };
         for volume in volumes {
-            // A volume without a folder of its own is there once it was looked at.
-            let is_there = volume.key().is_none() && actual.ready.contains(&volume.name);
+            // A volume without a folder of its own is actual once it is ready.
+            let exists = volume.key().is_none() && actual.ready.contains(&volume.name);
             if let Some(plugin) = plugin_of(volume) {
-                count(plugin, 1, i64::from(is_there));
+                count(plugin, 1, i64::from(exists));
             }
         }
-        for key in &actual.held {
+        for key in &actual.on_disk {
             count(unescape(&key.plugin), 0, 1);
         }
-        if counts != self.shown {
-            self.shown.iter().for_each(|count| self.totals.add(count, -1));
+        if counts != self.published {
+            self.published.iter().for_each(|count| self.totals.add(count, -1));
             counts.iter().for_each(|count| self.totals.add(count, 1));
-            self.shown = counts;
+            self.published = counts;
         }
     }
 }
 
-impl Drop for Share {
+impl Drop for PodCounts {
     fn drop(&mut self) {
-        self.shown.iter().for_each(|count| self.totals.add(count, -1));
+        self.published.iter().for_each(|count| self.totals.add(count, -1));
     }
 }
 
-/// The plugin of a volume as Kubernetes names it, such as `kubernetes.io/empty-dir`; none for a volume that no
-/// plugin of ours sets up.
+/// The plugin of a volume as Kubernetes names it, such as `kubernetes.io/empty-dir`; `None` for an unsupported volume.
 pub(crate) fn plugin_of(volume: &Volume) -> Option<String> {
     match volume.source {
         Source::HostPath { .. } => Some("kubernetes.io/host-path".to_owned()),
@@ -166,37 +165,39 @@ mod tests {
     }
 
     #[test]
-    fn volumes_count_as_wanted_and_as_there_until_their_pod_goes() {
+    fn volume_totals_count_desired_and_actual_until_the_pod_is_gone() {
         let metrics = Metrics::new();
-        let totals = Totals::register(&metrics);
+        let totals = VolumeTotals::register(&metrics);
         let value = |state| line(&metrics, "kubernetes.io/empty-dir", state);
         let host_paths = |state| line(&metrics, "kubernetes.io/host-path", state);
         let host_path = Source::HostPath { path: "/a".into(), kind: String::new() };
         let volumes = vec![empty_dir("a"), empty_dir("b"), Volume { name: "c".into(), source: host_path }];
         let forgotten = PodDesire::forget(PodRef::default());
         let mut desire = PodDesire { want: Want::Run, volumes, ..forgotten };
-        let mut actual = Actual::default();
+        let mut actual = ActualState::default();
 
-        let mut share = totals.share(&actual);
-        let _other =
-            totals.share(&Actual { held: [VolumeKey::empty_dir("left")].into(), ..Actual::default() });
-        share.of(&desire, &actual);
+        let mut pod_counts = totals.count_pod(&actual);
+        let _other = totals.count_pod(&ActualState {
+            on_disk: [VolumeKey::empty_dir("left")].into(),
+            ..ActualState::default()
+        });
+        pod_counts.update(&desire, &actual);
         assert_eq!((value("desired").as_deref(), value("actual").as_deref()), (Some("2"), Some("1")));
         assert_eq!(
             (host_paths("desired").as_deref(), host_paths("actual").as_deref()),
             (Some("1"), Some("0"))
         );
 
-        actual.held.insert(VolumeKey::empty_dir("a"));
+        actual.on_disk.insert(VolumeKey::empty_dir("a"));
         actual.ready.extend(["a".into(), "c".into()]);
-        share.of(&desire, &actual);
+        pod_counts.update(&desire, &actual);
         assert_eq!((value("desired").as_deref(), value("actual").as_deref()), (Some("2"), Some("2")));
         assert_eq!(host_paths("actual").as_deref(), Some("1"));
 
         desire.want = Want::Unmount;
-        share.of(&desire, &actual);
+        pod_counts.update(&desire, &actual);
         assert_eq!((value("desired").as_deref(), value("actual").as_deref()), (Some("0"), Some("2")));
-        drop(share);
+        drop(pod_counts);
         assert_eq!((value("desired").as_deref(), value("actual").as_deref()), (Some("0"), Some("1")));
         assert!(metrics.text().contains("reconstruct_volume_operations_total 1\n"), "{}", metrics.text());
     }

@@ -1,44 +1,44 @@
-//! What a worker shows of its pod.
+//! The status of a pod's volumes, as its worker publishes it.
 
 use std::sync::Arc;
 
 use keelson_volume_manager_core::desire::{PodRef, Want};
-use keelson_volume_manager_core::figures::Measure;
+use keelson_volume_manager_core::measurement::MeasureSpec;
 use tokio::sync::Mutex;
 
-/// A volume that containers may mount.
+/// A volume that is ready to be mounted into containers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Mounted {
+pub(crate) struct MountedVolume {
     pub(crate) name: String,
     pub(crate) host_path: String,
     /// Containers may only read it.
     pub(crate) read_only: bool,
-    /// It is an emptyDir.
-    pub(crate) empty_dir: bool,
-    /// What is measured of it.
-    pub(crate) measure: Measure,
+    /// Whether it is an emptyDir.
+    pub(crate) is_empty_dir: bool,
+    /// How its usage is measured.
+    pub(crate) measure: MeasureSpec,
 }
 
-/// How a pod's volumes are.
+/// The phase of a pod's volumes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Nothing is known of the pod, and nothing of it is here.
+    /// The pod is unknown and nothing of it is on disk.
     #[default]
     Unknown,
-    /// They are being set up.
+    /// The volumes are being set up.
     Pending,
-    /// Every wanted volume is ready.
+    /// Every desired volume is ready.
     Mounted,
-    /// At least one cannot be set up; it is tried again.
+    /// At least one volume cannot be set up; it will be retried.
     Failed,
-    /// They are being torn down.
+    /// The volumes are being torn down.
     Unmounting,
-    /// None is left.
+    /// No volume is left.
     Unmounted,
 }
 
 impl Phase {
-    /// The word in `WatchPodVolumes`.
+    /// The name of the phase in `WatchPodVolumes`.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Unknown | Self::Pending => "pending",
@@ -50,56 +50,56 @@ impl Phase {
     }
 }
 
-/// What everybody may know of a pod's volumes.
+/// The published status of a pod's volumes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Report {
-    /// Whose they are; without a name when the pod was found and has not been named since.
+pub(crate) struct PodVolumeStatus {
+    /// The pod; without a name if it was found on disk and pod-sync has not named it yet.
     pub(crate) pod: PodRef,
     pub(crate) phase: Phase,
-    pub(crate) mounts: Vec<Mounted>,
-    /// What it waits for, or why it failed.
+    pub(crate) mounts: Vec<MountedVolume>,
+    /// What the volumes wait for, or why they failed.
     pub(crate) message: String,
 }
 
-/// What those share who work below a pod's folder. Who makes something for a container, and who takes volumes away,
-/// holds it meanwhile.
+/// The state of a pod's folder. It is locked while something is prepared for a container and while volumes are torn
+/// down, so that the two never overlap.
 #[derive(Debug, Default)]
-pub(crate) struct Folder {
-    /// Parts of volumes may be mounted for containers.
+pub(crate) struct PodFolder {
+    /// subPaths may be mounted for containers.
     pub(crate) has_subpaths: bool,
 }
 
-/// What those see who wait for a pod.
+/// The state of a pod that callers wait on.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct View {
-    /// Revision and wish as the latest stream has named them.
+pub(crate) struct PodView {
+    /// The revision and desired state last sent on the latest stream.
     pub(crate) named: Option<(u64, Want)>,
-    /// The revision that `report` speaks about.
+    /// The revision that `status` refers to.
     pub(crate) revision: u64,
-    pub(crate) report: Report,
-    /// A failure is due to the spec itself.
+    pub(crate) status: PodVolumeStatus,
+    /// The pod's spec itself causes the error.
     pub(crate) permanent: bool,
-    /// A failure ends when somebody puts the right objects beside the pod.
-    pub(crate) yours: bool,
-    /// When a failure is tried again, unix nanoseconds; 0 without a failure.
+    /// The error ends when somebody creates or fixes the objects that the pod refers to.
+    pub(crate) user_can_fix: bool,
+    /// When the next retry is due, in unix nanoseconds; 0 without an error.
     pub(crate) next_try_unix_nanos: i64,
-    /// See [`Folder`].
-    pub(crate) folder: Arc<Mutex<Folder>>,
+    /// The lock of the pod's folder.
+    pub(crate) folder: Arc<Mutex<PodFolder>>,
 }
 
-impl View {
-    /// Every volume of the running pod is mounted as it was named last.
+impl PodView {
+    /// Whether the pod is to run and every volume of its latest revision is mounted.
     pub(crate) fn is_mounted(&self) -> bool {
         let is_named = matches!(self.named, Some((named, Want::Run)) if self.revision >= named);
-        is_named && self.report.phase == Phase::Mounted
+        is_named && self.status.phase == Phase::Mounted
     }
 }
 
-impl keelson_sync_callee::View for View {
+impl keelson_sync_callee::View for PodView {
     fn set_named(&mut self, named: Option<(u64, Want)>) {
         self.named = named;
-        if named.is_some() && self.report.phase == Phase::Unknown {
-            self.report.phase = Phase::Pending;
+        if named.is_some() && self.status.phase == Phase::Unknown {
+            self.status.phase = Phase::Pending;
         }
     }
 

@@ -1,4 +1,4 @@
-//! The walks that give the files of a pod's volumes to its group, as who watches them from outside sees them.
+//! Tracks the progress of fsGroup walks, which change the ownership of a volume's files to the pod's group.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,90 +7,90 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The walks of one pod's steps, one after the other.
+/// The walks of one pod's actions, one after the other.
 #[derive(Debug, Default)]
-pub(crate) struct Walks(Mutex<Inner>);
+pub(crate) struct FsGroupWalks(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    present: Option<Walk>,
-    ended: Vec<Ended>,
+    current: Option<Walk>,
+    ended: Vec<EndedWalk>,
 }
 
-/// A walk that is under way.
+/// A walk that is running.
 #[derive(Debug, Clone)]
 pub(crate) struct Walk {
     /// The volume.
     pub(crate) path: PathBuf,
     pub(crate) gid: u32,
-    pub(crate) begun: Instant,
+    pub(crate) started: Instant,
     files: Arc<AtomicU64>,
 }
 
 /// A walk that has ended.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ended {
-    pub(crate) good: bool,
-    pub(crate) took: Duration,
-    /// Files and folders that were seen.
+pub(crate) struct EndedWalk {
+    pub(crate) succeeded: bool,
+    pub(crate) duration: Duration,
+    /// The number of files and folders visited.
     pub(crate) files: u64,
 }
 
-/// The side of who walks.
+/// Records the progress of a running walk.
 #[derive(Debug)]
-pub(crate) struct Walking<'a> {
-    walks: &'a Walks,
+pub(crate) struct WalkRecorder<'a> {
+    walks: &'a FsGroupWalks,
     walk: Walk,
 }
 
-impl Walks {
+impl FsGroupWalks {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A walk through `path` begins.
-    pub(crate) fn begin(&self, path: &Path, gid: u32) -> Walking<'_> {
-        let walk = Walk { path: path.to_owned(), gid, begun: Instant::now(), files: Arc::default() };
-        self.lock().present = Some(walk.clone());
-        Walking { walks: self, walk }
+    /// Records that a walk through `path` starts.
+    pub(crate) fn start(&self, path: &Path, gid: u32) -> WalkRecorder<'_> {
+        let walk = Walk { path: path.to_owned(), gid, started: Instant::now(), files: Arc::default() };
+        self.lock().current = Some(walk.clone());
+        WalkRecorder { walks: self, walk }
     }
 
-    /// The one that is under way.
-    pub(crate) fn present(&self) -> Option<Walk> {
-        self.lock().present.clone()
+    /// The walk that is running now.
+    pub(crate) fn current(&self) -> Option<Walk> {
+        self.lock().current.clone()
     }
 
-    /// Those that have ended since the last call.
-    pub(crate) fn take_ended(&self) -> Vec<Ended> {
+    /// Takes the walks that have ended since the last call.
+    pub(crate) fn take_ended(&self) -> Vec<EndedWalk> {
         std::mem::take(&mut self.lock().ended)
     }
 }
 
 impl Walk {
-    /// Files and folders that are done so far.
+    /// The number of files and folders visited so far.
     pub(crate) fn files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
     }
 }
 
-impl Walking<'_> {
-    /// One more file or folder is done.
-    pub(crate) fn done(&self) {
+impl WalkRecorder<'_> {
+    /// Counts one more file or folder.
+    pub(crate) fn count_file(&self) {
         self.walk.files.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The walk has ended.
-    pub(crate) fn end(self, good: bool) {
-        let ended = Ended { good, took: self.walk.begun.elapsed(), files: self.walk.files() };
+    /// Records the end of the walk.
+    pub(crate) fn end(self, succeeded: bool) {
+        let ended = EndedWalk { succeeded, duration: self.walk.started.elapsed(), files: self.walk.files() };
         tracing::debug!(
             path = %self.walk.path.display(),
             files = ended.files,
-            elapsed_ms = u64::try_from(ended.took.as_millis()).unwrap_or(u64::MAX),
-            good,
-            "a walk to give files to a pod's group has ended"
+            elapsed_ms = u64::try_from(ended.duration.as_millis()).unwrap_or(u64::MAX),
+            succeeded,
+            "an fsGroup walk has ended"
         );
         let mut walks = self.walks.lock();
-        walks.present = None;
+        walks.current = None;
         walks.ended.push(ended);
     }
 }

@@ -1,4 +1,4 @@
-//! Wire types to our own and back.
+//! Conversions between wire types and this service's types.
 
 use std::path::PathBuf;
 
@@ -7,40 +7,40 @@ use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_sync_callee::Item;
 use keelson_sync_callee::wire::{Missing, positive, want};
 use keelson_volume_manager_core::desire::{Medium, PodDesire, PodRef, Source, Volume};
-use keelson_volume_manager_core::names::is_one_component;
+use keelson_volume_manager_core::names::is_path_component;
 use keelson_volume_manager_core::payload::{
     DownwardFile, DownwardValue, FileSource, Files, FilesKind, KeyFile, ObjectFiles, ObjectKind, TokenFile,
 };
 use keelson_volume_manager_core::token::TokenName;
 
-use crate::prepare::{Key, Prepared, Value, Wishes};
-use crate::stats::{Figures, PodFigures};
-use crate::subpath::Part;
-use crate::view::{Mounted, Report};
+use crate::prepare::{ContainerRequest, FileKey, FileKeyValue, PreparedContainer};
+use crate::stats::{PodStats, VolumeStats};
+use crate::subpath::SubPath;
+use crate::view::{MountedVolume, PodVolumeStatus};
 
-/// A message that cannot be taken, by the field that is wrong.
+/// Why a message is invalid; names the field.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error(transparent)]
     Missing(#[from] Missing),
-    /// A name that would lead out of its folder.
-    #[error("{field} {value:?} is no plain name")]
-    Name { field: &'static str, value: String },
-    /// A number outside its range.
+    /// A name is not a single path component.
+    #[error("{field} {value:?} is not a valid name")]
+    InvalidName { field: &'static str, value: String },
+    /// A number is out of range.
     #[error("{field} {value} is out of range")]
-    Range { field: &'static str, value: i64 },
-    /// A word that is none of those that the field may have.
+    OutOfRange { field: &'static str, value: i64 },
+    /// The field has no such value.
     #[error("{field} {value:?} is unknown")]
-    Unknown { field: &'static str, value: String },
+    UnknownValue { field: &'static str, value: String },
 }
 
-/// A name that is one path component.
-pub(crate) fn plain(field: &'static str, value: &str) -> Result<String, WireError> {
-    if is_one_component(value) {
+/// Checks that a name is a single path component.
+pub(crate) fn path_component(field: &'static str, value: &str) -> Result<String, WireError> {
+    if is_path_component(value) {
         Ok(value.to_owned())
     } else {
-        Err(WireError::Name { field, value: value.to_owned() })
+        Err(WireError::InvalidName { field, value: value.to_owned() })
     }
 }
 
@@ -50,10 +50,15 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
     fn try_from(message: pb::PodDesire) -> Result<Self, WireError> {
         let want = want(message.want())?;
         let pod = message.pod.ok_or(Missing("pod.pod"))?;
-        let group =
-            |value: i64| u32::try_from(value).map_err(|_| WireError::Range { field: "pod.fs_group", value });
+        let group = |value: i64| {
+            u32::try_from(value).map_err(|_| WireError::OutOfRange { field: "pod.fs_group", value })
+        };
         Ok(Self(PodDesire {
-            pod: PodRef { uid: plain("pod.pod.uid", &pod.uid)?, namespace: pod.namespace, name: pod.name },
+            pod: PodRef {
+                uid: path_component("pod.pod.uid", &pod.uid)?,
+                namespace: pod.namespace,
+                name: pod.name,
+            },
             revision: message.revision,
             want,
             volumes: message.volumes.into_iter().map(volume).collect::<Result<_, _>>()?,
@@ -65,11 +70,11 @@ impl TryFrom<pb::PodDesire> for PodDesireFromWire {
     }
 }
 
-/// A [`PodDesire`] that came over the wire.
+/// A [`PodDesire`] converted from the wire.
 pub(crate) struct PodDesireFromWire(pub(crate) PodDesire);
 
-/// What a message of the `Sync` stream says.
-pub(crate) fn item(message: pb::SyncRequest) -> Option<Item<PodDesire, WireError>> {
+/// Converts a message of the `Sync` stream.
+pub(crate) fn sync_item(message: pb::SyncRequest) -> Option<Item<PodDesire, WireError>> {
     Some(match message.item? {
         pb::sync_request::Item::Pod(pod) => Item::Pod(PodDesireFromWire::try_from(pod).map(|pod| pod.0)),
         pb::sync_request::Item::DroppedUid(uid) => Item::Dropped(uid),
@@ -78,7 +83,7 @@ pub(crate) fn item(message: pb::SyncRequest) -> Option<Item<PodDesire, WireError
 }
 
 fn volume(message: pb::Volume) -> Result<Volume, WireError> {
-    let name = plain("pod.volumes.name", &message.name)?;
+    let name = path_component("pod.volumes.name", &message.name)?;
     let source = match message.source.ok_or(Missing("pod.volumes.source"))? {
         pb::volume::Source::EmptyDir(dir) => Source::EmptyDir {
             medium: Medium::parse(&dir.medium),
@@ -106,7 +111,7 @@ fn files(message: pb::FileVolume) -> Result<Files, WireError> {
 fn file_source(message: pb::FileSource) -> Result<FileSource, WireError> {
     Ok(match message.source.ok_or(Missing("pod.volumes.files.sources.source"))? {
         pb::file_source::Source::Object(object) => FileSource::Object(ObjectFiles {
-            kind: ObjectKind::parse(&object.kind).ok_or(WireError::Unknown {
+            kind: ObjectKind::parse(&object.kind).ok_or(WireError::UnknownValue {
                 field: "pod.volumes.files.sources.object.kind",
                 value: object.kind,
             })?,
@@ -128,7 +133,7 @@ fn file_source(message: pb::FileSource) -> Result<FileSource, WireError> {
 
 fn token(message: pb::ServiceAccountToken) -> Result<TokenFile, WireError> {
     let field = "pod.volumes.files.sources.token.owner_uid";
-    let owner = |value: i64| u32::try_from(value).map_err(|_| WireError::Range { field, value });
+    let owner = |value: i64| u32::try_from(value).map_err(|_| WireError::OutOfRange { field, value });
     let pb::ServiceAccountToken { service_account, audience, expiration_seconds, path, mode, owner_uid } =
         message;
     let name = TokenName { service_account, audience, expiration_seconds };
@@ -139,54 +144,54 @@ fn downward(message: pb::DownwardFile) -> Result<DownwardFile, WireError> {
     use pb::downward_file::Value;
     let value = match message.value.ok_or(Missing("pod.volumes.files.sources.downward.value"))? {
         Value::Content(bytes) => DownwardValue::Content(bytes),
-        Value::Error(why) => DownwardValue::Wrong(why),
-        Value::WaitsFor(what) => DownwardValue::WaitsFor(what),
+        Value::Error(why) => DownwardValue::Invalid(why),
+        Value::WaitsFor(what) => DownwardValue::Pending(what),
     };
     Ok(DownwardFile { path: message.path, mode: message.mode, value })
 }
 
-/// What a container needs.
-pub(crate) fn wishes(message: pb::PrepareContainerRequest) -> Result<Wishes, WireError> {
-    let part = |part: pb::SubPath| {
-        let volume = plain("subpaths.volume", &part.volume)?;
-        Ok(Part { index: part.index, volume, path: part.path, read_only: part.read_only })
+/// Converts a `PrepareContainer` request.
+pub(crate) fn container_request(message: pb::PrepareContainerRequest) -> Result<ContainerRequest, WireError> {
+    let subpath = |subpath: pb::SubPath| {
+        let volume = path_component("subpaths.volume", &subpath.volume)?;
+        Ok(SubPath { index: subpath.index, volume, path: subpath.path, read_only: subpath.read_only })
     };
-    let key = |key: pb::FileKey| Key { volume: key.volume, path: key.path, key: key.key };
-    Ok(Wishes {
-        uid: plain("uid", &message.uid)?,
-        container: plain("container", &message.container)?,
-        parts: message.subpaths.into_iter().map(part).collect::<Result<_, WireError>>()?,
+    let key = |key: pb::FileKey| FileKey { volume: key.volume, path: key.path, key: key.key };
+    Ok(ContainerRequest {
+        uid: path_component("uid", &message.uid)?,
+        container: path_component("container", &message.container)?,
+        subpaths: message.subpaths.into_iter().map(subpath).collect::<Result<_, WireError>>()?,
         keys: message.keys.into_iter().map(key).collect(),
     })
 }
 
-/// What has been made ready for a container.
-pub(crate) fn prepared(prepared: Prepared) -> pb::PrepareContainerResponse {
+/// Converts the result of `PrepareContainer`.
+pub(crate) fn prepared_container(prepared: PreparedContainer) -> pb::PrepareContainerResponse {
     use pb::file_key_value::Found;
-    let part = |(index, path): (u32, PathBuf)| pb::PreparedSubPath {
+    let subpath = |(index, path): (u32, PathBuf)| pb::PreparedSubPath {
         index,
         host_path: path.to_string_lossy().into_owned(),
     };
     let value = |value| {
         let found = match value {
-            Value::Found(value) => Found::Value(value),
-            Value::Missing => Found::Missing(true),
-            Value::Error(why) => Found::Error(why),
+            FileKeyValue::Found(value) => Found::Value(value),
+            FileKeyValue::Missing => Found::Missing(true),
+            FileKeyValue::Error(why) => Found::Error(why),
         };
         pb::FileKeyValue { found: Some(found) }
     };
     pb::PrepareContainerResponse {
-        subpaths: prepared.parts.into_iter().map(part).collect(),
+        subpaths: prepared.subpaths.into_iter().map(subpath).collect(),
         values: prepared.values.into_iter().map(value).collect(),
     }
 }
 
-/// How full a pod's volumes are.
-pub(crate) fn pod_stats(figures: PodFigures) -> pb::PodVolumeStatsResponse {
-    let PodRef { uid, namespace, name } = figures.pod;
-    let volume = |(name, figures): (String, Figures)| {
-        let (measured_unix_nanos, usage) = figures.measured.unwrap_or_default();
-        let limit = figures.measure.size_limit.unwrap_or(0);
+/// Converts the stats of a pod's volumes.
+pub(crate) fn pod_stats(stats: PodStats) -> pb::PodVolumeStatsResponse {
+    let PodRef { uid, namespace, name } = stats.pod;
+    let volume = |(name, stats): (String, VolumeStats)| {
+        let (measured_unix_nanos, usage) = stats.measured.unwrap_or_default();
+        let limit = stats.measure.size_limit.unwrap_or(0);
         pb::VolumeStats {
             name,
             measured_unix_nanos,
@@ -196,32 +201,32 @@ pub(crate) fn pod_stats(figures: PodFigures) -> pb::PodVolumeStatsResponse {
             inodes_used: usage.inodes_used,
             inodes: usage.inodes,
             inodes_free: usage.inodes_free,
-            local_ephemeral: figures.measure.local_ephemeral,
+            local_ephemeral: stats.measure.local_ephemeral,
             size_limit_bytes: i64::try_from(limit).unwrap_or(i64::MAX),
-            message: figures.message,
+            message: stats.message,
         }
     };
     pb::PodVolumeStatsResponse {
         pod: Some(common::PodRef { uid, namespace, name }),
-        volumes: figures.volumes.into_iter().map(volume).collect(),
+        volumes: stats.volumes.into_iter().map(volume).collect(),
     }
 }
 
-/// Volumes as containers mount them.
-pub(crate) fn mounts(mounts: Vec<Mounted>) -> Vec<pb::VolumeMount> {
+/// Converts ready volumes.
+pub(crate) fn mounts(mounts: Vec<MountedVolume>) -> Vec<pb::VolumeMount> {
     mounts
         .into_iter()
         .map(|m| pb::VolumeMount { name: m.name, host_path: m.host_path, read_only: m.read_only })
         .collect()
 }
 
-/// A pod in `WatchPodVolumes`.
-pub(crate) fn pod_volumes(uid: String, report: Report) -> pb::PodVolumes {
+/// Converts the status of a pod for `WatchPodVolumes`.
+pub(crate) fn pod_volumes(uid: String, status: PodVolumeStatus) -> pb::PodVolumes {
     pb::PodVolumes {
         uid,
-        state: report.phase.as_str().to_owned(),
-        volumes: mounts(report.mounts),
-        message: report.message,
+        state: status.phase.as_str().to_owned(),
+        volumes: mounts(status.mounts),
+        message: status.message,
     }
 }
 
@@ -251,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_desire_is_taken() {
+    fn a_complete_desire_is_converted_from_the_wire() {
         let desire = PodDesireFromWire::try_from(message()).unwrap().0;
         assert_eq!((desire.revision, desire.want, desire.fs_group), (3, Want::Run, Some(5)));
         assert_eq!(desire.memory_limit, Some(7));
@@ -274,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_taken_with_each_kind_of_source() {
+    fn each_kind_of_file_source_is_converted_from_the_wire() {
         use pb::downward_file::Value;
         let item = pb::KeyFile { key: "k".into(), path: "p".into(), mode: Some(0o400) };
         let field = |value| pb::DownwardFile { path: "f".into(), mode: None, value: Some(value) };
@@ -298,8 +303,8 @@ mod tests {
         let field = |value| DownwardFile { path: "f".into(), mode: None, value };
         let fields = vec![
             field(DownwardValue::Content(b"x".to_vec())),
-            field(DownwardValue::Wrong("e".into())),
-            field(DownwardValue::WaitsFor("w".into())),
+            field(DownwardValue::Invalid("e".into())),
+            field(DownwardValue::Pending("w".into())),
         ];
         let files = Files {
             kind: FilesKind::Projected,
@@ -315,9 +320,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_by_its_field() {
-        type Spoil = fn(&mut pb::PodDesire);
-        let cases: [(&str, Spoil); 9] = [
+    fn conversion_errors_name_the_field() {
+        type Corrupt = fn(&mut pb::PodDesire);
+        let cases: [(&str, Corrupt); 9] = [
             ("pod.volumes.files.sources.token.owner_uid", |m| {
                 let token = pb::ServiceAccountToken { owner_uid: Some(-1), ..Default::default() };
                 m.volumes[0].source = Some(files_of(vec![source(pb::file_source::Source::Token(token))]));
@@ -338,9 +343,9 @@ mod tests {
             ("pod.volumes.name", |m| m.volumes[0].name = "..".into()),
             ("pod.fs_group", |m| m.fs_group = Some(-1)),
         ];
-        for (field, spoil) in cases {
+        for (field, corrupt) in cases {
             let mut message = message();
-            spoil(&mut message);
+            corrupt(&mut message);
             let error = PodDesireFromWire::try_from(message).err().unwrap().to_string();
             assert!(error.contains(field), "{error}");
         }

@@ -1,4 +1,4 @@
-//! One task per pod: plan, carry out, publish. There are never two operations at once for a pod.
+//! One task per pod: plans, carries out, publishes. It never runs two operations of a pod at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,112 +8,112 @@ use keelson_service_kit::status::chain;
 use keelson_service_kit::{Backoff, ObjectRef, now_unix_nanos};
 use keelson_sync_callee::{Assignment, Next, Orders, Turn, still_runs};
 use keelson_volume_manager_core::desire::{PodDesire, Source, Volume, Want};
-use keelson_volume_manager_core::figures::measure;
+use keelson_volume_manager_core::measurement::measure_spec;
+use keelson_volume_manager_core::mount_latency::MountWaits;
 use keelson_volume_manager_core::names::VolumeKey;
-use keelson_volume_manager_core::payload::{Lookup, ObjectName, references};
-use keelson_volume_manager_core::plan::{Actual, Plan, Settled, Step, plan};
-use keelson_volume_manager_core::requests::Requests;
+use keelson_volume_manager_core::payload::{ObjectLookup, ObjectName, referenced_objects};
+use keelson_volume_manager_core::plan::{Action, ActualState, Plan, Settled, plan};
 use keelson_volume_manager_core::token::TokenLookup;
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinError;
 
+use crate::actions::{Outcome, VolumeSources, carry_out};
 use crate::manager::{Command, Env};
-use crate::objects::Claim;
-use crate::slow::Slow;
-use crate::steps::{Outcome, Sources, carry_out};
+use crate::objects::Subscription;
+use crate::slow_actions::SlowActionWatch;
 use crate::store::StoreError;
 use crate::tokens::{self, PodTokens};
-use crate::totals::{Share, plugin_of};
-use crate::view::{Folder, Mounted, Phase, Report, View};
-use crate::walks::Walks;
+use crate::totals::{PodCounts, plugin_of};
+use crate::view::{MountedVolume, Phase, PodFolder, PodView, PodVolumeStatus};
+use crate::walks::FsGroupWalks;
 
-/// Retry of a failed volume (volumes.md §3.1).
+/// The back-off of a failed volume (volumes.md §3.1).
 const RETRY: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(122));
 
 /// The task of one pod.
 pub(crate) struct Worker {
     env: Arc<Env>,
-    orders: Orders<PodDesire, View>,
-    actual: Actual,
-    /// Where the ready volumes are.
-    paths: BTreeMap<String, Mounted>,
-    /// The objects that the volumes are made of.
-    claim: Claim,
-    /// The tokens that the volumes hold.
+    orders: Orders<PodDesire, PodView>,
+    actual: ActualState,
+    /// The ready volumes by name.
+    mounted: BTreeMap<String, MountedVolume>,
+    /// The objects that the volumes refer to.
+    objects: Subscription,
+    /// The tokens that the volumes contain.
     tokens: PodTokens,
-    /// When this worker began.
-    begun: Instant,
-    requests: Requests,
-    /// Volumes of plugins that nobody here knows, of which it was told whether they went.
-    forced: BTreeSet<VolumeKey>,
-    share: Share,
+    /// When this worker started.
+    started: Instant,
+    mount_waits: MountWaits,
+    /// Volumes of unknown plugins whose first removal attempt has been counted.
+    counted_foreign: BTreeSet<VolumeKey>,
+    counts: PodCounts,
     retry: Backoff,
-    asking: Backoff,
+    runtime_backoff: Backoff,
 }
 
-/// What is said of a pod beside its phase.
+/// The parts of a published status besides the phase.
 #[derive(Default)]
-struct Said {
+struct StatusDetails {
     message: String,
     permanent: bool,
-    yours: bool,
+    user_can_fix: bool,
     next_try: Option<Duration>,
-    /// Nothing is left of the pod: it is listed no longer.
+    /// Nothing of the pod is left, so it is not listed any more.
     gone: bool,
 }
 
-/// A step that has failed.
-struct Failure {
-    /// The spec itself is in the way.
+/// The error of an action.
+struct ActionError {
+    /// The pod's spec itself causes the error.
     permanent: bool,
-    /// What stands beside the pod is in the way.
-    yours: bool,
-    text: String,
+    /// An object that the pod refers to causes the error.
+    user_can_fix: bool,
+    message: String,
 }
 
 impl Worker {
-    pub(crate) fn new(env: Arc<Env>, orders: Orders<PodDesire, View>, actual: Actual) -> Self {
-        let (claim, share) = (env.objects.claim(), env.totals.share(&actual));
+    pub(crate) fn new(env: Arc<Env>, orders: Orders<PodDesire, PodView>, actual: ActualState) -> Self {
+        let (objects, counts) = (env.objects.subscribe(), env.totals.count_pod(&actual));
         let tokens = PodTokens::new(env.tokens.clone());
         Self {
             env,
             orders,
             actual,
-            paths: BTreeMap::new(),
-            claim,
+            mounted: BTreeMap::new(),
+            objects,
             tokens,
-            begun: Instant::now(),
-            requests: Requests::default(),
-            forced: BTreeSet::new(),
-            share,
+            started: Instant::now(),
+            mount_waits: MountWaits::default(),
+            counted_foreign: BTreeSet::new(),
+            counts,
             retry: RETRY,
-            asking: still_runs(),
+            runtime_backoff: still_runs(),
         }
     }
 
-    /// Works until the manager drops the assignment.
+    /// Runs until the manager drops the assignment.
     pub(crate) async fn run(mut self) {
         while let Some(turn) = self.orders.present().await {
             if turn.is_new {
                 self.retry.reset();
-                self.asking.reset();
+                self.runtime_backoff.reset();
                 let desire = &turn.assignment.desire;
-                self.claim.set(needed(desire));
+                self.objects.set(needed_objects(desire));
                 self.tokens.set(desire, &self.env.store.pod_folder(&self.orders.uid));
             }
-            if self.claim.has_changed() | self.tokens.has_changed() | turn.is_new {
-                self.actual.files_may_have_changed(&turn.assignment.desire);
+            if self.objects.has_changed() | self.tokens.has_changed() | turn.is_new {
+                self.actual.mark_files_stale(&turn.assignment.desire);
             }
-            self.requests.note(&turn.assignment.desire, &self.actual, self.begun.elapsed());
-            self.share.of(&turn.assignment.desire, &self.actual);
-            // On the heap, so that a worker that waits, as most do, is small.
-            let next = Box::pin(self.step(&turn)).await;
-            self.share.of(&turn.assignment.desire, &self.actual);
-            let (claim, tokens) = (&self.claim, &self.tokens);
+            self.mount_waits.update(&turn.assignment.desire, &self.actual, self.started.elapsed());
+            self.counts.update(&turn.assignment.desire, &self.actual);
+            // On the heap, so that a waiting worker, as most are, is small.
+            let next = Box::pin(self.take_turn(&turn)).await;
+            self.counts.update(&turn.assignment.desire, &self.actual);
+            let (objects, tokens) = (&self.objects, &self.tokens);
             let changed = async {
-                // Cancel-safe: neither takes anything away.
+                // Cancel-safe: neither future consumes anything.
                 tokio::select! {
-                    changed = claim.changed() => changed,
+                    changed = objects.changed() => changed,
                     changed = tokens.changed() => changed,
                 }
             };
@@ -123,314 +123,327 @@ impl Worker {
         }
     }
 
-    async fn step(&mut self, turn: &Turn<PodDesire>) -> Next {
+    async fn take_turn(&mut self, turn: &Turn<PodDesire>) -> Next {
         let Assignment { desire, number, .. } = &turn.assignment;
         let folder = match desire.want {
             Want::Run | Want::Stop => None,
-            // Nothing is prepared for a container once this is held: its volumes are not wanted any more.
-            Want::Unmount | Want::Forget => Some(self.folder(desire).await),
+            // Once this lock is held, nothing more is prepared for a container, because its volumes are not desired any more.
+            Want::Unmount | Want::Forget => Some(self.lock_folder(desire).await),
         };
         if let Some(folder) = &folder {
             self.actual.subpaths = folder.has_subpaths;
         }
         match plan(desire, &self.actual, turn.is_quiet) {
-            Plan::Settled(end) => {
+            Plan::Settled(settled) => {
                 drop(folder);
-                self.settle(desire, end, *number).await;
+                self.settle(desire, settled, *number).await;
                 Next::WhenChanged
             }
             Plan::AskRuntime => {
                 drop(folder);
-                self.ask(desire).await
+                self.check_runtime(desire).await
             }
-            Plan::Do(steps) => {
-                let (steps, waits) = self.possible(desire, steps);
-                if steps.is_empty() {
-                    self.wait_for(desire, &waits)
+            Plan::Do(actions) => {
+                let (actions, pending) = self.runnable(desire, actions);
+                if actions.is_empty() {
+                    self.wait_for(desire, &pending)
                 } else {
-                    self.carry_out(desire, steps, folder).await
+                    self.carry_out(desire, actions, folder).await
                 }
             }
         }
     }
 
-    /// Waits until nothing is being prepared for a container of the pod.
-    async fn folder(&self, desire: &PodDesire) -> OwnedMutexGuard<Folder> {
+    /// Locks the pod's folder, once nothing is being prepared for a container of the pod.
+    async fn lock_folder(&self, desire: &PodDesire) -> OwnedMutexGuard<PodFolder> {
         let folder = Arc::clone(&self.orders.view.borrow().folder);
         if let Ok(folder) = Arc::clone(&folder).try_lock_owned() {
             return folder;
         }
-        let message = "a part of a volume is still being prepared for a container".to_owned();
-        self.publish(desire, Phase::Unmounting, &Said { message, ..Said::default() });
+        let message = "a subPath is still being prepared for a container".to_owned();
+        self.publish(desire, Phase::Unmounting, &StatusDetails { message, ..StatusDetails::default() });
         folder.lock_owned().await
     }
 
-    /// The steps whose objects and tokens are known, and who has to do what for the others. A volume waits for these
-    /// without a try: pod-config tells of them as soon as it can.
-    fn possible(&self, desire: &PodDesire, steps: Vec<Step>) -> (Vec<Step>, BTreeSet<String>) {
-        let mut waits = BTreeSet::new();
-        let look = self.tokens.look();
-        let is_possible = |step: &Step| {
-            let (Step::SetUp(i) | Step::Refresh(i)) = step else { return true };
+    /// Splits off the actions whose objects and tokens are known, and returns what the others wait for. These wait
+    /// without an attempt, since pod-config reports objects and tokens as soon as it can.
+    fn runnable(&self, desire: &PodDesire, actions: Vec<Action>) -> (Vec<Action>, BTreeSet<String>) {
+        let mut pending = BTreeSet::new();
+        let lookup = self.tokens.lookup();
+        let is_runnable = |action: &Action| {
+            let (Action::SetUp(i) | Action::Refresh(i)) = action else { return true };
             let Some(volume) = desire.volumes.get(*i) else { return true };
             let Some(files) = volume.files() else { return true };
-            let objects = references(files, &desire.pod.namespace)
-                .filter(|name| self.env.objects.look(name) == Lookup::Unknown)
-                .map(|name| format!("pod-config to tell the {name}"));
-            let tokens = tokens::names(volume).into_iter().filter_map(|name| match look(name) {
-                TokenLookup::Waits(what) => Some(what),
+            let objects = referenced_objects(files, &desire.pod.namespace)
+                .filter(|name| self.env.objects.lookup(name) == ObjectLookup::Unknown)
+                .map(|name| format!("pod-config to send the {name}"));
+            let tokens = tokens::token_names(volume).into_iter().filter_map(|name| match lookup(name) {
+                TokenLookup::Pending(what) => Some(what),
                 TokenLookup::Refused(_) | TokenLookup::Present(_) => None,
             });
             let unknown: Vec<String> = objects.chain(tokens).collect();
-            let is_possible = unknown.is_empty();
-            waits.extend(unknown);
-            is_possible
+            let is_runnable = unknown.is_empty();
+            pending.extend(unknown);
+            is_runnable
         };
-        let steps = steps.into_iter().filter(is_possible).collect();
-        (steps, waits)
+        let actions = actions.into_iter().filter(is_runnable).collect();
+        (actions, pending)
     }
 
-    fn wait_for(&self, desire: &PodDesire, waits: &BTreeSet<String>) -> Next {
+    fn wait_for(&self, desire: &PodDesire, pending: &BTreeSet<String>) -> Next {
         let phase = if self.is_ready(desire) { Phase::Mounted } else { Phase::Pending };
-        let message = waits.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        self.publish(desire, phase, &Said { message, ..Said::default() });
+        let message = pending.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        self.publish(desire, phase, &StatusDetails { message, ..StatusDetails::default() });
         Next::WhenChanged
     }
 
-    /// Every wanted volume is there, up to date or not.
+    /// Whether every desired volume is ready, up to date or not.
     fn is_ready(&self, desire: &PodDesire) -> bool {
         desire.volumes.iter().all(|volume| self.actual.ready.contains(&volume.name))
     }
 
-    async fn settle(&mut self, desire: &PodDesire, end: Settled, number: u64) {
-        let phase = match end {
+    async fn settle(&mut self, desire: &PodDesire, settled: Settled, number: u64) {
+        let phase = match settled {
             Settled::Mounted => Phase::Mounted,
-            Settled::Stopping if self.actual.held.is_empty() && self.paths.is_empty() => Phase::Unmounted,
+            Settled::Stopping if self.actual.on_disk.is_empty() && self.mounted.is_empty() => {
+                Phase::Unmounted
+            }
             Settled::Stopping => Phase::Mounted,
             Settled::Unmounted | Settled::Gone => Phase::Unmounted,
         };
-        if matches!(end, Settled::Unmounted | Settled::Gone) {
-            self.paths.clear();
+        if matches!(settled, Settled::Unmounted | Settled::Gone) {
+            self.mounted.clear();
             self.actual.ready.clear();
         }
         self.retry.reset();
-        self.publish(desire, phase, &Said { gone: end == Settled::Gone, ..Said::default() });
-        if end == Settled::Gone {
+        self.publish(
+            desire,
+            phase,
+            &StatusDetails { gone: settled == Settled::Gone, ..StatusDetails::default() },
+        );
+        if settled == Settled::Gone {
             let _ = self.env.commands.send(Command::Gone { uid: self.orders.uid.clone(), number }).await;
         }
     }
 
-    async fn ask(&mut self, desire: &PodDesire) -> Next {
+    async fn check_runtime(&mut self, desire: &PodDesire) -> Next {
         let Err(why) = self.env.runtime.nothing_runs(&self.orders.uid).await else {
-            self.asking.reset();
+            self.runtime_backoff.reset();
             return Next::Now { is_quiet: true };
         };
-        let pause = self.asking.next_delay();
+        let delay = self.runtime_backoff.next_delay();
         let message = format!("not unmounted yet: {why}");
-        self.publish(desire, Phase::Unmounting, &Said { message, next_try: Some(pause), ..Said::default() });
-        Next::After(pause)
+        self.publish(
+            desire,
+            Phase::Unmounting,
+            &StatusDetails { message, next_try: Some(delay), ..StatusDetails::default() },
+        );
+        Next::After(delay)
     }
 
     async fn carry_out(
         &mut self,
         desire: &Arc<PodDesire>,
-        steps: Vec<Step>,
-        folder: Option<OwnedMutexGuard<Folder>>,
+        actions: Vec<Action>,
+        folder: Option<OwnedMutexGuard<PodFolder>>,
     ) -> Next {
-        // What is only brought up to date can be used meanwhile, and when that fails.
-        let is_refresh = self.is_ready(desire) && steps.iter().all(|step| matches!(step, Step::Refresh(_)));
+        // A volume that is only refreshed can be used meanwhile, and also when the refresh fails.
+        let is_refresh =
+            self.is_ready(desire) && actions.iter().all(|action| matches!(action, Action::Refresh(_)));
         let phase = match desire.want {
             Want::Run if is_refresh => Phase::Mounted,
             Want::Run => Phase::Pending,
             Want::Stop | Want::Unmount | Want::Forget => Phase::Unmounting,
         };
-        if !is_refresh && self.orders.view.borrow().report.phase != Phase::Failed {
-            self.publish(desire, phase, &Said::default());
+        if !is_refresh && self.orders.view.borrow().status.phase != Phase::Failed {
+            self.publish(desire, phase, &StatusDetails::default());
         }
-        let begun = Instant::now();
-        let outcomes = match self.watched(desire, phase, steps, folder).await {
+        let started = Instant::now();
+        let outcomes = match self.run_blocking(desire, phase, actions, folder).await {
             Ok(outcomes) => outcomes,
             Err(error) => {
-                let pause = self.retry.next_delay();
-                let message = format!("the operation has ended unexpectedly: {error}");
+                let delay = self.retry.next_delay();
+                let message = format!("the volume operation ended unexpectedly: {error}");
                 tracing::error!(uid = self.orders.uid, "{message}");
-                let said = Said { message, next_try: Some(pause), ..Said::default() };
-                self.publish(desire, Phase::Failed, &said);
-                return Next::After(pause);
+                let details = StatusDetails { message, next_try: Some(delay), ..StatusDetails::default() };
+                self.publish(desire, Phase::Failed, &details);
+                return Next::After(delay);
             }
         };
-        let failures = self.take_note(desire, outcomes);
-        let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-        if failures.is_empty() {
-            tracing::debug!(uid = self.orders.uid, elapsed_ms, "volumes are as wanted");
+        let errors = self.record_outcomes(desire, outcomes);
+        let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        if errors.is_empty() {
+            tracing::debug!(uid = self.orders.uid, elapsed_ms, "the volumes match the desired state");
             return Next::Now { is_quiet: false };
         }
-        // What stands beside the pod does not help while its spec is in the way.
-        let permanent = failures.iter().all(|failure| failure.permanent || failure.yours)
-            && failures.iter().any(|failure| failure.permanent);
-        let yours = failures.iter().all(|failure| failure.yours);
-        let texts: Vec<String> = failures.into_iter().map(|failure| failure.text).collect();
-        let pause = self.retry.next_delay();
+        // Fixing the objects does not help while the spec itself causes an error.
+        let permanent = errors.iter().all(|error| error.permanent || error.user_can_fix)
+            && errors.iter().any(|error| error.permanent);
+        let user_can_fix = errors.iter().all(|error| error.user_can_fix);
+        let texts: Vec<String> = errors.into_iter().map(|error| error.message).collect();
+        let delay = self.retry.next_delay();
         let message = texts.join("; ");
         tracing::warn!(
             uid = self.orders.uid,
             pod = desire.pod.name,
             namespace = desire.pod.namespace,
             elapsed_ms,
-            retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX),
-            "volumes are not as wanted: {message}"
+            retry_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
+            "cannot bring the volumes to the desired state: {message}"
         );
         let phase = match desire.want {
             Want::Run if self.is_ready(desire) => Phase::Mounted,
             Want::Run => Phase::Failed,
             Want::Stop | Want::Unmount | Want::Forget => Phase::Unmounting,
         };
-        let said = Said { message, permanent, yours, next_try: Some(pause), gone: false };
-        self.publish(desire, phase, &said);
-        Next::After(pause)
+        let details = StatusDetails { message, permanent, user_can_fix, next_try: Some(delay), gone: false };
+        self.publish(desire, phase, &details);
+        Next::After(delay)
     }
 
-    /// Carries out steps beside the loop. What hangs cannot be cut short, so it is named while it does.
-    async fn watched(
+    /// Carries out actions on a blocking thread. A hanging action cannot be cancelled, so it is reported while it hangs.
+    async fn run_blocking(
         &self,
         desire: &Arc<PodDesire>,
         phase: Phase,
-        steps: Vec<Step>,
-        mut folder: Option<OwnedMutexGuard<Folder>>,
+        actions: Vec<Action>,
+        mut folder: Option<OwnedMutexGuard<PodFolder>>,
     ) -> Result<Vec<Outcome>, JoinError> {
         let env = Arc::clone(&self.env);
-        let sources = Sources { objects: self.env.objects.clone(), tokens: self.tokens.look() };
+        let sources = VolumeSources { objects: self.env.objects.clone(), tokens: self.tokens.lookup() };
         let work = Arc::clone(desire);
-        let (at, now_at) = watch::channel(None);
-        let walks = Arc::new(Walks::default());
-        let walked = Arc::clone(&walks);
+        let (sender, current) = watch::channel(None);
+        let walks = Arc::new(FsGroupWalks::default());
+        let walks_in_task = Arc::clone(&walks);
         let outcomes = tokio::task::spawn_blocking(move || {
-            let outcomes = carry_out(&env, &sources, &work, steps, (&at, &walked));
-            let is_removed = |o: &Outcome| o.step == Step::RemoveSubpaths && o.result.is_ok();
+            let outcomes = carry_out(&env, &sources, &work, actions, (&sender, &walks_in_task));
+            let is_removed = |o: &Outcome| o.action == Action::RemoveSubpaths && o.result.is_ok();
             if let Some(folder) = folder.as_mut().filter(|_| outcomes.iter().any(is_removed)) {
                 folder.has_subpaths = false;
             }
             outcomes
         });
-        let slow = Slow { desire, at: &now_at, walks: &walks, events: &self.env.events };
-        let say = |message| self.publish(desire, phase, &Said { message, ..Said::default() });
-        slow.watch(outcomes, say).await
+        let watch = SlowActionWatch { desire, current: &current, walks: &walks, events: &self.env.events };
+        let report =
+            |message| self.publish(desire, phase, &StatusDetails { message, ..StatusDetails::default() });
+        watch.watch(outcomes, report).await
     }
 
-    /// What has failed.
-    fn take_note(&mut self, desire: &PodDesire, outcomes: Vec<Outcome>) -> Vec<Failure> {
-        let mut failures = Vec::new();
+    /// Updates the actual state from the outcomes and returns the errors.
+    fn record_outcomes(&mut self, desire: &PodDesire, outcomes: Vec<Outcome>) -> Vec<ActionError> {
+        let mut errors = Vec::new();
         for outcome in outcomes {
-            self.count(desire, &outcome);
+            self.count_outcome(desire, &outcome);
             match outcome.result {
-                Ok(set_up) => {
-                    self.actual.done(&outcome.step, desire, outcome.holds);
-                    match (&outcome.step, set_up) {
-                        (Step::SetUp(i), Some(set_up)) => {
+                Ok(ready) => {
+                    self.actual.record_success(&outcome.action, desire, outcome.key);
+                    match (&outcome.action, ready) {
+                        (Action::SetUp(i), Some(ready)) => {
                             if let Some(volume) = desire.volumes.get(*i) {
-                                let mounted = Mounted {
+                                let mounted = MountedVolume {
                                     name: volume.name.clone(),
-                                    host_path: set_up.host_path.to_string_lossy().into_owned(),
-                                    read_only: set_up.read_only,
-                                    empty_dir: matches!(volume.source, Source::EmptyDir { .. }),
-                                    measure: measure(&volume.source, desire.storage_limited),
+                                    host_path: ready.host_path.to_string_lossy().into_owned(),
+                                    read_only: ready.read_only,
+                                    is_empty_dir: matches!(volume.source, Source::EmptyDir { .. }),
+                                    measure: measure_spec(&volume.source, desire.storage_limited),
                                 };
-                                self.paths.insert(volume.name.clone(), mounted);
+                                self.mounted.insert(volume.name.clone(), mounted);
                             }
                         }
-                        (Step::TearDown(key), _) => {
-                            self.paths.remove(&key.name);
+                        (Action::TearDown(key), _) => {
+                            self.mounted.remove(&key.name);
                         }
-                        (Step::RemoveFolder, _) => self.paths.clear(),
+                        (Action::RemoveFolder, _) => self.mounted.clear(),
                         _ => {}
                     }
                 }
                 Err(error) => {
-                    self.actual.failed(&outcome.step, outcome.holds);
+                    self.actual.record_failure(&outcome.action, outcome.key);
                     if desire.want == Want::Forget {
                         self.env.orphans.failed(&self.orders.uid);
                     }
-                    failures.push(Failure {
+                    errors.push(ActionError {
                         permanent: error.is_permanent(),
-                        yours: error.is_of_the_objects(),
-                        text: self.describe(desire, &outcome.step, &error),
+                        user_can_fix: error.is_fixable_by_user(),
+                        message: self.error_message(desire, &outcome.action, &error),
                     });
                 }
             }
         }
-        failures
+        errors
     }
 
-    /// Counts what a step has brought to its end.
-    fn count(&mut self, desire: &PodDesire, outcome: &Outcome) {
-        let is_good = outcome.result.is_ok();
-        match &outcome.step {
-            Step::SetUp(i) | Step::Refresh(i) if is_good => {
+    /// Updates the metrics of a finished action.
+    fn count_outcome(&mut self, desire: &PodDesire, outcome: &Outcome) {
+        let succeeded = outcome.result.is_ok();
+        match &outcome.action {
+            Action::SetUp(i) | Action::Refresh(i) if succeeded => {
                 let Some(volume) = desire.volumes.get(*i) else { return };
-                let at = outcome.ended.saturating_duration_since(self.begun);
+                let at = outcome.ended.saturating_duration_since(self.started);
                 if let (Some(waited), Some(plugin)) =
-                    (self.requests.done(&volume.name, at), plugin_of(volume))
+                    (self.mount_waits.finish(&volume.name, at), plugin_of(volume))
                 {
                     self.env.operations.mounted(plugin, waited);
                 }
             }
-            Step::TearDown(key) if key.is_foreign() && self.forced.insert(key.clone()) => {
-                self.env.totals.forced(is_good);
+            Action::TearDown(key) if key.is_foreign() && self.counted_foreign.insert(key.clone()) => {
+                self.env.totals.foreign_removal(succeeded);
             }
             _ => {}
         }
     }
 
-    /// The text of a failure; one of a set-up becomes an event of the pod as well (volumes.md §3.18).
-    fn describe(&self, desire: &PodDesire, step: &Step, error: &StoreError) -> String {
+    /// The message of an error. An error while setting up is recorded as an event of the pod, too (volumes.md §3.18).
+    fn error_message(&self, desire: &PodDesire, action: &Action, error: &StoreError) -> String {
         let cause = chain(error);
         let pod = &desire.pod;
         let object = || ObjectRef::pod(&pod.namespace, &pod.name, &pod.uid);
-        match step {
-            Step::MakeFolders => {
+        match action {
+            Action::CreateFolders => {
                 let text = format!("error making pod data directories: {cause}");
                 self.env.events.warning(object(), "Failed", text.clone());
                 text
             }
-            Step::SetUp(i) | Step::Refresh(i) => {
+            Action::SetUp(i) | Action::Refresh(i) => {
                 let name = desire.volumes.get(*i).map_or("", |volume| volume.name.as_str());
                 let text = format!("MountVolume.SetUp failed for volume \"{name}\" : {cause}");
                 self.env.events.warning(object(), "FailedMount", text.clone());
                 text
             }
-            Step::RemoveSubpaths => format!("cannot unmount parts of volumes: {cause}"),
-            Step::TearDown(key) => {
+            Action::RemoveSubpaths => format!("cannot unmount subPaths: {cause}"),
+            Action::TearDown(key) => {
                 format!("UnmountVolume.TearDown failed for volume \"{}\" : {cause}", key.name)
             }
-            Step::RemoveFolder => format!("cannot remove the pod's folder: {cause}"),
+            Action::RemoveFolder => format!("cannot remove the pod's folder: {cause}"),
         }
     }
 
-    fn publish(&self, desire: &PodDesire, phase: Phase, said: &Said) {
-        let mounts = self.paths.values().cloned().collect();
-        let report = Report { pod: desire.pod.clone(), phase, mounts, message: said.message.clone() };
-        if !said.gone {
-            self.env.hub.set_if_changed(self.orders.uid.clone(), report.clone());
+    fn publish(&self, desire: &PodDesire, phase: Phase, details: &StatusDetails) {
+        let mounts = self.mounted.values().cloned().collect();
+        let status =
+            PodVolumeStatus { pod: desire.pod.clone(), phase, mounts, message: details.message.clone() };
+        if !details.gone {
+            self.env.hub.set_if_changed(self.orders.uid.clone(), status.clone());
         }
-        let next_try_unix_nanos = said.next_try.map_or(0, |pause| {
-            now_unix_nanos().saturating_add(i64::try_from(pause.as_nanos()).unwrap_or(i64::MAX))
+        let next_try_unix_nanos = details.next_try.map_or(0, |delay| {
+            now_unix_nanos().saturating_add(i64::try_from(delay.as_nanos()).unwrap_or(i64::MAX))
         });
         self.orders.view.send_modify(|view| {
             view.revision = desire.revision;
-            view.report = report;
-            view.permanent = said.permanent;
-            view.yours = said.yours;
+            view.status = status;
+            view.permanent = details.permanent;
+            view.user_can_fix = details.user_can_fix;
             view.next_try_unix_nanos = next_try_unix_nanos;
         });
     }
 }
 
-/// The objects that the volumes of a pod are made of, while it is to have any.
-fn needed(desire: &PodDesire) -> BTreeSet<ObjectName> {
+/// The objects that the desired volumes of a pod refer to.
+fn needed_objects(desire: &PodDesire) -> BTreeSet<ObjectName> {
     match desire.want {
         Want::Run | Want::Stop => {
             let files = desire.volumes.iter().filter_map(Volume::files);
-            files.flat_map(|files| references(files, &desire.pod.namespace)).collect()
+            files.flat_map(|files| referenced_objects(files, &desire.pod.namespace)).collect()
         }
         Want::Unmount | Want::Forget => BTreeSet::new(),
     }

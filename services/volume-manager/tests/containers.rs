@@ -1,4 +1,4 @@
-//! `PrepareContainer` over the socket: parts of volumes and values of files, and what becomes of them.
+//! `PrepareContainer` over the socket: subPaths and values of environment files.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,13 +13,13 @@ use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::runtime::v1::ContainerState;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_service_kit::status::reason;
-use support::objects::{Told, config_map};
+use support::pod_config::{FakePodConfig, config_map};
 use support::{Client, Sync, World, desire, empty_dir, mount, mounts_below, unmount, volume, within};
 use tonic::{Code, Status};
 
 const LONG: Duration = Duration::from_secs(20);
 
-fn part(index: u32, volume: &str, path: &str) -> pb::SubPath {
+fn subpath(index: u32, volume: &str, path: &str) -> pb::SubPath {
     pb::SubPath { index, volume: volume.into(), path: path.into(), read_only: false }
 }
 
@@ -43,8 +43,8 @@ async fn prepare_within(
         subpaths,
         keys: Vec::new(),
     };
-    let made = client.prepare_container(within(request, deadline)).await?.into_inner().subpaths;
-    Ok(made.into_iter().map(|made| made.host_path).collect())
+    let prepared = client.prepare_container(within(request, deadline)).await?.into_inner().subpaths;
+    Ok(prepared.into_iter().map(|prepared| prepared.host_path).collect())
 }
 
 fn subpath_mounts(world: &World) -> usize {
@@ -56,11 +56,11 @@ fn ino(path: impl AsRef<Path>) -> u64 {
 }
 
 #[tokio::test]
-async fn parts_of_volumes_are_shared_by_containers_and_go_before_the_volumes() {
-    let (world, told) = (World::new(), Told::default());
+async fn subpaths_are_shared_by_containers_and_removed_before_the_volumes() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
     let _runtime = world.start_runtime().await;
-    let _config = told.serve(&world).await;
-    told.config_map("conf", r#"{"app.conf": "x=1"}"#);
+    let _server = pod_config.serve(&world).await;
+    pod_config.config_map("conf", r#"{"app.conf": "x=1"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -73,17 +73,17 @@ async fn parts_of_volumes_are_shared_by_containers_and_go_before_the_volumes() {
         config_map("conf"),
         volume("host", pb::volume::Source::HostPath(host_path)),
     ];
-    let wanted = desire("u1", 1, Want::Run, volumes);
-    sync.pod(wanted.clone()).await;
-    // Without waiting for the volumes first: the call does.
-    let parts = vec![
-        part(0, "disk", "shared/logs"),
-        part(1, "shm", "a"),
-        part(3, "conf", "app.conf"),
-        part(4, "host", "sub"),
+    let desired = desire("u1", 1, Want::Run, volumes);
+    sync.pod(desired.clone()).await;
+    // The call itself waits for the volumes.
+    let subpaths = vec![
+        subpath(0, "disk", "shared/logs"),
+        subpath(1, "shm", "a"),
+        subpath(3, "conf", "app.conf"),
+        subpath(4, "host", "sub"),
     ];
-    let one = prepare(&mut client, "one", parts).await.unwrap();
-    let two = prepare(&mut client, "two", vec![part(0, "disk", "shared/logs")]).await.unwrap();
+    let one = prepare(&mut client, "one", subpaths).await.unwrap();
+    let two = prepare(&mut client, "two", vec![subpath(0, "disk", "shared/logs")]).await.unwrap();
     let folder = world.pod("u1").join("volume-subpaths");
     assert_eq!(Path::new(&one[0]), folder.join("disk/one/0"));
     assert_eq!(Path::new(&one[2]), folder.join("conf/one/3"));
@@ -93,46 +93,48 @@ async fn parts_of_volumes_are_shared_by_containers_and_go_before_the_volumes() {
     assert_eq!(ino(&one[3]), ino(host.join("sub")));
     assert_eq!(subpath_mounts(&world), 5);
 
-    sync.pod(pb::PodDesire { want: Want::Unmount.into(), revision: 2, ..wanted }).await;
+    sync.pod(pb::PodDesire { want: Want::Unmount.into(), revision: 2, ..desired }).await;
     unmount(&mut client, "u1", LONG).await.unwrap();
     assert!(mounts_below(&world.pod("u1")).is_empty() && !folder.exists());
-    assert!(host.join("sub").exists(), "what is the host's stays");
-    let late = prepare_within(Duration::from_secs(1), &mut client, "one", vec![part(0, "disk", "a")]).await;
+    assert!(host.join("sub").exists(), "the host's folder stays");
+    let late =
+        prepare_within(Duration::from_secs(1), &mut client, "one", vec![subpath(0, "disk", "a")]).await;
     let late = late.unwrap_err();
-    assert_eq!(reason(&late).as_deref(), Some("NOT_MOUNTED"), "nothing is prepared for it: {late:?}");
+    assert_eq!(reason(&late).as_deref(), Some("NOT_MOUNTED"), "nothing is prepared: {late:?}");
     assert!(!folder.exists());
 }
 
 #[tokio::test]
-async fn a_restarted_service_keeps_what_is_prepared_right_and_mends_the_rest() {
+async fn a_restarted_service_keeps_valid_subpaths_and_repairs_the_others() {
     let world = World::new();
     let runtime = world.start_runtime().await;
     runtime.container("u1", ContainerState::Running);
-    let wanted = desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 0)]);
+    let desired = desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 0)]);
     let first = world.start().await;
     let mut client = first.client();
     let sync = Sync::open(&mut client).await;
-    sync.pod(wanted.clone()).await;
-    let parts = || vec![part(0, "disk", "a"), part(1, "disk", "b")];
-    let before = prepare(&mut client, "main", parts()).await.unwrap();
+    sync.pod(desired.clone()).await;
+    let subpaths = || vec![subpath(0, "disk", "a"), subpath(1, "disk", "b")];
+    let before = prepare(&mut client, "main", subpaths()).await.unwrap();
     let inodes: Vec<u64> = before.iter().map(ino).collect();
-    // Killed between the place and its mount.
+    // As if killed between the creation of the mount point and the mount.
     rustix::mount::unmount(before[1].as_str(), rustix::mount::UnmountFlags::NOFOLLOW).unwrap();
     drop(sync);
     first.stop().await;
-    assert_eq!(subpath_mounts(&world), 1, "what is mounted stays");
+    assert_eq!(subpath_mounts(&world), 1, "mounts stay");
 
     let second = world.start().await;
     let mut client = second.client();
     let mut sync = Sync::open(&mut client).await;
-    sync.pod(wanted.clone()).await;
-    assert_eq!(prepare(&mut client, "main", parts()).await.unwrap(), before);
+    sync.pod(desired.clone()).await;
+    assert_eq!(prepare(&mut client, "main", subpaths()).await.unwrap(), before);
     assert_eq!(before.iter().map(ino).collect::<Vec<_>>(), inodes);
     assert_eq!(subpath_mounts(&world), 2);
     drop(sync);
     second.stop().await;
 
-    // The pod went while nobody looked. The third one finds the parts, and waits for the container to end.
+    // The pod was removed while the service was down. The third instance finds the subPaths and waits for the container
+    // to end.
     let third = world.start().await;
     let mut client = third.client();
     sync = Sync::open(&mut client).await;
@@ -141,13 +143,15 @@ async fn a_restarted_service_keeps_what_is_prepared_right_and_mends_the_rest() {
     assert_eq!(subpath_mounts(&world), 2);
     runtime.container("u1", ContainerState::Exited);
     unmount(&mut client, "u1", LONG).await.unwrap();
-    support::eventually("its folder to go", || std::future::ready((!world.pod("u1").exists()).then_some(())))
-        .await;
+    support::eventually("the removal of its folder", || {
+        std::future::ready((!world.pod("u1").exists()).then_some(()))
+    })
+    .await;
     assert_eq!(subpath_mounts(&world), 0);
 }
 
-/// What a runtime does with a part that was prepared: binds it once more, and reads it.
-fn read_as_a_runtime(world: &World, prepared: &str) -> String {
+/// Uses a prepared subPath like a runtime: bind-mounts it once more and reads it.
+fn read_like_a_runtime(world: &World, prepared: &str) -> String {
     let target = world.config.paths.run_dir.join("of-the-container");
     fs::write(&target, "").unwrap();
     rustix::mount::mount_bind(prepared, &target).unwrap();
@@ -162,17 +166,18 @@ fn dated_folders(volume: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn an_edit_between_the_preparation_and_the_start_takes_nothing_away_from_the_container() {
-    let (world, told) = (World::new(), Told::default());
+async fn a_config_map_edit_does_not_change_a_subpath_that_is_already_prepared() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
     let _runtime = world.start_runtime().await;
-    let _config = told.serve(&world).await;
-    told.config_map("conf", r#"{"app.conf": "x=0"}"#);
+    let _server = pod_config.serve(&world).await;
+    pod_config.config_map("conf", r#"{"app.conf": "x=0"}"#);
     let first = world.start().await;
     let mut client = first.client();
     let mut sync = Sync::open(&mut client).await;
-    let wanted = desire("u1", 1, Want::Run, vec![config_map("conf")]);
-    sync.pod(wanted.clone()).await;
-    let prepared = prepare(&mut client, "main", vec![part(0, "conf", "app.conf")]).await.unwrap().remove(0);
+    let desired = desire("u1", 1, Want::Run, vec![config_map("conf")]);
+    sync.pod(desired.clone()).await;
+    let prepared =
+        prepare(&mut client, "main", vec![subpath(0, "conf", "app.conf")]).await.unwrap().remove(0);
     let volume = world.pod("u1").join("volumes/kubernetes.io~configmap/conf");
     let shows = async |text: &str| {
         support::eventually("the edit to show", || {
@@ -182,28 +187,31 @@ async fn an_edit_between_the_preparation_and_the_start_takes_nothing_away_from_t
         .await;
     };
     for edit in 1..=20 {
-        told.config_map("conf", &format!(r#"{{"app.conf": "x={edit}"}}"#));
+        pod_config.config_map("conf", &format!(r#"{{"app.conf": "x={edit}"}}"#));
         shows(&format!("x={edit}")).await;
-        assert_eq!(read_as_a_runtime(&world, &prepared), "x=0", "after {edit} edits");
+        assert_eq!(read_like_a_runtime(&world, &prepared), "x=0", "after {edit} edits");
     }
-    assert_eq!(dated_folders(&volume), 2, "what is bound, and what is shown");
+    assert_eq!(dated_folders(&volume), 2, "the bound folder and the current one");
 
-    // A service that is killed meanwhile finds out anew what is bound.
+    // A service that was killed meanwhile detects again which subPaths are bind-mounted.
     drop(sync);
     first.stop().await;
     let second = world.start().await;
     let mut client = second.client();
     sync = Sync::open(&mut client).await;
-    sync.pod(wanted).await;
-    told.config_map("conf", r#"{"app.conf": "x=21"}"#);
+    sync.pod(desired).await;
+    pod_config.config_map("conf", r#"{"app.conf": "x=21"}"#);
     shows("x=21").await;
-    assert_eq!(read_as_a_runtime(&world, &prepared), "x=0");
-    // The next start of the container gets what there is then, and the old files go with the next edit.
-    assert_eq!(prepare(&mut client, "main", vec![part(0, "conf", "app.conf")]).await.unwrap(), [&*prepared]);
-    assert_eq!(read_as_a_runtime(&world, &prepared), "x=21");
-    told.config_map("conf", r#"{"app.conf": "x=22"}"#);
+    assert_eq!(read_like_a_runtime(&world, &prepared), "x=0");
+    // The next start of the container gets the current files, and the next edit removes the old ones.
+    assert_eq!(
+        prepare(&mut client, "main", vec![subpath(0, "conf", "app.conf")]).await.unwrap(),
+        [&*prepared]
+    );
+    assert_eq!(read_like_a_runtime(&world, &prepared), "x=21");
+    pod_config.config_map("conf", r#"{"app.conf": "x=22"}"#);
     shows("x=22").await;
-    support::eventually("the old files to go", || {
+    support::eventually("the removal of the old files", || {
         std::future::ready((dated_folders(&volume) == 2).then_some(()))
     })
     .await;
@@ -211,27 +219,27 @@ async fn an_edit_between_the_preparation_and_the_start_takes_nothing_away_from_t
 }
 
 #[tokio::test]
-async fn parts_are_prepared_while_their_volume_is_edited_all_the_time() {
-    let (world, told) = (World::new(), Told::default());
+async fn subpaths_are_prepared_while_their_volume_is_edited_constantly() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
     let _runtime = world.start_runtime().await;
-    let _config = told.serve(&world).await;
-    told.config_map("conf", r#"{"app.conf": "x=0"}"#);
+    let _server = pod_config.serve(&world).await;
+    pod_config.config_map("conf", r#"{"app.conf": "x=0"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
     sync.pod(desire("u1", 1, Want::Run, vec![config_map("conf")])).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     for round in 0..200 {
-        told.config_map("conf", &format!(r#"{{"app.conf": "x={round}"}}"#));
-        let parts = vec![part(0, "conf", "app.conf")];
-        let prepared = prepare(&mut client, &format!("c{}", round % 3), parts).await.unwrap().remove(0);
-        assert!(read_as_a_runtime(&world, &prepared).starts_with("x="), "round {round}");
+        pod_config.config_map("conf", &format!(r#"{{"app.conf": "x={round}"}}"#));
+        let subpaths = vec![subpath(0, "conf", "app.conf")];
+        let prepared = prepare(&mut client, &format!("c{}", round % 3), subpaths).await.unwrap().remove(0);
+        assert!(read_like_a_runtime(&world, &prepared).starts_with("x="), "round {round}");
     }
     drop(sync);
 }
 
 #[tokio::test]
-async fn what_cannot_be_mounted_is_told_without_a_path_of_the_node() {
+async fn subpath_errors_contain_no_path_of_the_node() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -241,29 +249,30 @@ async fn what_cannot_be_mounted_is_told_without_a_path_of_the_node() {
     let disk = world.empty_dir("u1", "disk");
     fs::write(disk.join("file"), "").unwrap();
     symlink("/etc", disk.join("etc")).unwrap();
-    let begins = "failed to prepare subPath for volumeMount \"disk\" of container \"main\": ";
-    for (path, text) in [("etc", "out of the volume"), ("file/x", "no folder"), ("../x", "out of the volume")]
+    let prefix = "failed to prepare subPath for volumeMount \"disk\" of container \"main\": ";
+    for (path, text) in
+        [("etc", "out of the volume"), ("file/x", "not a directory"), ("../x", "out of the volume")]
     {
-        let status = prepare(&mut client, "main", vec![part(0, "disk", path)]).await.unwrap_err();
+        let status = prepare(&mut client, "main", vec![subpath(0, "disk", path)]).await.unwrap_err();
         assert_eq!(
             (status.code(), reason(&status).as_deref()),
             (Code::FailedPrecondition, Some("SUBPATH_NOT_USABLE"))
         );
-        let told = status.message();
-        assert!(told.starts_with(begins) && told.contains(text), "{path}: {told}");
-        assert!(!told.contains(&*world.config.paths.root_dir.to_string_lossy()), "{path}: {told}");
+        let message = status.message();
+        assert!(message.starts_with(prefix) && message.contains(text), "{path}: {message}");
+        assert!(!message.contains(&*world.config.paths.root_dir.to_string_lossy()), "{path}: {message}");
     }
-    let status = prepare(&mut client, "main", vec![part(0, "none", "a")]).await.unwrap_err();
+    let status = prepare(&mut client, "main", vec![subpath(0, "none", "a")]).await.unwrap_err();
     assert_eq!(status.message(), "cannot find volume \"none\" to mount into container \"main\"");
     for (container, volume) in [("..", "disk"), ("a/b", "disk"), ("main", "..")] {
-        let status = prepare(&mut client, container, vec![part(0, volume, "a")]).await.unwrap_err();
+        let status = prepare(&mut client, container, vec![subpath(0, volume, "a")]).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{container} {volume}");
     }
     assert_eq!(subpath_mounts(&world), 0);
 }
 
 #[tokio::test]
-async fn values_of_files_are_read_beneath_the_volume() {
+async fn file_key_values_are_read_beneath_the_volume() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();

@@ -1,4 +1,4 @@
-//! Volumes whose files come from objects: they are there when the objects are, and follow them.
+//! Volumes whose files come from objects: they are mounted when the objects exist, and updated with them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::volume_manager::v1 as pb;
 use keelson_service_kit::status::reason;
-use support::objects::{Told, config_map, downward, files, object, secret};
+use support::pod_config::{FakePodConfig, config_map, downward, files, object, secret};
 use support::{Client, Sync, World, desire, eventually, mount, mounts_below, unmount, within};
 use tonic::Code;
 
@@ -27,7 +27,7 @@ async fn until_text(path: PathBuf, text: &str) {
     .await;
 }
 
-/// What `MountPod` says first of a wait with this text.
+/// The first progress of `MountPod` whose message contains `text`.
 async fn until_progress(client: &mut Client, uid: &str, text: &str) -> pb::MountProgress {
     let request = pb::MountPodRequest { uid: uid.into(), revision: 1 };
     let mut stream = client.mount_pod(within(request, Duration::from_secs(20))).await.unwrap().into_inner();
@@ -35,7 +35,7 @@ async fn until_progress(client: &mut Client, uid: &str, text: &str) -> pb::Mount
         let Some(pb::mount_pod_response::Item::Progress(progress)) =
             stream.message().await.unwrap().unwrap().item
         else {
-            panic!("it is ready")
+            panic!("the volumes are ready")
         };
         if progress.waiting_for.contains(text) {
             return progress;
@@ -44,11 +44,11 @@ async fn until_progress(client: &mut Client, uid: &str, text: &str) -> pb::Mount
 }
 
 #[tokio::test]
-async fn files_are_those_of_the_objects_with_the_kubelets_places_and_modes() {
-    let (world, told) = (World::new(), Told::default());
-    let _config = told.serve(&world).await;
-    told.config_map("conf", r#"{"a": "1", "b": "2"}"#);
-    told.secret("key", r#"{"token": "aHVudGVyMg=="}"#);
+async fn object_volumes_have_the_kubelets_paths_modes_and_contents() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let _server = pod_config.serve(&world).await;
+    pod_config.config_map("conf", r#"{"a": "1", "b": "2"}"#);
+    pod_config.secret("key", r#"{"token": "aHVudGVyMg=="}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -57,14 +57,14 @@ async fn files_are_those_of_the_objects_with_the_kubelets_places_and_modes() {
         pb::file_volume::Kind::Projected,
         vec![object("Secret", "key", false), object("ConfigMap", "conf", false)],
     );
-    let mut wanted = desire(
+    let mut desired = desire(
         "u1",
         1,
         Want::Run,
         vec![config_map("conf"), secret("key"), downward("pod", "labels", "a=\"b\""), both],
     );
-    wanted.memory_limit_bytes = 8 << 20;
-    sync.pod(wanted).await;
+    desired.memory_limit_bytes = 8 << 20;
+    sync.pod(desired).await;
     let ready = mount(&mut client, "u1", 1).await.1.unwrap();
     assert!(ready.volumes.len() == 4 && ready.volumes.iter().all(|v| v.read_only), "{ready:?}");
     let conf = world.volume("u1", "configmap", "conf");
@@ -94,11 +94,11 @@ async fn files_are_those_of_the_objects_with_the_kubelets_places_and_modes() {
 }
 
 #[tokio::test]
-async fn a_changed_object_changes_the_files_within_a_second_and_no_others() {
-    let (world, told) = (World::new(), Told::default());
-    let _config = told.serve(&world).await;
-    told.config_map("conf", r#"{"a": "0", "b": "x"}"#);
-    told.config_map("other", r#"{"o": "1"}"#);
+async fn a_changed_object_updates_only_its_own_files_within_a_second() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let _server = pod_config.serve(&world).await;
+    pod_config.config_map("conf", r#"{"a": "0", "b": "x"}"#);
+    pod_config.config_map("other", r#"{"o": "1"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -112,14 +112,14 @@ async fn a_changed_object_changes_the_files_within_a_second_and_no_others() {
     let mut took = Vec::new();
     for n in 1..=20 {
         let begun = Instant::now();
-        told.config_map("conf", &format!(r#"{{"a": "{n}", "c": "{n}"}}"#));
+        pod_config.config_map("conf", &format!(r#"{{"a": "{n}", "c": "{n}"}}"#));
         until_text(conf.join("a"), &n.to_string()).await;
         took.push(begun.elapsed());
         assert_eq!(read(&conf.join("c")).as_deref(), Some(n.to_string().as_str()));
     }
     took.sort_unstable();
     println!("changes took {took:?}");
-    // A busy machine may hold up some of them; a look every now and then in place of the news would hold up all.
+    // A busy machine may delay some of them; polling instead of notifications would delay all.
     assert!(took[took.len() / 2] < Duration::from_secs(1), "{took:?}");
     assert!(fs::symlink_metadata(conf.join("b")).is_err(), "a removed key's file goes");
     assert_eq!((data("u1"), data("u2")), before);
@@ -127,11 +127,11 @@ async fn a_changed_object_changes_the_files_within_a_second_and_no_others() {
 }
 
 #[tokio::test]
-async fn a_missing_object_waits_for_you_with_the_kubelets_text_and_heals_when_it_comes() {
-    let (world, told) = (World::new(), Told::default());
-    let _config = told.serve(&world).await;
-    told.missing("ConfigMap", "conf");
-    told.missing("Secret", "key");
+async fn a_missing_object_blocks_the_mount_with_the_kubelets_message_until_it_exists() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let _server = pod_config.serve(&world).await;
+    pod_config.delete("ConfigMap", "conf");
+    pod_config.delete("Secret", "key");
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -141,9 +141,9 @@ async fn a_missing_object_waits_for_you_with_the_kubelets_text_and_heals_when_it
     assert_eq!(progress.owner, "you");
     assert!(progress.next_try_unix_nanos > 0, "{progress:?}");
     assert!(progress.waiting_for.contains("secret \"key\" not found"), "{progress:?}");
-    // Nothing is made for a volume whose files nobody knows.
+    // No folder is created for a volume whose files are not known.
     assert!(!world.volume("u1", "secret", "key").exists());
-    // A caller whose time is over hears that it is the pod's fault and not the service's.
+    // At its deadline the caller gets FAILED_PRECONDITION, since the pod's objects cause the error and not the service.
     let request = pb::MountPodRequest { uid: "u1".into(), revision: 1 };
     let request = within(request, Duration::from_secs(2));
     let mut stream = client.mount_pod(request).await.unwrap().into_inner();
@@ -161,7 +161,7 @@ async fn a_missing_object_waits_for_you_with_the_kubelets_text_and_heals_when_it
         let mut client = service.client();
         async move { mount(&mut client, "u1", 1).await.1 }
     });
-    // The pauses between the tries grow: the news come in a long one.
+    // The back-off grows: the objects are created during a long delay.
     let next_try = loop {
         let next = until_progress(&mut client, "u1", text).await.next_try_unix_nanos;
         if next > keelson_service_kit::now_unix_nanos() + 3_000_000_000 {
@@ -169,36 +169,36 @@ async fn a_missing_object_waits_for_you_with_the_kubelets_text_and_heals_when_it
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
-    told.config_map("conf", r#"{"a": "1"}"#);
-    told.secret("key", r#"{"k": "eA=="}"#);
+    pod_config.config_map("conf", r#"{"a": "1"}"#);
+    pod_config.secret("key", r#"{"k": "eA=="}"#);
     waiting.await.unwrap().unwrap();
-    assert!(keelson_service_kit::now_unix_nanos() < next_try, "it waited for the next try");
+    assert!(keelson_service_kit::now_unix_nanos() < next_try, "it waited for the next retry");
     assert_eq!(read(&world.volume("u1", "secret", "key").join("k")).as_deref(), Some("x"));
 }
 
 #[tokio::test]
-async fn a_volume_waits_for_pod_config_by_name_and_other_volumes_do_not() {
-    let (world, told) = (World::new(), Told::default());
+async fn a_volume_waits_for_pod_config_while_other_volumes_are_mounted() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
     let data = support::empty_dir("data", "", 0);
     sync.pod(desire("u1", 1, Want::Run, vec![config_map("conf"), data])).await;
-    let progress = until_progress(&mut client, "u1", "pod-config to tell the ConfigMap default/conf").await;
+    let progress = until_progress(&mut client, "u1", "pod-config to send the ConfigMap default/conf").await;
     assert_eq!((progress.owner.as_str(), progress.next_try_unix_nanos), ("", 0));
     assert!(world.empty_dir("u1", "data").exists());
     service.condition("pod-config", false).await;
-    told.config_map("conf", r#"{"a": "1"}"#);
-    let _config = told.serve(&world).await;
+    pod_config.config_map("conf", r#"{"a": "1"}"#);
+    let _server = pod_config.serve(&world).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     service.condition("pod-config", true).await;
 }
 
 #[tokio::test]
-async fn an_object_that_goes_leaves_the_files_of_a_running_pod_and_empties_an_optional_volume() {
-    let (world, told) = (World::new(), Told::default());
-    let _config = told.serve(&world).await;
-    told.config_map("conf", r#"{"a": "1"}"#);
+async fn a_deleted_object_keeps_the_files_of_a_running_pod_unless_it_is_optional() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let _server = pod_config.serve(&world).await;
+    pod_config.config_map("conf", r#"{"a": "1"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -206,9 +206,9 @@ async fn an_object_that_goes_leaves_the_files_of_a_running_pod_and_empties_an_op
     let optional = files("may", kind, vec![object("ConfigMap", "conf", true)]);
     sync.pod(desire("u1", 1, Want::Run, vec![config_map("conf"), optional])).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
-    told.missing("ConfigMap", "conf");
+    pod_config.delete("ConfigMap", "conf");
     let may = world.volume("u1", "configmap", "may");
-    eventually("the end of the optional file", || {
+    eventually("the removal of the optional file", || {
         std::future::ready(fs::symlink_metadata(may.join("a")).is_err().then_some(()))
     })
     .await;
@@ -221,39 +221,39 @@ async fn an_object_that_goes_leaves_the_files_of_a_running_pod_and_empties_an_op
             break pod;
         }
     };
-    assert_eq!((pod.state.as_str(), pod.volumes.len()), ("mounted", 2), "what is there can be used");
+    assert_eq!((pod.state.as_str(), pod.volumes.len()), ("mounted", 2), "the old volumes can be used");
     mount(&mut client, "u1", 1).await.1.unwrap();
     let conf = world.volume("u1", "configmap", "conf");
     assert_eq!(read(&conf.join("a")).as_deref(), Some("1"));
-    told.config_map("conf", r#"{"a": "2"}"#);
+    pod_config.config_map("conf", r#"{"a": "2"}"#);
     until_text(conf.join("a"), "2").await;
     until_text(may.join("a"), "2").await;
 }
 
 #[tokio::test]
-async fn a_field_of_the_pod_follows_the_set_and_the_same_set_writes_nothing() {
+async fn downward_api_files_follow_the_desire_and_an_equal_desire_writes_nothing() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
-    let wanted =
+    let desired =
         |text: &str, revision| desire("u1", revision, Want::Run, vec![downward("pod", "labels", text)]);
-    sync.pod(wanted("a=\"1\"", 1)).await;
+    sync.pod(desired("a=\"1\"", 1)).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     let path = world.volume("u1", "downward-api", "pod");
     let data = || fs::read_link(path.join("..data")).unwrap();
     let first = data();
-    sync.pod(wanted("a=\"1\"", 2)).await;
+    sync.pod(desired("a=\"1\"", 2)).await;
     mount(&mut client, "u1", 2).await.1.unwrap();
     assert_eq!(data(), first);
-    sync.pod(wanted("a=\"2\"", 3)).await;
+    sync.pod(desired("a=\"2\"", 3)).await;
     mount(&mut client, "u1", 3).await.1.unwrap();
     assert_eq!(read(&path.join("labels")).as_deref(), Some("a=\"2\""));
     assert_ne!(data(), first);
 }
 
 #[tokio::test]
-async fn what_needs_an_api_server_is_refused_by_name() {
+async fn sources_that_need_an_api_server_are_refused_by_name() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -273,19 +273,19 @@ async fn what_needs_an_api_server_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn a_restarted_service_rewrites_nothing_that_is_as_it_should_be() {
-    let (world, told) = (World::new(), Told::default());
-    let _config = told.serve(&world).await;
-    told.config_map("conf", r#"{"a": "1"}"#);
-    told.secret("key", r#"{"k": "eA=="}"#);
-    let wanted = || desire("u1", 1, Want::Run, vec![config_map("conf"), secret("key")]);
+async fn a_restarted_service_does_not_rewrite_unchanged_files() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let _server = pod_config.serve(&world).await;
+    pod_config.config_map("conf", r#"{"a": "1"}"#);
+    pod_config.secret("key", r#"{"k": "eA=="}"#);
+    let desired = || desire("u1", 1, Want::Run, vec![config_map("conf"), secret("key")]);
     let paths = [world.volume("u1", "configmap", "conf"), world.volume("u1", "secret", "key")];
     let data = || paths.each_ref().map(|path| fs::metadata(path.join("..data/")).unwrap().ino());
     let service = world.start().await;
     {
         let mut client = service.client();
         let sync = Sync::open(&mut client).await;
-        sync.pod(wanted()).await;
+        sync.pod(desired()).await;
         mount(&mut client, "u1", 1).await.1.unwrap();
     }
     let (before, mounts) = (data(), mounts_below(&world.pod("u1")).len());
@@ -294,21 +294,21 @@ async fn a_restarted_service_rewrites_nothing_that_is_as_it_should_be() {
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
-    sync.pod(wanted()).await;
+    sync.pod(desired()).await;
     assert_eq!(mount(&mut client, "u1", 1).await.1.unwrap().volumes.len(), 2);
     assert_eq!(data(), before);
     assert_eq!(mounts_below(&world.pod("u1")).len(), mounts, "nothing is mounted twice");
-    told.secret("key", r#"{"k": "eQ=="}"#);
+    pod_config.secret("key", r#"{"k": "eQ=="}"#);
     until_text(paths[1].join("k"), "y").await;
 }
 
 #[tokio::test]
-async fn objects_are_watched_while_a_pod_refers_to_them_and_the_files_go_with_the_pod() {
-    let (world, told) = (World::new(), Told::default());
+async fn objects_are_watched_while_a_pod_refers_to_them() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
     let _runtime = world.start_runtime().await;
-    let config = told.serve(&world).await;
-    told.config_map("conf", r#"{"a": "1"}"#);
-    told.secret("key", r#"{"k": "eA=="}"#);
+    let server = pod_config.serve(&world).await;
+    pod_config.config_map("conf", r#"{"a": "1"}"#);
+    pod_config.secret("key", r#"{"k": "eA=="}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -317,7 +317,7 @@ async fn objects_are_watched_while_a_pod_refers_to_them_and_the_files_go_with_th
     sync.pod(desire("u2", 1, Want::Run, vec![config_map("conf")])).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     mount(&mut client, "u2", 1).await.1.unwrap();
-    assert_eq!(told.watched(), ["ConfigMap/conf", "Secret/key"]);
+    assert_eq!(pod_config.watched(), ["ConfigMap/conf", "Secret/key"]);
     sync.pod(desire("u1", 2, Want::Unmount, volumes())).await;
     unmount(&mut client, "u1", Duration::from_secs(20)).await.unwrap();
     for path in [world.volume("u1", "configmap", "conf"), world.volume("u1", "secret", "key")] {
@@ -325,25 +325,25 @@ async fn objects_are_watched_while_a_pod_refers_to_them_and_the_files_go_with_th
     }
     assert!(mounts_below(&world.pod("u1")).is_empty());
     eventually("the end of the watch", || {
-        std::future::ready((told.watched() == ["ConfigMap/conf"]).then_some(()))
+        std::future::ready((pod_config.watched() == ["ConfigMap/conf"]).then_some(()))
     })
     .await;
 
-    // What was told stands while pod-config is away, and what changed meanwhile comes when it is back.
-    config.stop().await;
+    // While pod-config is down the last data stays in effect; changes made meanwhile arrive when it is back.
+    server.stop().await;
     service.condition("pod-config", false).await;
-    told.config_map("conf", r#"{"a": "2"}"#);
+    pod_config.config_map("conf", r#"{"a": "2"}"#);
     let file = world.volume("u2", "configmap", "conf").join("a");
     assert_eq!(read(&file).as_deref(), Some("1"));
-    let _config = told.serve(&world).await;
+    let _server = pod_config.serve(&world).await;
     until_text(file, "2").await;
 }
 
 #[tokio::test]
-async fn the_pods_group_may_read_its_secrets() {
-    let (world, told) = (World::new(), Told::default());
-    let _config = told.serve(&world).await;
-    told.secret("key", r#"{"k": "eA=="}"#);
+async fn fsgroup_may_read_secret_files() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let _server = pod_config.serve(&world).await;
+    pod_config.secret("key", r#"{"k": "eA=="}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -351,9 +351,9 @@ async fn the_pods_group_may_read_its_secrets() {
     if let Some(pb::volume::Source::Files(files)) = &mut volume.source {
         files.default_mode = Some(0o400);
     }
-    let mut wanted = desire("u1", 1, Want::Run, vec![volume]);
-    wanted.fs_group = Some(4711);
-    sync.pod(wanted).await;
+    let mut desired = desire("u1", 1, Want::Run, vec![volume]);
+    desired.fs_group = Some(4711);
+    sync.pod(desired).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     let path = world.volume("u1", "secret", "key");
     let shown = |path: &Path| {

@@ -1,4 +1,4 @@
-//! The service over its socket: what pod-sync asks for happens on disk, and nothing else does.
+//! The service over its socket: exactly what pod-sync requests happens on disk.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[tokio::test]
-async fn a_pod_gets_its_folders_and_an_empty_dir_with_the_kubelets_modes() {
+async fn pod_folders_and_empty_dir_have_the_kubelets_modes() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -46,16 +46,16 @@ async fn a_pod_gets_its_folders_and_an_empty_dir_with_the_kubelets_modes() {
 }
 
 #[tokio::test]
-async fn a_memory_empty_dir_is_a_tmpfs_of_the_smallest_bound_and_goes_with_its_pod() {
+async fn a_memory_empty_dir_is_a_tmpfs_of_the_smallest_limit_and_is_unmounted() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     let service = world.start().await;
     let mut client = service.client();
     let mut sync = Sync::open(&mut client).await;
-    let mut wanted = desire("u1", 1, Want::Run, vec![empty_dir("shm", "Memory", 64 << 20)]);
-    wanted.memory_limit_bytes = 8 << 20;
-    wanted.fs_group = Some(4711);
-    sync.pod(wanted.clone()).await;
+    let mut desired = desire("u1", 1, Want::Run, vec![empty_dir("shm", "Memory", 64 << 20)]);
+    desired.memory_limit_bytes = 8 << 20;
+    desired.fs_group = Some(4711);
+    sync.pod(desired.clone()).await;
     sync.complete(1, true).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     let path = world.empty_dir("u1", "shm");
@@ -65,17 +65,17 @@ async fn a_memory_empty_dir_is_a_tmpfs_of_the_smallest_bound_and_goes_with_its_p
     assert_eq!(fs::metadata(&path).unwrap().gid(), 4711);
     fs::write(path.join("file"), "x").unwrap();
 
-    wanted.want = Want::Unmount.into();
-    wanted.revision = 2;
-    sync.pod(wanted).await;
+    desired.want = Want::Unmount.into();
+    desired.revision = 2;
+    sync.pod(desired).await;
     unmount(&mut client, "u1", LONG).await.unwrap();
     assert!(!path.exists());
     assert!(!mounts_below(&world.pod("u1")).contains(&path));
     assert!(world.pod("u1").join("containers").exists(), "the folder stays until the pod is forgotten");
 }
 
-/// A size of huge pages that the kernel has, in bytes; a volume of them needs none that are reserved.
-fn a_page_size() -> u64 {
+/// A huge page size that the kernel supports, in bytes. A volume needs no reserved huge pages.
+fn smallest_page_size() -> u64 {
     let sizes = fs::read_dir("/sys/kernel/mm/hugepages").unwrap().map(|entry| {
         let name = entry.unwrap().file_name().into_string().unwrap();
         name.trim_start_matches("hugepages-").trim_end_matches("kB").parse::<u64>().unwrap() << 10
@@ -84,18 +84,18 @@ fn a_page_size() -> u64 {
 }
 
 #[tokio::test]
-async fn a_volume_of_huge_pages_has_the_size_that_its_pod_requests_and_goes_with_it() {
+async fn a_huge_page_volume_has_the_requested_page_size_and_is_unmounted() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
-    let size = a_page_size();
-    let mut wanted = desire("u1", 1, Want::Run, vec![empty_dir("huge", "HugePages", 0)]);
-    wanted.huge_page_sizes = vec![size.try_into().unwrap()];
+    let size = smallest_page_size();
+    let mut desired = desire("u1", 1, Want::Run, vec![empty_dir("huge", "HugePages", 0)]);
+    desired.huge_page_sizes = vec![size.try_into().unwrap()];
     for _ in 0..2 {
-        // The second one finds it mounted.
+        // The second instance finds it mounted.
         let service = world.start().await;
         let mut client = service.client();
         let sync = Sync::open(&mut client).await;
-        sync.pod(wanted.clone()).await;
+        sync.pod(desired.clone()).await;
         mount(&mut client, "u1", 1).await.1.unwrap();
         let stat = rustix::fs::statfs(world.empty_dir("u1", "huge")).unwrap();
         assert_eq!((u64::try_from(stat.f_bsize).unwrap(), stat.f_type), (size, 0x9584_58f6));
@@ -106,37 +106,40 @@ async fn a_volume_of_huge_pages_has_the_size_that_its_pod_requests_and_goes_with
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
-    let mut other = wanted.clone();
+    let mut other = desired.clone();
     other.huge_page_sizes = vec![1 << 40];
     sync.pod(other).await;
     let request = within(pb::MountPodRequest { uid: "u1".into(), revision: 1 }, Duration::from_secs(1));
     let mut stream = client.mount_pod(request).await.unwrap().into_inner();
-    let mut told = String::new();
+    let mut progress = String::new();
     while let Ok(Some(message)) = stream.message().await {
-        told += &format!("{message:?}");
+        progress += &format!("{message:?}");
     }
-    assert!(told.contains(&format!("has huge pages of {size} bytes, not of {}", 1_u64 << 40)), "{told}");
-    sync.pod(pb::PodDesire { want: Want::Unmount.into(), revision: 2, ..wanted }).await;
+    assert!(
+        progress.contains(&format!("has huge pages of {size} bytes, not of {}", 1_u64 << 40)),
+        "{progress}"
+    );
+    sync.pod(pb::PodDesire { want: Want::Unmount.into(), revision: 2, ..desired }).await;
     unmount(&mut client, "u1", LONG).await.unwrap();
     assert!(mounts_below(&world.pod("u1")).is_empty() && !world.empty_dir("u1", "huge").exists());
 }
 
 #[tokio::test]
-async fn the_group_of_the_pod_owns_its_empty_dir() {
+async fn fsgroup_owns_the_empty_dir() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
-    let mut wanted = desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)]);
-    wanted.fs_group = Some(4711);
-    sync.pod(wanted).await;
+    let mut desired = desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)]);
+    desired.fs_group = Some(4711);
+    sync.pod(desired).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     let path = world.empty_dir("u1", "data");
     assert_eq!((mode(&path), fs::metadata(&path).unwrap().gid()), (0o2777, 4711));
 }
 
 #[tokio::test]
-async fn a_pod_that_the_set_never_names_is_not_found() {
+async fn mount_pod_returns_not_found_for_a_pod_that_was_never_named() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -149,7 +152,7 @@ async fn a_pod_that_the_set_never_names_is_not_found() {
 }
 
 #[tokio::test]
-async fn a_call_waits_for_the_revision_that_it_asks_for() {
+async fn mount_pod_waits_for_the_requested_revision() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -164,14 +167,14 @@ async fn a_call_waits_for_the_revision_that_it_asks_for() {
 }
 
 #[tokio::test]
-async fn a_host_path_of_the_wrong_type_is_refused_with_an_event_and_taken_once_it_is_right() {
+async fn a_host_path_of_the_wrong_type_is_refused_and_mounted_after_it_is_fixed() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
-    let wanted = world.config.paths.run_dir.join("wanted");
+    let host_path = world.config.paths.run_dir.join("wanted");
     let source = |kind: &str| {
-        let path = wanted.to_string_lossy().into_owned();
+        let path = host_path.to_string_lossy().into_owned();
         volume("host", pb::volume::Source::HostPath(pb::HostPath { path, r#type: kind.into() }))
     };
     sync.pod(desire("u1", 1, Want::Run, vec![source("Directory"), empty_dir("data", "", 0)])).await;
@@ -180,14 +183,14 @@ async fn a_host_path_of_the_wrong_type_is_refused_with_an_event_and_taken_once_i
     assert!(status.message().contains("hostPath type check failed"), "{}", status.message());
     assert!(status.message().contains("MountVolume.SetUp failed for volume \"host\" : "));
     assert!(world.empty_dir("u1", "data").exists(), "another volume is not held up");
-    // The kind of failure that a person mends on the node: it is tried again without a new wish.
-    fs::create_dir(&wanted).unwrap();
+    // An error that can be fixed on the node: the mount is retried without a new desire.
+    fs::create_dir(&host_path).unwrap();
     let ready = eventually("the volume", || {
         let mut client = service.client();
         async move { mount(&mut client, "u1", 1).await.1.ok() }
     })
     .await;
-    assert!(ready.volumes.iter().any(|v| Path::new(&v.host_path) == wanted));
+    assert!(ready.volumes.iter().any(|v| Path::new(&v.host_path) == host_path));
 
     sync.pod(desire("u2", 1, Want::Run, vec![source("DirectoryOrCreate")])).await;
     mount(&mut client, "u2", 1).await.1.unwrap();
@@ -196,7 +199,7 @@ async fn a_host_path_of_the_wrong_type_is_refused_with_an_event_and_taken_once_i
 }
 
 #[tokio::test]
-async fn a_host_path_that_leads_by_a_link_to_the_agents_sockets_is_refused() {
+async fn a_host_path_link_to_the_agents_sockets_is_refused() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -212,14 +215,14 @@ async fn a_host_path_that_leads_by_a_link_to_the_agents_sockets_is_refused() {
         sync.pod(desire(uid, 1, Want::Run, vec![volume("host", pb::volume::Source::HostPath(source))])).await;
         let status = mount(&mut client, uid, 1).await.1.unwrap_err();
         assert!(
-            status.message().contains("leads by a link into the folder of the agent's sockets"),
+            status.message().contains("leads through a symlink into the folder of the agent's sockets"),
             "{status:?}"
         );
     }
 }
 
 #[tokio::test]
-async fn a_kind_that_is_not_supported_is_named_with_its_volume() {
+async fn an_unsupported_volume_kind_is_named_with_its_volume() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -259,7 +262,7 @@ async fn nothing_is_unmounted_while_a_container_runs() {
 }
 
 #[tokio::test]
-async fn volumes_stay_while_runtime_shim_is_away_and_the_condition_says_so() {
+async fn volumes_stay_mounted_and_a_condition_is_set_while_runtime_shim_is_down() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -292,13 +295,13 @@ async fn a_forgotten_pod_leaves_no_folder() {
     fs::write(world.pod("u1").join("containers/main/0badcafe"), "").unwrap();
     fs::write(world.pod("u1").join("etc-hosts"), "").unwrap();
     sync.pod(desire("u1", 2, Want::Forget, volumes)).await;
-    eventually("the end of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(())))
+    eventually("the removal of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(())))
         .await;
     unmount(&mut client, "u1", LONG).await.unwrap();
 }
 
 #[tokio::test]
-async fn only_a_complete_set_with_ready_sources_sweeps() {
+async fn only_a_complete_set_with_ready_sources_removes_unnamed_pods() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     fs::create_dir_all(world.empty_dir("found", "data")).unwrap();
@@ -319,7 +322,7 @@ async fn only_a_complete_set_with_ready_sources_sweeps() {
 }
 
 #[tokio::test]
-async fn a_swept_pod_that_still_runs_keeps_its_volumes() {
+async fn an_unnamed_pod_that_still_runs_keeps_its_volumes() {
     let world = World::new();
     let runtime = world.start_runtime().await;
     runtime.container("found", ContainerState::Running);
@@ -330,7 +333,7 @@ async fn a_swept_pod_that_still_runs_keeps_its_volumes() {
     sync.complete(1, true).await;
     runtime.read_at_least(3).await;
     assert!(world.empty_dir("found", "data").exists());
-    // It is named after all.
+    // pod-sync names it after all.
     sync.pod(desire("found", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
     mount(&mut client, "found", 1).await.1.unwrap();
     runtime.container("found", ContainerState::Exited);
@@ -338,7 +341,7 @@ async fn a_swept_pod_that_still_runs_keeps_its_volumes() {
 }
 
 #[tokio::test]
-async fn a_closed_stream_ends_no_desire_and_a_later_one_takes_over() {
+async fn a_closed_sync_stream_keeps_desires_and_a_later_stream_takes_over() {
     let world = World::new();
     let runtime = world.start_runtime().await;
     let service = world.start().await;
@@ -384,7 +387,7 @@ async fn a_restarted_service_finds_its_pods_and_keeps_their_data() {
     let pb::watch_pod_volumes_response::Item::Pod(pod) =
         watch.message().await.unwrap().unwrap().item.unwrap()
     else {
-        panic!("the replay begins with the pod");
+        panic!("the watch starts with the pod");
     };
     assert_eq!((pod.uid.as_str(), pod.state.as_str()), ("u1", "mounted"));
     let mut sync = Sync::open(&mut client).await;
@@ -400,7 +403,7 @@ async fn a_restarted_service_finds_its_pods_and_keeps_their_data() {
 }
 
 #[tokio::test]
-async fn removal_stops_at_a_mount_that_is_not_ours_and_says_where() {
+async fn removal_stops_at_a_foreign_mount_and_names_it() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     let service = world.start().await;
@@ -414,7 +417,7 @@ async fn removal_stops_at_a_mount_that_is_not_ours_and_says_where() {
     fs::create_dir(&inner).unwrap();
     fs::create_dir(&elsewhere).unwrap();
     fs::write(elsewhere.join("precious"), "x").unwrap();
-    // The same filesystem: only the mount itself tells it from a folder.
+    // On the same filesystem, so that only the mount distinguishes it from a folder.
     rustix::mount::mount_bind(&elsewhere, &inner).unwrap();
     sync.pod(desire("u1", 2, Want::Forget, volumes)).await;
     let mut watch = client.watch_pod_volumes(pb::WatchPodVolumesRequest {}).await.unwrap().into_inner();
@@ -429,13 +432,13 @@ async fn removal_stops_at_a_mount_that_is_not_ours_and_says_where() {
     assert!(message.contains("inner is a mount point"), "{message}");
     assert!(elsewhere.join("precious").exists());
     rustix::mount::unmount(&inner, rustix::mount::UnmountFlags::empty()).unwrap();
-    eventually("the end of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(())))
+    eventually("the removal of the folder", || std::future::ready((!world.pod("u1").exists()).then_some(())))
         .await;
     assert!(elsewhere.join("precious").exists());
 }
 
 #[tokio::test]
-async fn a_pod_that_cannot_be_taken_does_not_stand_in_the_way_of_others() {
+async fn an_invalid_pod_does_not_block_other_pods() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -448,7 +451,7 @@ async fn a_pod_that_cannot_be_taken_does_not_stand_in_the_way_of_others() {
 }
 
 #[tokio::test]
-async fn a_pod_that_is_to_stop_gets_nothing_new() {
+async fn a_stopping_pod_gets_no_new_volumes() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -460,7 +463,7 @@ async fn a_pod_that_is_to_stop_gets_nothing_new() {
 }
 
 #[tokio::test]
-async fn the_root_folder_lies_on_a_shared_mount_after_the_start() {
+async fn the_root_folder_is_a_shared_mount_after_startup() {
     let world = World::new();
     for _ in 0..2 {
         let service = world.start().await;
@@ -475,7 +478,7 @@ async fn the_root_folder_lies_on_a_shared_mount_after_the_start() {
 }
 
 #[tokio::test]
-async fn a_root_folder_that_is_not_plainly_written_is_refused() {
+async fn a_root_folder_path_that_is_not_canonical_is_refused() {
     let mut world = World::new();
     world.config.paths.root_dir = world.config.paths.root_dir.join("../other");
     let ctx = keelson_service_kit::Context::detached(
@@ -487,12 +490,12 @@ async fn a_root_folder_that_is_not_plainly_written_is_refused() {
 }
 
 #[tokio::test]
-async fn a_call_ends_with_its_deadline_and_says_what_it_waited_for() {
+async fn mount_pod_ends_at_its_deadline_and_says_what_it_waits_for() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
-    // The pod's folder cannot be made: a file is in its place.
+    // The pod's folder cannot be created, because there is a file at its path.
     fs::write(world.pod("u1"), "").unwrap();
     sync.pod(desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
     let mut request = tonic::Request::new(pb::MountPodRequest { uid: "u1".into(), revision: 1 });

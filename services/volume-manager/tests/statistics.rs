@@ -1,4 +1,4 @@
-//! `PodVolumeStats` over the socket: figures of what pods have stored, measured in the background.
+//! `PodVolumeStats` over the socket: the usage of volumes, measured in the background.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::volume_manager::v1 as pb;
-use support::objects::{Told, config_map};
+use support::pod_config::{FakePodConfig, config_map};
 use support::{Client, Service, Sync, World, desire, empty_dir, eventually, mount, unmount, volume};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -24,7 +24,7 @@ async fn stats(client: &mut Client, uid: &str) -> Vec<pb::PodVolumeStatsResponse
     pods
 }
 
-/// The number of measurements by `source`, unless it is 0.
+/// The number of measurements with this `source`; `None` if it is 0.
 fn sample(service: &Service, name: &str, source: &str) -> Option<u64> {
     let begin = format!("{name}_count{{metric_source=\"{source}\"}} ");
     let text = service.ctx.metrics.text();
@@ -32,9 +32,9 @@ fn sample(service: &Service, name: &str, source: &str) -> Option<u64> {
     count.parse().ok().filter(|count| *count > 0)
 }
 
-/// Waits until the only pod shows all these volumes; by name.
+/// Waits until the only pod has stats of exactly these volumes.
 async fn until_volumes(client: &Client, names: &[&str]) -> Vec<pb::VolumeStats> {
-    eventually(&format!("figures of {names:?}"), || {
+    eventually(&format!("stats of {names:?}"), || {
         let mut client = client.clone();
         async move {
             let pod = stats(&mut client, "").await.pop()?;
@@ -46,12 +46,12 @@ async fn until_volumes(client: &Client, names: &[&str]) -> Vec<pb::VolumeStats> 
 }
 
 #[tokio::test]
-async fn each_kind_of_volume_has_its_figures_and_a_host_path_has_none() {
-    let (mut world, told) = (World::new(), Told::default());
+async fn every_volume_kind_has_stats_except_host_path() {
+    let (mut world, pod_config) = (World::new(), FakePodConfig::default());
     world.config.volumes.stats_period_ms = 20;
     let _runtime = world.start_runtime().await;
-    let _config = told.serve(&world).await;
-    told.config_map("conf", r#"{"a": "1"}"#);
+    let _server = pod_config.serve(&world).await;
+    pod_config.config_map("conf", r#"{"a": "1"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
@@ -62,8 +62,8 @@ async fn each_kind_of_volume_has_its_figures_and_a_host_path_has_none() {
         config_map("conf"),
         volume("host", pb::volume::Source::HostPath(host_path)),
     ];
-    let wanted = desire("u1", 1, Want::Run, volumes);
-    sync.pod(wanted.clone()).await;
+    let desired = desire("u1", 1, Want::Run, volumes);
+    sync.pod(desired.clone()).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     let first = until_volumes(&client, &["conf", "disk", "shm"]).await;
     let flags: Vec<_> = first.iter().map(|v| (v.local_ephemeral, v.size_limit_bytes)).collect();
@@ -83,7 +83,7 @@ async fn each_kind_of_volume_has_its_figures_and_a_host_path_has_none() {
     })
     .await;
     assert_eq!((filled[1].inodes_used, filled[2].available_bytes), (2, 3 << 20));
-    // The figures of a round are there a moment before it counts.
+    // The stats of a measurement are visible a moment before the metric counts it.
     for source in ["du", "statfs"] {
         let name = "kubelet_volume_metric_collection_duration_seconds";
         eventually(source, || std::future::ready(sample(&service, name, source))).await;
@@ -92,9 +92,9 @@ async fn each_kind_of_volume_has_its_figures_and_a_host_path_has_none() {
     assert_eq!((pod.uid.as_str(), pod.namespace.as_str(), pod.name.as_str()), ("u1", "default", "pod-u1"));
     assert!(stats(&mut client, "u2").await.is_empty());
 
-    sync.pod(pb::PodDesire { want: Want::Unmount.into(), revision: 2, ..wanted }).await;
+    sync.pod(pb::PodDesire { want: Want::Unmount.into(), revision: 2, ..desired }).await;
     unmount(&mut client, "u1", LONG).await.unwrap();
-    eventually("its figures to go", || {
+    eventually("the removal of its stats", || {
         let mut client = client.clone();
         async move { stats(&mut client, "").await.is_empty().then_some(()) }
     })
@@ -102,13 +102,13 @@ async fn each_kind_of_volume_has_its_figures_and_a_host_path_has_none() {
 }
 
 #[tokio::test]
-async fn a_restarted_service_measures_what_it_finds_once_it_is_named() {
+async fn a_restarted_service_measures_found_volumes_once_the_pod_is_named() {
     let world = World::new();
     let first = world.start().await;
     let mut client = first.client();
     let sync = Sync::open(&mut client).await;
-    let wanted = desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 0)]);
-    sync.pod(wanted.clone()).await;
+    let desired = desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 0)]);
+    sync.pod(desired.clone()).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
     fs::write(world.empty_dir("u1", "disk").join("x"), vec![b'x'; 1 << 20]).unwrap();
     drop(sync);
@@ -116,14 +116,14 @@ async fn a_restarted_service_measures_what_it_finds_once_it_is_named() {
     let second = world.start().await;
     let mut client = second.client();
     let sync = Sync::open(&mut client).await;
-    sync.pod(wanted).await;
-    // At once, not after the minute that is the period.
+    sync.pod(desired).await;
+    // At once, not after the period of one minute.
     let volumes = until_volumes(&client, &["disk"]).await;
     assert!(volumes[0].used_bytes >= 1 << 20 && volumes[0].inodes_used == 2, "{volumes:?}");
 }
 
 #[tokio::test]
-async fn without_a_period_nothing_is_measured() {
+async fn volume_stats_are_disabled_by_a_zero_period() {
     let mut world = World::new();
     world.config.volumes.stats_period_ms = 0;
     let service = world.start().await;
@@ -136,7 +136,7 @@ async fn without_a_period_nothing_is_measured() {
 }
 
 #[tokio::test]
-async fn a_volume_with_a_limit_is_measured_again_long_before_the_others() {
+async fn a_volume_with_a_limit_is_measured_more_often() {
     let mut world = World::new();
     world.config.volumes.stats_period_ms = 3_600_000;
     let service = world.start().await;
@@ -144,25 +144,27 @@ async fn a_volume_with_a_limit_is_measured_again_long_before_the_others() {
     let sync = Sync::open(&mut client).await;
     let own = desire("u1", 1, Want::Run, vec![empty_dir("disk", "", 1 << 20)]);
     let of_pod = desire("u2", 1, Want::Run, vec![empty_dir("disk", "", 0)]);
-    for wanted in [own, pb::PodDesire { storage_limited: true, ..of_pod }] {
-        let uid = wanted.pod.as_ref().unwrap().uid.clone();
-        sync.pod(wanted).await;
+    for desired in [own, pb::PodDesire { storage_limited: true, ..of_pod }] {
+        let uid = desired.pod.as_ref().unwrap().uid.clone();
+        sync.pod(desired).await;
         mount(&mut client, &uid, 1).await.1.unwrap();
-        let figures = |least: u64| {
+        let stats_of_at_least = |least: u64| {
             let (mut client, uid) = (client.clone(), uid.clone());
             async move {
                 let volumes = stats(&mut client, &uid).await.pop()?.volumes;
                 (volumes[0].used_bytes >= least).then_some(())
             }
         };
-        eventually("the figures of the empty volume", || figures(0)).await;
+        eventually("the stats of the empty volume", || stats_of_at_least(0)).await;
         fs::write(world.empty_dir(&uid, "disk").join("x"), vec![b'x'; 2 << 20]).unwrap();
-        // The usual round comes in an hour.
+        // The normal period is an hour.
         let full = async {
-            while figures(2 << 20).await.is_none() {
+            while stats_of_at_least(2 << 20).await.is_none() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(300), full).await.expect("those of the full one come");
+        tokio::time::timeout(Duration::from_secs(300), full)
+            .await
+            .expect("the full volume is measured in time");
     }
 }

@@ -1,4 +1,4 @@
-//! What pod-sync wants of a pod.
+//! The desired volumes of a pod, as pod-sync sends them.
 
 use std::collections::BTreeSet;
 
@@ -7,25 +7,25 @@ pub use keelson_desired_set::{Desire, PodRef, Want};
 use crate::names::VolumeKey;
 use crate::payload::Files;
 
-/// The desire for one pod.
+/// The desired volumes of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodDesire {
-    /// Whose it is; the UID is the name of the pod's folder.
+    /// The pod; its UID is the name of its folder.
     pub pod: PodRef,
-    /// Counts what the sender has wanted of this pod so far.
+    /// The revision of this pod's desired state, counted by the sender.
     pub revision: u64,
-    /// `Run`: the volumes are set up. `Stop`: what is there stays, nothing new is begun. `Unmount`: the volumes
-    /// go. `Forget`: the folder goes as well.
+    /// `Run`: set up the volumes. `Stop`: keep the volumes and set up no others. `Unmount`: tear the volumes down.
+    /// `Forget`: tear them down and remove the pod's folder.
     pub want: Want,
-    /// The volumes that some container of the pod mounts.
+    /// The volumes that at least one container of the pod mounts.
     pub volumes: Vec<Volume>,
     /// `spec.securityContext.fsGroup`.
     pub fs_group: Option<u32>,
-    /// Memory limit of the pod in bytes, when it has one.
+    /// Memory limit of the pod in bytes, if it has one.
     pub memory_limit: Option<u64>,
     /// The sizes in bytes of the huge pages that the pod requests.
     pub huge_pages: BTreeSet<u64>,
-    /// A container or the pod as a whole has a limit of local storage.
+    /// A container or the pod as a whole has a limit for local ephemeral storage.
     pub storage_limited: bool,
 }
 
@@ -61,12 +61,12 @@ impl Desire for PodDesire {
 pub struct Volume {
     /// `spec.volumes[].name`, a DNS label.
     pub name: String,
-    /// Where its content comes from.
+    /// Where the volume's content comes from.
     pub source: Source,
 }
 
 impl Volume {
-    /// What it holds below the pod's folder, if anything.
+    /// The volume's place below the pod's folder; `None` for a volume that has none.
     pub fn key(&self) -> Option<VolumeKey> {
         match &self.source {
             Source::EmptyDir { .. } => Some(VolumeKey::empty_dir(&self.name)),
@@ -77,7 +77,7 @@ impl Volume {
         }
     }
 
-    /// Its files, when they come from the API.
+    /// The volume's files, if they come from the API.
     pub fn files(&self) -> Option<&Files> {
         match &self.source {
             Source::Files(files) => Some(files),
@@ -105,7 +105,7 @@ pub enum Source {
     },
     /// Files whose content comes from the API.
     Files(Files),
-    /// A kind that this version does not mount, by its name in the spec.
+    /// An unsupported kind, by its name in the spec.
     Unsupported(String),
 }
 
@@ -118,12 +118,12 @@ pub enum Medium {
     Memory,
     /// Huge pages, with the text after `HugePages`.
     HugePages(String),
-    /// Something else, as written.
+    /// Another text, as written.
     Unknown(String),
 }
 
 impl Medium {
-    /// The medium that a spec names.
+    /// Parses the text of a spec.
     pub fn parse(text: &str) -> Self {
         match text {
             "" => Self::Disk,

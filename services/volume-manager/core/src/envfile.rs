@@ -1,18 +1,18 @@
-//! Files with variables, of which `fileKeyRef` names one (runtime-and-resources.md §3.4): `NAME='value'` lines in
-//! single quotes, which may span lines, and `#` comments. A value stands as it is, without escapes.
+//! Environment files, whose keys `fileKeyRef` refers to (runtime-and-resources.md §3.4): `NAME='value'` entries in
+//! single quotes, which may span lines, and `#` comments. Values have no escapes.
 
-/// A file that cannot be read as one of variables.
+/// A syntax error in an environment file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("line {line}: {problem}")]
+#[error("line {line}: {message}")]
 pub struct EnvFileError {
-    /// Counted from 1.
+    /// The line, counted from 1.
     pub line: usize,
-    /// What is wrong there, and how it should be. Never the content.
-    pub problem: &'static str,
+    /// What is wrong and how to fix it. Never contains the line's content.
+    pub message: &'static str,
 }
 
-/// The value that `key` has in a file of this text; none when it has no such key. Of two lines with one key the
-/// first counts; what comes after it is not looked at.
+/// The value of `key` in an environment file with this text; `None` if it has no such key. Of two entries with one
+/// key the first one counts; the text after it is not parsed.
 pub fn value_of(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
     let mut rest = text;
     let mut line = 1;
@@ -25,13 +25,13 @@ pub fn value_of(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
             line += 1;
             continue;
         }
-        let fault = |problem| EnvFileError { line, problem };
-        let (name, assigned) = first.split_once('=').ok_or(fault("it has no '='; write NAME='value'"))?;
+        let error = |message| EnvFileError { line, message };
+        let (name, assigned) = first.split_once('=').ok_or(error("no '=' found; write NAME='value'"))?;
         if name.is_empty() || name.contains([' ', '\t']) {
-            return Err(fault("there must be a name right before the '='"));
+            return Err(error("there must be a name right before the '='"));
         }
         if assigned.is_empty() || assigned.starts_with([' ', '\t']) {
-            // As in a shell: nothing is assigned.
+            // As in a shell, the value is empty.
             if name == key {
                 return Ok(Some(String::new()));
             }
@@ -40,17 +40,17 @@ pub fn value_of(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
             continue;
         }
         if !assigned.starts_with('\'') {
-            return Err(fault("the value must be in single quotes"));
+            return Err(error("the value must be in single quotes"));
         }
         let quoted = &here[name.len() + 2..];
-        let close = quoted.find('\'').ok_or(fault("the quote is not closed"))?;
+        let close = quoted.find('\'').ok_or(error("the quote is not closed"))?;
         let (value, tail) = (&quoted[..close], &quoted[close + 1..]);
         line += value.matches('\n').count();
         let end = tail.find('\n').unwrap_or(tail.len());
         let remark = tail[..end].trim();
         if !(remark.is_empty() || remark.starts_with('#') && tail.starts_with([' ', '\t'])) {
-            let problem = "after the closing quote there may only be a comment";
-            return Err(EnvFileError { line, problem });
+            let message = "after the closing quote there may only be a comment";
+            return Err(EnvFileError { line, message });
         }
         if name == key {
             return Ok(Some(value.to_owned()));
@@ -61,7 +61,7 @@ pub fn value_of(text: &str, key: &str) -> Result<Option<String>, EnvFileError> {
     Ok(None)
 }
 
-/// What follows the line that ends at `end`.
+/// The text after the line that ends at `end`.
 fn after_line(text: &str, end: usize) -> &str {
     text.get(end + 1..).unwrap_or_default()
 }
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_key_has_its_quoted_value_as_it_stands() {
+    fn env_file_values_are_quoted_and_taken_without_escapes() {
         let text = "# a comment\n\nA='1'\n  B='two words' # said so\nC='first\n# no comment\nlast'\nD=''\nE=\nF= 'x'\n\
                     A='later'\nG='$(A) \\n \"q\"'";
         for (key, value) in [
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_line_is_an_error_with_its_number_and_without_its_content() {
+    fn env_file_syntax_errors_give_the_line_number_but_not_its_content() {
         for (text, line, part) in [
             ("A", 1, "no '='"),
             ("# a comment\nsecret", 2, "no '='"),
@@ -117,30 +117,30 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_after_the_key_is_not_looked_at() {
+    fn env_file_lines_after_the_key_are_not_parsed() {
         assert_eq!(value_of("A='1'\nbroken", "A"), Ok(Some("1".to_owned())));
         assert!(value_of("A='1'\nbroken", "B").is_err());
     }
 
     #[test]
-    fn no_text_makes_it_panic_and_a_written_value_is_read() {
+    fn env_file_parser_never_panics_and_reads_back_a_written_value() {
         let reached = &Reached::default();
         let junk = prop_oneof!["\\PC{0,40}", "A?=?[A'=# \\n]{0,8}", "A='[a\\n]{0,3}'?[ #a]{0,3}"];
         let value = prop_oneof!["[^']{0,20}", "[a#= \\n]{0,20}"];
         proptest!(ProptestConfig::with_cases(2048), |(junk in junk, value in value)| {
             let found = value_of(&junk, "A");
             prop_assert_eq!(value_of(&format!("X='1'\nA='{value}'\n"), "A"), Ok(Some(value.clone())));
-            let fault = |part: &str| found.as_ref().is_err_and(|error| error.problem.contains(part));
+            let error = |part: &str| found.as_ref().is_err_and(|error| error.message.contains(part));
             reached.case([
                 ("a value that spans lines", value.contains('\n')),
                 ("a value of one line", !value.contains('\n')),
                 ("junk: a value", matches!(found, Ok(Some(_)))),
                 ("junk: no such key", found == Ok(None)),
-                ("junk: no '='", fault("no '='")),
-                ("junk: no name", fault("name right before")),
-                ("junk: not quoted", fault("in single quotes")),
-                ("junk: not closed", fault("not closed")),
-                ("junk: more after the quote", fault("closing quote")),
+                ("junk: no '='", error("no '='")),
+                ("junk: no name", error("name right before")),
+                ("junk: not quoted", error("in single quotes")),
+                ("junk: not closed", error("not closed")),
+                ("junk: more after the quote", error("closing quote")),
             ]);
         });
         // The rarest: "junk: no such key", in one case of 20.

@@ -1,12 +1,13 @@
-//! hostPath volumes (volumes.md §10.2): what must be at the path, and what is made when nothing is.
+//! hostPath volumes (volumes.md §10.2): which file type each hostPath type requires, and what is created when the path
+//! is missing.
 
 use std::path::Path;
 
-/// What is at a path, after following symlinks.
+/// The type of the file at a path, after following symlinks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
-    /// Nothing.
-    Nothing,
+pub enum FileKind {
+    /// The path does not exist.
+    Missing,
     /// A directory.
     Directory,
     /// A regular file.
@@ -17,40 +18,40 @@ pub enum Found {
     CharDevice,
     /// A block device.
     BlockDevice,
-    /// Something else, a named pipe for example.
+    /// Another type, such as a named pipe.
     Other,
 }
 
-/// What to do about a hostPath.
+/// Whether the file at a hostPath is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
-    /// Look at the path first.
-    Look,
-    /// Take it as it is, without a look.
-    Take,
+pub enum TypeCheck {
+    /// Check its type.
+    Required,
+    /// Use the path without a check.
+    Skipped,
 }
 
-/// What a look at the path leads to.
+/// The result of a successful check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is what the volume asks for.
-    Good,
-    /// Make the directory with its parents, 0755.
-    MakeDirectory,
-    /// Make an empty file, 0644, without its parent.
-    MakeFile,
+pub enum CheckResult {
+    /// The file has the required type.
+    Matches,
+    /// Create the directory with its parents, mode 0755.
+    CreateDirectory,
+    /// Create an empty file, mode 0644, without its parents.
+    CreateFile,
 }
 
 /// Why a hostPath cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostPathError {
-    /// The path leads upwards.
+    /// The path contains `..`.
     #[error("invalid path {path:?}: must not contain \"..\"")]
-    Upwards {
+    ParentReference {
         /// The path.
         path: String,
     },
-    /// The type is not one of the API.
+    /// The API has no such type.
     #[error("hostPath type check failed: {path} has the unknown type {kind:?}")]
     UnknownType {
         /// The path.
@@ -58,17 +59,17 @@ pub enum HostPathError {
         /// The type as written.
         kind: String,
     },
-    /// Something else, or nothing, is there.
+    /// The path is missing or has another type.
     #[error("hostPath type check failed: {path} is not {wanted}")]
-    NotA {
+    WrongType {
         /// The path.
         path: String,
-        /// What the type asks for, with its article.
+        /// The required type, with its article.
         wanted: &'static str,
     },
-    /// The path leads to the agent's sockets without saying so.
+    /// The path leads to the agent's sockets through a symlink.
     #[error(
-        "hostPath {path} leads by a link into the folder of the agent's sockets, {run_dir}, which pods may not see that way"
+        "hostPath {path} leads through a symlink into the folder of the agent's sockets, {run_dir}; pods may not mount it that way"
     )]
     AgentRunFolder {
         /// The path.
@@ -78,50 +79,50 @@ pub enum HostPathError {
     },
 }
 
-/// Refuses a path that leads into `run_dir` and does not say so: where it `resolves` to. What a path says is judged at admission, where
-/// the operator's word counts, too (ADR 0004).
-pub fn no_way_into(run_dir: &Path, path: &str, resolves: &Path) -> Result<(), HostPathError> {
-    let says_so = Path::new(path).starts_with(run_dir);
-    if says_so || !resolves.starts_with(run_dir) {
+/// Refuses a path that resolves to `resolves` inside `run_dir`, unless the path itself is written as one in `run_dir`:
+/// such a path was already judged at admission, where the operator's configuration counts, too (ADR 0004).
+pub fn reject_link_into(run_dir: &Path, path: &str, resolves: &Path) -> Result<(), HostPathError> {
+    let is_explicit = Path::new(path).starts_with(run_dir);
+    if is_explicit || !resolves.starts_with(run_dir) {
         return Ok(());
     }
     Err(HostPathError::AgentRunFolder { path: path.to_owned(), run_dir: run_dir.display().to_string() })
 }
 
-/// Whether the path has to be looked at.
-pub fn begin(path: &str, kind: &str) -> Result<Act, HostPathError> {
+/// Whether the file at the path must be checked.
+pub fn type_check(path: &str, kind: &str) -> Result<TypeCheck, HostPathError> {
     if path.split('/').any(|part| part == "..") {
-        return Err(HostPathError::Upwards { path: path.to_owned() });
+        return Err(HostPathError::ParentReference { path: path.to_owned() });
     }
     if kind.is_empty() {
-        return Ok(Act::Take);
+        return Ok(TypeCheck::Skipped);
     }
-    wanted(kind)
-        .map(|_| Act::Look)
+    required(kind)
+        .map(|_| TypeCheck::Required)
         .ok_or_else(|| HostPathError::UnknownType { path: path.to_owned(), kind: kind.to_owned() })
 }
 
-/// Whether `found` is what a volume of type `kind` asks for.
-pub fn check(path: &str, kind: &str, found: Found) -> Result<Verdict, HostPathError> {
-    let Some((good, text, make)) = wanted(kind) else {
+/// Checks whether `found` is what a volume of type `kind` requires.
+pub fn check_type(path: &str, kind: &str, found: FileKind) -> Result<CheckResult, HostPathError> {
+    let Some((required_kind, text, create)) = required(kind) else {
         return Err(HostPathError::UnknownType { path: path.to_owned(), kind: kind.to_owned() });
     };
-    match (found, make) {
-        (Found::Nothing, Some(make)) => Ok(make),
-        (found, _) if found == good => Ok(Verdict::Good),
-        _ => Err(HostPathError::NotA { path: path.to_owned(), wanted: text }),
+    match (found, create) {
+        (FileKind::Missing, Some(create)) => Ok(create),
+        (found, _) if found == required_kind => Ok(CheckResult::Matches),
+        _ => Err(HostPathError::WrongType { path: path.to_owned(), wanted: text }),
     }
 }
 
-fn wanted(kind: &str) -> Option<(Found, &'static str, Option<Verdict>)> {
+fn required(kind: &str) -> Option<(FileKind, &'static str, Option<CheckResult>)> {
     Some(match kind {
-        "DirectoryOrCreate" => (Found::Directory, "a directory", Some(Verdict::MakeDirectory)),
-        "Directory" => (Found::Directory, "a directory", None),
-        "FileOrCreate" => (Found::File, "a file", Some(Verdict::MakeFile)),
-        "File" => (Found::File, "a file", None),
-        "Socket" => (Found::Socket, "a socket file", None),
-        "CharDevice" => (Found::CharDevice, "a character device", None),
-        "BlockDevice" => (Found::BlockDevice, "a block device", None),
+        "DirectoryOrCreate" => (FileKind::Directory, "a directory", Some(CheckResult::CreateDirectory)),
+        "Directory" => (FileKind::Directory, "a directory", None),
+        "FileOrCreate" => (FileKind::File, "a file", Some(CheckResult::CreateFile)),
+        "File" => (FileKind::File, "a file", None),
+        "Socket" => (FileKind::Socket, "a socket file", None),
+        "CharDevice" => (FileKind::CharDevice, "a character device", None),
+        "BlockDevice" => (FileKind::BlockDevice, "a block device", None),
         _ => return None,
     })
 }
@@ -131,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_into_the_agents_folder_is_refused_and_what_says_so_was_judged_before() {
+    fn a_host_path_link_into_the_run_dir_is_rejected_but_an_explicit_path_is_not() {
         let run_dir = Path::new("/run/keelson");
         for (path, resolves, is_refused) in [
             ("/run/keelson/x", "/run/keelson/x", false),
@@ -140,41 +141,41 @@ mod tests {
             ("/data/link", "/run/keelson-other", false),
             ("/run", "/run", false),
         ] {
-            let result = no_way_into(run_dir, path, Path::new(resolves));
+            let result = reject_link_into(run_dir, path, Path::new(resolves));
             assert_eq!(result.is_err(), is_refused, "{path} {resolves}: {result:?}");
         }
     }
 
-    const ALL: [Found; 7] = [
-        Found::Nothing,
-        Found::Directory,
-        Found::File,
-        Found::Socket,
-        Found::CharDevice,
-        Found::BlockDevice,
-        Found::Other,
+    const ALL: [FileKind; 7] = [
+        FileKind::Missing,
+        FileKind::Directory,
+        FileKind::File,
+        FileKind::Socket,
+        FileKind::CharDevice,
+        FileKind::BlockDevice,
+        FileKind::Other,
     ];
 
     #[test]
-    fn each_type_takes_its_own_kind_and_only_the_creating_ones_take_nothing() {
+    fn each_host_path_type_requires_its_kind_and_only_or_create_allows_a_missing_file() {
         let table = [
-            ("DirectoryOrCreate", Found::Directory, Some(Verdict::MakeDirectory)),
-            ("Directory", Found::Directory, None),
-            ("FileOrCreate", Found::File, Some(Verdict::MakeFile)),
-            ("File", Found::File, None),
-            ("Socket", Found::Socket, None),
-            ("CharDevice", Found::CharDevice, None),
-            ("BlockDevice", Found::BlockDevice, None),
+            ("DirectoryOrCreate", FileKind::Directory, Some(CheckResult::CreateDirectory)),
+            ("Directory", FileKind::Directory, None),
+            ("FileOrCreate", FileKind::File, Some(CheckResult::CreateFile)),
+            ("File", FileKind::File, None),
+            ("Socket", FileKind::Socket, None),
+            ("CharDevice", FileKind::CharDevice, None),
+            ("BlockDevice", FileKind::BlockDevice, None),
         ];
-        for (kind, good, make) in table {
-            assert_eq!(begin("/x", kind), Ok(Act::Look));
+        for (kind, required_kind, create) in table {
+            assert_eq!(type_check("/x", kind), Ok(TypeCheck::Required));
             for found in ALL {
-                let verdict = check("/x", kind, found);
+                let result = check_type("/x", kind, found);
                 match found {
-                    Found::Nothing if make.is_some() => assert_eq!(verdict.ok(), make),
-                    f if f == good => assert_eq!(verdict, Ok(Verdict::Good)),
+                    FileKind::Missing if create.is_some() => assert_eq!(result.ok(), create),
+                    f if f == required_kind => assert_eq!(result, Ok(CheckResult::Matches)),
                     _ => {
-                        let text = verdict.unwrap_err().to_string();
+                        let text = result.unwrap_err().to_string();
                         assert!(text.contains("hostPath type check failed"), "{text}");
                     }
                 }
@@ -183,14 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_type_nothing_is_checked_but_the_dots() {
-        assert_eq!(begin("/var/..x/run", ""), Ok(Act::Take));
-        assert!(matches!(begin("/var/../etc", ""), Err(HostPathError::Upwards { .. })));
+    fn a_host_path_without_a_type_is_only_checked_for_dot_dot() {
+        assert_eq!(type_check("/var/..x/run", ""), Ok(TypeCheck::Skipped));
+        assert!(matches!(type_check("/var/../etc", ""), Err(HostPathError::ParentReference { .. })));
     }
 
     #[test]
-    fn a_type_that_the_api_does_not_know_is_named() {
-        let text = begin("/x", "Pipe").unwrap_err().to_string();
+    fn an_unknown_host_path_type_is_named_in_the_error() {
+        let text = type_check("/x", "Pipe").unwrap_err().to_string();
         assert!(text.contains("Pipe") && text.contains("hostPath type check failed"), "{text}");
     }
 }

@@ -1,39 +1,39 @@
-//! Volumes of huge pages (volumes.md §10.1).
+//! Huge page volumes (volumes.md §10.1).
 
 use std::collections::BTreeSet;
 
-/// Why a volume of huge pages cannot be set up as its pod has it.
+/// Why the spec of a pod allows no huge page volume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HugePagesError {
-    /// Nobody asks for huge pages.
+    /// The pod requests no huge pages.
     #[error(
         "the medium {medium} needs a request for huge pages in the pod, such as limits: {{hugepages-2Mi: 4Mi}}"
     )]
-    None {
+    NotRequested {
         /// The medium as written.
         medium: String,
     },
-    /// The medium names no size and the requests do not agree.
+    /// The medium names no size and the pod requests several.
     #[error(
         "the pod requests huge pages of several sizes ({sizes}); name one in the medium, such as HugePages-2Mi"
     )]
-    Several {
+    AmbiguousSize {
         /// The sizes, in bytes.
         sizes: String,
     },
-    /// The medium names a size that nobody requests.
+    /// The medium names a size that the pod does not request.
     #[error(
         "the medium {medium} needs a request for huge pages of that size in the pod; it requests {sizes}"
     )]
-    Other {
+    SizeNotRequested {
         /// The medium as written.
         medium: String,
         /// The requested sizes, in bytes.
         sizes: String,
     },
-    /// The text after `HugePages-` is no size.
+    /// The text after `HugePages-` is not a size.
     #[error("the medium {medium} names no size of huge pages; write one such as HugePages-2Mi")]
-    Size {
+    InvalidSize {
         /// The medium as written.
         medium: String,
     },
@@ -46,21 +46,21 @@ pub fn page_size(suffix: &str, requested: &BTreeSet<u64>) -> Result<u64, HugePag
     let sizes = || requested.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
     let mut all = requested.iter().copied();
     let (Some(first), rest) = (all.next(), all.next()) else {
-        return Err(HugePagesError::None { medium: medium() });
+        return Err(HugePagesError::NotRequested { medium: medium() });
     };
     let Some(size) = suffix.strip_prefix('-') else {
-        let several = HugePagesError::Several { sizes: sizes() };
-        return if rest.is_none() { Ok(first) } else { Err(several) };
+        let ambiguous = HugePagesError::AmbiguousSize { sizes: sizes() };
+        return if rest.is_none() { Ok(first) } else { Err(ambiguous) };
     };
-    let bytes = bytes(size).ok_or_else(|| HugePagesError::Size { medium: medium() })?;
+    let bytes = bytes(size).ok_or_else(|| HugePagesError::InvalidSize { medium: medium() })?;
     if requested.contains(&bytes) {
         Ok(bytes)
     } else {
-        Err(HugePagesError::Other { medium: medium(), sizes: sizes() })
+        Err(HugePagesError::SizeNotRequested { medium: medium(), sizes: sizes() })
     }
 }
 
-/// A size as a medium writes it: a whole number with a binary unit or none.
+/// Parses the size of a medium: a whole number with a binary unit or none.
 fn bytes(text: &str) -> Option<u64> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
@@ -74,8 +74,8 @@ fn bytes(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(factor).filter(|bytes| *bytes > 0)
 }
 
-/// The data string of the mount.
-pub fn options(page_size: u64) -> String {
+/// The data argument of mount(2).
+pub fn mount_options(page_size: u64) -> String {
     format!("pagesize={page_size}")
 }
 
@@ -87,7 +87,7 @@ mod tests {
     const LARGE: u64 = 1 << 30;
 
     #[test]
-    fn the_size_is_the_named_one_or_the_only_one_that_is_requested() {
+    fn huge_page_size_is_the_one_in_the_medium_or_the_only_one_requested() {
         for (suffix, requested, size) in [
             ("", vec![SMALL], SMALL),
             ("-2Mi", vec![SMALL], SMALL),
@@ -97,11 +97,11 @@ mod tests {
         ] {
             assert_eq!(page_size(suffix, &requested.into_iter().collect()), Ok(size), "{suffix:?}");
         }
-        assert_eq!(options(SMALL), "pagesize=2097152");
+        assert_eq!(mount_options(SMALL), "pagesize=2097152");
     }
 
     #[test]
-    fn without_a_matching_request_the_volume_is_refused_with_the_way_out() {
+    fn a_huge_page_volume_without_a_matching_request_is_refused_with_a_hint() {
         for (suffix, requested, text) in [
             ("", vec![], "HugePages needs a request"),
             ("-2Mi", vec![], "HugePages-2Mi needs a request"),

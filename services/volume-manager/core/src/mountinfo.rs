@@ -1,23 +1,23 @@
-//! What mountinfo (proc_pid_mountinfo(5)) says about a path.
+//! Parses mountinfo (proc_pid_mountinfo(5)).
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Component, Path, PathBuf};
 
-/// A mount as far as this service asks.
+/// The fields of a mount that this service uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// What of its filesystem is mounted: `/` for all of it. The kernel adds `//deleted` to what has no name any more.
+    /// The mounted part of the filesystem: `/` for all of it. The kernel appends `//deleted` to a path that is gone.
     pub root: PathBuf,
     /// Where it is mounted.
     pub point: PathBuf,
-    /// Whether mounts below it are seen by its peers (a `shared:` tag).
+    /// Whether mounts below it propagate to its peers (a `shared:` tag).
     pub shared: bool,
-    /// Filesystem type.
+    /// The filesystem type.
     pub fs_type: String,
 }
 
-/// The mounts of a mountinfo text, in the order of mounting; lines that do not parse are left out.
+/// Parses a mountinfo text: the mounts in the order of mounting, without lines that do not parse.
 pub fn parse(text: &str) -> Vec<Mount> {
     text.lines().filter_map(parse_line).collect()
 }
@@ -36,7 +36,7 @@ fn parse_line(line: &str) -> Option<Mount> {
     Some(Mount { root, point, shared, fs_type })
 }
 
-/// Turns `\040` and the like back into bytes.
+/// Decodes octal escapes such as `\040`.
 fn unescape(field: &str) -> PathBuf {
     let bytes = field.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());
@@ -60,18 +60,18 @@ fn unescape(field: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(plain))
 }
 
-/// What the root folder needs so that mounts below it reach containers and come back from them.
+/// What the root folder needs so that mounts below it propagate to containers and back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RootNeeds {
-    /// It lies on a shared mount.
+    /// Nothing: it is on a shared mount.
     Nothing,
-    /// It is a mount point of its own that is not shared.
+    /// To be made shared: it is a mount point that is not.
     Sharing,
-    /// It must be mounted on itself first.
+    /// To be bind-mounted on itself and made shared.
     BindAndSharing,
 }
 
-/// What `root` needs, given every mount; a later mount on the same point hides an earlier one.
+/// What `root` needs, given all mounts; a later mount on the same point hides an earlier one.
 pub fn root_needs(mounts: &[Mount], root: &Path) -> RootNeeds {
     let holding =
         mounts.iter().filter(|m| root.starts_with(&m.point)).max_by_key(|m| m.point.components().count());
@@ -157,14 +157,14 @@ broken\n\
     }
 
     #[test]
-    fn what_lies_below_a_folder_is_not_the_folder_itself() {
+    fn mounts_below_a_folder_do_not_include_the_folder_itself() {
         let mounts = parse(TEXT);
         let points = |folder: &str| -> Vec<PathBuf> {
             below(&mounts, Path::new(folder)).map(|m| m.point.clone()).collect()
         };
         let volume = PathBuf::from("/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/v");
         assert_eq!(points("/var/lib/kubelet"), [volume]);
-        // A name that only begins alike is another folder.
+        // A folder whose name only shares the prefix.
         assert_eq!(points("/var/lib/kube"), Vec::<PathBuf>::new());
     }
 }

@@ -1,9 +1,9 @@
-//! Names on disk (volumes.md §1, §2).
+//! Names of plugins and volumes on disk (volumes.md §1, §2).
 
 /// The plugin of emptyDir volumes, escaped.
 pub const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 
-/// Plugins whose content lies on an internal emptyDir: its marker carries the prefix `wrapped_`.
+/// Plugins whose volumes are built on an internal emptyDir, whose marker has the prefix `wrapped_`.
 const WRAPPING: &[&str] = &[
     "kubernetes.io~configmap",
     "kubernetes.io~secret",
@@ -12,7 +12,7 @@ const WRAPPING: &[&str] = &[
     "kubernetes.io~git-repo",
 ];
 
-/// `vendor/name` as it stands in a path.
+/// Escapes `vendor/name` for use as a path component.
 pub fn escape(plugin: &str) -> String {
     plugin.replace('/', "~")
 }
@@ -22,8 +22,8 @@ pub fn unescape(escaped: &str) -> String {
     escaped.replace('~', "/")
 }
 
-/// Whether `name` names one entry of a folder and nothing else: it cannot lead out of it.
-pub fn is_one_component(name: &str) -> bool {
+/// Whether `name` is a single path component that cannot lead out of its folder.
+pub fn is_path_component(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= 255
         && name != "."
@@ -31,9 +31,9 @@ pub fn is_one_component(name: &str) -> bool {
         && !name.bytes().any(|b| b == b'/' || b == 0)
 }
 
-/// The components of a path in a volume, none for its root; nothing for a path that is absolute, leads upwards or
-/// is no path at all (volumes.md §8.3).
-pub fn inside(path: &str) -> Option<Vec<&str>> {
+/// The components of a path inside a volume; an empty list for the volume's root. `None` if the path is absolute,
+/// contains `..` or a zero byte (volumes.md §8.3).
+pub fn relative_components(path: &str) -> Option<Vec<&str>> {
     if path.starts_with('/') || path.contains('\0') {
         return None;
     }
@@ -41,12 +41,12 @@ pub fn inside(path: &str) -> Option<Vec<&str>> {
     (!parts.contains(&"..")).then_some(parts)
 }
 
-/// Where a volume lies below `volumes/` of its pod.
+/// The place of a volume below `volumes/` of its pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeKey {
     /// The plugin, escaped.
     pub plugin: String,
-    /// The inner name.
+    /// The name of the volume's folder.
     pub name: String,
 }
 
@@ -56,8 +56,8 @@ impl VolumeKey {
         Self { plugin: EMPTY_DIR.to_owned(), name: name.to_owned() }
     }
 
-    /// The name of its readiness marker below `plugins/kubernetes.io~empty-dir/` when this version can tear
-    /// the volume down, which is when an emptyDir is below it.
+    /// The name of the volume's readiness marker below `plugins/kubernetes.io~empty-dir/`. `None` for a volume that
+    /// is not built on an emptyDir; this version cannot tear such a volume down.
     pub fn marker(&self) -> Option<String> {
         if self.plugin == EMPTY_DIR {
             Some(self.name.clone())
@@ -68,7 +68,7 @@ impl VolumeKey {
         }
     }
 
-    /// Its plugin is none that this version can set up or tear down.
+    /// Whether this version can neither set up nor tear down volumes of the plugin.
     pub fn is_foreign(&self) -> bool {
         self.marker().is_none()
     }
@@ -88,16 +88,16 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_leads_elsewhere_is_no_component() {
+    fn a_path_component_is_neither_empty_nor_dots_nor_contains_a_slash() {
         for bad in ["", ".", "..", "a/b", "/", "a\0b"] {
-            assert!(!is_one_component(bad), "{bad:?}");
+            assert!(!is_path_component(bad), "{bad:?}");
         }
-        assert!(is_one_component("..data"));
-        assert!(!is_one_component(&"x".repeat(256)));
+        assert!(is_path_component("..data"));
+        assert!(!is_path_component(&"x".repeat(256)));
     }
 
     #[test]
-    fn a_path_in_a_volume_stays_in_it() {
+    fn relative_components_reject_paths_that_leave_the_volume() {
         for (path, parts) in [
             ("", Some(vec![])),
             (".", Some(vec![])),
@@ -108,7 +108,7 @@ mod tests {
             ("/a", None),
             ("a\0b", None),
         ] {
-            assert_eq!(inside(path), parts, "{path:?}");
+            assert_eq!(relative_components(path), parts, "{path:?}");
         }
     }
 
@@ -127,7 +127,7 @@ mod tests {
         let reached = &Reached::default();
         proptest!(ProptestConfig::with_cases(512), |(vendor in "[a-z.]{1,12}", name in "[a-z-]{1,12}")| {
             let plugin = format!("{vendor}/{name}");
-            prop_assert!(is_one_component(&escape(&plugin)));
+            prop_assert!(is_path_component(&escape(&plugin)));
             prop_assert_eq!(unescape(&escape(&plugin)), plugin);
             reached.case([("a vendor with a dot", vendor.contains('.')), ("one without", !vendor.contains('.'))]);
         });

@@ -1,14 +1,14 @@
-//! Which files a configMap, secret, downwardAPI or projected volume has (volumes.md §9).
+//! Which files a configMap, secret, downwardAPI or projected volume contains (volumes.md §9).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-pub use fault::{Fault, PayloadError};
+pub use error::{FileError, PayloadError};
 
 use crate::token::{TokenLookup, TokenName};
 
-mod fault;
+mod error;
 
 /// The longest path of a file in a volume, in bytes (volumes.md §9.2).
 const MAX_PATH: usize = 4096;
@@ -39,22 +39,22 @@ impl FilesKind {
         }
     }
 
-    /// Whether the files lie on a tmpfs of their own; those of a ConfigMap lie on disk (volumes.md §9.1).
+    /// Whether the files are stored on a tmpfs; those of a ConfigMap are stored on disk (volumes.md §9.1).
     pub const fn in_memory(self) -> bool {
         !matches!(self, Self::ConfigMap)
     }
 }
 
-/// What a volume's files are made of.
+/// The sources of a volume's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
     /// The kind of the volume.
     pub kind: FilesKind,
-    /// In their order: of two files at one path the later one counts (volumes.md §9.6).
+    /// The sources in order: of two files at one path, the later one wins (volumes.md §9.6).
     pub sources: Vec<FileSource>,
     /// `defaultMode`.
     pub default_mode: Option<u32>,
-    /// Folders at which containers mount other volumes, relative to this one.
+    /// Folders where containers mount other volumes, relative to this volume.
     pub nested: Vec<String>,
 }
 
@@ -67,53 +67,53 @@ pub enum FileSource {
     Downward(Vec<DownwardFile>),
     /// A token of a service account.
     Token(TokenFile),
-    /// What needs an API server, by its field in the spec.
+    /// A source that needs an API server, by its field in the spec.
     Unsupported(String),
 }
 
-/// Keys of an object that become files.
+/// Keys of an object that are written as files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectFiles {
-    /// Which kind of object.
+    /// The kind of the object.
     pub kind: ObjectKind,
-    /// Its name, in the pod's namespace.
+    /// The name of the object, in the pod's namespace.
     pub name: String,
-    /// The keys; without any, each key is a file of its name.
+    /// The keys to write; if empty, every key becomes a file of the same name.
     pub items: Vec<KeyFile>,
     /// The object and its keys may be missing.
     pub optional: bool,
 }
 
-/// One key that becomes a file.
+/// A key that is written as a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyFile {
     /// The key.
     pub key: String,
     /// The file, relative to the volume.
     pub path: String,
-    /// Its permission bits; else the volume's.
+    /// The file's permission bits; `defaultMode` if unset.
     pub mode: Option<u32>,
 }
 
-/// A token that becomes a file.
+/// A service account token that is written as a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenFile {
-    /// Which one.
+    /// The token.
     pub name: TokenName,
     /// The file, relative to the volume.
     pub path: String,
-    /// Its permission bits; else the volume's.
+    /// The file's permission bits; `defaultMode` if unset.
     pub mode: Option<u32>,
-    /// Whose it is; else root's.
+    /// The file's owner; root if unset.
     pub owner: Option<u32>,
 }
 
-/// A field of the pod that becomes a file.
+/// A field of the pod that is written as a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DownwardFile {
     /// The file, relative to the volume.
     pub path: String,
-    /// Its permission bits; else the volume's.
+    /// The file's permission bits; `defaultMode` if unset.
     pub mode: Option<u32>,
     /// The field's value.
     pub value: DownwardValue,
@@ -124,13 +124,13 @@ pub struct DownwardFile {
 pub enum DownwardValue {
     /// The value.
     Content(Vec<u8>),
-    /// The spec names none; why.
-    Wrong(String),
-    /// pod-sync still waits for this.
-    WaitsFor(String),
+    /// The field has no value, for this reason.
+    Invalid(String),
+    /// pod-sync does not know the value yet; what it waits for.
+    Pending(String),
 }
 
-/// A kind of object that files are made of.
+/// A kind of object whose keys are written as files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ObjectKind {
     /// ConfigMap.
@@ -140,7 +140,7 @@ pub enum ObjectKind {
 }
 
 impl ObjectKind {
-    /// The word in `kind`.
+    /// The value of the object's `kind` field.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::ConfigMap => "ConfigMap",
@@ -148,13 +148,13 @@ impl ObjectKind {
         }
     }
 
-    /// Reads the word in `kind`.
+    /// Parses the value of an object's `kind` field.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::ConfigMap, Self::Secret].into_iter().find(|kind| kind.as_str() == text)
     }
 }
 
-/// Names an object.
+/// The name of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectName {
     /// Its kind.
@@ -172,24 +172,24 @@ impl fmt::Display for ObjectName {
 }
 
 /// The data of an object: the bytes of each key.
-pub type Data = BTreeMap<String, Arc<[u8]>>;
+pub type ObjectData = BTreeMap<String, Arc<[u8]>>;
 
-/// What is known of an object.
+/// What is known about an object.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub enum Lookup {
-    /// pod-config has not said anything of it yet.
+pub enum ObjectLookup {
+    /// pod-config has not reported the object yet.
     #[default]
     Unknown,
-    /// There is none.
+    /// The object does not exist.
     Missing,
-    /// There is one that cannot be read; why.
+    /// The object exists but cannot be read, for this reason.
     Unreadable(String),
-    /// Its data.
-    Present(Arc<Data>),
+    /// The object exists and has this data.
+    Present(Arc<ObjectData>),
 }
 
-// Never the data: it may be a Secret's.
-impl fmt::Debug for Lookup {
+// Shows the keys only: the values may be a Secret's.
+impl fmt::Debug for ObjectLookup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown => f.write_str("Unknown"),
@@ -200,191 +200,199 @@ impl fmt::Debug for Lookup {
     }
 }
 
-/// What is known of what a volume is made of.
-pub trait Known {
-    /// Of an object.
-    fn object(&self, name: &ObjectName) -> Lookup;
-    /// Of a token of the volume's pod.
+/// Looks up the objects and tokens that a volume's files come from.
+pub trait SourceCache {
+    /// Looks up an object.
+    fn object(&self, name: &ObjectName) -> ObjectLookup;
+    /// Looks up a token of the volume's pod.
     fn token(&self, name: &TokenName) -> TokenLookup;
 }
 
-/// A file to be written.
+/// A file to write.
 #[derive(Clone, PartialEq, Eq)]
 pub struct File {
-    /// Its bytes.
+    /// The content.
     pub bytes: Arc<[u8]>,
-    /// Its permission bits.
+    /// The permission bits.
     pub mode: u32,
-    /// Whose it is; else root's.
+    /// The file's owner; root if unset.
     pub owner: Option<u32>,
 }
 
-// Never the bytes: they may be a Secret's.
+// Shows the size only: the content may be a Secret's.
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes, {:o}", self.bytes.len(), self.mode)
     }
 }
 
-/// What a volume holds: files and folders by their clean path, relative to the volume.
+/// The content of a volume: files and folders by their clean path, relative to the volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Payload {
     /// The files.
     pub files: BTreeMap<String, File>,
-    /// Folders for the mounts of other volumes.
+    /// Folders where other volumes are mounted.
     pub folders: BTreeSet<String>,
 }
 
 impl Payload {
-    /// The first component of each file's path: what a user sees in the volume.
+    /// The first component of each file's path: the names that users see in the volume.
     pub fn top_names(&self) -> BTreeSet<&str> {
         self.files.keys().filter_map(|path| path.split('/').next()).collect()
     }
 }
 
-/// The objects that a volume of a pod in `namespace` is made of.
-pub fn references<'a>(files: &'a Files, namespace: &'a str) -> impl Iterator<Item = ObjectName> + 'a {
+/// The objects that a volume of a pod in `namespace` refers to.
+pub fn referenced_objects<'a>(files: &'a Files, namespace: &'a str) -> impl Iterator<Item = ObjectName> + 'a {
     files.sources.iter().filter_map(move |source| match source {
-        FileSource::Object(object) => Some(name_of(object, namespace)),
+        FileSource::Object(object) => Some(object_name(object, namespace)),
         FileSource::Downward(_) | FileSource::Token(_) | FileSource::Unsupported(_) => None,
     })
 }
 
-fn name_of(object: &ObjectFiles, namespace: &str) -> ObjectName {
+fn object_name(object: &ObjectFiles, namespace: &str) -> ObjectName {
     ObjectName { kind: object.kind, namespace: namespace.to_owned(), name: object.name.clone() }
 }
 
-/// Decides which file gets which bytes and mode (volumes.md §9.1, §9.4 to §9.6).
+/// Decides which file gets which content and mode (volumes.md §9.1, §9.4 to §9.6).
 ///
-/// `known` says what is known of an object or token. Every fault is found, not only the first one.
+/// Reports every error, not only the first one.
 ///
 /// # Errors
-/// [`PayloadError::Waits`] while somebody has not said what an object or field is; else [`PayloadError::Wrong`]
-/// with each fault once.
-pub fn collect(files: &Files, namespace: &str, known: &impl Known) -> Result<Payload, PayloadError> {
+/// [`PayloadError::Pending`] while an object, field or token is not known yet; else [`PayloadError::Invalid`] with
+/// each error once.
+pub fn collect(files: &Files, namespace: &str, sources: &impl SourceCache) -> Result<Payload, PayloadError> {
     let mut collector = Collector::new(files);
     for source in &files.sources {
         match source {
             FileSource::Object(object) => {
-                let name = name_of(object, namespace);
-                let found = known.object(&name);
-                collector.take_object(object, &name, found);
+                let name = object_name(object, namespace);
+                let found = sources.object(&name);
+                collector.add_object(object, &name, found);
             }
-            FileSource::Downward(fields) => fields.iter().for_each(|field| collector.take_field(field)),
-            FileSource::Token(token) => collector.take_token(token, known.token(&token.name)),
+            FileSource::Downward(fields) => fields.iter().for_each(|field| collector.add_field(field)),
+            FileSource::Token(token) => collector.add_token(token, sources.token(&token.name)),
             FileSource::Unsupported(field) => {
-                collector.fault(Fault::NoApiServer { field: field.clone() });
+                collector.add_error(FileError::NoApiServer { field: field.clone() });
             }
         }
     }
-    collector.end()
+    collector.finish()
 }
 
 struct Collector<'a> {
     files: &'a Files,
     payload: Payload,
-    faults: Vec<Fault>,
-    waits: Vec<String>,
+    errors: Vec<FileError>,
+    pending: Vec<String>,
 }
 
 impl<'a> Collector<'a> {
     fn new(files: &'a Files) -> Self {
-        Self { files, payload: Payload::default(), faults: Vec::new(), waits: Vec::new() }
+        Self { files, payload: Payload::default(), errors: Vec::new(), pending: Vec::new() }
     }
 
-    fn fault(&mut self, fault: Fault) {
-        if !self.faults.contains(&fault) {
-            self.faults.push(fault);
+    fn add_error(&mut self, error: FileError) {
+        if !self.errors.contains(&error) {
+            self.errors.push(error);
         }
     }
 
-    fn take_object(&mut self, object: &ObjectFiles, name: &ObjectName, found: Lookup) {
+    fn add_object(&mut self, object: &ObjectFiles, name: &ObjectName, found: ObjectLookup) {
         let kind = object.kind;
         let data = match found {
-            Lookup::Present(data) => data,
-            Lookup::Unknown => return self.waits.push(format!("pod-config to tell the {name}")),
-            Lookup::Missing if object.optional => return,
-            Lookup::Missing => return self.fault(Fault::NoObject { kind, name: object.name.clone() }),
-            Lookup::Unreadable(why) => {
-                return self.fault(Fault::Unreadable { kind, name: object.name.clone(), why });
+            ObjectLookup::Present(data) => data,
+            ObjectLookup::Unknown => return self.pending.push(format!("pod-config to send the {name}")),
+            ObjectLookup::Missing if object.optional => return,
+            ObjectLookup::Missing => {
+                return self.add_error(FileError::ObjectNotFound { kind, name: object.name.clone() });
+            }
+            ObjectLookup::Unreadable(why) => {
+                return self.add_error(FileError::UnreadableObject { kind, name: object.name.clone(), why });
             }
         };
         if object.items.is_empty() {
             for (key, bytes) in data.iter() {
-                self.file(key, bytes, None);
+                self.add_file(key, bytes, None);
             }
         }
         for item in &object.items {
             match data.get(&item.key) {
-                Some(bytes) => self.file(&item.path, bytes, item.mode),
+                Some(bytes) => self.add_file(&item.path, bytes, item.mode),
                 None if object.optional => {}
-                None => self.fault(Fault::NoKey { kind, key: item.key.clone() }),
+                None => self.add_error(FileError::KeyNotFound { kind, key: item.key.clone() }),
             }
         }
     }
 
-    fn take_field(&mut self, field: &DownwardFile) {
+    fn add_field(&mut self, field: &DownwardFile) {
         match &field.value {
-            DownwardValue::Content(bytes) => self.file(&field.path, &bytes.as_slice().into(), field.mode),
-            DownwardValue::Wrong(why) => {
-                self.fault(Fault::Field { path: field.path.clone(), why: why.clone() });
+            DownwardValue::Content(bytes) => self.add_file(&field.path, &bytes.as_slice().into(), field.mode),
+            DownwardValue::Invalid(why) => {
+                self.add_error(FileError::NoValue { path: field.path.clone(), why: why.clone() });
             }
-            DownwardValue::WaitsFor(what) => self.waits.push(what.clone()),
+            DownwardValue::Pending(what) => self.pending.push(what.clone()),
         }
     }
 
-    fn take_token(&mut self, token: &TokenFile, found: TokenLookup) {
+    fn add_token(&mut self, token: &TokenFile, found: TokenLookup) {
         match found {
             TokenLookup::Present(bytes) => {
-                self.owned_file(&token.path, &bytes, token.mode, token.owner);
+                self.add_owned_file(&token.path, &bytes, token.mode, token.owner);
             }
-            TokenLookup::Waits(what) => self.waits.push(what),
-            TokenLookup::Refused(why) => self.fault(Fault::Token { name: token.name.to_string(), why }),
+            TokenLookup::Pending(what) => self.pending.push(what),
+            TokenLookup::Refused(why) => {
+                self.add_error(FileError::TokenRefused { name: token.name.to_string(), why })
+            }
         }
     }
 
-    fn file(&mut self, path: &str, bytes: &Arc<[u8]>, mode: Option<u32>) {
-        self.owned_file(path, bytes, mode, None);
+    fn add_file(&mut self, path: &str, bytes: &Arc<[u8]>, mode: Option<u32>) {
+        self.add_owned_file(path, bytes, mode, None);
     }
 
-    fn owned_file(&mut self, path: &str, bytes: &Arc<[u8]>, mode: Option<u32>, owner: Option<u32>) {
-        let clean = match clean(path) {
+    fn add_owned_file(&mut self, path: &str, bytes: &Arc<[u8]>, mode: Option<u32>, owner: Option<u32>) {
+        let clean = match clean_path(path) {
             Ok(clean) => clean,
-            Err(why) => return self.fault(Fault::Path { path: path.to_owned(), why }),
+            Err(why) => return self.add_error(FileError::InvalidPath { path: path.to_owned(), why }),
         };
         let Some(mode) = mode.or(self.files.default_mode) else {
-            return self.fault(Fault::NoMode { path: clean });
+            return self.add_error(FileError::NoMode { path: clean });
         };
         self.payload.files.insert(clean, File { bytes: Arc::clone(bytes), mode: mode & 0o777, owner });
     }
 
-    fn end(mut self) -> Result<Payload, PayloadError> {
+    fn finish(mut self) -> Result<Payload, PayloadError> {
         for path in &self.files.nested {
-            match clean(path) {
+            match clean_path(path) {
                 Ok(clean) => drop(self.payload.folders.insert(clean)),
-                Err(why) => self.fault(Fault::Path { path: path.clone(), why }),
+                Err(why) => self.add_error(FileError::InvalidPath { path: path.clone(), why }),
             }
         }
         let files = std::mem::take(&mut self.payload.files);
         for path in files.keys() {
-            let above = path.match_indices('/').map(|(end, _)| &path[..end]).find(|a| files.contains_key(*a));
-            if let Some(above) = above {
-                self.fault(Fault::Below { path: path.clone(), above: above.to_owned() });
+            let parent_file =
+                path.match_indices('/').map(|(end, _)| &path[..end]).find(|a| files.contains_key(*a));
+            if let Some(parent_file) = parent_file {
+                self.add_error(FileError::PathConflict {
+                    path: path.clone(),
+                    parent_file: parent_file.to_owned(),
+                });
             }
         }
         self.payload.files = files;
-        if !self.waits.is_empty() {
-            return Err(PayloadError::Waits(self.waits));
+        if !self.pending.is_empty() {
+            return Err(PayloadError::Pending(self.pending));
         }
-        if self.faults.is_empty() { Ok(self.payload) } else { Err(PayloadError::Wrong(self.faults)) }
+        if self.errors.is_empty() { Ok(self.payload) } else { Err(PayloadError::Invalid(self.errors)) }
     }
 }
 
-/// The path of a file without empty and `.` components (volumes.md §9.2).
+/// Removes empty and `.` components from the path of a file (volumes.md §9.2).
 ///
 /// # Errors
-/// Which rule it breaks.
-pub fn clean(path: &str) -> Result<String, &'static str> {
+/// The rule that the path breaks.
+pub fn clean_path(path: &str) -> Result<String, &'static str> {
     if path.starts_with('/') {
         return Err("it is not relative");
     }

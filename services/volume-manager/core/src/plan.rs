@@ -1,155 +1,155 @@
-//! What to do next for one pod.
+//! Decides the next actions for one pod.
 
 use std::collections::BTreeSet;
 
 use crate::desire::{PodDesire, Want};
 use crate::names::VolumeKey;
 
-/// What is there of a pod.
+/// The actual state of a pod's folder and volumes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Actual {
-    /// Its folder exists. After a start it may lack sub-folders.
+pub struct ActualState {
+    /// The pod's folder exists. After a restart it may lack sub-folders.
     pub folder: bool,
-    /// Its folders were made or completed by this process.
+    /// This process has created the folder or completed its sub-folders.
     pub folder_complete: bool,
-    /// What lies below `volumes/`, set up or not.
-    pub held: BTreeSet<VolumeKey>,
+    /// Every volume below `volumes/`, whether set up or not.
+    pub on_disk: BTreeSet<VolumeKey>,
     /// Names of the volumes that this process has set up or found ready.
     pub ready: BTreeSet<String>,
-    /// Names of ready volumes whose files may have changed.
+    /// Names of ready volumes whose files may be out of date.
     pub stale: BTreeSet<String>,
-    /// Parts of volumes may be mounted for containers, below `volume-subpaths/`.
+    /// subPaths may be mounted for containers, below `volume-subpaths/`.
     pub subpaths: bool,
 }
 
-/// One thing to do. Steps of one plan are done in order; one volume's failure does not stop another's.
+/// One thing to do. The actions of a plan run in order; an error of one volume does not stop the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// Make the pod's folder and its sub-folders.
-    MakeFolders,
-    /// Set up the volume of this index in the desire.
+pub enum Action {
+    /// Create the pod's folder and its sub-folders.
+    CreateFolders,
+    /// Set up the volume with this index in the desire.
     SetUp(usize),
-    /// Bring the files of the ready volume of this index up to date.
+    /// Update the files of the ready volume with this index in the desire.
     Refresh(usize),
-    /// Unmount the parts of volumes that containers mount; comes before any volume goes, which does not go when
-    /// this fails.
+    /// Unmount the subPaths of the pod's containers. Comes before every `TearDown`; when it fails, no volume is
+    /// torn down.
     RemoveSubpaths,
     /// Unmount and remove a volume.
     TearDown(VolumeKey),
-    /// Remove what is left of the pod's folder; comes only when no volume is held.
+    /// Remove the rest of the pod's folder. Comes only when no volume is on disk.
     RemoveFolder,
 }
 
-/// What to do next.
+/// What to do next for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plan {
     /// Nothing, until the desire changes.
     Settled(Settled),
-    /// Make sure by a fresh read of the runtime that nothing of the pod runs, then plan again.
+    /// Check with a fresh read of the runtime that nothing of the pod runs, then plan again.
     AskRuntime,
-    /// These, then plan again.
-    Do(Vec<Step>),
+    /// Carry out these actions, then plan again.
+    Do(Vec<Action>),
 }
 
-/// How a pod is when nothing is to be done for it.
+/// The state of a pod that needs no action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settled {
-    /// Every wanted volume is ready.
+    /// Every desired volume is ready.
     Mounted,
-    /// The pod stops; what is there stays.
+    /// The pod is stopping; its volumes stay as they are.
     Stopping,
     /// No volume is left.
     Unmounted,
-    /// Nothing is left.
+    /// No volume and no folder is left.
     Gone,
 }
 
-/// Decides the next steps for a pod.
+/// Decides the next actions for a pod.
 ///
 /// Level-triggered: depends only on the arguments, so a restarted service reaches the same decision.
-/// `quiet` says that a read of the runtime, made for this call, shows no running container and no ready sandbox;
-/// nothing is torn down without it.
+/// `nothing_runs` means that a read of the runtime, made for this call, shows no running container and no ready
+/// sandbox. Without it nothing is torn down.
 ///
-/// A held volume that a running pod's desire does not name is left alone: the volumes of a pod do not change, so
-/// it is one that a container may still use.
-pub fn plan(desire: &PodDesire, actual: &Actual, quiet: bool) -> Plan {
+/// A volume on disk that a running pod's desire does not name is left alone: the volumes of a pod do not change,
+/// so a container may still use it.
+pub fn plan(desire: &PodDesire, actual: &ActualState, nothing_runs: bool) -> Plan {
     match desire.want {
         Want::Run => {
-            let mut steps = Vec::new();
+            let mut actions = Vec::new();
             if !actual.folder_complete {
-                steps.push(Step::MakeFolders);
+                actions.push(Action::CreateFolders);
             }
             let missing = |(_, v): &(usize, &crate::desire::Volume)| !actual.ready.contains(&v.name);
-            steps.extend(desire.volumes.iter().enumerate().filter(missing).map(|(i, _)| Step::SetUp(i)));
+            actions.extend(desire.volumes.iter().enumerate().filter(missing).map(|(i, _)| Action::SetUp(i)));
             let stale = |(_, v): &(usize, &crate::desire::Volume)| {
                 actual.ready.contains(&v.name) && actual.stale.contains(&v.name)
             };
-            steps.extend(desire.volumes.iter().enumerate().filter(stale).map(|(i, _)| Step::Refresh(i)));
-            if steps.is_empty() { Plan::Settled(Settled::Mounted) } else { Plan::Do(steps) }
+            actions.extend(desire.volumes.iter().enumerate().filter(stale).map(|(i, _)| Action::Refresh(i)));
+            if actions.is_empty() { Plan::Settled(Settled::Mounted) } else { Plan::Do(actions) }
         }
         Want::Stop => Plan::Settled(Settled::Stopping),
-        Want::Unmount | Want::Forget if !actual.held.is_empty() || actual.subpaths => {
-            if quiet {
-                let parts = actual.subpaths.then_some(Step::RemoveSubpaths);
-                let volumes = actual.held.iter().cloned().map(Step::TearDown);
-                Plan::Do(parts.into_iter().chain(volumes).collect())
+        Want::Unmount | Want::Forget if !actual.on_disk.is_empty() || actual.subpaths => {
+            if nothing_runs {
+                let subpaths = actual.subpaths.then_some(Action::RemoveSubpaths);
+                let volumes = actual.on_disk.iter().cloned().map(Action::TearDown);
+                Plan::Do(subpaths.into_iter().chain(volumes).collect())
             } else {
                 Plan::AskRuntime
             }
         }
         Want::Unmount => Plan::Settled(Settled::Unmounted),
         Want::Forget if !actual.folder => Plan::Settled(Settled::Gone),
-        Want::Forget if quiet => Plan::Do(vec![Step::RemoveFolder]),
+        Want::Forget if nothing_runs => Plan::Do(vec![Action::RemoveFolder]),
         Want::Forget => Plan::AskRuntime,
     }
 }
 
-impl Actual {
-    /// The files of every ready volume of `desire` may have changed.
-    pub fn files_may_have_changed(&mut self, desire: &PodDesire) {
+impl ActualState {
+    /// Marks the files of every ready volume of `desire` as possibly out of date.
+    pub fn mark_files_stale(&mut self, desire: &PodDesire) {
         let files = desire.volumes.iter().filter(|v| v.files().is_some() && self.ready.contains(&v.name));
         self.stale = files.map(|v| v.name.clone()).collect();
     }
 
-    /// Takes note of a step that was done.
-    pub fn done(&mut self, step: &Step, desire: &PodDesire, made: Option<VolumeKey>) {
-        match step {
-            Step::MakeFolders => {
+    /// Records an action that succeeded. `key` is the volume that it set up on disk, if any.
+    pub fn record_success(&mut self, action: &Action, desire: &PodDesire, key: Option<VolumeKey>) {
+        match action {
+            Action::CreateFolders => {
                 self.folder = true;
                 self.folder_complete = true;
             }
-            Step::SetUp(i) => {
+            Action::SetUp(i) => {
                 if let Some(volume) = desire.volumes.get(*i) {
                     self.ready.insert(volume.name.clone());
                     self.stale.remove(&volume.name);
                 }
-                self.held.extend(made);
+                self.on_disk.extend(key);
             }
-            Step::Refresh(i) => {
+            Action::Refresh(i) => {
                 if let Some(volume) = desire.volumes.get(*i) {
                     self.stale.remove(&volume.name);
                 }
             }
-            Step::RemoveSubpaths => self.subpaths = false,
-            Step::TearDown(key) => {
-                self.held.remove(key);
+            Action::RemoveSubpaths => self.subpaths = false,
+            Action::TearDown(key) => {
+                self.on_disk.remove(key);
                 self.ready.remove(&key.name);
             }
-            Step::RemoveFolder => *self = Self::default(),
+            Action::RemoveFolder => *self = Self::default(),
         }
     }
 
-    /// Takes note of a step that failed: what it touched may be there or not.
-    pub fn failed(&mut self, step: &Step, made: Option<VolumeKey>) {
-        match step {
-            Step::MakeFolders => self.folder = true,
-            Step::SetUp(_) => self.held.extend(made),
-            // It stays as it was, ready and stale.
-            Step::Refresh(_) | Step::RemoveSubpaths => {}
-            Step::TearDown(key) => {
+    /// Records an action that failed: the folder or volume that it worked on may exist or not.
+    pub fn record_failure(&mut self, action: &Action, key: Option<VolumeKey>) {
+        match action {
+            Action::CreateFolders => self.folder = true,
+            Action::SetUp(_) => self.on_disk.extend(key),
+            // The volume stays ready and stale.
+            Action::Refresh(_) | Action::RemoveSubpaths => {}
+            Action::TearDown(key) => {
                 self.ready.remove(&key.name);
             }
-            Step::RemoveFolder => {
+            Action::RemoveFolder => {
                 self.folder_complete = false;
                 self.ready.clear();
             }
@@ -178,11 +178,11 @@ mod tests {
         }
     }
 
-    fn holding(names: &[&str]) -> Actual {
-        Actual {
+    fn with_volumes(names: &[&str]) -> ActualState {
+        ActualState {
             folder: true,
             folder_complete: true,
-            held: names.iter().map(|n| VolumeKey::empty_dir(n)).collect(),
+            on_disk: names.iter().map(|n| VolumeKey::empty_dir(n)).collect(),
             ready: names.iter().map(|n| (*n).to_owned()).collect(),
             stale: BTreeSet::new(),
             subpaths: false,
@@ -192,15 +192,15 @@ mod tests {
     #[test]
     fn a_new_pod_gets_folders_first_and_then_each_volume() {
         assert_eq!(
-            plan(&desire(Want::Run, &["a", "b"]), &Actual::default(), false),
-            Plan::Do(vec![Step::MakeFolders, Step::SetUp(0), Step::SetUp(1)])
+            plan(&desire(Want::Run, &["a", "b"]), &ActualState::default(), false),
+            Plan::Do(vec![Action::CreateFolders, Action::SetUp(0), Action::SetUp(1)])
         );
     }
 
     #[test]
     fn only_the_missing_volume_of_a_running_pod_is_set_up() {
-        let plan = plan(&desire(Want::Run, &["a", "b"]), &holding(&["a"]), false);
-        assert_eq!(plan, Plan::Do(vec![Step::SetUp(1)]));
+        let plan = plan(&desire(Want::Run, &["a", "b"]), &with_volumes(&["a"]), false);
+        assert_eq!(plan, Plan::Do(vec![Action::SetUp(1)]));
     }
 
     #[test]
@@ -212,35 +212,35 @@ mod tests {
             default_mode: None,
             nested: Vec::new(),
         });
-        let mut actual = holding(&["a", "b"]);
-        actual.files_may_have_changed(&desire);
-        assert_eq!(plan(&desire, &actual, false), Plan::Do(vec![Step::Refresh(1)]));
-        actual.failed(&Step::Refresh(1), desire.volumes[1].key());
-        assert_eq!(plan(&desire, &actual, false), Plan::Do(vec![Step::Refresh(1)]));
+        let mut actual = with_volumes(&["a", "b"]);
+        actual.mark_files_stale(&desire);
+        assert_eq!(plan(&desire, &actual, false), Plan::Do(vec![Action::Refresh(1)]));
+        actual.record_failure(&Action::Refresh(1), desire.volumes[1].key());
+        assert_eq!(plan(&desire, &actual, false), Plan::Do(vec![Action::Refresh(1)]));
         assert!(actual.ready.contains("b"));
-        actual.done(&Step::Refresh(1), &desire, desire.volumes[1].key());
+        actual.record_success(&Action::Refresh(1), &desire, desire.volumes[1].key());
         assert_eq!(plan(&desire, &actual, false), Plan::Settled(Settled::Mounted));
-        // One that was never ready is set up, not refreshed.
-        let mut actual = holding(&["a"]);
-        actual.files_may_have_changed(&desire);
-        assert_eq!(plan(&desire, &actual, false), Plan::Do(vec![Step::SetUp(1)]));
-        // A pod that stops is left as it is.
-        let mut actual = holding(&["a", "b"]);
-        actual.files_may_have_changed(&desire);
+        // A volume that was never ready is set up, not refreshed.
+        let mut actual = with_volumes(&["a"]);
+        actual.mark_files_stale(&desire);
+        assert_eq!(plan(&desire, &actual, false), Plan::Do(vec![Action::SetUp(1)]));
+        // A stopping pod is left as it is.
+        let mut actual = with_volumes(&["a", "b"]);
+        actual.mark_files_stale(&desire);
         let stopping = PodDesire { want: Want::Stop, ..desire };
         assert_eq!(plan(&stopping, &actual, false), Plan::Settled(Settled::Stopping));
     }
 
     #[test]
     fn volumes_found_at_the_start_are_set_up_again() {
-        let found = Actual { ready: BTreeSet::new(), folder_complete: false, ..holding(&["a"]) };
+        let found = ActualState { ready: BTreeSet::new(), folder_complete: false, ..with_volumes(&["a"]) };
         let plan = plan(&desire(Want::Run, &["a"]), &found, false);
-        assert_eq!(plan, Plan::Do(vec![Step::MakeFolders, Step::SetUp(0)]));
+        assert_eq!(plan, Plan::Do(vec![Action::CreateFolders, Action::SetUp(0)]));
     }
 
     #[test]
     fn a_stopping_pod_keeps_what_it_has_and_gets_nothing_new() {
-        for actual in [Actual::default(), holding(&["a"])] {
+        for actual in [ActualState::default(), with_volumes(&["a"])] {
             assert_eq!(
                 plan(&desire(Want::Stop, &["a", "b"]), &actual, true),
                 Plan::Settled(Settled::Stopping)
@@ -249,93 +249,108 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_torn_down_before_the_runtime_was_asked() {
+    fn no_volume_is_torn_down_before_the_runtime_was_asked() {
         for want in [Want::Unmount, Want::Forget] {
-            assert_eq!(plan(&desire(want, &["a"]), &holding(&["a"]), false), Plan::AskRuntime);
+            assert_eq!(plan(&desire(want, &["a"]), &with_volumes(&["a"]), false), Plan::AskRuntime);
             assert_eq!(
-                plan(&desire(want, &["a"]), &holding(&["a"]), true),
-                Plan::Do(vec![Step::TearDown(VolumeKey::empty_dir("a"))])
+                plan(&desire(want, &["a"]), &with_volumes(&["a"]), true),
+                Plan::Do(vec![Action::TearDown(VolumeKey::empty_dir("a"))])
             );
         }
     }
 
     #[test]
-    fn parts_of_volumes_go_before_the_volumes_and_hold_the_pod_until_they_are_gone() {
+    fn subpaths_are_removed_before_volumes_and_block_the_pod_until_then() {
         for want in [Want::Unmount, Want::Forget] {
-            let parts = Actual { subpaths: true, ..holding(&["a"]) };
-            assert_eq!(plan(&desire(want, &["a"]), &parts, false), Plan::AskRuntime);
-            let steps = vec![Step::RemoveSubpaths, Step::TearDown(VolumeKey::empty_dir("a"))];
-            assert_eq!(plan(&desire(want, &["a"]), &parts, true), Plan::Do(steps));
-            // Those of a hostPath, which holds nothing itself.
-            let mut parts = Actual { subpaths: true, ..holding(&[]) };
-            assert_eq!(plan(&desire(want, &[]), &parts, true), Plan::Do(vec![Step::RemoveSubpaths]));
-            parts.failed(&Step::RemoveSubpaths, None);
-            assert_eq!(plan(&desire(want, &[]), &parts, true), Plan::Do(vec![Step::RemoveSubpaths]));
-            parts.done(&Step::RemoveSubpaths, &desire(want, &[]), None);
-            assert_ne!(plan(&desire(want, &[]), &parts, true), Plan::Do(vec![Step::RemoveSubpaths]));
+            let with_subpaths = ActualState { subpaths: true, ..with_volumes(&["a"]) };
+            assert_eq!(plan(&desire(want, &["a"]), &with_subpaths, false), Plan::AskRuntime);
+            let actions = vec![Action::RemoveSubpaths, Action::TearDown(VolumeKey::empty_dir("a"))];
+            assert_eq!(plan(&desire(want, &["a"]), &with_subpaths, true), Plan::Do(actions));
+            // The subPaths of a hostPath, which has no folder of its own.
+            let mut with_subpaths = ActualState { subpaths: true, ..with_volumes(&[]) };
+            assert_eq!(
+                plan(&desire(want, &[]), &with_subpaths, true),
+                Plan::Do(vec![Action::RemoveSubpaths])
+            );
+            with_subpaths.record_failure(&Action::RemoveSubpaths, None);
+            assert_eq!(
+                plan(&desire(want, &[]), &with_subpaths, true),
+                Plan::Do(vec![Action::RemoveSubpaths])
+            );
+            with_subpaths.record_success(&Action::RemoveSubpaths, &desire(want, &[]), None);
+            assert_ne!(
+                plan(&desire(want, &[]), &with_subpaths, true),
+                Plan::Do(vec![Action::RemoveSubpaths])
+            );
         }
     }
 
     #[test]
-    fn a_pod_without_volumes_is_unmounted_at_once_and_its_folder_goes_only_when_it_is_forgotten() {
+    fn a_pod_without_volumes_is_unmounted_at_once_and_keeps_its_folder_until_forgotten() {
         assert_eq!(
-            plan(&desire(Want::Unmount, &[]), &holding(&[]), false),
+            plan(&desire(Want::Unmount, &[]), &with_volumes(&[]), false),
             Plan::Settled(Settled::Unmounted)
         );
-        assert_eq!(plan(&desire(Want::Forget, &[]), &holding(&[]), false), Plan::AskRuntime);
-        assert_eq!(plan(&desire(Want::Forget, &[]), &holding(&[]), true), Plan::Do(vec![Step::RemoveFolder]));
+        assert_eq!(plan(&desire(Want::Forget, &[]), &with_volumes(&[]), false), Plan::AskRuntime);
+        assert_eq!(
+            plan(&desire(Want::Forget, &[]), &with_volumes(&[]), true),
+            Plan::Do(vec![Action::RemoveFolder])
+        );
     }
 
     #[test]
-    fn a_pod_that_was_never_here_is_gone() {
-        assert_eq!(plan(&desire(Want::Forget, &[]), &Actual::default(), false), Plan::Settled(Settled::Gone));
+    fn a_pod_that_never_had_a_folder_is_gone() {
+        assert_eq!(
+            plan(&desire(Want::Forget, &[]), &ActualState::default(), false),
+            Plan::Settled(Settled::Gone)
+        );
     }
 
     #[test]
-    fn a_step_that_failed_may_have_touched_what_it_was_for() {
+    fn a_failed_action_leaves_its_volume_possibly_on_disk_and_not_ready() {
         let key = VolumeKey { plugin: "kubernetes.io~empty-dir".into(), name: "a".into() };
-        let mut actual = Actual::default();
-        actual.failed(&Step::MakeFolders, None);
+        let mut actual = ActualState::default();
+        actual.record_failure(&Action::CreateFolders, None);
         assert!(actual.folder && !actual.folder_complete);
-        actual.failed(&Step::SetUp(0), Some(key.clone()));
-        assert!(actual.held.contains(&key) && actual.ready.is_empty());
+        actual.record_failure(&Action::SetUp(0), Some(key.clone()));
+        assert!(actual.on_disk.contains(&key) && actual.ready.is_empty());
         actual.ready.insert("a".into());
-        actual.failed(&Step::TearDown(key.clone()), None);
-        assert!(actual.held.contains(&key) && actual.ready.is_empty());
+        actual.record_failure(&Action::TearDown(key.clone()), None);
+        assert!(actual.on_disk.contains(&key) && actual.ready.is_empty());
         actual.folder_complete = true;
         actual.ready.insert("a".into());
-        actual.failed(&Step::RemoveFolder, None);
+        actual.record_failure(&Action::RemoveFolder, None);
         assert!(!actual.folder_complete && actual.ready.is_empty());
     }
 
-    /// Carrying out plans, with some steps failing at first, always settles; and every step that destroys
-    /// comes from a plan that knew the pod to be quiet.
+    /// Carrying out plans always settles, even if some actions fail at first; and every destructive action comes
+    /// from a plan made with `nothing_runs`.
     #[test]
-    fn every_desire_settles_whatever_fails_on_the_way() {
+    fn every_desire_settles_even_if_actions_fail_first() {
         let reached = &Reached::default();
         let wants = prop::sample::select(vec![Want::Run, Want::Stop, Want::Unmount, Want::Forget]);
         let names = prop::collection::btree_set("[a-d]", 0..4);
         let found = prop::collection::btree_set("[a-f]", 0..4);
         let fails = prop::collection::vec(any::<bool>(), 0..12);
-        let there = any::<(bool, bool)>();
+        let folder_and_subpaths = any::<(bool, bool)>();
         proptest!(ProptestConfig::with_cases(1024), |(
-            want in wants, names in names, found in found, there in there, fails in fails,
+            want in wants, names in names, found in found, folder_and_subpaths in folder_and_subpaths, fails in fails,
         )| {
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
             let desire = desire(want, &names);
-            let held: BTreeSet<_> = found.iter().map(|n| VolumeKey::empty_dir(n)).collect();
-            let (folder, subpaths) = there;
-            let folder = folder || subpaths || !held.is_empty();
-            let mut actual = Actual { folder, held, subpaths, ..Actual::default() };
-            let (asked, steps, failed) = carry_out(&desire, &mut actual, fails)?;
+            let on_disk: BTreeSet<_> = found.iter().map(|n| VolumeKey::empty_dir(n)).collect();
+            let (folder, subpaths) = folder_and_subpaths;
+            let folder = folder || subpaths || !on_disk.is_empty();
+            let mut actual = ActualState { folder, on_disk, subpaths, ..ActualState::default() };
+            let (asked, actions, failed) = carry_out(&desire, &mut actual, fails)?;
             let right = match want {
                 Want::Run => names.iter().all(|n| actual.ready.contains(*n)),
                 Want::Stop => true,
-                Want::Unmount => actual.held.is_empty() && !actual.subpaths,
-                Want::Forget => actual == Actual::default(),
+                Want::Unmount => actual.on_disk.is_empty() && !actual.subpaths,
+                Want::Forget => actual == ActualState::default(),
             };
             prop_assert!(right, "{:?} ended with {:?}", want, actual);
-            let done = |what: fn(&Step) -> bool| steps.iter().any(what);
+            let done = |what: fn(&Action) -> bool| actions.iter().any(what);
             reached.case([
                 ("runs", want == Want::Run),
                 ("stops", want == Want::Stop),
@@ -343,64 +358,65 @@ mod tests {
                 ("is forgotten", want == Want::Forget),
                 ("the runtime is asked", asked > 0),
                 ("the runtime is asked again", asked > 1),
-                ("a step fails", failed > 0),
-                ("folders are made", done(|s| *s == Step::MakeFolders)),
-                ("a volume is set up", done(|s| matches!(s, Step::SetUp(_)))),
-                ("parts of volumes go", done(|s| *s == Step::RemoveSubpaths)),
-                ("a volume goes", done(|s| matches!(s, Step::TearDown(_)))),
-                ("the folder goes", done(|s| *s == Step::RemoveFolder)),
+                ("an action fails", failed > 0),
+                ("folders are created", done(|s| *s == Action::CreateFolders)),
+                ("a volume is set up", done(|s| matches!(s, Action::SetUp(_)))),
+                ("subPaths are removed", done(|s| *s == Action::RemoveSubpaths)),
+                ("a volume is torn down", done(|s| matches!(s, Action::TearDown(_)))),
+                ("the folder is removed", done(|s| *s == Action::RemoveFolder)),
             ]);
         });
         // The rarest: "a volume is set up", in one case of 5.
         reached.assert_each();
     }
 
-    /// Carries out plans until nothing is to be done; how often the runtime was asked, what was done, and how many
-    /// steps failed.
+    /// Carries out plans until the pod settles. Returns how often the runtime was asked, the actions that succeeded,
+    /// and how many failed.
     fn carry_out(
         desire: &PodDesire,
-        actual: &mut Actual,
+        actual: &mut ActualState,
         fails: Vec<bool>,
-    ) -> Result<(usize, Vec<Step>, usize), TestCaseError> {
+    ) -> Result<(usize, Vec<Action>, usize), TestCaseError> {
         let mut fails = fails.into_iter();
-        let (mut quiet, mut asked, mut done, mut failed) = (false, 0, Vec::new(), 0);
+        let (mut nothing_runs, mut asked, mut done, mut failed) = (false, 0, Vec::new(), 0);
         for _ in 0..64 {
-            let steps = match plan(desire, actual, quiet) {
-                Plan::Settled(end) => {
+            let actions = match plan(desire, actual, nothing_runs) {
+                Plan::Settled(settled) => {
                     let wanted = match desire.want {
                         Want::Run => Settled::Mounted,
                         Want::Stop => Settled::Stopping,
                         Want::Unmount => Settled::Unmounted,
                         Want::Forget => Settled::Gone,
                     };
-                    prop_assert_eq!(end, wanted);
+                    prop_assert_eq!(settled, wanted);
                     return Ok((asked, done, failed));
                 }
                 Plan::AskRuntime => {
-                    (quiet, asked) = (true, asked + 1);
+                    (nothing_runs, asked) = (true, asked + 1);
                     continue;
                 }
-                Plan::Do(steps) => steps,
+                Plan::Do(actions) => actions,
             };
-            for step in steps {
-                let destroys = matches!(step, Step::RemoveSubpaths | Step::TearDown(_) | Step::RemoveFolder);
-                prop_assert!(!destroys || quiet);
-                let made = match &step {
-                    Step::SetUp(i) => Some(VolumeKey::empty_dir(&desire.volumes[*i].name)),
+            for action in actions {
+                let destroys =
+                    matches!(action, Action::RemoveSubpaths | Action::TearDown(_) | Action::RemoveFolder);
+                prop_assert!(!destroys || nothing_runs);
+                let key = match &action {
+                    Action::SetUp(i) => Some(VolumeKey::empty_dir(&desire.volumes[*i].name)),
                     _ => None,
                 };
                 if fails.next().unwrap_or(false) {
                     failed += 1;
-                    actual.failed(&step, made);
-                    if step == Step::RemoveSubpaths {
+                    actual.record_failure(&action, key);
+                    if action == Action::RemoveSubpaths {
                         break;
                     }
                 } else {
-                    actual.done(&step, desire, made);
-                    done.push(step);
+                    actual.record_success(&action, desire, key);
+                    done.push(action);
                 }
             }
-            quiet = false;
+            nothing_runs = false;
         }
         Err(TestCaseError::fail(format!("{:?} never settles", desire.want)))
     }

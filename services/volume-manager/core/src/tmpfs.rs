@@ -1,7 +1,7 @@
 //! Memory-backed volumes (volumes.md §10.1).
 
-/// The size in bytes: what pods may use of the node's memory, bounded by the pod's memory limit and then by the
-/// volume's own `sizeLimit`. A bound that is zero or not smaller changes nothing.
+/// The size in bytes: the node's memory that is allocatable to pods, bounded by the pod's memory limit and by the
+/// volume's `sizeLimit`. A bound that is zero or not smaller changes nothing.
 pub fn size(allocatable: u64, pod_limit: Option<u64>, size_limit: Option<u64>) -> u64 {
     let mut size = allocatable;
     for bound in [pod_limit, size_limit].into_iter().flatten() {
@@ -12,8 +12,8 @@ pub fn size(allocatable: u64, pod_limit: Option<u64>, size_limit: Option<u64>) -
     size
 }
 
-/// The data string of the mount: `size=` only when positive, `noswap` only when the kernel has it.
-pub fn options(size: u64, noswap: bool) -> String {
+/// The data argument of mount(2): `size=` only when positive, `noswap` only when the kernel supports it.
+pub fn mount_options(size: u64, noswap: bool) -> String {
     let mut parts = Vec::new();
     if size > 0 {
         parts.push(format!("size={size}"));
@@ -51,10 +51,10 @@ mod tests {
 
     #[test]
     fn options_name_only_what_applies() {
-        assert_eq!(options(4096, true), "size=4096,noswap");
-        assert_eq!(options(4096, false), "size=4096");
-        assert_eq!(options(0, true), "noswap");
-        assert_eq!(options(0, false), "");
+        assert_eq!(mount_options(4096, true), "size=4096,noswap");
+        assert_eq!(mount_options(4096, false), "size=4096");
+        assert_eq!(mount_options(0, true), "noswap");
+        assert_eq!(mount_options(0, false), "");
     }
 
     #[test]
@@ -72,7 +72,7 @@ mod tests {
                 ("the node's", size > 0 && size == a),
                 ("the pod's", size > 0 && size != a && Some(size) == p),
                 ("the volume's", size > 0 && size != a && Some(size) == s),
-                ("a bound of nothing is no bound", size > 0 && (p == Some(0) || s == Some(0))),
+                ("a bound of zero is ignored", size > 0 && (p == Some(0) || s == Some(0))),
             ]);
         });
         // The rarest: "no bound", in one case of 10.

@@ -1,23 +1,23 @@
-//! Tokens of service accounts in volumes: which are wanted, and when they are made anew (volumes.md §9.6).
+//! Service account tokens in volumes: their names and when they are renewed (volumes.md §9.6).
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A token is not used for longer than this, in seconds.
-const LONGEST: i64 = 24 * 3600;
-/// Of its lifetime a token is used for so much.
-const USED: (i64, i64) = (4, 5);
-/// By up to so many seconds it is made anew earlier, so that not all are at once.
+/// A token is renewed after this many seconds at the latest.
+const MAX_USE_SECONDS: i64 = 24 * 3600;
+/// The fraction of its lifetime after which a token is renewed.
+const USED_FRACTION: (i64, i64) = (4, 5);
+/// A token is renewed up to this many seconds earlier, so that not all are renewed at once.
 pub const JITTER_SECONDS: i64 = 10;
 
-/// Names a token of a pod.
+/// The name of a token of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TokenName {
-    /// The account, in the pod's namespace.
+    /// The service account, in the pod's namespace.
     pub service_account: String,
-    /// Who is to accept it; empty: the API server.
+    /// The audience; empty for the API server.
     pub audience: String,
-    /// How long it is to be good.
+    /// The requested lifetime in seconds.
     pub expiration_seconds: i64,
 }
 
@@ -31,50 +31,50 @@ impl fmt::Display for TokenName {
     }
 }
 
-/// When a token began and when it ends, seconds since 1970.
+/// The time span in which a token is valid, in seconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
-    /// It was made.
+    /// When the token was issued.
     pub issued: i64,
-    /// It is good for nothing from here on.
+    /// When the token expires.
     pub expires: i64,
 }
 
 impl Validity {
-    /// Of a token that was made for `lifetime` seconds: it began so long before its end.
-    pub const fn ending(expires: i64, lifetime: i64) -> Self {
+    /// The validity of a token that expires at `expires` and was issued for `lifetime` seconds.
+    pub const fn from_expiry(expires: i64, lifetime: i64) -> Self {
         Self { issued: expires.saturating_sub(lifetime), expires }
     }
 
-    /// Whether it is still good.
+    /// Whether the token has not expired yet.
     pub const fn is_valid(self, now: i64) -> bool {
         now < self.expires
     }
 
-    /// When it is to be made anew: after 80 % of its lifetime or after 24 h, by `jitter` seconds earlier.
+    /// When to renew the token: after 80 % of its lifetime or after 24 h, less `jitter` seconds.
     pub fn renew_at(self, jitter: i64) -> i64 {
         let lifetime = self.expires.saturating_sub(self.issued).max(0);
-        let used = lifetime / USED.1 * USED.0;
-        self.issued.saturating_add(used.min(LONGEST)).saturating_sub(jitter)
+        let used = lifetime / USED_FRACTION.1 * USED_FRACTION.0;
+        self.issued.saturating_add(used.min(MAX_USE_SECONDS)).saturating_sub(jitter)
     }
 }
 
-/// What is known of a token.
+/// What is known about a token.
 #[derive(Clone, PartialEq, Eq)]
 pub enum TokenLookup {
-    /// There is none yet; who has to do what.
-    Waits(String),
-    /// The API server refuses it; why.
+    /// There is no token yet; what it waits for.
+    Pending(String),
+    /// The API server refuses to create the token, for this reason.
     Refused(String),
-    /// Its text.
+    /// The token.
     Present(Arc<[u8]>),
 }
 
-// Never its text.
+// Never shows the token.
 impl fmt::Debug for TokenLookup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Waits(what) => write!(f, "Waits({what})"),
+            Self::Pending(what) => write!(f, "Pending({what})"),
             Self::Refused(why) => write!(f, "Refused({why})"),
             Self::Present(_) => f.write_str("Present"),
         }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_made_anew_after_four_fifths_of_its_life_or_a_day() {
+    fn a_token_is_renewed_after_80_percent_of_its_lifetime_or_a_day() {
         const DAY: i64 = 24 * 3600;
         for (lifetime, jitter, after) in [
             (600, 0, 480),
@@ -102,14 +102,14 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_good_until_its_end() {
-        let validity = Validity::ending(1000, 600);
+    fn a_token_is_valid_until_it_expires() {
+        let validity = Validity::from_expiry(1000, 600);
         assert_eq!(validity.issued, 400);
         assert!(validity.is_valid(999) && !validity.is_valid(1000));
     }
 
     #[test]
-    fn a_token_is_named_without_its_text() {
+    fn token_names_and_debug_output_do_not_contain_the_token() {
         let mut name = TokenName {
             service_account: "default".to_owned(),
             audience: String::new(),

@@ -1,20 +1,22 @@
-//! Limits at their exact value, and what no other test asks for.
+//! Limits at their exact values, and small functions that no other test covers.
 
 use std::sync::Arc;
 
 use keelson_volume_manager_core::desire::{Desire as _, Medium, PodDesire, PodRef, Source, Volume};
 use keelson_volume_manager_core::names::VolumeKey;
-use keelson_volume_manager_core::payload::{Data, Fault, File, Files, FilesKind, Lookup, ObjectKind, clean};
+use keelson_volume_manager_core::payload::{
+    File, FileError, Files, FilesKind, ObjectData, ObjectKind, ObjectLookup, clean_path,
+};
 
 #[test]
-fn a_desire_says_whose_it_is_and_which_of_several_it_is() {
+fn a_desire_returns_its_pod_and_revision() {
     let pod = PodRef { uid: "u".into(), namespace: "shop".into(), name: "web".into() };
     let desire = PodDesire { revision: 7, ..PodDesire::forget(pod.clone()) };
     assert_eq!((desire.pod(), desire.revision()), (&pod, 7));
 }
 
 #[test]
-fn what_a_volume_holds_lies_below_its_plugin() {
+fn the_volume_key_contains_the_escaped_plugin_name() {
     let files =
         |kind| Source::Files(Files { kind, sources: Vec::new(), default_mode: None, nested: Vec::new() });
     for (source, plugin) in [
@@ -32,7 +34,7 @@ fn what_a_volume_holds_lies_below_its_plugin() {
 }
 
 #[test]
-fn a_kind_of_object_is_read_by_its_word() {
+fn object_kinds_are_parsed_case_sensitively() {
     for (word, kind) in [
         ("ConfigMap", Some(ObjectKind::ConfigMap)),
         ("Secret", Some(ObjectKind::Secret)),
@@ -44,14 +46,14 @@ fn a_kind_of_object_is_read_by_its_word() {
 }
 
 #[test]
-fn what_is_shown_for_debugging_names_keys_and_sizes_and_never_a_byte_of_them() {
+fn debug_output_shows_keys_and_sizes_but_no_content() {
     let bytes: Arc<[u8]> = Arc::from(b"hunter2".as_slice());
-    let data = Data::from([("password".to_owned(), Arc::clone(&bytes))]);
+    let data = ObjectData::from([("password".to_owned(), Arc::clone(&bytes))]);
     for (lookup, shown) in [
-        (Lookup::Unknown, "Unknown"),
-        (Lookup::Missing, "Missing"),
-        (Lookup::Unreadable("no UTF-8".into()), "Unreadable(no UTF-8)"),
-        (Lookup::Present(Arc::new(data)), "{\"password\"}"),
+        (ObjectLookup::Unknown, "Unknown"),
+        (ObjectLookup::Missing, "Missing"),
+        (ObjectLookup::Unreadable("no UTF-8".into()), "Unreadable(no UTF-8)"),
+        (ObjectLookup::Present(Arc::new(data)), "{\"password\"}"),
     ] {
         assert_eq!(format!("{lookup:?}"), shown);
     }
@@ -59,31 +61,31 @@ fn what_is_shown_for_debugging_names_keys_and_sizes_and_never_a_byte_of_them() {
 }
 
 #[test]
-fn only_what_another_object_cannot_mend_is_a_fault_of_the_spec() {
+fn only_errors_that_another_object_cannot_fix_are_caused_by_the_spec() {
     let text = |text: &str| text.to_owned();
     let kind = ObjectKind::Secret;
-    for (fault, of_the_spec) in [
-        (Fault::NoObject { kind, name: text("key") }, false),
-        (Fault::NoKey { kind, key: text("a") }, false),
-        (Fault::Unreadable { kind, name: text("key"), why: text("no object") }, false),
-        (Fault::Path { path: text(".."), why: "it contains .." }, false),
-        (Fault::Below { path: text("a/b"), above: text("a") }, false),
-        (Fault::NoMode { path: text("a") }, true),
-        (Fault::Field { path: text("a"), why: text("no such label") }, true),
-        (Fault::NoApiServer { field: text("serviceAccountToken") }, true),
-        (Fault::Token { name: text("a"), why: text("b") }, false),
+    for (error, by_spec) in [
+        (FileError::ObjectNotFound { kind, name: text("key") }, false),
+        (FileError::KeyNotFound { kind, key: text("a") }, false),
+        (FileError::UnreadableObject { kind, name: text("key"), why: text("invalid object") }, false),
+        (FileError::InvalidPath { path: text(".."), why: "it contains .." }, false),
+        (FileError::PathConflict { path: text("a/b"), parent_file: text("a") }, false),
+        (FileError::NoMode { path: text("a") }, true),
+        (FileError::NoValue { path: text("a"), why: text("no such label") }, true),
+        (FileError::NoApiServer { field: text("serviceAccountToken") }, true),
+        (FileError::TokenRefused { name: text("a"), why: text("b") }, false),
     ] {
-        assert_eq!(fault.is_of_the_spec(), of_the_spec, "{fault:?}");
+        assert_eq!(error.is_caused_by_spec(), by_spec, "{error:?}");
     }
 }
 
 #[test]
 fn a_path_may_be_4096_bytes_long_and_each_of_its_names_255() {
     let name = "n".repeat(255);
-    assert_eq!(clean(&name), Ok(name.clone()));
-    assert_eq!(clean(&format!("{name}n")), Err("one of its names is longer than 255 bytes"));
+    assert_eq!(clean_path(&name), Ok(name.clone()));
+    assert_eq!(clean_path(&format!("{name}n")), Err("one of its names is longer than 255 bytes"));
     // Sixteen names with a slash after each.
     let path = format!("{name}/").repeat(16);
-    assert_eq!((path.len(), clean(&path).is_ok()), (4096, true));
-    assert_eq!(clean(&format!("{path}/")), Err("it is longer than 4096 bytes"));
+    assert_eq!((path.len(), clean_path(&path).is_ok()), (4096, true));
+    assert_eq!(clean_path(&format!("{path}/")), Err("it is longer than 4096 bytes"));
 }

@@ -3,7 +3,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use super::*;
-use crate::walks::Walks;
+use crate::walks::FsGroupWalks;
 
 /// 2026-11-21 08:05:09 UTC and 7 ns.
 const NOW: i64 = 1_795_248_309_000_000_007;
@@ -16,8 +16,8 @@ fn payload(files: &[(&str, &str)]) -> Payload {
     }
 }
 
-/// What a user sees: each path with its text, through the links.
-fn seen(volume: &Path) -> BTreeMap<String, String> {
+/// The files that users see: each path with its text, through the links.
+fn visible_files(volume: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(volume).unwrap() {
         let path = entry.unwrap().path();
@@ -45,22 +45,22 @@ fn texts(files: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 /// Everything in the volume that begins with two dots.
-fn own(volume: &Path) -> Vec<String> {
+fn dotted_names(volume: &Path) -> Vec<String> {
     let names = fs::read_dir(volume).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.filter(|name| name.starts_with("..")).collect();
     names.sort();
     names
 }
 
-/// Inode and change time of everything in the volume.
-fn marks(folder: &Path) -> Vec<(PathBuf, u64, i64, i64)> {
+/// The inode and change time of everything in the volume.
+fn inodes_and_times(folder: &Path) -> Vec<(PathBuf, u64, i64, i64)> {
     let mut found = Vec::new();
     let meta = fs::symlink_metadata(folder).unwrap();
     found.push((folder.to_owned(), meta.ino(), meta.ctime(), meta.ctime_nsec()));
     if meta.is_dir() {
         let mut paths: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
         paths.sort();
-        paths.iter().for_each(|path| found.extend(marks(path)));
+        paths.iter().for_each(|path| found.extend(inodes_and_times(path)));
     }
     found
 }
@@ -70,8 +70,8 @@ fn files_lie_in_a_dated_folder_behind_relative_links() {
     let dir = tempfile::tempdir().unwrap();
     let files = [("a", "1"), ("deep/er/b", "2")];
     assert!(write(dir.path(), &payload(&files), None, NOW).unwrap());
-    assert_eq!(seen(dir.path()), texts(&files));
-    assert_eq!(own(dir.path()), ["..2026_11_21_08_05_09.7", "..data"]);
+    assert_eq!(visible_files(dir.path()), texts(&files));
+    assert_eq!(dotted_names(dir.path()), ["..2026_11_21_08_05_09.7", "..data"]);
     let link = |name: &str| fs::read_link(dir.path().join(name)).unwrap();
     assert_eq!(link("..data"), Path::new("..2026_11_21_08_05_09.7"));
     assert_eq!(link("a"), Path::new("..data/a"));
@@ -85,74 +85,74 @@ fn the_same_payload_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let files = payload(&[("a", "1"), ("deep/b", "2")]);
     write(dir.path(), &files, None, NOW).unwrap();
-    let before = marks(dir.path());
+    let before = inodes_and_times(dir.path());
     assert!(!write(dir.path(), &files, None, NOW + 1).unwrap());
-    assert_eq!(marks(dir.path()), before);
+    assert_eq!(inodes_and_times(dir.path()), before);
 }
 
 #[test]
 fn a_changed_file_changes_all_at_once_and_the_old_folder_goes() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), &payload(&[("a", "1"), ("b", "1")]), None, NOW).unwrap();
-    // A reader that has resolved the link goes on with the files that it found.
+    // A reader that has already resolved the link continues with the old files.
     let old = fs::File::open(dir.path().join("a")).unwrap();
     assert!(write(dir.path(), &payload(&[("a", "2"), ("b", "2")]), None, NOW).unwrap());
-    assert_eq!(seen(dir.path()), texts(&[("a", "2"), ("b", "2")]));
-    assert_eq!(own(dir.path()), ["..2026_11_21_08_05_09.8", "..data"]);
+    assert_eq!(visible_files(dir.path()), texts(&[("a", "2"), ("b", "2")]));
+    assert_eq!(dotted_names(dir.path()), ["..2026_11_21_08_05_09.8", "..data"]);
     assert_eq!(io::read_to_string(old).unwrap(), "1");
-    // The same length, other bytes; and the same bytes in another place.
+    // The same length with other content, and the same content at another path.
     assert!(write(dir.path(), &payload(&[("a", "2"), ("c", "2")]), None, NOW).unwrap());
-    assert_eq!(seen(dir.path()), texts(&[("a", "2"), ("c", "2")]));
+    assert_eq!(visible_files(dir.path()), texts(&[("a", "2"), ("c", "2")]));
 }
 
 #[test]
-fn a_removed_key_takes_its_link_with_it_and_an_empty_payload_is_a_volume_too() {
+fn a_removed_key_loses_its_link_and_an_empty_payload_is_valid() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), &payload(&[("a", "1"), ("deep/b", "2"), ("deep/c", "3")]), None, NOW).unwrap();
     assert!(write(dir.path(), &payload(&[("a", "1"), ("deep/c", "3")]), None, NOW).unwrap());
-    assert_eq!(seen(dir.path()), texts(&[("a", "1"), ("deep/c", "3")]));
+    assert_eq!(visible_files(dir.path()), texts(&[("a", "1"), ("deep/c", "3")]));
     assert!(write(dir.path(), &payload(&[("a", "1")]), None, NOW).unwrap());
     assert!(fs::symlink_metadata(dir.path().join("deep")).is_err());
     assert!(write(dir.path(), &payload(&[]), None, NOW).unwrap());
-    assert!(seen(dir.path()).is_empty());
+    assert!(visible_files(dir.path()).is_empty());
     assert!(!write(dir.path(), &payload(&[]), None, NOW).unwrap());
 }
 
 #[test]
-fn what_a_killed_writer_has_left_is_tidied_up() {
+fn leftovers_of_a_killed_atomic_writer_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     let (one, two) = (payload(&[("a", "1"), ("gone", "1")]), payload(&[("a", "2")]));
     write(dir.path(), &one, None, NOW).unwrap();
-    // Killed while it wrote, and once more before the rename.
+    // As if killed during a write, and once more before the rename.
     fs::create_dir(dir.path().join("..2026_11_21_08_05_00.1")).unwrap();
     fs::write(dir.path().join("..2026_11_21_08_05_00.1/a"), "ha").unwrap();
     symlink("..2026_11_21_08_05_00.1", dir.path().join("..data_tmp")).unwrap();
     assert!(write(dir.path(), &two, None, NOW).unwrap());
-    assert_eq!(seen(dir.path()), texts(&[("a", "2")]));
-    assert_eq!(own(dir.path()).len(), 2, "{:?}", own(dir.path()));
-    // Killed after the rename: the links are not what they should be.
+    assert_eq!(visible_files(dir.path()), texts(&[("a", "2")]));
+    assert_eq!(dotted_names(dir.path()).len(), 2, "{:?}", dotted_names(dir.path()));
+    // As if killed after the rename: the links are not up to date.
     fs::remove_file(dir.path().join("a")).unwrap();
     symlink("..data/gone", dir.path().join("gone")).unwrap();
     assert!(!write(dir.path(), &two, None, NOW).unwrap());
-    assert_eq!(seen(dir.path()), texts(&[("a", "2")]));
-    // The folder that the link names has gone.
+    assert_eq!(visible_files(dir.path()), texts(&[("a", "2")]));
+    // The folder that the link points to was removed.
     fs::remove_dir_all(dir.path().join(fs::read_link(dir.path().join("..data")).unwrap())).unwrap();
     assert!(write(dir.path(), &two, None, NOW).unwrap());
-    assert_eq!(seen(dir.path()), texts(&[("a", "2")]));
+    assert_eq!(visible_files(dir.path()), texts(&[("a", "2")]));
 }
 
 #[test]
-fn a_write_that_fails_leaves_what_was_there() {
+fn a_failed_atomic_write_leaves_the_old_files() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), &payload(&[("a", "1")]), None, NOW).unwrap();
-    let before = (seen(dir.path()), own(dir.path()));
-    // A core would refuse this payload: a file below a file.
+    let before = (visible_files(dir.path()), dotted_names(dir.path()));
+    // The core would refuse this payload, which has a file below a file.
     write(dir.path(), &payload(&[("a", "2"), ("x", ""), ("x/y", "")]), None, NOW).unwrap_err();
-    assert_eq!((seen(dir.path()), own(dir.path())), before);
+    assert_eq!((visible_files(dir.path()), dotted_names(dir.path())), before);
 }
 
 #[test]
-fn what_is_not_ours_in_the_volume_stays() {
+fn foreign_files_and_nested_mounts_in_a_file_volume_stay() {
     let dir = tempfile::tempdir().unwrap();
     let mut files = payload(&[("a", "1")]);
     files.folders.insert("mount/deep".into());
@@ -161,7 +161,7 @@ fn what_is_not_ours_in_the_volume_stays() {
     assert_eq!((mode("mount"), mode("mount/deep")), (0o755, 0o755));
     fs::write(dir.path().join("other"), "x").unwrap();
     symlink("/etc/hosts", dir.path().join("link")).unwrap();
-    // A key of the same name as a nested mount does not replace it.
+    // A key with the name of a nested mount does not replace it.
     let mut more = payload(&[("mount", "2")]);
     more.folders.insert("mount/deep".into());
     write(dir.path(), &more, None, NOW).unwrap();
@@ -170,12 +170,12 @@ fn what_is_not_ours_in_the_volume_stays() {
 }
 
 #[test]
-fn the_group_may_read_every_file_before_anybody_sees_it() {
+fn fsgroup_is_applied_before_new_files_become_visible() {
     let dir = tempfile::tempdir().unwrap();
     let mut files = payload(&[("a", "1"), ("deep/b", "2")]);
     files.files.get_mut("a").unwrap().mode = 0o400;
-    let walks = Walks::default();
-    write(dir.path(), &files, Some(Group { gid: 4711, walks: &walks }), NOW).unwrap();
+    let walks = FsGroupWalks::default();
+    write(dir.path(), &files, Some(FsGroup { gid: 4711, walks: &walks }), NOW).unwrap();
     let shown = |name: &str| {
         let meta = fs::metadata(dir.path().join(name)).unwrap();
         (meta.gid(), meta.mode() & 0o7777)
@@ -186,7 +186,7 @@ fn the_group_may_read_every_file_before_anybody_sees_it() {
 }
 
 #[test]
-fn a_reader_of_one_state_never_sees_half_of_another() {
+fn a_reader_never_sees_a_mix_of_two_payloads() {
     let dir = tempfile::tempdir().unwrap();
     let state = |n: usize| payload(&[("a", &n.to_string()), ("b", &n.to_string())]);
     write(dir.path(), &state(0), None, NOW).unwrap();
@@ -198,7 +198,7 @@ fn a_reader_of_one_state_never_sees_half_of_another() {
         while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
             let folder = volume.join(fs::read_link(volume.join("..data")).unwrap());
             let read = |name: &str| fs::read_to_string(folder.join(name));
-            // The folder may have gone since the link was read; then there is nothing to compare.
+            // The folder may have been removed since the link was read; then there is nothing to compare.
             let (Ok(a), Ok(b)) = (read("a"), read("b")) else { continue };
             assert_eq!(a, b);
             let now: usize = a.parse().unwrap();
@@ -213,5 +213,5 @@ fn a_reader_of_one_state_never_sees_half_of_another() {
         std::thread::yield_now();
     }
     stop.store(true, std::sync::atomic::Ordering::Relaxed);
-    assert!(reader.join().unwrap() > 0, "the reader has seen no change");
+    assert!(reader.join().unwrap() > 0, "the reader has not seen a change");
 }

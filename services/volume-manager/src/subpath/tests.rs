@@ -7,7 +7,7 @@ use rustix::fs::{RenameFlags, renameat_with};
 
 use super::*;
 
-/// A pod's folder and a volume beside it; what is mounted goes with it.
+/// A pod's folder and a volume next to it. Mounts are removed with it.
 struct World {
     dir: tempfile::TempDir,
 }
@@ -39,8 +39,8 @@ impl World {
     }
 
     fn prepare_as(&self, path: &str, read_only: bool) -> Result<PathBuf, SubPathError> {
-        let part = Part { index: 3, volume: "data".into(), path: path.into(), read_only };
-        prepare(&self.pod(), "main", &self.volume(), &part)
+        let subpath = SubPath { index: 3, volume: "data".into(), path: path.into(), read_only };
+        prepare(&self.pod(), "main", &self.volume(), &subpath)
     }
 
     fn mounts(&self) -> usize {
@@ -67,7 +67,7 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn a_folder_and_a_file_are_bound_where_a_kubelet_binds_them_and_found_again() {
+fn subpath_folders_and_files_are_bound_at_the_kubelets_paths_and_reused() {
     let world = World::new();
     fs::create_dir_all(world.volume().join("a/b")).unwrap();
     let target = world.prepare("a/b").unwrap();
@@ -76,8 +76,8 @@ fn a_folder_and_a_file_are_bound_where_a_kubelet_binds_them_and_found_again() {
     assert_eq!(mode(target.parent().unwrap()), 0o750);
     fs::write(target.join("x"), "1").unwrap();
     assert!(world.volume().join("a/b/x").exists());
-    assert_eq!((world.prepare("a/b").unwrap(), world.mounts()), (target.clone(), 1), "it is kept");
-    // Another path at the same place, a file this time: what was there goes.
+    assert_eq!((world.prepare("a/b").unwrap(), world.mounts()), (target.clone(), 1), "it is reused");
+    // Another path at the same mount point, a file this time, replaces the mount.
     assert_eq!(world.prepare("./a//b/x").unwrap(), target);
     assert_eq!((fs::read_to_string(&target).unwrap().as_str(), world.mounts()), ("1", 1));
     remove(&world.pod(), Some("other")).unwrap();
@@ -89,7 +89,7 @@ fn a_folder_and_a_file_are_bound_where_a_kubelet_binds_them_and_found_again() {
 }
 
 #[test]
-fn what_is_missing_is_made_as_folders_with_the_mode_of_the_volume() {
+fn missing_subpath_folders_are_created_with_the_mode_of_the_volume() {
     let world = World::new();
     fs::set_permissions(world.volume(), fs::Permissions::from_mode(0o2777)).unwrap();
     fs::create_dir(world.volume().join("there")).unwrap();
@@ -102,7 +102,7 @@ fn what_is_missing_is_made_as_folders_with_the_mode_of_the_volume() {
 }
 
 #[test]
-fn links_are_followed_inside_the_volume_and_never_out_of_it() {
+fn subpath_links_are_followed_inside_the_volume_but_never_out_of_it() {
     let world = World::new();
     fs::create_dir_all(world.volume().join("..v1/sub")).unwrap();
     fs::write(world.volume().join("..v1/key"), "value").unwrap();
@@ -125,18 +125,18 @@ fn links_are_followed_inside_the_volume_and_never_out_of_it() {
         ("../outside", "out of the volume"),
         ("/etc", "out of the volume"),
         ("round", "cannot be followed"),
-        ("dangling/x", "no folder"),
-        ("file/x", "no folder"),
+        ("dangling/x", "not a directory"),
+        ("file/x", "not a directory"),
     ] {
         let error = world.prepare(path).unwrap_err().to_string();
         assert!(error.contains(text), "{path}: {error}");
         assert!(!error.contains(&*world.dir.path().to_string_lossy()), "{path}: {error}");
     }
-    assert_eq!(fs::read_dir(world.outside()).unwrap().count(), 1, "nothing was made there");
+    assert_eq!(fs::read_dir(world.outside()).unwrap().count(), 1, "nothing was created there");
 }
 
 #[test]
-fn a_folder_that_is_swapped_for_a_link_meanwhile_is_never_left_for_what_the_link_names() {
+fn a_subpath_swapped_for_a_link_during_the_lookup_never_leaves_the_volume() {
     let world = World::new();
     fs::create_dir_all(world.volume().join("d/sub")).unwrap();
     fs::create_dir(world.outside().join("sub")).unwrap();
@@ -157,7 +157,7 @@ fn a_folder_that_is_swapped_for_a_link_meanwhile_is_never_left_for_what_the_link
     };
     let (mut bound, mut refused) = (0, 0);
     let begun = std::time::Instant::now();
-    // Until both have been seen: a run in which nothing raced shows nothing.
+    // Until both outcomes have occurred: a run without races proves nothing.
     while (bound < 50 || refused < 50) && begun.elapsed().as_secs() < 20 {
         for path in ["d/sub".to_owned(), format!("d/sub/new{bound}")] {
             match world.prepare(&path) {
@@ -173,11 +173,11 @@ fn a_folder_that_is_swapped_for_a_link_meanwhile_is_never_left_for_what_the_link
     stop.store(true, Ordering::Relaxed);
     assert!(swapping.join().unwrap() > 100);
     assert!(bound >= 50 && refused >= 50, "{bound} bound, {refused} refused");
-    assert_eq!(fs::read_dir(world.outside().join("sub")).unwrap().count(), 0, "nothing was made there");
+    assert_eq!(fs::read_dir(world.outside().join("sub")).unwrap().count(), 0, "nothing was created there");
 }
 
 #[test]
-fn a_part_that_allows_no_writes_allows_none_and_its_volume_does() {
+fn a_read_only_subpath_refuses_writes_and_its_volume_allows_them() {
     let world = World::new();
     fs::create_dir(world.volume().join("a")).unwrap();
     let target = world.prepare_as("a", true).unwrap();
@@ -186,7 +186,7 @@ fn a_part_that_allows_no_writes_allows_none_and_its_volume_does() {
     fs::write(world.volume().join("a/x"), "").unwrap();
     world.prepare_as("a", true).unwrap();
     assert_eq!(world.mounts(), 1);
-    // Killed between the bind and the remount, it is found writable.
+    // As if killed between the bind mount and the remount, it is found writable.
     mount_remount(&target, MountFlags::BIND, c"").unwrap();
     fs::write(target.join("y"), "").unwrap();
     world.prepare_as("a", true).unwrap();
@@ -197,7 +197,7 @@ fn a_part_that_allows_no_writes_allows_none_and_its_volume_does() {
 }
 
 #[test]
-fn after_its_file_was_replaced_the_new_one_is_bound() {
+fn a_subpath_is_bound_to_the_new_file_after_a_replacement() {
     let world = World::new();
     fs::write(world.volume().join("f"), "old").unwrap();
     let target = world.prepare("f").unwrap();
@@ -205,22 +205,22 @@ fn after_its_file_was_replaced_the_new_one_is_bound() {
     fs::write(world.volume().join("f"), "new").unwrap();
     assert_eq!(fs::read_to_string(&target).unwrap(), "old");
     assert_eq!(fs::read_to_string(world.prepare("f").unwrap()).unwrap(), "new");
-    // With nothing there at all the folder that is made instead has another kind than what was mounted.
+    // If the path is missing, a folder is created, which has another kind than the mounted file.
     fs::remove_file(world.volume().join("f")).unwrap();
     assert!(world.prepare("f").unwrap().is_dir());
     assert_eq!(world.mounts(), 1);
 }
 
 #[test]
-fn what_a_killed_service_has_left_is_taken_up_or_away() {
+fn subpath_leftovers_of_a_killed_service_are_reused_or_removed() {
     let world = World::new();
     fs::create_dir(world.volume().join("a")).unwrap();
-    // The place without its mount, of the wrong kind.
+    // A mount point of the wrong kind, without its mount.
     let folder = world.pod().join("volume-subpaths/data/main");
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("3"), "").unwrap();
     let target = world.prepare("a").unwrap();
-    // Something mounted on it twice, one of them gone where it came from.
+    // Two mounts on it, one of them with a deleted source.
     fs::create_dir(world.volume().join("b")).unwrap();
     rustix::mount::mount_bind(world.volume().join("b"), &target).unwrap();
     fs::remove_dir(world.volume().join("b")).unwrap();
@@ -233,38 +233,38 @@ fn what_a_killed_service_has_left_is_taken_up_or_away() {
 }
 
 #[test]
-fn what_is_mounted_inside_of_the_volume_stays_when_the_part_goes() {
+fn mounts_inside_the_volume_stay_when_a_subpath_is_removed() {
     let world = World::new();
     let inner = world.volume().join("a/inner");
     fs::create_dir_all(&inner).unwrap();
-    // The volume is a shared mount, as below an agent's root, so its mounts appear in every copy.
+    // The volume is a shared mount, as below an agent's root, so that its mounts propagate to every copy.
     rustix::mount::mount_bind(world.volume(), world.volume()).unwrap();
     mount_change(world.volume(), MountPropagationFlags::SHARED).unwrap();
     world.prepare("a").unwrap();
     rustix::mount::mount("tmpfs", &inner, "tmpfs", MountFlags::empty(), c"size=4096").unwrap();
     let before = world.mounts();
-    assert!(before >= 4, "the volume, the part, the tmpfs and its copy: {before}");
+    assert!(before >= 4, "the volume, the subPath, the tmpfs and its copy: {before}");
     remove(&world.pod(), None).unwrap();
     assert!(is_mount_point(&inner).unwrap());
     assert_eq!(world.mounts(), before - 2);
 }
 
 #[test]
-fn a_read_only_volume_that_lacks_it_says_so() {
+fn a_missing_subpath_in_a_read_only_volume_is_an_error() {
     let world = World::new();
     fs::write(world.volume().join("file"), "x").unwrap();
     rustix::mount::mount_bind(world.volume(), world.volume()).unwrap();
     mount_remount(world.volume(), MountFlags::BIND | MountFlags::RDONLY, c"").unwrap();
     let error = world.prepare("missing").unwrap_err().to_string();
-    assert!(error.contains("allows no new folder"), "{error}");
-    assert!(!has_any(&world.pod()), "nothing was begun");
+    assert!(error.contains("the volume is read-only"), "{error}");
+    assert!(!has_any(&world.pod()), "nothing was created");
     let target = world.prepare("file").unwrap();
     assert!(fs::write(&target, "y").is_err());
     assert_eq!(world.prepare("file").unwrap(), target);
 }
 
 #[test]
-fn only_regular_files_beneath_the_volume_are_opened_for_reading() {
+fn only_regular_files_beneath_the_volume_root_are_opened() {
     let world = World::new();
     fs::write(world.volume().join("real"), "text").unwrap();
     symlink("real", world.volume().join("link")).unwrap();

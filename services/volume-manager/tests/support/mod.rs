@@ -1,8 +1,8 @@
-//! The service over a real unix socket, with a runtime-shim that says what the test wants.
+//! Runs the service over a real unix socket, with a fake runtime-shim.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-pub mod objects;
+pub mod pod_config;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use tonic::{Status, Streaming};
 pub type Client = VolumeManagerClient<PeerChannel>;
 pub type Service = keelson_sync_callee::testing::Service<Client>;
 
-/// Everything on disk of one test; mounts and folders go with it.
+/// The folders of one test. Mounts and folders are removed with it.
 pub struct World {
     dir: tempfile::TempDir,
     pub config: Config,
@@ -48,7 +48,7 @@ impl World {
         self.pod(uid).join("volumes/kubernetes.io~empty-dir").join(name)
     }
 
-    /// Where a volume of a plugin lies, by the last part of the plugin's name.
+    /// The folder of a volume; `plugin` is the last part of the plugin's name.
     pub fn volume(&self, uid: &str, plugin: &str, name: &str) -> PathBuf {
         self.pod(uid).join(format!("volumes/kubernetes.io~{plugin}")).join(name)
     }
@@ -60,7 +60,7 @@ impl World {
         Service::start(ctx, routes, VolumeManagerClient::new).await
     }
 
-    /// Starts the neighbour.
+    /// Starts the fake runtime-shim.
     pub async fn start_runtime(&self) -> FakeRuntime {
         FakeRuntime::start(&self.config).await
     }
@@ -80,7 +80,7 @@ impl Drop for World {
     }
 }
 
-/// A `Sync` stream as pod-sync holds it.
+/// A `Sync` stream, as pod-sync opens it.
 pub struct Sync {
     requests: mpsc::Sender<pb::SyncRequest>,
     pub acks: Streaming<common::SyncAck>,
@@ -133,7 +133,7 @@ pub fn empty_dir(name: &str, medium: &str, size_limit_bytes: i64) -> pb::Volume 
     volume(name, pb::volume::Source::EmptyDir(pb::EmptyDir { medium: medium.into(), size_limit_bytes }))
 }
 
-/// Calls `MountPod` to its end: what it waited for, and how it ended.
+/// Calls `MountPod` until it ends. Returns what it waited for, and the result.
 pub async fn mount(
     client: &mut Client,
     uid: &str,
@@ -150,7 +150,7 @@ pub async fn mount(
                 Item::Ready(ready) => return (waits, Ok(ready)),
             },
             Some(Err(status)) => return (waits, Err(status)),
-            None => panic!("MountPod ended without an end"),
+            None => panic!("the MountPod stream ended without a result"),
         }
     }
 }

@@ -3,9 +3,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn data(pairs: &[(&str, &str)]) -> Lookup {
+fn data(pairs: &[(&str, &str)]) -> ObjectLookup {
     let pairs = pairs.iter().map(|(key, value)| ((*key).to_owned(), Arc::from(value.as_bytes())));
-    Lookup::Present(Arc::new(pairs.collect()))
+    ObjectLookup::Present(Arc::new(pairs.collect()))
 }
 
 fn object(kind: ObjectKind, name: &str, items: &[(&str, &str, Option<u32>)]) -> ObjectFiles {
@@ -29,29 +29,29 @@ fn field(path: &str, value: DownwardValue) -> FileSource {
     FileSource::Downward(vec![DownwardFile { path: path.to_owned(), mode: None, value }])
 }
 
-/// Objects of which a test tells, and no tokens.
-struct Only<F>(F);
+/// A source cache with objects from a function, and without tokens.
+struct Objects<F>(F);
 
-impl<F: Fn(&ObjectName) -> Lookup> Known for Only<F> {
-    fn object(&self, name: &ObjectName) -> Lookup {
+impl<F: Fn(&ObjectName) -> ObjectLookup> SourceCache for Objects<F> {
+    fn object(&self, name: &ObjectName) -> ObjectLookup {
         (self.0)(name)
     }
 
     fn token(&self, name: &TokenName) -> TokenLookup {
-        TokenLookup::Waits(name.to_string())
+        TokenLookup::Pending(name.to_string())
     }
 }
 
 fn collect(
     files: &Files,
     namespace: &str,
-    look: impl Fn(&ObjectName) -> Lookup,
+    lookup: impl Fn(&ObjectName) -> ObjectLookup,
 ) -> Result<Payload, PayloadError> {
-    super::collect(files, namespace, &Only(look))
+    super::collect(files, namespace, &Objects(lookup))
 }
 
-/// Path, text and mode of each file.
-fn shown(payload: &Payload) -> Vec<(&str, String, u32)> {
+/// The path, text and mode of each file.
+fn contents(payload: &Payload) -> Vec<(&str, String, u32)> {
     let text = |file: &File| String::from_utf8_lossy(&file.bytes).into_owned();
     payload.files.iter().map(|(path, file)| (path.as_str(), text(file), file.mode)).collect()
 }
@@ -65,9 +65,9 @@ fn optional(mut files: Files) -> Files {
     files
 }
 
-fn wrong(files: &Files, found: &Lookup) -> String {
+fn error_text(files: &Files, found: &ObjectLookup) -> String {
     match collect(files, "ns", |_| found.clone()) {
-        Err(error @ PayloadError::Wrong(_)) => error.to_string(),
+        Err(error @ PayloadError::Invalid(_)) => error.to_string(),
         other => panic!("{other:?}"),
     }
 }
@@ -75,14 +75,14 @@ fn wrong(files: &Files, found: &Lookup) -> String {
 #[test]
 fn without_items_every_key_is_a_file_with_the_default_mode() {
     let payload = collect(&config_map(&[]), "ns", |_| data(&[("b", "2"), ("a", "1")])).unwrap();
-    assert_eq!(shown(&payload), [("a", "1".to_owned(), 0o644), ("b", "2".to_owned(), 0o644)]);
+    assert_eq!(contents(&payload), [("a", "1".to_owned(), 0o644), ("b", "2".to_owned(), 0o644)]);
 }
 
 #[test]
 fn items_choose_keys_paths_and_modes() {
     let files = config_map(&[("a", "deep//./er/file", Some(0o400)), ("b", "b", None)]);
     let payload = collect(&files, "ns", |_| data(&[("a", "1"), ("b", "2"), ("c", "3")])).unwrap();
-    assert_eq!(shown(&payload), [("b", "2".to_owned(), 0o644), ("deep/er/file", "1".to_owned(), 0o400)]);
+    assert_eq!(contents(&payload), [("b", "2".to_owned(), 0o644), ("deep/er/file", "1".to_owned(), 0o400)]);
     assert_eq!(payload.top_names().into_iter().collect::<Vec<_>>(), ["b", "deep"]);
 }
 
@@ -96,7 +96,7 @@ fn objects_are_those_of_the_pods_namespace() {
             FileSource::Object(object(ObjectKind::ConfigMap, "conf", &[])),
         ],
     );
-    let named: Vec<String> = references(&files, "shop").map(|name| name.to_string()).collect();
+    let named: Vec<String> = referenced_objects(&files, "shop").map(|name| name.to_string()).collect();
     assert_eq!(named, ["Secret shop/key", "ConfigMap shop/conf"]);
     let payload = collect(&files, "shop", |name| {
         assert_eq!(name.namespace, "shop");
@@ -106,80 +106,83 @@ fn objects_are_those_of_the_pods_namespace() {
 }
 
 #[test]
-fn a_missing_object_or_key_is_told_as_a_kubelet_tells_it() {
+fn a_missing_object_or_key_has_the_kubelets_error_message() {
     let secret = |items: &[(&str, &str, Option<u32>)]| {
         volume(FilesKind::Secret, vec![FileSource::Object(object(ObjectKind::Secret, "key", items))])
     };
     let some = data(&[("a", "1")]);
     for (files, found, text) in [
-        (config_map(&[]), &Lookup::Missing, "configmap \"conf\" not found"),
-        (secret(&[]), &Lookup::Missing, "secret \"key\" not found"),
+        (config_map(&[]), &ObjectLookup::Missing, "configmap \"conf\" not found"),
+        (secret(&[]), &ObjectLookup::Missing, "secret \"key\" not found"),
         (config_map(&[("x", "p", None)]), &some, "configmap references non-existent config key: x"),
         (secret(&[("x", "p", None)]), &some, "references non-existent secret key: x"),
     ] {
-        assert_eq!(wrong(&files, found), text);
-        let Err(PayloadError::Wrong(faults)) = collect(&files, "ns", |_| found.clone()) else { panic!() };
-        assert!(faults.iter().all(|fault| !fault.is_of_the_spec()), "{faults:?}");
+        assert_eq!(error_text(&files, found), text);
+        let Err(PayloadError::Invalid(errors)) = collect(&files, "ns", |_| found.clone()) else { panic!() };
+        assert!(errors.iter().all(|error| !error.is_caused_by_spec()), "{errors:?}");
     }
 }
 
 #[test]
-fn what_is_optional_may_be_missing() {
-    assert_eq!(collect(&optional(config_map(&[])), "ns", |_| Lookup::Missing), Ok(Payload::default()));
+fn optional_objects_and_keys_may_be_missing() {
+    assert_eq!(collect(&optional(config_map(&[])), "ns", |_| ObjectLookup::Missing), Ok(Payload::default()));
     let files = optional(config_map(&[("x", "x", None), ("a", "p", None)]));
     let payload = collect(&files, "ns", |_| data(&[("a", "1")])).unwrap();
-    assert_eq!(shown(&payload), [("p", "1".to_owned(), 0o644)]);
+    assert_eq!(contents(&payload), [("p", "1".to_owned(), 0o644)]);
 }
 
 #[test]
-fn what_nobody_has_told_yet_is_waited_for_even_when_it_is_optional() {
+fn an_object_that_is_not_yet_known_is_pending_even_when_it_is_optional() {
     let files = optional(config_map(&[]));
-    let error = collect(&files, "ns", |_| Lookup::Unknown).unwrap_err();
-    assert_eq!(error, PayloadError::Waits(vec!["pod-config to tell the ConfigMap ns/conf".to_owned()]));
+    let error = collect(&files, "ns", |_| ObjectLookup::Unknown).unwrap_err();
+    assert_eq!(error, PayloadError::Pending(vec!["pod-config to send the ConfigMap ns/conf".to_owned()]));
     let sizes = volume(
         FilesKind::DownwardApi,
-        vec![field("cpu", DownwardValue::WaitsFor("the sizes of the machine".into()))],
+        vec![field("cpu", DownwardValue::Pending("the sizes of the machine".into()))],
     );
-    let error = collect(&sizes, "ns", |_| Lookup::Unknown).unwrap_err();
-    assert_eq!(error.to_string(), "it waits for the sizes of the machine");
+    let error = collect(&sizes, "ns", |_| ObjectLookup::Unknown).unwrap_err();
+    assert_eq!(error.to_string(), "waiting for the sizes of the machine");
 }
 
 #[test]
-fn of_two_sources_with_one_path_the_later_one_counts() {
+fn of_two_projected_sources_with_one_path_the_later_one_wins() {
     let field = |text: &str| field("./same", DownwardValue::Content(text.as_bytes().to_vec()));
     let first = FileSource::Object(object(ObjectKind::ConfigMap, "conf", &[("a", "same", None)]));
     let payload =
         |sources| collect(&volume(FilesKind::Projected, sources), "ns", |_| data(&[("a", "map")])).unwrap();
-    assert_eq!(shown(&payload(vec![first.clone(), field("pod")])), [("same", "pod".to_owned(), 0o644)]);
-    assert_eq!(shown(&payload(vec![field("pod"), first])), [("same", "map".to_owned(), 0o644)]);
+    assert_eq!(contents(&payload(vec![first.clone(), field("pod")])), [("same", "pod".to_owned(), 0o644)]);
+    assert_eq!(contents(&payload(vec![field("pod"), first])), [("same", "map".to_owned(), 0o644)]);
 }
 
 #[test]
-fn a_file_where_another_needs_a_folder_is_refused_whichever_comes_first() {
+fn a_file_path_below_another_file_is_refused_in_either_order() {
     for paths in [["a", "a/b/c"], ["a/b/c", "a"]] {
         let sources = paths.map(|path| field(path, DownwardValue::Content(Vec::new()))).to_vec();
-        let text = wrong(&volume(FilesKind::Projected, sources), &Lookup::Missing);
+        let text = error_text(&volume(FilesKind::Projected, sources), &ObjectLookup::Missing);
         assert!(text.contains("\"a/b/c\" lies below \"a\""), "{text}");
     }
-    let beside = ["a", "a.b", "ab/c"].map(|path| field(path, DownwardValue::Content(Vec::new()))).to_vec();
+    let siblings = ["a", "a.b", "ab/c"].map(|path| field(path, DownwardValue::Content(Vec::new()))).to_vec();
     assert_eq!(
-        collect(&volume(FilesKind::Projected, beside), "ns", |_| Lookup::Missing).unwrap().files.len(),
+        collect(&volume(FilesKind::Projected, siblings), "ns", |_| ObjectLookup::Missing)
+            .unwrap()
+            .files
+            .len(),
         3
     );
 }
 
 #[test]
-fn every_fault_is_told_once() {
+fn each_payload_error_is_listed_once() {
     let files = volume(
         FilesKind::Projected,
         vec![
             FileSource::Object(object(ObjectKind::Secret, "key", &[])),
             FileSource::Object(object(ObjectKind::Secret, "key", &[])),
             FileSource::Unsupported("serviceAccountToken".into()),
-            field("f", DownwardValue::Wrong("no such field".into())),
+            field("f", DownwardValue::Invalid("no such field".into())),
         ],
     );
-    let text = wrong(&files, &Lookup::Missing);
+    let text = error_text(&files, &ObjectLookup::Missing);
     assert!(text.starts_with("[secret \"key\" not found, serviceAccountToken needs an API server"), "{text}");
     assert!(text.ends_with("the file \"f\" has no value: no such field]"), "{text}");
     assert_eq!(text.matches("not found").count(), 1);
@@ -187,9 +190,9 @@ fn every_fault_is_told_once() {
 
 struct WithToken(TokenLookup);
 
-impl Known for WithToken {
-    fn object(&self, _: &ObjectName) -> Lookup {
-        Lookup::Missing
+impl SourceCache for WithToken {
+    fn object(&self, _: &ObjectName) -> ObjectLookup {
+        ObjectLookup::Missing
     }
 
     fn token(&self, _: &TokenName) -> TokenLookup {
@@ -198,7 +201,7 @@ impl Known for WithToken {
 }
 
 #[test]
-fn a_token_is_a_file_with_its_mode_and_owner_or_a_wait_or_a_fault_of_nobodys_spec() {
+fn a_token_file_has_its_mode_and_owner_and_may_be_pending_or_refused() {
     let name = TokenName { service_account: "web".into(), audience: String::new(), expiration_seconds: 3600 };
     let file = |mode, owner| {
         let token = TokenFile { name: name.clone(), path: "t".into(), mode, owner };
@@ -207,23 +210,23 @@ fn a_token_is_a_file_with_its_mode_and_owner_or_a_wait_or_a_fault_of_nobodys_spe
     let present = TokenLookup::Present(Arc::from(b"x".as_slice()));
     for (mode, owner, expected) in [(None, None, 0o644), (Some(0o600), Some(7), 0o600)] {
         let payload = super::collect(&file(mode, owner), "ns", &WithToken(present.clone())).unwrap();
-        assert_eq!(shown(&payload), [("t", "x".to_owned(), expected)]);
+        assert_eq!(contents(&payload), [("t", "x".to_owned(), expected)]);
         assert_eq!(payload.files["t"].owner, owner);
     }
-    let waits = super::collect(&file(None, None), "ns", &WithToken(TokenLookup::Waits("it".into())));
-    assert_eq!(waits, Err(PayloadError::Waits(vec!["it".into()])));
+    let pending = super::collect(&file(None, None), "ns", &WithToken(TokenLookup::Pending("it".into())));
+    assert_eq!(pending, Err(PayloadError::Pending(vec!["it".into()])));
     let refused = super::collect(&file(None, None), "ns", &WithToken(TokenLookup::Refused("no".into())));
     let error = refused.unwrap_err();
     assert_eq!(error.to_string(), "failed to fetch token: token of the service account \"web\": no");
-    assert!(matches!(error, PayloadError::Wrong(faults) if !faults[0].is_of_the_spec()));
+    assert!(matches!(error, PayloadError::Invalid(errors) if !errors[0].is_caused_by_spec()));
 }
 
 #[test]
 fn a_file_without_any_mode_is_refused() {
     let files = Files { default_mode: None, ..config_map(&[]) };
-    assert!(wrong(&files, &data(&[("a", "1")])).contains("defaultMode"));
+    assert!(error_text(&files, &data(&[("a", "1")])).contains("defaultMode"));
     let own = Files { default_mode: None, ..config_map(&[("a", "a", Some(0o440))]) };
-    assert_eq!(shown(&collect(&own, "ns", |_| data(&[("a", "1")])).unwrap())[0].2, 0o440);
+    assert_eq!(contents(&collect(&own, "ns", |_| data(&[("a", "1")])).unwrap())[0].2, 0o440);
 }
 
 #[test]
@@ -242,25 +245,25 @@ fn paths_are_kept_inside_the_volume() {
         (&long, "longer than 255"),
         (&far, "longer than 4096"),
     ] {
-        assert!(clean(path).unwrap_err().contains(why), "{path:?}");
+        assert!(clean_path(path).unwrap_err().contains(why), "{path:?}");
     }
     for (path, same) in [("a", "a"), ("a//b/./c/", "a/b/c"), ("a/..b", "a/..b"), (".hidden", ".hidden")] {
-        assert_eq!(clean(path).as_deref(), Ok(same));
+        assert_eq!(clean_path(path).as_deref(), Ok(same));
     }
-    let text = wrong(&config_map(&[]), &data(&[("..data", "x")]));
+    let text = error_text(&config_map(&[]), &data(&[("..data", "x")]));
     assert!(text.contains("\"..data\""), "{text}");
     let nested = Files { nested: vec!["../x".into()], ..config_map(&[]) };
-    assert!(wrong(&nested, &data(&[])).contains("\"../x\""));
+    assert!(error_text(&nested, &data(&[])).contains("\"../x\""));
 }
 
 #[test]
-fn the_bytes_of_a_file_are_in_no_text() {
+fn debug_output_of_a_payload_contains_no_file_content() {
     let payload = collect(&config_map(&[]), "ns", |_| data(&[("a", "hunter2")])).unwrap();
     assert!(!format!("{payload:?}").contains("hunter2"));
     assert!(!format!("{:?}", data(&[("a", "hunter2")])).contains("hunter2"));
 }
 
-/// Whatever the sources are, a path of a payload is clean, below no other file, and never one of the agent's.
+/// For all sources, every path of a payload is clean, below no other file, and never one of the agent's own names.
 #[test]
 fn a_payload_has_only_paths_that_can_be_written() {
     let reached = &Reached::default();
@@ -268,9 +271,9 @@ fn a_payload_has_only_paths_that_can_be_written() {
     let paths = prop::collection::vec(path, 0..6);
     proptest!(ProptestConfig::with_cases(1024), |(paths in paths)| {
         let sources = paths.iter().map(|path| field(path, DownwardValue::Content(Vec::new()))).collect();
-        let collected = collect(&volume(FilesKind::Projected, sources), "ns", |_| Lookup::Missing);
+        let collected = collect(&volume(FilesKind::Projected, sources), "ns", |_| ObjectLookup::Missing);
         let below = |a: &String, b: &String| a.starts_with(&format!("{b}/"));
-        let written: Vec<String> = paths.iter().filter_map(|path| clean(path).ok()).collect();
+        let written: Vec<String> = paths.iter().filter_map(|path| clean_path(path).ok()).collect();
         reached.case([
             ("no file", paths.is_empty()),
             ("several files", collected.as_ref().is_ok_and(|payload| payload.files.len() > 1)),
@@ -281,7 +284,7 @@ fn a_payload_has_only_paths_that_can_be_written() {
         ]);
         if let Ok(payload) = collected {
             for path in payload.files.keys() {
-                prop_assert_eq!(clean(path), Ok(path.clone()));
+                prop_assert_eq!(clean_path(path), Ok(path.clone()));
                 prop_assert!(!path.split('/').any(|part| part == ".." || part == "." || part.is_empty()));
                 let below = format!("{path}/");
                 prop_assert!(!payload.files.keys().any(|other| other.starts_with(&below)));

@@ -1,4 +1,4 @@
-//! What is counted of volumes where it happens.
+//! The metrics of volume operations, over the socket.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,25 +8,25 @@ use std::fs;
 
 use keelson_proto::keelson::common::v1::Want;
 use keelson_proto::keelson::volume_manager::v1 as pb;
-use support::objects::{Told, config_map};
+use support::pod_config::{FakePodConfig, config_map};
 use support::{Service, Sync, World, desire, empty_dir, eventually, mount, volume};
 
-/// A sample by its whole name with labels; 0 where there is none.
+/// The value of a sample by its full name with labels; 0 if there is none.
 fn sample(service: &Service, name: &str) -> u64 {
     let text = service.ctx.metrics.text();
     let found = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
     found.unwrap_or(0)
 }
 
-/// Mounts of a plugin that have come to their good end, and those that had within 100 ms.
-fn whole(service: &Service, plugin: &str) -> (u64, u64) {
+/// The number of successful mounts of a plugin, and of those that took at most 100 ms.
+fn mount_waits(service: &Service, plugin: &str) -> (u64, u64) {
     let labels = format!("plugin_name=\"kubernetes.io/{plugin}\",operation_name=\"overall_volume_mount\"");
     let name = "volume_operation_total_seconds";
     let quick = format!("{name}_bucket{{le=\"0.1\",{labels}}}");
     (sample(service, &format!("{name}_count{{{labels}}}")), sample(service, &quick))
 }
 
-fn single(service: &Service, plugin: &str, operation: &str, status: &str) -> u64 {
+fn operations(service: &Service, plugin: &str, operation: &str, status: &str) -> u64 {
     sample(
         service,
         &format!(
@@ -36,52 +36,52 @@ fn single(service: &Service, plugin: &str, operation: &str, status: &str) -> u64
 }
 
 #[tokio::test]
-async fn a_mount_is_measured_from_when_its_volume_was_wanted_with_every_failure_on_the_way() {
+async fn mount_duration_counts_from_the_first_request_including_failures() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
-    let wanted = world.config.paths.run_dir.join("wanted");
-    let path = wanted.to_string_lossy().into_owned();
+    let host_path = world.config.paths.run_dir.join("wanted");
+    let path = host_path.to_string_lossy().into_owned();
     let host =
         volume("host", pb::volume::Source::HostPath(pb::HostPath { path, r#type: "Directory".into() }));
     sync.pod(desire("u1", 1, Want::Run, vec![host, empty_dir("data", "", 0)])).await;
     mount(&mut client, "u1", 1).await.1.unwrap_err();
-    assert!(single(&service, "host-path", "volume_mount", "fail-unknown") >= 1);
-    assert_eq!((whole(&service, "host-path").0, whole(&service, "empty-dir").0), (0, 1));
-    fs::create_dir(&wanted).unwrap();
+    assert!(operations(&service, "host-path", "volume_mount", "fail-unknown") >= 1);
+    assert_eq!((mount_waits(&service, "host-path").0, mount_waits(&service, "empty-dir").0), (0, 1));
+    fs::create_dir(&host_path).unwrap();
     eventually("the volume", || {
         let mut client = service.client();
         async move { mount(&mut client, "u1", 1).await.1.ok() }
     })
     .await;
-    // It is tried again after half a second and more.
-    assert_eq!(whole(&service, "host-path"), (1, 0));
-    assert_eq!(single(&service, "host-path", "volume_mount", "success"), 1);
-    assert_eq!(whole(&service, "empty-dir").0, 1);
+    // The retry comes after half a second or more.
+    assert_eq!(mount_waits(&service, "host-path"), (1, 0));
+    assert_eq!(operations(&service, "host-path", "volume_mount", "success"), 1);
+    assert_eq!(mount_waits(&service, "empty-dir").0, 1);
 }
 
 #[tokio::test]
-async fn each_walk_that_gives_files_to_the_pods_group_is_measured_by_itself() {
-    let (world, told) = (World::new(), Told::default());
-    let _config = told.serve(&world).await;
-    told.config_map("conf", r#"{"a": "1"}"#);
+async fn each_fsgroup_walk_is_measured_as_its_own_operation() {
+    let (world, pod_config) = (World::new(), FakePodConfig::default());
+    let _server = pod_config.serve(&world).await;
+    pod_config.config_map("conf", r#"{"a": "1"}"#);
     let service = world.start().await;
     let mut client = service.client();
     let sync = Sync::open(&mut client).await;
     sync.pod(desire("u1", 1, Want::Run, vec![empty_dir("data", "", 0)])).await;
     mount(&mut client, "u1", 1).await.1.unwrap();
-    let walks = |plugin| single(&service, plugin, "volume_apply_access_control", "success");
+    let walks = |plugin| operations(&service, plugin, "volume_apply_access_control", "success");
     assert_eq!(walks("empty-dir"), 0);
     let volumes = vec![empty_dir("data", "", 0), config_map("conf")];
     sync.pod(pb::PodDesire { fs_group: Some(4711), ..desire("u2", 1, Want::Run, volumes) }).await;
     mount(&mut client, "u2", 1).await.1.unwrap();
-    // The folder of the files, and then the files.
+    // One walk for the folder of the files and one for the files.
     assert_eq!((walks("empty-dir"), walks("configmap")), (1, 2));
 }
 
 #[tokio::test]
-async fn a_volume_of_an_unknown_plugin_is_one_that_was_found_in_vain_and_is_cleaned_once() {
+async fn a_volume_of_an_unknown_plugin_counts_as_reconstruction_error_and_one_cleanup() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     let folder = |uid: &str, name: &str| world.volume(uid, "nfs", name);
@@ -104,10 +104,10 @@ async fn a_volume_of_an_unknown_plugin_is_one_that_was_found_in_vain_and_is_clea
     assert_eq!(counted(), [3, 2, 0, 0]);
     assert!(service.ctx.metrics.text().contains("force_cleaned_failed_volume_operations_total 0\n"));
     sync.complete(1, true).await;
-    eventually("the cleaning", || std::future::ready((counted() == [3, 2, 2, 1]).then_some(()))).await;
+    eventually("the cleanup", || std::future::ready((counted() == [3, 2, 2, 1]).then_some(()))).await;
     assert!(!folder("gone", "empty").exists() && folder("gone", "full").join("x").exists());
-    // It is tried until it succeeds, and counts no more.
+    // Further attempts until it succeeds are not counted.
     fs::remove_file(folder("gone", "full").join("x")).unwrap();
-    eventually("the end", || std::future::ready((!world.pod("gone").exists()).then_some(()))).await;
+    eventually("the removal", || std::future::ready((!world.pod("gone").exists()).then_some(()))).await;
     assert_eq!(counted(), [3, 2, 2, 1]);
 }
