@@ -1,25 +1,26 @@
-//! Who asks, and whether they may (node-and-api.md §7).
+//! Authentication and authorization of requests (node-and-api.md §7).
 //!
-//! Without TLS nobody is known: the kubelet API listens on loopback, shows what every local user may see and lets nobody into
-//! a container. With it, whoever shows a certificate that the authorities of clients stand behind, where there are any, is the
-//! user that it names, and whoever shows a bearer token is whom the API server knows it of. Who shows neither is nobody, unless
-//! anonymous requests are let in; who shows what is worth nothing is nobody in any case.
+//! Without TLS, clients are not authenticated: the kubelet API listens on loopback, serves what every local user may read and
+//! refuses all ways into containers. With TLS, a client is the user named by its certificate, if an authority in
+//! `authentication.x509.clientCAFile` has signed it, or the user that the API server knows for its bearer token. A client without
+//! credentials is `system:anonymous` if anonymous requests are allowed; a client with wrong credentials never is.
 //!
-//! What somebody may do the API server is asked too, unless everybody who is known may do everything (`AlwaysAllow`). The
-//! questions go through pod-config ([`reviews`]): this service has no credentials for that server.
+//! The API server also authorizes requests, except in the mode `AlwaysAllow`, which allows everything to every authenticated
+//! user. The reviews go through pod-config ([`reviews`]): this service has no credentials for the API server.
 //!
-//! The handshake asks for a certificate and takes any whose key the client has; what it is worth is decided for each request,
-//! with the authorities as they are then. So a client with a wrong one reads 401 and no broken handshake, and an authority
-//! that is taken away counts at once on connections that stand.
+//! The TLS handshake requests a certificate and accepts any whose key the client has. Each request verifies the certificate with
+//! the current authorities. So a client with a wrong certificate gets 401 and not a failed handshake, and the removal of an
+//! authority takes effect on open connections at once.
 
 mod attributes;
 mod bearer;
 pub(crate) mod certificates;
-mod kept;
 mod reviews;
 mod token_metrics;
+mod ttl_cache;
 mod user;
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -30,197 +31,200 @@ use keelson_config::ApiTls;
 use keelson_service_kit::Context;
 use rustls::pki_types::CertificateDer;
 
-use crate::places::{Place, no_place};
-use crate::refusals::Cut;
+use crate::connection_limits::{ConnectionSlot, too_many_connections};
+use crate::refusal_log::Sanitized;
 use crate::serving::Serving;
-use crate::strangers::Source;
+use crate::unauthorized_slots::SourceAddress;
 use attributes::{RESOURCE, subresources, verb};
 use certificates::NO_NAME;
-use reviews::{Asked, Reviews, Whose};
+use reviews::{AccessAttributes, Reviews, TokenReview};
 
 pub use user::User;
 
-/// What a client has shown at the handshake; empty: nothing.
+/// The certificates that a client sent in the TLS handshake, its own first; empty if it sent none.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Shown(pub(crate) Arc<[CertificateDer<'static>]>);
+pub(crate) struct ClientCertificates(pub(crate) Arc<[CertificateDer<'static>]>);
 
-/// The rules of one listener.
+/// How one listener treats its clients.
 #[derive(Debug, Clone)]
 pub enum Access {
-    /// HTTP: nobody is asked who they are.
-    Unasked,
-    /// TLS.
-    Asked(Arc<Rules>),
+    /// HTTP: clients are not authenticated.
+    Unauthenticated,
+    /// TLS: clients are authenticated and authorized.
+    Authenticated(Arc<Rules>),
 }
 
-/// Who is known on a listener with TLS, and what they may do.
+/// How a listener with TLS authenticates and authorizes requests.
 #[derive(Debug)]
 pub struct Rules {
-    /// What certificates are checked against.
+    /// Verifies client certificates.
     serving: Serving,
-    /// Whether tokens are looked at.
-    tokens: bool,
-    /// Whether who shows nothing is let in.
-    anonymous: bool,
-    /// Whether not everybody who is known may do everything.
-    reviewed: bool,
-    /// Whether it takes `create` to get into a container, whatever the method.
+    /// Whether bearer tokens are accepted.
+    accept_tokens: bool,
+    /// Whether clients without credentials are accepted as anonymous.
+    allow_anonymous: bool,
+    /// Whether the API server authorizes requests; otherwise all are allowed.
+    review_access: bool,
+    /// Whether all paths into containers require `create`.
     strict_verbs: bool,
     reviews: Reviews,
 }
 
-/// Why somebody is nobody.
-#[derive(Debug, PartialEq, Eq)]
-struct Nobody(String);
+/// Why a client could not be authenticated.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+struct AuthenticationError(String);
 
 impl Access {
-    /// The rules of the kubelet API; without TLS nobody is asked.
-    pub fn of(ctx: &Context, serving: Option<&Serving>, tls: Option<&ApiTls>) -> Self {
+    /// The access rules of the kubelet API; without TLS clients are not authenticated.
+    pub fn new(ctx: &Context, serving: Option<&Serving>, tls: Option<&ApiTls>) -> Self {
         match (serving, tls) {
-            (Some(serving), Some(tls)) => Self::Asked(Arc::new(Rules {
+            (Some(serving), Some(tls)) => Self::Authenticated(Arc::new(Rules {
                 serving: serving.clone(),
-                tokens: tls.tokens,
-                anonymous: tls.anonymous,
-                reviewed: tls.reviews,
+                accept_tokens: tls.tokens,
+                allow_anonymous: tls.anonymous,
+                review_access: tls.reviews,
                 strict_verbs: ctx.config.api.strict_verbs,
                 reviews: Reviews::new(ctx, tls),
             })),
-            _ => Self::Unasked,
+            _ => Self::Unauthenticated,
         }
     }
 }
 
 impl Rules {
-    /// Who asks: the first that is recognised of certificate, tokens and nobody at all.
-    async fn who(
+    /// The user of a request: the first that the certificate or a token authenticates, otherwise the anonymous one.
+    async fn authenticate(
         &self,
-        shown: &Shown,
+        certificates: &ClientCertificates,
         headers: &HeaderMap,
-        source: Option<Source>,
-    ) -> Result<Arc<User>, Nobody> {
-        let mut wrong = None;
-        if let Some((own, between)) = shown.0.split_first() {
-            let checked = self.serving.check_client(own, between);
-            match checked.and_then(|()| User::of_certificate(own).ok_or(NO_NAME)) {
+        source: Option<SourceAddress>,
+    ) -> Result<Arc<User>, AuthenticationError> {
+        let mut error = None;
+        if let Some((leaf, intermediates)) = certificates.0.split_first() {
+            let verified = self.serving.verify_client(leaf, intermediates);
+            match verified.and_then(|()| User::from_certificate(leaf).ok_or(NO_NAME)) {
                 Ok(user) => return Ok(Arc::new(user)),
                 Err(refusal) => {
-                    self.serving.refused.count(refusal);
-                    wrong = Some(format!("the client's certificate: {}", refusal.text));
+                    self.serving.refused_certificates.count(refusal);
+                    error = Some(format!("client certificate refused: {}", refusal.text));
                 }
             }
         }
-        let tokens = if self.tokens { bearer::tokens(headers) } else { Vec::new() };
+        let tokens = if self.accept_tokens { bearer::tokens(headers) } else { Vec::new() };
         for token in tokens {
-            let trouble = match token {
-                Ok(token) => match self.reviews.token(token, source).await {
-                    Ok(Whose::Of(user)) => return Ok(user),
-                    Ok(Whose::Nobody(why)) if why.is_empty() => "the token is nobody's".to_owned(),
-                    Ok(Whose::Nobody(why)) => format!("the token is nobody's: {why}"),
-                    Err(status) => format!("nobody can say whose token it is: {}", status.message()),
+            let token_error = match token {
+                Ok(token) => match self.reviews.review_token(token, source).await {
+                    Ok(TokenReview::Authenticated(user)) => return Ok(user),
+                    Ok(TokenReview::Rejected(error)) if error.is_empty() => {
+                        "the API server rejected the token".to_owned()
+                    }
+                    Ok(TokenReview::Rejected(error)) => format!("the API server rejected the token: {error}"),
+                    Err(status) => format!("the token could not be reviewed: {}", status.message()),
                 },
-                Err(why) => why.to_owned(),
+                Err(error) => error.to_owned(),
             };
-            wrong = Some(trouble);
+            error = Some(token_error);
         }
-        match wrong {
-            // What is worth nothing is not made anonymous.
-            Some(why) => Err(Nobody(why)),
-            None if self.anonymous => Ok(Arc::new(User::anonymous())),
-            None => Err(Nobody("neither certificate nor token was shown".to_owned())),
+        match error {
+            // A client with wrong credentials is never anonymous.
+            Some(error) => Err(AuthenticationError(error)),
+            None if self.allow_anonymous => Ok(Arc::new(User::anonymous())),
+            None => Err(AuthenticationError("the request has neither a certificate nor a token".to_owned())),
         }
     }
 
-    /// Whether they may; an answer to whoever may not.
-    #[allow(clippy::result_large_err, reason = "the other way is the usual one")]
-    async fn may(&self, user: &User, verb: &str, path: &str, source: Option<Source>) -> Result<(), Response> {
-        if !self.reviewed {
+    /// Authorizes a request; the error is the response for a user without access.
+    #[allow(clippy::result_large_err, reason = "`Ok` is the usual case")]
+    async fn authorize(
+        &self,
+        user: &User,
+        verb: &str,
+        path: &str,
+        source: Option<SourceAddress>,
+    ) -> Result<(), Response> {
+        if !self.review_access {
             return Ok(());
         }
         let tried = subresources(path);
         let name = &user.name;
         for subresource in tried {
-            match self.reviews.may(user, Asked { verb, subresource, path }).await {
+            match self.reviews.review_access(user, AccessAttributes { verb, subresource, path }).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(status) => {
-                    let error = status.message();
-                    if let Some(left_out) = self.serving.refusals.count(source, 500) {
-                        tracing::warn!(
-                            path = %Cut(path),
-                            user = %Cut(name),
-                            error,
-                            source = source.map(|source| source.to_string()),
-                            left_out,
-                            "refused a request: nobody can say whether it may"
-                        );
-                    }
-                    return Err(unsure(name, verb, subresource));
+                    self.log_refusal(500, source, path, Some(name), status.message());
+                    return Err(authorization_error_response(name, verb, subresource));
                 }
             }
         }
-        if let Some(left_out) = self.serving.refusals.count(source, 403) {
-            tracing::info!(
-                path = %Cut(path),
-                user = %Cut(name),
-                verb,
-                source = source.map(|source| source.to_string()),
-                left_out,
-                "refused a request: it may not"
-            );
+        let error = format!("the API server does not allow {verb} on {RESOURCE}/{}", tried.join(" or "));
+        self.log_refusal(403, source, path, Some(name), &error);
+        Err(forbidden_response(name, verb, tried))
+    }
+
+    /// Counts a refused request, and logs it while its source address has log lines left.
+    fn log_refusal(
+        &self,
+        code: u16,
+        source: Option<SourceAddress>,
+        path: &str,
+        user: Option<&str>,
+        error: impl Display,
+    ) {
+        let Some(suppressed) = self.serving.refusal_log.count(source, code) else { return };
+        let source = source.map(|source| source.to_string());
+        let user = user.map(|user| tracing::field::display(Sanitized(user)));
+        let (event, path) = ("request_refused", Sanitized(path));
+        if code == 500 {
+            tracing::warn!(event, code, %path, user, %error, source, suppressed, "could not authorize a request");
+        } else {
+            tracing::info!(event, code, %path, user, %error, source, suppressed, "refused a request");
         }
-        Err(forbidden(name, verb, tried))
     }
 }
 
-/// Lets through who may, and tells the handlers who it is.
+/// Middleware that lets authorized requests through, with their [`User`] as an extension.
 pub(crate) async fn guard(State(access): State<Access>, mut request: Request, next: Next) -> Response {
-    let Access::Asked(rules) = &access else { return next.run(request).await };
-    let shown = request.extensions_mut().remove::<Shown>().unwrap_or_default();
-    // Taken out, so that no handler keeps it for longer than there is the connection.
-    let place = request.extensions_mut().remove::<Arc<Place>>();
-    let source = place.as_ref().map(|place| place.source());
+    let Access::Authenticated(rules) = &access else { return next.run(request).await };
+    let certificates = request.extensions_mut().remove::<ClientCertificates>().unwrap_or_default();
+    // Removed, so that no handler keeps the slot for longer than the connection lasts.
+    let slot = request.extensions_mut().remove::<Arc<ConnectionSlot>>();
+    let source = slot.as_ref().map(|slot| slot.source());
     let path = request.uri().path();
     let verb = verb(request.method(), path, rules.strict_verbs);
-    let user = match rules.who(&shown, request.headers(), source).await {
+    let user = match rules.authenticate(&certificates, request.headers(), source).await {
         Ok(user) => user,
-        Err(Nobody(why)) => {
-            if let Some(left_out) = rules.serving.refusals.count(source, 401) {
-                tracing::info!(
-                    path = %Cut(path),
-                    why = %Cut(&why),
-                    source = source.map(|source| source.to_string()),
-                    left_out,
-                    "refused a request: nobody known has sent it"
-                );
-            }
-            return unauthorized();
+        Err(AuthenticationError(error)) => {
+            rules.log_refusal(401, source, path, None, Sanitized(&error));
+            return unauthorized_response();
         }
     };
-    if let Err(refused) = rules.may(&user, verb, path, source).await {
-        return refused;
+    if let Err(response) = rules.authorize(&user, verb, path, source).await {
+        return response;
     }
-    if let Some(Err(why)) = place.map(|place| place.settle(Some(&user.name))) {
-        return no_place(&why);
+    if let Some(Err(error)) = slot.map(|slot| slot.authorize(Some(&user.name))) {
+        return too_many_connections(&error);
     }
     bearer::strip(request.headers_mut());
     request.extensions_mut().insert(Arc::unwrap_or_clone(user));
     next.run(request).await
 }
 
-/// The answer to nobody.
-pub(crate) fn unauthorized() -> Response {
+/// The 401 for a client that is not authenticated.
+pub(crate) fn unauthorized_response() -> Response {
     (StatusCode::UNAUTHORIZED, "Unauthorized").into_response()
 }
 
-/// The answer to somebody who may not.
-fn forbidden(user: &str, verb: &str, tried: &[&str]) -> Response {
+/// The 403 for a user without access.
+fn forbidden_response(user: &str, verb: &str, tried: &[&str]) -> Response {
     let tried = tried.join(" ");
     let text = format!("Forbidden (user={user}, verb={verb}, resource={RESOURCE}, subresource(s)=[{tried}])");
     (StatusCode::FORBIDDEN, text).into_response()
 }
 
-/// The answer when nobody can say whether somebody may.
-fn unsure(user: &str, verb: &str, subresource: &str) -> Response {
+/// The 500 for a request that could not be reviewed.
+fn authorization_error_response(user: &str, verb: &str, subresource: &str) -> Response {
     let text = format!(
         "Authorization error (user={user}, verb={verb}, resource={RESOURCE}, subresource={subresource})"
     );

@@ -1,7 +1,7 @@
-//! `/metrics/cadvisor`: what each cgroup of a pod uses, under the names that dashboards know (node-and-api.md §15.3).
+//! `/metrics/cadvisor`: the usage of each cgroup, under cAdvisor's metric names (node-and-api.md §15.3).
 //!
-//! Read when somebody asks, from a few files of each cgroup. The node's own cgroups and those of the classes have a row,
-//! too, with empty names.
+//! resource-manager reads a few files of each cgroup for every request. The cgroups of the node and of the QoS classes have
+//! samples, too, with empty names.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use keelson_proto::keelson::resource_manager::v1 as rm;
 use crate::resource_metrics::{Family, escaped, write_family};
 use crate::{App, metrics, statistics};
 
-/// `GET /metrics/cadvisor`. It is answered when there is nothing to tell, too: then `container_scrape_error` is 1.
+/// `GET /metrics/cadvisor`. Without statistics the response contains only the scrape errors, with value 1.
 pub(crate) async fn get(State(app): State<App>) -> Response {
     let text = match statistics::cgroups(&app).await {
         Ok((machine, cgroups)) => text(&machine, &cgroups),
         Err(status) => {
-            tracing::warn!("no metrics of containers: {}", status.message());
+            tracing::warn!(error = status.message(), "cannot read the statistics for /metrics/cadvisor");
             failed()
         }
     };
@@ -27,61 +27,64 @@ pub(crate) async fn get(State(app): State<App>) -> Response {
 
 type Stats = rm::CgroupStatsResponse;
 
-/// What a family tells of a cgroup.
-type Figure = fn(&Stats) -> Option<f64>;
-/// What a family tells of a part of a cgroup: labels such as `device="/dev/vda"`, and the value.
-type Figures = fn(&Stats) -> Vec<(String, f64)>;
+/// Reads the value of a family from the statistics of a cgroup.
+type Getter = fn(&Stats) -> Option<f64>;
+/// Reads several values of a family, each with further labels such as `device="/dev/vda"`.
+type LabelledGetter = fn(&Stats) -> Vec<(String, f64)>;
 
 fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-fn detail(stats: &Stats, of: fn(&rm::CgroupDetail) -> Option<u64>) -> Option<f64> {
-    stats.detail.as_ref().and_then(of).map(|value| value as f64)
+fn detail(stats: &Stats, field: fn(&rm::CgroupDetail) -> Option<u64>) -> Option<f64> {
+    stats.detail.as_ref().and_then(field).map(|value| value as f64)
 }
 
-fn nanos(stats: &Stats, of: fn(&rm::CgroupDetail) -> Option<u64>) -> Option<f64> {
-    stats.detail.as_ref().and_then(of).map(seconds)
+fn nanos(stats: &Stats, field: fn(&rm::CgroupDetail) -> Option<u64>) -> Option<f64> {
+    stats.detail.as_ref().and_then(field).map(seconds)
 }
 
-fn memory(stats: &Stats, of: fn(&rm::MemoryUsage) -> Option<u64>) -> Option<f64> {
-    stats.usage.as_ref()?.memory.as_ref().and_then(of).map(|value| value as f64)
+fn memory(stats: &Stats, field: fn(&rm::MemoryUsage) -> Option<u64>) -> Option<f64> {
+    stats.usage.as_ref()?.memory.as_ref().and_then(field).map(|value| value as f64)
 }
 
 fn pressure(
     stats: &Stats,
-    of: fn(&rm::Usage) -> Option<&rm::Pressure>,
+    field: fn(&rm::Usage) -> Option<&rm::Pressure>,
     share: fn(&rm::Pressure) -> Option<&rm::PressureShare>,
 ) -> Option<f64> {
-    stats.usage.as_ref().and_then(of).and_then(share).map(|share| seconds(share.total_nanos))
+    stats.usage.as_ref().and_then(field).and_then(share).map(|share| seconds(share.total_nanos))
 }
 
-/// A limit that is none, and a number of none, are told as 0, as cAdvisor does.
-fn bound(stats: &Stats, of: fn(&rm::CgroupDetail) -> Option<u64>) -> Option<f64> {
-    stats.detail.as_ref().map(|detail| of(detail).unwrap_or(0) as f64)
+/// A limit or count; 0 if there is none, as in cAdvisor.
+fn bound(stats: &Stats, field: fn(&rm::CgroupDetail) -> Option<u64>) -> Option<f64> {
+    stats.detail.as_ref().map(|detail| field(detail).unwrap_or(0) as f64)
 }
 
-/// What there is only where a quota is.
+/// `value`, if the cgroup has a CPU quota.
 fn with_quota(stats: &Stats, value: Option<f64>) -> Option<f64> {
     value.filter(|_| stats.detail.as_ref().is_some_and(|detail| detail.cpu_quota_us.is_some()))
 }
 
-/// One value per cgroup.
-const SIMPLE: &[(Family, Figure)] = &[
-    (
-        ("container_cpu_cfs_periods_total", "counter", "Periods of the CPU quota in which something ran"),
-        |s| with_quota(s, detail(s, |d| d.cpu_periods)),
-    ),
+/// Families with one value per cgroup.
+const SIMPLE: &[(Family, Getter)] = &[
+    (("container_cpu_cfs_periods_total", "counter", "Periods of the CPU quota in which a task ran"), |s| {
+        with_quota(s, detail(s, |d| d.cpu_periods))
+    }),
     (
         (
             "container_cpu_cfs_throttled_periods_total",
             "counter",
-            "Periods in which the CPU quota was used up",
+            "Periods in which the CPU quota was exhausted",
         ),
         |s| with_quota(s, detail(s, |d| d.cpu_throttled_periods)),
     ),
     (
-        ("container_cpu_cfs_throttled_seconds_total", "counter", "Time for which the CPU quota was used up"),
+        (
+            "container_cpu_cfs_throttled_seconds_total",
+            "counter",
+            "Time for which tasks were throttled by the CPU quota",
+        ),
         |s| with_quota(s, nanos(s, |d| d.cpu_throttled_nanos)),
     ),
     (("container_cpu_system_seconds_total", "counter", "CPU time in the kernel"), |s| {
@@ -90,37 +93,37 @@ const SIMPLE: &[(Family, Figure)] = &[
     (("container_cpu_user_seconds_total", "counter", "CPU time in user mode"), |s| {
         nanos(s, |d| d.cpu_user_nanos)
     }),
-    (("container_last_seen", "gauge", "When it was read, in seconds since 1970"), |s| {
+    (("container_last_seen", "gauge", "When the cgroup was read, in seconds since 1970"), |s| {
         s.usage.as_ref().map(|usage| (usage.taken_unix_nanos / 1_000_000_000) as f64)
     }),
-    (("container_memory_cache", "gauge", "Memory of the pages of files"), |s| detail(s, |d| d.memory_cache)),
+    (("container_memory_cache", "gauge", "Memory of the page cache"), |s| detail(s, |d| d.memory_cache)),
     (("container_memory_failcnt", "counter", "How often the memory limit was reached"), |s| {
         detail(s, |d| d.memory_failures)
     }),
-    (("container_memory_kernel_usage", "gauge", "Memory that the kernel holds for it"), |s| {
+    (("container_memory_kernel_usage", "gauge", "Kernel memory charged to the cgroup"), |s| {
         detail(s, |d| d.memory_kernel)
     }),
     (("container_memory_mapped_file", "gauge", "Memory of mapped files"), |s| {
         detail(s, |d| d.memory_mapped_file)
     }),
-    (("container_memory_max_usage_bytes", "gauge", "The most memory that it has used so far"), |s| {
+    (("container_memory_max_usage_bytes", "gauge", "The highest memory usage so far"), |s| {
         detail(s, |d| d.memory_max_usage)
     }),
     (("container_memory_rss", "gauge", "Anonymous memory"), |s| memory(s, |m| Some(m.rss))),
-    (("container_memory_swap", "gauge", "Swap that it uses"), |s| memory(s, |m| m.swap_usage)),
-    (("container_memory_total_active_file_bytes", "gauge", "Memory of files that were used of late"), |s| {
+    (("container_memory_swap", "gauge", "Swap in use"), |s| memory(s, |m| m.swap_usage)),
+    (("container_memory_total_active_file_bytes", "gauge", "Memory of files on the active list"), |s| {
         detail(s, |d| d.memory_active_file)
     }),
-    (("container_memory_total_inactive_file_bytes", "gauge", "Memory of files that were not"), |s| {
+    (("container_memory_total_inactive_file_bytes", "gauge", "Memory of files on the inactive list"), |s| {
         detail(s, |d| d.memory_inactive_file)
     }),
-    (("container_memory_usage_bytes", "gauge", "All memory that is charged to it"), |s| {
+    (("container_memory_usage_bytes", "gauge", "All memory charged to the cgroup"), |s| {
         memory(s, |m| Some(m.usage))
     }),
-    (("container_memory_working_set_bytes", "gauge", "Memory that it works with"), |s| {
+    (("container_memory_working_set_bytes", "gauge", "Working set of the cgroup"), |s| {
         memory(s, |m| Some(m.working_set))
     }),
-    (("container_oom_events_total", "counter", "Processes that were killed for its memory limit"), |s| {
+    (("container_oom_events_total", "counter", "Processes killed because of the memory limit"), |s| {
         detail(s, |d| d.oom_kills)
     }),
     (
@@ -163,48 +166,52 @@ const SIMPLE: &[(Family, Figure)] = &[
         ),
         |s| pressure(s, |u| u.memory_pressure.as_ref(), |p| p.some.as_ref()),
     ),
-    (("container_spec_cpu_period", "gauge", "Microseconds of a period of the CPU quota"), |s| {
+    (("container_spec_cpu_period", "gauge", "Period of the CPU quota in microseconds"), |s| {
         detail(s, |d| d.cpu_period_us)
     }),
-    (("container_spec_cpu_quota", "gauge", "Microseconds of CPU time that it may use per period"), |s| {
+    (("container_spec_cpu_quota", "gauge", "CPU time per period in microseconds"), |s| {
         detail(s, |d| d.cpu_quota_us)
     }),
-    (("container_spec_cpu_shares", "gauge", "Its weight against others"), |s| detail(s, |d| d.cpu_shares)),
-    (("container_spec_memory_limit_bytes", "gauge", "Memory that it may use; 0 without a limit"), |s| {
+    (("container_spec_cpu_shares", "gauge", "CPU weight relative to other cgroups"), |s| {
+        detail(s, |d| d.cpu_shares)
+    }),
+    (("container_spec_memory_limit_bytes", "gauge", "Memory limit; 0 if there is none"), |s| {
         bound(s, |d| d.memory_limit)
     }),
-    (
-        ("container_spec_memory_reservation_limit_bytes", "gauge", "Memory that it is left under pressure"),
-        |s| bound(s, |d| d.memory_reservation),
-    ),
-    (("container_spec_memory_swap_limit_bytes", "gauge", "Swap that it may use; 0 without a limit"), |s| {
+    (("container_spec_memory_reservation_limit_bytes", "gauge", "Memory reserved under pressure"), |s| {
+        bound(s, |d| d.memory_reservation)
+    }),
+    (("container_spec_memory_swap_limit_bytes", "gauge", "Swap limit; 0 if there is none"), |s| {
         bound(s, |d| d.memory_swap_limit)
     }),
-    (("container_start_time_seconds", "gauge", "When it was started, in seconds since 1970"), |s| {
-        (s.started_unix_nanos > 0).then_some((s.started_unix_nanos / 1_000_000_000) as f64)
-    }),
-    (("container_processes", "gauge", "Processes of its own"), |s| bound(s, |d| d.processes)),
+    (
+        ("container_start_time_seconds", "gauge", "When the container was started, in seconds since 1970"),
+        |s| (s.started_unix_nanos > 0).then_some((s.started_unix_nanos / 1_000_000_000) as f64),
+    ),
+    (("container_processes", "gauge", "Processes of the cgroup itself"), |s| bound(s, |d| d.processes)),
     (("container_threads", "gauge", "Processes and threads"), |s| detail(s, |d| d.threads)),
-    (("container_threads_max", "gauge", "Processes and threads that there may be; 0 without a limit"), |s| {
+    (("container_threads_max", "gauge", "Limit of processes and threads; 0 if there is none"), |s| {
         bound(s, |d| d.threads_limit)
     }),
 ];
 
-fn by_device(stats: &Stats, of: fn(&rm::BlockDevice) -> u64) -> Vec<(String, f64)> {
+fn by_device(stats: &Stats, field: fn(&rm::BlockDevice) -> u64) -> Vec<(String, f64)> {
     let devices = stats.detail.iter().flat_map(|detail| &detail.devices);
-    devices.map(|device| (format!("device=\"{}\"", escaped(&device.name)), of(device) as f64)).collect()
+    devices.map(|device| (format!("device=\"{}\"", escaped(&device.name)), field(device) as f64)).collect()
 }
 
-fn by_interface(stats: &Stats, of: fn(&rm::Interface) -> u64) -> Vec<(String, f64)> {
+fn by_interface(stats: &Stats, field: fn(&rm::Interface) -> u64) -> Vec<(String, f64)> {
     let interfaces = stats.network.iter().flat_map(|network| &network.interfaces);
-    interfaces.map(|found| (format!("interface=\"{}\"", escaped(&found.name)), of(found) as f64)).collect()
+    interfaces
+        .map(|interface| (format!("interface=\"{}\"", escaped(&interface.name)), field(interface) as f64))
+        .collect()
 }
 
 fn page_faults(stats: &Stats) -> Vec<(String, f64)> {
     let Some(memory) = stats.usage.as_ref().and_then(|usage| usage.memory.as_ref()) else {
         return Vec::new();
     };
-    // What holds processes itself has nothing below it.
+    // Only the cgroup of a container contains processes itself; it has no children.
     let scopes: &[&str] = if stats.id.is_empty() { &["hierarchy"] } else { &["container", "hierarchy"] };
     let kinds = [("pgfault", memory.page_faults), ("pgmajfault", memory.major_page_faults)];
     let rows = kinds.iter().flat_map(|(kind, count)| scopes.iter().map(move |scope| (kind, scope, *count)));
@@ -230,10 +237,10 @@ fn device_usage(stats: &Stats) -> Vec<(String, f64)> {
     .collect()
 }
 
-/// Several values per cgroup, each with labels of its own.
-const LABELLED: &[(Family, Figures)] = &[
+/// Families with several values per cgroup, each with further labels.
+const LABELLED: &[(Family, LabelledGetter)] = &[
     (("container_blkio_device_usage_total", "counter", "Bytes read and written"), device_usage),
-    (("container_cpu_usage_seconds_total", "counter", "CPU time that it has used"), |s| {
+    (("container_cpu_usage_seconds_total", "counter", "CPU time used"), |s| {
         let used = s.usage.as_ref().and_then(|usage| usage.cpu_nanos);
         used.map(|nanos| ("cpu=\"total\"".to_owned(), seconds(nanos))).into_iter().collect()
     }),
@@ -248,10 +255,9 @@ const LABELLED: &[(Family, Figures)] = &[
     (("container_network_receive_errors_total", "counter", "Errors while receiving"), |s| {
         by_interface(s, |i| i.rx_errors)
     }),
-    (
-        ("container_network_receive_packets_dropped_total", "counter", "Received packets that were dropped"),
-        |s| by_interface(s, |i| i.rx_dropped),
-    ),
+    (("container_network_receive_packets_dropped_total", "counter", "Received packets dropped"), |s| {
+        by_interface(s, |i| i.rx_dropped)
+    }),
     (("container_network_receive_packets_total", "counter", "Packets received"), |s| {
         by_interface(s, |i| i.rx_packets)
     }),
@@ -265,7 +271,7 @@ const LABELLED: &[(Family, Figures)] = &[
         (
             "container_network_transmit_packets_dropped_total",
             "counter",
-            "Packets to be sent that were dropped",
+            "Packets dropped before they were sent",
         ),
         |s| by_interface(s, |i| i.tx_dropped),
     ),
@@ -274,20 +280,20 @@ const LABELLED: &[(Family, Figures)] = &[
     }),
 ];
 
-const ERROR: Family = ("container_scrape_error", "gauge", "1 when containers could not be read");
+const ERROR: Family = ("container_scrape_error", "gauge", "1 if containers could not be read");
 const VERSION: Family = ("cadvisor_version_info", "gauge", "Versions; always 1");
 const CORES: Family = ("machine_cpu_cores", "gauge", "CPUs of the machine");
 const MEMORY: Family = ("machine_memory_bytes", "gauge", "Memory of the machine");
 const PHYSICAL_CORES: Family = ("machine_cpu_physical_cores", "gauge", "Cores of the machine");
 const SOCKETS: Family = ("machine_cpu_sockets", "gauge", "CPU sockets of the machine");
 const NODE_MEMORY: Family = ("machine_node_memory_capacity_bytes", "gauge", "Memory of each NUMA node");
-const MACHINE_ERROR: Family = ("machine_scrape_error", "gauge", "1 when the machine could not be read");
+const MACHINE_ERROR: Family = ("machine_scrape_error", "gauge", "1 if the machine could not be read");
 const SWAP: Family = ("machine_swap_bytes", "gauge", "Swap of the machine");
 
-/// The labels of a cgroup, without brackets.
+/// The labels of a cgroup, without braces.
 fn labels(stats: &Stats) -> String {
     let pod = stats.pod.clone().unwrap_or_default();
-    let named = [
+    let pairs = [
         ("container", stats.container.as_str()),
         ("id", stats.path.as_str()),
         ("image", stats.image.as_str()),
@@ -296,13 +302,13 @@ fn labels(stats: &Stats) -> String {
         ("pod", pod.name.as_str()),
     ];
     let all: Vec<String> =
-        named.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+        pairs.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
     all.join(",")
 }
 
-/// The text in format 0.0.4. Each sample of a cgroup has its own time.
+/// The metrics in text format 0.0.4. Each sample of a cgroup has a timestamp.
 fn text(machine: &rm::Machine, cgroups: &[Stats]) -> String {
-    let named: Vec<(String, &Stats, Option<i64>)> = cgroups
+    let labelled: Vec<(String, &Stats, Option<i64>)> = cgroups
         .iter()
         .map(|stats| {
             let taken = stats.usage.as_ref().map(|usage| usage.taken_unix_nanos / 1_000_000);
@@ -310,15 +316,15 @@ fn text(machine: &rm::Machine, cgroups: &[Stats]) -> String {
         })
         .collect();
     let mut text = String::new();
-    for (family, figure) in SIMPLE {
-        let samples = named.iter().filter_map(|(labels, stats, taken)| {
-            figure(stats).map(|value| (format!("{{{labels}}}"), value, *taken))
+    for (family, getter) in SIMPLE {
+        let samples = labelled.iter().filter_map(|(labels, stats, taken)| {
+            getter(stats).map(|value| (format!("{{{labels}}}"), value, *taken))
         });
         write_family(&mut text, family, samples);
     }
-    for (family, figures) in LABELLED {
-        let samples = named.iter().flat_map(|(labels, stats, taken)| {
-            let rows = figures(stats).into_iter();
+    for (family, getter) in LABELLED {
+        let samples = labelled.iter().flat_map(|(labels, stats, taken)| {
+            let rows = getter(stats).into_iter();
             rows.map(move |(own, value)| (format!("{{{labels},{own}}}"), value, *taken))
         });
         write_family(&mut text, family, samples);
@@ -328,7 +334,7 @@ fn text(machine: &rm::Machine, cgroups: &[Stats]) -> String {
     text
 }
 
-/// `top` is the top of the tree, which knows the swap.
+/// Writes the machine metrics. The size of the swap comes from `top`, the root cgroup.
 fn write_machine(text: &mut String, machine: &rm::Machine, top: Option<&Stats>) {
     let ids = format!(
         "{{boot_id=\"{}\",machine_id=\"{}\",system_uuid=\"{}\"}}",
@@ -380,7 +386,7 @@ mod tests {
         Some(rm::PressureShare { total_nanos, ..Default::default() })
     }
 
-    /// A container, and a sandbox where `container` is empty; each value tells from which field it comes.
+    /// A container, or a sandbox if `container` is empty; each field has a different value.
     fn cgroup(container: &str) -> Stats {
         let pressure = |some, full| Some(rm::Pressure { some: share(some), full: share(full) });
         let interface = rm::Interface {
@@ -473,7 +479,7 @@ mod tests {
         }
     }
 
-    /// The samples by name, without the labels that all have.
+    /// The sample lines, without common labels and timestamps.
     fn samples(text: &str, common: &str) -> BTreeSet<String> {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         lines.map(|line| line.replace(common, "").replace(" 1700000000123", "")).collect()
@@ -481,7 +487,7 @@ mod tests {
 
     /// node-and-api.md §15.3.
     #[test]
-    fn a_containers_samples_have_cadvisors_names_and_their_own_values() {
+    fn container_metrics_have_cadvisors_names_and_values() {
         let text = text(&machine(), &[cgroup("main")]);
         let common = "container=\"main\",id=\"/kubepods/podu/mainx\",image=\"i:1\",name=\"mainx\",namespace=\"default\",pod=\"web\"";
         let mut expected: BTreeSet<String> = [
@@ -562,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn the_network_is_that_of_the_sandbox() {
+    fn network_metrics_are_those_of_the_sandbox() {
         let text = text(&machine(), &[cgroup(""), cgroup("main")]);
         for (name, value) in [
             ("receive_bytes", 1),
@@ -587,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn every_family_is_announced_once_and_what_is_not_known_has_none() {
+    fn metric_families_are_announced_once_and_omitted_without_samples() {
         let text = text(&machine(), &[cgroup("a"), cgroup("b")]);
         let names: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
         let different: BTreeSet<&&str> = names.iter().collect();
@@ -603,10 +609,10 @@ mod tests {
     }
 
     #[test]
-    fn without_a_quota_there_are_no_periods_of_it() {
-        let mut free = cgroup("main");
-        free.detail.as_mut().unwrap().cpu_quota_us = None;
-        let text = text(&machine(), &[free]);
+    fn cfs_periods_are_omitted_without_a_cpu_quota() {
+        let mut unlimited = cgroup("main");
+        unlimited.detail.as_mut().unwrap().cpu_quota_us = None;
+        let text = text(&machine(), &[unlimited]);
         assert!(!text.contains("container_cpu_cfs_") && !text.contains("container_spec_cpu_quota"), "{text}");
         assert!(text.contains("container_spec_cpu_shares"));
     }

@@ -1,4 +1,4 @@
-//! `/configz`: the KubeletConfiguration in force (node-and-api.md §8.11).
+//! `/configz`: the KubeletConfiguration in effect (node-and-api.md §8.11).
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -7,19 +7,19 @@ use keelson_config::kubelet_configuration;
 use keelson_service_kit::status::chain;
 use serde_json::json;
 
-use crate::failure::Failure;
+use crate::api_error::ApiError;
 use crate::{App, statistics};
 
-/// `GET /configz`. init has merged it and masked what is secret; it is read from the file each time, for it is asked
-/// for once in a blue moon. The cgroup driver is the one that is in force, which the container runtime may have named;
-/// while resource-manager does not say, it is the configured one.
-pub(crate) async fn get(State(app): State<App>) -> Result<Response, Failure> {
+/// `GET /configz`. init has merged the configuration and masked secret values; the file is read for each request, since requests
+/// are rare. The cgroup driver is the effective one, which the container runtime may have chosen; if resource-manager does not
+/// answer, it is the configured one.
+pub(crate) async fn get(State(app): State<App>) -> Result<Response, ApiError> {
     let path = app.ctx.config.paths.config_file();
-    let internal = |text| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, text);
-    let document = kubelet_configuration(&path).map_err(|problem| internal(chain(&problem)))?;
+    let internal = |text| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, text);
+    let document = kubelet_configuration(&path).map_err(|error| internal(chain(&error)))?;
     let mut document = document.ok_or_else(|| {
         internal(format!(
-            "{} holds no KubeletConfiguration; keelson-init of this release writes one",
+            "{} contains no KubeletConfiguration; keelson-init of this release writes one",
             path.display()
         ))
     })?;

@@ -9,31 +9,31 @@ use axum::response::Response;
 use serde_json::{Map, Value};
 
 use crate::App;
-use crate::failure::Failure;
-use crate::zpages::{answer, form};
+use crate::api_error::ApiError;
+use crate::zpages::{format, response};
 
 const KIND: &str = "Flagz";
-/// What init leaves in the run dir: an object with the value of each flag as text.
+/// The file that init writes to the run dir: an object with the value of each flag as text.
 const FILE: &str = "flags.json";
 
 type Flags = BTreeMap<String, String>;
 
-/// `GET /flagz`; once requests are authorized, as the subresource `configz` (§7). init has put `CLASSIFIED` in the place
-/// of what is secret. The file is read each time, as that of `/configz`.
-pub(crate) async fn get(State(app): State<App>, headers: HeaderMap) -> Result<Response, Failure> {
-    let form = form(&headers, KIND)?;
+/// `GET /flagz`; authorized as the subresource `configz` (§7). init has replaced secret values with `CLASSIFIED`. The file is
+/// read for each request, as that of `/configz`.
+pub(crate) async fn get(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
+    let format = format(&headers, KIND)?;
     let path = app.ctx.config.paths.run_dir.join(FILE);
     let flags = fs::read(&path).map_err(|error| error.to_string());
     let flags: Flags = flags
         .and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string()))
-        .map_err(|problem| {
+        .map_err(|error| {
             let text = format!(
-                "cannot read the flags in {}: {problem}; keelson-init of this release writes them",
+                "cannot read the flags in {}: {error}; keelson-init of this release writes the file",
                 path.display()
             );
-            Failure::new(StatusCode::INTERNAL_SERVER_ERROR, text)
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, text)
         })?;
-    Ok(answer(form, KIND, |separator| text(&flags, separator), || fields(&flags)))
+    Ok(response(format, KIND, |separator| text(&flags, separator), || fields(&flags)))
 }
 
 fn text(flags: &Flags, separator: &str) -> String {

@@ -1,4 +1,4 @@
-//! Compression of metrics for who asks for it (node-and-api.md §8.2).
+//! Compression of metrics on request (node-and-api.md §8.2).
 
 use std::io::{self, Write as _};
 
@@ -14,29 +14,29 @@ use flate2::write::GzEncoder;
 use crate::App;
 use crate::zpages::thousandths;
 
-/// The methods that `router` has so far, with answers that are compressed on request. The answers must be whole in
+/// Compresses the responses of the methods that `router` has so far, if the client prefers it. The responses must be complete in
 /// memory.
 pub(crate) fn on_request(router: MethodRouter<App>) -> MethodRouter<App> {
-    router.route_layer(from_fn(answer))
+    router.route_layer(from_fn(compress_response))
 }
 
-async fn answer(request: Request, next: Next) -> Response {
-    let wanted = is_wanted(request.headers());
+async fn compress_response(request: Request, next: Next) -> Response {
+    let is_requested = is_requested(request.headers());
     let response = next.run(request).await;
-    if !wanted || response.status() != StatusCode::OK {
+    if !is_requested || response.status() != StatusCode::OK {
         return response;
     }
     let (mut parts, body) = response.into_parts();
-    // The text is dropped before the first byte goes out: what a slow client holds is a tenth of it.
-    let packed = match to_bytes(body, usize::MAX).await {
-        Ok(text) => pack(&text),
+    // The text is dropped before the first byte is sent: a slow client holds only a tenth of it.
+    let compressed = match to_bytes(body, usize::MAX).await {
+        Ok(text) => compress(&text),
         Err(error) => Err(io::Error::other(error)),
     };
-    match packed {
-        Ok(packed) => {
+    match compressed {
+        Ok(compressed) => {
             parts.headers.remove(header::CONTENT_LENGTH);
             parts.headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-            Response::from_parts(parts, Body::from(packed))
+            Response::from_parts(parts, Body::from(compressed))
         }
         Err(error) => {
             tracing::warn!(%error, "cannot compress metrics");
@@ -45,15 +45,15 @@ async fn answer(request: Request, next: Next) -> Response {
     }
 }
 
-/// Lines of metrics are so much alike that the fastest level leaves about a tenth of them.
-fn pack(text: &[u8]) -> io::Result<Vec<u8>> {
+/// Lines of metrics are so similar that the fastest level compresses them to about a tenth.
+fn compress(text: &[u8]) -> io::Result<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(text)?;
     encoder.finish()
 }
 
-/// Whether `Accept-Encoding` prefers gzip. Between equals the plain text wins, as for `*`.
-fn is_wanted(headers: &HeaderMap) -> bool {
+/// Whether `Accept-Encoding` prefers gzip. With equal weights, and for `*`, the text is not compressed.
+fn is_requested(headers: &HeaderMap) -> bool {
     let (mut gzip, mut plain) = (0, 0);
     for value in headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok()) {
         for coding in value.split(',') {
@@ -74,8 +74,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gzip_is_for_who_prefers_it() {
-        for (values, wanted) in [
+    fn gzip_is_used_when_accept_encoding_prefers_it() {
+        for (values, expected) in [
             (vec![], false),
             (vec![""], false),
             (vec!["gzip"], true),
@@ -95,7 +95,7 @@ mod tests {
             for value in &values {
                 headers.append(header::ACCEPT_ENCODING, value.parse().unwrap());
             }
-            assert_eq!(is_wanted(&headers), wanted, "{values:?}");
+            assert_eq!(is_requested(&headers), expected, "{values:?}");
         }
     }
 }

@@ -12,23 +12,22 @@ use tonic::Request;
 
 use crate::{App, Slis};
 
-/// Bound of the question to pod-sync.
+/// How long pod-sync may take to answer.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// A check's name and what is wrong, if anything.
+/// The name of a check and its result.
 pub type Check<'a> = (&'a str, Result<(), String>);
 
-type Pairs = Query<Vec<(String, String)>>;
+type QueryPairs = Query<Vec<(String, String)>>;
 
 /// `GET /healthz` of the kubelet API.
-pub(crate) async fn all(State(app): State<App>, Query(query): Pairs) -> Response {
+pub(crate) async fn all(State(app): State<App>, Query(query): QueryPairs) -> Response {
     let skipped = query.iter().any(|(key, value)| key == "exclude" && value == "syncloop");
     let sync_loop = if skipped { Ok(()) } else { sync_loop(&app).await };
-    answer(&app.slis, &[("ping", Ok(())), ("log", Ok(())), ("syncloop", sync_loop)], &query)
+    respond(&app.slis, &[("ping", Ok(())), ("log", Ok(())), ("syncloop", sync_loop)], &query)
 }
 
-/// `GET /healthz/<check>` of the kubelet API. A check that is asked for alone does not count in `/metrics/slis`, as in a
-/// kubelet (node-and-api.md §15.5).
+/// `GET /healthz/<check>` of the kubelet API. As in a kubelet, it does not count in `/metrics/slis` (node-and-api.md §15.5).
 pub(crate) async fn one(State(app): State<App>, Path(check): Path<String>) -> Response {
     match check.as_str() {
         "ping" | "log" => single(Ok(())),
@@ -38,8 +37,8 @@ pub(crate) async fn one(State(app): State<App>, Path(check): Path<String>) -> Re
 }
 
 /// `GET /healthz` of the health port.
-pub(crate) async fn ping_all(State(slis): State<Slis>, Query(query): Pairs) -> Response {
-    answer(&slis, &[("ping", Ok(()))], &query)
+pub(crate) async fn ping_all(State(slis): State<Slis>, Query(query): QueryPairs) -> Response {
+    respond(&slis, &[("ping", Ok(()))], &query)
 }
 
 /// `GET /healthz/ping` of the health port.
@@ -47,7 +46,7 @@ pub(crate) async fn ping() -> Response {
     single(Ok(()))
 }
 
-/// Whether the loops of pod-sync turn.
+/// Whether all loops of pod-sync are making progress.
 async fn sync_loop(app: &App) -> Result<(), String> {
     let peer = app.peer(ServiceName::PodSync);
     let mut request = Request::new(GetProgressRequest {});
@@ -59,19 +58,19 @@ async fn sync_loop(app: &App) -> Result<(), String> {
     match progress.get_ref().loops.iter().find(|l| l.silent_ms > l.stuck_after_ms) {
         None => Ok(()),
         Some(l) => {
-            Err(format!("the loop {} of pod-sync has not turned for {} s", l.name, l.silent_ms / 1000))
+            Err(format!("the loop {} of pod-sync has made no progress for {} s", l.name, l.silent_ms / 1000))
         }
     }
 }
 
-fn answer(slis: &Slis, checks: &[Check<'_>], query: &[(String, String)]) -> Response {
+fn respond(slis: &Slis, checks: &[Check<'_>], query: &[(String, String)]) -> Response {
     let excluded: Vec<&str> =
         query.iter().filter(|(key, _)| key == "exclude").map(|(_, value)| value.as_str()).collect();
     let verbose = query.iter().any(|(key, _)| key == "verbose");
     slis.observe(checks, &excluded);
     for (name, result) in checks.iter().filter(|(name, _)| !excluded.contains(name)) {
         if let Err(reason) = result {
-            tracing::warn!(check = name, "healthz: {reason}");
+            tracing::warn!(check = name, error = reason, "a health check failed");
         }
     }
     let (healthy, body) = report(checks, &excluded, verbose);
@@ -91,8 +90,8 @@ fn text(status: StatusCode, body: String) -> Response {
     (status, headers, body).into_response()
 }
 
-/// Whether all checks but the excluded ones pass, and the body (node-and-api.md §8.3). A failure is always
-/// verbose, and its reason is for the log.
+/// Whether all checks except the excluded ones pass, and the response body (node-and-api.md §8.3). The body of a failure is
+/// always verbose, and its reason is only logged.
 pub fn report(checks: &[Check<'_>], excluded: &[&str], verbose: bool) -> (bool, String) {
     let mut body = String::new();
     let mut healthy = true;
@@ -130,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_are_the_kubelets() {
+    fn healthz_bodies_are_the_kubelets() {
         let good: &[Check<'_>] = &[("ping", Ok(())), ("syncloop", Ok(()))];
         let bad: &[Check<'_>] = &[("ping", Ok(())), ("syncloop", Err("stuck".into()))];
         let warn = "warn: some health checks cannot be excluded: no matches for \"x\"\n";

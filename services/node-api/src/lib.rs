@@ -1,31 +1,33 @@
-//! node-api: answers the network.
+//! node-api: serves the kubelet API.
 //!
-//! It holds nothing: every request is a question to a neighbour, and the answer passes through as it comes. A
-//! neighbour that does not answer gives 503 with its name. With TLS the kubelet API asks who it is, by certificates and tokens
-//! ([`access`]); without, it listens on loopback only and lets nobody into a container.
+//! It keeps no state: other services answer each request, and their responses are forwarded as they arrive. If a service does not
+//! answer, the response is 503 with its name. With TLS the kubelet API authenticates clients by certificates and tokens
+//! ([`access`]); without, it listens on loopback only and refuses all ways into containers.
 //!
-//! | port | path | answer |
+//! | port | path | response |
 //! |---|---|---|
 //! | kubelet API | `/healthz`, `/healthz/{ping,log,syncloop}` | [`health`] |
 //! | | `/pods` | [`pods`]: a PodList, streamed from pod-sync |
 //! | | `/containerLogs/{namespace}/{pod}/{container}` | [`logs`]: streamed from runtime-shim |
-//! | | `/metrics` | [`metrics`]: those of every service, merged |
-//! | | `/metrics/resource`, `/metrics/cadvisor`, `/stats/summary` | CPU, memory and the rest, as resource-manager reads them |
-//! | | `/metrics/slis` | [`slis`]: how the checks of `/healthz` went |
-//! | | `/runningpods/` | a PodList of what the runtime runs, from runtime-shim |
-//! | | `/configz` | the KubeletConfiguration in force, from the file that init has written |
-//! | | `/statusz`, `/flagz` | [`statusz`], [`flagz`]: version and age of this process, the flags that init has left |
-//! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`streams`]: bytes between who asks and the runtime, and WebSockets that end here |
-//! | read-only | `/healthz…`, `/metrics…`, `/pods`, `/stats/summary` | the same; those for debugging are [`disabled`] |
-//! | health | `/healthz`, `/healthz/ping` | whether this process answers |
+//! | | `/metrics` | [`metrics`]: the metrics of all services, merged |
+//! | | `/metrics/resource`, `/metrics/cadvisor`, `/stats/summary` | usage statistics from resource-manager |
+//! | | `/metrics/slis` | [`slis`]: results of the checks of `/healthz` |
+//! | | `/runningpods/` | a PodList of the running pods, from runtime-shim |
+//! | | `/configz` | the KubeletConfiguration in effect, from the file that init writes |
+//! | | `/statusz`, `/flagz` | [`statusz`], [`flagz`]: version and uptime of this process, the flags of init |
+//! | | `/exec/…`, `/attach/…`, `/portForward/…`, `/run/…` | [`streams`]: streams between client and runtime |
+//! | read-only | `/healthz…`, `/metrics…`, `/pods`, `/stats/summary` | the same; debugging paths are [`disabled`] |
+//! | health | `/healthz`, `/healthz/ping` | whether this process is running |
 //!
-//! Settings turn paths for debugging off ([`disabled`]). Requests of the kubelet API are counted ([`requests`]). On its socket it has the RPCs of every service and none of its own.
+//! Settings disable debugging paths ([`disabled`]). [`request_metrics`] counts the requests of the kubelet API. On its socket the
+//! service has the common RPCs of all services and none of its own.
 
 pub mod access;
+mod api_error;
 mod cadvisor;
 mod configz;
+pub mod connection_limits;
 mod disabled;
-mod failure;
 mod flagz;
 mod gzip;
 pub mod health;
@@ -33,21 +35,20 @@ pub mod listen;
 mod log_target;
 pub mod logs;
 pub mod metrics;
-mod own_pair;
-pub mod places;
 pub mod pods;
-mod refusals;
-mod requests;
+mod refusal_log;
+mod request_metrics;
 mod resource_metrics;
 mod running_pods;
+mod self_signed;
 pub mod serving;
 mod slis;
-mod spoken;
 mod statistics;
 mod statusz;
-mod strangers;
 mod streams;
 mod summary;
+mod tls_parameters;
+mod unauthorized_slots;
 mod zpages;
 
 use std::net::{IpAddr, SocketAddr};
@@ -63,60 +64,60 @@ use keelson_service_kit::{CancellationToken, Context, Peer};
 use tonic::service::Routes;
 
 pub use access::Access;
-pub use requests::Requests;
+pub use request_metrics::RequestMetrics;
 pub use serving::Serving;
 pub use slis::Slis;
 
-use requests::{OfServer, WebSockets};
+use request_metrics::{ServerMetrics, WebSocketMetrics};
 
-/// A setting that would make the service unsafe or deaf.
+/// Why the listen addresses of the configuration are invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SettingError {
-    /// Not an IP address.
-    #[error("{field} is {value:?}, which is not an IP address; 127.0.0.1 is one")]
+    /// The value is not an IP address.
+    #[error("{field} is {value:?}, which is not an IP address such as 127.0.0.1")]
     NotAnAddress {
         /// The setting.
         field: &'static str,
         /// Its value.
         value: String,
     },
-    /// The API would be open to the network.
+    /// The kubelet API would be open to the network without authentication.
     #[error(
-        "api.address is {address}, but without TLS nobody could tell who asks, so the kubelet API may only listen on a loopback \
-         address; set it to 127.0.0.1 or ::1, set authentication.x509.clientCAFile or tlsCertFile, or turn the API off with \
+        "api.address is {address}, but without TLS the kubelet API cannot authenticate clients and may only listen on a loopback \
+         address; set it to 127.0.0.1 or ::1, set authentication.x509.clientCAFile or tlsCertFile, or disable the API with \
          port 0"
     )]
     NotLoopback {
         /// The address.
         address: IpAddr,
     },
-    /// Two listeners want one port.
+    /// Two listeners have the same address.
     #[error(
-        "two of the kubelet API, its read-only port and the health port are {address}; give them different ports"
+        "two of the kubelet API, its read-only port and the health port have the address {address}; configure different ports"
     )]
     SamePort {
-        /// The address of both.
+        /// The common address.
         address: SocketAddr,
     },
 }
 
-/// Where to listen; `None` is off.
+/// The listen addresses; `None` disables a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addresses {
     /// The kubelet API.
     pub api: Option<SocketAddr>,
-    /// A part of it, for everybody who reaches it.
+    /// The read-only port of the kubelet API, without authentication.
     pub read_only: Option<SocketAddr>,
     /// The health port.
     pub health: Option<SocketAddr>,
 }
 
 impl Addresses {
-    /// The addresses of the configuration; port 0 is off.
+    /// The addresses of the configuration; port 0 disables a listener.
     ///
     /// # Errors
-    /// An address is none, or the kubelet API would be open to the network without TLS.
-    pub fn of(config: &Config) -> Result<Self, SettingError> {
+    /// An address is invalid or used twice, or the kubelet API would be open to the network without TLS.
+    pub fn from_config(config: &Config) -> Result<Self, SettingError> {
         let socket = |field, address: &str, port: u16| {
             if port == 0 {
                 return Ok(None);
@@ -142,34 +143,34 @@ impl Addresses {
     }
 }
 
-/// The neighbours, for the handlers.
+/// The state shared by all handlers.
 #[derive(Clone)]
 pub(crate) struct App {
     ctx: Context,
     peers: Arc<[(ServiceName, Peer)]>,
     slis: Slis,
-    websockets: WebSockets,
+    websockets: WebSocketMetrics,
     started: Timestamp,
 }
 
 impl App {
-    fn new(ctx: &Context, slis: &Slis, websockets: WebSockets) -> Self {
+    fn new(ctx: &Context, slis: &Slis, websockets: WebSocketMetrics) -> Self {
         let peers = ctx.service.callees().iter().map(|name| (*name, ctx.peer(*name))).collect();
         Self { ctx: ctx.clone(), peers, slis: slis.clone(), websockets, started: Timestamp::now() }
     }
 
-    /// A neighbour that this service may call; the channel to it is shared by all requests.
+    /// A service that this one may call; all requests share the channel to it.
     pub(crate) fn peer(&self, name: ServiceName) -> Peer {
-        let known = self.peers.iter().find(|(service, _)| *service == name);
-        known.map_or_else(|| self.ctx.peer(name), |(_, peer)| peer.clone())
+        let found = self.peers.iter().find(|(service, _)| *service == name);
+        found.map_or_else(|| self.ctx.peer(name), |(_, peer)| peer.clone())
     }
 
-    /// Counts streams over WebSocket.
-    pub(crate) fn websockets(&self) -> &WebSockets {
+    /// The counter of streams over WebSocket.
+    pub(crate) fn websockets(&self) -> &WebSocketMetrics {
         &self.websockets
     }
 
-    /// Cancelled when the service ends.
+    /// Cancelled when the service shuts down.
     pub(crate) fn shutdown(&self) -> CancellationToken {
         self.ctx.shutdown.clone()
     }
@@ -178,17 +179,17 @@ impl App {
 /// Builds the service and starts its listeners.
 ///
 /// # Errors
-/// A setting that [`Addresses::of`] refuses.
+/// See [`Addresses::from_config`].
 pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
-    let addresses = Addresses::of(&ctx.config)?;
+    let addresses = Addresses::from_config(&ctx.config)?;
     let slis = Slis::default();
     statusz::register_build(&ctx.metrics, &ctx.config.own_processes.kubelet_version);
     statusz::register_gates(&ctx.metrics, &ctx.config.paths.config_file());
-    let requests = Requests::register(&ctx.metrics);
+    let requests = RequestMetrics::register(&ctx.metrics);
     if let Some(address) = addresses.api {
         let tls = ctx.config.api.tls.clone();
         let serving = tls.as_ref().map(|tls| Serving::start(&ctx, tls));
-        let access = Access::of(&ctx, serving.as_ref(), tls.as_ref());
+        let access = Access::new(&ctx, serving.as_ref(), tls.as_ref());
         let router = api_router(&ctx, &slis, &requests, access);
         ctx.spawn("kubelet API", listen::run(ctx.clone(), "kubelet API", address, router, serving));
     }
@@ -203,12 +204,12 @@ pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     Ok(Routes::default())
 }
 
-/// What both ports of the kubelet API answer.
-fn open_paths() -> Router<App> {
+/// The paths of both ports of the kubelet API.
+fn common_paths() -> Router<App> {
     Router::new()
         .route("/healthz", get(health::all))
         .route("/healthz/{check}", get(health::one))
-        // A kubelet takes these with a slash at the end, too.
+        // A kubelet also accepts some of these with a trailing slash.
         .route("/pods", get(pods::list))
         .route("/pods/", get(pods::list))
         .route("/metrics", gzip::on_request(get(metrics::all)))
@@ -220,7 +221,7 @@ fn open_paths() -> Router<App> {
         .route("/stats/summary/", get(summary::get).post(summary::get))
 }
 
-/// What is for debugging: what pods say, the ways into them, and what runs.
+/// The debugging paths: logs, ways into containers, running pods.
 fn debugging_paths() -> Router<App> {
     Router::new()
         .route("/containerLogs/{namespace}/{pod}/{container}", get(logs::read))
@@ -229,40 +230,52 @@ fn debugging_paths() -> Router<App> {
         .merge(streams::router())
 }
 
-/// Everything that the kubelet API answers, to those whom `access` lets in. `slis` are filled here and by
-/// [`health_router`].
-pub fn api_router(ctx: &Context, slis: &Slis, requests: &Requests, access: Access) -> Router {
+/// All paths of the kubelet API, protected by `access`. This router and [`health_router`] record the checks of `/healthz` in
+/// `slis`.
+pub fn api_router(ctx: &Context, slis: &Slis, requests: &RequestMetrics, access: Access) -> Router {
     let handlers = ctx.config.api.handlers;
     let debugging = if handlers.debugging {
-        debugging_paths().merge(disabled::of(handlers))
+        debugging_paths().merge(disabled::individual_paths(handlers))
     } else {
-        disabled::debugging()
+        disabled::all_debugging_paths()
     };
-    let own = Router::new()
+    let paths = Router::new()
         .route("/configz", get(configz::get))
         .route("/configz/", get(configz::get))
         .route("/statusz", get(statusz::get))
         .route("/flagz", get(flagz::get))
         .merge(debugging);
-    counted(own, ctx, slis, requests.of_server("readwrite"), access)
+    with_middleware(paths, ctx, slis, requests.for_server("readwrite"), access)
 }
 
-/// What the read-only port answers, to whoever reaches it: nothing of what pods say.
-pub fn read_only_router(ctx: &Context, slis: &Slis, requests: &Requests) -> Router {
-    counted(disabled::debugging(), ctx, slis, requests.of_server("readonly"), Access::Unasked)
+/// The paths of the read-only port, without authentication and without debugging paths.
+pub fn read_only_router(ctx: &Context, slis: &Slis, requests: &RequestMetrics) -> Router {
+    with_middleware(
+        disabled::all_debugging_paths(),
+        ctx,
+        slis,
+        requests.for_server("readonly"),
+        Access::Unauthenticated,
+    )
 }
 
-fn counted(own: Router<App>, ctx: &Context, slis: &Slis, requests: OfServer, access: Access) -> Router {
-    open_paths()
-        .merge(own)
+fn with_middleware(
+    paths: Router<App>,
+    ctx: &Context,
+    slis: &Slis,
+    requests: ServerMetrics,
+    access: Access,
+) -> Router {
+    common_paths()
+        .merge(paths)
         .method_not_allowed_fallback(method_not_allowed)
         .fallback(not_found)
         .with_state(App::new(ctx, slis, requests.websockets()))
         .layer(from_fn_with_state(access, access::guard))
-        .layer(from_fn_with_state(requests, requests::count))
+        .layer(from_fn_with_state(requests, request_metrics::count))
 }
 
-/// What the health port answers: that this process runs. Whether the node works is the kubelet API's to say.
+/// The paths of the health port: whether this process is running. The kubelet API reports the health of the node.
 pub fn health_router(slis: &Slis) -> Router {
     Router::new()
         .route("/healthz", get(health::ping_all))
@@ -293,46 +306,49 @@ mod tests {
     }
 
     #[test]
-    fn only_loopback_is_taken_for_the_kubelet_api() {
-        for (address, taken) in
+    fn without_tls_the_kubelet_api_accepts_only_loopback_addresses() {
+        for (address, is_accepted) in
             [("127.0.0.1", true), ("127.1.2.3", true), ("::1", true), ("0.0.0.0", false), ("10.0.0.1", false)]
         {
-            assert_eq!(Addresses::of(&config(address, 10250, 0)).is_ok(), taken, "{address}");
+            assert_eq!(Addresses::from_config(&config(address, 10250, 0)).is_ok(), is_accepted, "{address}");
         }
-        let error = Addresses::of(&config("0.0.0.0", 10250, 0)).unwrap_err();
+        let error = Addresses::from_config(&config("0.0.0.0", 10250, 0)).unwrap_err();
         assert!(error.to_string().contains("api.address is 0.0.0.0"));
     }
 
     #[test]
-    fn port_zero_is_off_whatever_the_address() {
+    fn port_zero_disables_a_listener() {
         let off = Addresses { api: None, read_only: None, health: None };
-        assert_eq!(Addresses::of(&config("0.0.0.0", 0, 0)).unwrap(), off);
+        assert_eq!(Addresses::from_config(&config("0.0.0.0", 0, 0)).unwrap(), off);
     }
 
     #[test]
-    fn the_read_only_port_is_on_loopback_too_and_apart_from_the_others() {
-        let with = |address: &str, port: u16, healthz: u16| {
+    fn read_only_port_needs_loopback_without_tls_and_its_own_port() {
+        let addresses = |address: &str, port: u16, healthz: u16| {
             let mut config = config(address, 10250, healthz);
             config.api.read_only_port = port;
-            Addresses::of(&config)
+            Addresses::from_config(&config)
         };
-        let taken = with("127.0.0.1", 10255, 10248).unwrap().read_only;
-        assert_eq!(taken, Some("127.0.0.1:10255".parse().unwrap()));
-        for refused in [with("127.0.0.1", 10250, 0), with("127.0.0.1", 10248, 10248)] {
+        let read_only = addresses("127.0.0.1", 10255, 10248).unwrap().read_only;
+        assert_eq!(read_only, Some("127.0.0.1:10255".parse().unwrap()));
+        for refused in [addresses("127.0.0.1", 10250, 0), addresses("127.0.0.1", 10248, 10248)] {
             assert!(matches!(refused, Err(SettingError::SamePort { .. })), "{refused:?}");
         }
         let mut open = config("0.0.0.0", 0, 0);
         open.api.read_only_port = 10255;
-        assert!(matches!(Addresses::of(&open), Err(SettingError::NotLoopback { .. })));
+        assert!(matches!(Addresses::from_config(&open), Err(SettingError::NotLoopback { .. })));
         open.api.tls = Some(keelson_config::ApiTls::with_client_ca("/ca".into()));
-        assert!(Addresses::of(&open).is_ok(), "who asks for it has it, as of a kubelet");
+        assert!(
+            Addresses::from_config(&open).is_ok(),
+            "with TLS the read-only port may be open, as in a kubelet"
+        );
     }
 
     #[test]
-    fn a_name_is_no_address_and_one_port_is_not_enough_for_two() {
-        let error = Addresses::of(&config("localhost", 1, 2)).unwrap_err();
+    fn host_names_and_duplicate_ports_are_configuration_errors() {
+        let error = Addresses::from_config(&config("localhost", 1, 2)).unwrap_err();
         assert!(error.to_string().contains("\"localhost\""));
-        let error = Addresses::of(&config("127.0.0.1", 7, 7)).unwrap_err();
+        let error = Addresses::from_config(&config("127.0.0.1", 7, 7)).unwrap_err();
         assert!(error.to_string().contains("127.0.0.1:7"));
     }
 }

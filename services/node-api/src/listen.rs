@@ -20,26 +20,28 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
-use crate::access::Shown;
-use crate::access::certificates::Refusal;
-use crate::places::{Limits, Place, Places, Reported, no_place};
+use crate::access::ClientCertificates;
+use crate::access::certificates::CertificateRefusal;
+use crate::connection_limits::{
+    ConnectionLimiter, ConnectionLimits, ConnectionSlot, LastReport, too_many_connections,
+};
 use crate::serving::Serving;
-use crate::strangers::Source;
+use crate::unauthorized_slots::SourceAddress;
 
-/// How long a client may take for its first request, to the end of its head.
-const FIRST: Duration = Duration::from_secs(10);
-/// How long a connection may be without a further request.
-const IDLE: Duration = Duration::from_secs(90);
-/// No connection lives longer, whatever it carries.
-const LONGEST: Duration = Duration::from_secs(4 * 3600);
-/// What open connections get at the shutdown.
-const DRAIN: Duration = Duration::from_secs(1);
+/// How long a client may take for its first request, up to the end of its head.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection may be idle between requests.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// How long a connection may last.
+const MAX_DURATION: Duration = Duration::from_secs(4 * 3600);
+/// How long open connections may take to end at shutdown.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a client may take for the handshake of TLS.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a client may take for the TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Binds `address` and serves `router` there until the shutdown, with TLS if there is any. A port that is taken is tried again and shown
-/// as a condition; it never ends the service.
+/// Binds `address` and serves `router` on it until shutdown, over TLS if `tls` is given. While the port is in use, binding is
+/// retried and a condition reports it; the service does not end.
 pub async fn run(
     ctx: Context,
     name: &'static str,
@@ -49,37 +51,37 @@ pub async fn run(
 ) {
     let handle = ctx.progress.register(name);
     let condition = format!("port {}", address.port());
-    let mut again = Backoff::new(Duration::from_millis(200), LoopHandle::HEARTBEAT);
+    let mut backoff = Backoff::new(Duration::from_millis(200), LoopHandle::HEARTBEAT);
     let listener = loop {
         handle.tick();
         match TcpListener::bind(address).await {
             Ok(listener) => break listener,
-            Err(error) => ctx.progress.condition(&condition, Err(bind_problem(name, address, &error))),
+            Err(error) => ctx.progress.condition(&condition, Err(bind_error_text(name, address, &error))),
         }
         // Cancel-safe: neither arm holds anything.
         tokio::select! {
             () = ctx.shutdown.cancelled() => return,
-            () = tokio::time::sleep(again.next_delay()) => {}
+            () = tokio::time::sleep(backoff.next_delay()) => {}
         }
     };
     ctx.progress.condition(&condition, Ok(()));
-    tracing::info!(%address, "the {name} listens");
-    let places = Places::new(name, Limits::of_this_process());
-    serve(&ctx, &handle, listener, router, tls, &places).await;
+    tracing::info!(%address, "the {name} is listening");
+    let limiter = ConnectionLimiter::new(name, ConnectionLimits::for_this_process());
+    serve(&ctx, &handle, listener, router, tls, &limiter).await;
 }
 
-fn bind_problem(name: &str, address: SocketAddr, error: &io::Error) -> String {
+fn bind_error_text(name: &str, address: SocketAddr, error: &io::Error) -> String {
     let port = address.port();
     match error.kind() {
         io::ErrorKind::AddrInUse => format!(
             "the {name} cannot listen on {address}: port {port} is taken, perhaps by a kubelet or another agent \
-             (ss -ltnp 'sport = :{port}' shows by whom); stop it or choose another port; trying again"
+             (`ss -ltnp 'sport = :{port}'` shows the process); stop it or configure another port; retrying"
         ),
         io::ErrorKind::PermissionDenied => format!(
-            "the {name} cannot listen on {address}: this user may not take port {port}; choose one above 1023; \
-             trying again"
+            "the {name} cannot listen on {address}: this user may not bind port {port}; configure one above 1023; \
+             retrying"
         ),
-        _ => format!("the {name} cannot listen on {address}: {error}; trying again"),
+        _ => format!("the {name} cannot listen on {address}: {error}; retrying"),
     }
 }
 
@@ -90,12 +92,12 @@ pub async fn serve(
     listener: TcpListener,
     router: Router,
     tls: Option<Serving>,
-    places: &Places,
+    limiter: &ConnectionLimiter,
 ) {
-    let mut reported = Reported::default();
+    let mut report = LastReport::default();
     loop {
         handle.tick();
-        reported = places.report(&ctx.progress, reported);
+        report = limiter.report(&ctx.progress, report);
         // Cancel-safe: an accept that is dropped takes nothing.
         let accepted = tokio::select! {
             () = ctx.shutdown.cancelled() => return,
@@ -104,8 +106,8 @@ pub async fn serve(
         };
         match accepted {
             Ok((stream, peer)) => {
-                let place = places.take(peer.ip());
-                tokio::spawn(connection(ctx.clone(), stream, router.clone(), tls.clone(), place));
+                let slot = limiter.acquire(peer.ip());
+                tokio::spawn(serve_connection(ctx.clone(), stream, router.clone(), tls.clone(), slot));
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -115,128 +117,137 @@ pub async fn serve(
     }
 }
 
-async fn connection(ctx: Context, stream: TcpStream, router: Router, tls: Option<Serving>, place: Place) {
+async fn serve_connection(
+    ctx: Context,
+    stream: TcpStream,
+    router: Router,
+    tls: Option<Serving>,
+    slot: ConnectionSlot,
+) {
     let _ = stream.set_nodelay(true);
     let peer = stream.peer_addr().ok();
-    let place = Arc::new(place);
+    let slot = Arc::new(slot);
     let Some(serving) = tls else {
-        return requests(&ctx, stream, Answers { router, place, shown: None }).await;
+        return serve_requests(&ctx, stream, RequestHandler { router, slot, certificates: None }).await;
     };
     let Some(config) = serving.config() else {
         tracing::warn!("closed a connection: no serving certificate available for the kubelet");
         return;
     };
-    // Cancel-safe: who makes room for another one loses the connection.
-    let shaken = tokio::select! {
-        shaken = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)) => shaken,
-        () = place.left() => return,
+    // Cancel-safe: a displaced connection is closed.
+    let handshake = tokio::select! {
+        handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)) => handshake,
+        () = slot.displaced() => return,
     };
-    match shaken {
+    match handshake {
         Ok(Ok(stream)) => {
-            let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
-            let shown = Shown(shown.iter().map(|certificate| certificate.clone().into_owned()).collect());
-            requests(&ctx, stream, Answers { router, place, shown: Some(shown) }).await;
+            let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+            let chain = chain.iter().map(|certificate| certificate.clone().into_owned()).collect();
+            let certificates = Some(ClientCertificates(chain));
+            serve_requests(&ctx, stream, RequestHandler { router, slot, certificates }).await;
         }
-        Ok(Err(error)) => handshake_failed(&serving, peer, &error),
-        Err(_) => tracing::debug!("a TLS handshake has taken too long"),
+        Ok(Err(error)) => log_handshake_error(&serving, peer, &error),
+        Err(_) => tracing::debug!("a TLS handshake timed out"),
     }
 }
 
-/// A handshake has failed: about the client's certificate, or about anything else that a scanner of ports may send.
-fn handshake_failed(serving: &Serving, peer: Option<SocketAddr>, error: &io::Error) {
-    let error_of_tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    match error_of_tls.and_then(Refusal::of) {
+/// Logs and counts a handshake that failed because of the client's certificate; other errors, such as those of port scanners, are
+/// at debug level.
+fn log_handshake_error(serving: &Serving, peer: Option<SocketAddr>, error: &io::Error) {
+    let tls_error = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match tls_error.and_then(CertificateRefusal::from_tls_error) {
         Some(refusal) => {
-            serving.refused.count(refusal);
-            let source = peer.map(|peer| Source::of(peer.ip()));
-            // The code that a request on it would have got.
-            if let Some(left_out) = serving.refusals.count(source, 401) {
+            serving.refused_certificates.count(refusal);
+            let source = peer.map(|peer| SourceAddress::new(peer.ip()));
+            // 401 is what a request on this connection would have got.
+            if let Some(suppressed) = serving.refusal_log.count(source, 401) {
                 let peer = peer.map(|peer| peer.to_string());
                 tracing::info!(
+                    event = "connection_refused",
                     peer,
-                    why = refusal.text,
-                    left_out,
-                    "refused a connection for its client's certificate"
+                    error = refusal.text,
+                    suppressed,
+                    "refused a connection because of its client certificate"
                 );
             }
         }
-        None => tracing::debug!(%error, "a TLS handshake has failed"),
+        None => tracing::debug!(%error, "a TLS handshake failed"),
     }
 }
 
-/// What answers the requests of one connection.
+/// Handles the requests of one connection.
 #[derive(Clone)]
-struct Answers {
+struct RequestHandler {
     router: Router,
-    place: Arc<Place>,
-    /// What the client has shown at the handshake; none: there was none, and whoever comes is let in.
-    shown: Option<Shown>,
+    slot: Arc<ConnectionSlot>,
+    /// The client's certificates; `None` without TLS, where every request is authorized.
+    certificates: Option<ClientCertificates>,
 }
 
-impl Answers {
-    async fn answer(self, mut request: Request<Incoming>) -> Result<Response, Infallible> {
-        let Self { router, place, shown } = self;
-        place.hear();
-        let answer = match shown {
-            Some(shown) => {
-                request.extensions_mut().insert(shown);
-                request.extensions_mut().insert(Arc::clone(&place));
+impl RequestHandler {
+    async fn handle(self, mut request: Request<Incoming>) -> Result<Response, Infallible> {
+        let Self { router, slot, certificates } = self;
+        slot.notify_request();
+        let response = match certificates {
+            Some(certificates) => {
+                request.extensions_mut().insert(certificates);
+                request.extensions_mut().insert(Arc::clone(&slot));
                 router.oneshot(request).await
             }
-            None => match place.settle(None) {
+            None => match slot.authorize(None) {
                 Ok(()) => router.oneshot(request).await,
-                Err(why) => Ok(no_place(&why)),
+                Err(error) => Ok(too_many_connections(&error)),
             },
         };
-        let Ok(mut answer) = answer;
-        // Who was not let in leaves the place to another one.
-        if !place.is_settled() && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-            answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        let Ok(mut response) = response;
+        // An unauthorized connection frees its slot for the next one.
+        if !slot.is_authorized() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        Ok(answer)
+        Ok(response)
     }
 }
 
 /// Serves the requests of one connection.
-async fn requests(
+async fn serve_requests(
     ctx: &Context,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    answers: Answers,
+    handler: RequestHandler,
 ) {
-    let place = Arc::clone(&answers.place);
-    let silence = async {
-        if tokio::time::timeout(FIRST, place.heard()).await.is_ok() {
+    let slot = Arc::clone(&handler.slot);
+    let first_request_timeout = async {
+        if tokio::time::timeout(FIRST_REQUEST_TIMEOUT, slot.first_request()).await.is_ok() {
             std::future::pending().await
         }
     };
-    let service = tower::service_fn(move |request| answers.clone().answer(request));
+    let service = tower::service_fn(move |request| handler.clone().handle(request));
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(IDLE)
+        .header_read_timeout(IDLE_TIMEOUT)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
         .with_upgrades();
     tokio::pin!(served);
-    // Cancel-safe: `served` is pinned outside; when the time is up it is dropped, and with it the calls to
-    // neighbours that it was waiting for.
-    let end = tokio::select! {
-        end = &mut served => end,
-        () = silence => {
-            tracing::debug!("a client has taken too long for its first request");
+    // Cancel-safe: `served` is pinned outside; at a timeout it is dropped, together with the calls to other
+    // services that it waits for.
+    let result = tokio::select! {
+        result = &mut served => result,
+        () = first_request_timeout => {
+            tracing::debug!("closed a connection: its first request timed out");
             return;
         }
-        () = place.left() => {
-            tracing::debug!("a client that was not let in has made room for another one");
+        () = slot.displaced() => {
+            tracing::debug!("closed an unauthorized connection to accept a newer one");
             return;
         }
-        () = tokio::time::sleep(LONGEST) => return,
+        () = tokio::time::sleep(MAX_DURATION) => return,
         () = ctx.shutdown.cancelled() => {
             served.as_mut().graceful_shutdown();
-            let _ = tokio::time::timeout(DRAIN, served).await;
+            let _ = tokio::time::timeout(DRAIN_TIMEOUT, served).await;
             return;
         }
     };
-    if let Err(error) = end {
-        tracing::debug!(%error, "a connection has ended early");
+    if let Err(error) = result {
+        tracing::debug!(%error, "a connection ended early");
     }
 }
 
@@ -251,42 +262,48 @@ mod tests {
 
     use super::*;
 
-    const WHOLE: &str = "GET / HTTP/1.1\r\nhost: node\r\n\r\n";
+    const REQUEST: &str = "GET / HTTP/1.1\r\nhost: node\r\n\r\n";
 
-    /// Serves a connection on which this is said, until it ends: for how long, and what was answered.
-    async fn serve_one(said: &str, shown: Option<Shown>) -> (u64, String) {
+    /// Serves a connection on which the client sends `input`: the seconds until it ends, and the response.
+    async fn serve_one(input: &str, certificates: Option<ClientCertificates>) -> (u64, String) {
         let ctx = Context::detached(ServiceName::NodeApi, Config::default());
-        let places = Places::new("port", Limits { strangers: 1, known: 1 });
-        let router = Router::new().route("/", get(|| async { "this is the answer" }));
-        let answers = Answers { router, place: Arc::new(places.take(Ipv4Addr::LOCALHOST.into())), shown };
+        let limiter = ConnectionLimiter::new("port", ConnectionLimits { unauthorized: 1, authorized: 1 });
+        let router = Router::new().route("/", get(|| async { "this is the response" }));
+        let slot = Arc::new(limiter.acquire(Ipv4Addr::LOCALHOST.into()));
         let (mut client, server) = tokio::io::duplex(4096);
-        client.write_all(said.as_bytes()).await.unwrap();
-        let begun = Instant::now();
-        requests(&ctx, server, answers).await;
-        let took = begun.elapsed().as_secs();
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).await.unwrap();
-        (took, answer)
+        client.write_all(input.as_bytes()).await.unwrap();
+        let started = Instant::now();
+        serve_requests(&ctx, server, RequestHandler { router, slot, certificates }).await;
+        let seconds = started.elapsed().as_secs();
+        let mut response = String::new();
+        client.read_to_string(&mut response).await.unwrap();
+        (seconds, response)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_client_without_a_whole_request_is_left_after_ten_seconds() {
-        for said in ["", "GET / HTTP/1.1\r\nhost: no"] {
-            assert_eq!(serve_one(said, None).await, (10, String::new()), "{said:?}");
+    async fn connection_without_a_complete_request_is_closed_after_ten_seconds() {
+        for input in ["", "GET / HTTP/1.1\r\nhost: no"] {
+            assert_eq!(serve_one(input, None).await, (10, String::new()), "{input:?}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_is_let_in_may_be_silent_for_ninety_seconds_after_it() {
-        let (took, answer) = serve_one(WHOLE, None).await;
-        assert_eq!(took, 90, "{answer}");
-        assert!(answer.ends_with("this is the answer") && !answer.contains("connection:"), "{answer}");
+    async fn authorized_connection_may_be_idle_for_ninety_seconds() {
+        let (seconds, response) = serve_one(REQUEST, None).await;
+        assert_eq!(seconds, 90, "{response}");
+        assert!(
+            response.ends_with("this is the response") && !response.contains("connection:"),
+            "{response}"
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_is_not_let_in_is_answered_and_left_at_once() {
-        let (took, answer) = serve_one(WHOLE, Some(Shown::default())).await;
-        assert_eq!(took, 0, "{answer}");
-        assert!(answer.ends_with("this is the answer") && answer.contains("connection: close"), "{answer}");
+    async fn unauthorized_connection_is_closed_after_the_response() {
+        let (seconds, response) = serve_one(REQUEST, Some(ClientCertificates::default())).await;
+        assert_eq!(seconds, 0, "{response}");
+        assert!(
+            response.ends_with("this is the response") && response.contains("connection: close"),
+            "{response}"
+        );
     }
 }

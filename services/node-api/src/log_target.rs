@@ -1,14 +1,14 @@
-//! Which instance of a container a log request means.
+//! Selects the container instance of a log request.
 //!
-//! Only names and states are decoded here; the rest of the Pod passes by unread.
+//! Only the names and states of the Pod are decoded.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
 
-/// The answer to a request for a log that cannot be given.
+/// Why there is no log to read, in the words of the kubelet.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoLog {
+pub(crate) enum LogTargetError {
     #[error("container {container:?} not found in pod {pod:?}")]
     NotInSpec { container: String, pod: String },
     #[error("container {container:?} in pod {pod:?} is not available")]
@@ -21,11 +21,11 @@ pub(crate) enum NoLog {
     Waiting { container: String, pod: String, reason: String },
     #[error("container {container:?} in pod {pod:?} is waiting to start - no logs yet")]
     NoState { container: String, pod: String },
-    #[error("pod-sync sent a document for pod {pod:?} that is not a Pod: {problem}")]
-    NotAPod { pod: String, problem: String },
+    #[error("pod-sync sent a document for pod {pod:?} that is not a Pod: {error}")]
+    NotAPod { pod: String, error: String },
 }
 
-/// Which instance to read, as the runtime counts them: the newest, or the one before it.
+/// An instance of a container: the newest in the runtime, or the one before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Instance {
     Newest,
@@ -108,45 +108,52 @@ struct Terminated<'a> {
 }
 
 impl Terminated<'_> {
-    /// An instance that ended, not one that could not be made.
+    /// Whether the instance existed; one that could not be created has no container ID.
     fn existed(&self) -> bool {
         !self.container_id.is_empty()
     }
 }
 
-/// The instance whose log is meant (node-and-api.md §8.7): the last one that ended for `previous`; else the one
-/// that runs or ended, or, while a restart has none yet, the one before it.
-pub(crate) fn choose(pod_json: &[u8], pod: &str, container: &str, previous: bool) -> Result<Instance, NoLog> {
+/// The instance whose log is requested (node-and-api.md §8.7). With `previous` it is the last terminated one; otherwise the
+/// current one, or the one before it while a restart has not created one yet.
+pub(crate) fn choose_instance(
+    pod_json: &[u8],
+    pod: &str,
+    container: &str,
+    previous: bool,
+) -> Result<Instance, LogTargetError> {
     let (pod, container) = (pod.to_owned(), container.to_owned());
     let document: Document<'_> = serde_json::from_slice(pod_json)
-        .map_err(|error| NoLog::NotAPod { pod: pod.clone(), problem: error.to_string() })?;
+        .map_err(|error| LogTargetError::NotAPod { pod: pod.clone(), error: error.to_string() })?;
     let spec =
         [&document.spec.containers, &document.spec.init_containers, &document.spec.ephemeral_containers];
     if !spec.into_iter().flatten().flatten().any(|named| named.name == container) {
-        return Err(NoLog::NotInSpec { container, pod });
+        return Err(LogTargetError::NotInSpec { container, pod });
     }
     let status = &document.status;
     let lists =
         [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
     let Some(status) = lists.into_iter().flatten().flatten().find(|status| status.name == container) else {
-        return Err(NoLog::NoStatus { container, pod });
+        return Err(LogTargetError::NoStatus { container, pod });
     };
     let last = status.last_state.terminated.as_ref().filter(|last| last.existed());
     let state = &status.state;
-    // Whether the newest instance in the runtime is the one that `state` tells of, not that of `lastState`.
+    // Whether `state` describes the newest instance in the runtime; otherwise `lastState` does.
     let current_exists =
         state.running.is_some() || state.terminated.as_ref().is_some_and(Terminated::existed);
     match (previous, last) {
-        (true, None) => Err(NoLog::NoPrevious { container, pod }),
+        (true, None) => Err(LogTargetError::NoPrevious { container, pod }),
         (true, Some(_)) if current_exists => Ok(Instance::BeforeNewest),
         (false, _) if current_exists => Ok(Instance::Newest),
         (_, Some(_)) => Ok(Instance::Newest),
         (false, None) if state.terminated.is_some() || status.last_state.terminated.is_some() => {
-            Err(NoLog::Terminated { container, pod })
+            Err(LogTargetError::Terminated { container, pod })
         }
         (false, None) => Err(match &state.waiting {
-            Some(waiting) => NoLog::Waiting { reason: waiting_reason(&waiting.reason), container, pod },
-            None => NoLog::NoState { container, pod },
+            Some(waiting) => {
+                LogTargetError::Waiting { reason: waiting_reason(&waiting.reason), container, pod }
+            }
+            None => LogTargetError::NoState { container, pod },
         }),
     }
 }
@@ -172,12 +179,12 @@ mod tests {
     }
 
     fn chosen(status: &str, previous: bool) -> Result<Instance, String> {
-        choose(pod(status).as_bytes(), "p", "c", previous).map_err(|error| error.to_string())
+        choose_instance(pod(status).as_bytes(), "p", "c", previous).map_err(|error| error.to_string())
     }
 
     const RUNNING: &str = r#""state":{"running":{"startedAt":"2026-01-01T00:00:00Z"}}"#;
     const ENDED: &str = r#""state":{"terminated":{"exitCode":0,"containerID":"containerd://b"}}"#;
-    const NOT_MADE: &str = r#""state":{"terminated":{"exitCode":128}}"#;
+    const NOT_CREATED: &str = r#""state":{"terminated":{"exitCode":128}}"#;
     const LAST: &str = r#""lastState":{"terminated":{"exitCode":1,"containerID":"containerd://a"}}"#;
 
     fn waiting(reason: &str) -> String {
@@ -185,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_instance_that_is_meant_is_chosen() {
+    fn log_instance_follows_state_last_state_and_previous() {
         use Instance::{BeforeNewest, Newest};
         let both = |a: &str| format!("{a},{LAST}");
         for (status, previous, instance) in [
@@ -194,8 +201,8 @@ mod tests {
             (both(RUNNING), true, BeforeNewest),
             (ENDED.to_owned(), false, Newest),
             (both(ENDED), true, BeforeNewest),
-            (both(NOT_MADE), false, Newest),
-            (both(NOT_MADE), true, Newest),
+            (both(NOT_CREATED), false, Newest),
+            (both(NOT_CREATED), true, Newest),
             (both(&waiting("CrashLoopBackOff")), false, Newest),
             (both(&waiting("CrashLoopBackOff")), true, Newest),
         ] {
@@ -204,10 +211,10 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_log_says_why_in_the_kubelets_words() {
+    fn missing_logs_are_refused_with_the_kubelets_messages() {
         for (status, previous, text) in [
             (RUNNING.to_owned(), true, r#"previous terminated container "c" in pod "p" not found"#),
-            (NOT_MADE.to_owned(), false, r#"container "c" in pod "p" is terminated"#),
+            (NOT_CREATED.to_owned(), false, r#"container "c" in pod "p" is terminated"#),
             (
                 waiting("ContainerCreating"),
                 false,
@@ -234,11 +241,12 @@ mod tests {
     }
 
     #[test]
-    fn a_container_must_be_in_the_spec_and_in_the_status() {
-        let text =
-            |container| choose(pod(RUNNING).as_bytes(), "p", container, false).unwrap_err().to_string();
+    fn log_container_must_be_in_spec_and_status() {
+        let text = |container| {
+            choose_instance(pod(RUNNING).as_bytes(), "p", container, false).unwrap_err().to_string()
+        };
         assert_eq!(text("x"), r#"container "x" not found in pod "p""#);
         assert_eq!(text("debug"), r#"container "debug" in pod "p" is not available"#);
-        assert!(matches!(choose(b"[", "p", "c", false), Err(NoLog::NotAPod { .. })));
+        assert!(matches!(choose_instance(b"[", "p", "c", false), Err(LogTargetError::NotAPod { .. })));
     }
 }

@@ -1,4 +1,4 @@
-//! `/containerLogs`: what a container has written.
+//! `/containerLogs`: the log of a container.
 
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
@@ -13,46 +13,46 @@ use keelson_proto::keelson::runtime::v1::runtime_client::RuntimeClient;
 use keelson_service_kit::now_unix_nanos;
 
 use crate::App;
-use crate::failure::Failure;
-use crate::log_target::{Instance, NoLog, choose};
+use crate::api_error::ApiError;
+use crate::log_target::{Instance, LogTargetError, choose_instance};
 use crate::pods::find;
 
 /// The options of a log request, as a v1 PodLogOptions in the query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogOptions {
-    /// Goes on until the container ends.
+    /// Keep streaming until the container ends.
     pub follow: bool,
-    /// The last instance that ended.
+    /// The log of the last terminated instance.
     pub previous: bool,
-    /// A time before each line.
+    /// Put a timestamp before each line.
     pub timestamps: bool,
-    /// Only so many lines, from the end.
+    /// At most this many lines, from the end.
     pub tail_lines: Option<i64>,
-    /// Only so many bytes.
+    /// At most this many bytes.
     pub limit_bytes: Option<i64>,
-    /// Only what is that young.
+    /// Only lines of the last seconds.
     pub since_seconds: Option<i64>,
-    /// Only what was written after.
+    /// Only lines written after this time.
     pub since_time: Option<Timestamp>,
 }
 
-/// A query that asks for nothing we could give.
+/// Why a query is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
-    /// A value is of the wrong kind.
+    /// A value has the wrong type.
     #[error(r#"{{"message": "Unable to decode query."}}"#)]
     Undecodable,
-    /// The values make no sense.
+    /// A value is out of range, or two options exclude each other.
     #[error(r#"{{"message": "Invalid request."}}"#)]
     Invalid,
 }
 
 impl LogOptions {
-    /// Reads a query; of a repeated key the first value counts, unknown keys are ignored, and the older `tail`
-    /// (a number or `all`) goes before `tailLines`.
+    /// Parses a query. The first value of a repeated key counts, unknown keys are ignored, and the older `tail`
+    /// (a number or `all`) takes precedence over `tailLines`.
     ///
     /// # Errors
-    /// See [`QueryError`]. `stream` needs a feature that is off, and is refused.
+    /// See [`QueryError`]. `stream` needs a disabled feature gate and is refused.
     pub fn parse(pairs: &[(String, String)]) -> Result<Self, QueryError> {
         let first = |key: &str| pairs.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str());
         let flag = |key| first(key).is_some_and(|v| v != "0" && !v.eq_ignore_ascii_case("false"));
@@ -84,7 +84,7 @@ impl LogOptions {
         if valid { Ok(options) } else { Err(QueryError::Invalid) }
     }
 
-    /// The oldest line that is wanted, as nanoseconds since 1970; 0 without a bound.
+    /// The time of the oldest requested line, in nanoseconds since 1970; 0 without a bound.
     fn since_unix_nanos(&self, now: i64) -> i64 {
         let nanos = |time: Timestamp| i64::try_from(time.as_nanosecond()).unwrap_or(0);
         let ago = |seconds: i64| now.saturating_sub(seconds.saturating_mul(1_000_000_000)).max(0);
@@ -92,7 +92,7 @@ impl LogOptions {
     }
 }
 
-impl From<QueryError> for Failure {
+impl From<QueryError> for ApiError {
     fn from(error: QueryError) -> Self {
         let status = match error {
             QueryError::Undecodable => StatusCode::BAD_REQUEST,
@@ -102,32 +102,32 @@ impl From<QueryError> for Failure {
     }
 }
 
-impl From<NoLog> for Failure {
-    fn from(error: NoLog) -> Self {
+impl From<LogTargetError> for ApiError {
+    fn from(error: LogTargetError) -> Self {
         let status = match error {
-            NoLog::NotInSpec { .. } => StatusCode::NOT_FOUND,
-            NoLog::NotAPod { .. } => StatusCode::INTERNAL_SERVER_ERROR,
-            NoLog::NoStatus { .. }
-            | NoLog::NoPrevious { .. }
-            | NoLog::Terminated { .. }
-            | NoLog::Waiting { .. }
-            | NoLog::NoState { .. } => StatusCode::BAD_REQUEST,
+            LogTargetError::NotInSpec { .. } => StatusCode::NOT_FOUND,
+            LogTargetError::NotAPod { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            LogTargetError::NoStatus { .. }
+            | LogTargetError::NoPrevious { .. }
+            | LogTargetError::Terminated { .. }
+            | LogTargetError::Waiting { .. }
+            | LogTargetError::NoState { .. } => StatusCode::BAD_REQUEST,
         };
         Self::new(status, error.to_string())
     }
 }
 
-/// `GET /containerLogs/{namespace}/{pod}/{container}`. The bytes pass through as runtime-shim sends them; a
-/// client that goes away ends the stream there.
+/// `GET /containerLogs/{namespace}/{pod}/{container}`. The bytes of runtime-shim are forwarded as they arrive; when the client
+/// disconnects, the stream from runtime-shim is cancelled.
 pub(crate) async fn read(
     State(app): State<App>,
     Path((namespace, pod, container)): Path<(String, String, String)>,
     Query(query): Query<Vec<(String, String)>>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ApiError> {
     let options = LogOptions::parse(&query)?;
-    let missing = || Failure::new(StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist"));
-    let document = find(&app, &namespace, &pod).await?.ok_or_else(missing)?;
-    let instance = choose(&document.pod_json, &pod, &container, options.previous)?;
+    let not_found = || ApiError::new(StatusCode::NOT_FOUND, format!("pod {pod:?} does not exist"));
+    let document = find(&app, &namespace, &pod).await?.ok_or_else(not_found)?;
+    let instance = choose_instance(&document.pod_json, &pod, &container, options.previous)?;
     let peer = app.peer(ServiceName::RuntimeShim);
     let request = ReadLogsRequest {
         pod_uid: document.uid,
@@ -142,7 +142,7 @@ pub(crate) async fn read(
     let lines = RuntimeClient::new(peer.channel())
         .read_logs(request)
         .await
-        .map_err(|status| Failure::of_peer("runtime-shim", &status))?
+        .map_err(|status| ApiError::from_peer("runtime-shim", &status))?
         .into_inner();
     let bytes = stream::try_unfold(lines, async |mut lines| {
         let next = lines.message().await?;
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_read_as_the_kubelet_reads_them() {
+    fn log_options_are_parsed_as_by_the_kubelet() {
         let none = LogOptions::default();
         let all = LogOptions { follow: true, previous: true, timestamps: true, ..none.clone() };
         let tail = |n| LogOptions { tail_lines: Some(n), ..none.clone() };
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_decoded_and_what_makes_no_sense_differ() {
+    fn undecodable_and_invalid_log_options_are_different_errors() {
         for query in ["tailLines=x", "tail=x", "limitBytes=", "sinceSeconds=1.5", "sinceTime=yesterday"] {
             assert_eq!(parse(query), Err(QueryError::Undecodable), "{query}");
         }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn since_is_a_moment_whatever_it_was_given_as() {
+    fn since_seconds_and_since_time_become_a_timestamp() {
         let now = 100_000_000_000;
         assert_eq!(parse("").unwrap().since_unix_nanos(now), 0);
         assert_eq!(parse("sinceSeconds=40").unwrap().since_unix_nanos(now), 60_000_000_000);

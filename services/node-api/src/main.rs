@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     keelson_service_kit::run(
         ServiceSpec {
             name: ServiceName::NodeApi,
-            about: "Answers the network: health, pods, logs and metrics of this node.",
+            about: "Serves the kubelet API: health, pods, logs, metrics and streams into containers.",
             version: env!("CARGO_PKG_VERSION"),
             descriptor: None,
             threads: 1,

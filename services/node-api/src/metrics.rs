@@ -1,4 +1,4 @@
-//! `/metrics` and `/metrics/probes`: those of every service in one text.
+//! `/metrics` and `/metrics/probes`: the metrics of all services in one text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,19 +16,19 @@ use tonic::Request;
 
 use crate::App;
 
-/// Bound of one service's answer.
+/// How long each service may take to answer.
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// Text format 0.0.4, which every Prometheus reads.
+/// Text format 0.0.4, which every version of Prometheus reads.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The label that tells one service's series from another's.
+/// The label with the name of the service.
 const LABEL: &str = "keelson_service";
 
-/// What the families of `/metrics/probes` begin with; a kubelet's `/metrics` has none of them (node-and-api.md §15.5).
+/// The prefix of the families of `/metrics/probes`; a kubelet's `/metrics` has none of them (node-and-api.md §15.5).
 const PROBES: &str = "prober_";
 
-/// Families with labels that dashboards and alerts match on.
+/// Prefixes of families whose labels dashboards and alerts match on.
 const FROZEN: [&str; 11] = [
     "apiserver_delegated_",
     "authentication_token_cache_",
@@ -43,20 +43,19 @@ const FROZEN: [&str; 11] = [
     "volume_operation_",
 ];
 
-/// `GET /metrics`. A service that does not answer within a second is missing from the text, and
-/// `keelson_service_up` says so.
+/// `GET /metrics`. A service that does not answer within a second is missing from the text and has `keelson_service_up` 0.
 pub(crate) async fn all(State(app): State<App>) -> Response {
     let fetched = join_all(app.peers.iter().map(fetch)).await;
     let own = (ServiceName::NodeApi.as_str(), Some(app.ctx.metrics.text()));
     let texts: Vec<(&str, Option<String>)> = fetched.into_iter().chain([own]).collect();
-    answer(&texts, |family| !family.starts_with(PROBES))
+    response(&texts, |family| !family.starts_with(PROBES))
 }
 
-/// `GET /metrics/probes`: those of pod-sync, which makes them.
+/// `GET /metrics/probes`: the probe metrics of pod-sync.
 pub(crate) async fn probes(State(app): State<App>) -> Response {
     let peers = app.peers.iter().filter(|(name, _)| *name == ServiceName::PodSync);
-    let shown = |family: &str| family.starts_with(PROBES) || family == "process_start_time_seconds";
-    answer(&join_all(peers.map(fetch)).await, shown)
+    let is_included = |family: &str| family.starts_with(PROBES) || family == "process_start_time_seconds";
+    response(&join_all(peers.map(fetch)).await, is_included)
 }
 
 async fn fetch((name, peer): &(ServiceName, Peer)) -> (&'static str, Option<String>) {
@@ -66,30 +65,30 @@ async fn fetch((name, peer): &(ServiceName, Peer)) -> (&'static str, Option<Stri
     (name.as_str(), text.ok().map(|response| response.into_inner().text))
 }
 
-fn answer(texts: &[(&str, Option<String>)], shown: impl Fn(&str) -> bool) -> Response {
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], merge(texts, shown)).into_response()
+fn response(texts: &[(&str, Option<String>)], is_included: impl Fn(&str) -> bool) -> Response {
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], merge(texts, is_included)).into_response()
 }
 
 #[derive(Default)]
 struct Family<'a> {
     help: Option<&'a str>,
     kind: &'static str,
-    // Service and the line of the sample.
+    /// The name of the service and the line of the sample.
     samples: Vec<(&'a str, &'a str)>,
 }
 
-/// One text in format 0.0.4 of the families to be shown of each service's OpenMetrics text; `None` for a service that did
-/// not answer.
+/// Merges the included families of all services' OpenMetrics texts into one text in format 0.0.4; the text of a service that did
+/// not answer is `None`.
 ///
-/// HELP and TYPE of a family appear once. Each sample gets the label `keelson_service`, but not that of a
-/// family of the kubelet's own (`kubelet_…`, `storage_operation_…`) which only one service has: their labels are frozen.
-pub fn merge(texts: &[(&str, Option<String>)], shown: impl Fn(&str) -> bool) -> String {
+/// HELP and TYPE of a family appear once. Each sample gets the label `keelson_service`, except those of a family of the
+/// kubelet (`kubelet_…`, `storage_operation_…`) that only one service has: their labels are frozen.
+pub fn merge(texts: &[(&str, Option<String>)], is_included: impl Fn(&str) -> bool) -> String {
     let mut families: BTreeMap<String, Family<'_>> = BTreeMap::new();
     for (service, text) in texts {
-        read(service, text.as_deref().unwrap_or_default(), &mut families);
+        parse(service, text.as_deref().unwrap_or_default(), &mut families);
     }
     let mut merged = String::new();
-    for (name, family) in families.iter().filter(|(name, _)| shown(name)) {
+    for (name, family) in families.iter().filter(|(name, _)| is_included(name)) {
         write_family(&mut merged, name, family);
     }
     let _ = writeln!(merged, "# HELP keelson_service_up Whether the service has answered for its metrics");
@@ -130,8 +129,8 @@ fn write_labelled(merged: &mut String, line: &str, service: &str) {
     };
 }
 
-/// Counters of a kubelet whose names do not end in `_total` (node-and-api.md §15.1). OpenMetrics has no such counters, so that
-/// services show them as gauges.
+/// Counters of a kubelet whose names do not end in `_total` (node-and-api.md §15.1). OpenMetrics has no such counters, so
+/// services export them as gauges.
 const PLAIN_COUNTERS: [&str; 7] = [
     "kubelet_certificate_manager_client_expiration_renew_errors",
     "kubelet_evented_pleg_connection_error_count",
@@ -142,9 +141,9 @@ const PLAIN_COUNTERS: [&str; 7] = [
     "kubelet_server_expiration_renew_errors",
 ];
 
-/// Reads an OpenMetrics text into families of format 0.0.4: there the name of a counter has its `_total`, units
-/// and the end mark do not exist, and an exemplar would be an error.
-fn read<'a>(service: &'a str, text: &'a str, families: &mut BTreeMap<String, Family<'a>>) {
+/// Parses an OpenMetrics text into families of format 0.0.4, in which the name of a counter family ends in `_total` and there are
+/// no units, end marks and exemplars.
+fn parse<'a>(service: &'a str, text: &'a str, families: &mut BTreeMap<String, Family<'a>>) {
     let mut help: Option<(&str, &str)> = None;
     let mut current = ("", String::new());
     for line in text.lines() {
@@ -161,17 +160,17 @@ fn read<'a>(service: &'a str, text: &'a str, families: &mut BTreeMap<String, Fam
                 "summary" => ("", "summary"),
                 _ => ("", "untyped"),
             };
-            let whole = if name.ends_with(suffix) { name.to_owned() } else { format!("{name}{suffix}") };
-            let family = families.entry(whole.clone()).or_default();
+            let full_name = if name.ends_with(suffix) { name.to_owned() } else { format!("{name}{suffix}") };
+            let family = families.entry(full_name.clone()).or_default();
             family.kind = kind;
             if let Some((_, text)) = help.filter(|(named, _)| *named == name) {
                 family.help.get_or_insert(text);
             }
-            current = (name, whole);
+            current = (name, full_name);
         } else if !line.starts_with('#') && !line.is_empty() {
             let sample = &line[..line.find(['{', ' ']).unwrap_or(line.len())];
-            let ours = !current.0.is_empty() && sample.starts_with(current.0);
-            let name = if ours { &current.1 } else { sample };
+            let is_of_current = !current.0.is_empty() && sample.starts_with(current.0);
+            let name = if is_of_current { &current.1 } else { sample };
             let family = families
                 .entry(name.to_owned())
                 .or_insert_with(|| Family { kind: "untyped", ..Family::default() });
@@ -180,7 +179,7 @@ fn read<'a>(service: &'a str, text: &'a str, families: &mut BTreeMap<String, Fam
     }
 }
 
-/// A sample line up to its exemplar, which begins with ` # ` behind labels and value.
+/// A sample line without its exemplar, which begins with ` # ` after labels and value.
 fn without_exemplar(line: &str) -> &str {
     let value = if line.contains('{') { labels_end(line) } else { 0 };
     match line[value..].find(" # ") {
@@ -189,7 +188,7 @@ fn without_exemplar(line: &str) -> &str {
     }
 }
 
-/// Where the labels of a sample line end; label values may hold anything, in quotes.
+/// The end of the labels of a sample line; quoted label values may contain any character.
 fn labels_end(line: &str) -> usize {
     let (mut quoted, mut escaped) = (false, false);
     for (at, byte) in line.bytes().enumerate() {
@@ -221,7 +220,7 @@ mod tests {
         wait_sum 1.5\nwait_count 2\nwait_bucket{le=\"1\"} 1\nwait_bucket{le=\"+Inf\"} 2\n# EOF\n";
 
     #[test]
-    fn counters_without_total_are_counters_as_a_kubelets_are() {
+    fn counters_without_total_suffix_stay_counters() {
         for name in PLAIN_COUNTERS {
             let text = format!("# HELP {name} Some.\n# TYPE {name} gauge\n{name}{{x=\"y\"}} 3\n# EOF\n");
             let merged = merge(&[("a", Some(text))], |_| true);
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn families_are_merged_and_series_told_apart() {
+    fn metric_families_are_merged_with_a_service_label() {
         let merged =
             merge(&[("a", Some(ONE.to_owned())), ("b", Some(TWO.to_owned())), ("c", None)], |_| true);
         let expected = "# HELP keelson_grpc_server_handled_total RPCs, by \"method\".\n\
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_without_a_family_is_kept_untyped() {
+    fn sample_without_a_family_is_untyped() {
         let merged = merge(&[("a", Some("stray 1\n".to_owned()))], |_| true);
         assert!(merged.starts_with("# TYPE stray untyped\nstray{keelson_service=\"a\"} 1\n"), "{merged}");
     }

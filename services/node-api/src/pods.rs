@@ -1,4 +1,4 @@
-//! `/pods`: every pod of the node with its status.
+//! `/pods`: all pods of the node with their status.
 
 use std::time::Duration;
 
@@ -14,19 +14,19 @@ use keelson_proto::keelson::pod_sync::v1::{ListPodsRequest, PodDocument};
 use tonic::{Status, Streaming};
 
 use crate::App;
-use crate::failure::Failure;
+use crate::api_error::ApiError;
 
-/// How long pod-sync may take from one pod to the next.
-const BETWEEN_PODS: Duration = Duration::from_secs(10);
+/// How long pod-sync may take for each pod of the list.
+const POD_TIMEOUT: Duration = Duration::from_secs(10);
 
 const HEAD: &str = r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":"#;
 
-/// `GET /pods`: a PodList whose items are the bytes that pod-sync sent, one in memory at a time.
+/// `GET /pods`: a PodList with the unparsed documents of pod-sync, one in memory at a time.
 ///
-/// A stream that breaks on the way breaks the connection, so that no client takes half a list for a whole one.
-pub(crate) async fn list(State(app): State<App>) -> Result<Response, Failure> {
+/// If the stream from pod-sync breaks, the connection is aborted, so that no client takes a part of the list for all of it.
+pub(crate) async fn list(State(app): State<App>) -> Result<Response, ApiError> {
     let mut documents = documents(&app).await?;
-    let first = documents.try_next().await.map_err(failed)?;
+    let first = documents.try_next().await.map_err(pod_sync_error)?;
     let body = match first {
         None => Body::from(format!("{HEAD}null}}")),
         Some(first) => {
@@ -46,47 +46,48 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Response, Failure> {
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-/// The documents of pod-sync, each within a bound of the one before.
+/// The documents of pod-sync, with a timeout for each.
 pub(crate) async fn documents(
     app: &App,
-) -> Result<impl Stream<Item = Result<PodDocument, Status>> + Unpin + Send + use<>, Failure> {
+) -> Result<impl Stream<Item = Result<PodDocument, Status>> + Unpin + Send + use<>, ApiError> {
     let peer = app.peer(ServiceName::PodSync);
-    let response = PodSyncClient::new(peer.channel()).list_pods(ListPodsRequest {}).await.map_err(failed)?;
+    let response =
+        PodSyncClient::new(peer.channel()).list_pods(ListPodsRequest {}).await.map_err(pod_sync_error)?;
     Ok(Box::pin(stream::try_unfold(response.into_inner(), next)))
 }
 
 async fn next(
     mut documents: Streaming<PodDocument>,
 ) -> Result<Option<(PodDocument, Streaming<PodDocument>)>, Status> {
-    match tokio::time::timeout(BETWEEN_PODS, documents.message()).await {
+    match tokio::time::timeout(POD_TIMEOUT, documents.message()).await {
         Ok(next) => Ok(next?.map(|document| (document, documents))),
-        Err(_) => Err(Status::deadline_exceeded("pod-sync has stopped in the middle of its list of pods")),
+        Err(_) => Err(Status::deadline_exceeded("pod-sync stopped in the middle of its list of pods")),
     }
 }
 
-/// A pod that was asked for by name.
+/// A pod found by name.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundPod {
     pub(crate) uid: String,
     pub(crate) pod_json: Bytes,
 }
 
-/// The pod of that name; one that has ended only when no other has the name.
-pub(crate) async fn find(app: &App, namespace: &str, name: &str) -> Result<Option<Found>, Failure> {
+/// Finds a pod by name; a finished one only if no other pod has the name.
+pub(crate) async fn find(app: &App, namespace: &str, name: &str) -> Result<Option<FoundPod>, ApiError> {
     let mut documents = documents(app).await?;
-    let mut ended = None;
-    while let Some(document) = documents.try_next().await.map_err(failed)? {
+    let mut finished = None;
+    while let Some(document) = documents.try_next().await.map_err(pod_sync_error)? {
         if document.namespace == namespace && document.name == name {
-            let found = Found { uid: document.uid, pod_json: document.pod_json };
+            let found = FoundPod { uid: document.uid, pod_json: document.pod_json };
             if !document.finished {
                 return Ok(Some(found));
             }
-            ended = Some(found);
+            finished = Some(found);
         }
     }
-    Ok(ended)
+    Ok(finished)
 }
 
-pub(crate) fn failed(status: Status) -> Failure {
-    Failure::of_peer("pod-sync", &status)
+pub(crate) fn pod_sync_error(status: Status) -> ApiError {
+    ApiError::from_peer("pod-sync", &status)
 }

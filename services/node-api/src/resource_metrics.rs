@@ -9,76 +9,76 @@ use keelson_proto::keelson::resource_manager::v1 as rm;
 
 use crate::{App, metrics, statistics};
 
-/// `GET /metrics/resource`. It is answered when there is nothing to tell, too: then `resource_scrape_error` is 1.
+/// `GET /metrics/resource`. Without statistics the response contains only `resource_scrape_error` 1.
 pub(crate) async fn get(State(app): State<App>) -> Response {
     let text = match statistics::all(&app, true).await {
         Ok((node, pods)) => text(&node, &pods),
         Err(status) => {
-            tracing::warn!("no resource metrics: {}", status.message());
+            tracing::warn!(error = status.message(), "cannot read the statistics for /metrics/resource");
             failed()
         }
     };
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
 
-/// A family: name, kind, what it is.
+/// A metric family: name, type, help text.
 pub(crate) type Family = (&'static str, &'static str, &'static str);
 
-/// What a family tells of a cgroup.
-type Figure = fn(&rm::Usage) -> Option<f64>;
+/// Reads the value of a family from the usage of a cgroup.
+type Getter = fn(&rm::Usage) -> Option<f64>;
 
-const CPU: Figure = |usage| usage.cpu_nanos.map(seconds);
-const WORKING_SET: Figure = |usage| usage.memory.as_ref().map(|memory| memory.working_set as f64);
-const SWAP: Figure = |usage| usage.memory.as_ref()?.swap_usage.map(|bytes| bytes as f64);
-const SWAP_LIMIT: Figure = |usage| {
+const CPU: Getter = |usage| usage.cpu_nanos.map(seconds);
+const WORKING_SET: Getter = |usage| usage.memory.as_ref().map(|memory| memory.working_set as f64);
+const SWAP: Getter = |usage| usage.memory.as_ref()?.swap_usage.map(|bytes| bytes as f64);
+const SWAP_LIMIT: Getter = |usage| {
     let memory = usage.memory.as_ref()?;
     Some(memory.swap_available?.saturating_add(memory.swap_usage?) as f64)
 };
 
-/// Each kind of thing has its families, sorted by name.
-const CONTAINER: &[(Family, Figure)] = &[
-    (("container_cpu_usage_seconds_total", "counter", "CPU time that the container has used"), CPU),
-    (("container_memory_working_set_bytes", "gauge", "Memory that the container works with"), WORKING_SET),
-    (("container_swap_limit_bytes", "gauge", "Swap that the container may use"), SWAP_LIMIT),
-    (("container_swap_usage_bytes", "gauge", "Swap that the container uses"), SWAP),
+/// The families of containers, sorted by name.
+const CONTAINER: &[(Family, Getter)] = &[
+    (("container_cpu_usage_seconds_total", "counter", "CPU time used by the container"), CPU),
+    (("container_memory_working_set_bytes", "gauge", "Working set of the container"), WORKING_SET),
+    (("container_swap_limit_bytes", "gauge", "Swap limit of the container"), SWAP_LIMIT),
+    (("container_swap_usage_bytes", "gauge", "Swap used by the container"), SWAP),
 ];
 const START: Family =
     ("container_start_time_seconds", "gauge", "When the container was started, in seconds since 1970");
-const NODE: &[(Family, Figure)] = &[
-    (("node_cpu_usage_seconds_total", "counter", "CPU time that the node has used"), CPU),
-    (("node_memory_working_set_bytes", "gauge", "Memory that the node works with"), WORKING_SET),
-    (("node_swap_usage_bytes", "gauge", "Swap that the node uses"), SWAP),
+const NODE: &[(Family, Getter)] = &[
+    (("node_cpu_usage_seconds_total", "counter", "CPU time used by the node"), CPU),
+    (("node_memory_working_set_bytes", "gauge", "Working set of the node"), WORKING_SET),
+    (("node_swap_usage_bytes", "gauge", "Swap used by the node"), SWAP),
 ];
-const POD: &[(Family, Figure)] = &[
-    (("pod_cpu_usage_seconds_total", "counter", "CPU time that the pod has used"), CPU),
-    (("pod_memory_working_set_bytes", "gauge", "Memory that the pod works with"), WORKING_SET),
-    (("pod_swap_usage_bytes", "gauge", "Swap that the pod uses"), SWAP),
+const POD: &[(Family, Getter)] = &[
+    (("pod_cpu_usage_seconds_total", "counter", "CPU time used by the pod"), CPU),
+    (("pod_memory_working_set_bytes", "gauge", "Working set of the pod"), WORKING_SET),
+    (("pod_swap_usage_bytes", "gauge", "Swap used by the pod"), SWAP),
 ];
-const ERROR: Family = ("resource_scrape_error", "gauge", "1 when the statistics could not be read");
+const ERROR: Family = ("resource_scrape_error", "gauge", "1 if the statistics could not be read");
 
 fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// The text in format 0.0.4. Each sample has its own time, but not the times of starting and the error.
+/// The metrics in text format 0.0.4. Each sample has a timestamp, except start times and the scrape error.
 fn text(node: &rm::NodeStatsResponse, pods: &[rm::PodStatsResponse]) -> String {
     let mut text = String::new();
     let containers: Vec<(String, &rm::ContainerStats)> = pods.iter().flat_map(containers).collect();
-    for (family, figure) in CONTAINER {
+    for (family, getter) in CONTAINER {
         let samples = containers.iter().map(|(labels, container)| (labels.as_str(), &container.usage));
-        write_figures(&mut text, family, *figure, samples);
+        write_usage_family(&mut text, family, *getter, samples);
     }
     let started = containers.iter().filter(|(_, container)| container.started_unix_nanos > 0);
     let started = started.map(|(labels, c)| (labels.as_str(), c.started_unix_nanos as f64 / 1e9, None));
     write_family(&mut text, &START, started);
-    for (family, figure) in NODE {
-        write_figures(&mut text, family, *figure, [("", &node.usage)]);
+    for (family, getter) in NODE {
+        write_usage_family(&mut text, family, *getter, [("", &node.usage)]);
     }
     let pods: Vec<(String, &Option<rm::Usage>)> =
         pods.iter().map(|pod| (pod_labels(pod), &pod.usage)).collect();
-    for (family, figure) in POD {
+    for (family, getter) in POD {
         let samples = pods.iter().map(|(labels, usage)| (labels.as_str(), *usage));
-        write_figures(&mut text, family, *figure, samples);
+        write_usage_family(&mut text, family, *getter, samples);
     }
     write_family(&mut text, &ERROR, [("", 0.0, None)]);
     text
@@ -91,11 +91,11 @@ fn failed() -> String {
 }
 
 fn pod_labels(pod: &rm::PodStatsResponse) -> String {
-    let named = pod.pod.clone().unwrap_or_default();
-    format!("{{namespace=\"{}\",pod=\"{}\"}}", escaped(&named.namespace), escaped(&named.name))
+    let pod_ref = pod.pod.clone().unwrap_or_default();
+    format!("{{namespace=\"{}\",pod=\"{}\"}}", escaped(&pod_ref.namespace), escaped(&pod_ref.name))
 }
 
-/// The containers of a pod with their labels.
+/// The containers of a pod, with their labels.
 fn containers(pod: &rm::PodStatsResponse) -> impl Iterator<Item = (String, &rm::ContainerStats)> {
     let of_pod = pod_labels(pod);
     pod.containers.iter().map(move |container| {
@@ -104,25 +104,25 @@ fn containers(pod: &rm::PodStatsResponse) -> impl Iterator<Item = (String, &rm::
     })
 }
 
-/// Names of the API need no escape; what a runtime tells may.
+/// Escapes a label value. Names of API objects need no escaping; values from a runtime may.
 pub(crate) fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-fn write_figures<'a>(
+fn write_usage_family<'a>(
     text: &mut String,
     family: &Family,
-    figure: Figure,
+    getter: Getter,
     samples: impl IntoIterator<Item = (&'a str, &'a Option<rm::Usage>)>,
 ) {
     let samples = samples.into_iter().filter_map(|(labels, usage)| {
         let usage = usage.as_ref()?;
-        Some((labels, figure(usage)?, Some(usage.taken_unix_nanos / 1_000_000)))
+        Some((labels, getter(usage)?, Some(usage.taken_unix_nanos / 1_000_000)))
     });
     write_family(text, family, samples);
 }
 
-/// A family without samples is left out. The time of a sample is in milliseconds since 1970.
+/// Writes a family, unless it has no samples. The timestamp of a sample is in milliseconds since 1970.
 pub(crate) fn write_family<L: Display>(
     text: &mut String,
     (name, kind, help): &Family,
@@ -179,7 +179,7 @@ mod tests {
 
     /// node-and-api.md §15.4, each name with its labels; no more and no less, sorted by name.
     #[test]
-    fn names_labels_times_and_values_are_the_kubelets() {
+    fn resource_metrics_match_the_kubelets() {
         let node =
             rm::NodeStatsResponse { usage: usage(3_250_000_000, 4096, Some((1, 2))), ..Default::default() };
         let text = text(&node, &[pod()]);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_has_no_sample_and_no_family() {
+    fn unknown_values_have_no_sample_and_no_family() {
         let node = rm::NodeStatsResponse { usage: usage(1, 1, None), ..Default::default() };
         let mut pod = pod();
         pod.usage = None;
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_read_leaves_only_the_error() {
+    fn failed_read_leaves_only_the_scrape_error() {
         let text = failed();
         assert_eq!(text.lines().last(), Some("resource_scrape_error 1"));
         assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), 1);

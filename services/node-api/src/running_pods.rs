@@ -1,4 +1,4 @@
-//! `/runningpods/`: what the runtime runs, whoever wants it (node-and-api.md §8.9).
+//! `/runningpods/`: the pods that run in the container runtime, desired or not (node-and-api.md §8.9).
 
 use std::time::Duration;
 
@@ -12,24 +12,24 @@ use serde_json::{Value, json};
 use tonic::Status;
 
 use crate::App;
-use crate::failure::Failure;
+use crate::api_error::ApiError;
 
-/// Bound of the whole list.
-const WITHIN: Duration = Duration::from_secs(10);
+/// How long the whole list may take.
+const DEADLINE: Duration = Duration::from_secs(10);
 
-/// `GET /runningpods/`: a PodList of uid, name, namespace, and the names and images of the containers that run.
-pub(crate) async fn list(State(app): State<App>) -> Result<Response, Failure> {
-    let items = tokio::time::timeout(WITHIN, items(&app)).await.unwrap_or_else(|_| {
-        let text = format!("runtime-shim has not listed what runs within {} s", WITHIN.as_secs());
+/// `GET /runningpods/`: a PodList with uid, name and namespace, and the names and images of the running containers.
+pub(crate) async fn list(State(app): State<App>) -> Result<Response, ApiError> {
+    let items = tokio::time::timeout(DEADLINE, items(&app)).await.unwrap_or_else(|_| {
+        let text = format!("runtime-shim did not list the running pods within {} s", DEADLINE.as_secs());
         Err(Status::deadline_exceeded(text))
     });
-    let items = items.map_err(|status| Failure::of_peer("runtime-shim", &status))?;
+    let items = items.map_err(|status| ApiError::from_peer("runtime-shim", &status))?;
     let items = if items.is_empty() { Value::Null } else { items.into() };
     let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items});
     Ok(([(header::CONTENT_TYPE, "application/json")], list.to_string()).into_response())
 }
 
-/// Reads the replay of runtime-shim up to its end, which is when all pods were named.
+/// Reads the replay of runtime-shim, which contains all pods, up to its end.
 async fn items(app: &App) -> Result<Vec<Value>, Status> {
     use rt::watch_pods_response::Item;
     let mut client = RuntimeClient::new(app.peer(ServiceName::RuntimeShim).channel());
@@ -42,10 +42,10 @@ async fn items(app: &App) -> Result<Vec<Value>, Status> {
             Some(Item::GoneUid(_) | Item::State(_)) | None => {}
         }
     }
-    Err(Status::unavailable("runtime-shim has ended its list of what runs too early"))
+    Err(Status::unavailable("runtime-shim ended its list of running pods early"))
 }
 
-/// None for a pod of which neither the sandbox nor a container runs.
+/// The item of a pod; `None` if neither its sandbox nor a container runs.
 fn running(pod: &rt::RuntimePod) -> Option<Value> {
     let running = pod.containers.iter().filter(|c| c.state() == rt::ContainerState::Running);
     let containers: Vec<Value> =
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_ended_is_not_listed() {
+    fn running_pods_omit_exited_containers_and_pods() {
         let container = |name: &str, state: rt::ContainerState| rt::Container {
             name: name.into(),
             image: "img".into(),

@@ -1,7 +1,7 @@
-//! What the kubelet API shows of itself over TLS, and whom it takes clients for (node-and-api.md §6.1, §6.2).
+//! The serving certificate of the kubelet API and the authorities of its clients (node-and-api.md §6.1, §6.2).
 //!
-//! Files that change are read again; ones that cannot be used are told as a condition, and the last good ones go on. Until
-//! there is anything to show, connections are closed.
+//! Changed files are reloaded. A condition reports unusable ones, and the last good ones stay in effect. Until there is a serving
+//! certificate, connections are closed.
 
 use std::fs;
 use std::io;
@@ -21,200 +21,205 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme};
 use tokio::sync::watch;
 
-use crate::access::certificates::{NO_AUTHORITY, Refusal, RefusedCertificates, UNUSABLE};
-use crate::own_pair::{PairError, own};
-use crate::refusals::Refusals;
-use crate::spoken;
+use crate::access::certificates::{CertificateRefusal, NO_AUTHORITY, RefusedCertificates, UNUSABLE};
+use crate::refusal_log::RefusalLog;
+use crate::self_signed::{SelfSignedError, load_or_create};
+use crate::tls_parameters;
 
-/// How often it is looked whether a file has changed.
-const LOOK: Duration = LoopHandle::HEARTBEAT;
-/// The same until there is anything to show.
-const LOOK_AWAITING: Duration = Duration::from_secs(1);
-/// The setting that names the authorities of clients.
+/// How often files are checked for changes.
+const RELOAD_INTERVAL: Duration = LoopHandle::HEARTBEAT;
+/// How often files are checked while there is no serving certificate.
+const RELOAD_INTERVAL_WITHOUT_CERTIFICATE: Duration = Duration::from_secs(1);
+/// The setting with the file of the client authorities.
 const CLIENT_CA: &str = "authentication.x509.clientCAFile";
-/// The condition that says whether they can be used.
+/// The condition that reports whether the files are usable.
 const CONDITION: &str = "certificates";
 
-/// Why TLS is not as the files are.
+/// Why the TLS files could not be loaded.
 #[derive(Debug, thiserror::Error)]
 enum ServingError {
     /// A file cannot be read.
     #[error("cannot read {} that {field} names", path.display())]
     Read { path: PathBuf, field: &'static str, source: io::Error },
-    /// A file has not what it should.
+    /// A file does not contain what it should.
     #[error("cannot use {} that {field} names: {message}", path.display())]
     Unusable { path: PathBuf, field: &'static str, message: String },
-    /// The API server has not signed one yet.
+    /// The API server has not signed the certificate yet.
     #[error(
-        "no serving certificate available for the kubelet: node-status asks the API server for one (`keelson get services` shows \
-         how that goes)"
+        "no serving certificate available for the kubelet: node-status has requested one from the API server (`keelson get \
+         services` shows its state)"
     )]
-    NotYet,
-    /// There is no certificate of our own.
+    NotSignedYet,
+    /// The self-signed certificate cannot be loaded or created.
     #[error(transparent)]
-    Own(#[from] PairError),
-    /// Certificate and key do not belong together, or are of a kind that is not spoken.
+    SelfSigned(#[from] SelfSignedError),
+    /// Certificate and key do not match, or their kind is not supported.
     #[error("certificate and key of the kubelet API cannot be used together")]
-    Pair(#[source] rustls::Error),
-    /// The certificates cannot be told to others.
+    Mismatch(#[source] rustls::Error),
+    /// The certificates cannot be published.
     #[error("cannot write {}", path.display())]
-    Tell { path: PathBuf, source: io::Error },
+    Publish { path: PathBuf, source: io::Error },
 }
 
-/// TLS as it is now.
+/// The TLS configuration in effect.
 #[derive(Debug)]
-struct Now {
+struct TlsState {
     config: Arc<ServerConfig>,
-    /// `None`: nobody is known by a certificate.
+    /// Verifies client certificates; `None`: they are not accepted.
     clients: Option<Arc<dyn ClientCertVerifier>>,
 }
 
-/// TLS of the kubelet API, as it is at each moment.
+/// The current TLS configuration of the kubelet API. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Serving {
-    now: watch::Receiver<Option<Arc<Now>>>,
-    /// Certificates of clients that were refused.
-    pub(crate) refused: RefusedCertificates,
-    /// What is told of requests that were refused.
-    pub(crate) refusals: Arc<Refusals>,
+    state: watch::Receiver<Option<Arc<TlsState>>>,
+    /// Counts refused client certificates.
+    pub(crate) refused_certificates: RefusedCertificates,
+    /// Counts and logs refused requests.
+    pub(crate) refusal_log: Arc<RefusalLog>,
 }
 
 impl Serving {
-    /// What to speak on a new connection; `None` while there is no certificate to show.
+    /// The configuration for a new connection; `None` while there is no serving certificate.
     pub(crate) fn config(&self) -> Option<Arc<ServerConfig>> {
-        self.now.borrow().as_ref().map(|now| Arc::clone(&now.config))
+        self.state.borrow().as_ref().map(|state| Arc::clone(&state.config))
     }
 
-    /// Whether one of the authorities of clients stands behind a certificate that a client has shown, and why not.
-    pub(crate) fn check_client(
+    /// Verifies a client's certificate with the current authorities.
+    pub(crate) fn verify_client(
         &self,
-        own: &CertificateDer<'_>,
-        between: &[CertificateDer<'_>],
-    ) -> Result<(), Refusal> {
-        let now = self.now.borrow().clone();
-        let clients = now.and_then(|now| now.clients.clone()).ok_or(NO_AUTHORITY)?;
-        let checked = clients.verify_client_cert(own, between, UnixTime::now());
-        checked.map(|_| ()).map_err(|error| Refusal::of(&error).unwrap_or(UNUSABLE))
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+    ) -> Result<(), CertificateRefusal> {
+        let state = self.state.borrow().clone();
+        let clients = state.and_then(|state| state.clients.clone()).ok_or(NO_AUTHORITY)?;
+        let verified = clients.verify_client_cert(leaf, intermediates, UnixTime::now());
+        verified.map(|_| ()).map_err(|error| CertificateRefusal::from_tls_error(&error).unwrap_or(UNUSABLE))
     }
 
-    /// TLS with the files of `tls`, which are read now and whenever they change.
+    /// Loads the files of `tls` and starts the task that reloads them when they change.
     pub fn start(ctx: &Context, tls: &ApiTls) -> Self {
-        let mut files = Files::new(ctx, tls);
+        let mut files = TlsFiles::new(ctx, tls);
         let (sender, receiver) = watch::channel(None);
-        files.read_again(ctx, &sender);
+        files.reload(ctx, &sender);
         let ctx_of_task = ctx.clone();
         ctx.spawn("certificates", async move {
             let ctx = ctx_of_task;
-            let turn = ctx.progress.register("certificates");
+            let handle = ctx.progress.register("certificates");
             loop {
-                turn.tick();
-                let look = if sender.borrow().is_some() { LOOK } else { LOOK_AWAITING };
-                // Cancel-safe: nothing is taken while waiting.
+                handle.tick();
+                let interval = if sender.borrow().is_some() {
+                    RELOAD_INTERVAL
+                } else {
+                    RELOAD_INTERVAL_WITHOUT_CERTIFICATE
+                };
+                // Cancel-safe: neither arm holds anything.
                 tokio::select! {
                     () = ctx.shutdown.cancelled() => return,
-                    () = tokio::time::sleep(look) => {}
+                    () = tokio::time::sleep(interval) => {}
                 }
-                files.read_again(&ctx, &sender);
+                files.reload(&ctx, &sender);
             }
         });
         Self {
-            now: receiver,
-            refused: RefusedCertificates::registered(&ctx.metrics),
-            refusals: Arc::new(Refusals::new(&ctx.metrics)),
+            state: receiver,
+            refused_certificates: RefusedCertificates::register(&ctx.metrics),
+            refusal_log: Arc::new(RefusalLog::new(&ctx.metrics)),
         }
     }
 }
 
-/// Where everything is, and what was there when it was read.
-struct Files {
+/// The paths of the TLS files, and their content when they were last loaded.
+struct TlsFiles {
     tls: ApiTls,
-    credentials: PathBuf,
-    state: PathBuf,
-    shown: PathBuf,
+    credentials_dir: PathBuf,
+    state_dir: PathBuf,
+    published: PathBuf,
     node_name: String,
-    /// Those of `--node-ip`.
+    /// The addresses of `--node-ip`.
     node_ips: Vec<IpAddr>,
-    /// What `now` was made of.
-    read: Option<Content>,
+    /// The content in effect.
+    loaded: Option<TlsContent>,
 }
 
-/// All that TLS is made of.
+/// The content of all TLS files.
 #[derive(Debug, PartialEq, Eq)]
-struct Content {
+struct TlsContent {
     client_ca: Option<Vec<u8>>,
     certificates: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 }
 
-impl Files {
+impl TlsFiles {
     fn new(ctx: &Context, tls: &ApiTls) -> Self {
         let paths = &ctx.config.paths;
         Self {
             tls: tls.clone(),
-            credentials: paths.credentials(ServiceName::NodeApi),
-            state: paths.state(ServiceName::NodeApi),
-            shown: paths.serving_certificate(),
+            credentials_dir: paths.credentials(ServiceName::NodeApi),
+            state_dir: paths.state(ServiceName::NodeApi),
+            published: paths.serving_certificate(),
             node_name: ctx.config.node_name.clone(),
             node_ips: ctx.config.node_status.node_ips.clone(),
-            read: None,
+            loaded: None,
         }
     }
 
-    fn read_again(&mut self, ctx: &Context, sender: &watch::Sender<Option<Arc<Now>>>) {
-        let told = match self.next() {
-            Ok(Some(now)) => {
-                sender.send_replace(Some(Arc::new(now)));
+    /// Loads changed files and reports the result as a condition.
+    fn reload(&mut self, ctx: &Context, sender: &watch::Sender<Option<Arc<TlsState>>>) {
+        let condition = match self.load_changes() {
+            Ok(Some(state)) => {
+                sender.send_replace(Some(Arc::new(state)));
                 Ok(())
             }
             Ok(None) => Ok(()),
             Err(error) => {
-                let text = status::chain(&error);
-                let goes_on = if sender.borrow().is_some() {
-                    "the last good ones are used until then"
+                let error = status::chain(&error);
+                let consequence = if sender.borrow().is_some() {
+                    "the last good certificates stay in use until this is fixed"
                 } else {
-                    "nobody can connect until then"
+                    "clients cannot connect until this is fixed"
                 };
-                Err(format!("{text}; {goes_on}"))
+                Err(format!("{error}; {consequence}"))
             }
         };
-        ctx.progress.condition(CONDITION, told);
+        ctx.progress.condition(CONDITION, condition);
     }
 
-    /// TLS as the files are now; `None` when it is so already.
-    fn next(&mut self) -> Result<Option<Now>, ServingError> {
-        let tls = self.tls.handed_over(&self.credentials);
-        let content = self.content(&tls)?;
-        if self.read.as_ref() == Some(&content) {
+    /// The TLS configuration of the current files; `None` if nothing has changed.
+    fn load_changes(&mut self) -> Result<Option<TlsState>, ServingError> {
+        let tls = self.tls.handed_over(&self.credentials_dir);
+        let content = self.read_content(&tls)?;
+        if self.loaded.as_ref() == Some(&content) {
             return Ok(None);
         }
-        let now = assemble(&tls, &content)?;
-        tell(&self.shown, &content.certificates)?;
-        self.read = Some(content);
-        Ok(Some(now))
+        let state = build_tls(&tls, &content)?;
+        publish_certificates(&self.published, &content.certificates)?;
+        self.loaded = Some(content);
+        Ok(Some(state))
     }
 
-    fn content(&self, tls: &ApiTls) -> Result<Content, ServingError> {
+    fn read_content(&self, tls: &ApiTls) -> Result<TlsContent, ServingError> {
         let client_ca = tls.client_ca_file.as_ref().map(|file| read(CLIENT_CA, file)).transpose()?;
         let (certificates, key) = match (&tls.cert_file, &tls.key_file) {
             (Some(cert), Some(key)) => {
-                let certificates = certificates("tlsCertFile", cert, &read("tlsCertFile", cert)?)?;
+                let certificates = parse_certificates("tlsCertFile", cert, &read("tlsCertFile", cert)?)?;
                 let pem = read("tlsPrivateKeyFile", key)?;
                 let parsed = PrivateKeyDer::from_pem_slice(&pem);
-                let none = |error: rustls::pki_types::pem::Error| {
+                let no_key = |error: rustls::pki_types::pem::Error| {
                     unusable("tlsPrivateKeyFile", key, format!("it has no private key: {error}"))
                 };
-                (certificates, parsed.map_err(none)?)
+                (certificates, parsed.map_err(no_key)?)
             }
-            _ if tls.asked_for => return Err(ServingError::NotYet),
+            _ if tls.asked_for => return Err(ServingError::NotSignedYet),
             _ => {
-                let pair = own(&self.state, &self.names(), now_unix_nanos() / 1_000_000_000)?;
+                let pair = load_or_create(&self.state_dir, &self.names(), now_unix_nanos() / 1_000_000_000)?;
                 (pair.certificates, pair.key)
             }
         };
-        Ok(Content { client_ca, certificates, key })
+        Ok(TlsContent { client_ca, certificates, key })
     }
 
-    /// The names under which the node is reached.
+    /// The host names and addresses of the node.
     fn names(&self) -> Vec<String> {
         let mut names = vec![self.node_name.clone()];
         let given = self.node_ips.iter().filter(|ip| !ip.is_unspecified());
@@ -237,48 +242,49 @@ fn unusable(field: &'static str, path: &Path, message: String) -> ServingError {
     ServingError::Unusable { path: path.to_owned(), field, message }
 }
 
-fn certificates(
+fn parse_certificates(
     field: &'static str,
     path: &Path,
     pem: &[u8],
 ) -> Result<Vec<CertificateDer<'static>>, ServingError> {
     let found: Vec<_> = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
-        .map_err(|error| unusable(field, path, format!("it is no PEM: {error}")))?;
+        .map_err(|error| unusable(field, path, format!("it is not PEM: {error}")))?;
     if found.is_empty() { Err(unusable(field, path, "it has no certificate".to_owned())) } else { Ok(found) }
 }
 
-fn assemble(tls: &ApiTls, content: &Content) -> Result<Now, ServingError> {
-    let provider = Arc::new(spoken::provider(&tls.cipher_suites, &tls.key_exchanges));
+fn build_tls(tls: &ApiTls, content: &TlsContent) -> Result<TlsState, ServingError> {
+    let provider = Arc::new(tls_parameters::provider(&tls.cipher_suites, &tls.key_exchanges));
     let clients = match (&tls.client_ca_file, &content.client_ca) {
-        (Some(file), Some(pem)) => Some(authorities(file, pem, &provider)?),
+        (Some(file), Some(pem)) => Some(client_verifier(file, pem, &provider)?),
         _ => None,
     };
     let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
-        .with_protocol_versions(spoken::versions(&provider, tls.only_tls13))
-        .map_err(ServingError::Pair)?;
+        .with_protocol_versions(tls_parameters::versions(&provider, tls.only_tls13))
+        .map_err(ServingError::Mismatch)?;
     let config = match &clients {
         Some(clients) => {
-            let asks = Asks { clients: Arc::clone(clients), provider: Arc::clone(&provider) };
-            config.with_client_cert_verifier(Arc::new(asks))
+            let verifier =
+                OptionalClientCert { clients: Arc::clone(clients), provider: Arc::clone(&provider) };
+            config.with_client_cert_verifier(Arc::new(verifier))
         }
         None => config.with_no_client_auth(),
     };
     let mut config = config
         .with_single_cert(content.certificates.clone(), content.key.clone_key())
-        .map_err(ServingError::Pair)?;
+        .map_err(ServingError::Mismatch)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Now { config: Arc::new(config), clients })
+    Ok(TlsState { config: Arc::new(config), clients })
 }
 
-/// What certificates of clients are checked against.
-fn authorities(
+/// Verifies client certificates with the authorities in `pem`.
+fn client_verifier(
     file: &Path,
     pem: &[u8],
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, ServingError> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(CLIENT_CA, file, pem)? {
+    for certificate in parse_certificates(CLIENT_CA, file, pem)? {
         roots.add(certificate).map_err(|error| unusable(CLIENT_CA, file, error.to_string()))?;
     }
     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
@@ -286,16 +292,16 @@ fn authorities(
         .map_err(|error| unusable(CLIENT_CA, file, error.to_string()))
 }
 
-/// Writes the certificates that are shown, for those who tell others of them. Nothing in it is secret.
-fn tell(path: &Path, shown: &[CertificateDer<'_>]) -> Result<(), ServingError> {
-    let failed = |source| ServingError::Tell { path: path.to_owned(), source };
-    let text: String = shown.iter().map(|certificate| pem_of(certificate)).collect();
+/// Writes the serving certificates to a file from which node-status reports them. They are not secret.
+fn publish_certificates(path: &Path, certificates: &[CertificateDer<'_>]) -> Result<(), ServingError> {
+    let failed = |source| ServingError::Publish { path: path.to_owned(), source };
+    let text: String = certificates.iter().map(|certificate| pem_of(certificate)).collect();
     let temporary = path.with_extension("new");
     fs::write(&temporary, text).map_err(failed)?;
     fs::rename(&temporary, path).map_err(failed)
 }
 
-/// PEM of a certificate (RFC 7468).
+/// A certificate as PEM (RFC 7468).
 fn pem_of(certificate: &[u8]) -> String {
     use base64::Engine as _;
     let text = base64::engine::general_purpose::STANDARD.encode(certificate);
@@ -308,15 +314,15 @@ fn pem_of(certificate: &[u8]) -> String {
     pem
 }
 
-/// Asks each client for a certificate, and takes any whose key the client has: what it is worth is decided for each request
+/// Requests a certificate from each client and accepts any whose key the client has; each request verifies it
 /// ([`crate::access`]).
 #[derive(Debug)]
-struct Asks {
+struct OptionalClientCert {
     clients: Arc<dyn ClientCertVerifier>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ClientCertVerifier for Asks {
+impl ClientCertVerifier for OptionalClientCert {
     fn client_auth_mandatory(&self) -> bool {
         false
     }
@@ -340,8 +346,8 @@ impl ClientCertVerifier for Asks {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signature, known)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, algorithms)
     }
 
     fn verify_tls13_signature(
@@ -350,8 +356,8 @@ impl ClientCertVerifier for Asks {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        let known = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, known)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
@@ -375,7 +381,7 @@ mod tests {
             Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
         }
 
-        /// A certificate and its key, PEM.
+        /// A certificate and its key as PEM.
         fn pair(&self) -> (String, String) {
             let key = KeyPair::generate().unwrap();
             let params = CertificateParams::new(vec!["n1".to_owned()]).unwrap();
@@ -387,8 +393,8 @@ mod tests {
         CertificateDer::from_pem_slice(pem.as_bytes()).unwrap()
     }
 
-    /// The node-api of a node whose files are in `dir`.
-    fn files(dir: &Path) -> (Context, Files) {
+    /// A node whose files are in `dir`.
+    fn files(dir: &Path) -> (Context, TlsFiles) {
         let mut config = Config { node_name: "n1".into(), ..Config::default() };
         config.paths.run_dir = dir.join("run");
         config.paths.state_dir = dir.join("state");
@@ -399,22 +405,22 @@ mod tests {
         let mut tls = ApiTls::with_client_ca(dir.join("ca.pem"));
         (tls.cert_file, tls.key_file) = (Some(dir.join("tls.crt")), Some(dir.join("tls.key")));
         let ctx = Context::detached(ServiceName::NodeApi, config);
-        let files = Files::new(&ctx, &tls);
+        let files = TlsFiles::new(&ctx, &tls);
         (ctx, files)
     }
 
     #[tokio::test]
-    async fn files_that_change_count_and_unusable_ones_leave_the_last_good() {
+    async fn changed_tls_files_are_reloaded_and_unusable_ones_keep_the_last_good() {
         let dir = tempfile::tempdir().unwrap();
         let (ctx, mut files) = files(dir.path());
         let (sender, receiver) = watch::channel(None);
         let serving = Serving {
-            now: receiver,
-            refused: RefusedCertificates::registered(&ctx.metrics),
-            refusals: Arc::new(Refusals::new(&ctx.metrics)),
+            state: receiver,
+            refused_certificates: RefusedCertificates::register(&ctx.metrics),
+            refusal_log: Arc::new(RefusalLog::new(&ctx.metrics)),
         };
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        let problem = || {
+        let error = || {
             let conditions = ctx.progress.report("").conditions;
             conditions
                 .into_iter()
@@ -422,13 +428,14 @@ mod tests {
                 .map(|c| c.message)
                 .unwrap_or_default()
         };
-        let told = || fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap_or_default();
-        files.read_again(&ctx, &sender);
+        let published = || fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap_or_default();
+        files.reload(&ctx, &sender);
         assert!(serving.config().is_none());
         assert!(
-            problem().contains("clientCAFile names") && problem().ends_with("nobody can connect until then"),
+            error().contains("clientCAFile names")
+                && error().ends_with("clients cannot connect until this is fixed"),
             "{}",
-            problem()
+            error()
         );
 
         let (first, second) = (Authority::new(), Authority::new());
@@ -436,17 +443,17 @@ mod tests {
         write("ca.pem", &first.0.pem());
         write("tls.crt", &cert);
         write("tls.key", &key);
-        files.read_again(&ctx, &sender);
-        assert_eq!((problem().as_str(), der(&told())), ("", der(&cert)));
+        files.reload(&ctx, &sender);
+        assert_eq!((error().as_str(), der(&published())), ("", der(&cert)));
         let config = serving.config().unwrap();
         let client = der(&first.pair().0);
-        assert!(serving.check_client(&client, &[]).is_ok());
-        files.read_again(&ctx, &sender);
+        assert!(serving.verify_client(&client, &[]).is_ok());
+        files.reload(&ctx, &sender);
         assert!(Arc::ptr_eq(&config, &serving.config().unwrap()), "nothing has changed");
 
-        // A new key without its certificate, text that is no PEM, a file that is gone.
+        // A new key without its certificate, and files without PEM.
         let (next_cert, next_key) = first.pair();
-        for (name, text, why) in [
+        for (name, text, message) in [
             ("tls.key", next_key.as_str(), "cannot be used together"),
             ("tls.key", "no key", "tls.key that tlsPrivateKeyFile names: it has no private key"),
             ("tls.crt", "no certificate", "tls.crt that tlsCertFile names: it has no certificate"),
@@ -458,88 +465,90 @@ mod tests {
         ] {
             let before = fs::read_to_string(dir.path().join(name)).unwrap();
             write(name, text);
-            files.read_again(&ctx, &sender);
+            files.reload(&ctx, &sender);
             assert!(
-                problem().contains(why) && problem().ends_with("the last good ones are used until then"),
+                error().contains(message)
+                    && error().ends_with("the last good certificates stay in use until this is fixed"),
                 "{}",
-                problem()
+                error()
             );
             assert!(
                 Arc::ptr_eq(&config, &serving.config().unwrap())
-                    && serving.check_client(&client, &[]).is_ok()
+                    && serving.verify_client(&client, &[]).is_ok()
             );
             write(name, &before);
         }
         write("tls.crt", &next_cert);
         write("tls.key", &next_key);
         write("ca.pem", &second.0.pem());
-        files.read_again(&ctx, &sender);
-        assert_eq!((problem().as_str(), der(&told())), ("", der(&next_cert)));
-        let refusal = serving.check_client(&client, &[]).unwrap_err();
-        assert_eq!(refusal.reason, "signature", "its authority was taken away, another has the same name");
-        assert!(serving.check_client(&der(&second.pair().0), &[]).is_ok());
+        files.reload(&ctx, &sender);
+        assert_eq!((error().as_str(), der(&published())), ("", der(&next_cert)));
+        let refusal = serving.verify_client(&client, &[]).unwrap_err();
+        assert_eq!(refusal.reason, "signature", "its authority was replaced by another of the same name");
+        assert!(serving.verify_client(&der(&second.pair().0), &[]).is_ok());
     }
 
     #[tokio::test]
-    async fn until_one_that_is_asked_for_is_there_nothing_is_shown() {
+    async fn requested_serving_certificate_is_awaited_and_none_is_self_signed() {
         let dir = tempfile::tempdir().unwrap();
         let (ctx, mut files) = files(dir.path());
         files.tls.asked_for = true;
         let (sender, receiver) = watch::channel(None);
         let serving = Serving {
-            now: receiver,
-            refused: RefusedCertificates::registered(&ctx.metrics),
-            refusals: Arc::new(Refusals::new(&ctx.metrics)),
+            state: receiver,
+            refused_certificates: RefusedCertificates::register(&ctx.metrics),
+            refusal_log: Arc::new(RefusalLog::new(&ctx.metrics)),
         };
         let authority = Authority::new();
         fs::write(dir.path().join("ca.pem"), authority.0.pem()).unwrap();
-        files.read_again(&ctx, &sender);
-        let told = ctx.progress.report("").conditions.into_iter().find(|c| c.name == CONDITION).unwrap();
+        files.reload(&ctx, &sender);
+        let condition = ctx.progress.report("").conditions.into_iter().find(|c| c.name == CONDITION).unwrap();
         assert!(
-            !told.ok && told.message.starts_with("no serving certificate available for the kubelet"),
-            "{told:?}"
+            !condition.ok
+                && condition.message.starts_with("no serving certificate available for the kubelet"),
+            "{condition:?}"
         );
-        assert!(serving.config().is_none(), "none is signed by ourselves");
-        let copies = ctx.config.paths.credentials(ServiceName::NodeApi);
-        fs::create_dir_all(&copies).unwrap();
+        assert!(serving.config().is_none(), "none is self-signed");
+        let credentials = ctx.config.paths.credentials(ServiceName::NodeApi);
+        fs::create_dir_all(&credentials).unwrap();
         for _ in 0..2 {
             let (cert, key) = authority.pair();
-            fs::write(copies.join("tls-cert.pem"), format!("{cert}{key}")).unwrap();
-            files.read_again(&ctx, &sender);
+            fs::write(credentials.join("tls-cert.pem"), format!("{cert}{key}")).unwrap();
+            files.reload(&ctx, &sender);
             assert!(serving.config().is_some());
-            let shown = fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap();
-            assert_eq!(der(&shown), der(&cert));
+            let published = fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap();
+            assert_eq!(der(&published), der(&cert));
         }
     }
 
     #[tokio::test]
-    async fn a_pair_that_init_has_found_is_shown_while_it_is_there_and_else_one_of_our_own() {
+    async fn serving_certificate_from_init_is_preferred_over_the_self_signed_one() {
         let dir = tempfile::tempdir().unwrap();
         let (ctx, mut files) = files(dir.path());
         files.tls = ApiTls::default();
         let (sender, receiver) = watch::channel(None);
         let serving = Serving {
-            now: receiver,
-            refused: RefusedCertificates::registered(&ctx.metrics),
-            refusals: Arc::new(Refusals::new(&ctx.metrics)),
+            state: receiver,
+            refused_certificates: RefusedCertificates::register(&ctx.metrics),
+            refusal_log: Arc::new(RefusalLog::new(&ctx.metrics)),
         };
-        let shown = || der(&fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap());
-        files.read_again(&ctx, &sender);
-        let own = shown();
+        let published = || der(&fs::read_to_string(ctx.config.paths.serving_certificate()).unwrap());
+        files.reload(&ctx, &sender);
+        let self_signed = published();
         let authority = Authority::new();
         let (cert, key) = authority.pair();
         assert_eq!(
-            serving.check_client(&der(&cert), &[]),
+            serving.verify_client(&der(&cert), &[]),
             Err(NO_AUTHORITY),
-            "nobody is known by a certificate"
+            "client certificates are not accepted"
         );
-        let copies = ctx.config.paths.credentials(ServiceName::NodeApi);
-        fs::create_dir_all(&copies).unwrap();
-        fs::write(copies.join("tls-cert.pem"), format!("{cert}{key}")).unwrap();
-        files.read_again(&ctx, &sender);
-        assert_eq!(shown(), der(&cert));
-        fs::remove_file(copies.join("tls-cert.pem")).unwrap();
-        files.read_again(&ctx, &sender);
-        assert_eq!(shown(), own);
+        let credentials = ctx.config.paths.credentials(ServiceName::NodeApi);
+        fs::create_dir_all(&credentials).unwrap();
+        fs::write(credentials.join("tls-cert.pem"), format!("{cert}{key}")).unwrap();
+        files.reload(&ctx, &sender);
+        assert_eq!(published(), der(&cert));
+        fs::remove_file(credentials.join("tls-cert.pem")).unwrap();
+        files.reload(&ctx, &sender);
+        assert_eq!(published(), self_signed);
     }
 }

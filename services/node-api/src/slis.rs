@@ -1,4 +1,4 @@
-//! `/metrics/slis`: how the checks of `/healthz` went (node-and-api.md §15.5).
+//! `/metrics/slis`: results of the checks of `/healthz` (node-and-api.md §15.5).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,11 +11,10 @@ use crate::health::Check;
 use crate::resource_metrics::{Family, write_family};
 use crate::{App, metrics};
 
-const LAST: Family = ("kubernetes_healthcheck", "gauge", "1 when the check passed the last time, else 0");
-const TOTAL: Family =
-    ("kubernetes_healthchecks_total", "counter", "How often the check was made, by outcome");
+const LAST: Family = ("kubernetes_healthcheck", "gauge", "1 if the check passed the last time, else 0");
+const TOTAL: Family = ("kubernetes_healthchecks_total", "counter", "Runs of the check by outcome");
 
-/// What the checks of `/healthz` have shown, on both ports together; a check that nobody has asked for has no series.
+/// The results of the checks of `/healthz` on both ports; a check that never ran has no series.
 #[derive(Debug, Clone, Default)]
 pub struct Slis(Arc<Mutex<BTreeMap<String, Outcomes>>>);
 
@@ -27,7 +26,7 @@ struct Outcomes {
 }
 
 impl Slis {
-    /// Counts one call of `/healthz`; checks that the caller has excluded were not made.
+    /// Counts one call of `/healthz`; excluded checks did not run.
     pub(crate) fn observe(&self, checks: &[Check<'_>], excluded: &[&str]) {
         let mut all = self.all();
         for (name, result) in checks.iter().filter(|(name, _)| !excluded.contains(name)) {
@@ -41,7 +40,7 @@ impl Slis {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The text in format 0.0.4. An outcome that never was has no series.
+    /// The metrics in text format 0.0.4. An outcome with count 0 has no series.
     fn text(&self) -> String {
         let all = self.all();
         let mut text = String::new();
@@ -64,7 +63,7 @@ pub(crate) async fn get(State(app): State<App>) -> Response {
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], app.slis.text()).into_response()
 }
 
-/// `DELETE /metrics/slis`: everything counts from nothing again.
+/// `DELETE /metrics/slis`: resets all counts.
 pub(crate) async fn reset(State(app): State<App>) -> &'static str {
     app.slis.all().clear();
     "metrics reset\n"
@@ -75,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_check_that_was_made_has_its_last_and_its_counted_outcomes() {
+    fn health_check_slis_have_the_last_outcome_and_totals() {
         let slis = Slis::default();
         assert_eq!(slis.text(), "");
         let stuck = || ("syncloop", Err("stuck".to_owned()));
@@ -84,11 +83,11 @@ mod tests {
         slis.observe(&[("ping", Ok(())), stuck()], &["ping"]);
         assert_eq!(
             slis.text(),
-            "# HELP kubernetes_healthcheck 1 when the check passed the last time, else 0\n\
+            "# HELP kubernetes_healthcheck 1 if the check passed the last time, else 0\n\
             # TYPE kubernetes_healthcheck gauge\n\
             kubernetes_healthcheck{name=\"ping\",type=\"healthz\"} 1\n\
             kubernetes_healthcheck{name=\"syncloop\",type=\"healthz\"} 0\n\
-            # HELP kubernetes_healthchecks_total How often the check was made, by outcome\n\
+            # HELP kubernetes_healthchecks_total Runs of the check by outcome\n\
             # TYPE kubernetes_healthchecks_total counter\n\
             kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 2\n\
             kubernetes_healthchecks_total{name=\"syncloop\",status=\"error\",type=\"healthz\"} 2\n\

@@ -1,4 +1,4 @@
-//! `/statusz`: since when this process runs, and of which version it is (node-and-api.md §8.11).
+//! `/statusz`: start time and version of this process (node-and-api.md §8.11).
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -16,28 +16,28 @@ use prometheus_client::metrics::info::Info;
 use serde_json::{Map, Value, json};
 
 use crate::App;
-use crate::failure::Failure;
-use crate::zpages::{answer, form};
+use crate::api_error::ApiError;
+use crate::zpages::{format, response};
 
 const KIND: &str = "Statusz";
-/// The release whose behaviour this is.
+/// The Kubernetes release whose behaviour is emulated.
 const EMULATION_VERSION: &str = "1.36";
-/// The pages to look at: of those that a kubelet names, the ones that are here.
+/// The paths that the page lists: those of a kubelet that exist here.
 const PATHS: [&str; 4] = ["/configz", "/flagz", "/healthz", "/metrics"];
 
-/// What the Node shows as `kubeletVersion`, without the `v`.
+/// The `kubeletVersion` of the Node, without the `v`.
 fn binary_version() -> &'static str {
     KUBELET_VERSION.trim_start_matches('v')
 }
 
-/// `GET /statusz`; once requests are authorized, as the subresource `statusz` (§7).
-pub(crate) async fn get(State(app): State<App>, headers: HeaderMap) -> Result<Response, Failure> {
-    let form = form(&headers, KIND)?;
+/// `GET /statusz`; authorized as the subresource `statusz` (§7).
+pub(crate) async fn get(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
+    let format = format(&headers, KIND)?;
     let (started, now) = (app.started, Timestamp::now());
-    Ok(answer(form, KIND, |separator| text(started, now, separator), || fields(started, now)))
+    Ok(response(format, KIND, |separator| text(started, now, separator), || fields(started, now)))
 }
 
-/// Whole seconds; a clock that was set back gives 0.
+/// The uptime in whole seconds; 0 if the clock was set back.
 fn up_seconds(started: Timestamp, now: Timestamp) -> i64 {
     now.as_second().saturating_sub(started.as_second()).max(0)
 }
@@ -55,7 +55,8 @@ fn text(started: Timestamp, now: Timestamp, separator: &str) -> String {
     lines.iter().fold("\n".to_owned(), |text, (name, value)| format!("{text}{name}{separator} {value}\n"))
 }
 
-/// Registers what does not change: `kubelet_metrics_provider`, and `kubernetes_build_info`, by which alerts compare the versions of a cluster (§15.2). What is Go's is empty.
+/// Registers `kubelet_metrics_provider`, and `kubernetes_build_info`, with which alerts compare the versions in a cluster
+/// (§15.2). The labels about Go are empty.
 pub(crate) fn register_build(metrics: &Metrics, kubelet_version: &str) {
     let (major, minor) = EMULATION_VERSION.split_once('.').unwrap_or_default();
     let platform = format!("{}/{}", std::env::consts::OS, go_architecture(std::env::consts::ARCH));
@@ -71,17 +72,17 @@ pub(crate) fn register_build(metrics: &Metrics, kubelet_version: &str) {
         ("platform", platform),
     ];
     metrics.register("kubernetes_build", "The version of the agent", Info::new(labels.to_vec()));
-    // Its figures of containers come from cgroups, as those of cAdvisor do, and not from the runtime (§15.1).
+    // Container statistics come from cgroups, as with cAdvisor, and not from the runtime (§15.1).
     let provider = Family::<[(&str, &str); 1], Gauge>::default();
     provider.get_or_create(&[("provider", "cadvisor")]).set(1);
-    metrics.register("kubelet_metrics_provider", "Where the figures of containers come from", provider);
+    metrics.register("kubelet_metrics_provider", "The source of container statistics", provider);
 }
 
-/// Registers `kubernetes_feature_enabled` (§15.2) with the gates that init has resolved. They change with a start alone; of a
-/// file without any there are no samples.
+/// Registers `kubernetes_feature_enabled` (§15.2) with the feature gates that init has resolved. They change only with a restart;
+/// a file without gates gives no samples.
 pub(crate) fn register_gates(metrics: &Metrics, file: &Path) {
     let gates = feature_gates(file).unwrap_or_else(|error| {
-        tracing::warn!(error = chain(&error), "the feature gates are not among the metrics");
+        tracing::warn!(error = chain(&error), "cannot read the feature gates; their metrics are missing");
         Vec::new()
     });
     let family = Family::<[(&str, Cow<'static, str>); 2], Gauge>::default();
@@ -90,12 +91,12 @@ pub(crate) fn register_gates(metrics: &Metrics, file: &Path) {
     }
     metrics.register(
         "kubernetes_feature_enabled",
-        "Whether a feature is on, by its gate and its stage",
+        "Whether a feature gate is enabled, by name and stage",
         family,
     );
 }
 
-/// The name that Go gives an architecture of Rust's.
+/// The Go name of a Rust architecture.
 fn go_architecture(architecture: &str) -> &str {
     match architecture {
         "x86_64" => "amd64",
@@ -110,7 +111,7 @@ fn fields(started: Timestamp, now: Timestamp) -> Map<String, Value> {
     let fields = [
         ("startTime", started_second.to_string().into()),
         ("uptimeSeconds", up_seconds(started, now).into()),
-        // No Go is in here, and another compiler's version would not be Go's.
+        // There is no Go version; that of another compiler would be wrong.
         ("goVersion", "".into()),
         ("binaryVersion", binary_version().into()),
         ("emulationVersion", EMULATION_VERSION.into()),
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_build_has_the_version_that_the_node_shows() {
+    fn build_info_has_the_kubelet_version_of_the_node() {
         let metrics = Metrics::new();
         register_build(&metrics, KUBELET_VERSION);
         let text = metrics.text();
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn each_gate_is_told_with_its_stage_and_whether_it_is_on() {
+    fn feature_gates_are_metrics_with_stage_and_state() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.json");
         let gate = |name: &'static str, stage: &'static str, enabled| FeatureGate {
@@ -150,8 +151,8 @@ mod tests {
             enabled,
         };
         let gates = [gate("AllAlpha", "ALPHA", false), gate("ImageVolume", "", true)];
-        let beside = keelson_config::Beside { feature_gates: &gates, ..Default::default() };
-        keelson_config::Config::default().store_with(&file, beside).unwrap();
+        let extras = keelson_config::Beside { feature_gates: &gates, ..Default::default() };
+        keelson_config::Config::default().store_with(&file, extras).unwrap();
         let metrics = Metrics::new();
         register_gates(&metrics, &file);
         let text = metrics.text();
@@ -169,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn the_text_has_a_line_for_each_field() {
+    fn statusz_text_has_a_line_for_each_field() {
         let expected = "\nStarted= Fri Jan  2 03:04:05 UTC 1970\nUp= 27 hr 46 min 39 sec\nGo version= none\n\
             Binary version= 1.36.2+keelson.0.1.0\nEmulation version= 1.36\nPaths= /configz /flagz /healthz /metrics\n";
         assert_eq!(text(at(97_445), at(97_445 + 99_999), "="), expected);
     }
 
     #[test]
-    fn the_object_has_the_fields_of_a_statusz() {
+    fn statusz_object_has_the_kubelets_fields() {
         let expected = json!({
             "startTime": "1970-01-02T03:04:05Z", "uptimeSeconds": 61, "goVersion": "",
             "binaryVersion": "1.36.2+keelson.0.1.0", "emulationVersion": "1.36",

@@ -1,4 +1,4 @@
-//! `/stats/summary`: what the node and its pods use, as a Summary (node-and-api.md §8.10).
+//! `/stats/summary`: the usage of the node and its pods as a Summary (node-and-api.md §8.10).
 
 use axum::body::Bytes;
 use axum::extract::{Query, State};
@@ -8,33 +8,33 @@ use jiff::Timestamp;
 use keelson_proto::keelson::resource_manager::v1 as rm;
 use serde_json::{Map, Value, json};
 
-use crate::failure::Failure;
+use crate::api_error::ApiError;
 use crate::{App, statistics};
 
-/// The interface that stands for its namespace in the fields beside `interfaces`.
+/// The interface whose counters are also in the fields besides `interfaces`.
 const DEFAULT_INTERFACE: &str = "eth0";
 
-/// `GET` or `POST /stats/summary`, with `only_cpu_and_memory=true` without the rest. All of it or, as in a kubelet,
-/// 500.
+/// `GET` or `POST /stats/summary`; `only_cpu_and_memory=true` omits the rest. The summary is complete or, as in a kubelet, the
+/// response is 500.
 pub(crate) async fn get(
     State(app): State<App>,
     Query(query): Query<Vec<(String, String)>>,
     form: Bytes,
-) -> Result<Response, Failure> {
-    let brief = asks_for_little(&query, &form);
-    let (node, pods) = statistics::all(&app, brief).await.map_err(|status| {
-        let named = status.message().contains("resource-manager");
-        let service = if named { "" } else { "resource-manager: " };
+) -> Result<Response, ApiError> {
+    let cpu_and_memory_only = only_cpu_and_memory(&query, &form);
+    let (node, pods) = statistics::all(&app, cpu_and_memory_only).await.map_err(|status| {
+        let is_named = status.message().contains("resource-manager");
+        let service = if is_named { "" } else { "resource-manager: " };
         let text = format!("Internal Error: {service}{}", status.message());
-        tracing::warn!("no statistics: {}", status.message());
-        Failure::new(StatusCode::INTERNAL_SERVER_ERROR, text)
+        tracing::warn!(error = status.message(), "cannot read the statistics for /stats/summary");
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, text)
     })?;
     let body = summary(&app.ctx.config.node_name, &node, pods);
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-/// The parameter counts when it is given once, in the query or in the form of a POST.
-fn asks_for_little(query: &[(String, String)], form: &[u8]) -> bool {
+/// Whether `only_cpu_and_memory` is `true`; it must be given exactly once, in the query or in the form of a POST.
+fn only_cpu_and_memory(query: &[(String, String)], form: &[u8]) -> bool {
     const NAME: &str = "only_cpu_and_memory";
     let form = std::str::from_utf8(form).unwrap_or_default();
     let pairs = form.split('&').filter_map(|pair| pair.split_once('='));
@@ -43,7 +43,7 @@ fn asks_for_little(query: &[(String, String)], form: &[u8]) -> bool {
     values.next() == Some("true") && values.next().is_none()
 }
 
-/// The text of a Summary. Pods are written one after the other, so that only one of them is there as a tree.
+/// The JSON text of a Summary. Pods are serialized one by one, so that only one is in memory as a tree.
 fn summary(node_name: &str, node: &rm::NodeStatsResponse, pods: Vec<rm::PodStatsResponse>) -> String {
     let mut text = format!("{{\"node\":{},\"pods\":[", self::node(node_name, node));
     for (index, pod) in pods.into_iter().enumerate() {
@@ -88,11 +88,13 @@ fn node(name: &str, node: &rm::NodeStatsResponse) -> Value {
 }
 
 fn pod(pod: rm::PodStatsResponse) -> Value {
-    let named = pod.pod.unwrap_or_default();
+    let pod_ref = pod.pod.unwrap_or_default();
     let containers: Vec<Value> = pod.containers.iter().map(container).collect();
     let mut fields = Map::new();
-    fields
-        .insert("podRef".into(), json!({"name": named.name, "namespace": named.namespace, "uid": named.uid}));
+    fields.insert(
+        "podRef".into(),
+        json!({"name": pod_ref.name, "namespace": pod_ref.namespace, "uid": pod_ref.uid}),
+    );
     fields.insert("startTime".into(), time(pod.started_unix_nanos));
     fields.insert("containers".into(), containers.into());
     if let Some(usage) = &pod.usage {
@@ -122,14 +124,14 @@ fn container(container: &rm::ContainerStats) -> Value {
     fields.into()
 }
 
-/// What a volume holds, and its name.
+/// The filesystem usage of a volume, and its name.
 fn volume(volume: &rm::VolumeUsage) -> Value {
     let mut fields = volume.filesystem.as_ref().map(filesystem).unwrap_or_else(|| json!({}));
     fields["name"] = volume.name.as_str().into();
     fields
 }
 
-/// The fields `cpu`, `memory`, `io` and `swap`, as far as there is something to tell.
+/// The fields `cpu`, `memory`, `io` and `swap`, as far as their values are known.
 fn usage(usage: &rm::Usage) -> Map<String, Value> {
     let taken = time(usage.taken_unix_nanos);
     let cpu = usage.cpu_nanos.map(|nanos| {
@@ -201,12 +203,12 @@ fn processes(count: &rm::ProcessCount) -> Value {
     json!({"time": time(count.taken_unix_nanos), "maxpid": count.max, "curproc": count.current})
 }
 
-/// An object of the fields that are there.
+/// An object of the fields that have a value.
 fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
     fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-/// A moment in whole seconds, as the Kubernetes API writes it; `null` for none.
+/// A timestamp in whole seconds, as in the Kubernetes API; `null` for 0.
 fn time(unix_nanos: i64) -> Value {
     match Timestamp::from_second(unix_nanos.div_euclid(1_000_000_000)) {
         Ok(moment) if unix_nanos > 0 => moment.to_string().into(),
@@ -223,8 +225,8 @@ mod tests {
     }
 
     #[test]
-    fn only_a_single_true_asks_for_little() {
-        for (query, form, little) in [
+    fn only_cpu_and_memory_requires_a_single_true() {
+        for (query, form, expected) in [
             ("", "", false),
             ("only_cpu_and_memory=true", "", true),
             ("", "only_cpu_and_memory=true", true),
@@ -232,18 +234,18 @@ mod tests {
             ("only_cpu_and_memory=1", "", false),
             ("only_cpu_and_memory=true&only_cpu_and_memory=true", "", false),
         ] {
-            assert_eq!(asks_for_little(&pairs(query), form.as_bytes()), little, "{query} {form}");
+            assert_eq!(only_cpu_and_memory(&pairs(query), form.as_bytes()), expected, "{query} {form}");
         }
     }
 
     #[test]
-    fn moments_are_whole_seconds_and_none_is_null() {
+    fn timestamps_are_whole_seconds_and_zero_is_null() {
         assert_eq!(time(1_700_000_000_999_999_999), json!("2023-11-14T22:13:20Z"));
         assert_eq!(time(0), Value::Null);
     }
 
     #[test]
-    fn without_a_default_interface_the_list_is_all_there_is() {
+    fn network_without_a_default_interface_has_only_the_list() {
         let net1 = rm::Interface { name: "net1".into(), rx_bytes: 1, ..Default::default() };
         let shown = network(&rm::Network { taken_unix_nanos: 0, interfaces: vec![net1] });
         assert_eq!((&shown["name"], shown.get("rxBytes")), (&json!(""), None));
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_told_is_not_there() {
+    fn missing_statistics_are_omitted() {
         let text = summary("n1", &rm::NodeStatsResponse::default(), Vec::new());
         assert_eq!(text, r#"{"node":{"nodeName":"n1","startTime":null},"pods":[]}"#);
         let usage = rm::Usage { cpu_nanos: Some(5), ..Default::default() };

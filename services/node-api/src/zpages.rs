@@ -1,6 +1,6 @@
-//! What `/statusz` and `/flagz` have in common (node-and-api.md §8.11): a text for people, an object for programs.
+//! The common part of `/statusz` and `/flagz` (node-and-api.md §8.11): a text for people and an object for programs.
 //!
-//! Which of them is answered, the `Accept` of the request says.
+//! The `Accept` header of the request selects one of them.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -9,25 +9,25 @@ use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use crate::failure::Failure;
+use crate::api_error::ApiError;
 
-/// To the outside the agent is this component.
+/// The component that the agent presents itself as.
 const COMPONENT: &str = "kubelet";
 const GROUP: &str = "config.k8s.io";
-/// One of them is taken by chance for each text, so that no program comes to rely on one.
+/// Each text uses a random one, so that no program relies on one of them.
 const SEPARATORS: [&str; 4] = [":", ": ", "=", " "];
 
-/// A version of the objects.
+/// The version of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Version {
-    /// The one to ask for.
+    /// The current version.
     V1Beta1,
-    /// Answered with a warning.
+    /// Deprecated: the response has a warning.
     V1Alpha1,
 }
 
 impl Version {
-    fn of(name: &str) -> Option<Self> {
+    fn parse(name: &str) -> Option<Self> {
         match name {
             "v1beta1" => Some(Self::V1Beta1),
             "v1alpha1" => Some(Self::V1Alpha1),
@@ -43,51 +43,52 @@ impl Version {
     }
 }
 
-/// The form of an answer.
+/// The format of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum Format {
     Text,
     Json(Version),
     Yaml(Version),
 }
 
-/// The form that the request asks for; 406 when it takes none of them.
-pub(crate) fn form(headers: &HeaderMap, kind: &str) -> Result<Form, Failure> {
+/// The requested format; 406 if the client accepts none.
+pub(crate) fn format(headers: &HeaderMap, kind: &str) -> Result<Format, ApiError> {
     let accepted: Vec<&str> =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
-    choose(&accepted.join(","), kind).ok_or_else(|| {
+    negotiate(&accepted.join(","), kind).ok_or_else(|| {
         let text = format!(
-            "only text/plain, and application/json or application/yaml with all of the parameters \
-             v=v1beta1;g={GROUP};as={kind}, are answered here\n"
+            "this path supports text/plain, and application/json or application/yaml with all of the parameters \
+             v=v1beta1;g={GROUP};as={kind}\n"
         );
-        Failure::new(StatusCode::NOT_ACCEPTABLE, text)
+        ApiError::new(StatusCode::NOT_ACCEPTABLE, text)
     })
 }
 
-/// The form that `accept` prefers, of those it names: text by itself or by a wildcard, objects only with version, group
-/// and kind. An empty `accept` is one for text.
-fn choose(accept: &str, kind: &str) -> Option<Form> {
+/// The format that `accept` prefers: text by name or by a wildcard, objects only with version, group and kind. An empty `accept`
+/// means text.
+fn negotiate(accept: &str, kind: &str) -> Option<Format> {
     if accept.trim().is_empty() {
-        return Some(Form::Text);
+        return Some(Format::Text);
     }
-    let mut ranges: Vec<Range<'_>> = accept.split(',').map(Range::of).filter(|r| r.thousandths > 0).collect();
+    let mut ranges: Vec<Range<'_>> =
+        accept.split(',').map(Range::parse).filter(|r| r.thousandths > 0).collect();
     ranges.sort_by_key(|range| Reverse(range.thousandths));
-    ranges.iter().find_map(|range| range.form(kind))
+    ranges.iter().find_map(|range| range.format(kind))
 }
 
-/// One of the media ranges of an `Accept`.
+/// A media range of an `Accept` header.
 #[derive(Default)]
 struct Range<'a> {
     media: String,
     version: Option<&'a str>,
     group: Option<&'a str>,
     kind: Option<&'a str>,
-    /// How much it is wanted.
+    /// The weight `q`.
     thousandths: u32,
 }
 
 impl<'a> Range<'a> {
-    fn of(text: &'a str) -> Self {
+    fn parse(text: &'a str) -> Self {
         let mut parts = text.split(';').map(str::trim);
         let media = parts.next().unwrap_or_default().to_ascii_lowercase();
         let mut range = Self { media, thousandths: 1000, ..Self::default() };
@@ -104,22 +105,23 @@ impl<'a> Range<'a> {
         range
     }
 
-    fn form(&self, kind: &str) -> Option<Form> {
+    fn format(&self, kind: &str) -> Option<Format> {
         let media = self.media.as_str();
         let (Some(version), Some(group), Some(named)) = (self.version, self.group, self.kind) else {
-            let bare = self.version.or(self.group).or(self.kind).is_none();
-            return (bare && matches!(media, "text/plain" | "text/*" | "*/*")).then_some(Form::Text);
+            let has_no_parameters = self.version.or(self.group).or(self.kind).is_none();
+            return (has_no_parameters && matches!(media, "text/plain" | "text/*" | "*/*"))
+                .then_some(Format::Text);
         };
-        let version = Version::of(version).filter(|_| group == GROUP && named == kind)?;
+        let version = Version::parse(version).filter(|_| group == GROUP && named == kind)?;
         match media {
-            "application/json" | "application/*" | "*/*" => Some(Form::Json(version)),
-            "application/yaml" => Some(Form::Yaml(version)),
+            "application/json" | "application/*" | "*/*" => Some(Format::Json(version)),
+            "application/yaml" => Some(Format::Yaml(version)),
             _ => None,
         }
     }
 }
 
-/// A weight such as `0.8`, in thousandths; 1000 for what is none.
+/// A weight such as `0.8` in thousandths; 1000 if it is invalid.
 pub(crate) fn thousandths(weight: &str) -> u32 {
     match weight.trim().parse::<f32>() {
         Ok(weight) if weight.is_finite() => (weight.clamp(0.0, 1.0) * 1000.0).round() as u32,
@@ -127,41 +129,41 @@ pub(crate) fn thousandths(weight: &str) -> u32 {
     }
 }
 
-/// The answer in `form`: `text` gets the separator of names and values, `fields` are those of the object beside its kind
-/// and name.
-pub(crate) fn answer(
-    form: Form,
+/// The response in `format`. `text` gets the separator between names and values; `fields` are those of the object besides its
+/// kind and metadata.
+pub(crate) fn response(
+    format: Format,
     kind: &str,
     text: impl FnOnce(&str) -> String,
     fields: impl FnOnce() -> Map<String, Value>,
 ) -> Response {
-    let (version, content_type) = match form {
-        Form::Text => {
+    let (version, content_type) = match format {
+        Format::Text => {
             let separator = SEPARATORS[fastrand::usize(..SEPARATORS.len())];
             let content_type = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
             return (content_type, heading(kind) + &text(separator)).into_response();
         }
-        Form::Json(version) => (version, "application/json"),
-        Form::Yaml(version) => (version, "application/yaml"),
+        Format::Json(version) => (version, "application/json"),
+        Format::Yaml(version) => (version, "application/yaml"),
     };
     let object = object(version, kind, fields());
-    let body = match form {
-        Form::Yaml(_) => yaml(&object),
+    let body = match format {
+        Format::Yaml(_) => yaml(&object),
         _ => format!("{}\n", Value::from(object)),
     };
     let mut response = ([(header::CONTENT_TYPE, content_type)], body).into_response();
     if version == Version::V1Alpha1 {
-        let warning = format!("299 - \"{GROUP}/v1alpha1 {kind} is deprecated; ask for v1beta1\"");
-        let warning = warning.parse().expect("the kinds are names of plain letters");
+        let warning = format!("299 - \"{GROUP}/v1alpha1 {kind} is deprecated; use v1beta1\"");
+        let warning = warning.parse().expect("kinds contain only letters");
         response.headers_mut().insert(HeaderName::from_static("warning"), warning);
     }
     response
 }
 
-/// A blank line, the title, and whom the page is not for.
+/// A blank line, the title, and a warning for programs.
 fn heading(kind: &str) -> String {
     format!(
-        "\n{COMPONENT} {}\nWarning: this text is for people and changes its form at will; programs ask for \
+        "\n{COMPONENT} {}\nWarning: this text is for people and its format changes at random; programs request \
          application/json;v=v1beta1;g={GROUP};as={kind}\n",
         kind.to_lowercase()
     )
@@ -176,7 +178,7 @@ fn object(version: Version, kind: &str, fields: Map<String, Value>) -> Map<Strin
     object
 }
 
-/// An object as YAML; its scalars stand there as in JSON, which is YAML. The names must be plain.
+/// An object as YAML, with scalars as in JSON. The names must not need quotes.
 fn yaml(object: &Map<String, Value>) -> String {
     let mut text = String::new();
     for (name, value) in object {
@@ -202,17 +204,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_for_who_asks_for_nothing_and_objects_for_who_asks_for_all_of_it() {
-        let json = |version| Some(Form::Json(version));
-        let yaml = |version| Some(Form::Yaml(version));
+    fn accept_header_selects_text_json_or_yaml() {
+        let json = |version| Some(Format::Json(version));
+        let yaml = |version| Some(Format::Yaml(version));
         for (accept, expected) in [
-            ("", Some(Form::Text)),
-            ("  ", Some(Form::Text)),
-            ("text/plain", Some(Form::Text)),
-            ("Text/Plain;charset=utf-8", Some(Form::Text)),
-            ("text/*", Some(Form::Text)),
-            ("*/*", Some(Form::Text)),
-            ("text/html, application/xml;q=0.9, */*;q=0.8", Some(Form::Text)),
+            ("", Some(Format::Text)),
+            ("  ", Some(Format::Text)),
+            ("text/plain", Some(Format::Text)),
+            ("Text/Plain;charset=utf-8", Some(Format::Text)),
+            ("text/*", Some(Format::Text)),
+            ("*/*", Some(Format::Text)),
+            ("text/html, application/xml;q=0.9, */*;q=0.8", Some(Format::Text)),
             ("application/json;v=v1beta1;g=config.k8s.io;as=Statusz", json(Version::V1Beta1)),
             ("application/json; as=\"Statusz\"; g=config.k8s.io; v=v1alpha1", json(Version::V1Alpha1)),
             ("application/*;v=v1beta1;g=config.k8s.io;as=Statusz", json(Version::V1Beta1)),
@@ -225,7 +227,7 @@ mod tests {
                 "text/plain;q=0.5, application/json;v=v1beta1;g=config.k8s.io;as=Statusz",
                 json(Version::V1Beta1),
             ),
-            ("text/plain, application/json;v=v1beta1;g=config.k8s.io;as=Statusz;q=0.9", Some(Form::Text)),
+            ("text/plain, application/json;v=v1beta1;g=config.k8s.io;as=Statusz;q=0.9", Some(Format::Text)),
             ("text/plain;q=0, application/json;v=v1beta1;g=config.k8s.io;as=Statusz", json(Version::V1Beta1)),
             ("text/plain;q=0", None),
             ("text/html", None),
@@ -240,7 +242,7 @@ mod tests {
             ("application/json;v=v1beta1;g=config.k8s.io;as=Flagz", None),
             ("application/vnd.kubernetes.protobuf;v=v1beta1;g=config.k8s.io;as=Statusz", None),
         ] {
-            assert_eq!(choose(accept, "Statusz"), expected, "{accept}");
+            assert_eq!(negotiate(accept, "Statusz"), expected, "{accept}");
         }
     }
 

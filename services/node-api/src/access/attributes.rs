@@ -1,11 +1,11 @@
-//! What a request is to the authorizer: which part of the node it asks for, and what it does with it (node-and-api.md §7).
+//! Authorization attributes of a request: the subresource of the node and the verb (node-and-api.md §7).
 
 use axum::http::Method;
 
-/// The resource that every path of the kubelet API is a part of.
+/// The resource of every path of the kubelet API.
 pub(crate) const RESOURCE: &str = "nodes";
 
-/// Paths, each with all below it, and the subresources that one of has to be allowed.
+/// Path prefixes and their subresources, of which one has to be allowed.
 const SUBRESOURCES: [(&str, &[&str]); 10] = [
     ("/stats", &["stats"]),
     ("/metrics", &["metrics"]),
@@ -19,30 +19,30 @@ const SUBRESOURCES: [(&str, &[&str]); 10] = [
     ("/configz", &["configz", PROXY]),
 ];
 
-/// What every other path is, those into containers among them.
+/// The subresource of all other paths, among them those into containers.
 const PROXY: &str = "proxy";
 
-/// The subresources of a path, in the order in which they are tried; to be allowed one of them is enough.
+/// The subresources of a path, in the order in which they are tried; access to one of them is enough.
 pub(crate) fn subresources(path: &str) -> &'static [&'static str] {
     let is_below =
         |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     SUBRESOURCES.iter().find(|(root, _)| is_below(root)).map_or(&[PROXY], |(_, subresources)| subresources)
 }
 
-/// The paths into containers. Who upgrades a connection to a WebSocket does it with `GET`.
+/// The paths into containers.
 const INTO_CONTAINERS: [&str; 4] = ["/exec/", "/attach/", "/portForward/", "/run/"];
 
-/// What has to be allowed for a request. A kubelet goes by the method alone, so that who may only read a node gets into its
-/// containers by a WebSocket (§16); `strict`: whatever the method, it takes `create` to get into one.
+/// The verb of a request. A kubelet derives it from the method alone, so a user with read access gets into containers through a
+/// WebSocket, which begins with `GET` (§16); with `strict` all paths into containers require `create`.
 pub(crate) fn verb(method: &Method, path: &str, strict: bool) -> &'static str {
     if strict && INTO_CONTAINERS.iter().any(|root| path.starts_with(root)) {
         return "create";
     }
-    verb_of(method)
+    verb_of_method(method)
 }
 
-/// What a method does; empty for one that Kubernetes has no verb for.
-fn verb_of(method: &Method) -> &'static str {
+/// The verb of a method; empty where Kubernetes has none.
+fn verb_of_method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "get",
         Method::POST => "create",
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_its_own_subresource_with_all_below_it_and_any_other_is_the_proxy() {
+    fn paths_map_to_node_subresources_and_unknown_paths_to_proxy() {
         for (path, expected) in [
             ("/stats", &["stats"][..]),
             ("/stats/summary", &["stats"]),
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_method_is_a_verb_where_kubernetes_has_one() {
+    fn http_methods_map_to_kubernetes_verbs() {
         for (method, expected) in [
             ("GET", "get"),
             ("POST", "create"),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn strictly_whatever_gets_into_a_container_is_a_creation() {
+    fn strict_verbs_require_create_for_every_path_into_a_container() {
         for (path, expected) in [
             ("/exec/ns/pod/c", "create"),
             ("/exec/ns/pod/uid/c", "create"),

@@ -1,60 +1,60 @@
-//! The bearer tokens of a request (node-and-api.md §7): in `Authorization`, and of a browser's WebSocket, which cannot set
-//! that, among the subprotocols.
+//! The bearer tokens of a request (node-and-api.md §7): in `Authorization`, or among the subprotocols of a WebSocket, since
+//! browsers cannot set that header for one.
 
 use axum::http::{HeaderMap, HeaderValue, header};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-/// What a subprotocol begins with that is a token.
-const SUBPROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
+/// The prefix of a subprotocol that contains a token.
+const SUBPROTOCOL_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
 
-/// The tokens in the order in which they are tried; an error for what was meant as one and is none.
+/// The tokens in the order in which they are tried; an error for each malformed one.
 pub(crate) fn tokens(headers: &HeaderMap) -> Vec<Result<String, &'static str>> {
-    of_authorization(headers).into_iter().chain(of_websocket(headers)).collect()
+    token_of_header(headers).into_iter().chain(token_of_subprotocol(headers)).collect()
 }
 
-/// Takes out what was shown: it is for this node alone.
+/// Removes the tokens: they are credentials for this node alone.
 pub(crate) fn strip(headers: &mut HeaderMap) {
     headers.remove(header::AUTHORIZATION);
     let names = subprotocols(headers);
-    if !names.iter().any(|name| name.starts_with(SUBPROTOCOL)) {
+    if !names.iter().any(|name| name.starts_with(SUBPROTOCOL_PREFIX)) {
         return;
     }
     let others: Vec<&str> =
-        names.iter().map(String::as_str).filter(|name| !name.starts_with(SUBPROTOCOL)).collect();
+        names.iter().map(String::as_str).filter(|name| !name.starts_with(SUBPROTOCOL_PREFIX)).collect();
     let others = HeaderValue::from_str(&others.join(", ")).ok().filter(|others| !others.is_empty());
     headers.remove(header::SEC_WEBSOCKET_PROTOCOL);
     headers.extend(others.map(|others| (header::SEC_WEBSOCKET_PROTOCOL, others)));
 }
 
-fn of_authorization(headers: &HeaderMap) -> Option<Result<String, &'static str>> {
+fn token_of_header(headers: &HeaderMap) -> Option<Result<String, &'static str>> {
     let Ok(text) = headers.get(header::AUTHORIZATION)?.to_str() else {
-        return Some(Err("the header Authorization is no text"));
+        return Some(Err("the Authorization header is not text"));
     };
     let (scheme, rest) = text.trim().split_once(' ')?;
     let token = rest.split(' ').next().filter(|token| !token.is_empty())?;
     scheme.eq_ignore_ascii_case("bearer").then(|| Ok(token.to_owned()))
 }
 
-fn of_websocket(headers: &HeaderMap) -> Option<Result<String, &'static str>> {
-    let is = |name, word: &str| {
+fn token_of_subprotocol(headers: &HeaderMap) -> Option<Result<String, &'static str>> {
+    let has = |name, word: &str| {
         let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
         values.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case(word))
     };
-    if !is(header::UPGRADE, "websocket") || !is(header::CONNECTION, "upgrade") {
+    if !has(header::UPGRADE, "websocket") || !has(header::CONNECTION, "upgrade") {
         return None;
     }
     let names = subprotocols(headers);
-    let mut tokens = names.iter().filter_map(|name| name.strip_prefix(SUBPROTOCOL));
+    let mut tokens = names.iter().filter_map(|name| name.strip_prefix(SUBPROTOCOL_PREFIX));
     let token = tokens.next().filter(|token| !token.is_empty())?;
     if tokens.next().is_some() {
-        return Some(Err("more than one subprotocol is a token"));
+        return Some(Err("more than one subprotocol contains a token"));
     }
     if names.len() == 1 {
-        return Some(Err("the token is the only subprotocol, so there is none to be spoken"));
+        return Some(Err("the subprotocol with the token is the only one; there has to be another one"));
     }
     let decoded = URL_SAFE_NO_PAD.decode(token).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    Some(decoded.ok_or("the token of the subprotocol is not base64url of text"))
+    Some(decoded.ok_or("the token in the subprotocol is not base64url-encoded text"))
 }
 
 fn subprotocols(headers: &HeaderMap) -> Vec<String> {
@@ -71,11 +71,11 @@ mod tests {
         pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
     }
 
-    /// `base64url.bearer.authorization.k8s.io.` and the token `a.b?`.
-    const SHOWN: &str = "base64url.bearer.authorization.k8s.io.YS5iPw";
+    /// `base64url.bearer.authorization.k8s.io.` and the encoded token `a.b?`.
+    const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.YS5iPw";
 
     #[test]
-    fn a_token_is_what_follows_the_word_bearer() {
+    fn bearer_token_is_read_from_the_authorization_header() {
         for (value, expected) in [
             ("Bearer abc", Some("abc")),
             ("bearer abc", Some("abc")),
@@ -94,51 +94,48 @@ mod tests {
             );
         }
         assert!(tokens(&HeaderMap::new()).is_empty());
-        let mut odd = HeaderMap::new();
-        odd.insert("authorization", HeaderValue::from_bytes(b"Bearer \xff").unwrap());
-        assert!(tokens(&odd)[0].is_err());
+        let mut not_text = HeaderMap::new();
+        not_text.insert("authorization", HeaderValue::from_bytes(b"Bearer \xff").unwrap());
+        assert!(tokens(&not_text)[0].is_err());
     }
 
     #[test]
-    fn a_websocket_shows_its_token_beside_another_subprotocol() {
-        let of = |protocols: &str| {
+    fn bearer_token_of_a_websocket_is_a_subprotocol_besides_another() {
+        let tokens_of = |protocols: &str| {
             tokens(&headers(&[
                 ("connection", "keep-alive, Upgrade"),
                 ("upgrade", "WebSocket"),
                 ("sec-websocket-protocol", protocols),
             ]))
         };
-        let found = of(&format!("v5.channel.k8s.io, {SHOWN}"));
+        let found = tokens_of(&format!("v5.channel.k8s.io, {TOKEN_PROTOCOL}"));
         assert_eq!(found, [Ok("a.b?".to_owned())]);
-        assert!(of("v5.channel.k8s.io").is_empty());
-        assert!(
-            of("base64url.bearer.authorization.k8s.io., v4").is_empty(),
-            "without a token nothing is shown"
-        );
+        assert!(tokens_of("v5.channel.k8s.io").is_empty());
+        assert!(tokens_of("base64url.bearer.authorization.k8s.io., v4").is_empty(), "an empty token is none");
         for wrong in [
-            SHOWN.to_owned(),
-            format!("{SHOWN},{SHOWN},v4"),
+            TOKEN_PROTOCOL.to_owned(),
+            format!("{TOKEN_PROTOCOL},{TOKEN_PROTOCOL},v4"),
             "base64url.bearer.authorization.k8s.io.?,v4".to_owned(),
             "base64url.bearer.authorization.k8s.io._w,v4".to_owned(),
         ] {
-            assert!(matches!(of(&wrong)[..], [Err(_)]), "{wrong}");
+            assert!(matches!(tokens_of(&wrong)[..], [Err(_)]), "{wrong}");
         }
-        let no_websocket = headers(&[("sec-websocket-protocol", &format!("v4, {SHOWN}"))]);
+        let no_websocket = headers(&[("sec-websocket-protocol", &format!("v4, {TOKEN_PROTOCOL}"))]);
         assert!(tokens(&no_websocket).is_empty());
     }
 
     #[test]
-    fn what_was_shown_goes_no_further() {
-        let protocols = format!("v5.channel.k8s.io,{SHOWN}, v4.channel.k8s.io");
-        let mut shown =
+    fn credentials_are_stripped_from_forwarded_requests() {
+        let protocols = format!("v5.channel.k8s.io,{TOKEN_PROTOCOL}, v4.channel.k8s.io");
+        let mut request =
             headers(&[("authorization", "Bearer x"), ("sec-websocket-protocol", &protocols), ("host", "n")]);
-        strip(&mut shown);
+        strip(&mut request);
         assert_eq!(
-            shown,
+            request,
             headers(&[("sec-websocket-protocol", "v5.channel.k8s.io, v4.channel.k8s.io"), ("host", "n")])
         );
         let mut without = headers(&[("sec-websocket-protocol", "a,b")]);
         strip(&mut without);
-        assert_eq!(without["sec-websocket-protocol"], "a,b", "left as it is");
+        assert_eq!(without["sec-websocket-protocol"], "a,b", "it is unchanged");
     }
 }

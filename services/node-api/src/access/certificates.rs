@@ -1,60 +1,62 @@
-//! Why a client's certificate is worth nothing here: for the log, with the way out, and as a label of few values.
+//! Why a client certificate was refused: a text for the log that says what to do, and a metric label with few values.
 
 use keelson_service_kit::Metrics;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use rustls::{CertificateError, Error};
 
-/// Why one was refused.
+/// Why a client certificate was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct CertificateRefusal {
     /// The label of the metric.
     pub(crate) reason: &'static str,
-    /// For people.
+    /// The text for the log.
     pub(crate) text: &'static str,
 }
 
-/// There are no authorities to compare with.
-pub(crate) const NO_AUTHORITY: Refusal = Refusal {
+/// No authority for client certificates is configured.
+pub(crate) const NO_AUTHORITY: CertificateRefusal = CertificateRefusal {
     reason: "no_authority",
-    text: "nobody is known by a certificate here: authentication.x509.clientCAFile names no authority",
+    text: "client certificates are not accepted: authentication.x509.clientCAFile is not set",
 };
-/// Its subject names nobody.
-pub(crate) const NO_NAME: Refusal =
-    Refusal { reason: "no_name", text: "its subject has no common name, which is the name of the user" };
+/// The subject names no user.
+pub(crate) const NO_NAME: CertificateRefusal = CertificateRefusal {
+    reason: "no_name",
+    text: "its subject has no common name, which is the name of the user",
+};
 
-/// Nothing more is known.
-pub(crate) const UNUSABLE: Refusal = Refusal { reason: "other", text: "it cannot be used" };
+/// Any other reason.
+pub(crate) const UNUSABLE: CertificateRefusal =
+    CertificateRefusal { reason: "other", text: "it cannot be used" };
 
-const VERSION: Refusal = Refusal {
+const VERSION: CertificateRefusal = CertificateRefusal {
     reason: "x509_version",
-    text: "it is of X.509 version 1 and cannot be used; sign it with extensions (`openssl x509 -req -extfile …`), which makes \
-           it version 3",
+    text: "it has X.509 version 1, which is not supported; sign it with extensions (`openssl x509 -req -extfile …`) to get \
+           version 3",
 };
 
-impl Refusal {
-    /// Why the check of a certificate has failed; none where the failure is not about one.
-    pub(crate) fn of(error: &Error) -> Option<Self> {
+impl CertificateRefusal {
+    /// The reason of a failed verification; `None` if the error is not about a certificate.
+    pub(crate) fn from_tls_error(error: &Error) -> Option<Self> {
         let Error::InvalidCertificate(error) = error else { return None };
         let (reason, text) = match error {
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-                ("expired", "it has expired; have a new one signed, or look at the clocks")
+                ("expired", "it has expired; have a new one signed, or check the clocks of both machines")
             }
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-                ("not_valid_yet", "it is not valid yet; look at the clocks of both machines")
+                ("not_valid_yet", "it is not valid yet; check the clocks of both machines")
             }
-            CertificateError::UnknownIssuer => (
-                "unknown_issuer",
-                "none of the authorities that authentication.x509.clientCAFile names has signed it",
-            ),
+            CertificateError::UnknownIssuer => {
+                ("unknown_issuer", "it is not signed by an authority in authentication.x509.clientCAFile")
+            }
             CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-                ("purpose", "it is not for clients; its extendedKeyUsage must have clientAuth")
+                ("purpose", "it is not a client certificate; its extendedKeyUsage must include clientAuth")
             }
             CertificateError::BadSignature => (
                 "signature",
-                "its signature is wrong: an authority of the same name with another key has signed it, or it was changed",
+                "its signature is invalid: it was signed by an authority of the same name with another key, or it was changed",
             ),
-            // What the library has no word of its own for.
+            // rustls has no variant for this error.
             CertificateError::Other(other) if format!("{other:?}").contains("UnsupportedCertVersion") => {
                 return Some(VERSION);
             }
@@ -65,21 +67,21 @@ impl Refusal {
     }
 }
 
-/// Client certificates that were worth nothing, by why.
+/// Counts refused client certificates by reason.
 #[derive(Debug, Clone)]
 pub(crate) struct RefusedCertificates(Family<[(&'static str, &'static str); 1], Counter>);
 
 impl RefusedCertificates {
-    /// Registered with `metrics`, once for each service.
-    pub(crate) fn registered(metrics: &Metrics) -> Self {
-        let own = Self(Family::default());
-        let help = "Certificates that clients of the kubelet API have shown and that were refused, by why";
-        metrics.register("keelson_api_refused_client_certificates", help, own.0.clone());
-        own
+    /// Registers the counter; call it once.
+    pub(crate) fn register(metrics: &Metrics) -> Self {
+        let counter = Self(Family::default());
+        let help = "Client certificates that the kubelet API refused, by reason";
+        metrics.register("keelson_api_refused_client_certificates", help, counter.0.clone());
+        counter
     }
 
-    /// One was refused.
-    pub(crate) fn count(&self, refusal: Refusal) {
+    /// Counts one refusal.
+    pub(crate) fn count(&self, refusal: CertificateRefusal) {
         self.0.get_or_create(&[("reason", refusal.reason)]).inc();
     }
 }

@@ -1,6 +1,7 @@
-//! What the API server says of who asks, through pod-config, and for how long that is remembered (node-and-api.md §7).
+//! Token and access reviews by the API server, sent through pod-config and cached (node-and-api.md §7).
 //!
-//! While nobody answers, what is remembered goes on until its time is over; everything else is an error, within [`DEADLINE`].
+//! While pod-config or the API server is down, cached reviews stay in effect until they expire; everything else is an error,
+//! within [`DEADLINE`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,199 +10,207 @@ use keelson_config::{ApiTls, ServiceName};
 use keelson_proto::keelson::pod_config::v1 as pb;
 use keelson_proto::keelson::pod_config::v1::pod_config_client::PodConfigClient;
 use keelson_service_kit::{Context, Holder, HolderKind, Peer, SharedPlace, Shares};
-use pb::review_token_response::Result as Told;
+use pb::review_token_response::Result as ReviewResult;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 use tonic::{Request, Status};
 
 use super::User;
 use super::attributes::RESOURCE;
-use super::kept::{Kept, Key};
 use super::token_metrics::TokenMetrics;
-use crate::strangers::Source;
+use super::ttl_cache::{Key, TtlCache};
+use crate::unauthorized_slots::SourceAddress;
 
-/// How long an answer may take; pod-config asks the server several times in it.
+/// How long a review may take; pod-config retries the API server within this time.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How many answers of each kind are remembered. Wrong tokens have their own, so that who makes them up forgets nobody else's.
-const MOST: usize = 1024;
-/// Questions that wait for their answers at the same time. Addresses and users have shares of them: whoever makes up tokens keeps
-/// nobody else's from being looked at.
-const AT_ONCE: usize = 64;
-/// What is asked with more bytes than that is not remembered.
-const LONGEST: usize = 10_000;
+/// The entries of each cache. Rejected tokens have a cache of their own, so that made-up tokens do not evict valid ones.
+const CACHE_CAPACITY: usize = 1024;
+/// Reviews in progress at the same time. Addresses and users have shares of them, so that made-up tokens do not block the
+/// reviews of others.
+const MAX_IN_FLIGHT: usize = 64;
+/// Access reviews with longer attributes, in bytes, are not cached.
+const MAX_CACHED_BYTES: usize = 10_000;
 
-/// Whose token it is.
+/// The result of a token review.
 #[derive(Debug)]
-pub(super) enum Whose {
-    /// Somebody's.
-    Of(Arc<User>),
-    /// Nobody's; why, when the server says so.
-    Nobody(String),
+pub(super) enum TokenReview {
+    Authenticated(Arc<User>),
+    /// With the error of the API server; empty if it gave none.
+    Rejected(String),
 }
 
-/// What is asked: a part of this node, and what is done with it.
+/// The attributes of a request to a part of this node.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct AccessAttributes<'a> {
     pub(super) verb: &'a str,
     pub(super) subresource: &'a str,
-    /// The path that it was asked by; it counts for the length alone.
+    /// The path of the request; only its length matters here.
     pub(super) path: &'a str,
 }
 
-/// Asks, and remembers.
+/// Sends reviews and caches their results.
 #[derive(Debug)]
 pub(super) struct Reviews {
     pod_config: Peer,
     node: String,
-    known: Mutex<Known>,
-    asked: Arc<Shares>,
+    caches: Mutex<Caches>,
+    in_flight: Arc<Shares>,
     metrics: TokenMetrics,
 }
 
 #[derive(Debug)]
-struct Known {
-    tokens: Kept<Arc<User>>,
-    wrong_tokens: Kept<()>,
-    allowed: Kept<()>,
-    denied: Kept<()>,
+struct Caches {
+    tokens: TtlCache<Arc<User>>,
+    rejected_tokens: TtlCache<()>,
+    allowed: TtlCache<()>,
+    denied: TtlCache<()>,
 }
 
 impl Reviews {
     pub(super) fn new(ctx: &Context, tls: &ApiTls) -> Self {
-        let lasts = Duration::from_millis;
-        let known = Known {
-            tokens: Kept::new(lasts(tls.token_cache_ms), MOST),
-            wrong_tokens: Kept::new(lasts(tls.token_cache_ms), MOST),
-            allowed: Kept::new(lasts(tls.allowed_cache_ms), MOST),
-            denied: Kept::new(lasts(tls.denied_cache_ms), MOST),
+        let ttl = Duration::from_millis;
+        let caches = Caches {
+            tokens: TtlCache::new(ttl(tls.token_cache_ms), CACHE_CAPACITY),
+            rejected_tokens: TtlCache::new(ttl(tls.token_cache_ms), CACHE_CAPACITY),
+            allowed: TtlCache::new(ttl(tls.allowed_cache_ms), CACHE_CAPACITY),
+            denied: TtlCache::new(ttl(tls.denied_cache_ms), CACHE_CAPACITY),
         };
         Self {
             pod_config: ctx.peer(ServiceName::PodConfig),
             node: ctx.config.node_name.clone(),
-            known: Mutex::new(known),
-            asked: Shares::new(AT_ONCE),
-            metrics: TokenMetrics::registered(&ctx.metrics),
+            caches: Mutex::new(caches),
+            in_flight: Shares::new(MAX_IN_FLIGHT),
+            metrics: TokenMetrics::register(&ctx.metrics),
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn caches(&self) -> MutexGuard<'_, Caches> {
+        self.caches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn client(&self) -> PodConfigClient<keelson_service_kit::PeerChannel> {
         PodConfigClient::new(self.pod_config.channel())
     }
 
-    /// Whose token it is that somebody at `source` shows. What the server had trouble with is not remembered.
+    /// Authenticates a token that a client at `source` sent. Rejections with an error of the API server are not cached.
     ///
     /// # Errors
-    /// Nobody answers, or the source has its share of questions that wait for their answers.
-    pub(super) async fn token(&self, token: String, source: Option<Source>) -> Result<Whose, Status> {
+    /// pod-config or the API server does not answer, or the source address has its share of reviews in progress.
+    pub(super) async fn review_token(
+        &self,
+        token: String,
+        source: Option<SourceAddress>,
+    ) -> Result<TokenReview, Status> {
         let key = digest([token.as_str()]);
         let now = Instant::now();
-        let remembered = self.remembered(&key, now);
-        let was_remembered = remembered.is_some();
-        let whose = match remembered {
-            Some(whose) => Ok(whose),
+        let cached = self.cached_token(&key, now);
+        let was_cached = cached.is_some();
+        let review = match cached {
+            Some(review) => Ok(review),
             None => {
                 let source = source.map(|source| Holder::new(HolderKind::Address, source.to_string()));
-                let _place = self.place(source.into_iter().collect())?;
-                self.fetch(key, token).await
+                let _slot = self.acquire_slot(source.into_iter().collect())?;
+                self.fetch_token(key, token).await
             }
         };
-        self.metrics.known(was_remembered, now);
-        whose
+        self.metrics.count(was_cached, now);
+        review
     }
 
-    fn place(&self, who: Vec<Holder>) -> Result<SharedPlace, Status> {
-        self.asked.take(who).map_err(|why| {
-            Status::resource_exhausted(format!("too many questions to the API server are open: {why}"))
+    fn acquire_slot(&self, holders: Vec<Holder>) -> Result<SharedPlace, Status> {
+        self.in_flight.take(holders).map_err(|error| {
+            Status::resource_exhausted(format!("too many reviews by the API server are in progress: {error}"))
         })
     }
 
-    fn remembered(&self, key: &Key, now: Instant) -> Option<Whose> {
-        let known = self.known();
-        let wrong = || known.wrong_tokens.get(key, now).map(|()| Whose::Nobody(String::new()));
-        known.tokens.get(key, now).map(Whose::Of).or_else(wrong)
+    fn cached_token(&self, key: &Key, now: Instant) -> Option<TokenReview> {
+        let caches = self.caches();
+        let rejected = || caches.rejected_tokens.get(key, now).map(|()| TokenReview::Rejected(String::new()));
+        caches.tokens.get(key, now).map(TokenReview::Authenticated).or_else(rejected)
     }
 
-    async fn fetch(&self, key: Key, token: String) -> Result<Whose, Status> {
+    async fn fetch_token(&self, key: Key, token: String) -> Result<TokenReview, Status> {
         let mut fetch = self.metrics.fetch();
-        let answer = self.client().review_token(within(pb::ReviewTokenRequest { token })).await?.into_inner();
-        if !matches!(&answer.result, Some(Told::Rejected(trouble)) if !trouble.is_empty()) {
-            fetch.answered();
+        let request = with_deadline(pb::ReviewTokenRequest { token });
+        let response = self.client().review_token(request).await?.into_inner();
+        if !matches!(&response.result, Some(ReviewResult::Rejected(error)) if !error.is_empty()) {
+            fetch.set_answered();
         }
-        match answer.result {
-            Some(Told::User(user)) if !user.name.is_empty() => {
+        match response.result {
+            Some(ReviewResult::User(user)) if !user.name.is_empty() => {
                 let user = Arc::new(User::from(user).authenticated());
-                self.known().tokens.put(key, Arc::clone(&user), Instant::now());
-                Ok(Whose::Of(user))
+                self.caches().tokens.insert(key, Arc::clone(&user), Instant::now());
+                Ok(TokenReview::Authenticated(user))
             }
-            Some(Told::Rejected(trouble)) if !trouble.is_empty() => Ok(Whose::Nobody(trouble)),
-            Some(Told::User(_) | Told::Rejected(_)) | None => {
-                self.known().wrong_tokens.put(key, (), Instant::now());
-                Ok(Whose::Nobody(String::new()))
+            Some(ReviewResult::Rejected(error)) if !error.is_empty() => Ok(TokenReview::Rejected(error)),
+            Some(ReviewResult::User(_) | ReviewResult::Rejected(_)) | None => {
+                self.caches().rejected_tokens.insert(key, (), Instant::now());
+                Ok(TokenReview::Rejected(String::new()))
             }
         }
     }
 
-    /// Whether a user may do something with a part of this node.
+    /// Whether the user has access to a part of this node.
     ///
     /// # Errors
-    /// Nobody answers.
-    pub(super) async fn may(&self, user: &User, asked: Asked<'_>) -> Result<bool, Status> {
-        let Asked { verb, subresource, path } = asked;
+    /// pod-config or the API server does not answer, or the user has its share of reviews in progress.
+    pub(super) async fn review_access(
+        &self,
+        user: &User,
+        attributes: AccessAttributes<'_>,
+    ) -> Result<bool, Status> {
+        let AccessAttributes { verb, subresource, path } = attributes;
         let length = verb.len() + RESOURCE.len() + subresource.len() + self.node.len() + path.len();
         let key = user.digest(&[verb, subresource]);
         let now = Instant::now();
-        if length <= LONGEST {
-            let known = self.known();
-            if known.allowed.get(&key, now).is_some() {
+        if length <= MAX_CACHED_BYTES {
+            let caches = self.caches();
+            if caches.allowed.get(&key, now).is_some() {
                 return Ok(true);
             }
-            if known.denied.get(&key, now).is_some() {
+            if caches.denied.get(&key, now).is_some() {
                 return Ok(false);
             }
         }
-        let question = pb::ReviewAccessRequest {
+        let request = pb::ReviewAccessRequest {
             user: Some(user.clone().into()),
             verb: verb.to_owned(),
             resource: RESOURCE.to_owned(),
             subresource: subresource.to_owned(),
             name: self.node.clone(),
         };
-        let _place = self.place(vec![Holder::new(HolderKind::User, user.name.as_str())])?;
-        let answer = self.client().review_access(within(question)).await?.into_inner();
-        if !answer.allowed {
+        let _slot = self.acquire_slot(vec![Holder::new(HolderKind::User, user.name.as_str())])?;
+        let response = self.client().review_access(with_deadline(request)).await?.into_inner();
+        if !response.allowed {
             tracing::debug!(
                 user = user.name,
                 verb,
                 subresource,
-                reason = answer.reason,
-                "denied by a review"
+                reason = response.reason,
+                "an access review denied a request"
             );
         }
-        if length <= LONGEST {
-            let mut known = self.known();
-            let kept = if answer.allowed { &mut known.allowed } else { &mut known.denied };
-            kept.put(key, (), Instant::now());
+        if length <= MAX_CACHED_BYTES {
+            let mut caches = self.caches();
+            let cache = if response.allowed { &mut caches.allowed } else { &mut caches.denied };
+            cache.insert(key, (), Instant::now());
         }
-        Ok(answer.allowed)
+        Ok(response.allowed)
     }
 }
 
-fn within<T>(message: T) -> Request<T> {
+fn with_deadline<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(DEADLINE);
     request
 }
 
-/// A digest of texts, each with its length before it, so that no two lists of texts are the same bytes.
+/// A digest of texts, each preceded by its length, so that different lists never have the same input.
 pub(super) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> Key {
-    let mut whole = Sha256::new();
+    let mut hash = Sha256::new();
     for text in texts {
-        whole.update((text.len() as u64).to_be_bytes());
-        whole.update(text);
+        hash.update((text.len() as u64).to_be_bytes());
+        hash.update(text);
     }
-    whole.finalize().into()
+    hash.finalize().into()
 }

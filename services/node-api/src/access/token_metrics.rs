@@ -1,4 +1,4 @@
-//! What is counted of remembered tokens, under the names that a kubelet has for them (node-and-api.md §15.2).
+//! Metrics of the token cache, under the kubelet's names (node-and-api.md §15.2).
 
 use keelson_service_kit::Metrics;
 use prometheus_client::metrics::counter::Counter;
@@ -7,7 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
-/// Upper bounds in seconds.
+/// Upper bounds of the buckets in seconds.
 const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 type Status = [(&'static str, &'static str); 1];
@@ -16,7 +16,7 @@ fn status(text: &'static str) -> Status {
     [("status", text)]
 }
 
-/// The four families.
+/// The four metric families.
 #[derive(Debug, Clone)]
 pub(super) struct TokenMetrics {
     durations: Family<Status, Histogram, fn() -> Histogram>,
@@ -26,8 +26,8 @@ pub(super) struct TokenMetrics {
 }
 
 impl TokenMetrics {
-    pub(super) fn registered(metrics: &Metrics) -> Self {
-        let own = Self {
+    pub(super) fn register(metrics: &Metrics) -> Self {
+        let families = Self {
             durations: Family::new_with_constructor(|| Histogram::new(SECONDS)),
             requests: Family::default(),
             fetches: Family::default(),
@@ -35,42 +35,42 @@ impl TokenMetrics {
         };
         metrics.register(
             "authentication_token_cache_request_duration_seconds",
-            "How long it took to know whose token it is, by whether it was remembered",
-            own.durations.clone(),
+            "Seconds to authenticate a token, by whether it was cached",
+            families.durations.clone(),
         );
         metrics.register(
             "authentication_token_cache_request",
-            "Tokens that were shown, by whether they were remembered",
-            own.requests.clone(),
+            "Tokens of requests, by whether they were cached",
+            families.requests.clone(),
         );
         metrics.register(
             "authentication_token_cache_fetch",
-            "Tokens that the API server was asked about, by whether it could say",
-            own.fetches.clone(),
+            "Token reviews by the API server, by whether it answered",
+            families.fetches.clone(),
         );
         metrics.register(
             "authentication_token_cache_active_fetch_count",
-            "Tokens that the API server is being asked about",
-            own.fetching.clone(),
+            "Token reviews in progress",
+            families.fetching.clone(),
         );
-        own
+        families
     }
 
-    /// It was known, or had to be asked for, whose token it is that was shown at `began`.
-    pub(super) fn known(&self, was_remembered: bool, began: Instant) {
-        let labels = status(if was_remembered { "hit" } else { "miss" });
+    /// Counts a token of a request that began at `started`.
+    pub(super) fn count(&self, was_cached: bool, started: Instant) {
+        let labels = status(if was_cached { "hit" } else { "miss" });
         self.requests.get_or_create(&labels).inc();
-        self.durations.get_or_create(&labels).observe(began.elapsed().as_secs_f64());
+        self.durations.get_or_create(&labels).observe(started.elapsed().as_secs_f64());
     }
 
-    /// A question begins; it has ended when this is dropped, as one without an answer unless [`Fetch::answered`] was called.
+    /// A review begins. It ends when the value is dropped: as an error, unless [`Fetch::set_answered`] was called.
     pub(super) fn fetch(&self) -> Fetch<'_> {
         self.fetching.get_or_create(&status("in_flight")).inc();
         Fetch { metrics: self, outcome: "error" }
     }
 }
 
-/// A question that is on its way.
+/// A token review in progress.
 #[derive(Debug)]
 pub(super) struct Fetch<'a> {
     metrics: &'a TokenMetrics,
@@ -78,8 +78,8 @@ pub(super) struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
-    /// The server could say whose token it is, or that it is nobody's.
-    pub(super) fn answered(&mut self) {
+    /// The API server authenticated or rejected the token.
+    pub(super) fn set_answered(&mut self) {
         self.outcome = "ok";
     }
 }

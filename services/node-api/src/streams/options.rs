@@ -1,8 +1,8 @@
-//! What a request for streams says in its query.
+//! The query parameters of a stream request.
 
 use serde::Deserialize;
 
-/// Which streams are wanted.
+/// The requested streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StreamOptions {
     pub(super) stdin: bool,
@@ -11,7 +11,7 @@ pub(super) struct StreamOptions {
     pub(super) tty: bool,
 }
 
-/// A query that asks for nothing that could be given.
+/// Why a query is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum OptionsError {
     #[error("you must specify at least 1 of stdin, stdout, stderr")]
@@ -23,17 +23,22 @@ pub(super) enum OptionsError {
 }
 
 impl StreamOptions {
-    /// Reads `input`, `output`, `error` and `tty`; only `1` is yes. A terminal has no error stream of its own.
+    /// Parses `input`, `output`, `error` and `tty`; only the value `1` enables one. A terminal has no separate stderr.
     pub(super) fn parse(pairs: &[(String, String)]) -> Result<Self, OptionsError> {
-        let yes = |key: &str| pairs.iter().find(|(k, _)| k == key).is_some_and(|(_, value)| value == "1");
-        let tty = yes("tty");
-        let asked = Self { stdin: yes("input"), stdout: yes("output"), stderr: yes("error") && !tty, tty };
-        if asked.stdin || asked.stdout || asked.stderr { Ok(asked) } else { Err(OptionsError::NoStream) }
+        let is_set = |key: &str| pairs.iter().find(|(k, _)| k == key).is_some_and(|(_, value)| value == "1");
+        let tty = is_set("tty");
+        let options =
+            Self { stdin: is_set("input"), stdout: is_set("output"), stderr: is_set("error") && !tty, tty };
+        if options.stdin || options.stdout || options.stderr {
+            Ok(options)
+        } else {
+            Err(OptionsError::NoStream)
+        }
     }
 }
 
-/// Of a container that runs it is its spec that says whether it has a terminal.
-pub(super) fn attach_options(asked: StreamOptions, pod_json: &[u8], container: &str) -> StreamOptions {
+/// The streams of an attach request. The spec of the container decides whether there is a terminal.
+pub(super) fn attach_options(requested: StreamOptions, pod_json: &[u8], container: &str) -> StreamOptions {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Document {
@@ -55,12 +60,12 @@ pub(super) fn attach_options(asked: StreamOptions, pod_json: &[u8], container: &
     let document: Document = serde_json::from_slice(pod_json).unwrap_or_default();
     let lists = [document.spec.containers, document.spec.init_containers, document.spec.ephemeral_containers];
     let found = lists.into_iter().flatten().flatten().find(|known| known.name == container);
-    let tty = found.map_or(asked.tty, |found| found.tty);
-    StreamOptions { tty, stderr: asked.stderr && !tty, ..asked }
+    let tty = found.map_or(requested.tty, |found| found.tty);
+    StreamOptions { tty, stderr: requested.stderr && !tty, ..requested }
 }
 
-/// The ports of a port-forward: over WebSocket they have to be in the query, with commas or repeated; with SPDY they are
-/// named later.
+/// The ports of a port-forward. A WebSocket request has to name them in the query, separated by commas or repeated; SPDY names
+/// them later.
 pub(super) fn ports(pairs: &[(String, String)], is_websocket: bool) -> Result<Vec<i32>, OptionsError> {
     let named = pairs.iter().filter(|(key, _)| key == "port").flat_map(|(_, value)| value.split(','));
     let ports = named
@@ -90,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_are_those_with_a_one_and_a_terminal_has_one_output() {
+    fn stream_options_require_the_value_1_and_tty_disables_stderr() {
         for (query, expected) in [
             ("input=1&output=1&error=1", "ioe"),
             ("output=1", "o"),
@@ -105,26 +110,29 @@ mod tests {
     }
 
     #[test]
-    fn whether_a_container_that_runs_has_a_terminal_its_spec_says() {
+    fn attach_takes_tty_from_the_container_spec() {
         let pod = br#"{"spec":{"containers":[{"name":"a","tty":true},{"name":"b"}],"initContainers":[{"name":"c","tty":true}]}}"#;
-        for (asked, container, expected) in
+        for (requested, container, expected) in
             [("oe", "a", "ot"), ("oet", "b", "oe"), ("io", "c", "iot"), ("oet", "d", "ot"), ("oe", "d", "oe")]
         {
             assert_eq!(
-                attach_options(streams(asked), pod, container),
+                attach_options(streams(requested), pod, container),
                 streams(expected),
-                "{asked} {container}"
+                "{requested} {container}"
             );
         }
     }
 
     #[test]
-    fn ports_are_needed_over_websocket_alone() {
+    fn port_forward_requires_ports_only_over_websocket() {
         assert_eq!(ports(&pairs("port=80,443&port=9000"), true), Ok(vec![80, 443, 9000]));
         assert_eq!(ports(&[], false), Ok(vec![]));
         assert_eq!(ports(&[], true), Err(OptionsError::NoPort));
-        for odd in ["0", "65536", "http", ""] {
-            assert_eq!(ports(&pairs(&format!("port={odd}")), true), Err(OptionsError::BadPort(odd.into())));
+        for invalid in ["0", "65536", "http", ""] {
+            assert_eq!(
+                ports(&pairs(&format!("port={invalid}")), true),
+                Err(OptionsError::BadPort(invalid.into()))
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A command at the end of streams of SPDY/3.1, as a container runtime serves them.
+//! A fake command behind SPDY/3.1 streams, as a container runtime serves them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use keelson_proto::keelson::runtime::v1 as rt;
-use rt::stream_request::Item as Ask;
-use rt::stream_response::Item as Told;
+use rt::stream_request::Item as RequestItem;
+use rt::stream_response::Item as ResponseItem;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tonic::{Status, Streaming};
@@ -15,31 +15,31 @@ use tonic::{Status, Streaming};
 const SYN_STREAM: u16 = 1;
 const SYN_REPLY: u16 = 2;
 const PING: u16 = 6;
-/// What this side asks with.
+/// The ID of the ping that this side sends.
 const OWN_PING: u32 = 2;
 
-/// Says what it hears, and once its input has ended `bye` on the other output and 3 as its exit code; without input it ends well
-/// at once. It says how large its terminal is, and breaks off when it hears `break`.
+/// Echoes stdin and terminal sizes to stdout. When stdin is closed, it writes `bye` to stderr and exits with code 3; without
+/// stdin it succeeds at once. The input `break` breaks the connection.
 #[derive(Debug)]
 pub struct Command {
-    /// How many streams there are to be.
+    /// How many streams are expected.
     expected: usize,
     /// The names of the streams in the order in which they were opened.
     pub opened: Mutex<Vec<String>>,
-    pub seen: watch::Sender<Seen>,
+    pub observed: watch::Sender<Observed>,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
-    /// Pings of the other side.
+pub struct Observed {
+    /// Pings received.
     pub pings: u32,
-    /// Answers to the one of this side.
+    /// Answers to the ping of this side.
     pub answers: u32,
-    /// The other side has gone.
-    pub gone: bool,
+    /// The other side has disconnected.
+    pub disconnected: bool,
 }
 
-type ToOther = mpsc::Sender<Result<rt::StreamResponse, Status>>;
+type ResponseSender = mpsc::Sender<Result<rt::StreamResponse, Status>>;
 
 struct Frame {
     /// `None`: data.
@@ -62,7 +62,7 @@ fn data(stream: u32, payload: &[u8], last: bool) -> Vec<u8> {
 
 impl Command {
     pub fn with_streams(expected: usize) -> Arc<Self> {
-        Arc::new(Self { expected, opened: Mutex::default(), seen: watch::Sender::default() })
+        Arc::new(Self { expected, opened: Mutex::default(), observed: watch::Sender::default() })
     }
 
     fn stream(&self, name: &str) -> Option<u32> {
@@ -70,18 +70,18 @@ impl Command {
         Some(u32::try_from(at).unwrap() * 2 + 1)
     }
 
-    pub async fn run(self: Arc<Self>, mut asked: Streaming<rt::StreamRequest>, to_other: ToOther) {
+    pub async fn run(self: Arc<Self>, mut requests: Streaming<rt::StreamRequest>, responses: ResponseSender) {
         let mut input = BytesMut::new();
         let mut first = true;
-        while let Some(frame) = frame(&mut asked, &mut input).await {
+        while let Some(frame) = next_frame(&mut requests, &mut input).await {
             let answer = match frame.kind {
                 Some(SYN_STREAM) => self.open(&frame.payload, std::mem::take(&mut first)),
                 Some(PING) if frame.payload[..] == OWN_PING.to_be_bytes() => {
-                    self.seen.send_modify(|seen| seen.answers += 1);
+                    self.observed.send_modify(|observed| observed.answers += 1);
                     Vec::new()
                 }
                 Some(PING) => {
-                    self.seen.send_modify(|seen| seen.pings += 1);
+                    self.observed.send_modify(|observed| observed.pings += 1);
                     control(PING, &frame.payload)
                 }
                 None if Some(frame.stream) == self.stream("stdin") && &frame.payload[..] == b"break" => {
@@ -100,16 +100,16 @@ impl Command {
                 _ => Vec::new(),
             };
             if !answer.is_empty() {
-                let told = rt::StreamResponse { item: Some(Told::Data(answer)) };
-                let _ = to_other.send(Ok(told)).await;
+                let response = rt::StreamResponse { item: Some(ResponseItem::Data(answer)) };
+                let _ = responses.send(Ok(response)).await;
             }
         }
-        self.seen.send_modify(|seen| seen.gone = true);
+        self.observed.send_modify(|observed| observed.disconnected = true);
     }
 
-    /// Takes a stream.
+    /// Accepts a stream.
     fn open(&self, payload: &[u8], first: bool) -> Vec<u8> {
-        // Behind stream, priority and slot, and the beginning of the zlib stream, there is one stored block.
+        // After stream ID, priority, slot and, in the first frame, the zlib header, there is one stored block.
         let mut block = &payload[10 + if first { 6 } else { 0 }..];
         assert_eq!(block.get_u8(), 0);
         let length = usize::from(block.get_u16_le());
@@ -137,7 +137,7 @@ impl Command {
         answer
     }
 
-    /// What is said at the end, with an exit code or as success.
+    /// The last frames, with an exit code or success.
     fn end(&self, code: Option<i32>) -> Vec<u8> {
         let status = match code {
             None => json!({"metadata": {}, "status": "Success"}),
@@ -157,8 +157,8 @@ impl Command {
     }
 }
 
-/// The next frame; `None` when the other side has gone.
-async fn frame(asked: &mut Streaming<rt::StreamRequest>, input: &mut BytesMut) -> Option<Frame> {
+/// The next frame; `None` when the other side has disconnected.
+async fn next_frame(requests: &mut Streaming<rt::StreamRequest>, input: &mut BytesMut) -> Option<Frame> {
     loop {
         if input.len() >= 8 {
             let mut head = &input[..8];
@@ -171,9 +171,9 @@ async fn frame(asked: &mut Streaming<rt::StreamRequest>, input: &mut BytesMut) -
                 return Some(Frame { kind, stream: first, last: flags & 1 == 1, payload });
             }
         }
-        match asked.message().await.ok()??.item? {
-            Ask::Data(bytes) => input.extend_from_slice(&bytes),
-            Ask::Start(_) => panic!("`start` a second time"),
+        match requests.message().await.ok()??.item? {
+            RequestItem::Data(bytes) => input.extend_from_slice(&bytes),
+            RequestItem::Start(_) => panic!("`start` a second time"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Neighbours over real sockets, and a small HTTP client.
+//! Fakes of the other services over real sockets, and a small HTTP client.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,8 +14,8 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use keelson_config::{Config, ServiceName};
-use keelson_node_api::places::{Limits, Places};
-use keelson_node_api::{Access, Requests, Slis};
+use keelson_node_api::connection_limits::{ConnectionLimiter, ConnectionLimits};
+use keelson_node_api::{Access, RequestMetrics, Slis};
 use keelson_proto::keelson::admin::v1 as admin;
 use keelson_proto::keelson::admin::v1::admin_server::{Admin, AdminServer};
 use keelson_proto::keelson::pod_sync::v1 as ps;
@@ -39,7 +39,7 @@ use crate::command::Command;
 type Answer<T> = Result<Response<T>, Status>;
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// A node whose neighbours do as they are told.
+/// A node whose other services are fakes.
 pub struct World {
     dir: tempfile::TempDir,
     pub shared: Arc<Shared>,
@@ -47,42 +47,42 @@ pub struct World {
     pub slis: Slis,
 }
 
-/// What the fakes answer, and what they were asked.
+/// What the fakes answer, and the requests that they received.
 #[derive(Default)]
 pub struct Shared {
     pub pods: Mutex<Vec<ps::PodDocument>>,
-    /// After the pods, the list breaks with this.
+    /// The error that ends the list after the pods.
     pub list_error: Mutex<Option<Status>>,
     pub log: Mutex<Vec<&'static str>>,
     pub log_error: Mutex<Option<Status>>,
-    pub asked: Mutex<Vec<rt::ReadLogsRequest>>,
-    /// The writing end of the log that is followed; closed when its reader has gone.
+    pub log_requests: Mutex<Vec<rt::ReadLogsRequest>>,
+    /// The writing end of the followed log; closed when its reader has disconnected.
     pub following: Mutex<Option<mpsc::Sender<Result<rt::ReadLogsResponse, Status>>>>,
     pub silent_ms: Mutex<u64>,
     pub metrics: Mutex<String>,
-    /// What resource-manager reads; without any it refuses.
+    /// The statistics of the node; `None`: the call fails.
     pub node_stats: Mutex<Option<rm::NodeStatsResponse>>,
     pub pod_stats: Mutex<Vec<rm::PodStatsResponse>>,
-    /// After the pods, their statistics break with this.
+    /// The error that ends the statistics after the pods.
     pub pod_stats_error: Mutex<Option<Status>>,
-    /// Cgroups in detail; there is no tree without.
+    /// The cgroups; `None`: the call fails.
     pub cgroups: Mutex<Option<Vec<rm::CgroupStatsResponse>>>,
-    /// Whether CPU and memory were enough, per question.
-    pub asked_for_little: Mutex<Vec<bool>>,
-    /// What streams were asked for, and what is answered.
-    pub connected: Mutex<Vec<rt::StreamStart>>,
+    /// The value of `cpu_and_memory_only` in each request.
+    pub cpu_and_memory_only: Mutex<Vec<bool>>,
+    /// The requested streams.
+    pub stream_starts: Mutex<Vec<rt::StreamStart>>,
     pub stream_error: Mutex<Option<Status>>,
     pub stream_head: Mutex<rt::StreamHead>,
-    /// Streams are SPDY, with a command at their end.
+    /// Streams are SPDY, served by this command.
     pub command: Mutex<Option<Arc<Command>>>,
-    /// What the runtime runs.
+    /// The pods in the container runtime.
     pub running: Mutex<Vec<rt::RuntimePod>>,
 }
 
 impl World {
-    /// pod-sync, runtime-shim and resource-manager run, nobody else does.
+    /// Starts fakes of pod-sync, runtime-shim and resource-manager; other services are unreachable.
     pub fn start() -> Self {
-        let world = Self::without_neighbours();
+        let world = Self::without_peers();
         for service in [ServiceName::PodSync, ServiceName::RuntimeShim, ServiceName::ResourceManager] {
             let ctx = world.context(service);
             std::fs::create_dir_all(ctx.config.paths.socket_dir(service)).unwrap();
@@ -102,7 +102,8 @@ impl World {
         world
     }
 
-    pub fn without_neighbours() -> Self {
+    /// A node without other services.
+    pub fn without_peers() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let ctx = context_in(&dir, ServiceName::NodeApi);
         Self { dir, shared: Arc::default(), ctx, slis: Slis::default() }
@@ -112,32 +113,33 @@ impl World {
         context_in(&self.dir, service)
     }
 
-    /// The kubelet API on a port that the kernel chose.
+    /// Serves the kubelet API on a port chosen by the kernel.
     pub async fn api(&self) -> SocketAddr {
-        let requests = Requests::register(&self.ctx.metrics);
-        self.listen(keelson_node_api::api_router(&self.ctx, &self.slis, &requests, Access::Unasked)).await
+        let requests = RequestMetrics::register(&self.ctx.metrics);
+        self.listen(keelson_node_api::api_router(&self.ctx, &self.slis, &requests, Access::Unauthenticated))
+            .await
     }
 
-    /// Its read-only port on one that the kernel chose.
+    /// Serves the read-only port on a port chosen by the kernel.
     pub async fn read_only(&self) -> SocketAddr {
-        let requests = Requests::register(&self.ctx.metrics);
+        let requests = RequestMetrics::register(&self.ctx.metrics);
         self.listen(keelson_node_api::read_only_router(&self.ctx, &self.slis, &requests)).await
     }
 
-    /// Any router on a port that the kernel chose.
+    /// Serves a router on a port chosen by the kernel.
     pub async fn listen(&self, router: axum::Router) -> SocketAddr {
-        self.listen_within(router, Limits::of_this_process()).await
+        self.listen_within(router, ConnectionLimits::for_this_process()).await
     }
 
-    /// The same with so many places.
-    pub async fn listen_within(&self, router: axum::Router, limits: Limits) -> SocketAddr {
+    /// The same with these connection limits.
+    pub async fn listen_within(&self, router: axum::Router, limits: ConnectionLimits) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let ctx = self.ctx.clone();
         tokio::spawn(async move {
             let handle = ctx.progress.register("test");
-            let places = Places::new("test port", limits);
-            keelson_node_api::listen::serve(&ctx, &handle, listener, router, None, &places).await;
+            let limiter = ConnectionLimiter::new("test port", limits);
+            keelson_node_api::listen::serve(&ctx, &handle, listener, router, None, &limiter).await;
         });
         address
     }
@@ -153,7 +155,7 @@ impl World {
         self.shared.pods.lock().unwrap().push(document);
     }
 
-    /// A pod with one container `c` that runs.
+    /// Adds a pod with a running container `c` and a waiting container `d`.
     pub fn running_pod(&self, name: &str) {
         let json = r#"{"spec":{"containers":[{"name":"c"},{"name":"d"}]},"status":{"containerStatuses":[
             {"name":"c","state":{"running":{}}},{"name":"d","state":{"waiting":{"reason":"ErrImagePull"}}}]}}"#;
@@ -167,7 +169,7 @@ fn context_in(dir: &tempfile::TempDir, service: ServiceName) -> Context {
     Context::detached(service, config)
 }
 
-/// An answer whose body is still to come.
+/// A response whose body has not been read yet.
 pub struct Reply {
     pub status: StatusCode,
     pub headers: HeaderMap,
@@ -178,12 +180,12 @@ pub async fn request(address: SocketAddr, method: &str, path: &str) -> Reply {
     try_request(address, method, path, &[]).await.unwrap()
 }
 
-/// `GET` with headers.
+/// Sends a `GET` request with headers.
 pub async fn get_with(address: SocketAddr, path: &str, headers: &[(&str, &str)]) -> Reply {
     try_request(address, "GET", path, headers).await.unwrap()
 }
 
-/// An error when the connection breaks before the head of the answer.
+/// Sends a request; an error if the connection breaks before the head of the response.
 pub async fn try_request(
     address: SocketAddr,
     method: &str,
@@ -205,7 +207,7 @@ pub async fn get(address: SocketAddr, path: &str) -> Reply {
 }
 
 impl Reply {
-    /// The whole body; an error when it breaks on the way.
+    /// The complete body; an error if the connection breaks.
     pub async fn text(self) -> Result<String, hyper::Error> {
         Ok(String::from_utf8(self.bytes().await?.to_vec()).unwrap())
     }
@@ -221,9 +223,9 @@ impl Reply {
     }
 }
 
-/// Bounds a test's wait.
-pub async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), what).await.expect("it takes more than 20 s")
+/// Waits for a future, at most 20 s.
+pub async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), future).await.expect("the future takes more than 20 s")
 }
 
 #[derive(Clone)]
@@ -303,7 +305,7 @@ impl Runtime for Fake {
 
     async fn read_logs(&self, request: Request<rt::ReadLogsRequest>) -> Answer<Self::ReadLogsStream> {
         let request = request.into_inner();
-        self.0.asked.lock().unwrap().push(request.clone());
+        self.0.log_requests.lock().unwrap().push(request.clone());
         if let Some(status) = self.0.log_error.lock().unwrap().clone() {
             return Err(status);
         }
@@ -322,49 +324,50 @@ impl Runtime for Fake {
     }
 
     async fn stream(&self, request: Request<Streaming<rt::StreamRequest>>) -> Answer<Self::StreamStream> {
-        use rt::stream_request::Item as Ask;
-        use rt::stream_response::Item as Told;
-        let mut asked = request.into_inner();
-        let Some(rt::StreamRequest { item: Some(Ask::Start(start)) }) = asked.message().await? else {
+        use rt::stream_request::Item as RequestItem;
+        use rt::stream_response::Item as ResponseItem;
+        let mut requests = request.into_inner();
+        let Some(rt::StreamRequest { item: Some(RequestItem::Start(start)) }) = requests.message().await?
+        else {
             return Err(Status::invalid_argument("`start` has to come first"));
         };
-        self.0.connected.lock().unwrap().push(start);
+        self.0.stream_starts.lock().unwrap().push(start);
         if let Some(status) = self.0.stream_error.lock().unwrap().clone() {
             return Err(status);
         }
         let head = self.0.stream_head.lock().unwrap().clone();
-        let told = |item| Ok(rt::StreamResponse { item: Some(item) });
+        let response = |item| Ok(rt::StreamResponse { item: Some(item) });
         if head.status != 101 {
-            let answer = [
-                told(Told::Head(head)),
-                told(Told::Data(b"no, ".to_vec())),
-                told(Told::Data(b"not now".to_vec())),
+            let responses = [
+                response(ResponseItem::Head(head)),
+                response(ResponseItem::Data(b"no, ".to_vec())),
+                response(ResponseItem::Data(b"not now".to_vec())),
             ];
-            return Ok(Response::new(Box::pin(stream::iter(answer))));
+            return Ok(Response::new(Box::pin(stream::iter(responses))));
         }
         if let Some(command) = self.0.command.lock().unwrap().clone() {
             let (sender, receiver) = mpsc::channel(16);
-            sender.try_send(told(Told::Head(head))).unwrap();
-            tokio::spawn(command.run(asked, sender));
+            sender.try_send(response(ResponseItem::Head(head))).unwrap();
+            tokio::spawn(command.run(requests, sender));
             let more =
                 stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
             return Ok(Response::new(Box::pin(more)));
         }
-        // Says again what it hears, and ends after "end".
+        // Echoes its input, and ends after "end".
         let echo = stream::unfold(
-            (asked, false),
-            move |(mut asked, ended): (Streaming<rt::StreamRequest>, bool)| async move {
+            (requests, false),
+            move |(mut requests, ended): (Streaming<rt::StreamRequest>, bool)| async move {
                 if ended {
                     return None;
                 }
-                let item = asked.message().await.ok()??.item;
-                let Some(Ask::Data(bytes)) = item else { return None };
+                let item = requests.message().await.ok()??.item;
+                let Some(RequestItem::Data(bytes)) = item else { return None };
                 let last = bytes.ends_with(b"end");
-                Some((told(Told::Data(bytes)), (asked, last)))
+                Some((response(ResponseItem::Data(bytes)), (requests, last)))
             },
         );
         Ok(Response::new(Box::pin(futures_util::StreamExt::chain(
-            stream::iter([told(Told::Head(head))]),
+            stream::iter([response(ResponseItem::Head(head))]),
             echo,
         ))))
     }
@@ -375,7 +378,7 @@ impl Runtime for Fake {
         let items = [Item::State(rt::RuntimeState::default())].into_iter();
         let items = items.chain(pods.into_iter().map(Item::Pod)).chain([Item::Synced(Default::default())]);
         let messages: Vec<_> = items.map(|item| Ok(rt::WatchPodsResponse { item: Some(item) })).collect();
-        // As the real one it goes on after the replay.
+        // As in runtime-shim, the stream stays open after the replay.
         Ok(Response::new(Box::pin(futures_util::StreamExt::chain(stream::iter(messages), stream::pending()))))
     }
 
@@ -443,19 +446,19 @@ impl ResourceManager for Fake {
     type WatchEvictionsStream = BoxStream<rm::WatchEvictionsResponse>;
 
     async fn node_stats(&self, request: Request<rm::NodeStatsRequest>) -> Answer<rm::NodeStatsResponse> {
-        self.0.asked_for_little.lock().unwrap().push(request.into_inner().cpu_and_memory_only);
+        self.0.cpu_and_memory_only.lock().unwrap().push(request.into_inner().cpu_and_memory_only);
         let stats = self.0.node_stats.lock().unwrap().clone();
-        stats.map(Response::new).ok_or_else(|| refusal(Code::FailedPrecondition, "no cgroups"))
+        stats.map(Response::new).ok_or_else(|| peer_error(Code::FailedPrecondition, "no cgroups"))
     }
 
     async fn cgroup_stats(&self, _: Request<rm::CgroupStatsRequest>) -> Answer<Self::CgroupStatsStream> {
         let found = self.0.cgroups.lock().unwrap().clone();
-        let found = found.ok_or_else(|| refusal(Code::FailedPrecondition, "no cgroups"))?;
+        let found = found.ok_or_else(|| peer_error(Code::FailedPrecondition, "no cgroups"))?;
         Ok(Response::new(Box::pin(stream::iter(found.into_iter().map(Ok)))))
     }
 
     async fn pod_stats(&self, request: Request<rm::PodStatsRequest>) -> Answer<Self::PodStatsStream> {
-        self.0.asked_for_little.lock().unwrap().push(request.into_inner().cpu_and_memory_only);
+        self.0.cpu_and_memory_only.lock().unwrap().push(request.into_inner().cpu_and_memory_only);
         let mut items: Vec<_> = self.0.pod_stats.lock().unwrap().iter().cloned().map(Ok).collect();
         items.extend(self.0.pod_stats_error.lock().unwrap().clone().map(Err));
         Ok(Response::new(Box::pin(stream::iter(items))))
@@ -500,7 +503,7 @@ impl ResourceManager for Fake {
     }
 }
 
-/// As runtime-shim refuses.
-pub fn refusal(code: Code, text: &str) -> Status {
+/// An error as the services return it.
+pub fn peer_error(code: Code, text: &str) -> Status {
     error(code, "TEST", text)
 }

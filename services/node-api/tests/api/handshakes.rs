@@ -1,6 +1,6 @@
-//! Versions and cipher suites of TLS, with clients that offer some of them.
+//! TLS versions, cipher suites and key exchange groups, with clients that offer some of them.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::sync::Arc;
 
@@ -18,15 +18,15 @@ use tokio_rustls::TlsConnector;
 use crate::fake::soon;
 use crate::secured::Secured;
 
-/// What both have agreed on.
-type Agreed = (ProtocolVersion, rustls::CipherSuite);
+/// The negotiated version and cipher suite.
+type Negotiated = (ProtocolVersion, rustls::CipherSuite);
 
-/// Connects as a client that offers these versions and suites (all without any); the error is the one that TLS tells.
+/// Connects as a client that offers these versions and suites; an empty list of suites means all. The error is that of TLS.
 async fn connect(
     node: &Secured,
     versions: &[&'static SupportedProtocolVersion],
     suites: &[rustls::CipherSuite],
-) -> Result<Agreed, Error> {
+) -> Result<Negotiated, Error> {
     let mut provider = ring::default_provider();
     provider.cipher_suites.retain(|suite| suites.is_empty() || suites.contains(&suite.suite()));
     connect_with(node, versions, provider).await
@@ -36,9 +36,9 @@ async fn connect_with(
     node: &Secured,
     versions: &[&'static SupportedProtocolVersion],
     provider: CryptoProvider,
-) -> Result<Agreed, Error> {
+) -> Result<Negotiated, Error> {
     let mut roots = RootCertStore::empty();
-    roots.add(node.shown[1].clone()).unwrap();
+    roots.add(node.serving_chain[1].clone()).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(versions)
         .unwrap()
@@ -48,20 +48,23 @@ async fn connect_with(
     let name = ServerName::try_from("localhost").unwrap();
     match soon(TlsConnector::from(Arc::new(config)).connect(name, stream)).await {
         Ok(stream) => {
-            let told = stream.get_ref().1;
-            Ok((told.protocol_version().unwrap(), told.negotiated_cipher_suite().unwrap().suite()))
+            let connection = stream.get_ref().1;
+            Ok((
+                connection.protocol_version().unwrap(),
+                connection.negotiated_cipher_suite().unwrap().suite(),
+            ))
         }
         Err(error) => Err(error.get_ref().unwrap().downcast_ref::<Error>().unwrap().clone()),
     }
 }
 
-/// The alert with which a node ends a handshake.
+/// A handshake that the node ends with this alert.
 fn refused(alert: AlertDescription) -> Result<ProtocolVersion, Error> {
     Err(Error::AlertReceived(alert))
 }
 
 #[tokio::test]
-async fn a_client_of_tls_1_2_is_let_in_unless_the_lowest_version_is_1_3() {
+async fn tls_1_2_is_accepted_unless_the_minimum_version_is_1_3() {
     let (old, new) = (ProtocolVersion::TLSv1_2, ProtocolVersion::TLSv1_3);
     for (only_tls13, offered, expected) in [
         (false, &[&TLS12][..], Ok(old)),
@@ -78,27 +81,27 @@ async fn a_client_of_tls_1_2_is_let_in_unless_the_lowest_version_is_1_3() {
 }
 
 #[tokio::test]
-async fn a_client_that_has_none_of_the_chosen_suites_is_refused_and_1_3_has_all_of_its_own() {
+async fn tls_1_2_cipher_suites_are_restricted_and_tls_1_3_has_all() {
     use rustls::CipherSuite as Id;
-    let chosen = vec![CipherSuite::EcdsaAes256Gcm, CipherSuite::RsaAes128Gcm];
-    let node = Secured::start_with(|api| api.tls.as_mut().unwrap().cipher_suites = chosen).await;
-    let (has, has_not) =
+    let configured = vec![CipherSuite::EcdsaAes256Gcm, CipherSuite::RsaAes128Gcm];
+    let node = Secured::start_with(|api| api.tls.as_mut().unwrap().cipher_suites = configured).await;
+    let (enabled, disabled) =
         (Id::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, Id::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256);
-    let ours = (ProtocolVersion::TLSv1_2, has);
-    assert_eq!(connect(&node, &[&TLS12], &[has]).await, Ok(ours));
-    assert_eq!(connect(&node, &[&TLS12], &[has_not, has]).await, Ok(ours), "of those that both have");
+    let negotiated = (ProtocolVersion::TLSv1_2, enabled);
+    assert_eq!(connect(&node, &[&TLS12], &[enabled]).await, Ok(negotiated));
+    assert_eq!(connect(&node, &[&TLS12], &[disabled, enabled]).await, Ok(negotiated), "a suite of both");
     let refused = Err(Error::AlertReceived(AlertDescription::HandshakeFailure));
-    assert_eq!(connect(&node, &[&TLS12], &[has_not]).await, refused);
-    let of_rsa = Id::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256;
-    assert_eq!(connect(&node, &[&TLS12], &[of_rsa]).await, refused, "the certificate has an elliptic curve");
+    assert_eq!(connect(&node, &[&TLS12], &[disabled]).await, refused);
+    let rsa = Id::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256;
+    assert_eq!(connect(&node, &[&TLS12], &[rsa]).await, refused, "the certificate has an ECDSA key");
     for suite in [Id::TLS13_AES_128_GCM_SHA256, Id::TLS13_CHACHA20_POLY1305_SHA256] {
         assert_eq!(connect(&node, &[&TLS13], &[suite]).await, Ok((ProtocolVersion::TLSv1_3, suite)));
     }
 
-    let chosen = vec![CipherSuite::Aes128Gcm];
-    let node = Secured::start_with(|api| api.tls.as_mut().unwrap().cipher_suites = chosen).await;
+    let configured = vec![CipherSuite::Aes128Gcm];
+    let node = Secured::start_with(|api| api.tls.as_mut().unwrap().cipher_suites = configured).await;
     let refused = Err(Error::AlertReceived(AlertDescription::ProtocolVersion));
-    assert_eq!(connect(&node, &[&TLS12], &[]).await, refused, "none of 1.2 was chosen");
+    assert_eq!(connect(&node, &[&TLS12], &[]).await, refused, "no suite of TLS 1.2 is configured");
     assert_eq!(
         connect(&node, &[&TLS13], &[]).await.map(|(version, _)| version),
         Ok(ProtocolVersion::TLSv1_3)
@@ -106,9 +109,9 @@ async fn a_client_that_has_none_of_the_chosen_suites_is_refused_and_1_3_has_all_
 }
 
 #[tokio::test]
-async fn a_client_agrees_on_keys_in_a_way_that_was_chosen_or_is_refused() {
-    let chosen = vec![KeyExchange::P384, KeyExchange::X25519];
-    let node = Secured::start_with(|api| api.tls.as_mut().unwrap().key_exchanges = chosen).await;
+async fn key_exchange_groups_are_restricted_to_the_configured_ones() {
+    let configured = vec![KeyExchange::P384, KeyExchange::X25519];
+    let node = Secured::start_with(|api| api.tls.as_mut().unwrap().key_exchanges = configured).await;
     for (version, name) in [(&TLS12, ProtocolVersion::TLSv1_2), (&TLS13, ProtocolVersion::TLSv1_3)] {
         for (group, expected) in [
             (NamedGroup::X25519, Ok(name)),

@@ -1,6 +1,6 @@
 //! The ports of node-api.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 #[tokio::test]
 async fn a_busy_port_is_a_condition_until_it_is_free() {
-    let world = World::without_neighbours();
+    let world = World::without_peers();
     let holder = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = holder.local_addr().unwrap();
     let ctx = world.ctx.clone();
@@ -43,8 +43,8 @@ async fn a_busy_port_is_a_condition_until_it_is_free() {
 }
 
 #[tokio::test]
-async fn an_api_open_to_the_network_is_refused_at_the_start() {
-    let mut world = World::without_neighbours();
+async fn non_loopback_address_without_tls_fails_at_startup() {
+    let mut world = World::without_peers();
     let mut config = (*world.ctx.config).clone();
     config.api.address = "0.0.0.0".into();
     world.ctx.config = config.into();
@@ -53,7 +53,7 @@ async fn an_api_open_to_the_network_is_refused_at_the_start() {
 }
 
 #[tokio::test]
-async fn the_read_only_port_has_figures_and_pods_and_nothing_of_what_pods_say_or_do() {
+async fn read_only_port_serves_metrics_and_pods_but_no_debugging_paths() {
     let world = World::start();
     world.pod("default", "web", r#"{"metadata":{"name":"web"}}"#);
     let port = world.read_only().await;
@@ -61,12 +61,12 @@ async fn the_read_only_port_has_figures_and_pods_and_nothing_of_what_pods_say_or
     for path in ["/healthz/ping", "/metrics", "/metrics/resource"] {
         assert_eq!(get(port, path).await.status, 200, "{path}");
     }
-    // Here there is nobody who could tell figures.
+    // The fake resource-manager has no statistics.
     assert_eq!(get(port, "/stats/summary").await.status, 500);
     for path in
         ["/containerLogs/default/web/c", "/exec/default/web/c", "/run/", "/runningpods/", "/logs/syslog"]
     {
-        assert_eq!(said(port, "GET", path).await, (405, DISABLED.to_owned()), "{path}");
+        assert_eq!(request_text(port, "GET", path).await, (405, DISABLED.to_owned()), "{path}");
     }
     for path in ["/configz", "/flagz", "/statusz", "/"] {
         assert_eq!(get(port, path).await.status, 404, "{path}");
@@ -77,14 +77,14 @@ async fn the_read_only_port_has_figures_and_pods_and_nothing_of_what_pods_say_or
 
 const DISABLED: &str = "Debug endpoints are disabled.\n";
 
-/// Status and text of an answer.
-async fn said(port: SocketAddr, method: &str, path: &str) -> (u16, String) {
+/// Sends a request: the status and text of the response.
+async fn request_text(port: SocketAddr, method: &str, path: &str) -> (u16, String) {
     let reply = request(port, method, path).await;
     let status = reply.status.as_u16();
     (status, reply.text().await.unwrap())
 }
 
-/// A node whose kubelet API answers these of the paths for debugging.
+/// A node with other switches for debugging paths.
 fn with_handlers(change: impl FnOnce(&mut ApiHandlers)) -> World {
     let mut world = World::start();
     let mut config = (*world.ctx.config).clone();
@@ -95,9 +95,11 @@ fn with_handlers(change: impl FnOnce(&mut ApiHandlers)) -> World {
 }
 
 #[tokio::test]
-async fn without_debugging_handlers_nothing_of_what_pods_say_or_do_is_answered_and_the_rest_is() {
-    // What else is off makes no difference then.
-    let world = with_handlers(|of| (of.debugging, of.system_log, of.debug_flags) = (false, false, false));
+async fn disabled_debugging_handlers_answer_405() {
+    // The other switches have no effect then.
+    let world = with_handlers(|handlers| {
+        (handlers.debugging, handlers.system_log, handlers.debug_flags) = (false, false, false);
+    });
     let port = world.api().await;
     for path in [
         "/run/default/web/c?cmd=id",
@@ -115,13 +117,13 @@ async fn without_debugging_handlers_nothing_of_what_pods_say_or_do_is_answered_a
         "/logs/syslog",
     ] {
         for method in ["GET", "POST", "PUT"] {
-            assert_eq!(said(port, method, path).await, (405, DISABLED.to_owned()), "{method} {path}");
+            assert_eq!(request_text(port, method, path).await, (405, DISABLED.to_owned()), "{method} {path}");
         }
     }
     let headers = get(port, "/exec/default/web/c").await.headers;
     assert_eq!(headers["content-type"], "text/plain; charset=utf-8");
     assert_eq!(headers["x-content-type-options"], "nosniff");
-    assert!(world.shared.asked.lock().unwrap().is_empty(), "no log was read");
+    assert!(world.shared.log_requests.lock().unwrap().is_empty(), "no log was read");
     for (path, status) in [
         ("/healthz", 200),
         ("/pods", 200),
@@ -131,55 +133,67 @@ async fn without_debugging_handlers_nothing_of_what_pods_say_or_do_is_answered_a
         ("/debug", 404),
         ("/execute", 404),
     ] {
-        assert_eq!(said(port, "GET", path).await.0, status, "{path}");
+        assert_eq!(request_text(port, "GET", path).await.0, status, "{path}");
     }
-    assert_ne!(said(port, "GET", "/configz").await.0, 405);
+    assert_ne!(request_text(port, "GET", "/configz").await.0, 405);
     let counted = "method=\"PUT\",path=\"exec\",server_type=\"readwrite\",long_running=\"true\"} 2";
     assert!(world.ctx.metrics.text().contains(counted), "{}", world.ctx.metrics.text());
 }
 
 #[tokio::test]
-async fn a_switch_of_one_path_turns_off_that_path_alone() {
+async fn individual_debugging_handlers_can_be_disabled() {
     let logs = (&["/logs", "/logs/", "/logs/syslog"][..], "logs endpoint is disabled.\n");
     let profiles = (&["/debug/pprof/", "/debug/pprof/heap"][..], "profiling endpoint is disabled.\n");
     let flags = (&["/debug/flags/v"][..], "flags endpoint is disabled.\n");
-    let turn_off: [fn(&mut ApiHandlers); 3] =
-        [|of| of.system_log = false, |of| of.profiling = false, |of| of.debug_flags = false];
-    for (turn_off, off) in turn_off.into_iter().zip([logs, profiles, flags]) {
-        let world = with_handlers(turn_off);
+    let switches: [fn(&mut ApiHandlers); 3] = [
+        |handlers| handlers.system_log = false,
+        |handlers| handlers.profiling = false,
+        |handlers| handlers.debug_flags = false,
+    ];
+    for (switch, disabled) in switches.into_iter().zip([logs, profiles, flags]) {
+        let world = with_handlers(switch);
         let port = world.api().await;
         for (paths, text) in [logs, profiles, flags] {
-            let expected = if text == off.1 { (405, text) } else { (404, "404 page not found\n") };
+            let expected = if text == disabled.1 { (405, text) } else { (404, "404 page not found\n") };
             for path in paths {
                 for method in ["GET", "PUT"] {
-                    let (status, text) = said(port, method, path).await;
-                    assert_eq!((status, text.as_str()), expected, "{method} {path}, off: {}", off.1);
+                    let (status, text) = request_text(port, method, path).await;
+                    assert_eq!(
+                        (status, text.as_str()),
+                        expected,
+                        "{method} {path}, disabled: {}",
+                        disabled.1
+                    );
                 }
             }
         }
         for path in ["/containerLogs/default/web/c", "/runningpods/"] {
-            assert_eq!(said(port, "GET", path).await.0, 200, "{path}, off: {}", off.1);
+            assert_eq!(request_text(port, "GET", path).await.0, 200, "{path}, disabled: {}", disabled.1);
         }
-        assert_eq!(said(port, "GET", "/exec/default/web/c").await.0, 401, "as ever without TLS");
+        assert_eq!(
+            request_text(port, "GET", "/exec/default/web/c").await.0,
+            401,
+            "without TLS it is always 401"
+        );
     }
 }
 
 #[tokio::test]
-async fn over_tls_only_who_is_known_reads_that_a_path_is_off() {
+async fn disabled_paths_still_require_authentication() {
     let node = Secured::start_with(|api| api.handlers.debugging = false).await;
     node.world.running_pod("web");
     for path in ["/exec/default/web/c?output=1", "/logs/", "/debug/pprof/heap"] {
         assert_eq!(node.get(None, path).await, 401, "{path}");
-        let (status, _, text) = node.known("GET", path, &[]).await;
+        let (status, _, text) = node.request_as_jane("GET", path, &[]).await;
         assert_eq!((status, text.as_str()), (405, DISABLED), "{path}");
     }
-    assert_eq!(node.known("GET", "/healthz/ping", &[]).await.0, 200);
-    assert!(node.world.shared.connected.lock().unwrap().is_empty(), "the runtime was not asked");
+    assert_eq!(node.request_as_jane("GET", "/healthz/ping", &[]).await.0, 200);
+    assert!(node.world.shared.stream_starts.lock().unwrap().is_empty(), "the runtime was not asked");
 }
 
 #[tokio::test]
-async fn ports_that_are_off_are_not_bound() {
-    let mut world = World::without_neighbours();
+async fn disabled_ports_are_not_bound() {
+    let mut world = World::without_peers();
     let mut config = (*world.ctx.config).clone();
     (config.api.port, config.api.healthz_port) = (0, 0);
     world.ctx.config = config.into();

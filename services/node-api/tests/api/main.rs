@@ -1,13 +1,13 @@
-//! node-api over real sockets on both sides.
+//! Tests of node-api over real sockets, with fakes of the other services.
 
 mod command;
 mod fake;
-mod figures;
 mod handshakes;
 mod listening;
 mod requests;
 mod reviewed;
 mod scrapes;
 mod secured;
+mod statistics;
 mod websockets;
 mod zpages;

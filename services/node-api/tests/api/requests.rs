@@ -1,13 +1,13 @@
-//! Requests and their answers.
+//! Requests over HTTP and their responses.
 
 use keelson_proto::keelson::runtime::v1::ReadLogsResponse;
 use serde_json::Value;
 use tonic::Code;
 
-use crate::fake::{World, get, refusal, request, soon, try_request};
+use crate::fake::{World, get, peer_error, request, soon, try_request};
 
 #[tokio::test]
-async fn pods_are_a_list_of_the_bytes_that_pod_sync_has() {
+async fn pods_lists_the_unparsed_documents_of_pod_sync() {
     let world = World::start();
     let api = world.api().await;
     let empty = get(api, "/pods").await;
@@ -16,12 +16,12 @@ async fn pods_are_a_list_of_the_bytes_that_pod_sync_has() {
         empty.text().await.unwrap(),
         r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":null}"#
     );
-    // Order and spacing show that nobody has parsed the pod on the way.
-    let odd = r#"{"z": 1,"metadata":{"name":"b"},"unknown":{"kept":[1, 2]}}"#;
+    // Order and spacing show that the pod was not parsed.
+    let unusual = r#"{"z": 1,"metadata":{"name":"b"},"unknown":{"kept":[1, 2]}}"#;
     world.pod("default", "a", r#"{"metadata":{"name":"a"}}"#);
-    world.pod("default", "b", odd);
+    world.pod("default", "b", unusual);
     let text = get(api, "/pods").await.text().await.unwrap();
-    assert!(text.contains(odd), "{text}");
+    assert!(text.contains(unusual), "{text}");
     let list: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((list["kind"].as_str(), list["apiVersion"].as_str()), (Some("PodList"), Some("v1")));
     let names: Vec<_> = list["items"].as_array().unwrap().iter().map(|p| &p["metadata"]["name"]).collect();
@@ -29,20 +29,20 @@ async fn pods_are_a_list_of_the_bytes_that_pod_sync_has() {
 }
 
 #[tokio::test]
-async fn a_list_that_breaks_on_the_way_breaks_the_connection() {
+async fn interrupted_pod_list_aborts_the_connection() {
     let world = World::start();
     world.running_pod("web");
-    *world.shared.list_error.lock().unwrap() = Some(refusal(Code::Unavailable, "gone"));
-    let whole = async {
+    *world.shared.list_error.lock().unwrap() = Some(peer_error(Code::Unavailable, "gone"));
+    let list = async {
         let reply = try_request(world.api().await, "GET", "/pods", &[]).await?;
         assert_eq!(reply.status, 200);
         reply.text().await
     };
-    assert!(soon(whole).await.is_err());
+    assert!(soon(list).await.is_err());
 }
 
 #[tokio::test]
-async fn logs_pass_through_with_their_options() {
+async fn logs_are_forwarded_with_their_options() {
     let world = World::start();
     world.running_pod("other");
     world.running_pod("web");
@@ -59,18 +59,21 @@ async fn logs_pass_through_with_their_options() {
     let query = "tailLines=2&limitBytes=99&timestamps=true&sinceTime=1970-01-01T00:00:01Z";
     let tail = get(api, &format!("{path}?{query}")).await.text().await.unwrap();
     assert_eq!(tail, "two\nthree\n");
-    let asked = world.shared.asked.lock().unwrap().last().cloned().unwrap();
-    assert_eq!((asked.pod_uid.as_str(), asked.container.as_str()), ("uid-of-web", "c"));
-    assert_eq!((asked.tail_lines, asked.limit_bytes), (Some(2), Some(99)));
-    assert_eq!((asked.timestamps, asked.previous, asked.since_unix_nanos), (true, false, 1_000_000_000));
+    let request = world.shared.log_requests.lock().unwrap().last().cloned().unwrap();
+    assert_eq!((request.pod_uid.as_str(), request.container.as_str()), ("uid-of-web", "c"));
+    assert_eq!((request.tail_lines, request.limit_bytes), (Some(2), Some(99)));
+    assert_eq!(
+        (request.timestamps, request.previous, request.since_unix_nanos),
+        (true, false, 1_000_000_000)
+    );
 }
 
 #[tokio::test]
-async fn a_followed_log_flows_as_it_is_written_and_ends_upstream_when_the_client_goes() {
+async fn followed_log_streams_and_is_cancelled_when_the_client_disconnects() {
     let world = World::start();
     world.running_pod("web");
     let api = world.api().await;
-    // Nothing is written yet: the headers come all the same.
+    // The headers arrive although nothing has been written yet.
     let mut reply = soon(get(api, "/containerLogs/default/web/c?follow=true")).await;
     assert_eq!(reply.status, 200);
     let writer = world.shared.following.lock().unwrap().clone().unwrap();
@@ -92,7 +95,7 @@ async fn a_followed_log_ends_with_its_container() {
 }
 
 #[tokio::test]
-async fn log_requests_that_cannot_be_answered_say_why() {
+async fn log_request_errors_have_the_kubelets_status_and_message() {
     let world = World::start();
     world.running_pod("web");
     let api = world.api().await;
@@ -111,7 +114,7 @@ async fn log_requests_that_cannot_be_answered_say_why() {
     }
     let path = "/containerLogs/default/web/c";
     for (code, status) in [(Code::NotFound, 400), (Code::Unavailable, 503), (Code::Internal, 500)] {
-        *world.shared.log_error.lock().unwrap() = Some(refusal(code, "runtime-shim has no such log"));
+        *world.shared.log_error.lock().unwrap() = Some(peer_error(code, "runtime-shim has no such log"));
         let reply = get(api, path).await;
         assert_eq!(reply.status.as_u16(), status, "{code:?}");
         assert!(reply.text().await.unwrap().contains("runtime-shim has no such log"));
@@ -119,7 +122,7 @@ async fn log_requests_that_cannot_be_answered_say_why() {
 }
 
 #[tokio::test]
-async fn a_pod_that_goes_on_is_meant_before_one_of_the_same_name_that_has_ended() {
+async fn running_pod_is_preferred_over_a_finished_one_of_the_same_name() {
     let world = World::start();
     for uid in ["old", "new"] {
         world.running_pod("web");
@@ -129,15 +132,15 @@ async fn a_pod_that_goes_on_is_meant_before_one_of_the_same_name_that_has_ended(
     }
     let api = world.api().await;
     get(api, "/containerLogs/default/web/c").await.text().await.unwrap();
-    assert_eq!(world.shared.asked.lock().unwrap()[0].pod_uid, "new");
+    assert_eq!(world.shared.log_requests.lock().unwrap()[0].pod_uid, "new");
     world.shared.pods.lock().unwrap().pop();
     get(api, "/containerLogs/default/web/c").await.text().await.unwrap();
-    assert_eq!(world.shared.asked.lock().unwrap()[1].pod_uid, "old");
+    assert_eq!(world.shared.log_requests.lock().unwrap()[1].pod_uid, "old");
 }
 
 #[tokio::test]
-async fn a_dead_neighbour_is_named() {
-    let world = World::without_neighbours();
+async fn unreachable_service_is_named_in_the_response() {
+    let world = World::without_peers();
     let api = world.api().await;
     for path in ["/pods", "/containerLogs/default/web/c"] {
         let reply = get(api, path).await;
@@ -157,7 +160,7 @@ async fn a_dead_neighbour_is_named() {
 }
 
 #[tokio::test]
-async fn health_is_that_of_the_loops_of_pod_sync() {
+async fn syncloop_check_reports_stuck_loops_of_pod_sync() {
     let world = World::start();
     let api = world.api().await;
     let reply = get(api, "/healthz?verbose").await;
@@ -171,7 +174,7 @@ async fn health_is_that_of_the_loops_of_pod_sync() {
     assert_eq!(get(api, "/healthz").await.status, 500);
     assert_eq!(get(api, "/healthz?exclude=syncloop").await.status, 200);
     let text = get(api, "/healthz/syncloop").await.text().await.unwrap();
-    assert_eq!(text, "internal server error: the loop workers of pod-sync has not turned for 31 s\n");
+    assert_eq!(text, "internal server error: the loop workers of pod-sync has made no progress for 31 s\n");
 
     let health = world.listen(keelson_node_api::health_router(&world.slis)).await;
     assert_eq!(
@@ -216,7 +219,7 @@ async fn unknown_paths_are_404_and_wrong_methods_405() {
 }
 
 #[tokio::test]
-async fn nobody_is_let_into_a_container_whatever_is_asked_and_however() {
+async fn plain_http_answers_401_for_every_way_into_a_container() {
     let world = World::start();
     world.running_pod("web");
     let api = world.api().await;
@@ -243,7 +246,7 @@ async fn nobody_is_let_into_a_container_whatever_is_asked_and_however() {
 }
 
 #[tokio::test]
-async fn metrics_of_probes_stand_apart_with_the_kubelets_labels() {
+async fn probe_metrics_are_separate_and_keep_the_kubelets_labels() {
     let world = World::start();
     *world.shared.metrics.lock().unwrap() = "# HELP kubelet_running_pods Pods.\n\
         # TYPE kubelet_running_pods gauge\nkubelet_running_pods 5\n\
@@ -281,7 +284,7 @@ async fn metrics_of_all_services_parse_as_one_text() {
             let (name, value) = line.rsplit_once(' ').unwrap();
             value.parse::<f64>().unwrap();
             let family = name.split('{').next().unwrap();
-            assert!(types.last().is_some_and(|t| family.starts_with(t)), "{line} stands below its TYPE");
+            assert!(types.last().is_some_and(|t| family.starts_with(t)), "{line} is not below its TYPE");
             series.push(name);
         }
     }
@@ -289,7 +292,7 @@ async fn metrics_of_all_services_parse_as_one_text() {
         let before = list.len();
         list.sort_unstable();
         list.dedup();
-        assert_eq!(list.len(), before, "a {what} stands twice in {text}");
+        assert_eq!(list.len(), before, "a {what} appears twice in {text}");
     }
     assert!(!text.contains("# EOF"));
     for service in ["pod-sync", "runtime-shim"] {
@@ -299,7 +302,7 @@ async fn metrics_of_all_services_parse_as_one_text() {
 }
 
 #[tokio::test]
-async fn a_slash_at_the_end_changes_nothing() {
+async fn trailing_slash_changes_nothing() {
     let world = World::start();
     let api = world.api().await;
     for path in ["/pods", "/stats/summary", "/configz", "/runningpods"] {

@@ -1,6 +1,6 @@
-//! The kubelet API where an API server is asked who somebody is and what they may do.
+//! The kubelet API with token and access reviews by an API server.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use keelson_proto::keelson::pod_config::v1::pod_config_server::{PodConfig, PodCo
 use keelson_service_kit::CancellationToken;
 use keelson_service_kit::server::{self, CallerPolicy, StackLayer};
 use keelson_service_kit::status::error;
-use pb::review_token_response::Result as Told;
+use pb::review_token_response::Result as ReviewResult;
 use tokio_stream::Empty as NoStream;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -25,37 +25,37 @@ use crate::secured::{Authority, Pair, Secured};
 
 type Answer<T> = Result<Response<T>, Status>;
 
-/// What the API server would say, and what it was asked.
+/// What the API server answers, and the reviews that it received.
 #[derive(Default)]
 struct Cluster {
-    /// Whose each token is.
+    /// The user of each token.
     tokens: Mutex<HashMap<&'static str, &'static str>>,
-    /// What an unknown token is rejected with.
-    trouble: Mutex<&'static str>,
-    /// Who may do what: name, verb, subresource.
-    rights: Mutex<Vec<(&'static str, &'static str, &'static str)>>,
-    /// Neither is answered.
-    away: Mutex<bool>,
-    /// Nothing is said at all.
+    /// The error with which unknown tokens are rejected.
+    token_error: Mutex<&'static str>,
+    /// What is allowed: user, verb, subresource.
+    allowed: Mutex<Vec<(&'static str, &'static str, &'static str)>>,
+    /// Reviews fail as unavailable.
+    down: Mutex<bool>,
+    /// Reviews never get an answer.
     hangs: Mutex<bool>,
-    asked_tokens: Mutex<Vec<String>>,
-    asked: Mutex<Vec<pb::ReviewAccessRequest>>,
+    token_reviews: Mutex<Vec<String>>,
+    access_reviews: Mutex<Vec<pb::ReviewAccessRequest>>,
 }
 
 #[derive(Clone)]
 struct Fake(Arc<Cluster>);
 
 impl Fake {
-    async fn answers(&self) -> Result<(), Status> {
+    async fn wait_for_answer(&self) -> Result<(), Status> {
         if *self.0.hangs.lock().unwrap() {
             std::future::pending::<()>().await;
         }
-        let away = || error(Code::Unavailable, "CONTROL_PLANE_AWAY", "the API server does not answer");
-        if *self.0.away.lock().unwrap() { Err(away()) } else { Ok(()) }
+        let unavailable = || error(Code::Unavailable, "CONTROL_PLANE_AWAY", "the API server does not answer");
+        if *self.0.down.lock().unwrap() { Err(unavailable()) } else { Ok(()) }
     }
 }
 
-fn absent<T>() -> Answer<T> {
+fn not_faked<T>() -> Answer<T> {
     Err(Status::unimplemented("not faked"))
 }
 
@@ -70,15 +70,20 @@ impl PodConfig for Fake {
         request: Request<pb::ReviewTokenRequest>,
     ) -> Answer<pb::ReviewTokenResponse> {
         let token = request.into_inner().token;
-        self.0.asked_tokens.lock().unwrap().push(token.clone());
-        self.answers().await?;
+        self.0.token_reviews.lock().unwrap().push(token.clone());
+        self.wait_for_answer().await?;
         let known = self.0.tokens.lock().unwrap().get(token.as_str()).copied();
         let result = match known {
             Some(name) => {
                 let extra = [("k".to_owned(), pb::ExtraValues { values: vec!["v".into()] })].into();
-                Told::User(pb::User { name: name.into(), uid: "1".into(), groups: vec!["g".into()], extra })
+                ReviewResult::User(pb::User {
+                    name: name.into(),
+                    uid: "1".into(),
+                    groups: vec!["g".into()],
+                    extra,
+                })
             }
-            None => Told::Rejected((*self.0.trouble.lock().unwrap()).to_owned()),
+            None => ReviewResult::Rejected((*self.0.token_error.lock().unwrap()).to_owned()),
         };
         Ok(Response::new(pb::ReviewTokenResponse { result: Some(result) }))
     }
@@ -87,76 +92,76 @@ impl PodConfig for Fake {
         &self,
         request: Request<pb::ReviewAccessRequest>,
     ) -> Answer<pb::ReviewAccessResponse> {
-        let asked = request.into_inner();
-        self.0.asked.lock().unwrap().push(asked.clone());
-        self.answers().await?;
-        let user = asked.user.unwrap();
-        let is_it = |(name, verb, part): &(&str, &str, &str)| {
-            *name == user.name && *verb == asked.verb && *part == asked.subresource
+        let review = request.into_inner();
+        self.0.access_reviews.lock().unwrap().push(review.clone());
+        self.wait_for_answer().await?;
+        let user = review.user.unwrap();
+        let matches = |(name, verb, subresource): &(&str, &str, &str)| {
+            *name == user.name && *verb == review.verb && *subresource == review.subresource
         };
-        let allowed = self.0.rights.lock().unwrap().iter().any(is_it);
+        let allowed = self.0.allowed.lock().unwrap().iter().any(matches);
         Ok(Response::new(pb::ReviewAccessResponse { allowed, reason: String::new() }))
     }
 
     async fn watch_pods(&self, _: Request<pb::WatchPodsRequest>) -> Answer<Self::WatchPodsStream> {
-        absent()
+        not_faked()
     }
 
     async fn watch_node(&self, _: Request<pb::WatchNodeRequest>) -> Answer<Self::WatchNodeStream> {
-        absent()
+        not_faked()
     }
 
     async fn get_object(&self, _: Request<pb::GetObjectRequest>) -> Answer<pb::GetObjectResponse> {
-        absent()
+        not_faked()
     }
 
     async fn watch_objects(
         &self,
         _: Request<Streaming<pb::WatchObjectsRequest>>,
     ) -> Answer<Self::WatchObjectsStream> {
-        absent()
+        not_faked()
     }
 
     async fn apply_manifest(
         &self,
         _: Request<pb::ApplyManifestRequest>,
     ) -> Answer<pb::ApplyManifestResponse> {
-        absent()
+        not_faked()
     }
 
     async fn delete_manifest(
         &self,
         _: Request<pb::DeleteManifestRequest>,
     ) -> Answer<pb::DeleteManifestResponse> {
-        absent()
+        not_faked()
     }
 
     async fn get_service_env(
         &self,
         _: Request<pb::GetServiceEnvRequest>,
     ) -> Answer<pb::GetServiceEnvResponse> {
-        absent()
+        not_faked()
     }
 
     async fn mutate(&self, _: Request<pb::MutateRequest>) -> Answer<pb::MutateResponse> {
-        absent()
+        not_faked()
     }
 
     async fn create_token(&self, _: Request<pb::CreateTokenRequest>) -> Answer<pb::CreateTokenResponse> {
-        absent()
+        not_faked()
     }
 
     async fn list_sources(&self, _: Request<pb::ListSourcesRequest>) -> Answer<pb::ListSourcesResponse> {
-        absent()
+        not_faked()
     }
 }
 
-/// A node that asks, and the answers.
+/// A node with token and access reviews, and the fake API server.
 struct Reviewed {
     node: Secured,
     cluster: Arc<Cluster>,
-    /// Ends pod-config.
-    end: CancellationToken,
+    /// Stops pod-config.
+    stop_pod_config: CancellationToken,
 }
 
 impl Reviewed {
@@ -171,36 +176,37 @@ impl Reviewed {
             change(api);
         })
         .await;
-        let (cluster, end) = (Arc::<Cluster>::default(), CancellationToken::new());
-        serve(&node.world, Fake(Arc::clone(&cluster)), end.clone()).await;
-        Self { node, cluster, end }
+        let (cluster, stop_pod_config) = (Arc::<Cluster>::default(), CancellationToken::new());
+        serve(&node.world, Fake(Arc::clone(&cluster)), stop_pod_config.clone()).await;
+        Self { node, cluster, stop_pod_config }
     }
 
-    fn allow(&self, rights: &[(&'static str, &'static str, &'static str)]) {
-        self.cluster.rights.lock().unwrap().extend(rights);
+    fn allow(&self, allowed: &[(&'static str, &'static str, &'static str)]) {
+        self.cluster.allowed.lock().unwrap().extend(allowed);
     }
 
     fn jane(&self) -> Option<Pair> {
-        Some(self.node.clients.of("jane"))
+        Some(self.node.clients.sign("jane"))
     }
 
-    async fn ask(&self, own: Option<Pair>, path: &str, headers: &[(&str, &str)]) -> (u16, String) {
-        let (head, body) = self.node.ask(own, "GET", path, headers).await.into_parts();
+    async fn get(&self, pair: Option<Pair>, path: &str, headers: &[(&str, &str)]) -> (u16, String) {
+        let (head, body) = self.node.request(pair, "GET", path, headers).await.into_parts();
         let text = soon(body.collect()).await.unwrap().to_bytes();
         (head.status.as_u16(), String::from_utf8(text.to_vec()).unwrap())
     }
 
-    /// `GET` with a token.
-    async fn with_token(&self, token: &str, path: &str) -> (u16, String) {
-        self.ask(None, path, &[("authorization", &format!("Bearer {token}"))]).await
+    /// Sends a `GET` request with a token.
+    async fn get_with_token(&self, token: &str, path: &str) -> (u16, String) {
+        self.get(None, path, &[("authorization", &format!("Bearer {token}"))]).await
     }
 
-    fn questions(&self) -> (usize, usize) {
-        (self.cluster.asked_tokens.lock().unwrap().len(), self.cluster.asked.lock().unwrap().len())
+    /// The numbers of token and access reviews.
+    fn review_counts(&self) -> (usize, usize) {
+        (self.cluster.token_reviews.lock().unwrap().len(), self.cluster.access_reviews.lock().unwrap().len())
     }
 }
 
-async fn serve(world: &World, fake: Fake, end: CancellationToken) {
+async fn serve(world: &World, fake: Fake, stop: CancellationToken) {
     let ctx = world.context(ServiceName::PodConfig);
     std::fs::create_dir_all(ctx.config.paths.socket_dir(ServiceName::PodConfig)).unwrap();
     let routes = Routes::new(PodConfigServer::new(fake));
@@ -208,7 +214,7 @@ async fn serve(world: &World, fake: Fake, end: CancellationToken) {
     let stack = StackLayer::new(CallerPolicy::new(&ctx.config), ctx.metrics.clone());
     let (is_bound, bound) = tokio::sync::oneshot::channel();
     tokio::spawn(async move {
-        server::serve(&socket, routes, stack, end, move || is_bound.send(()).unwrap()).await.unwrap();
+        server::serve(&socket, routes, stack, stop, move || is_bound.send(()).unwrap()).await.unwrap();
     });
     soon(bound).await.unwrap();
 }
@@ -216,21 +222,25 @@ async fn serve(world: &World, fake: Fake, end: CancellationToken) {
 const PING: &str = "/healthz/ping";
 
 #[tokio::test]
-async fn a_certificate_lets_in_whom_the_review_allows_and_the_refusal_says_what_was_asked() {
+async fn access_review_decides_and_the_403_names_its_attributes() {
     let node = Reviewed::start().await;
     node.allow(&[("jane", "get", "metrics"), ("jane", "get", "proxy")]);
-    assert_eq!(node.ask(node.jane(), "/metrics", &[]).await.0, 200);
-    assert_eq!(node.ask(node.jane(), PING, &[]).await.0, 200, "the second subresource is enough");
-    assert_eq!(node.ask(node.jane(), "/nothing", &[]).await.0, 404);
-    let refused = node.ask(node.jane(), "/stats/summary", &[]).await;
+    assert_eq!(node.get(node.jane(), "/metrics", &[]).await.0, 200);
+    assert_eq!(node.get(node.jane(), PING, &[]).await.0, 200, "the second subresource is enough");
+    assert_eq!(node.get(node.jane(), "/nothing", &[]).await.0, 404);
+    let refused = node.get(node.jane(), "/stats/summary", &[]).await;
     let text = "Forbidden (user=jane, verb=get, resource=nodes, subresource(s)=[stats])";
     assert_eq!(refused, (403, text.to_owned()));
-    let bob = node.node.clients.of("bob");
+    let bob = node.node.clients.sign("bob");
     let text = "Forbidden (user=bob, verb=get, resource=nodes, subresource(s)=[healthz proxy])";
-    assert_eq!(node.ask(Some(bob), PING, &[]).await, (403, text.to_owned()));
-    let first = node.cluster.asked.lock().unwrap()[0].clone();
-    let told = &first.user.as_ref().unwrap().extra["authentication.kubernetes.io/credential-id"].values[0];
-    assert!(told.strip_prefix("X509SHA256=").is_some_and(|digest| digest.len() == 64), "{told}");
+    assert_eq!(node.get(Some(bob), PING, &[]).await, (403, text.to_owned()));
+    let first = node.cluster.access_reviews.lock().unwrap()[0].clone();
+    let credential_id =
+        &first.user.as_ref().unwrap().extra["authentication.kubernetes.io/credential-id"].values[0];
+    assert!(
+        credential_id.strip_prefix("X509SHA256=").is_some_and(|digest| digest.len() == 64),
+        "{credential_id}"
+    );
     let user = pb::User {
         name: "jane".into(),
         groups: vec!["system:authenticated".into()],
@@ -248,37 +258,37 @@ async fn a_certificate_lets_in_whom_the_review_allows_and_the_refusal_says_what_
 }
 
 #[tokio::test]
-async fn administrators_of_the_cluster_are_reviewed_like_everybody() {
+async fn system_masters_are_reviewed_like_every_user() {
     let node = Reviewed::start().await;
-    let master = node.node.clients.of_groups("root", &["system:masters"]);
-    assert_eq!(node.ask(Some(master), "/exec/default/web/c?command=a", &[]).await.0, 403);
-    let groups = node.cluster.asked.lock().unwrap()[0].user.clone().unwrap().groups;
+    let master = node.node.clients.sign_with_groups("root", &["system:masters"]);
+    assert_eq!(node.get(Some(master), "/exec/default/web/c?command=a", &[]).await.0, 403);
+    let groups = node.cluster.access_reviews.lock().unwrap()[0].user.clone().unwrap().groups;
     assert_eq!(groups, ["system:masters", "system:authenticated"]);
 }
 
 #[tokio::test]
-async fn a_token_is_whom_the_server_knows_it_of_and_a_wrong_one_is_nobody() {
+async fn token_review_authenticates_and_a_wrong_token_is_not_anonymous() {
     let node = Reviewed::start_with(|api| api.tls.as_mut().unwrap().anonymous = true).await;
     node.cluster.tokens.lock().unwrap().insert("good", "scraper");
     node.allow(&[("scraper", "get", "metrics"), ("system:anonymous", "get", "healthz")]);
-    assert_eq!(node.with_token("good", "/metrics").await.0, 200);
-    assert_eq!(node.with_token("good", "/containerLogs/default/web/c").await.0, 403);
-    let nobody = (401, "Unauthorized".to_owned());
-    assert_eq!(node.with_token("bad", PING).await, nobody, "not made anonymous");
-    assert_eq!(node.ask(Some(Authority::new("x").of("jane")), PING, &[]).await, nobody);
-    assert_eq!(node.ask(None, PING, &[]).await.0, 200, "nothing was shown");
+    assert_eq!(node.get_with_token("good", "/metrics").await.0, 200);
+    assert_eq!(node.get_with_token("good", "/containerLogs/default/web/c").await.0, 403);
+    let unauthorized = (401, "Unauthorized".to_owned());
+    assert_eq!(node.get_with_token("bad", PING).await, unauthorized, "a wrong token is not anonymous");
+    assert_eq!(node.get(Some(Authority::new("x").sign("jane")), PING, &[]).await, unauthorized);
+    assert_eq!(node.get(None, PING, &[]).await.0, 200, "a client without credentials is anonymous");
     let text = "Forbidden (user=system:anonymous, verb=get, resource=nodes, subresource(s)=[metrics])";
-    assert_eq!(node.ask(None, "/metrics", &[]).await, (403, text.to_owned()));
-    // The first that is recognised counts, whatever came before it.
+    assert_eq!(node.get(None, "/metrics", &[]).await, (403, text.to_owned()));
+    // A valid token counts even after an invalid certificate.
     let with_both =
-        node.ask(Some(Authority::new("x").of("jane")), "/metrics", &[("authorization", "Bearer good")]);
+        node.get(Some(Authority::new("x").sign("jane")), "/metrics", &[("authorization", "Bearer good")]);
     assert_eq!(with_both.await.0, 200);
-    let user = node.cluster.asked.lock().unwrap()[0].user.clone().unwrap();
+    let user = node.cluster.access_reviews.lock().unwrap()[0].user.clone().unwrap();
     assert_eq!((user.uid.as_str(), user.groups.len(), user.extra["k"].values[0].as_str()), ("1", 2, "v"));
 }
 
 #[tokio::test]
-async fn a_websocket_shows_its_token_as_a_subprotocol_and_the_runtime_does_not_see_it() {
+async fn websocket_bearer_token_is_not_forwarded_to_the_runtime() {
     let node = Reviewed::start().await;
     node.cluster.tokens.lock().unwrap().insert("a.b?", "jane");
     node.node.world.running_pod("web");
@@ -287,121 +297,121 @@ async fn a_websocket_shows_its_token_as_a_subprotocol_and_the_runtime_does_not_s
     let headers =
         [("connection", "Upgrade"), ("upgrade", "websocket"), ("sec-websocket-protocol", protocols)];
     let path = "/exec/default/web/c?command=cat&output=1";
-    let (code, _) = node.ask(None, path, &headers).await;
+    let (code, _) = node.get(None, path, &headers).await;
     assert!(![401, 403, 404].contains(&code), "{code}");
-    let asked = node.node.world.shared.connected.lock().unwrap().remove(0);
-    let told = asked.headers.iter().find(|header| header.name == "sec-websocket-protocol").unwrap();
-    assert_eq!(told.value, "v4.channel.k8s.io");
+    let start = node.node.world.shared.stream_starts.lock().unwrap().remove(0);
+    let protocol = start.headers.iter().find(|header| header.name == "sec-websocket-protocol").unwrap();
+    assert_eq!(protocol.value, "v4.channel.k8s.io");
 }
 
 #[tokio::test]
-async fn tokens_that_somebody_makes_up_keep_nobody_elses_from_being_looked_at() {
+async fn made_up_tokens_do_not_block_reviews_of_other_addresses() {
     let node = Reviewed::start().await;
     node.allow(&[("scraper", "get", "metrics")]);
     node.cluster.tokens.lock().unwrap().insert("good", "scraper");
     *node.cluster.hangs.lock().unwrap() = true;
     let made_up: Vec<String> = (0..60).map(|n| format!("made-up-{n}")).collect();
     let mut flood: FuturesUnordered<_> =
-        made_up.iter().map(|token| node.with_token(token, "/metrics")).collect();
-    // Of 64 questions that may be open one address has 52; the others are answered at once.
+        made_up.iter().map(|token| node.get_with_token(token, "/metrics")).collect();
+    // One address gets 52 of the 64 reviews in progress; further ones fail at once.
     for _ in 52..60 {
         assert_eq!(soon(flood.next()).await.unwrap().0, 401);
     }
-    let asked = async {
+    let in_progress = async {
         tokio::select! {
             answer = flood.next() => panic!("{answer:?}"),
-            () = until(|| node.questions().0 == 52) => {}
+            () = until(|| node.review_counts().0 == 52) => {}
         }
     };
-    soon(asked).await;
+    soon(in_progress).await;
     *node.cluster.hangs.lock().unwrap() = false;
     let good = [("authorization", "Bearer good")];
     let from = async |address: [u8; 4]| {
-        soon(node.node.ask_from(address.into(), None, "GET", "/metrics", &good)).await.status().as_u16()
+        soon(node.node.request_from(address.into(), None, "GET", "/metrics", &good)).await.status().as_u16()
     };
     assert_eq!(from([127, 0, 0, 1]).await, 401);
-    assert_eq!(node.questions().0, 52, "nobody was asked");
+    assert_eq!(node.review_counts().0, 52, "no review was sent");
     assert_eq!(from([127, 0, 0, 2]).await, 200);
     drop(flood);
 }
 
-/// Waits until something is so that another task does.
-async fn until(is_so: impl Fn() -> bool) {
-    while !is_so() {
+/// Waits until another task has made the condition true.
+async fn until(condition: impl Fn() -> bool) {
+    while !condition() {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn without_tokens_or_reviews_nobody_is_asked() {
+async fn disabled_token_and_access_reviews_send_no_requests() {
     let only_certificates = |api: &mut Api| {
         let tls = api.tls.as_mut().unwrap();
         (tls.tokens, tls.reviews) = (false, false);
     };
     let node = Reviewed::start_with(only_certificates).await;
     node.cluster.tokens.lock().unwrap().insert("good", "scraper");
-    assert_eq!(node.with_token("good", PING).await.0, 401);
-    assert_eq!(node.ask(node.jane(), PING, &[]).await.0, 200);
-    assert_eq!(node.questions(), (0, 0));
+    assert_eq!(node.get_with_token("good", PING).await.0, 401);
+    assert_eq!(node.get(node.jane(), PING, &[]).await.0, 200);
+    assert_eq!(node.review_counts(), (0, 0));
 }
 
 #[tokio::test]
-async fn answers_are_remembered_and_trouble_is_not() {
+async fn reviews_are_cached_and_errors_are_not() {
     let node = Reviewed::start().await;
     node.cluster.tokens.lock().unwrap().insert("good", "scraper");
     node.allow(&[("scraper", "get", "metrics")]);
     for _ in 0..3 {
-        assert_eq!(node.with_token("good", "/metrics").await.0, 200);
-        assert_eq!(node.with_token("good", "/stats/summary").await.0, 403);
-        assert_eq!(node.with_token("bad", "/metrics").await.0, 401);
+        assert_eq!(node.get_with_token("good", "/metrics").await.0, 200);
+        assert_eq!(node.get_with_token("good", "/stats/summary").await.0, 403);
+        assert_eq!(node.get_with_token("bad", "/metrics").await.0, 401);
     }
-    assert_eq!(node.questions(), (2, 2));
+    assert_eq!(node.review_counts(), (2, 2));
     let long = format!("/metrics/{}", "x".repeat(10_000));
     for _ in 0..2 {
-        assert_eq!(node.with_token("good", &long).await.0, 404);
+        assert_eq!(node.get_with_token("good", &long).await.0, 404);
     }
-    assert_eq!(node.questions(), (2, 4), "what is asked at such a length is not remembered");
-    *node.cluster.trouble.lock().unwrap() = "the keys cannot be fetched";
+    assert_eq!(node.review_counts(), (2, 4), "reviews with such a long path are not cached");
+    *node.cluster.token_error.lock().unwrap() = "the keys cannot be fetched";
     for _ in 0..2 {
-        assert_eq!(node.with_token("other", "/metrics").await.0, 401);
+        assert_eq!(node.get_with_token("other", "/metrics").await.0, 401);
     }
-    assert_eq!(node.questions().0, 4);
+    assert_eq!(node.review_counts().0, 4);
 }
 
 #[tokio::test]
-async fn what_is_remembered_goes_on_while_nobody_answers_and_the_rest_is_an_error() {
+async fn cached_reviews_stay_in_effect_while_the_api_server_is_down() {
     let node = Reviewed::start().await;
     node.cluster.tokens.lock().unwrap().insert("good", "scraper");
     node.allow(&[("scraper", "get", "metrics")]);
-    assert_eq!(node.with_token("good", "/metrics").await.0, 200);
-    *node.cluster.away.lock().unwrap() = true;
-    for round in ["the API server is away", "pod-config is away"] {
-        let begun = Instant::now();
-        assert_eq!(node.with_token("good", "/metrics").await.0, 200, "{round}");
+    assert_eq!(node.get_with_token("good", "/metrics").await.0, 200);
+    *node.cluster.down.lock().unwrap() = true;
+    for round in ["the API server is down", "pod-config is down"] {
+        let started = Instant::now();
+        assert_eq!(node.get_with_token("good", "/metrics").await.0, 200, "{round}");
         let error = "Authorization error (user=scraper, verb=get, resource=nodes, subresource=pods)";
-        assert_eq!(node.with_token("good", "/pods").await, (500, error.to_owned()), "{round}");
+        assert_eq!(node.get_with_token("good", "/pods").await, (500, error.to_owned()), "{round}");
         let error = "Authorization error (user=jane, verb=get, resource=nodes, subresource=proxy)";
-        assert_eq!(node.ask(node.jane(), "/run/a/b/c", &[]).await, (500, error.to_owned()), "{round}");
-        assert_eq!(node.with_token("unknown", "/metrics").await.0, 401, "{round}");
-        assert!(begun.elapsed() < Duration::from_secs(15), "{round}: {:?}", begun.elapsed());
-        node.end.cancel();
+        assert_eq!(node.get(node.jane(), "/run/a/b/c", &[]).await, (500, error.to_owned()), "{round}");
+        assert_eq!(node.get_with_token("unknown", "/metrics").await.0, 401, "{round}");
+        assert!(started.elapsed() < Duration::from_secs(15), "{round}: {:?}", started.elapsed());
+        node.stop_pod_config.cancel();
     }
 }
 
 #[tokio::test]
-async fn nobody_waits_longer_than_the_deadline_for_a_review_that_hangs() {
+async fn hanging_review_ends_at_its_deadline() {
     let node = Reviewed::start().await;
     *node.cluster.hangs.lock().unwrap() = true;
-    let begun = Instant::now();
-    let (of_token, of_access) =
-        tokio::join!(node.with_token("good", "/metrics"), node.ask(node.jane(), "/metrics", &[]));
-    assert_eq!(of_token.0, 401);
-    assert_eq!(of_access.0, 500);
-    assert!(begun.elapsed() < Duration::from_secs(13), "{:?}", begun.elapsed());
+    let started = Instant::now();
+    let (token_review, access_review) =
+        tokio::join!(node.get_with_token("good", "/metrics"), node.get(node.jane(), "/metrics", &[]));
+    assert_eq!(token_review.0, 401);
+    assert_eq!(access_review.0, 500);
+    assert!(started.elapsed() < Duration::from_secs(13), "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn for_how_long_is_a_setting_and_nothing_is_remembered_for_no_time() {
+async fn review_cache_ttl_of_zero_disables_the_cache() {
     let node = Reviewed::start_with(|api| {
         let tls = api.tls.as_mut().unwrap();
         (tls.token_cache_ms, tls.allowed_cache_ms, tls.denied_cache_ms) = (0, 0, 0);
@@ -410,15 +420,15 @@ async fn for_how_long_is_a_setting_and_nothing_is_remembered_for_no_time() {
     node.cluster.tokens.lock().unwrap().insert("good", "scraper");
     node.allow(&[("scraper", "get", "metrics")]);
     for _ in 0..2 {
-        assert_eq!(node.with_token("good", "/metrics").await.0, 200);
+        assert_eq!(node.get_with_token("good", "/metrics").await.0, 200);
     }
-    assert_eq!(node.questions(), (2, 2));
+    assert_eq!(node.review_counts(), (2, 2));
     node.cluster.tokens.lock().unwrap().clear();
-    assert_eq!(node.with_token("good", "/metrics").await.0, 401, "a token that is taken back");
+    assert_eq!(node.get_with_token("good", "/metrics").await.0, 401, "the token was revoked");
 }
 
 #[tokio::test]
-async fn with_strict_verbs_who_may_only_read_gets_into_no_container() {
+async fn strict_verbs_require_create_for_exec_attach_and_port_forward() {
     let upgrade = [
         ("connection", "Upgrade"),
         ("upgrade", "websocket"),
@@ -434,33 +444,33 @@ async fn with_strict_verbs_who_may_only_read_gets_into_no_container() {
         node.node.world.running_pod("web");
         node.allow(&[("jane", "get", "proxy")]);
         for path in paths {
-            let (code, text) = node.ask(node.jane(), path, &upgrade).await;
+            let (code, text) = node.get(node.jane(), path, &upgrade).await;
             assert_eq!(code == 403, strict, "{path}: {code} {text}");
-            let told = "Forbidden (user=jane, verb=create, resource=nodes, subresource(s)=[proxy])";
-            assert!(!strict || text == told, "{text}");
+            let forbidden = "Forbidden (user=jane, verb=create, resource=nodes, subresource(s)=[proxy])";
+            assert!(!strict || text == forbidden, "{text}");
         }
-        assert_eq!(node.ask(node.jane(), PING, &[]).await.0, 200, "what only shows something is read");
-        // A right that comes later counts for what is asked then.
+        assert_eq!(node.get(node.jane(), PING, &[]).await.0, 200, "other paths keep the verb of the method");
+        // With `create` alone, strict verbs allow what they otherwise refuse.
         let node = Reviewed::start_with(|api| api.strict_verbs = strict).await;
         node.node.world.running_pod("web");
         node.allow(&[("jane", "create", "proxy")]);
-        let (code, _) = node.ask(node.jane(), paths[0], &upgrade).await;
+        let (code, _) = node.get(node.jane(), paths[0], &upgrade).await;
         assert_eq!(code == 403, !strict, "{code}");
     }
 }
 
 #[tokio::test]
-async fn remembered_tokens_are_counted_as_a_kubelet_counts_them() {
+async fn token_cache_metrics_match_the_kubelets() {
     let node = Reviewed::start().await;
     node.cluster.tokens.lock().unwrap().insert("good", "scraper");
     node.allow(&[("scraper", "get", "metrics")]);
     for _ in 0..2 {
-        assert_eq!(node.with_token("bad", "/metrics").await.0, 401);
-        assert_eq!(node.with_token("good", "/metrics").await.0, 200);
+        assert_eq!(node.get_with_token("bad", "/metrics").await.0, 401);
+        assert_eq!(node.get_with_token("good", "/metrics").await.0, 200);
     }
-    *node.cluster.away.lock().unwrap() = true;
-    assert_eq!(node.with_token("other", "/metrics").await.0, 401);
-    let (_, text) = node.with_token("good", "/metrics").await;
+    *node.cluster.down.lock().unwrap() = true;
+    assert_eq!(node.get_with_token("other", "/metrics").await.0, 401);
+    let (_, text) = node.get_with_token("good", "/metrics").await;
     for line in [
         "authentication_token_cache_request_total{status=\"hit\"} 3\n",
         "authentication_token_cache_request_total{status=\"miss\"} 3\n",

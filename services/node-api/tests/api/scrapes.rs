@@ -1,4 +1,4 @@
-//! What metrics have in common, and those of the health checks.
+//! Compression of metrics, and the metrics of health checks.
 
 use std::io::Read as _;
 
@@ -7,7 +7,7 @@ use flate2::read::GzDecoder;
 use crate::fake::{World, get, get_with, request, try_request};
 
 #[tokio::test]
-async fn metrics_are_compressed_for_who_prefers_it_and_nothing_else_is() {
+async fn only_metrics_are_compressed_with_gzip_on_request() {
     let world = World::start();
     *world.shared.metrics.lock().unwrap() =
         "# HELP kubelet_x X.\n# TYPE kubelet_x gauge\nkubelet_x{a=\"b\"} 1\n".repeat(2000);
@@ -19,24 +19,24 @@ async fn metrics_are_compressed_for_who_prefers_it_and_nothing_else_is() {
         let plain_type = plain.headers["content-type"].clone();
         let plain = plain.text().await.unwrap();
 
-        let packed = get_with(api, path, &[("accept-encoding", "deflate, gzip;q=0.9")]).await;
-        assert_eq!(packed.status, 200, "{path}");
-        assert_eq!(packed.headers["content-encoding"], "gzip", "{path}");
-        assert_eq!(packed.headers["content-type"], plain_type, "{path}");
-        let length: usize = packed.headers["content-length"].to_str().unwrap().parse().unwrap();
-        let packed = packed.bytes().await.unwrap();
-        assert_eq!(packed.len(), length, "{path}");
+        let compressed = get_with(api, path, &[("accept-encoding", "deflate, gzip;q=0.9")]).await;
+        assert_eq!(compressed.status, 200, "{path}");
+        assert_eq!(compressed.headers["content-encoding"], "gzip", "{path}");
+        assert_eq!(compressed.headers["content-type"], plain_type, "{path}");
+        let length: usize = compressed.headers["content-length"].to_str().unwrap().parse().unwrap();
+        let compressed = compressed.bytes().await.unwrap();
+        assert_eq!(compressed.len(), length, "{path}");
         let mut text = String::new();
-        GzDecoder::new(&packed[..]).read_to_string(&mut text).unwrap();
-        // What the process uses and how often it was asked has changed meanwhile.
-        let steady = |text: &str| -> Vec<String> {
+        GzDecoder::new(&compressed[..]).read_to_string(&mut text).unwrap();
+        // The metrics of the process and of its requests have changed in between.
+        let stable = |text: &str| -> Vec<String> {
             let lines = text.lines().filter(|line| path != "/metrics" || line.contains("kubelet_x"));
             lines.map(str::to_owned).collect()
         };
-        assert_eq!(steady(&text), steady(&plain), "{path}");
-        assert!(path != "/metrics" || steady(&text).len() >= 2000, "{text}");
+        assert_eq!(stable(&text), stable(&plain), "{path}");
+        assert!(path != "/metrics" || stable(&text).len() >= 2000, "{text}");
         if path == "/metrics" {
-            assert!(packed.len() * 10 < text.len(), "{} of {} bytes", packed.len(), text.len());
+            assert!(compressed.len() * 10 < text.len(), "{} of {} bytes", compressed.len(), text.len());
         }
     }
     for path in ["/healthz", "/pods", "/stats/summary", "/configz", "/statusz"] {
@@ -48,7 +48,7 @@ async fn metrics_are_compressed_for_who_prefers_it_and_nothing_else_is() {
 }
 
 #[tokio::test]
-async fn health_checks_count_when_healthz_is_called_until_they_are_reset() {
+async fn slis_count_healthz_calls_until_reset() {
     let world = World::start();
     let api = world.api().await;
     let health = world.listen(keelson_node_api::health_router(&world.slis)).await;
@@ -58,7 +58,7 @@ async fn health_checks_count_when_healthz_is_called_until_they_are_reset() {
     get(health, "/healthz/ping").await;
     let reply = get(api, "/metrics/slis").await;
     assert_eq!(reply.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
-    assert_eq!(reply.text().await.unwrap(), "", "a check that is asked for alone does not count");
+    assert_eq!(reply.text().await.unwrap(), "", "a single check does not count");
 
     get(api, "/healthz").await;
     *world.shared.silent_ms.lock().unwrap() = 31_000;

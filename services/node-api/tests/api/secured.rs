@@ -1,6 +1,6 @@
-//! The kubelet API over TLS: whom it lets in, and the ways into a container.
+//! The kubelet API over TLS: authentication by certificates, connection limits, and the ways into a container.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -13,8 +13,8 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use keelson_config::{Api, ApiTls, ServiceName};
-use keelson_node_api::places::{Limits, Places};
-use keelson_node_api::{Access, Requests, Serving, api_router, listen};
+use keelson_node_api::connection_limits::{ConnectionLimiter, ConnectionLimits};
+use keelson_node_api::{Access, RequestMetrics, Serving, api_router, listen};
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_service_kit::status::error;
 use rcgen::{
@@ -46,16 +46,16 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    pub fn of(&self, name: &str) -> Pair {
-        self.of_groups(name, &[])
+    pub fn sign(&self, name: &str) -> Pair {
+        self.sign_with_groups(name, &[])
     }
 
-    pub fn of_groups(&self, name: &str, groups: &[&str]) -> Pair {
-        self.of_kind(name, groups, |_| {})
+    pub fn sign_with_groups(&self, name: &str, groups: &[&str]) -> Pair {
+        self.sign_with(name, groups, |_| {})
     }
 
-    /// The same with something else changed.
-    fn of_kind(&self, name: &str, groups: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Pair {
+    /// Signs a certificate whose parameters `change` has changed.
+    fn sign_with(&self, name: &str, groups: &[&str], change: impl FnOnce(&mut CertificateParams)) -> Pair {
         let mut params = CertificateParams::default();
         change(&mut params);
         for group in groups {
@@ -68,13 +68,13 @@ impl Authority {
     }
 }
 
-/// A node that knows the clients of one authority.
+/// A node with one authority for client certificates.
 pub struct Secured {
     pub world: World,
     pub clients: Authority,
     pub address: SocketAddr,
-    /// Its certificate, and the authority behind it.
-    pub shown: Vec<CertificateDer<'static>>,
+    /// The serving certificate, and the authority that signed it.
+    pub serving_chain: Vec<CertificateDer<'static>>,
     _files: tempfile::TempDir,
 }
 
@@ -85,11 +85,11 @@ impl Secured {
 
     /// The same with other settings.
     pub async fn start_with(change: impl FnOnce(&mut Api)) -> Self {
-        Self::start_within(Limits::of_this_process(), change).await
+        Self::start_within(ConnectionLimits::for_this_process(), change).await
     }
 
-    /// The same with so many places for connections.
-    pub async fn start_within(limits: Limits, change: impl FnOnce(&mut Api)) -> Self {
+    /// The same with these connection limits.
+    pub async fn start_within(limits: ConnectionLimits, change: impl FnOnce(&mut Api)) -> Self {
         let (mut world, files, clients) =
             (World::start(), tempfile::tempdir().unwrap(), Authority::new("clients"));
         let ca = files.path().join("ca.pem");
@@ -103,49 +103,50 @@ impl Secured {
         {
             std::fs::create_dir_all(folder).unwrap();
         }
-        let told = config.paths.serving_certificate();
+        let published = config.paths.serving_certificate();
         let tls = config.api.tls.clone();
         world.ctx.config = config.into();
         let serving = Serving::start(&world.ctx, tls.as_ref().unwrap());
-        let access = Access::of(&world.ctx, Some(&serving), tls.as_ref());
-        let requests = Requests::register(&world.ctx.metrics);
+        let access = Access::new(&world.ctx, Some(&serving), tls.as_ref());
+        let requests = RequestMetrics::register(&world.ctx.metrics);
         let router = api_router(&world.ctx, &world.slis, &requests, access);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let ctx = world.ctx.clone();
         tokio::spawn(async move {
             let handle = ctx.progress.register("test");
-            let places = Places::new("test port", limits);
-            listen::serve(&ctx, &handle, listener, router, Some(serving), &places).await;
+            let limiter = ConnectionLimiter::new("test port", limits);
+            listen::serve(&ctx, &handle, listener, router, Some(serving), &limiter).await;
         });
-        let shown = CertificateDer::pem_file_iter(told).unwrap().collect::<Result<_, _>>().unwrap();
-        Self { world, clients, address, shown, _files: files }
+        let serving_chain =
+            CertificateDer::pem_file_iter(published).unwrap().collect::<Result<_, _>>().unwrap();
+        Self { world, clients, address, serving_chain, _files: files }
     }
 
-    /// A connection of a client that knows what the node shows, as `name`.
-    async fn connect(&self, name: &str, own: Option<Pair>) -> std::io::Result<SendRequest<Empty<Bytes>>> {
-        self.connect_from(Ipv4Addr::LOCALHOST, name, own).await
+    /// Connects a client that trusts the authority of the node and expects the server name `name`.
+    async fn connect(&self, name: &str, pair: Option<Pair>) -> std::io::Result<SendRequest<Empty<Bytes>>> {
+        self.connect_from(Ipv4Addr::LOCALHOST, name, pair).await
     }
 
-    /// As a client with this address.
+    /// The same from another client address.
     async fn connect_from(
         &self,
         from: Ipv4Addr,
         name: &str,
-        own: Option<Pair>,
+        pair: Option<Pair>,
     ) -> std::io::Result<SendRequest<Empty<Bytes>>> {
         let mut roots = RootCertStore::empty();
-        roots.add(self.shown[1].clone()).unwrap();
+        roots.add(self.serving_chain[1].clone()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots);
-        let config = match own {
+        let config = match pair {
             Some((certificate, key)) => {
-                // Not checked here: that is for the node to do.
+                // The client does not check its certificate, so that the node has to.
                 let key = ring::default_provider().key_provider.load_private_key(key).unwrap();
-                let pair = CertifiedKey::new(vec![certificate], key);
-                config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(pair)))
+                let certified_key = CertifiedKey::new(vec![certificate], key);
+                config.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified_key)))
             }
             None => config.with_no_client_auth(),
         };
@@ -159,43 +160,45 @@ impl Secured {
         Ok(sender)
     }
 
-    pub async fn ask(
+    /// Sends a request on a connection of its own, with a client certificate.
+    pub async fn request(
         &self,
-        own: Option<Pair>,
+        pair: Option<Pair>,
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
     ) -> Response<Incoming> {
-        self.ask_from(Ipv4Addr::LOCALHOST, own, method, path, headers).await
+        self.request_from(Ipv4Addr::LOCALHOST, pair, method, path, headers).await
     }
 
-    /// As a client with this address.
-    pub async fn ask_from(
+    /// The same from another client address.
+    pub async fn request_from(
         &self,
         from: Ipv4Addr,
-        own: Option<Pair>,
+        pair: Option<Pair>,
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
     ) -> Response<Incoming> {
-        let mut sender = self.connect_from(from, "127.0.0.1", own).await.unwrap();
+        let mut sender = self.connect_from(from, "127.0.0.1", pair).await.unwrap();
         let request = Request::builder().method(method).uri(path).header("host", "node");
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         soon(sender.send_request(request.body(Empty::new()).unwrap())).await.unwrap()
     }
 
-    pub async fn get(&self, own: Option<Pair>, path: &str) -> u16 {
-        self.ask(own, "GET", path, &[]).await.status().as_u16()
+    pub async fn get(&self, pair: Option<Pair>, path: &str) -> u16 {
+        self.request(pair, "GET", path, &[]).await.status().as_u16()
     }
 
-    /// What somebody whom the node knows is answered.
-    pub async fn known(
+    /// Sends a request as the user `jane`: the status, headers and text of the response.
+    pub async fn request_as_jane(
         &self,
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
     ) -> (u16, HeaderMap, String) {
-        let (head, body) = self.ask(Some(self.clients.of("jane")), method, path, headers).await.into_parts();
+        let (head, body) =
+            self.request(Some(self.clients.sign("jane")), method, path, headers).await.into_parts();
         let text = soon(body.collect()).await.unwrap().to_bytes();
         (head.status.as_u16(), head.headers, String::from_utf8(text.to_vec()).unwrap())
     }
@@ -213,27 +216,24 @@ pub fn head(status: u32, headers: &[(&str, &str)]) -> rt::StreamHead {
 }
 
 #[tokio::test]
-async fn whom_an_authority_stands_behind_is_let_in_and_nobody_else() {
+async fn client_certificate_of_a_trusted_authority_is_required() {
     let node = Secured::start(false).await;
     for path in ["/healthz/ping", "/pods", "/metrics", "/exec/default/web/c", "/nothing"] {
         assert_eq!(node.get(None, path).await, 401, "{path}: without a certificate");
-        let stranger = Authority::new("clients").of("jane");
-        assert_eq!(node.get(Some(stranger), path).await, 401, "{path}: of another authority");
+        let foreign = Authority::new("clients").sign("jane");
+        assert_eq!(node.get(Some(foreign), path).await, 401, "{path}: of another authority");
     }
-    assert_eq!(node.get(Some(node.clients.of("jane")), "/healthz/ping").await, 200);
-    assert_eq!(node.get(Some(node.clients.of("jane")), "/nothing").await, 404);
+    assert_eq!(node.get(Some(node.clients.sign("jane")), "/healthz/ping").await, 200);
+    assert_eq!(node.get(Some(node.clients.sign("jane")), "/nothing").await, 404);
     assert_eq!(
-        node.get(Some(node.clients.of("")), "/healthz/ping").await,
+        node.get(Some(node.clients.sign("")), "/healthz/ping").await,
         401,
         "a certificate without a name"
     );
-    assert!(
-        node.world.ctx.metrics.text().contains("path=\"healthz\""),
-        "those that are refused are counted, too"
-    );
+    assert!(node.world.ctx.metrics.text().contains("path=\"healthz\""), "refused requests are counted, too");
 }
 
-/// What `openssl x509 -req` without extensions makes: of X.509 version 1. The key is for this test alone.
+/// A certificate of X.509 version 1, as `openssl x509 -req` without extensions creates it. The key is for this test alone.
 const VERSION_1: &str = "\
 -----BEGIN CERTIFICATE-----
 MIIBGjCBwQIUBVyGpnksEy+U0jS1046GXBXBUxowCgYIKoZIzj0EAwIwDzENMAsG
@@ -251,24 +251,27 @@ B6Fb6UDN540g/wliQSy86aX3p5GhRANCAAR9vmUR8ZdhXdDenk+P3jOxYA2IHQKr
 ";
 
 #[tokio::test]
-async fn each_certificate_that_is_refused_is_counted_by_why() {
+async fn refused_client_certificates_are_counted_by_reason() {
     let node = Secured::start(false).await;
     let version_1 = || {
         let certificate = CertificateDer::from_pem_slice(VERSION_1.as_bytes()).unwrap();
         (certificate, PrivateKeyDer::from_pem_slice(VERSION_1.as_bytes()).unwrap())
     };
     let kinds = [
-        ("unknown_issuer", Authority::new("others").of("jane")),
-        ("signature", Authority::new("clients").of("jane")),
-        ("no_name", node.clients.of("")),
-        ("expired", node.clients.of_kind("jane", &[], |params| params.not_after = date_time_ymd(2001, 1, 1))),
+        ("unknown_issuer", Authority::new("others").sign("jane")),
+        ("signature", Authority::new("clients").sign("jane")),
+        ("no_name", node.clients.sign("")),
+        (
+            "expired",
+            node.clients.sign_with("jane", &[], |params| params.not_after = date_time_ymd(2001, 1, 1)),
+        ),
         (
             "not_valid_yet",
-            node.clients.of_kind("jane", &[], |params| params.not_before = date_time_ymd(2999, 1, 1)),
+            node.clients.sign_with("jane", &[], |params| params.not_before = date_time_ymd(2999, 1, 1)),
         ),
         (
             "purpose",
-            node.clients.of_kind("jane", &[], |params| {
+            node.clients.sign_with("jane", &[], |params| {
                 params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
             }),
         ),
@@ -281,9 +284,9 @@ async fn each_certificate_that_is_refused_is_counted_by_why() {
         assert_eq!(node.get(Some(pair), "/pods").await, 401, "{reason}");
         assert!(counted(reason), "{reason}: {}", node.world.ctx.metrics.text());
     }
-    assert_eq!(node.get(Some(node.clients.of("jane")), "/healthz/ping").await, 200);
+    assert_eq!(node.get(Some(node.clients.sign("jane")), "/healthz/ping").await, 200);
 
-    // That one does not get through the handshake, which the client learns with its first request.
+    // A certificate of version 1 fails the handshake, which the client notices with its first request.
     let mut sender = node.connect("127.0.0.1", Some(version_1())).await.unwrap();
     let request = Request::builder().uri("/pods").header("host", "node").body(Empty::new()).unwrap();
     assert!(soon(sender.send_request(request)).await.is_err());
@@ -296,7 +299,7 @@ async fn each_certificate_that_is_refused_is_counted_by_why() {
 }
 
 #[tokio::test]
-async fn without_authorities_of_clients_no_certificate_is_asked_for_and_anonymous_is_as_it_is_said() {
+async fn without_client_authorities_certificates_are_ignored() {
     for anonymous in [false, true] {
         let node = Secured::start_with(|api| {
             let tls = api.tls.as_mut().unwrap();
@@ -306,15 +309,15 @@ async fn without_authorities_of_clients_no_certificate_is_asked_for_and_anonymou
         let expected = if anonymous { 200 } else { 401 };
         assert_eq!(node.get(None, "/healthz/ping").await, expected);
         assert_eq!(
-            node.get(Some(node.clients.of("jane")), "/healthz/ping").await,
+            node.get(Some(node.clients.sign("jane")), "/healthz/ping").await,
             expected,
-            "it is not looked at"
+            "the certificate is ignored"
         );
     }
 }
 
 #[tokio::test]
-async fn the_certificate_names_the_node_and_its_addresses() {
+async fn self_signed_certificate_names_the_node_and_its_addresses() {
     let node = Secured::start(false).await;
     for name in ["n1", "localhost", "127.0.0.1"] {
         assert!(node.connect(name, None).await.is_ok(), "{name}");
@@ -325,26 +328,26 @@ async fn the_certificate_names_the_node_and_its_addresses() {
 }
 
 #[tokio::test]
-async fn anonymous_is_let_in_where_it_is_said_and_a_wrong_certificate_is_not_anonymous() {
+async fn client_with_a_wrong_certificate_is_not_anonymous() {
     let node = Secured::start(true).await;
     assert_eq!(node.get(None, "/healthz/ping").await, 200);
-    assert_eq!(node.get(Some(Authority::new("x").of("jane")), "/healthz/ping").await, 401);
+    assert_eq!(node.get(Some(Authority::new("x").sign("jane")), "/healthz/ping").await, 401);
 }
 
 #[tokio::test]
-async fn bytes_go_both_ways_as_they_are_once_the_runtime_has_changed() {
+async fn upgraded_stream_forwards_bytes_in_both_directions() {
     let node = Secured::start(false).await;
     node.world.running_pod("web");
-    let said = [
+    let upgrade_headers = [
         ("Connection", "Upgrade"),
         ("Upgrade", "SPDY/3.1"),
         ("X-Stream-Protocol-Version", "v4.channel.k8s.io"),
     ];
-    *node.world.shared.stream_head.lock().unwrap() = head(101, &said);
+    *node.world.shared.stream_head.lock().unwrap() = head(101, &upgrade_headers);
     let headers =
         [&UPGRADE[..], &[("X-Stream-Protocol-Version", "v4.channel.k8s.io"), ("Authorization", "Bearer x")]]
             .concat();
-    let answer = node.ask(Some(node.clients.of("jane")), "POST", EXEC, &headers).await;
+    let answer = node.request(Some(node.clients.sign("jane")), "POST", EXEC, &headers).await;
     assert_eq!(answer.status(), 101);
     assert_eq!(answer.headers()["x-stream-protocol-version"], "v4.channel.k8s.io");
     let mut streams = TokioIo::new(soon(hyper::upgrade::on(answer)).await.unwrap());
@@ -361,9 +364,9 @@ async fn bytes_go_both_ways_as_they_are_once_the_runtime_has_changed() {
     soon(streams.read_to_end(&mut rest)).await.unwrap();
     assert_eq!(rest, b"the end");
 
-    let asked = node.world.shared.connected.lock().unwrap().remove(0);
+    let start = node.world.shared.stream_starts.lock().unwrap().remove(0);
     assert_eq!(
-        (asked.pod_uid.as_str(), asked.namespace.as_str(), asked.method.as_str()),
+        (start.pod_uid.as_str(), start.namespace.as_str(), start.method.as_str()),
         ("uid-of-web", "default", "POST")
     );
     let exec = rt::StreamExec {
@@ -374,99 +377,100 @@ async fn bytes_go_both_ways_as_they_are_once_the_runtime_has_changed() {
         stderr: true,
         tty: false,
     };
-    assert_eq!(asked.what, Some(rt::stream_start::What::Exec(exec)));
+    assert_eq!(start.what, Some(rt::stream_start::What::Exec(exec)));
     assert!(
-        asked.headers.iter().any(|h| h.name == "upgrade" && h.value == "SPDY/3.1"),
+        start.headers.iter().any(|h| h.name == "upgrade" && h.value == "SPDY/3.1"),
         "{:?}",
-        asked.headers
+        start.headers
     );
 }
 
-/// Waits until somebody whom the node knows has a place there again.
-async fn has_a_place(node: &Secured) {
-    let asking = async {
-        while node.get(Some(node.clients.of("jane")), "/healthz/ping").await != 200 {
+/// Waits until an authorized connection gets a slot again.
+async fn wait_for_slot(node: &Secured) {
+    let requests = async {
+        while node.get(Some(node.clients.sign("jane")), "/healthz/ping").await != 200 {
             tokio::task::yield_now().await;
         }
     };
-    soon(asking).await;
+    soon(requests).await;
 }
 
 #[tokio::test]
-async fn logs_that_are_followed_keep_no_stranger_out_and_one_too_many_is_answered_and_told() {
-    let node = Secured::start_within(Limits { strangers: 1, known: 2 }, |_| {}).await;
+async fn followed_logs_leave_unauthorized_slots_free_and_excess_is_503() {
+    let node = Secured::start_within(ConnectionLimits { unauthorized: 1, authorized: 2 }, |_| {}).await;
     node.world.running_pod("web");
     let mut written = Vec::new();
     let mut followed = Vec::new();
     for _ in 0..2 {
         let path = "/containerLogs/default/web/c?follow=true";
-        let answer = soon(node.ask(Some(node.clients.of("jane")), "GET", path, &[])).await;
+        let answer = soon(node.request(Some(node.clients.sign("jane")), "GET", path, &[])).await;
         assert_eq!(answer.status(), 200);
         followed.push(answer);
         written.push(node.world.shared.following.lock().unwrap().take().unwrap());
     }
-    assert_eq!(node.get(None, "/healthz/ping").await, 401, "there is a place for strangers");
-    let (status, headers, text) = node.known("GET", "/healthz/ping", &[]).await;
+    assert_eq!(node.get(None, "/healthz/ping").await, 401, "an unauthorized slot is free");
+    let (status, headers, text) = node.request_as_jane("GET", "/healthz/ping", &[]).await;
     assert_eq!(status, 503);
     assert!(text.starts_with("too many connections to this node are open"), "{text}");
     assert_eq!(headers["connection"], "close");
     assert_eq!(headers["retry-after"], "1");
-    let told = async {
+    let reported = async {
         loop {
             let conditions = node.world.ctx.progress.report("").conditions;
-            let told = conditions.into_iter().find(|told| told.name == "connections of the test port");
-            if told.is_some_and(|told| !told.ok && told.message.contains("2 are open, 2 of them of user")) {
+            let found = conditions.into_iter().find(|found| found.name == "connections of the test port");
+            if found.is_some_and(|found| !found.ok && found.message.contains("2 are open, 2 of them by user"))
+            {
                 return;
             }
-            // The port looks at its places with each connection.
+            // The port updates the condition with each connection.
             node.get(None, "/healthz/ping").await;
         }
     };
-    soon(told).await;
+    soon(reported).await;
     drop(followed.pop());
-    has_a_place(&node).await;
+    wait_for_slot(&node).await;
 }
 
 #[tokio::test]
-async fn strangers_who_say_nothing_keep_nobody_out_and_the_oldest_of_them_makes_room() {
-    let node = Secured::start_within(Limits { strangers: 64, known: 64 }, |_| {}).await;
-    let mut silent = Vec::new();
+async fn idle_unauthorized_connections_are_displaced_oldest_first() {
+    let node = Secured::start_within(ConnectionLimits { unauthorized: 64, authorized: 64 }, |_| {}).await;
+    let mut idle = Vec::new();
     for _ in 0..300 {
-        silent.push(soon(TcpStream::connect(node.address)).await.unwrap());
+        idle.push(soon(TcpStream::connect(node.address)).await.unwrap());
     }
     for _ in 0..3 {
-        let (status, _, _) = soon(node.known("GET", "/healthz/ping", &[])).await;
+        let (status, _, _) = soon(node.request_as_jane("GET", "/healthz/ping", &[])).await;
         assert_eq!(status, 200);
     }
-    // An eighth of the places is an address's.
-    let mut nothing = [0];
-    assert_eq!(soon(silent[0].read(&mut nothing)).await.unwrap_or(0), 0, "the oldest was closed");
+    // An address may have an eighth of the slots.
+    let mut buffer = [0];
+    assert_eq!(soon(idle[0].read(&mut buffer)).await.unwrap_or(0), 0, "the oldest was closed");
     let conditions = node.world.ctx.progress.report("").conditions;
-    let told = conditions.iter().find(|told| told.name == "connections of the test port").unwrap();
-    assert!(!told.ok && told.message.contains("by 127.0.0.1"), "{told:?}");
-    // Whoever was let in stays, whoever comes.
-    let mut known = node.connect("127.0.0.1", Some(node.clients.of("jane"))).await.unwrap();
+    let condition = conditions.iter().find(|found| found.name == "connections of the test port").unwrap();
+    assert!(!condition.ok && condition.message.contains("by 127.0.0.1"), "{condition:?}");
+    // New connections do not displace an authorized one.
+    let mut authorized = node.connect("127.0.0.1", Some(node.clients.sign("jane"))).await.unwrap();
     for round in 0..2 {
         let request = Request::get("/healthz/ping").header("host", "node").body(Empty::new()).unwrap();
-        let answer = soon(known.send_request(request)).await.unwrap();
+        let answer = soon(authorized.send_request(request)).await.unwrap();
         assert_eq!(answer.status(), 200, "{round}");
         soon(answer.into_body().collect()).await.unwrap();
         for _ in 0..100 {
-            silent.push(soon(TcpStream::connect(node.address)).await.unwrap());
+            idle.push(soon(TcpStream::connect(node.address)).await.unwrap());
         }
     }
 }
 
 #[tokio::test]
-async fn a_stream_into_a_container_has_no_place_of_a_connection() {
-    let node = Secured::start_within(Limits { strangers: 1, known: 1 }, |_| {}).await;
+async fn upgraded_stream_frees_its_connection_slot() {
+    let node = Secured::start_within(ConnectionLimits { unauthorized: 1, authorized: 1 }, |_| {}).await;
     node.world.running_pod("web");
-    let said = [("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1")];
-    *node.world.shared.stream_head.lock().unwrap() = head(101, &said);
-    let answer = node.ask(Some(node.clients.of("jane")), "POST", EXEC, &UPGRADE).await;
+    let upgrade_headers = [("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1")];
+    *node.world.shared.stream_head.lock().unwrap() = head(101, &upgrade_headers);
+    let answer = node.request(Some(node.clients.sign("jane")), "POST", EXEC, &UPGRADE).await;
     assert_eq!(answer.status(), 101);
     let mut streams = TokioIo::new(soon(hyper::upgrade::on(answer)).await.unwrap());
-    has_a_place(&node).await;
+    wait_for_slot(&node).await;
     soon(streams.write_all(b"the end")).await.unwrap();
     soon(streams.flush()).await.unwrap();
     let mut rest = Vec::new();
@@ -475,31 +479,31 @@ async fn a_stream_into_a_container_has_no_place_of_a_connection() {
 }
 
 #[tokio::test]
-async fn a_stranger_who_is_refused_leaves_the_place_to_the_next_one() {
-    let node = Secured::start_within(Limits { strangers: 1, known: 1 }, |_| {}).await;
-    let mut stranger = node.connect("127.0.0.1", None).await.unwrap();
+async fn refused_connection_is_closed_and_frees_its_slot() {
+    let node = Secured::start_within(ConnectionLimits { unauthorized: 1, authorized: 1 }, |_| {}).await;
+    let mut refused = node.connect("127.0.0.1", None).await.unwrap();
     let request = Request::get("/healthz/ping").header("host", "node").body(Empty::new()).unwrap();
-    let answer = soon(stranger.send_request(request)).await.unwrap();
+    let answer = soon(refused.send_request(request)).await.unwrap();
     assert_eq!(answer.status(), 401);
     assert_eq!(answer.headers()["connection"], "close");
-    // The stranger's side of it is still there.
-    let (status, headers, _) = soon(node.known("GET", "/healthz/ping", &[])).await;
+    // The client's side of the connection is still open.
+    let (status, headers, _) = soon(node.request_as_jane("GET", "/healthz/ping", &[])).await;
     assert_eq!(status, 200);
     assert!(!headers.contains_key("connection"), "{headers:?}");
-    drop(stranger);
+    drop(refused);
 }
 
 #[tokio::test]
-async fn what_cannot_be_streamed_is_answered_as_a_kubelet_does() {
+async fn stream_errors_are_answered_as_by_the_kubelet() {
     let node = Secured::start(false).await;
     node.world.running_pod("web");
     let shared = &node.world.shared;
-    let none = "you must specify at least 1 of stdin, stdout, stderr";
-    let odd_uid = "/attach/default/web/other/c?output=1";
+    let no_stream = "you must specify at least 1 of stdin, stdout, stderr";
+    let other_uid = "/attach/default/web/other/c?output=1";
     for (method, path, headers, status, text) in [
-        ("POST", "/exec/default/web/c?command=id", &UPGRADE[..], 400, none),
+        ("POST", "/exec/default/web/c?command=id", &UPGRADE[..], 400, no_stream),
         ("POST", "/exec/default/gone/c?output=1", &UPGRADE, 404, "pod does not exist"),
-        ("GET", odd_uid, &UPGRADE, 404, "pod not found"),
+        ("GET", other_uid, &UPGRADE, 404, "pod not found"),
         ("POST", EXEC, &[], 500, "Upgrade request required"),
         ("PUT", EXEC, &UPGRADE, 405, "405: Method Not Allowed"),
         ("GET", "/run/default/web/c?cmd=id", &[], 405, "405: Method Not Allowed"),
@@ -512,11 +516,11 @@ async fn what_cannot_be_streamed_is_answered_as_a_kubelet_does() {
         ),
         ("GET", "/portForward/default/web?port=x", &UPGRADE, 400, "unable to parse \"x\" as a port"),
     ] {
-        let (found, _, said) = node.known(method, path, headers).await;
-        assert_eq!((found, said.as_str()), (status, text), "{method} {path}");
+        let (found, _, body) = node.request_as_jane(method, path, headers).await;
+        assert_eq!((found, body.as_str()), (status, text), "{method} {path}");
     }
-    assert!(shared.connected.lock().unwrap().is_empty(), "the runtime was not asked");
-    for (told, status, text) in [
+    assert!(shared.stream_starts.lock().unwrap().is_empty(), "the runtime was not asked");
+    for (error, status, text) in [
         (error(Code::NotFound, "POD_NOT_FOUND", "x"), 404, "pod does not exist"),
         (error(Code::NotFound, "CONTAINER_NOT_FOUND", "x"), 500, "container not found (\"c\")"),
         (error(Code::ResourceExhausted, "TOO_MANY_EXECS", "64 are run"), 429, "64 are run"),
@@ -528,9 +532,9 @@ async fn what_cannot_be_streamed_is_answered_as_a_kubelet_does() {
             "runtime-shim: the container runtime does not answer",
         ),
     ] {
-        *shared.stream_error.lock().unwrap() = Some(told);
-        let (found, headers, said) = node.known("POST", EXEC, &UPGRADE).await;
-        assert_eq!((found, said.as_str()), (status, text));
+        *shared.stream_error.lock().unwrap() = Some(error);
+        let (found, headers, body) = node.request_as_jane("POST", EXEC, &UPGRADE).await;
+        assert_eq!((found, body.as_str()), (status, text));
         assert_eq!(headers.contains_key("retry-after"), status == 429);
     }
     *shared.stream_error.lock().unwrap() = None;
@@ -538,20 +542,21 @@ async fn what_cannot_be_streamed_is_answered_as_a_kubelet_does() {
         [(403, 403, "no, not now"), (200, 500, "invalid upgrade response: status code 200")]
     {
         *shared.stream_head.lock().unwrap() = head(answer, &[("Content-Length", "3"), ("X-Why", "late")]);
-        let (found, headers, said) = node.known("POST", EXEC, &UPGRADE).await;
-        assert_eq!((found, said.as_str()), (status, text));
+        let (found, headers, body) = node.request_as_jane("POST", EXEC, &UPGRADE).await;
+        assert_eq!((found, body.as_str()), (status, text));
         assert_eq!(headers.contains_key("x-why"), answer == 403);
     }
 }
 
 #[tokio::test]
-async fn a_command_is_run_and_its_output_is_the_answer() {
+async fn run_executes_a_command_and_returns_its_output() {
     let node = Secured::start(false).await;
     node.world.running_pod("web");
-    let (status, headers, said) = node.known("POST", "/run/default/web/c?cmd=id+-u", &[]).await;
-    assert_eq!((status, said.as_str()), (200, "out\nerr\n"));
+    let (status, headers, body) = node.request_as_jane("POST", "/run/default/web/c?cmd=id+-u", &[]).await;
+    assert_eq!((status, body.as_str()), (200, "out\nerr\n"));
     assert_eq!(headers["content-type"], "application/json");
-    let (status, _, said) = node.known("POST", "/run/default/web/uid-of-web/c?cmd=false", &[]).await;
-    assert_eq!((status, said.as_str()), (500, "command 'false' exited with 3: out\nerr\n"));
-    assert_eq!(node.known("POST", "/run/default/none/c?cmd=id", &[]).await.0, 404);
+    let (status, _, body) =
+        node.request_as_jane("POST", "/run/default/web/uid-of-web/c?cmd=false", &[]).await;
+    assert_eq!((status, body.as_str()), (500, "command 'false' exited with 3: out\nerr\n"));
+    assert_eq!(node.request_as_jane("POST", "/run/default/none/c?cmd=id", &[]).await.0, 404);
 }

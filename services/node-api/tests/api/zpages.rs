@@ -9,7 +9,7 @@ use crate::fake::{Reply, World, get, get_with};
 
 const SEPARATORS: [&str; 4] = [":", ": ", "=", " "];
 
-async fn accepting(api: SocketAddr, path: &str, accept: &str) -> Reply {
+async fn get_accepting(api: SocketAddr, path: &str, accept: &str) -> Reply {
     get_with(api, path, &[("accept", accept)]).await
 }
 
@@ -18,11 +18,11 @@ fn content_type(reply: &Reply) -> String {
 }
 
 #[tokio::test]
-async fn the_state_of_the_process_is_a_text_for_people_and_an_object_for_programs() {
-    let world = World::without_neighbours();
+async fn statusz_is_text_or_a_versioned_object() {
+    let world = World::without_peers();
     let before = Timestamp::now();
     let api = world.api().await;
-    for reply in [get(api, "/statusz").await, accepting(api, "/statusz", "text/plain").await] {
+    for reply in [get(api, "/statusz").await, get_accepting(api, "/statusz", "text/plain").await] {
         assert_eq!((reply.status.as_u16(), &*content_type(&reply)), (200, "text/plain; charset=utf-8"));
         assert!(!reply.headers.contains_key("warning"));
         let text = reply.text().await.unwrap();
@@ -33,7 +33,7 @@ async fn the_state_of_the_process_is_a_text_for_people_and_an_object_for_program
         assert!(of_paths.iter().any(|line| line == lines.last().unwrap()), "{text}");
     }
     let accept = "application/json;v=v1beta1;g=config.k8s.io;as=Statusz";
-    let reply = accepting(api, "/statusz", accept).await;
+    let reply = get_accepting(api, "/statusz", accept).await;
     assert_eq!((reply.status.as_u16(), &*content_type(&reply)), (200, "application/json"));
     assert!(!reply.headers.contains_key("warning"));
     let shown: Value = serde_json::from_str(&reply.text().await.unwrap()).unwrap();
@@ -52,8 +52,8 @@ async fn the_state_of_the_process_is_a_text_for_people_and_an_object_for_program
 }
 
 #[tokio::test]
-async fn the_flags_are_those_that_init_has_left_sorted_and_in_each_form() {
-    let world = World::without_neighbours();
+async fn flagz_lists_the_flags_written_by_init_in_each_format() {
+    let world = World::without_peers();
     let api = world.api().await;
     let reply = get(api, "/flagz").await;
     assert_eq!(reply.status, 500);
@@ -70,7 +70,7 @@ async fn the_flags_are_those_that_init_has_left_sorted_and_in_each_form() {
         SEPARATORS.map(|s| format!("hostname-override{s}n1\nmanifest-url-header{s}CLASSIFIED\nv{s}2\n"));
     assert!(expected.iter().any(|expected| expected == list), "{text}");
 
-    let reply = accepting(api, "/flagz", "application/json;v=v1beta1;g=config.k8s.io;as=Flagz").await;
+    let reply = get_accepting(api, "/flagz", "application/json;v=v1beta1;g=config.k8s.io;as=Flagz").await;
     assert!(!reply.headers.contains_key("warning"));
     let shown: Value = serde_json::from_str(&reply.text().await.unwrap()).unwrap();
     let expected = json!({
@@ -79,7 +79,7 @@ async fn the_flags_are_those_that_init_has_left_sorted_and_in_each_form() {
     });
     assert_eq!(shown, expected);
 
-    let reply = accepting(api, "/flagz", "application/yaml;v=v1alpha1;g=config.k8s.io;as=Flagz").await;
+    let reply = get_accepting(api, "/flagz", "application/yaml;v=v1alpha1;g=config.k8s.io;as=Flagz").await;
     assert_eq!(content_type(&reply), "application/yaml");
     let warning = reply.headers["warning"].to_str().unwrap();
     assert!(warning.starts_with("299 - \"") && warning.ends_with('"'), "{warning}");
@@ -91,8 +91,8 @@ async fn the_flags_are_those_that_init_has_left_sorted_and_in_each_form() {
 }
 
 #[tokio::test]
-async fn an_accept_that_asks_for_something_else_is_406() {
-    let world = World::without_neighbours();
+async fn unsupported_accept_header_is_406() {
+    let world = World::without_peers();
     let api = world.api().await;
     for (path, accept) in [
         ("/statusz", "application/json"),
@@ -101,7 +101,7 @@ async fn an_accept_that_asks_for_something_else_is_406() {
         ("/flagz", "application/yaml;v=v1beta1;g=config.k8s.io"),
         ("/flagz", "text/html"),
     ] {
-        let reply = accepting(api, path, accept).await;
+        let reply = get_accepting(api, path, accept).await;
         assert_eq!(reply.status, 406, "{path} {accept}");
         assert!(reply.text().await.unwrap().contains("g=config.k8s.io"), "{path} {accept}");
     }

@@ -1,4 +1,4 @@
-//! Counts the requests of the kubelet API (node-and-api.md §8.12, §15.1).
+//! Request metrics of the kubelet API (node-and-api.md §8.12, §15.1).
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,7 +20,7 @@ use prometheus_client::metrics::histogram::Histogram;
 /// Upper bounds of the buckets in seconds.
 const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// First segments of the paths of a kubelet that have a label of their own.
+/// The values of the label `path`: the first segments of the paths of a kubelet.
 const PATHS: [&str; 19] = [
     "attach",
     "checkpoint",
@@ -43,7 +43,7 @@ const PATHS: [&str; 19] = [
     "statusz",
 ];
 
-/// A request that may last for hours; the label of port-forwards is as a kubelet has it.
+/// Values of `path` with `long_running="true"`; as in a kubelet, port-forwards are not among them.
 const LONG_RUNNING: [&str; 3] = ["exec", "attach", "debug"];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -55,7 +55,7 @@ struct Labels {
 }
 
 impl Labels {
-    fn of(method: &Method, path: &str, server_type: &'static str) -> Self {
+    fn new(method: &Method, path: &str, server_type: &'static str) -> Self {
         let path = path_label(path);
         let long_running = if LONG_RUNNING.contains(&path) { "true" } else { "false" };
         Self { method: method_label(method), path, server_type, long_running }
@@ -77,7 +77,7 @@ fn method_label(method: &Method) -> &'static str {
     }
 }
 
-/// The first segment of a path, two of one below `/metrics`; `other` for what a kubelet does not have.
+/// The first segment of a path, or the first two below `/metrics`; `other` for paths that a kubelet does not have.
 fn path_label(path: &str) -> &'static str {
     let path = path.trim_start_matches('/');
     let mut segments = path.splitn(3, '/');
@@ -92,106 +92,107 @@ fn path_label(path: &str) -> &'static str {
     })
 }
 
-/// What was asked of the kubelet API. Cheap to clone.
+/// The request metrics. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Requests {
+pub struct RequestMetrics {
     total: Family<Labels, Counter>,
     inflight: Family<Labels, Gauge>,
     seconds: Family<Labels, Histogram, fn() -> Histogram>,
-    websockets: WebSockets,
+    websockets: WebSocketMetrics,
 }
 
-/// The streams over WebSocket that end here (node-and-api.md §8.4). Cheap to clone.
+/// Counts the streams over WebSocket that are terminated here (node-and-api.md §8.4). Cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct WebSockets(Family<Subresource, Counter>);
+pub(crate) struct WebSocketMetrics(Family<Subresource, Counter>);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Subresource {
     subresource: &'static str,
 }
 
-impl WebSockets {
-    /// Counts one of `exec`, `attach` or `portforward`.
+impl WebSocketMetrics {
+    /// Counts a stream; `subresource` is `exec`, `attach` or `portforward`.
     pub(crate) fn count(&self, subresource: &'static str) {
         self.0.get_or_create(&Subresource { subresource }).inc();
     }
 }
 
-impl Requests {
-    /// Registers them.
+impl RequestMetrics {
+    /// Registers the metrics; call it once.
     pub fn register(metrics: &Metrics) -> Self {
         let histogram: fn() -> Histogram = || Histogram::new(SECONDS);
-        let own = Self {
+        let families = Self {
             total: Family::default(),
             inflight: Family::default(),
             seconds: Family::new_with_constructor(histogram),
-            websockets: WebSockets::default(),
+            websockets: WebSocketMetrics::default(),
         };
-        let help = "Requests for streams of a container or a port over WebSocket that were taken";
-        metrics.register("kubelet_websocket_streaming_requests", help, own.websockets.0.clone());
-        let help = "Requests of the kubelet API that were received";
-        metrics.register("kubelet_http_requests", help, own.total.clone());
-        let help = "Requests of the kubelet API that are being answered";
-        metrics.register("kubelet_http_inflight_requests", help, own.inflight.clone());
-        let help = "Seconds from a request of the kubelet API to the end of its answer";
-        metrics.register("kubelet_http_requests_duration_seconds", help, own.seconds.clone());
-        own
+        let help = "Requests for streams of a container or a port over WebSocket";
+        metrics.register("kubelet_websocket_streaming_requests", help, families.websockets.0.clone());
+        let help = "Requests that the kubelet API has received";
+        metrics.register("kubelet_http_requests", help, families.total.clone());
+        let help = "Requests that the kubelet API is answering";
+        metrics.register("kubelet_http_inflight_requests", help, families.inflight.clone());
+        let help = "Seconds from a request to the kubelet API until the end of the response";
+        metrics.register("kubelet_http_requests_duration_seconds", help, families.seconds.clone());
+        families
     }
 
-    /// Those that come in at one of the ports.
-    pub(crate) fn of_server(&self, server_type: &'static str) -> OfServer {
-        OfServer { requests: self.clone(), server_type }
+    /// The metrics of one port.
+    pub(crate) fn for_server(&self, server_type: &'static str) -> ServerMetrics {
+        ServerMetrics { requests: self.clone(), server_type }
     }
 
-    fn begin(&self, labels: Labels) -> Running {
+    fn begin(&self, labels: Labels) -> InFlightRequest {
         self.total.get_or_create(&labels).inc();
         self.inflight.get_or_create(&labels).inc();
-        Running { requests: self.clone(), labels, begun: Instant::now() }
+        InFlightRequest { requests: self.clone(), labels, started: Instant::now() }
     }
 }
 
-/// The requests of one port.
+/// The request metrics of one port.
 #[derive(Debug, Clone)]
-pub(crate) struct OfServer {
-    requests: Requests,
+pub(crate) struct ServerMetrics {
+    requests: RequestMetrics,
     server_type: &'static str,
 }
 
-impl OfServer {
-    /// Those that become streams over WebSocket.
-    pub(crate) fn websockets(&self) -> WebSockets {
+impl ServerMetrics {
+    /// The counter of streams over WebSocket.
+    pub(crate) fn websockets(&self) -> WebSocketMetrics {
         self.requests.websockets.clone()
     }
 }
 
-/// A request until its answer has ended, or its client has gone.
-struct Running {
-    requests: Requests,
+/// A request in flight, until its response has ended or its client has disconnected.
+struct InFlightRequest {
+    requests: RequestMetrics,
     labels: Labels,
-    begun: Instant,
+    started: Instant,
 }
 
-impl Drop for Running {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
         self.requests.inflight.get_or_create(&self.labels).dec();
-        self.requests.seconds.get_or_create(&self.labels).observe(self.begun.elapsed().as_secs_f64());
+        self.requests.seconds.get_or_create(&self.labels).observe(self.started.elapsed().as_secs_f64());
     }
 }
 
-/// Answers a request and counts it.
-pub(crate) async fn count(State(of): State<OfServer>, request: Request, next: Next) -> Response {
-    let running = of.requests.begin(Labels::of(request.method(), request.uri().path(), of.server_type));
-    let answer = next.run(request).await;
-    answer.map(|inner| Body::new(Counted { inner, _running: running }))
+/// Middleware that counts requests.
+pub(crate) async fn count(State(metrics): State<ServerMetrics>, request: Request, next: Next) -> Response {
+    let labels = Labels::new(request.method(), request.uri().path(), metrics.server_type);
+    let in_flight = metrics.requests.begin(labels);
+    let response = next.run(request).await;
+    response.map(|inner| Body::new(CountedBody { inner, _in_flight: in_flight }))
 }
 
-/// The body of an answer, with the request that it belongs to.
-struct Counted {
+/// A response body, with the request that it answers.
+struct CountedBody {
     inner: Body,
-    _running: Running,
+    _in_flight: InFlightRequest,
 }
 
-impl HttpBody for Counted {
+impl HttpBody for CountedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -216,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_have_the_label_of_their_first_segment_when_a_kubelet_has_it() {
+    fn path_label_is_the_first_segment_or_other() {
         for (path, label) in [
             ("/pods", "pods"),
             ("/containerLogs/ns/pod/app", "containerLogs"),
@@ -233,23 +234,23 @@ mod tests {
         ] {
             assert_eq!(path_label(path), label, "{path}");
         }
-        let labels = Labels::of(&Method::POST, "/exec/ns/pod/app", "readonly");
+        let labels = Labels::new(&Method::POST, "/exec/ns/pod/app", "readonly");
         assert_eq!((labels.method, labels.long_running, labels.server_type), ("POST", "true", "readonly"));
         assert_eq!(method_label(&Method::from_bytes(b"BREW").unwrap()), "other");
     }
 
     #[test]
-    fn a_request_is_in_flight_until_its_answer_has_ended() {
+    fn request_is_in_flight_until_its_response_body_ends() {
         let metrics = Metrics::new();
-        let requests = Requests::register(&metrics);
-        let labels = || Labels::of(&Method::GET, "/pods", "readwrite");
+        let requests = RequestMetrics::register(&metrics);
+        let labels = || Labels::new(&Method::GET, "/pods", "readwrite");
         let series = "{method=\"GET\",path=\"pods\",server_type=\"readwrite\",long_running=\"false\"}";
         let has = |line: String| assert!(metrics.text().contains(&line), "{line}: {}", metrics.text());
-        let running = requests.begin(labels());
+        let in_flight = requests.begin(labels());
         has(format!("kubelet_http_requests_total{series} 1\n"));
         has(format!("kubelet_http_inflight_requests{series} 1\n"));
         assert!(!metrics.text().contains("duration_seconds_count"), "{}", metrics.text());
-        drop(running);
+        drop(in_flight);
         has(format!("kubelet_http_inflight_requests{series} 0\n"));
         has(format!("kubelet_http_requests_duration_seconds_count{series} 1\n"));
     }

@@ -1,28 +1,28 @@
-//! What a client is told when a neighbour does not deliver.
+//! Error responses of the kubelet API.
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use tonic::{Code, Status};
 
-/// An answer that is not the one that was asked for.
+/// An error as the client gets it: a status code and a text body.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct ApiError {
     status: StatusCode,
     text: String,
 }
 
-impl Failure {
+impl ApiError {
     pub(crate) fn new(status: StatusCode, text: impl Into<String>) -> Self {
         Self { status, text: text.into() }
     }
 
-    /// A neighbour's error. Its own words name it when it is away; `service` is put before everything else.
-    pub(crate) fn of_peer(service: &str, error: &Status) -> Self {
+    /// Maps an error of another service. The text names `service`, unless a connection error already does.
+    pub(crate) fn from_peer(service: &str, error: &Status) -> Self {
         let text = error.message();
         match error.code() {
             Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted | Code::Cancelled => {
-                let named = text.contains(service);
-                let text = if named { text.to_owned() } else { format!("{service}: {text}") };
+                let is_named = text.contains(service);
+                let text = if is_named { text.to_owned() } else { format!("{service}: {text}") };
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, text)
             }
             Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => {
@@ -43,7 +43,7 @@ impl Failure {
     }
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         (self.status, self.text).into_response()
     }

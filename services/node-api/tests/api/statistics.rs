@@ -1,6 +1,6 @@
-//! Statistics, what runs, and the configuration.
+//! Statistics, running pods and the configuration.
 
-#![allow(clippy::unwrap_used)] // A test fails where it stands.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ use keelson_proto::keelson::runtime::v1 as rt;
 use serde_json::{Map, Value, json};
 use tonic::Code;
 
-use crate::fake::{World, get, refusal, request};
+use crate::fake::{World, get, peer_error, request};
 
 const TAKEN: i64 = 1_700_000_000_000_000_000;
 
-/// A usage of which everything is known.
+/// A usage with all values.
 fn usage(cpu_nanos: u64) -> Option<rm::Usage> {
     let share = rm::PressureShare { total_nanos: 9, avg10: 1.5, avg60: 0.5, avg300: 0.25 };
     let pressure = Some(rm::Pressure { some: Some(share), full: Some(share) });
@@ -63,7 +63,7 @@ fn network() -> Option<rm::Network> {
     Some(rm::Network { taken_unix_nanos: TAKEN, interfaces: vec![interface] })
 }
 
-/// A node and a pod of which everything is known.
+/// Fakes a node and a pod with all statistics.
 fn fill(world: &World) {
     *world.shared.node_stats.lock().unwrap() = Some(rm::NodeStatsResponse {
         boot_unix_nanos: TAKEN,
@@ -106,7 +106,7 @@ fn fill(world: &World) {
     });
 }
 
-/// The dotted paths of the leaves of a value; of a list its elements.
+/// Collects the dotted paths of the leaves of a value, with `[]` for list elements.
 fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) => {
@@ -121,7 +121,7 @@ fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-/// The paths below `at` of what a cgroup uses (node-and-api.md §8.10).
+/// The paths of the usage of a cgroup below `at` (node-and-api.md §8.10).
 fn usage_paths(at: &str) -> Vec<String> {
     let mut names: Vec<String> = ["cpu.time", "cpu.usageNanoCores", "cpu.usageCoreNanoSeconds"]
         .into_iter()
@@ -143,7 +143,7 @@ fn below<const N: usize>(at: &str, names: [&str; N]) -> Vec<String> {
     names.map(|name| format!("{at}.{name}")).to_vec()
 }
 
-/// node-and-api.md §8.10: every field that is filled, and no other.
+/// node-and-api.md §8.10: all fields with a value, and no others.
 fn expected_paths() -> BTreeSet<String> {
     let interface = ["name", "rxBytes", "rxErrors", "txBytes", "txErrors"];
     let filesystem =
@@ -174,7 +174,7 @@ fn expected_paths() -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn the_summary_has_the_kubelets_fields_and_no_others() {
+async fn summary_has_exactly_the_kubelets_fields() {
     let world = World::start();
     fill(&world);
     let api = world.api().await;
@@ -210,32 +210,32 @@ async fn the_summary_has_the_kubelets_fields_and_no_others() {
         (&pod["network"]["txErrors"], &pod["network"]["interfaces"][0]["rxBytes"]),
         (&json!(4), &json!(1))
     );
-    assert_eq!(*world.shared.asked_for_little.lock().unwrap(), [false, false]);
+    assert_eq!(*world.shared.cpu_and_memory_only.lock().unwrap(), [false, false]);
 }
 
 #[tokio::test]
-async fn a_summary_of_cpu_and_memory_asks_for_no_more() {
+async fn summary_with_only_cpu_and_memory_requests_no_more() {
     let world = World::start();
     fill(&world);
     let api = world.api().await;
     let reply = request(api, "POST", "/stats/summary?only_cpu_and_memory=true").await;
     assert_eq!(reply.status, 200);
-    assert_eq!(*world.shared.asked_for_little.lock().unwrap(), [true, true]);
+    assert_eq!(*world.shared.cpu_and_memory_only.lock().unwrap(), [true, true]);
 }
 
 #[tokio::test]
-async fn a_summary_is_whole_or_an_internal_error_that_says_what_failed() {
+async fn summary_is_complete_or_an_internal_error_with_the_cause() {
     let world = World::start();
     let api = world.api().await;
     let reply = get(api, "/stats/summary").await;
     assert_eq!(reply.status, 500);
     assert_eq!(reply.text().await.unwrap(), "Internal Error: resource-manager: no cgroups");
     fill(&world);
-    *world.shared.pod_stats_error.lock().unwrap() = Some(refusal(Code::Unavailable, "gone"));
+    *world.shared.pod_stats_error.lock().unwrap() = Some(peer_error(Code::Unavailable, "gone"));
     let reply = get(api, "/stats/summary").await;
     assert_eq!((reply.status.as_u16(), reply.text().await.unwrap().contains("gone")), (500, true));
 
-    let alone = World::without_neighbours();
+    let alone = World::without_peers();
     let reply = get(alone.api().await, "/stats/summary").await;
     assert_eq!(reply.status, 500);
     let text = reply.text().await.unwrap();
@@ -243,7 +243,7 @@ async fn a_summary_is_whole_or_an_internal_error_that_says_what_failed() {
 }
 
 #[tokio::test]
-async fn metrics_of_containers_are_text_and_a_failure_is_a_metric_of_its_own() {
+async fn cadvisor_metrics_report_a_scrape_error_on_failure() {
     let world = World::start();
     let api = world.api().await;
     let text = get(api, "/metrics/cadvisor").await.text().await.unwrap();
@@ -270,7 +270,7 @@ async fn metrics_of_containers_are_text_and_a_failure_is_a_metric_of_its_own() {
 }
 
 #[tokio::test]
-async fn resource_metrics_are_text_and_a_failure_is_a_metric_of_its_own() {
+async fn resource_metrics_report_a_scrape_error_on_failure() {
     let world = World::start();
     let api = world.api().await;
     let text = get(api, "/metrics/resource").await.text().await.unwrap();
@@ -290,11 +290,11 @@ async fn resource_metrics_are_text_and_a_failure_is_a_metric_of_its_own() {
     ] {
         assert!(text.lines().any(|found| found == line), "no {line} in {text}");
     }
-    assert!(world.shared.asked_for_little.lock().unwrap().iter().all(|little| *little));
+    assert!(world.shared.cpu_and_memory_only.lock().unwrap().iter().all(|value| *value));
 }
 
 #[tokio::test]
-async fn running_pods_are_those_of_the_runtime_whoever_wants_them() {
+async fn runningpods_lists_the_pods_of_the_runtime() {
     let world = World::start();
     let api = world.api().await;
     let empty = r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":null}"#;
@@ -323,15 +323,15 @@ async fn running_pods_are_those_of_the_runtime_whoever_wants_them() {
     assert_eq!(items[0]["metadata"], json!({"name": "web", "namespace": "ns", "uid": "u1"}));
     assert_eq!(items[0]["spec"]["containers"][0]["image"], "busybox");
 
-    let alone = World::without_neighbours();
+    let alone = World::without_peers();
     let reply = get(alone.api().await, "/runningpods/").await;
     assert_eq!(reply.status, 503);
     assert!(reply.text().await.unwrap().contains("runtime-shim is not reachable"));
 }
 
 #[tokio::test]
-async fn the_configuration_is_the_document_that_init_has_left() {
-    let world = World::without_neighbours();
+async fn configz_is_the_document_written_by_init() {
+    let world = World::without_peers();
     let api = world.api().await;
     let file = world.ctx.config.paths.config_file();
     let reply = get(api, "/configz").await;
@@ -357,7 +357,7 @@ async fn the_configuration_is_the_document_that_init_has_left() {
 }
 
 #[tokio::test]
-async fn the_cgroup_driver_in_force_is_shown_whatever_is_configured() {
+async fn configz_shows_the_effective_cgroup_driver() {
     let world = World::start();
     let file = world.ctx.config.paths.config_file();
     let document = Map::from_iter([("cgroupDriver".to_owned(), json!("cgroupfs"))]);
