@@ -1,4 +1,4 @@
-//! Says once at the start that the machine has the older of the two cgroup hierarchies.
+//! Warns once at startup about cgroup v1.
 
 use keelson_resource_manager_core::hierarchy::Version;
 use keelson_service_kit::{Context, ObjectRef};
@@ -6,8 +6,8 @@ use keelson_service_kit::{Context, ObjectRef};
 const REASON: &str = "CgroupV1";
 const TEXT: &str = "cgroup v1 support is in maintenance mode, please migrate to cgroup v2";
 
-/// An event of the node, where that is so.
-pub(crate) fn tell(ctx: &Context, version: Version) {
+/// Logs a warning and records a node event on cgroup v1.
+pub(crate) fn warn_on_v1(ctx: &Context, version: Version) {
     if version == Version::V1 {
         tracing::warn!("{TEXT}");
         ctx.events.warning(ObjectRef::node(&ctx.config.node_name), REASON, TEXT);
@@ -23,11 +23,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_node_is_told_of_cgroup_v1_once() {
+    async fn cgroup_v1_records_one_node_event() {
         let config = Config { node_name: "n1".into(), ..Config::default() };
         let ctx = Context::detached(ServiceName::ResourceManager, config);
-        tell(&ctx, Version::V2);
-        tell(&ctx, Version::V1);
+        warn_on_v1(&ctx, Version::V2);
+        warn_on_v1(&ctx, Version::V1);
         let request = tonic::Request::new(ListEventsRequest::default());
         let events = ctx.events.list_events(request).await.unwrap().into_inner().events;
         let [event] = &events[..] else { panic!("{events:?}") };

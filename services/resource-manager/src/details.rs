@@ -1,4 +1,4 @@
-//! What cgroups use in the kernel's detail: those of the node and beside pods, of each pod that runs, of its sandbox and its containers.
+//! Detailed usage of cgroups: those of the node, the system cgroups, and of each running pod, its sandbox and its containers.
 
 use std::fs;
 
@@ -14,46 +14,46 @@ use crate::cgroup::Tree;
 use crate::statistics::{boot_unix_nanos, network, newest_running};
 use crate::wire_stats as wire;
 
-/// Everything: the tree from its top down to the classes, what is beside pods, and pods. Blocks.
-pub(crate) fn all(
+/// All cgroups: from the root down to the QoS classes, then the system cgroups, then pods. Blocks.
+pub(crate) fn cgroup_stats(
     tree: &Tree,
     running: &[rt::RuntimePod],
     system: &[SystemCgroup],
 ) -> Vec<pb::CgroupStatsResponse> {
     let taken = now_unix_nanos();
-    let top = pb::CgroupStatsResponse {
+    let root = pb::CgroupStatsResponse {
         usage: Some(wire::usage(tree.node_usage(), taken, |_| None)),
         network: network("/proc/self/net/dev"),
         started_unix_nanos: boot_unix_nanos(),
         ..read(tree, "/".to_owned())
     };
-    let mut all = vec![top, since(tree, tree.layout().pods().to_string())];
+    let mut all = vec![root, with_creation_time(tree, tree.layout().pods().to_string())];
     let classes = [Qos::Burstable, Qos::BestEffort].map(|qos| tree.layout().class(qos).to_string());
-    all.extend(classes.map(|class| since(tree, class)));
+    all.extend(classes.map(|class| with_creation_time(tree, class)));
     for SystemCgroup { path, .. } in system {
-        // This process may be at the top, and one cgroup may have two names.
+        // This process may be in the root cgroup, and one cgroup may be configured twice.
         if tree.has(path) && all.iter().all(|cgroup| cgroup.path != *path) {
-            all.push(since(tree, path.clone()));
+            all.push(with_creation_time(tree, path.clone()));
         }
     }
-    all.extend(running.iter().flat_map(|pod| of_pod(tree, pod)));
+    all.extend(running.iter().flat_map(|pod| pod_cgroups(tree, pod)));
     all
 }
 
-/// None for a pod of which nothing runs, or whose cgroup is not there.
-fn of_pod(tree: &Tree, pod: &rt::RuntimePod) -> Vec<pb::CgroupStatsResponse> {
+/// The cgroups of a pod; none without running containers, or without a cgroup.
+fn pod_cgroups(tree: &Tree, pod: &rt::RuntimePod) -> Vec<pb::CgroupStatsResponse> {
     let sandbox = pod.sandboxes.iter().find(|sandbox| sandbox.ready);
     let running = newest_running(&pod.containers);
     if (sandbox.is_none() && running.is_empty()) || !is_usable_uid(&pod.uid) {
         return Vec::new();
     }
-    let Some(place) = tree.place_of(&pod.uid) else { return Vec::new() };
+    let Some(pod_cgroup) = tree.find_pod(&pod.uid) else { return Vec::new() };
     let named = PodRef { uid: pod.uid.clone(), namespace: pod.namespace.clone(), name: pod.name.clone() };
     let started_unix_nanos = pod.sandboxes.first().map_or(0, |sandbox| sandbox.created_unix_nanos);
     let of = |found: pb::CgroupStatsResponse| pb::CgroupStatsResponse { pod: Some(named.clone()), ..found };
-    let mut all = vec![of(pb::CgroupStatsResponse { started_unix_nanos, ..read(tree, place.clone()) })];
+    let mut all = vec![of(pb::CgroupStatsResponse { started_unix_nanos, ..read(tree, pod_cgroup.clone()) })];
     all.extend(sandbox.and_then(|sandbox| {
-        let path = tree.place_of_container(&place, &sandbox.id)?;
+        let path = tree.find_container(&pod_cgroup, &sandbox.id)?;
         let pid = tree.processes(&path).0.filter(|_| !sandbox.host_network);
         Some(of(pb::CgroupStatsResponse {
             id: sandbox.id.clone(),
@@ -63,7 +63,7 @@ fn of_pod(tree: &Tree, pod: &rt::RuntimePod) -> Vec<pb::CgroupStatsResponse> {
         }))
     }));
     all.extend(running.into_iter().filter_map(|container| {
-        let path = tree.place_of_container(&place, &container.id)?;
+        let path = tree.find_container(&pod_cgroup, &container.id)?;
         Some(of(pb::CgroupStatsResponse {
             id: container.id.clone(),
             container: container.name.clone(),
@@ -75,9 +75,9 @@ fn of_pod(tree: &Tree, pod: &rt::RuntimePod) -> Vec<pb::CgroupStatsResponse> {
     all
 }
 
-/// One that no runtime has started.
-fn since(tree: &Tree, path: String) -> pb::CgroupStatsResponse {
-    let started_unix_nanos = tree.made_unix_nanos(&path);
+/// A cgroup that no container runtime has started, with its creation time.
+fn with_creation_time(tree: &Tree, path: String) -> pb::CgroupStatsResponse {
+    let started_unix_nanos = tree.created_unix_nanos(&path);
     pb::CgroupStatsResponse { started_unix_nanos, ..read(tree, path) }
 }
 
@@ -90,7 +90,7 @@ fn read(tree: &Tree, path: String) -> pb::CgroupStatsResponse {
     }
 }
 
-/// `/dev/<name>` by the kernel's link from the numbers (sysfs(5)).
+/// `/dev/<name>`, by the kernel's link from the device numbers (sysfs(5)).
 fn device_name(number: DeviceNumber) -> String {
     let link = format!("/sys/dev/block/{}:{}", number.major, number.minor);
     let target = fs::read_link(link).ok();

@@ -1,4 +1,4 @@
-//! Looks at the machine. Everything here blocks.
+//! Reads the machine's resources and identity. Everything here blocks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,21 +9,21 @@ use keelson_config::{Config, IdentityFiles};
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_resource_manager_core::enforce;
 use keelson_resource_manager_core::machine::{
-    self, Filesystem, Processes, Reading, go_arch, huge_page_resource, parse_cpu_list, parse_meminfo,
+    self, Filesystem, MachineReading, Processes, go_arch, huge_page_resource, parse_cpu_list, parse_meminfo,
     parse_pretty_name,
 };
 use keelson_resource_manager_core::statistics::threads;
 use keelson_resource_manager_core::topology::{Topology, node_memory};
 use keelson_service_kit::now_unix_nanos;
 
-/// Why the machine could not be looked at.
+/// Why the machine could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HostError {
     /// A file or a filesystem cannot be read.
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// A file does not say what it should.
-    #[error("{} does not say {what}", path.display())]
+    /// A file lacks expected content.
+    #[error("{} does not report {what}", path.display())]
     Content { path: PathBuf, what: &'static str },
 }
 
@@ -31,35 +31,41 @@ fn read(path: &str) -> Result<String, HostError> {
     fs::read_to_string(path).map_err(|source| HostError::Read { path: path.into(), source })
 }
 
-/// Sizes and what is left of them.
-pub(crate) fn look(root: &Path) -> Result<Reading, HostError> {
+/// The resources of the machine; `root` is on the node's filesystem.
+pub(crate) fn read_machine(root: &Path) -> Result<MachineReading, HostError> {
     const MEMINFO: &str = "/proc/meminfo";
     const ONLINE: &str = "/sys/devices/system/cpu/online";
     let memory = parse_meminfo(&read(MEMINFO)?)
         .ok_or(HostError::Content { path: MEMINFO.into(), what: "how much memory there is" })?;
     let cpus = parse_cpu_list(&read(ONLINE)?)
         .ok_or(HostError::Content { path: ONLINE.into(), what: "which CPUs are online" })?;
-    Ok(Reading { cpus, memory, nodefs: filesystem(root)?, huge_pages: huge_pages(), processes: processes() })
+    Ok(MachineReading {
+        cpus,
+        memory,
+        nodefs: filesystem(root)?,
+        huge_pages: huge_pages(),
+        processes: processes(),
+    })
 }
 
-/// Threads that there may be and that there are; 0 of both where the kernel does not say.
+/// The maximum and current number of threads; both 0 where the kernel does not report them.
 pub(crate) fn processes() -> Processes {
     let number = |file: &str| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
     let limits = [number("/proc/sys/kernel/pid_max"), number("/proc/sys/kernel/threads-max")];
     let running = fs::read_to_string("/proc/loadavg").ok().and_then(|text| threads(&text));
     match (limits.into_iter().flatten().min(), running) {
-        (Some(most), Some(running)) => Processes { most, running },
+        (Some(max), Some(running)) => Processes { max, running },
         _ => Processes::default(),
     }
 }
 
-/// Whether two paths lie on one filesystem; none when one of them cannot be looked at.
+/// Whether two paths are on the same filesystem; none when one of them cannot be read.
 pub(crate) fn same_filesystem(one: &Path, other: &Path) -> Option<bool> {
     use std::os::unix::fs::MetadataExt as _;
     Some(fs::metadata(one).ok()?.dev() == fs::metadata(other).ok()?.dev())
 }
 
-/// The sizes of huge pages that this kernel has, as in the names of the resources.
+/// The huge page sizes of this kernel, as in the resource names.
 pub(crate) fn page_sizes() -> Vec<String> {
     let names = huge_pages().into_keys().map(huge_page_resource);
     names.filter_map(|name| name.strip_prefix("hugepages-").map(ToOwned::to_owned)).collect()
@@ -76,7 +82,7 @@ fn filesystem(root: &Path) -> Result<Filesystem, HostError> {
     })
 }
 
-/// What of the filesystem that `path` lies on is used.
+/// The usage of the filesystem that contains `path`.
 pub(crate) fn filesystem_usage(path: &Path) -> Result<pb::FilesystemUsage, HostError> {
     let stat = rustix::fs::statvfs(path)
         .map_err(|errno| HostError::Read { path: path.to_owned(), source: errno.into() })?;
@@ -85,7 +91,7 @@ pub(crate) fn filesystem_usage(path: &Path) -> Result<pb::FilesystemUsage, HostE
         taken_unix_nanos: now_unix_nanos(),
         capacity: bytes(stat.f_blocks),
         available: bytes(stat.f_bavail),
-        // What is kept for root is free, but not available.
+        // Blocks reserved for root are free but not available.
         used: bytes(stat.f_blocks.saturating_sub(stat.f_bfree)),
         inodes: stat.f_files,
         inodes_free: stat.f_ffree,
@@ -93,7 +99,7 @@ pub(crate) fn filesystem_usage(path: &Path) -> Result<pb::FilesystemUsage, HostE
     })
 }
 
-/// A kernel without huge pages has no such folder.
+/// Allocated huge pages by page size in KiB; empty on kernels without huge pages.
 fn huge_pages() -> BTreeMap<u64, u64> {
     let Ok(entries) = fs::read_dir("/sys/kernel/mm/hugepages") else { return BTreeMap::new() };
     entries
@@ -107,27 +113,27 @@ fn huge_pages() -> BTreeMap<u64, u64> {
         .collect()
 }
 
-/// How CPUs and memory lie, by the folders `cpu/cpu<N>` and `node/node<N>`. A CPU that is offline has no place.
+/// The topology from the directories `cpu/cpu<N>` and `node/node<N>`. CPUs that are offline have none.
 fn topology(system: &Path) -> Topology {
-    let numbered = |folder: &str, name: &'static str| {
-        let entries = fs::read_dir(system.join(folder)).into_iter().flatten().flatten();
+    let numbered = |dir: &str, name: &'static str| {
+        let entries = fs::read_dir(system.join(dir)).into_iter().flatten().flatten();
         entries.filter_map(move |entry| {
             let number: u32 = entry.file_name().to_str()?.strip_prefix(name)?.parse().ok()?;
             Some((number, entry.path()))
         })
     };
-    let place = |(_, dir): (u32, PathBuf)| {
+    let position = |(_, dir): (u32, PathBuf)| {
         let number =
             |file: &str| fs::read_to_string(dir.join("topology").join(file)).ok()?.trim().parse().ok();
         Some((number("physical_package_id")?, number("core_id")?))
     };
-    let cpus: Vec<(i32, i32)> = numbered("cpu", "cpu").filter_map(place).collect();
+    let cpus: Vec<(i32, i32)> = numbered("cpu", "cpu").filter_map(position).collect();
     let memory = numbered("node", "node")
         .filter_map(|(node, dir)| Some((node, node_memory(&fs::read_to_string(dir.join("meminfo")).ok()?)?)));
     Topology::of(&cpus, memory.collect())
 }
 
-/// What names the machine, and what of it does not change. A file that is not there leaves its field empty.
+/// The identity of the machine and its constant properties. A missing file leaves its field empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) machine_id: String,
@@ -140,7 +146,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    pub(crate) fn look(files: &IdentityFiles) -> Self {
+    pub(crate) fn read(files: &IdentityFiles) -> Self {
         let first = |paths: &[&Path]| {
             let texts = paths.iter().filter_map(|path| fs::read_to_string(path).ok());
             let mut texts = texts.map(|text| text.trim_matches(['\0', '\n', ' ']).to_owned());
@@ -168,7 +174,7 @@ impl Identity {
     }
 }
 
-/// What pods may use, and what all of them together are bound to.
+/// What pods may use: capacity less reservations.
 pub(crate) fn allocatable(
     capacity: &keelson_resource_manager_core::desire::Amounts,
     reserved: &BTreeMap<String, String>,
@@ -176,12 +182,12 @@ pub(crate) fn allocatable(
     Ok(machine::allocatable(capacity, &machine::reservations(reserved, capacity)?))
 }
 
-/// Reservations that the machine has not enough for are an error of the configuration (§9).
+/// Fails when reservations exceed the capacity of the machine (§9).
 pub(crate) async fn check_reservations(config: &Config) -> anyhow::Result<()> {
     let (root, reserved) = (config.paths.root_dir.clone(), config.resources.reserved.clone());
     let checked = tokio::task::spawn_blocking(move || {
-        // A machine that cannot be looked at now is looked at again, see `machine_loop`.
-        let Ok(reading) = look(&root) else { return None };
+        // If the machine cannot be read now, `machine_loop` retries.
+        let Ok(reading) = read_machine(&root) else { return None };
         let capacity = machine::capacity(&reading, 0);
         enforce::above_capacity(&capacity, &machine::reservations(&reserved, &capacity).ok()?)
     });
@@ -196,29 +202,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_machine_has_cpus_memory_and_a_disk() {
-        let reading = look(Path::new("/")).unwrap();
+    fn the_machine_reading_has_cpus_memory_and_a_disk() {
+        let reading = read_machine(Path::new("/")).unwrap();
         assert!(reading.cpus > 0 && reading.memory.total > 0 && reading.nodefs.total > 0, "{reading:?}");
         assert!(reading.memory.free <= reading.memory.total);
     }
 
     #[test]
-    fn what_is_used_of_a_filesystem_and_what_is_available_are_within_its_size() {
+    fn filesystem_used_and_available_are_within_its_capacity() {
         let usage = filesystem_usage(Path::new("/")).unwrap();
         assert!(usage.used > 0 && usage.used + usage.available <= usage.capacity, "{usage:?}");
         assert!(usage.taken_unix_nanos > 0);
     }
 
     #[test]
-    fn this_machine_has_a_name() {
-        let identity = Identity::look(&IdentityFiles::default());
+    fn the_machine_identity_has_boot_id_and_kernel_version() {
+        let identity = Identity::read(&IdentityFiles::default());
         assert_eq!(identity.boot_id.len(), 36);
         assert!(!identity.kernel_version.is_empty() && !identity.os_image.is_empty());
         assert!(!identity.architecture.contains("x86"), "{}", identity.architecture);
     }
 
     #[test]
-    fn of_the_files_with_its_names_the_first_that_has_one_counts() {
+    fn the_first_nonempty_identity_file_is_used() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str, text: &str| {
             let path = dir.path().join(name);
@@ -234,12 +240,12 @@ mod tests {
             ],
             boot_id: vec![at("boot", "b-1\n")],
         };
-        let identity = Identity::look(&files);
+        let identity = Identity::read(&files);
         assert_eq!((identity.machine_id.as_str(), identity.boot_id.as_str()), ("m-1", "b-1"));
     }
 
     #[test]
-    fn the_places_of_cpus_and_the_memory_of_nodes_are_read() {
+    fn cpu_topology_and_numa_memory_are_read_from_sysfs() {
         let dir = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = dir.path().join(path);
@@ -260,8 +266,8 @@ mod tests {
     }
 
     #[test]
-    fn a_root_folder_that_is_not_there_is_named() {
-        let error = look(Path::new("/nonexistent-keelson")).unwrap_err();
+    fn a_missing_root_directory_is_named_in_the_error() {
+        let error = read_machine(Path::new("/nonexistent-keelson")).unwrap_err();
         assert!(error.to_string().contains("/nonexistent-keelson"));
     }
 }

@@ -1,7 +1,7 @@
-//! Keeps the chains of the kubelet in iptables, in both address families (node-and-api.md §13).
+//! Maintains the kubelet's iptables chains in both address families (node-and-api.md §13).
 //!
-//! The programs are the machine's own, so that what they write is where everybody else on it looks: legacy or nft. They
-//! run beside the other loops, and each is ended when it takes too long.
+//! It runs the machine's own programs, so that the chains are in the variant that the machine uses: legacy or nft. The programs
+//! run independently of the other loops, and each is killed when it takes too long.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use keelson_resource_manager_core::iptables::{
-    Arguments, CANARY, Chain, Failure, Family, TABLES, failure, probe, wanted,
+    Arguments, CANARY, Chain, CommandErrorKind, Family, TABLES, classify_error, desired_chains, probe,
 };
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{Backoff, Context, LoopHandle};
@@ -18,50 +18,49 @@ use tokio::time::Instant;
 
 /// The name of the condition.
 const CONDITION: &str = "iptables";
-/// Between two looks whether the canaries are there.
+/// Between two checks of the canaries.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// No command takes longer; it waits 5 s for others that change the same.
+/// The timeout of a command, of which it may wait 5 s for the lock of the tables.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Searched after `PATH`.
-const FOLDERS: [&str; 4] = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin"];
-/// What a program ends with that has not found the chain it was to show.
+/// Directories that are searched after `PATH`.
+const SEARCH_DIRS: [&str; 4] = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin"];
+/// The exit code of a program that has not found the chain to list.
 const NO_SUCH_CHAIN: i32 = 1;
 
-/// Begins to keep the chains. They belong to the agent that manages the host, and only where
-/// `makeIPTablesUtilChains` asks for them.
-pub(crate) fn keep(ctx: &Context) {
+/// Starts the task. The chains belong to the agent that manages the host, and only when `makeIPTablesUtilChains` is set.
+pub(crate) fn start(ctx: &Context) {
     if !(ctx.config.manage_host && ctx.config.iptables_util_chains) {
         return;
     }
     let handle = ctx.progress.register("iptables");
-    ctx.spawn("iptables", Keeper::new(ctx.clone(), handle, Programs::of_this_machine()).run());
+    ctx.spawn("iptables", ChainKeeper::new(ctx.clone(), handle, Programs::of_this_machine()).run());
 }
 
-/// Why a command has not done what it was to do.
+/// Why a command has failed.
 #[derive(Debug, thiserror::Error)]
 enum CommandError {
     #[error("cannot run {}", program.display())]
     Start { program: PathBuf, source: std::io::Error },
     #[error(
-        "`{line}` has not ended within {limit:?} and was ended; does another program hold the lock of the tables?"
+        "`{line}` has not ended within {limit:?} and was killed; does another program hold the lock of the tables?"
     )]
-    Silent { line: String, limit: Duration },
-    #[error("`{line}` has ended with {status}: {said}")]
-    Failed { line: String, status: ExitStatus, said: String },
+    TimedOut { line: String, limit: Duration },
+    #[error("`{line}` failed with {status}: {stderr}")]
+    Failed { line: String, status: ExitStatus, stderr: String },
 }
 
 impl CommandError {
-    fn failure(&self) -> Failure {
+    fn kind(&self) -> CommandErrorKind {
         match self {
-            Self::Failed { status, said, .. } => failure(status.code(), said),
-            Self::Start { .. } | Self::Silent { .. } => Failure::Other,
+            Self::Failed { status, stderr, .. } => classify_error(status.code(), stderr),
+            Self::Start { .. } | Self::TimedOut { .. } => CommandErrorKind::Other,
         }
     }
 
-    /// In words, and what helps.
-    fn told(&self) -> String {
+    /// The error with its causes and a remedy.
+    fn message(&self) -> String {
         let mut text = chain(self);
-        if self.failure() == Failure::Forbidden {
+        if self.kind() == CommandErrorKind::PermissionDenied {
             text.push_str(
                 "; resource-manager must keep CAP_NET_ADMIN, and CAP_NET_RAW for the legacy iptables",
             );
@@ -70,11 +69,11 @@ impl CommandError {
     }
 }
 
-/// Where the programs are.
+/// The iptables programs of the machine.
 #[derive(Debug, Clone)]
 struct Programs {
-    folders: Vec<PathBuf>,
-    /// What follows the name; of the machine's own nothing.
+    dirs: Vec<PathBuf>,
+    /// The suffix of the program names; empty for the machine's default variant.
     suffix: &'static str,
     limit: Duration,
 }
@@ -82,17 +81,17 @@ struct Programs {
 impl Programs {
     fn of_this_machine() -> Self {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let own = std::env::split_paths(&path).filter(|folder| folder.is_absolute());
-        let folders = own.chain(FOLDERS.map(PathBuf::from)).collect();
-        Self { folders, suffix: "", limit: LIMIT }
+        let own = std::env::split_paths(&path).filter(|dir| dir.is_absolute());
+        let dirs = own.chain(SEARCH_DIRS.map(PathBuf::from)).collect();
+        Self { dirs, suffix: "", limit: LIMIT }
     }
 
     fn find(&self, family: Family) -> Option<PathBuf> {
         let name = format!("{}{}", family.program(), self.suffix);
-        self.folders.iter().map(|folder| folder.join(&name)).find(|path| path.is_file())
+        self.dirs.iter().map(|dir| dir.join(&name)).find(|path| path.is_file())
     }
 
-    /// What a chain has in it; none when there is no such chain.
+    /// The rules of a chain; none when the chain does not exist.
     async fn show(&self, program: &Path, arguments: &Arguments) -> Result<Option<String>, CommandError> {
         match self.run(program, arguments).await {
             Ok(text) => Ok(Some(text)),
@@ -101,7 +100,7 @@ impl Programs {
         }
     }
 
-    /// What the program prints.
+    /// Runs the program and returns its output.
     async fn run(&self, program: &Path, arguments: &Arguments) -> Result<String, CommandError> {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).kill_on_drop(true);
@@ -109,57 +108,63 @@ impl Programs {
         let output = match tokio::time::timeout(self.limit, command.output()).await {
             Ok(Ok(output)) => output,
             Ok(Err(source)) => return Err(CommandError::Start { program: program.to_owned(), source }),
-            Err(_) => return Err(CommandError::Silent { line: line(), limit: self.limit }),
+            Err(_) => return Err(CommandError::TimedOut { line: line(), limit: self.limit }),
         };
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(CommandError::Failed { line: line(), status: output.status, said })
+        let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(CommandError::Failed { line: line(), status: output.status, stderr })
     }
 }
 
-/// How it is with a family.
+/// The state of the chains of an address family.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum State {
-    /// Nothing is known yet.
+enum FamilyState {
+    /// Not checked yet.
     Unknown,
-    /// It cannot be had on this machine, and why.
-    Absent(String),
-    /// Its chains are there.
-    Kept,
-    /// Its chains are there, but for those in tables that the kernel lacks; what is said of these.
-    Partly(String),
-    /// Its chains could not be made or looked at, and why.
+    /// Not available on this machine, and why.
+    Unavailable(String),
+    /// All chains exist.
+    Complete,
+    /// The chains exist except in tables that the kernel lacks; the errors of those tables.
+    Partial(String),
+    /// The chains could not be created or checked, and why.
     Failed(String),
 }
 
-/// Tables that the kernel lacks, each with what was said of it.
-type Lacking = BTreeMap<&'static str, String>;
+/// Tables that the kernel lacks, each with its error.
+type UnsupportedTables = BTreeMap<&'static str, String>;
 
-/// What was found and made.
+/// The result of reconciling a family.
 #[derive(Debug, Default)]
-struct Made {
-    /// So many commands were needed.
+struct ReconcileResult {
+    /// The number of commands that changed something.
     commands: usize,
-    lacking: Lacking,
+    unsupported: UnsupportedTables,
 }
 
-/// The task.
-struct Keeper {
+/// The task that maintains the chains.
+struct ChainKeeper {
     ctx: Context,
     handle: LoopHandle,
     programs: Programs,
     interval: Duration,
-    states: [State; 2],
+    states: [FamilyState; 2],
 }
 
-impl Keeper {
+impl ChainKeeper {
     fn new(ctx: Context, handle: LoopHandle, programs: Programs) -> Self {
-        Self { ctx, handle, programs, interval: INTERVAL, states: [State::Unknown, State::Unknown] }
+        Self {
+            ctx,
+            handle,
+            programs,
+            interval: INTERVAL,
+            states: [FamilyState::Unknown, FamilyState::Unknown],
+        }
     }
 
-    /// Turns until the shutdown. The chains stay behind, as those of a kubelet do.
+    /// Runs until the shutdown. The chains stay, as those of a kubelet do.
     async fn run(mut self) {
         let mut retry = Backoff::new(Duration::from_secs(1), self.interval);
         let shutdown = self.ctx.shutdown.clone();
@@ -170,91 +175,96 @@ impl Keeper {
                 () = shutdown.cancelled() => return,
                 () = self.handle.while_at(tokio::time::sleep_until(at)) => {}
             }
-            // Cancel-safe: a command that was cut is ended, and the next start goes on from what is there.
-            let well = tokio::select! {
+            // Cancel-safe: a command that is dropped is killed, and the next start continues from the existing chains.
+            let succeeded = tokio::select! {
                 () = shutdown.cancelled() => return,
-                well = self.pass() => well,
+                succeeded = self.reconcile() => succeeded,
             };
-            if well {
+            if succeeded {
                 retry.reset();
             }
-            at = Instant::now() + if well { self.interval } else { retry.next_delay() };
+            at = Instant::now() + if succeeded { self.interval } else { retry.next_delay() };
         }
     }
 
-    /// Looks at both families and says what has changed. Whether none has failed.
-    async fn pass(&mut self) -> bool {
+    /// Reconciles both families, and logs changes of their state. False when one has failed.
+    async fn reconcile(&mut self) -> bool {
         for (index, family) in Family::ALL.into_iter().enumerate() {
-            let state = self.see_to(family, self.states[index].is_kept()).await;
+            let state = self.reconcile_family(family, self.states[index].has_chains()).await;
             if self.states[index] != state {
-                tell(family, &state);
+                log_state(family, &state);
                 self.states[index] = state;
             }
         }
-        let failures: Vec<&str> = self.states.iter().filter_map(State::failure).collect();
-        let condition = if failures.is_empty() { Ok(()) } else { Err(failures.join("; ")) };
-        let well = condition.is_ok();
+        let errors: Vec<&str> = self.states.iter().filter_map(FamilyState::error).collect();
+        let condition = if errors.is_empty() { Ok(()) } else { Err(errors.join("; ")) };
+        let succeeded = condition.is_ok();
         self.ctx.progress.condition(CONDITION, condition);
-        well
+        succeeded
     }
 
-    async fn see_to(&self, family: Family, is_kept: bool) -> State {
+    async fn reconcile_family(&self, family: Family, had_chains: bool) -> FamilyState {
         let Some(program) = self.programs.find(family) else {
-            return State::Absent(format!("there is no {} on this machine", family.program()));
+            return FamilyState::Unavailable(format!("this machine has no {}", family.program()));
         };
-        match self.make(&program, family, is_kept).await {
-            Ok(Made { commands, lacking }) => {
-                if commands > 0 && is_kept {
+        match self.reconcile_chains(&program, family, had_chains).await {
+            Ok(ReconcileResult { commands, unsupported }) => {
+                if commands > 0 && had_chains {
                     tracing::warn!(
                         commands,
-                        "the chains of the kubelet in {} were gone and are there again",
+                        "the kubelet's chains in {} were missing and have been created again",
                         family.program()
                     );
                 }
-                State::without(lacking)
+                FamilyState::from_unsupported(unsupported)
             }
-            Err(error) => State::Failed(error.told()),
+            Err(error) => FamilyState::Failed(error.message()),
         }
     }
 
     /// The tables that the kernel lacks for this program.
-    async fn lacking(&self, program: &Path) -> Result<Lacking, CommandError> {
-        let mut lacking = Lacking::new();
+    async fn unsupported(&self, program: &Path) -> Result<UnsupportedTables, CommandError> {
+        let mut unsupported = UnsupportedTables::new();
         for table in TABLES {
             self.handle.tick();
             match self.programs.run(program, &probe(table)).await {
                 Ok(_) => {}
-                Err(error) if error.failure() == Failure::Lacking => {
-                    lacking.insert(table, chain(&error));
+                Err(error) if error.kind() == CommandErrorKind::Unsupported => {
+                    unsupported.insert(table, chain(&error));
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(lacking)
+        Ok(unsupported)
     }
 
-    /// Makes what is missing; of chains that were kept the canaries tell whether anything is.
-    async fn make(&self, program: &Path, family: Family, is_kept: bool) -> Result<Made, CommandError> {
-        let mut made = Made { commands: 0, lacking: self.lacking(program).await? };
-        if is_kept && self.has_canaries(program, family, &made.lacking).await? {
-            return Ok(made);
+    /// Creates what is missing. When the chains existed at the last check, the canaries show whether anything is missing.
+    async fn reconcile_chains(
+        &self,
+        program: &Path,
+        family: Family,
+        had_chains: bool,
+    ) -> Result<ReconcileResult, CommandError> {
+        let mut result = ReconcileResult { commands: 0, unsupported: self.unsupported(program).await? };
+        if had_chains && self.has_canaries(program, family, &result.unsupported).await? {
+            return Ok(result);
         }
-        for chain in wanted(family) {
-            if !made.lacking.contains_key(chain.table) {
-                self.make_chain(program, chain, &mut made).await?;
+        for chain in desired_chains(family) {
+            if !result.unsupported.contains_key(chain.table) {
+                self.reconcile_chain(program, chain, &mut result).await?;
             }
         }
-        Ok(made)
+        Ok(result)
     }
 
     async fn has_canaries(
         &self,
         program: &Path,
         family: Family,
-        lacking: &Lacking,
+        unsupported: &UnsupportedTables,
     ) -> Result<bool, CommandError> {
-        let is_there = |chain: &Chain| chain.name == CANARY && !lacking.contains_key(chain.table);
-        for canary in wanted(family).filter(is_there) {
+        let is_there = |chain: &Chain| chain.name == CANARY && !unsupported.contains_key(chain.table);
+        for canary in desired_chains(family).filter(is_there) {
             self.handle.tick();
             if self.programs.show(program, &canary.show()).await?.is_none() {
                 return Ok(false);
@@ -263,17 +273,22 @@ impl Keeper {
         Ok(true)
     }
 
-    async fn make_chain(&self, program: &Path, chain: Chain, made: &mut Made) -> Result<(), CommandError> {
+    async fn reconcile_chain(
+        &self,
+        program: &Path,
+        chain: Chain,
+        result: &mut ReconcileResult,
+    ) -> Result<(), CommandError> {
         self.handle.tick();
-        let seen = self.programs.show(program, &chain.show()).await?;
-        let mut is_new = seen.is_none() && !chain.is_builtin;
-        for arguments in chain.plan(seen.as_deref()) {
+        let listed = self.programs.show(program, &chain.show()).await?;
+        let mut is_new = listed.is_none() && !chain.is_builtin;
+        for arguments in chain.plan(listed.as_deref()) {
             self.handle.tick();
             match self.programs.run(program, &arguments).await {
-                Ok(_) => made.commands += 1,
-                // nft shows a table as empty that the kernel lacks, and fails with the first chain in it.
-                Err(error) if is_new && error.failure() == Failure::Lacking => {
-                    made.lacking.insert(chain.table, error.told());
+                Ok(_) => result.commands += 1,
+                // nft lists a table that the kernel lacks as empty, and fails when the first chain is created.
+                Err(error) if is_new && error.kind() == CommandErrorKind::Unsupported => {
+                    result.unsupported.insert(chain.table, error.message());
                     return Ok(());
                 }
                 Err(error) => return Err(error),
@@ -284,42 +299,50 @@ impl Keeper {
     }
 }
 
-impl State {
-    /// Of a family whose chains were made but in tables that the kernel lacks.
-    fn without(lacking: Lacking) -> Self {
-        let is_all = lacking.len() == TABLES.len();
-        let said = lacking.into_values().collect::<Vec<_>>().join("; ");
-        match (said.is_empty(), is_all) {
-            (true, _) => Self::Kept,
-            (false, true) => Self::Absent(said),
-            (false, false) => Self::Partly(said),
+impl FamilyState {
+    /// The state of a family whose chains exist except in `unsupported` tables.
+    fn from_unsupported(unsupported: UnsupportedTables) -> Self {
+        let is_all = unsupported.len() == TABLES.len();
+        let errors = unsupported.into_values().collect::<Vec<_>>().join("; ");
+        match (errors.is_empty(), is_all) {
+            (true, _) => Self::Complete,
+            (false, true) => Self::Unavailable(errors),
+            (false, false) => Self::Partial(errors),
         }
     }
 
-    fn is_kept(&self) -> bool {
-        matches!(self, Self::Kept | Self::Partly(_))
+    fn has_chains(&self) -> bool {
+        matches!(self, Self::Complete | Self::Partial(_))
     }
 
-    fn failure(&self) -> Option<&str> {
+    fn error(&self) -> Option<&str> {
         match self {
             Self::Failed(why) => Some(why),
-            Self::Unknown | Self::Absent(_) | Self::Kept | Self::Partly(_) => None,
+            Self::Unknown | Self::Unavailable(_) | Self::Complete | Self::Partial(_) => None,
         }
     }
 }
 
-/// Failures are told by the condition.
-fn tell(family: Family, state: &State) {
+/// Logs a new state; errors are in the condition instead.
+fn log_state(family: Family, state: &FamilyState) {
     let program = family.program();
     match state {
-        State::Absent(why) => tracing::info!("no chains are kept in {program}: {why}"),
-        State::Kept => tracing::info!("the chains of the kubelet are in {program}"),
-        State::Partly(why) => {
+        FamilyState::Unavailable(why) => {
             tracing::info!(
-                "the chains of the kubelet are in {program}, but in tables that the kernel lacks: {why}"
+                event = "iptables_unavailable",
+                "the kubelet's chains are not created in {program}: {why}"
             );
         }
-        State::Unknown | State::Failed(_) => {}
+        FamilyState::Complete => {
+            tracing::info!(event = "iptables_chains_ready", "the kubelet's chains exist in {program}");
+        }
+        FamilyState::Partial(why) => {
+            tracing::info!(
+                event = "iptables_chains_partial",
+                "the kubelet's chains exist in {program}, except in tables that the kernel lacks: {why}"
+            );
+        }
+        FamilyState::Unknown | FamilyState::Failed(_) => {}
     }
 }
 

@@ -1,27 +1,27 @@
-//! Gives pods their share of the machine.
+//! Admits pods, manages their cgroups and evicts pods under node pressure.
 //!
-//! pod-sync says what it wants of each pod on a `Sync` stream. A pod that fits is admitted and gets a cgroup at
-//! once, `PreparePod` only asks whether it is there. Truth is the cgroup tree: the pods that are found in it at the
-//! start are held until a complete set of pods says otherwise, and count as admitted when they are named.
+//! pod-sync sends the desired state of each pod on a `Sync` stream. A pod that fits is admitted and gets its cgroup at once;
+//! `PreparePod` only waits for it. The cgroup tree is the source of truth: pods found in it at startup are kept until a
+//! complete set of pods says otherwise, and count as admitted when the set names them.
 //!
-//! | module | does |
+//! | module | task |
 //! |---|---|
 //! | `server` | the gRPC API; wire types end here and in `wire` |
-//! | `manager` | one task that owns the set of wanted pods, a slot per pod, and who is admitted |
+//! | `manager` | one task that owns the set of desired pods, a slot per pod, and admission |
 //! | `worker` | one task per pod: plan, carry out, publish; never two operations at once for a pod |
-//! | `cgroup` | the cgroup tree behind a port: v1 and v2, made, scanned and removed, by hand or by systemd |
-//! | `tree_loop` | sets the tree up at the start and binds it, then keeps the weight of the burstable class |
-//! | `driver` | which cgroup driver the container runtime names, kept for the next start |
-//! | `statistics`, `storage` | what pods and the node use, read when somebody asks |
-//! | `details` | the same in the kernel's detail, for `/metrics/cadvisor` |
-//! | `machine_loop`, `host` | what the machine has and what pods may use of it |
-//! | `eviction` | what the machine is short of, and which pods are to end for it |
-//! | `placement` | looks now and then whether pods run in their cgroups |
-//! | `iptables` | chains that others find the machine's iptables by, and the one that guards its loopback |
-//! | `swap` | says at the start when volumes in memory may reach the disk |
-//! | `tunables`, `oom` | kernel tunables, set at the start; processes that the kernel kills for want of memory |
+//! | `cgroup` | the cgroup tree behind a port: v1 and v2, created, scanned and removed, directly or by systemd |
+//! | `tree_loop` | sets the tree up, enforces node allocatable, and updates the weight of the burstable class |
+//! | `driver` | follows the cgroup driver that the container runtime reports, and checkpoints it |
+//! | `statistics`, `storage` | the usage of pods and of the node, read on request |
+//! | `details` | the detailed usage of cgroups, for `/metrics/cadvisor` |
+//! | `machine_loop`, `host` | capacity, allocatable and identity of the machine |
+//! | `eviction` | node-pressure eviction and local storage limits |
+//! | `placement` | checks periodically that pods run in their cgroups |
+//! | `iptables` | maintains the kubelet's iptables chains |
+//! | `swap` | warns at startup when memory-backed volumes may be swapped out |
+//! | `tunables`, `oom` | sets kernel tunables at startup; reports victims of the system OOM killer |
 //!
-//! The decisions are in `keelson-resource-manager-core`; what every receiver of a `Sync` stream does is in
+//! The decisions are in `keelson-resource-manager-core`; what all receivers of a `Sync` stream share is in
 //! `keelson-sync-callee`.
 
 mod cgroup;

@@ -1,4 +1,4 @@
-//! Looks at the machine again and again, and tells what has changed.
+//! Reads the machine periodically and publishes changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use keelson_config::Config;
 use keelson_resource_manager_core::eviction::signal::Condition;
 use keelson_resource_manager_core::hierarchy::Version;
-use keelson_resource_manager_core::machine::{self, Reading};
+use keelson_resource_manager_core::machine::{self, MachineReading};
 use keelson_service_kit::status::chain;
 use keelson_service_kit::{CancellationToken, LoopHandle, Progress};
 use tokio::sync::watch;
@@ -16,10 +16,10 @@ use tokio::sync::watch;
 use crate::host::{self, HostError, Identity};
 use crate::view::{MachineState, TreeState};
 
-/// A look takes microseconds; a filesystem that hangs must not stop the loop.
-const LOOK_WITHIN: Duration = Duration::from_secs(5);
+/// Timeout of a read, which takes microseconds; a filesystem that hangs must not block the loop.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The owner of what is told about the machine.
+/// The task that owns the published state of the machine.
 pub(crate) struct MachineLoop {
     root: PathBuf,
     max_pods: u32,
@@ -27,21 +27,21 @@ pub(crate) struct MachineLoop {
     reserved: BTreeMap<String, String>,
     progress: Progress,
     tree: watch::Receiver<TreeState>,
-    /// What the node is short of.
+    /// The pressure conditions of the node.
     conditions: watch::Receiver<BTreeSet<Condition>>,
     state: watch::Sender<MachineState>,
 }
 
 impl MachineLoop {
-    /// Looks once, so that the first answer is there before the first question.
-    pub(crate) async fn begin(
+    /// Reads the machine once, so that its state is available before the first request.
+    pub(crate) async fn start(
         config: &Config,
         progress: Progress,
         tree: watch::Receiver<TreeState>,
         conditions: watch::Receiver<BTreeSet<Condition>>,
     ) -> Self {
         let files = config.resources.identity_files.clone();
-        let identity = tokio::task::spawn_blocking(move || Identity::look(&files)).await.unwrap_or_default();
+        let identity = tokio::task::spawn_blocking(move || Identity::read(&files)).await.unwrap_or_default();
         let first = MachineState { identity: Arc::new(identity), ..MachineState::default() };
         let mut this = Self {
             root: config.paths.root_dir.clone(),
@@ -53,16 +53,16 @@ impl MachineLoop {
             conditions,
             state: watch::Sender::new(first),
         };
-        this.turn().await;
+        this.refresh().await;
         this
     }
 
-    /// What is told.
+    /// The published state.
     pub(crate) fn state(&self) -> watch::Receiver<MachineState> {
         self.state.subscribe()
     }
 
-    /// Turns until the shutdown: with each change of the tree or of what is short, else every heartbeat.
+    /// Runs until the shutdown: refreshes on each change of the tree or of the conditions, else every heartbeat.
     pub(crate) async fn run(mut self, shutdown: CancellationToken, handle: LoopHandle) {
         loop {
             handle.tick();
@@ -73,40 +73,41 @@ impl MachineLoop {
                 changed = self.conditions.changed() => if changed.is_err() { return },
                 () = tokio::time::sleep(LoopHandle::HEARTBEAT) => {}
             }
-            self.turn().await;
+            self.refresh().await;
         }
     }
 
-    async fn turn(&mut self) {
+    async fn refresh(&mut self) {
         let root = self.root.clone();
-        let look = tokio::task::spawn_blocking(move || host::look(&root));
-        let reading = match tokio::time::timeout(LOOK_WITHIN, look).await {
+        let read = tokio::task::spawn_blocking(move || host::read_machine(&root));
+        let reading = match tokio::time::timeout(READ_TIMEOUT, read).await {
             Ok(Ok(reading)) => reading,
             Ok(Err(_)) => return,
             Err(_) => {
-                let text = format!("looking at the machine takes longer than {} s", LOOK_WITHIN.as_secs());
+                let text =
+                    format!("reading the machine's resources takes longer than {} s", READ_TIMEOUT.as_secs());
                 return self.progress.condition("machine", Err(text));
             }
         };
         self.progress.condition("machine", reading.as_ref().map(|_| ()).map_err(|e: &HostError| chain(e)));
         if let Ok(reading) = reading {
-            self.take(&reading);
+            self.publish(&reading);
         }
     }
 
-    fn take(&mut self, reading: &Reading) {
-        let pods = machine::most_pods(reading, self.max_pods, self.pods_per_core);
-        let capacity = machine::capacity(reading, pods);
+    fn publish(&mut self, reading: &MachineReading) {
+        let max_pods = machine::effective_max_pods(reading, self.max_pods, self.pods_per_core);
+        let capacity = machine::capacity(reading, max_pods);
         let allocatable = host::allocatable(&capacity, &self.reserved);
         self.progress.condition("reservations", allocatable.as_ref().map(|_| ()).map_err(|e| chain(e)));
         let (cgroup_version, cgroup_driver, swap_accounting) = match &*self.tree.borrow_and_update() {
             TreeState::Ready(tree) => {
-                (tree.version().as_str(), tree.layout().driver().name(), tree.counts_swap())
+                (tree.version().as_str(), tree.layout().driver().name(), tree.has_swap_accounting())
             }
-            TreeState::NotYet(_) | TreeState::Never(_) => ("", "", false),
+            TreeState::Pending(_) | TreeState::Unsupported(_) => ("", "", false),
         };
         let next = MachineState {
-            // Without usable reservations nothing is taken away.
+            // Without valid reservations nothing is subtracted.
             allocatable: allocatable.unwrap_or_else(|_| capacity.clone()),
             capacity,
             swap: reading.memory.swap,
@@ -126,7 +127,7 @@ impl MachineLoop {
     }
 }
 
-/// The number in `kubelet_cgroup_version`.
+/// The value of `kubelet_cgroup_version`.
 pub(crate) const fn version_number(version: Version) -> i64 {
     match version {
         Version::V1 => 1,

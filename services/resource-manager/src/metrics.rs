@@ -1,4 +1,4 @@
-//! The kubelet's metrics of the cgroup tree (runtime-and-resources.md §8.1).
+//! The kubelet's metrics of cgroups (runtime-and-resources.md §8.1) and evictions (§12.2).
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-/// Upper bounds of the buckets in seconds: a cgroup takes 0.1 ms to 10 ms, a killing one longer.
+/// Upper bounds of the buckets in seconds: an operation takes 0.1 ms to 10 ms, longer when it kills processes.
 const BUCKETS: [f64; 10] = [0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -17,7 +17,7 @@ struct Operation {
     operation_type: &'static str,
 }
 
-/// The metrics of this service.
+/// The metrics of the cgroup tree.
 #[derive(Debug, Clone)]
 pub(crate) struct CgroupMetrics {
     durations: Family<Operation, Histogram, fn() -> Histogram>,
@@ -34,22 +34,26 @@ impl CgroupMetrics {
             "Duration of operations on pods' cgroups, by operation",
             durations.clone(),
         );
-        metrics.register("kubelet_cgroup_version", "The cgroup version that governs pods", version.clone());
+        metrics.register(
+            "kubelet_cgroup_version",
+            "The cgroup version that is used for pods",
+            version.clone(),
+        );
         Self { durations, version }
     }
 
-    /// An operation (`create`, `update` or `destroy`) has taken so long.
+    /// Records the duration of an operation (`create`, `update` or `destroy`).
     pub(crate) fn observe(&self, operation_type: &'static str, took: Duration) {
         self.durations.get_or_create(&Operation { operation_type }).observe(took.as_secs_f64());
     }
 
-    /// The version that governs.
+    /// Sets the cgroup version.
     pub(crate) fn version(&self, version: i64) {
         self.version.set(version);
     }
 }
 
-/// Upper bounds of the ages of figures in seconds: a look is as old as the file systems' figures are.
+/// Upper bounds of the ages of measurements in seconds: filesystem statistics are the oldest.
 const AGES: [f64; 8] = [0.001, 0.01, 0.1, 1.0, 5.0, 10.0, 30.0, 120.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -62,9 +66,9 @@ struct PreemptionSignal {
     preemption_signal: String,
 }
 
-/// The kubelet's metrics of evictions (runtime-and-resources.md §12.2). The two that count are gauges here, for the text
-/// format would add `_total` to the names of counters. All their series are there from the start: one that came with its
-/// first eviction would never have grown for whoever asks by how much it has.
+/// The kubelet's metrics of evictions (runtime-and-resources.md §12.2). The two counters are gauges here, because the text
+/// format would add `_total` to the names of counters. All series exist from the start: a series that appears with its first
+/// eviction would show no increase.
 #[derive(Debug, Clone)]
 pub(crate) struct EvictionMetrics {
     evictions: Family<EvictionSignal, Gauge>,
@@ -81,17 +85,21 @@ impl EvictionMetrics {
         }
         preemptions.get_or_create(&PreemptionSignal { preemption_signal: PREEMPTION.to_owned() }).set(0);
         let ages = Histogram::new(AGES);
-        metrics.register("kubelet_evictions", "Pods that were ended, by signal", evictions.clone());
-        metrics.register("kubelet_preemptions", "Pods that made room for critical pods", preemptions.clone());
+        metrics.register("kubelet_evictions", "Pods that were evicted, by signal", evictions.clone());
+        metrics.register(
+            "kubelet_preemptions",
+            "Pods that were preempted for critical pods",
+            preemptions.clone(),
+        );
         metrics.register(
             "kubelet_eviction_stats_age_seconds",
-            "How old the figures were for which a pod was ended",
+            "Age of the statistics that led to an eviction",
             ages.clone(),
         );
         Self { evictions, preemptions, ages }
     }
 
-    /// An order was given.
+    /// Counts an order.
     pub(crate) fn count(&self, order: &Order) {
         if order.reason == "Preempting" {
             let label = PreemptionSignal { preemption_signal: order.signal.clone() };
@@ -102,7 +110,7 @@ impl EvictionMetrics {
         }
     }
 
-    /// A pod was ended for figures of this age.
+    /// Records the age of the measurements that led to an eviction.
     pub(crate) fn age(&self, age: Duration) {
         self.ages.observe(age.as_secs_f64());
     }
@@ -113,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_a_pod_may_be_ended_for_is_there_with_nothing_before_the_first_one_is() {
+    fn eviction_and_preemption_metrics_start_at_zero_for_every_signal() {
         let registry = Metrics::new();
         let metrics = EvictionMetrics::new(&registry);
         let has = |line: &str| registry.text().lines().any(|found| found == line);
@@ -147,6 +155,6 @@ mod tests {
         metrics.count(&order("Preempting", "preemption"));
         assert!(has("kubelet_evictions{eviction_signal=\"emptydirfs.limit\"} 1"), "{}", registry.text());
         assert!(has(&format!("{preemptions} 1")), "{}", registry.text());
-        assert_eq!(registry.text().lines().count(), series, "no other one has come");
+        assert_eq!(registry.text().lines().count(), series, "no new series appears");
     }
 }

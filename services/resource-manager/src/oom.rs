@@ -1,20 +1,20 @@
-//! Tells which processes the kernel has killed because the machine was out of memory (runtime-and-resources.md §12.8).
+//! Reports processes that the kernel has killed because the machine was out of memory (runtime-and-resources.md §12.8).
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use keelson_resource_manager_core::kernel::{OomLines, Victim};
+use keelson_resource_manager_core::kernel::{OomParser, Victim};
 use keelson_service_kit::{Context, LoopHandle, ObjectRef};
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use tokio::net::unix::pipe::Receiver;
 
 const KMSG: &str = "/dev/kmsg";
-/// The kernel hands out one record at a time, of at most this size.
+/// The maximum size of a record; each read returns one.
 const RECORD: usize = 8192;
 
-/// Begins to watch, from now on. The kernel's log belongs to the agent that manages the host; where it may not be read,
-/// as in a user namespace, nothing is told.
+/// Starts to watch the kernel's log from its current end. The log belongs to the agent that manages the host; where it cannot
+/// be read, as in a user namespace, nothing is reported.
 pub(crate) fn watch(ctx: &Context) {
     if !ctx.config.manage_host {
         return;
@@ -26,28 +26,28 @@ pub(crate) fn watch(ctx: &Context) {
         }
         Err(error) => {
             tracing::warn!(
-                "processes that the kernel kills for want of memory are not told: {KMSG}: {error}"
+                "cannot report processes that the kernel kills when memory runs out: {KMSG}: {error}"
             );
         }
     }
 }
 
 async fn follow(ctx: Context, log: Log, handle: LoopHandle) {
-    let mut lines = OomLines::default();
+    let mut parser = OomParser::default();
     loop {
         handle.tick();
-        // Cancel-safe: `next` reads nothing before the log is readable, and a record then at once; the others hold
+        // Cancel-safe: `next` reads nothing before the log is readable, and then returns the record at once; the others hold
         // nothing.
         tokio::select! {
             () = ctx.shutdown.cancelled() => return,
             record = log.next() => match record {
                 Ok(record) => {
-                    if let Some(victim) = lines.take(&record) {
-                        tell(&ctx, &victim);
+                    if let Some(victim) = parser.take(&record) {
+                        report(&ctx, &victim);
                     }
                 }
                 Err(error) => {
-                    tracing::warn!("processes that the kernel kills for want of memory are no longer told: {error}");
+                    tracing::warn!("can no longer report processes that the kernel kills when memory runs out: {error}");
                     ctx.shutdown.cancelled().await;
                     return;
                 }
@@ -57,14 +57,14 @@ async fn follow(ctx: Context, log: Log, handle: LoopHandle) {
     }
 }
 
-fn tell(ctx: &Context, victim: &Victim) {
+fn report(ctx: &Context, victim: &Victim) {
     let Victim { process, pid } = victim;
     let text = format!("System OOM encountered, victim process: {process}, pid: {pid}");
-    tracing::warn!(process, pid, "the machine was out of memory, and the kernel has killed a process");
+    tracing::warn!(process, pid, "the kernel has killed a process because the machine was out of memory");
     ctx.events.warning(ObjectRef::node(&ctx.config.node_name), "SystemOOM", text);
 }
 
-/// The kernel's log, from its end. It is read as a pipe is: when there is something, and never waiting for it.
+/// The kernel's log, from its end. It is read like a pipe: when it is readable, and without blocking.
 #[derive(Debug)]
 struct Log(Receiver);
 
@@ -82,7 +82,7 @@ impl Log {
             let mut record = [0_u8; RECORD];
             match self.0.try_read(&mut record) {
                 Ok(length) => return Ok(String::from_utf8_lossy(&record[..length]).into_owned()),
-                // Somebody else has woken us, or what was not read in time was overwritten: the next record is there.
+                // A spurious wakeup, or an unread record was overwritten: read the next record.
                 Err(error)
                     if matches!(
                         error.kind(),

@@ -1,4 +1,4 @@
-//! Looks now and then whether pods run in their cgroups.
+//! Checks periodically that pods run in their cgroups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,81 +6,82 @@ use std::time::Duration;
 
 use keelson_proto::keelson::runtime::v1 as rt;
 use keelson_resource_manager_core::desire::Want;
-use keelson_resource_manager_core::driver::Choice;
-use keelson_resource_manager_core::placement::{Placed, misplaced};
+use keelson_resource_manager_core::driver::DriverChoice;
+use keelson_resource_manager_core::placement::{PodPlacement, outside_message};
 use keelson_service_kit::{CancellationToken, Context, LoopHandle, ObjectRef, now_unix_nanos};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use crate::cgroup::Tree;
-use crate::eviction::Active;
-use crate::manager::{Ask, Command};
+use crate::eviction::KnownPod;
+use crate::manager::{Command, ManagerRequest};
 use crate::statistics::Statistics;
 use crate::view::TreeState;
 
 /// The name of the condition.
 const CONDITION: &str = "pods-in-cgroups";
-/// The first look: pods that run already are soon named.
+/// Delay of the first check: a set names running pods soon after the start.
 const FIRST: Duration = Duration::from_secs(2);
-/// Between two looks, and after one that has missed a pod.
+/// Between two checks; shorter after a check that found a pod outside its cgroup.
 const INTERVAL: Duration = Duration::from_secs(60);
-const SOON: Duration = Duration::from_secs(10);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The task.
+/// The task that checks pods.
 pub(crate) struct PlacementLoop {
     pub(crate) ctx: Context,
     pub(crate) tree: watch::Receiver<TreeState>,
-    pub(crate) choice: watch::Receiver<Choice>,
+    pub(crate) choice: watch::Receiver<DriverChoice>,
     pub(crate) statistics: Arc<Statistics>,
     pub(crate) commands: mpsc::Sender<Command>,
 }
 
 impl PlacementLoop {
-    /// Turns until the shutdown.
+    /// Runs until the shutdown.
     pub(crate) async fn run(self, shutdown: CancellationToken, handle: LoopHandle) {
-        let (mut at, mut told) = (Instant::now() + FIRST, false);
+        let (mut at, mut is_reported) = (Instant::now() + FIRST, false);
         loop {
             // Cancel-safe: both hold nothing.
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 () = handle.while_at(tokio::time::sleep_until(at)) => {}
             }
-            // What cannot be looked at now is looked at the next time.
-            let Some(pods) = self.look().await else {
+            // Pods that cannot be read now are checked the next time.
+            let Some(pods) = self.read_pods().await else {
                 at = Instant::now() + INTERVAL;
                 continue;
             };
-            at = Instant::now() + if pods.iter().any(Placed::is_missed) { SOON } else { INTERVAL };
-            let Choice::Use(driver, by) = *self.choice.borrow() else { continue };
-            let outside = misplaced(&pods, driver.name(), by, now_unix_nanos());
-            if let Some(text) = outside.as_ref().filter(|_| !told) {
+            at = Instant::now()
+                + if pods.iter().any(PodPlacement::is_outside) { RECHECK_INTERVAL } else { INTERVAL };
+            let DriverChoice::Use(driver, source) = *self.choice.borrow() else { continue };
+            let outside = outside_message(&pods, driver.name(), source, now_unix_nanos());
+            if let Some(text) = outside.as_ref().filter(|_| !is_reported) {
                 let node = ObjectRef::node(&self.ctx.config.node_name);
                 self.ctx.events.warning(node, "PodsOutsideCgroups", text.clone());
             }
-            told = outside.is_some();
+            is_reported = outside.is_some();
             self.ctx.progress.condition(CONDITION, outside.map_or(Ok(()), Err));
         }
     }
 
-    /// The pods that are to run; none when they cannot be told.
-    async fn look(&self) -> Option<Vec<Placed>> {
+    /// The pods that should run; none when they cannot be read.
+    async fn read_pods(&self) -> Option<Vec<PodPlacement>> {
         let TreeState::Ready(tree) = self.tree.borrow().clone() else { return None };
         let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Ask(Ask::Active { reply })).await.ok()?;
-        let active = answer.await.ok()?;
+        self.commands.send(Command::Ask(ManagerRequest::ListPods { reply })).await.ok()?;
+        let known = answer.await.ok()?;
         let running = self.statistics.running().await.ok()?;
-        let look = move || running.iter().filter_map(|pod| placed(pod, &active, &tree)).collect();
-        tokio::task::spawn_blocking(look).await.ok()
+        let read = move || running.iter().filter_map(|pod| placement(pod, &known, &tree)).collect();
+        tokio::task::spawn_blocking(read).await.ok()
     }
 }
 
-/// A pod that the runtime has and that is to run.
-fn placed(pod: &rt::RuntimePod, active: &BTreeMap<String, Active>, tree: &Tree) -> Option<Placed> {
-    let desire = active.get(&pod.uid)?.desire.as_ref().filter(|desire| desire.want == Want::Run)?;
+/// The placement of a pod of the runtime, if the pod should run.
+fn placement(pod: &rt::RuntimePod, known: &BTreeMap<String, KnownPod>, tree: &Tree) -> Option<PodPlacement> {
+    let desire = known.get(&pod.uid)?.desire.as_ref().filter(|desire| desire.want == Want::Run)?;
     let ready = pod.sandboxes.iter().find(|sandbox| sandbox.ready);
-    Some(Placed {
+    Some(PodPlacement {
         name: format!("{}/{}", pod.namespace, pod.name),
         ready_since_unix_nanos: ready.map(|sandbox| sandbox.created_unix_nanos),
-        inhabited: tree.is_inhabited(&tree.layout().pod(desire.qos, &pod.uid)),
+        has_containers: tree.has_child_cgroups(&tree.layout().pod(desire.qos, &pod.uid)),
     })
 }

@@ -1,4 +1,4 @@
-//! The gRPC API and the building of the service.
+//! Builds the service and implements its gRPC API.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use keelson_proto::keelson::resource_manager::v1::resource_manager_server::{
     ResourceManager, ResourceManagerServer,
 };
 use keelson_resource_manager_core::desire::{PodDesire, Want};
-use keelson_resource_manager_core::driver::Choice;
+use keelson_resource_manager_core::driver::DriverChoice;
 use keelson_resource_manager_core::eviction::monitor::Monitor;
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_service_kit::status::error;
@@ -25,14 +25,15 @@ use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
-use crate::cgroup::{KernelAlarm, Stock};
-use crate::driver::{self, Drivers};
-use crate::eviction::{self, EvictionLoop, Look, Notices, Orders, Saved, Settings};
+use crate::cgroup::{FoundPods, KernelNotifier};
+use crate::driver::{self, DriverSelector};
+use crate::eviction::{self, Checkpoint, EvictionLoop, MemoryNotifications, Observer, Orders, Settings};
 use crate::host;
 use crate::iptables;
 use crate::machine_loop::MachineLoop;
 use crate::manager::{
-    Ask, Command, Env, Manager, NO_TREE, NOT_ITS_TURN, PREEMPTING, SET_NOT_COMPLETE, Told, Verdict,
+    Command, Manager, ManagerOutputs, ManagerRequest, NO_TREE, OLDER_PODS_FIRST, PREEMPTING,
+    SET_NOT_COMPLETE, Verdict, WorkerEnv,
 };
 use crate::metrics::{CgroupMetrics, EvictionMetrics};
 use crate::oom;
@@ -40,80 +41,80 @@ use crate::placement::PlacementLoop;
 use crate::statistics::Statistics;
 use crate::storage::Storage;
 use crate::swap;
-use crate::tree_loop::{TreeLoop, attempt};
+use crate::tree_loop::{TreeLoop, set_up_tree};
 use crate::tunables;
 use crate::view::{MachineState, Phase, TreeState, View};
 use crate::wire::{self, usable_uid};
 
-/// How long a pod waits for a cgroup tree before it is told that there is none: at the first start the container runtime
-/// is asked for its driver first.
-const TREE_WITHIN: Duration = Duration::from_secs(1);
-/// Orders of the manager that may wait.
+/// How long admission waits for the cgroup tree: at the first start the service asks the container runtime for its driver
+/// first.
+const TREE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Capacity of the queue of preemptions.
 const PREEMPTIONS: usize = 16;
 
-/// Takes stock of the cgroup tree and builds the service. A tree that cannot be set up is a condition, tried
-/// again, and no reason to fail.
+/// Scans the cgroup tree and builds the service. A tree that cannot be set up is a condition and is retried; it does not fail
+/// the start.
 ///
 /// # Errors
-/// Reservations above what the machine has, thresholds that are none, kernel tunables that are protected and differ, a
-/// state file of a newer version.
+/// Reservations above the capacity, invalid eviction thresholds, protected kernel tunables with other values, and a state file
+/// of a newer version.
 pub async fn build(ctx: Context) -> anyhow::Result<Routes> {
     let settings = Settings::new(&ctx.config)?;
     host::check_reservations(&ctx.config).await?;
     tunables::apply(&ctx).await?;
     let file = eviction::state_file(&ctx.config);
-    let saved = file.load().await?;
+    let checkpoint = file.load().await?;
     let orders = Orders::new();
-    let (says, told) = watch::channel(None);
-    ctx.spawn("runtime", follow_runtime(ctx.clone(), says));
-    let mut drivers = Drivers::load(&ctx, told).await?;
+    let (reports, reported) = watch::channel(None);
+    ctx.spawn("runtime", follow_runtime(ctx.clone(), reports));
+    let mut drivers = DriverSelector::load(&ctx, reported).await?;
     let choice = drivers.choose().await;
-    let (tree, mut stock) = attempt(&ctx.config, choice).await;
-    tracing::info!(pods = stock.own.len(), orders = saved.orders.len(), "took stock of the cgroup tree");
-    for order in saved.orders {
-        // Its pod is remembered until a set says that it is finished, whether or not it still has a cgroup.
-        stock.own.entry(order.pod.uid.clone()).or_default();
+    let (tree, mut found) = set_up_tree(&ctx.config, choice).await;
+    tracing::info!(pods = found.own.len(), orders = checkpoint.orders.len(), "scanned the cgroup tree");
+    for order in checkpoint.orders {
+        // Its pod stays known until a set says that it is finished, even without a cgroup.
+        found.own.entry(order.pod.uid.clone()).or_default();
         orders.set(order.pod.uid.clone(), Arc::new(order));
     }
-    let mut monitor = saved.monitor;
-    monitor.not_after(u64::try_from(now_unix_nanos() / 1_000_000).unwrap_or(0));
+    let mut monitor = checkpoint.monitor;
+    monitor.clamp_to(u64::try_from(now_unix_nanos() / 1_000_000).unwrap_or(0));
     let tree = watch::Sender::new(tree);
     let choice = watch::Sender::new(choice);
-    Ok(begin(ctx, Start { settings, file, monitor, orders, tree, stock, drivers, choice }).await)
+    Ok(start(ctx, StartState { settings, file, monitor, orders, tree, found, drivers, choice }).await)
 }
 
-/// Until the shutdown.
-async fn follow_runtime(ctx: Context, says: watch::Sender<Option<driver::Told>>) {
-    // Cancel-safe: nothing of it outlives the service.
+/// Follows the runtime's cgroup driver until the shutdown.
+async fn follow_runtime(ctx: Context, reports: watch::Sender<Option<driver::ReportedDriver>>) {
+    // Cancel-safe: `follow` keeps no state beyond the service.
     tokio::select! {
         () = ctx.shutdown.cancelled() => {}
-        () = driver::follow(ctx.peer(ServiceName::RuntimeShim), says) => {}
+        () = driver::follow(ctx.peer(ServiceName::RuntimeShim), reports) => {}
     }
 }
 
-/// What was found at the start.
-struct Start {
+/// The state at startup.
+struct StartState {
     settings: Settings,
-    file: StateFile<Saved>,
+    file: StateFile<Checkpoint>,
     monitor: Monitor,
     orders: Orders,
     tree: watch::Sender<TreeState>,
-    stock: Stock,
-    drivers: Drivers,
-    choice: watch::Sender<Choice>,
+    found: FoundPods,
+    drivers: DriverSelector,
+    choice: watch::Sender<DriverChoice>,
 }
 
-/// Starts the loops and makes the routes.
-async fn begin(ctx: Context, start: Start) -> Routes {
-    let Start { settings, file, monitor, orders, tree, stock, drivers, choice } = start;
-    let short = watch::Sender::new(monitor.last_seen.keys().copied().collect());
+/// Starts the loops and returns the routes.
+async fn start(ctx: Context, state: StartState) -> Routes {
+    let StartState { settings, file, monitor, orders, tree, found, drivers, choice } = state;
+    let conditions = watch::Sender::new(monitor.last_observed.keys().copied().collect());
     let progress = ctx.progress.clone();
-    let machine = MachineLoop::begin(&ctx.config, progress, tree.subscribe(), short.subscribe()).await;
+    let machine = MachineLoop::start(&ctx.config, progress, tree.subscribe(), conditions.subscribe()).await;
     let (commands, receiver) = mpsc::channel(QUEUE);
-    let (preempt, wanted) = mpsc::channel(PREEMPTIONS);
-    let (told, heard) = told(preempt);
+    let (preempt, preemptions) = mpsc::channel(PREEMPTIONS);
+    let (outputs, receivers) = manager_outputs(preempt);
     let metrics = CgroupMetrics::new(&ctx.metrics);
-    let env = Arc::new(Env {
+    let env = Arc::new(WorkerEnv {
         tree: tree.subscribe(),
         runtime: Runtime::new(ctx.peer(ServiceName::RuntimeShim), ctx.progress.clone(), "cgroups stay"),
         metrics: metrics.clone(),
@@ -127,8 +128,8 @@ async fn begin(ctx: Context, start: Start) -> Routes {
     let statistics = Arc::new(statistics);
     let service = Service {
         front: Front::new(&ctx, commands.clone()),
-        known: heard.known,
-        judged: heard.judged,
+        reservations_known: receivers.reservations_known,
+        changes: receivers.changes,
         orders: orders.clone(),
         machine: machine.state(),
         tree: tree.subscribe(),
@@ -138,20 +139,20 @@ async fn begin(ctx: Context, start: Start) -> Routes {
     let eviction = EvictionLoop {
         ctx: ctx.clone(),
         settings,
-        look: Look { root, statistics, tree: tree.subscribe() },
+        observer: Observer { root, statistics, tree: tree.subscribe() },
         file,
         monitor,
         orders: orders.clone(),
-        conditions: short,
+        conditions,
         commands: commands.clone(),
-        wanted,
-        finished: heard.finished,
+        preemptions,
+        finished: receivers.finished,
         metrics: EvictionMetrics::new(&ctx.metrics),
-        notices: notified.then(|| Notices::new(Arc::new(KernelAlarm))),
+        notifications: notified.then(|| MemoryNotifications::new(Arc::new(KernelNotifier))),
         overdue: BTreeSet::new(),
         interval: eviction::INTERVAL,
     };
-    let manager = Manager::new(env, machine.state(), told, orders, stock);
+    let manager = Manager::new(env, machine.state(), outputs, orders, found);
     let placement = PlacementLoop {
         ctx: ctx.clone(),
         tree: tree.subscribe(),
@@ -166,39 +167,46 @@ async fn begin(ctx: Context, start: Start) -> Routes {
     let handle = ctx.progress.register("machine");
     ctx.spawn("machine", machine.run(ctx.shutdown.clone(), handle));
     let handle = ctx.progress.register("cgroups");
-    let burstable = heard.burstable;
+    let burstable = receivers.burstable;
     let tree_loop = TreeLoop { ctx: ctx.clone(), state: tree, burstable, commands, metrics, drivers, choice };
     ctx.spawn("cgroups", tree_loop.run(handle));
     let handle = ctx.progress.register("eviction");
     ctx.spawn("eviction", eviction.run(ctx.shutdown.clone(), handle));
     oom::watch(&ctx);
-    iptables::keep(&ctx);
-    swap::tell(&ctx);
+    iptables::start(&ctx);
+    swap::warn_about_volumes(&ctx);
     Routes::new(ResourceManagerServer::new(service))
 }
 
-/// The other ends of what the manager tells.
-struct Heard {
-    known: watch::Receiver<bool>,
+/// The receivers of [`ManagerOutputs`].
+struct ManagerOutputReceivers {
+    reservations_known: watch::Receiver<bool>,
     burstable: watch::Receiver<u64>,
-    judged: watch::Receiver<u64>,
+    changes: watch::Receiver<u64>,
     finished: watch::Receiver<u64>,
 }
 
-fn told(preempt: mpsc::Sender<Vec<Order>>) -> (Told, Heard) {
-    let (known, is_known) = watch::channel(false);
-    let (burstable, burstable_now) = watch::channel(0);
-    let (judged, judged_now) = watch::channel(0);
-    let (finished, finished_now) = watch::channel(0);
-    let heard =
-        Heard { known: is_known, burstable: burstable_now, judged: judged_now, finished: finished_now };
-    (Told { known, burstable, judged, finished, preempt }, heard)
+fn manager_outputs(preempt: mpsc::Sender<Vec<Order>>) -> (ManagerOutputs, ManagerOutputReceivers) {
+    let outputs = ManagerOutputs {
+        reservations_known: watch::Sender::new(false),
+        burstable: watch::Sender::new(0),
+        changes: watch::Sender::new(0),
+        finished: watch::Sender::new(0),
+        preempt,
+    };
+    let receivers = ManagerOutputReceivers {
+        reservations_known: outputs.reservations_known.subscribe(),
+        burstable: outputs.burstable.subscribe(),
+        changes: outputs.changes.subscribe(),
+        finished: outputs.finished.subscribe(),
+    };
+    (outputs, receivers)
 }
 
 struct Service {
-    front: Front<PodDesire, View, Ask>,
-    known: watch::Receiver<bool>,
-    judged: watch::Receiver<u64>,
+    front: Front<PodDesire, View, ManagerRequest>,
+    reservations_known: watch::Receiver<bool>,
+    changes: watch::Receiver<u64>,
     orders: Orders,
     machine: watch::Receiver<MachineState>,
     tree: watch::Receiver<TreeState>,
@@ -207,13 +215,18 @@ struct Service {
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-fn bad(problem: &wire::WireError) -> Status {
-    error(Code::InvalidArgument, "BAD_FIELD", problem.to_string())
+fn bad_field(cause: &wire::WireError) -> Status {
+    error(Code::InvalidArgument, "BAD_FIELD", cause.to_string())
 }
 
 impl Service {
-    /// Waits until the set names the pod with the revision, and fails when it does not or wants no running pod.
-    async fn named(&self, uid: &str, revision: u64, until: Instant) -> Result<watch::Receiver<View>, Status> {
+    /// Waits until the set names the pod with this revision. Fails when it does not, or when the pod should not run.
+    async fn wait_until_named(
+        &self,
+        uid: &str,
+        revision: u64,
+        until: Instant,
+    ) -> Result<watch::Receiver<View>, Status> {
         let mut view = self.front.look(uid).await?;
         let until = until.min(Instant::now() + NAMED_WITHIN);
         let want = match timeout_at(until, view.wait_for(|v| v.wanted(revision).is_some())).await {
@@ -221,30 +234,31 @@ impl Service {
             _ => return Err(not_named(uid, revision)),
         };
         if want != Some(Want::Run) {
-            let text = format!("pod {uid} is not to run, nothing is begun for it");
+            let text = format!("pod {uid} should not run, so nothing is started for it");
             return Err(error(Code::FailedPrecondition, "NOT_WANTED", text));
         }
         Ok(view)
     }
 
-    /// The verdict on a pod that the set names. Until the reservations of all others are known, only a pod that is
-    /// admitted already is told so; one that waits for others is asked about again when something has changed.
+    /// The verdict on a pod of the set. While the reservations of other pods are unknown, only pods that are admitted already
+    /// get an answer; pods that wait for other pods are decided on again after each change.
     async fn verdict(&self, uid: &str, until: Instant) -> Result<Verdict, Status> {
-        let (mut known, mut judged, mut tree) = (self.known.clone(), self.judged.clone(), self.tree.clone());
+        let (mut known, mut changes, mut tree) =
+            (self.reservations_known.clone(), self.changes.clone(), self.tree.clone());
         loop {
-            judged.mark_unchanged();
+            changes.mark_unchanged();
             tree.mark_unchanged();
-            let admit = |reply| Command::Ask(Ask::Admit { uid: uid.to_owned(), reply });
+            let admit = |reply| Command::Ask(ManagerRequest::Admit { uid: uid.to_owned(), reply });
             let verdict = self.front.ask(admit).await?;
             let is_late = match &verdict {
                 Verdict::NotYet { reason: SET_NOT_COMPLETE, .. } => {
                     timeout_at(until, known.wait_for(|known| *known)).await.is_err()
                 }
-                Verdict::NotYet { reason: NOT_ITS_TURN | PREEMPTING, .. } => {
-                    timeout_at(until, judged.changed()).await.is_err()
+                Verdict::NotYet { reason: OLDER_PODS_FIRST | PREEMPTING, .. } => {
+                    timeout_at(until, changes.changed()).await.is_err()
                 }
                 Verdict::NotYet { reason: NO_TREE, .. } => {
-                    let until = until.min(Instant::now() + TREE_WITHIN);
+                    let until = until.min(Instant::now() + TREE_TIMEOUT);
                     timeout_at(until, tree.changed()).await.is_err()
                 }
                 Verdict::Admitted | Verdict::Rejected(_) | Verdict::NotYet { .. } => true,
@@ -256,10 +270,10 @@ impl Service {
     }
 
     async fn prepare(&self, uid: &str, revision: u64, until: Instant) -> Result<String, Status> {
-        let mut view = self.named(uid, revision, until).await?;
+        let mut view = self.wait_until_named(uid, revision, until).await?;
         let mut tree = self.tree.clone();
         loop {
-            // A pod that an earlier run of this service has admitted is admitted again here.
+            // This admits pods again that an earlier run of this service has admitted.
             match self.verdict(uid, until).await? {
                 Verdict::Admitted => break,
                 Verdict::Rejected(rejection) => {
@@ -271,7 +285,7 @@ impl Service {
                 }
                 Verdict::NotYet { message, .. } => {
                     if timeout_at(until, tree.changed()).await.is_err() {
-                        return Err(late(uid, &message));
+                        return Err(not_ready(uid, &message));
                     }
                 }
             }
@@ -280,14 +294,14 @@ impl Service {
         let ready = view.wait_for(|v| v.phase == Phase::Ready && v.revision >= revision);
         match timeout_at(until, ready).await {
             Ok(Ok(view)) => Ok(view.cgroup_parent.clone()),
-            Ok(Err(_)) => Err(late(uid, "the pod has gone meanwhile")),
-            Err(_) => Err(late(uid, &last.borrow_and_update().message)),
+            Ok(Err(_)) => Err(not_ready(uid, "the pod has been removed in the meantime")),
+            Err(_) => Err(not_ready(uid, &last.borrow_and_update().message)),
         }
     }
 }
 
-fn late(uid: &str, message: &str) -> Status {
-    let message = if message.is_empty() { "its cgroup is being made" } else { message };
+fn not_ready(uid: &str, message: &str) -> Status {
+    let message = if message.is_empty() { "its cgroup is being created" } else { message };
     error(Code::DeadlineExceeded, "NOT_READY", format!("pod {uid}: {message}"))
 }
 
@@ -303,7 +317,7 @@ impl ResourceManager for Service {
         &self,
         _: Request<pb::WatchEvictionsRequest>,
     ) -> Result<Response<Self::WatchEvictionsStream>, Status> {
-        let items = self.orders.subscribe().into_stream(|item| Ok(eviction::answer(item)));
+        let items = self.orders.subscribe().into_stream(|item| Ok(eviction::watch_response(item)));
         Ok(Response::new(Box::pin(items)))
     }
 
@@ -346,12 +360,12 @@ impl ResourceManager for Service {
         use pb::admit_pod_response::Verdict as Answer;
         let until = answer_by(request.metadata());
         let request = request.into_inner();
-        let uid = usable_uid(request.uid).map_err(|e| bad(&e))?;
-        self.named(&uid, request.revision, until).await?;
+        let uid = usable_uid(request.uid).map_err(|e| bad_field(&e))?;
+        self.wait_until_named(&uid, request.revision, until).await?;
         let verdict = match self.verdict(&uid, until).await? {
             Verdict::Admitted => Answer::Admitted(pb::Admitted {}),
             Verdict::Rejected(r) => {
-                Answer::Rejected(pb::Rejected { reason: r.reason, message: r.message, passing: r.passing })
+                Answer::Rejected(pb::Rejected { reason: r.reason, message: r.message, passing: r.temporary })
             }
             Verdict::NotYet { reason, message } => {
                 Answer::NotYet(pb::NotYet { reason: reason.to_owned(), message })
@@ -366,9 +380,9 @@ impl ResourceManager for Service {
     ) -> Result<Response<pb::DeferPodResponse>, Status> {
         let until = answer_by(request.metadata());
         let request = request.into_inner();
-        let uid = usable_uid(request.uid).map_err(|e| bad(&e))?;
-        self.named(&uid, request.revision, until).await?;
-        self.front.ask(|reply| Command::Ask(Ask::Defer { uid, reply })).await?;
+        let uid = usable_uid(request.uid).map_err(|e| bad_field(&e))?;
+        self.wait_until_named(&uid, request.revision, until).await?;
+        self.front.ask(|reply| Command::Ask(ManagerRequest::Defer { uid, reply })).await?;
         Ok(Response::new(pb::DeferPodResponse {}))
     }
 
@@ -378,7 +392,7 @@ impl ResourceManager for Service {
     ) -> Result<Response<pb::PreparePodResponse>, Status> {
         let until = answer_by(request.metadata());
         let request = request.into_inner();
-        let uid = usable_uid(request.uid).map_err(|e| bad(&e))?;
+        let uid = usable_uid(request.uid).map_err(|e| bad_field(&e))?;
         let span = tracing::info_span!(target: keelson_telemetry::TRACE_TARGET, "wait for cgroup", uid);
         let cgroup_parent = self.prepare(&uid, request.revision, until).instrument(span).await?;
         Ok(Response::new(pb::PreparePodResponse { cgroup_parent }))
@@ -389,7 +403,7 @@ impl ResourceManager for Service {
         request: Request<pb::ReleasePodRequest>,
     ) -> Result<Response<pb::ReleasePodResponse>, Status> {
         let until = answer_by(request.metadata());
-        let uid = usable_uid(request.into_inner().uid).map_err(|e| bad(&e))?;
+        let uid = usable_uid(request.into_inner().uid).map_err(|e| bad_field(&e))?;
         let mut view = self.front.look(&uid).await?;
         if becomes(&mut view, until, |v| matches!(v.phase, Phase::Unknown | Phase::Gone)).await {
             return Ok(Response::new(pb::ReleasePodResponse {}));

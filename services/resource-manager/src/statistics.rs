@@ -1,8 +1,8 @@
-//! Reads what pods and the node use, when somebody asks (runtime-and-resources.md §14).
+//! Reads the usage of pods and of the node on request (runtime-and-resources.md §14).
 //!
-//! Nothing is collected in between and nothing is walked: which containers there are is runtime-shim's to say, and each
-//! has a few files. What is kept are two samples of CPU time per cgroup, for rates. What pods take of filesystems is
-//! measured by runtime-shim and volume-manager, see [`crate::storage`].
+//! Nothing is collected in the background, and no directory is walked: runtime-shim lists the containers, and each has a few
+//! files. Only two samples of CPU time per cgroup are kept, for rates. Storage usage of pods is measured by runtime-shim and
+//! volume-manager, see [`crate::storage`].
 
 use std::collections::HashMap;
 use std::fs;
@@ -27,17 +27,17 @@ use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
 use crate::cgroup::Tree;
-use crate::storage::{self, Figures, Storage};
+use crate::storage::{self, Storage, StorageStats};
 use crate::view::TreeState;
 use crate::wire_stats as wire;
 use crate::{details, host};
 
-/// Bound of the question about images; the other figures do not wait longer for it.
-const IMAGES_WITHIN: Duration = Duration::from_secs(2);
-/// Bound of the question about filesystems; one that hangs has no figures.
-const STATFS_WITHIN: Duration = Duration::from_secs(2);
-/// Bound of the list of what runs.
-const LIST_WITHIN: Duration = Duration::from_secs(10);
+/// Timeout of the request for image statistics; the other statistics do not wait longer for it.
+const IMAGES_TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout of statfs(2); a filesystem that hangs has no statistics.
+const STATFS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout of the list of running pods.
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads statistics, one reader at a time.
 #[derive(Debug)]
@@ -46,15 +46,15 @@ pub(crate) struct Statistics {
     runtime: Peer,
     storage: Storage,
     root: PathBuf,
-    /// Cgroups beside those of pods.
+    /// Configured system cgroups.
     system: Arc<SystemCgroups>,
     origin: Instant,
     history: Arc<Mutex<History>>,
-    /// Held while filesystems are looked at: one that hangs takes one thread and no more.
-    looking: Arc<Mutex<()>>,
+    /// Held during statfs(2), so that a filesystem that hangs blocks only one thread.
+    statfs_lock: Arc<Mutex<()>>,
 }
 
-/// What is remembered for rates.
+/// CPU samples for rates.
 #[derive(Debug, Default)]
 struct History {
     node: Rate,
@@ -66,8 +66,8 @@ struct History {
 }
 
 impl Statistics {
-    /// Statistics of this tree and of `system` in it, of the containers of this runtime-shim, of what `storage` has
-    /// measured, and of the filesystem of `root`.
+    /// Reads this tree with the `system` cgroups in it, the containers of this runtime-shim, the measurements of `storage`, and
+    /// the filesystem of `root`.
     pub(crate) fn new(
         tree: watch::Receiver<TreeState>,
         runtime: Peer,
@@ -75,12 +75,12 @@ impl Statistics {
         root: PathBuf,
         system: SystemCgroups,
     ) -> Self {
-        let (history, looking) = (Arc::default(), Arc::default());
+        let (history, statfs_lock) = (Arc::default(), Arc::default());
         let (system, origin) = (Arc::new(system), Instant::now());
-        Self { tree, runtime, storage, root, system, origin, history, looking }
+        Self { tree, runtime, storage, root, system, origin, history, statfs_lock }
     }
 
-    /// The node; with `brief` only CPU and memory.
+    /// Statistics of the node; with `brief` only CPU and memory.
     ///
     /// # Errors
     /// FAILED_PRECONDITION: there is no cgroup tree.
@@ -102,55 +102,56 @@ impl Statistics {
                 images,
                 processes: if brief { None } else { process_count() },
                 containers,
-                pods_started_unix_nanos: tree.made_unix_nanos(&pods),
+                pods_started_unix_nanos: tree.created_unix_nanos(&pods),
                 system: system_stats(&tree, &system, clock, &mut history.system),
             }
         })
         .await
     }
 
-    /// Every pod that runs; with `brief` only CPU and memory.
+    /// Statistics of every running pod; with `brief` only CPU and memory.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION: there is no cgroup tree. That of runtime-shim when it does not list what runs.
+    /// FAILED_PRECONDITION: there is no cgroup tree. The error of runtime-shim when it does not list its pods.
     pub(crate) async fn pods(&self, brief: bool) -> Result<Vec<pb::PodStatsResponse>, Status> {
         let tree = self.tree()?;
         let running = self.running().await?;
-        let figures = if brief { Figures::default() } else { self.storage.figures().await };
+        let storage = if brief { StorageStats::default() } else { self.storage.stats().await };
         let root = if brief { None } else { self.filesystem_of_root().await };
         self.read(move |clock, history| {
-            let before = std::mem::take(&mut history.cgroups);
-            let mut reader = Reader { tree: &tree, clock, brief, before, now: HashMap::new() };
+            let old_rates = std::mem::take(&mut history.cgroups);
+            let mut reader = Reader { tree: &tree, clock, brief, old_rates, rates: HashMap::new() };
             let stats = running.into_iter().filter_map(|pod| reader.pod(pod));
-            let stats = stats.map(|pod| figures.add_to(pod, root)).collect();
-            // What was not met is gone.
-            history.cgroups = reader.now;
+            let stats = stats.map(|pod| storage.add_to(pod, root)).collect();
+            // Rates of cgroups that were not read are dropped.
+            history.cgroups = reader.rates;
             stats
         })
         .await
     }
 
-    /// The cgroups of the node and of every pod that runs, in detail.
+    /// Detailed usage of the cgroups of the node and of every running pod.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION: there is no cgroup tree. That of runtime-shim when it does not list what runs.
+    /// FAILED_PRECONDITION: there is no cgroup tree. The error of runtime-shim when it does not list its pods.
     pub(crate) async fn cgroups(&self) -> Result<Vec<pb::CgroupStatsResponse>, Status> {
         let tree = self.tree()?;
         let running = self.running().await?;
         let system = Arc::clone(&self.system);
-        self.read(move |_, _| details::all(&tree, &running, &known_system_cgroups(&tree, &system))).await
+        self.read(move |_, _| details::cgroup_stats(&tree, &running, &known_system_cgroups(&tree, &system)))
+            .await
     }
 
     fn tree(&self) -> Result<Arc<Tree>, Status> {
         match &*self.tree.borrow() {
             TreeState::Ready(tree) => Ok(Arc::clone(tree)),
-            TreeState::NotYet(text) | TreeState::Never(text) => {
+            TreeState::Pending(text) | TreeState::Unsupported(text) => {
                 Err(error(Code::FailedPrecondition, "NO_CGROUPS", format!("no statistics: {text}")))
             }
         }
     }
 
-    /// Runs `work` where it may block.
+    /// Runs `work` on a thread that may block.
     async fn read<T, F>(&self, work: F) -> Result<T, Status>
     where
         T: Send + 'static,
@@ -160,11 +161,11 @@ impl Statistics {
         let clock = Clock(self.origin);
         let reading = tokio::task::spawn_blocking(move || work(clock, &mut history));
         let ended =
-            |e| error(Code::Internal, "READ_ENDED", format!("the reading of statistics has ended: {e}"));
+            |e| error(Code::Internal, "READ_ENDED", format!("the task that reads statistics has ended: {e}"));
         reading.await.map_err(ended)
     }
 
-    /// The pods that runtime-shim shows now: its replay up to `synced`, after which nobody listens.
+    /// The pods that runtime-shim has now: its replay up to `synced`, after which the stream is closed.
     pub(crate) async fn running(&self) -> Result<Vec<rt::RuntimePod>, Status> {
         use rt::watch_pods_response::Item;
         let list = async {
@@ -178,83 +179,86 @@ impl Statistics {
                     Some(Item::GoneUid(_) | Item::State(_)) | None => {}
                 }
             }
-            Err(Status::unavailable("runtime-shim has ended its list of what runs too early"))
+            Err(Status::unavailable(
+                "runtime-shim has closed the stream before its list of pods was complete",
+            ))
         };
         let late = |_| {
-            let text = format!("runtime-shim has not listed what runs within {} s", LIST_WITHIN.as_secs());
+            let text = format!("runtime-shim has not listed its pods within {} s", LIST_TIMEOUT.as_secs());
             Err(Status::deadline_exceeded(text))
         };
-        tokio::time::timeout(LIST_WITHIN, list).await.unwrap_or_else(late)
+        tokio::time::timeout(LIST_TIMEOUT, list).await.unwrap_or_else(late)
     }
 
-    /// What pods take of filesystems.
+    /// The storage statistics of pods.
     pub(crate) fn storage(&self) -> &Storage {
         &self.storage
     }
 
-    /// The filesystem of the root folder; none when that hangs.
+    /// The filesystem of the root directory; none when it hangs.
     async fn filesystem_of_root(&self) -> Option<pb::FilesystemUsage> {
         let root = self.root.clone();
-        let looking = Arc::clone(&self.looking);
-        let look = async {
-            let looking = looking.lock_owned().await;
+        let statfs_lock = Arc::clone(&self.statfs_lock);
+        let work = async {
+            let guard = statfs_lock.lock_owned().await;
             let measure = move || {
                 let found = filesystem(&root);
-                drop(looking);
+                drop(guard);
                 found
             };
             tokio::task::spawn_blocking(measure).await.ok().flatten()
         };
-        tokio::time::timeout(STATFS_WITHIN, look).await.ok().flatten()
+        tokio::time::timeout(STATFS_TIMEOUT, work).await.ok().flatten()
     }
 
-    /// The filesystems of the root folder and of images.
+    /// The filesystems of the root directory and of images.
     async fn filesystems(&self) -> (Option<pb::FilesystemUsage>, Option<pb::FilesystemUsage>) {
         let images = self.images().await;
         let root = self.root.clone();
-        let look = async {
-            let looking = Arc::clone(&self.looking).lock_owned().await;
+        let work = async {
+            let guard = Arc::clone(&self.statfs_lock).lock_owned().await;
             let measure = move || {
                 let both = (filesystem(&root), images.and_then(Images::measure));
-                drop(looking);
+                drop(guard);
                 both
             };
             tokio::task::spawn_blocking(measure).await.unwrap_or_default()
         };
-        tokio::time::timeout(STATFS_WITHIN, look).await.unwrap_or_else(|_| {
-            let seconds = STATFS_WITHIN.as_secs();
-            tracing::warn!("no figures of filesystems: looking at them takes longer than {seconds} s");
+        tokio::time::timeout(STATFS_TIMEOUT, work).await.unwrap_or_else(|_| {
+            let seconds = STATFS_TIMEOUT.as_secs();
+            tracing::warn!("no statistics of filesystems: statfs takes longer than {seconds} s");
             (None, None)
         })
     }
 
-    /// Where the runtime keeps images and how much they take; none when it does not say so in time.
+    /// Where the runtime stores images and their usage; none when it does not answer in time.
     async fn images(&self) -> Option<Images> {
         let mut request = Request::new(cri::ImageFsInfoRequest {});
-        request.set_timeout(IMAGES_WITHIN);
+        request.set_timeout(IMAGES_TIMEOUT);
         let answer = ImageServiceClient::new(self.runtime.channel()).image_fs_info(request).await;
-        let told = answer.inspect_err(|status| tracing::debug!("no figures of images: {}", status.message()));
-        let usage = told.ok()?.into_inner().image_filesystems.into_iter().next()?;
+        let answer =
+            answer.inspect_err(|status| tracing::debug!("no statistics of images: {}", status.message()));
+        let usage = answer.ok()?.into_inner().image_filesystems.into_iter().next()?;
         Some(Images {
-            folder: usage.fs_id?.mountpoint.into(),
+            dir: usage.fs_id?.mountpoint.into(),
             used: usage.used_bytes.map(|bytes| bytes.value),
             inodes_used: usage.inodes_used.map(|inodes| inodes.value),
         })
     }
 }
 
-/// What the runtime says of its images.
+/// The runtime's report about its images.
 #[derive(Debug)]
 struct Images {
-    folder: PathBuf,
+    dir: PathBuf,
     used: Option<u64>,
     inodes_used: Option<u64>,
 }
 
 impl Images {
-    /// Their filesystem; what is used of it is what images take (§14.2).
+    /// Their filesystem, with the usage of images as its used space (§14.2).
     fn measure(self) -> Option<pb::FilesystemUsage> {
-        let whole = filesystem(&self.folder)?;
+        let whole = filesystem(&self.dir)?;
         Some(pb::FilesystemUsage {
             used: self.used.unwrap_or(whole.used),
             inodes_used: self.inodes_used.unwrap_or(whole.inodes_used),
@@ -263,7 +267,7 @@ impl Images {
     }
 }
 
-/// A clock that does not go back, by its beginning.
+/// A monotonic clock, by its start.
 #[derive(Debug, Clone, Copy)]
 struct Clock(Instant);
 
@@ -278,24 +282,24 @@ struct Reader<'a> {
     tree: &'a Tree,
     clock: Clock,
     brief: bool,
-    before: HashMap<String, Rate>,
-    now: HashMap<String, Rate>,
+    old_rates: HashMap<String, Rate>,
+    rates: HashMap<String, Rate>,
 }
 
 impl Reader<'_> {
-    /// None for a pod of which nothing runs, or whose cgroup is not there.
+    /// None for a pod without running containers, or without a cgroup.
     fn pod(&mut self, pod: rt::RuntimePod) -> Option<pb::PodStatsResponse> {
         let sandbox = pod.sandboxes.iter().find(|sandbox| sandbox.ready);
         let running = newest_running(&pod.containers);
         if (sandbox.is_none() && running.is_empty()) || !is_usable_uid(&pod.uid) {
             return None;
         }
-        let place = self.tree.place_of(&pod.uid)?;
+        let pod_cgroup = self.tree.find_pod(&pod.uid)?;
         let mut processes = 0;
         let mut containers = Vec::with_capacity(running.len());
         for container in running {
-            let mut places = self.tree.layout().containers(&place, &container.id).into_iter();
-            let found = places.find_map(|path| {
+            let mut paths = self.tree.layout().containers(&pod_cgroup, &container.id).into_iter();
+            let found = paths.find_map(|path| {
                 let usage = self.usage(path.clone());
                 (usage.cpu_nanos.is_some() || usage.memory.is_some()).then_some((path, usage))
             });
@@ -316,31 +320,31 @@ impl Reader<'_> {
             ..Default::default()
         };
         if !self.brief {
-            let places = sandbox.map(|sandbox| self.tree.layout().containers(&place, &sandbox.id));
-            let mut sandboxes = places.into_iter().flatten().map(|place| self.tree.processes(&place));
+            let paths = sandbox.map(|sandbox| self.tree.layout().containers(&pod_cgroup, &sandbox.id));
+            let mut sandboxes = paths.into_iter().flatten().map(|path| self.tree.processes(&path));
             let (pid, of_sandbox) = sandboxes.find(|(_, count)| *count > 0).unwrap_or((None, 0));
             stats.processes = Some(processes + of_sandbox);
             let own_network = sandbox.is_some_and(|sandbox| !sandbox.host_network);
             let pid = pid.filter(|_| own_network);
             stats.network = pid.and_then(|pid| network(&format!("/proc/{pid}/net/dev")));
         }
-        stats.usage = Some(self.usage(place));
+        stats.usage = Some(self.usage(pod_cgroup));
         stats.pod = Some(PodRef { uid: pod.uid, namespace: pod.namespace, name: pod.name });
         Some(stats)
     }
 
     fn usage(&mut self, path: String) -> pb::Usage {
         let usage = self.tree.usage(&path);
-        let mut rate = self.before.remove(&path).unwrap_or_default();
-        let told = wire::usage(usage, now_unix_nanos(), |cpu| self.clock.rate(&mut rate, cpu));
+        let mut rate = self.old_rates.remove(&path).unwrap_or_default();
+        let converted = wire::usage(usage, now_unix_nanos(), |cpu| self.clock.rate(&mut rate, cpu));
         if usage != Usage::default() {
-            self.now.insert(path, rate);
+            self.rates.insert(path, rate);
         }
-        told
+        converted
     }
 }
 
-/// The cgroups beside those of pods that are known; this process may be moved, so its own is looked at each time.
+/// The system cgroups; this process may be moved, so its own cgroup is read each time.
 fn known_system_cgroups(tree: &Tree, named: &SystemCgroups) -> Vec<SystemCgroup> {
     let own =
         if named.kubelet.is_empty() { fs::read_to_string("/proc/self/cgroup") } else { Ok(String::new()) };
@@ -348,7 +352,7 @@ fn known_system_cgroups(tree: &Tree, named: &SystemCgroups) -> Vec<SystemCgroup>
     system_cgroups(paths, &own.unwrap_or_default(), tree.version())
 }
 
-/// What they use; one that is not there is left out.
+/// The usage of the system cgroups; missing ones are left out.
 fn system_stats(
     tree: &Tree,
     named: &SystemCgroups,
@@ -356,20 +360,20 @@ fn system_stats(
     rates: &mut HashMap<&'static str, Rate>,
 ) -> Vec<pb::ContainerStats> {
     let known = known_system_cgroups(tree, named).into_iter();
-    let there =
+    let existing =
         known.map(|cgroup| (tree.usage(&cgroup.path), cgroup)).filter(|(u, _)| *u != Usage::default());
-    let told = there.map(|(usage, SystemCgroup { name, path })| pb::ContainerStats {
+    let stats = existing.map(|(usage, SystemCgroup { name, path })| pb::ContainerStats {
         name: name.to_owned(),
-        started_unix_nanos: tree.made_unix_nanos(&path),
+        started_unix_nanos: tree.created_unix_nanos(&path),
         usage: Some(wire::usage(usage, now_unix_nanos(), |cpu| {
             clock.rate(rates.entry(name).or_default(), cpu)
         })),
         ..Default::default()
     });
-    told.collect()
+    stats.collect()
 }
 
-/// The containers that run, of each name the newest; `containers` has the newest first.
+/// The newest running container of each name; `containers` has the newest first.
 pub(crate) fn newest_running(containers: &[rt::Container]) -> Vec<&rt::Container> {
     let mut found: Vec<&rt::Container> = Vec::new();
     for container in containers.iter().filter(|c| c.state() == rt::ContainerState::Running) {
@@ -380,7 +384,7 @@ pub(crate) fn newest_running(containers: &[rt::Container]) -> Vec<&rt::Container
     found
 }
 
-/// The interfaces of a `/proc/<pid>/net/dev`; none when it is not there.
+/// The interfaces of a `/proc/<pid>/net/dev`; none when the file does not exist.
 pub(crate) fn network(file: &str) -> Option<pb::Network> {
     let interfaces = interfaces(&fs::read_to_string(file).ok()?);
     Some(pb::Network {
@@ -392,9 +396,9 @@ pub(crate) fn network(file: &str) -> Option<pb::Network> {
 fn filesystem(path: &Path) -> Option<pb::FilesystemUsage> {
     match host::filesystem_usage(path) {
         Ok(usage) => Some(usage),
-        Err(problem) => {
-            let text = chain(&problem);
-            tracing::debug!("no figures of a filesystem: {text}");
+        Err(error) => {
+            let text = chain(&error);
+            tracing::debug!("no statistics of a filesystem: {text}");
             None
         }
     }
@@ -402,14 +406,14 @@ fn filesystem(path: &Path) -> Option<pb::FilesystemUsage> {
 
 fn process_count() -> Option<pb::ProcessCount> {
     let found = host::processes();
-    (found.most > 0).then(|| pb::ProcessCount {
+    (found.max > 0).then(|| pb::ProcessCount {
         taken_unix_nanos: now_unix_nanos(),
-        max: found.most,
+        max: found.max,
         current: found.running,
     })
 }
 
-/// When the machine was booted; 0 when it does not say.
+/// The boot time in nanoseconds since 1970; 0 when unknown.
 pub(crate) fn boot_unix_nanos() -> i64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let seconds = boot_seconds(&stat).and_then(|seconds| i64::try_from(seconds).ok());
@@ -421,7 +425,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_each_name_the_newest_running_container_counts() {
+    fn the_newest_running_container_of_each_name_is_measured() {
         let container = |id: &str, name: &str, state: rt::ContainerState| rt::Container {
             id: id.into(),
             name: name.into(),
@@ -440,15 +444,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_filesystem_that_hangs_has_no_figures_and_is_looked_at_by_one_thread() {
-        let (_tree, tree) = watch::channel(TreeState::NotYet(String::new()));
+    async fn a_hanging_filesystem_has_no_statistics_and_blocks_one_thread() {
+        let (_tree, tree) = watch::channel(TreeState::Pending(String::new()));
         let dir = tempfile::tempdir().unwrap();
         let runtime = Peer::service(dir.path(), keelson_config::ServiceName::RuntimeShim);
         let volumes = Peer::service(dir.path(), keelson_config::ServiceName::VolumeManager);
         let storage = Storage::new(runtime.clone(), volumes);
         let root = dir.path().to_owned();
         let statistics = Statistics::new(tree, runtime, storage, root, SystemCgroups::default());
-        let hanging = Arc::clone(&statistics.looking).lock_owned().await;
+        let hanging = Arc::clone(&statistics.statfs_lock).lock_owned().await;
         assert_eq!(statistics.filesystems().await, (None, None));
         drop(hanging);
         let (root, images) = statistics.filesystems().await;
@@ -457,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_counts_its_processes_and_knows_its_boot() {
+    fn process_count_and_boot_time_are_available() {
         let count = process_count().unwrap();
         assert!(count.current > 0 && count.current < count.max, "{count:?}");
         let boot = boot_unix_nanos();

@@ -1,5 +1,5 @@
-//! What pods take of filesystems: runtime-shim measures writable layers and logs, volume-manager volumes. Both do so
-//! in the background, so that asking them costs little; whoever does not answer in time has no figures.
+//! The storage usage of pods: runtime-shim measures writable layers and logs, volume-manager measures volumes. Both measure in
+//! the background, so requests are cheap; statistics of a service that does not answer in time are missing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -13,22 +13,22 @@ use keelson_resource_manager_core::eviction::usage::{ContainerUsage, PodUsage, S
 use keelson_service_kit::Peer;
 use tonic::{Request, Status};
 
-/// Bound of either question.
-const ASK_WITHIN: Duration = Duration::from_secs(2);
-/// Bound of what the node gives back: images may be many, and what is not done by then goes on.
-const RECLAIM_WITHIN: Duration = Duration::from_secs(20);
+/// Timeout of a request for statistics.
+const STATS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout of garbage collection: there may be many images, and runtime-shim continues after it.
+const RECLAIM_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The two that measure.
+/// The clients of the two services that measure storage.
 #[derive(Debug, Clone)]
 pub(crate) struct Storage {
     runtime: Peer,
     volumes: Peer,
 }
 
-/// What they have measured.
+/// Measured storage usage.
 #[derive(Debug, Default)]
-pub(crate) struct Figures {
-    /// Where writable layers lie.
+pub(crate) struct StorageStats {
+    /// The filesystem of writable layers.
     layers: Option<rt::FilesystemFigures>,
     pods: HashMap<String, rt::PodFilesystemFigures>,
     volumes: HashMap<String, Vec<vm::VolumeStats>>,
@@ -39,42 +39,42 @@ impl Storage {
         Self { runtime, volumes }
     }
 
-    /// The filesystems of images and layers; `all` with what each container takes of them.
+    /// The filesystems of images and layers; with `all` also the usage of each container.
     pub(crate) async fn filesystems(&self, all: bool) -> Result<rt::FilesystemStatsResponse, Status> {
         let mut request = Request::new(rt::FilesystemStatsRequest { filesystems_only: !all });
-        request.set_timeout(ASK_WITHIN);
+        request.set_timeout(STATS_TIMEOUT);
         let answer = RuntimeClient::new(self.runtime.channel()).filesystem_stats(request).await;
         Ok(answer?.into_inner())
     }
 
-    /// The filesystem of writable layers, when somebody tells.
+    /// The filesystem of writable layers, if runtime-shim answers.
     pub(crate) async fn layers(&self) -> Option<rt::FilesystemFigures> {
-        let told = self.filesystems(false).await;
-        layers(told.inspect_err(|status| unknown("filesystems", status)).ok()?)
+        let response = self.filesystems(false).await;
+        layers(response.inspect_err(|status| log_missing("filesystems", status)).ok()?)
     }
 
-    /// Everything; what is not told is not there.
-    pub(crate) async fn figures(&self) -> Figures {
+    /// All storage statistics; unavailable parts are missing.
+    pub(crate) async fn stats(&self) -> StorageStats {
         let (filesystems, volumes) = tokio::join!(self.filesystems(true), self.volumes());
-        let mut figures = Figures::default();
+        let mut stats = StorageStats::default();
         match filesystems {
-            Ok(mut told) => {
-                let pods = std::mem::take(&mut told.pods);
+            Ok(mut response) => {
+                let pods = std::mem::take(&mut response.pods);
                 let by_uid = pods.into_iter().filter_map(|pod| Some((pod.pod.as_ref()?.uid.clone(), pod)));
-                figures.pods = by_uid.collect();
-                figures.layers = layers(told);
+                stats.pods = by_uid.collect();
+                stats.layers = layers(response);
             }
-            Err(status) => unknown("writable layers and logs", &status),
+            Err(status) => log_missing("writable layers and logs", &status),
         }
         match volumes {
-            Ok(volumes) => figures.volumes = volumes,
-            Err(status) => unknown("volumes", &status),
+            Ok(volumes) => stats.volumes = volumes,
+            Err(status) => log_missing("volumes", &status),
         }
-        figures
+        stats
     }
 
     async fn volumes(&self) -> Result<HashMap<String, Vec<vm::VolumeStats>>, Status> {
-        let ask = async {
+        let request = async {
             let mut client = VolumeManagerClient::new(self.volumes.channel());
             let mut answers =
                 client.pod_volume_stats(vm::PodVolumeStatsRequest::default()).await?.into_inner();
@@ -86,32 +86,32 @@ impl Storage {
             }
             Ok(volumes)
         };
-        let late = |_| Err(Status::deadline_exceeded("volume-manager has not told its figures in time"));
-        tokio::time::timeout(ASK_WITHIN, ask).await.unwrap_or_else(late)
+        let late = |_| Err(Status::deadline_exceeded("volume-manager has not sent its statistics in time"));
+        tokio::time::timeout(STATS_TIMEOUT, request).await.unwrap_or_else(late)
     }
 
-    /// Has dead containers removed, and with `images` the images that nothing uses; for people what that came to.
+    /// Removes dead containers, and with `images` also unused images; returns a summary for the log.
     pub(crate) async fn reclaim(&self, images: bool) -> Result<String, Status> {
         let mut request = Request::new(rt::CollectGarbageRequest {
             unused_images: images,
             ended_pods: true,
             ..Default::default()
         });
-        request.set_timeout(RECLAIM_WITHIN);
+        request.set_timeout(RECLAIM_TIMEOUT);
         let answer = RuntimeClient::new(self.runtime.channel()).collect_garbage(request).await?.into_inner();
         Ok(format!("{} containers and {} images", answer.containers_removed, answer.images_removed))
     }
 }
 
-fn unknown(what: &str, status: &Status) {
-    tracing::debug!("no figures of {what}: {}", status.message());
+fn log_missing(what: &str, status: &Status) {
+    tracing::debug!("no statistics of {what}: {}", status.message());
 }
 
-fn layers(told: rt::FilesystemStatsResponse) -> Option<rt::FilesystemFigures> {
-    told.containers.into_iter().next().or(told.images.into_iter().next())
+fn layers(response: rt::FilesystemStatsResponse) -> Option<rt::FilesystemFigures> {
+    response.containers.into_iter().next().or(response.images.into_iter().next())
 }
 
-/// A filesystem with what the runtime takes of it, or all that is taken when it does not say.
+/// A filesystem with the usage of the runtime, or all used space when the runtime does not report its own.
 pub(crate) fn filesystem(figures: rt::FilesystemFigures) -> pb::FilesystemUsage {
     pb::FilesystemUsage {
         taken_unix_nanos: figures.taken_unix_nanos,
@@ -124,13 +124,13 @@ pub(crate) fn filesystem(figures: rt::FilesystemFigures) -> pb::FilesystemUsage 
     }
 }
 
-/// A part of a filesystem: its size, and what this part takes.
+/// Statistics of a part of a filesystem: the size of the whole and the usage of the part.
 fn part(whole: Option<pb::FilesystemUsage>, space: Space, taken_unix_nanos: i64) -> pb::FilesystemUsage {
     let whole = whole.unwrap_or_default();
     pb::FilesystemUsage { taken_unix_nanos, used: space.bytes, inodes_used: space.inodes, ..whole }
 }
 
-/// What the containers of each name take, dead ones included, and when their layers and logs were measured last.
+/// The usage by container name, including dead containers, and when layers and logs were measured last.
 fn by_name(containers: &[rt::ContainerFilesystemFigures]) -> BTreeMap<&str, (ContainerUsage, i64, i64)> {
     let mut found: BTreeMap<&str, (ContainerUsage, i64, i64)> = BTreeMap::new();
     for container in containers {
@@ -154,7 +154,7 @@ fn by_name(containers: &[rt::ContainerFilesystemFigures]) -> BTreeMap<&str, (Con
     found
 }
 
-impl Figures {
+impl StorageStats {
     fn containers(&self, uid: &str) -> &[rt::ContainerFilesystemFigures] {
         self.pods.get(uid).map(|pod| pod.containers.as_slice()).unwrap_or_default()
     }
@@ -164,7 +164,7 @@ impl Figures {
         Some(Space { bytes: pod.hosts_file_bytes, inodes: pod.hosts_file_inodes })
     }
 
-    /// What a pod takes of filesystems.
+    /// The storage usage of a pod.
     pub(crate) fn usage(&self, uid: &str) -> PodUsage {
         let containers = by_name(self.containers(uid));
         let volumes = self.volumes.get(uid).map(Vec::as_slice).unwrap_or_default();
@@ -176,7 +176,7 @@ impl Figures {
         }
     }
 
-    /// Adds to the statistics of a pod what it takes of filesystems. `root` is the node's filesystem.
+    /// Adds the storage usage to the statistics of a pod. `root` is the node's filesystem.
     pub(crate) fn add_to(
         &self,
         mut stats: pb::PodStatsResponse,
@@ -249,7 +249,7 @@ mod tests {
         }
     }
 
-    fn figures() -> Figures {
+    fn stats() -> StorageStats {
         let volume = |name: &str, used_bytes, local_ephemeral| vm::VolumeStats {
             name: name.into(),
             used_bytes,
@@ -266,7 +266,7 @@ mod tests {
             hosts_file_inodes: 1,
             ..Default::default()
         };
-        Figures {
+        StorageStats {
             layers: Some(layers),
             pods: [("u".to_owned(), pod)].into(),
             volumes: [("u".to_owned(), vec![volume("scratch", 8, true), volume("claim", 90, false)])].into(),
@@ -274,20 +274,20 @@ mod tests {
     }
 
     #[test]
-    fn what_dead_containers_of_a_name_take_counts_too() {
-        let usage = figures().usage("u");
+    fn dead_containers_count_toward_storage_usage() {
+        let usage = stats().usage("u");
         let main = usage.containers["main"];
         assert_eq!(main.layer, Some(Space { bytes: 31, inodes: 4 }));
         assert_eq!(main.logs, Some(Space { bytes: 4, inodes: 2 }));
         assert_eq!(main.termination_log, Some(Space { bytes: 8, inodes: 2 }));
         assert_eq!(usage.hosts_file, Some(Space { bytes: 100, inodes: 1 }));
         assert_eq!(usage.local_storage(), 151);
-        assert_eq!(figures().usage("unknown"), PodUsage::default());
+        assert_eq!(stats().usage("unknown"), PodUsage::default());
     }
 
     #[test]
-    fn a_pod_is_told_with_its_layers_logs_volumes_and_what_they_are_together() {
-        let stats = pb::PodStatsResponse {
+    fn pod_statistics_include_layers_logs_volumes_and_ephemeral_storage() {
+        let before = pb::PodStatsResponse {
             pod: Some(PodRef { uid: "u".into(), ..Default::default() }),
             containers: ["main", "other"]
                 .map(|name| pb::ContainerStats { name: name.into(), ..Default::default() })
@@ -295,20 +295,20 @@ mod tests {
             ..Default::default()
         };
         let root = pb::FilesystemUsage { capacity: 9000, ..Default::default() };
-        let told = figures().add_to(stats.clone(), Some(root));
-        let main = &told.containers[0];
+        let after = stats().add_to(before.clone(), Some(root));
+        let main = &after.containers[0];
         let (layer, logs) = (main.root.unwrap(), main.logs.unwrap());
         assert_eq!((layer.used, layer.capacity, layer.taken_unix_nanos), (31, 500, 5));
         assert_eq!((logs.used, logs.capacity, logs.taken_unix_nanos), (4, 9000, 7));
-        assert_eq!(told.containers[1].root, None);
+        assert_eq!(after.containers[1].root, None);
         let volumes: Vec<_> =
-            told.volumes.iter().map(|v| (v.name.as_str(), v.filesystem.unwrap().used)).collect();
+            after.volumes.iter().map(|v| (v.name.as_str(), v.filesystem.unwrap().used)).collect();
         assert_eq!(volumes, [("scratch", 8), ("claim", 90)]);
-        let all = told.ephemeral_storage.unwrap();
+        let all = after.ephemeral_storage.unwrap();
         assert_eq!((all.used, all.capacity, all.taken_unix_nanos), (151, 9000, 7));
-        let (hosts, messages) = (told.hosts_file.unwrap(), main.termination_log.unwrap());
+        let (hosts, messages) = (after.hosts_file.unwrap(), main.termination_log.unwrap());
         assert_eq!((hosts.used, messages.used), (100, 8));
-        let nothing = Figures::default().add_to(stats.clone(), Some(root));
-        assert_eq!(nothing, stats);
+        let nothing = StorageStats::default().add_to(before.clone(), Some(root));
+        assert_eq!(nothing, before);
     }
 }

@@ -1,4 +1,4 @@
-//! Says once at the start when what pods keep in memory may be written to a disk.
+//! Warns once at startup when memory-backed volumes may be swapped out to disk.
 
 use std::fs;
 
@@ -10,8 +10,8 @@ const TEXT: &str = "This machine has swap and its kernel cannot keep a tmpfs out
                     Secrets and emptyDirs of the medium Memory, may be written to the disk; turn swap off, or use a kernel \
                     from 6.4 on";
 
-/// What this machine says of its swap. The files are the kernel's own and read at once.
-fn look() -> SwapFacts {
+/// The swap facts of this machine. The files are in procfs, so reads do not block.
+fn read_facts() -> SwapFacts {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     SwapFacts {
         swaps: read("/proc/swaps"),
@@ -20,12 +20,12 @@ fn look() -> SwapFacts {
     }
 }
 
-/// An event of the node, where that is so.
-pub(crate) fn tell(ctx: &Context) {
-    tell_of(ctx, &look());
+/// Logs a warning and records a node event if memory-backed volumes may reach a disk.
+pub(crate) fn warn_about_volumes(ctx: &Context) {
+    warn(ctx, &read_facts());
 }
 
-fn tell_of(ctx: &Context, facts: &SwapFacts) {
+fn warn(ctx: &Context, facts: &SwapFacts) {
     if facts.volumes_may_reach_disk() {
         tracing::warn!("{TEXT}");
         ctx.events.warning(ObjectRef::node(&ctx.config.node_name), REASON, TEXT);
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_node_is_told_of_volumes_that_may_reach_the_disk() {
+    async fn memory_backed_volumes_that_may_be_swapped_out_record_a_node_event() {
         let config = Config { node_name: "n1".into(), ..Config::default() };
         let ctx = Context::detached(ServiceName::ResourceManager, config);
         let swaps = "Filename Type Size Used Priority\n/dev/sda2 partition 1 0 -2\n".to_owned();
@@ -50,8 +50,8 @@ mod tests {
             release: release.into(),
             ..SwapFacts::default()
         };
-        tell_of(&ctx, &facts("6.4.0"));
-        tell_of(&ctx, &facts("6.1.0"));
+        warn(&ctx, &facts("6.4.0"));
+        warn(&ctx, &facts("6.1.0"));
         let request = tonic::Request::new(ListEventsRequest::default());
         let events = ctx.events.list_events(request).await.unwrap().into_inner().events;
         let [event] = &events[..] else { panic!("{events:?}") };
@@ -61,8 +61,8 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_says_which_kernel_it_has() {
-        let facts = look();
+    fn swap_facts_are_read_from_this_machine() {
+        let facts = read_facts();
         assert!(!facts.release.is_empty() && !facts.uid_map.is_empty(), "{facts:?}");
     }
 }

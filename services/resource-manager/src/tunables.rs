@@ -1,4 +1,4 @@
-//! Kernel tunables that pods need (runtime-and-resources.md §9), looked at once at the start.
+//! Sets the kernel tunables that pods need, once at startup (runtime-and-resources.md §9).
 
 use std::fs;
 use std::path::Path;
@@ -8,16 +8,16 @@ use keelson_service_kit::Context;
 
 const SYSCTLS: &str = "/proc/sys";
 
-/// Why the service does not start.
+/// Protected tunables have other values, so the service does not start.
 #[derive(Debug, thiserror::Error)]
-#[error("{}; set them with sysctl(8), or set protectKernelDefaults to false", wrong.join(", "))]
-pub(crate) struct Protected {
-    wrong: Vec<String>,
+#[error("{}; set them with sysctl(8), or set protectKernelDefaults to false", violations.join(", "))]
+pub(crate) struct ProtectedTunablesError {
+    violations: Vec<String>,
 }
 
-/// Sets what differs, or with `protectKernelDefaults` refuses to start. Tunables belong to the agent that manages the
-/// host. What may not be set here, as in a container, is warned about once.
-pub(crate) async fn apply(ctx: &Context) -> Result<(), Protected> {
+/// Sets tunables that differ, or with `protectKernelDefaults` refuses to start. Tunables belong to the agent that manages the
+/// host. Tunables that cannot be set, as in a container, are logged once.
+pub(crate) async fn apply(ctx: &Context) -> Result<(), ProtectedTunablesError> {
     if !ctx.config.manage_host {
         return Ok(());
     }
@@ -25,22 +25,19 @@ pub(crate) async fn apply(ctx: &Context) -> Result<(), Protected> {
     let work = tokio::task::spawn_blocking(move || set(Path::new(SYSCTLS), protect));
     let failed = work.await.unwrap_or_else(|_| Ok(Vec::new()))?;
     if !failed.is_empty() {
-        tracing::warn!(
-            "kernel tunables stay as they are, for they may not be set here: {}; set them on the host",
-            failed.join(", ")
-        );
+        tracing::warn!("cannot set kernel tunables: {}; set them on the host", failed.join(", "));
     }
     Ok(())
 }
 
-/// The names of those that could not be set, with what they should be.
-fn set(sysctls: &Path, protect: bool) -> Result<Vec<String>, Protected> {
+/// Sets the tunables; returns those that could not be set, with their expected values.
+fn set(sysctls: &Path, protect: bool) -> Result<Vec<String>, ProtectedTunablesError> {
     let found = |tunable: &Tunable| {
         fs::read_to_string(sysctls.join(tunable.file())).ok()?.split_whitespace().next()?.parse().ok()
     };
     let plan = plan_tunables(found, protect);
-    if !plan.wrong.is_empty() {
-        return Err(Protected { wrong: plan.wrong });
+    if !plan.violations.is_empty() {
+        return Err(ProtectedTunablesError { violations: plan.violations });
     }
     let mut failed = Vec::new();
     for tunable in plan.set {
@@ -59,8 +56,8 @@ mod tests {
 
     fn sysctls() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        for folder in ["vm", "kernel/keys"] {
-            fs::create_dir_all(dir.path().join(folder)).unwrap();
+        for dir_name in ["vm", "kernel/keys"] {
+            fs::create_dir_all(dir.path().join(dir_name)).unwrap();
         }
         for (file, value) in
             [("vm/overcommit_memory", "0\n"), ("kernel/panic", "10\n"), ("vm/panic_on_oom", "0\n")]
@@ -71,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_set_and_what_is_not_there_left_alone() {
+    fn tunables_that_differ_are_set_and_missing_ones_skipped() {
         let dir = sysctls();
         assert_eq!(set(dir.path(), false).unwrap(), Vec::<String>::new());
         assert_eq!(fs::read_to_string(dir.path().join("vm/overcommit_memory")).unwrap(), "1");
@@ -80,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn protected_tunables_are_named_with_both_values_and_left_alone() {
+    fn protected_tunables_are_reported_with_both_values_and_not_set() {
         let dir = sysctls();
         let error = set(dir.path(), true).unwrap_err().to_string();
         assert!(

@@ -1,4 +1,4 @@
-//! What a worker shows of its pod.
+//! The state that workers and the tree loop publish.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,35 +9,35 @@ use keelson_resource_manager_core::eviction::signal::Condition;
 use crate::cgroup::Tree;
 use crate::host::Identity;
 
-/// How a pod's share is.
+/// The state of a pod's cgroup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Nothing is known of the pod, and nothing of it is here.
+    /// The pod is not in the set and has no cgroup.
     #[default]
     Unknown,
-    /// Its cgroup is not there yet, or it was found at the start and not named since.
+    /// Its cgroup does not exist yet, or it was found at startup and no set has named the pod since.
     Pending,
-    /// Its cgroup is there.
+    /// Its cgroup exists.
     Ready,
-    /// It ends; its cgroup stays until it is forgotten.
+    /// The pod is ending; its cgroup stays until the pod is forgotten.
     Ending,
     /// Its cgroup is being removed.
     Removing,
-    /// Nothing is left.
+    /// Its cgroup is removed.
     Gone,
 }
 
-/// What those see who wait for a pod.
+/// What callers that wait for a pod see.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct View {
-    /// Revision and wish as the latest stream has named them.
+    /// Revision and desired state in the latest stream.
     pub(crate) named: Option<(u64, Want)>,
-    /// The revision that the rest speaks about.
+    /// The revision that the other fields belong to.
     pub(crate) revision: u64,
     pub(crate) phase: Phase,
-    /// What it waits for, or why it failed.
+    /// What the pod waits for, or why its last action failed.
     pub(crate) message: String,
-    /// Where the cgroup is, in the driver's form; empty before it is there.
+    /// The cgroup path in the driver's form; empty before the cgroup exists.
     pub(crate) cgroup_parent: String,
 }
 
@@ -54,30 +54,30 @@ impl keelson_sync_callee::View for View {
     }
 }
 
-/// The cgroup tree as the service has it.
+/// The state of the cgroup tree.
 #[derive(Debug, Clone)]
 pub(crate) enum TreeState {
-    /// It is set up.
+    /// The tree is set up.
     Ready(Arc<Tree>),
-    /// It cannot be set up now; it is tried again.
-    NotYet(String),
+    /// It cannot be set up now; the service retries.
+    Pending(String),
     /// It cannot be set up by this version.
-    Never(String),
+    Unsupported(String),
 }
 
-/// What is told about the machine.
+/// The state of the machine that is sent to callers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MachineState {
     pub(crate) capacity: Amounts,
     pub(crate) allocatable: Amounts,
     /// Bytes of all swap areas.
     pub(crate) swap: u64,
-    /// The kernel counts the swap of each cgroup.
+    /// The kernel accounts swap per cgroup.
     pub(crate) swap_accounting: bool,
-    /// What the node is short of.
+    /// The pressure conditions of the node.
     pub(crate) conditions: BTreeSet<Condition>,
     pub(crate) cgroup_version: &'static str,
-    /// Empty while there is no tree.
+    /// Empty while the tree is not set up.
     pub(crate) cgroup_driver: &'static str,
     pub(crate) identity: Arc<Identity>,
 }

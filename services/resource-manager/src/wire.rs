@@ -1,4 +1,4 @@
-//! Wire types to our own and back.
+//! Conversion between wire types and our own types.
 
 use std::collections::HashMap;
 
@@ -15,20 +15,20 @@ use keelson_sync_callee::wire::{Missing, positive, want};
 
 use crate::view::MachineState;
 
-/// A message that cannot be taken, by the field that is wrong.
+/// An invalid message, with the field that is wrong.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error(transparent)]
     Missing(#[from] Missing),
-    /// A UID that cannot be part of a cgroup's name.
-    #[error("uid {0:?} cannot be part of a cgroup's name")]
+    /// A UID that cannot be part of a cgroup name.
+    #[error("uid {0:?} cannot be part of a cgroup name")]
     Uid(String),
-    /// A class that is none of the API.
+    /// An unknown QoS class.
     #[error("pod.qos_class {0:?} is not Guaranteed, Burstable or BestEffort")]
     Qos(String),
-    /// A text that is no quantity.
-    #[error("{field} of {resource} is {text:?}, which is no quantity")]
+    /// An invalid quantity.
+    #[error("{field} of {resource} is {text:?}, which is not a quantity")]
     Quantity {
         /// The field.
         field: &'static str,
@@ -39,12 +39,12 @@ pub(crate) enum WireError {
     },
 }
 
-/// A UID that can be part of a cgroup's name.
+/// Checks that a UID can be part of a cgroup name.
 pub(crate) fn usable_uid(uid: String) -> Result<String, WireError> {
     if is_usable_uid(&uid) { Ok(uid) } else { Err(WireError::Uid(uid)) }
 }
 
-/// A [`PodDesire`] that came over the wire.
+/// A [`PodDesire`] received from the wire.
 pub(crate) struct PodDesireFromWire(pub(crate) PodDesire);
 
 impl TryFrom<pb::PodDesire> for PodDesireFromWire {
@@ -112,11 +112,11 @@ fn quantities(field: &'static str, texts: HashMap<String, String>) -> Result<Qua
 }
 
 fn quantity(field: &'static str, resource: &str, text: &str) -> Result<Quantity, WireError> {
-    let problem = |_| WireError::Quantity { field, resource: resource.to_owned(), text: text.to_owned() };
-    Quantity::parse(text).map_err(problem)
+    let invalid = |_| WireError::Quantity { field, resource: resource.to_owned(), text: text.to_owned() };
+    Quantity::parse(text).map_err(invalid)
 }
 
-/// What a message of the `Sync` stream says.
+/// Converts a message of the `Sync` stream.
 pub(crate) fn item(message: pb::SyncRequest) -> Option<Item<PodDesire, WireError>> {
     Some(match message.item? {
         pb::sync_request::Item::Pod(pod) => Item::Pod(PodDesireFromWire::try_from(pod).map(|pod| pod.0)),
@@ -125,7 +125,7 @@ pub(crate) fn item(message: pb::SyncRequest) -> Option<Item<PodDesire, WireError
     })
 }
 
-/// The machine as neighbours see it.
+/// Converts the state of the machine.
 pub(crate) fn machine(state: MachineState) -> pb::Machine {
     let identity = &*state.identity;
     pb::Machine {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_swap_of_the_machine_is_told() {
+    fn machine_swap_is_sent() {
         for swap in [0, 3 << 30] {
             let state = MachineState { swap, ..MachineState::default() };
             assert_eq!(u64::try_from(machine(state).swap_bytes), Ok(swap));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_desire_is_taken() {
+    fn a_complete_pod_desire_is_parsed() {
         let desire = PodDesireFromWire::try_from(message()).unwrap().0;
         assert_eq!((desire.revision, desire.want, desire.qos), (3, Want::Run, Qos::Burstable));
         assert_eq!(desire.cgroup, PodCgroup { cpu_shares: 102, ..PodCgroup::default() });
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_by_its_field() {
+    fn invalid_pod_desire_fields_are_named() {
         type Spoil = fn(&mut pb::PodDesire);
         let cases: [(&str, Spoil); 6] = [
             ("pod.pod", |m| m.pod = None),

@@ -1,10 +1,10 @@
-//! Statistics as neighbours see them.
+//! Conversion of statistics to wire types.
 
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_resource_manager_core::detail::{Detail, DeviceNumber, Transfers};
 use keelson_resource_manager_core::statistics::{Interface, Memory, Pressure, PressureShare, Usage};
 
-/// What a cgroup used at `taken` (nanoseconds since 1970); `rate` tells the rate that goes with its CPU time.
+/// The usage of a cgroup at `taken` (nanoseconds since 1970); `rate` computes the CPU rate from its CPU time.
 pub(crate) fn usage(usage: Usage, taken: i64, rate: impl FnOnce(u64) -> Option<u64>) -> pb::Usage {
     pb::Usage {
         taken_unix_nanos: taken,
@@ -39,7 +39,7 @@ const fn share(share: PressureShare) -> pb::PressureShare {
     pb::PressureShare { total_nanos, avg10, avg60, avg300 }
 }
 
-/// An interface.
+/// A network interface.
 pub(crate) fn interface(interface: Interface) -> pb::Interface {
     pb::Interface {
         name: interface.name,
@@ -54,7 +54,7 @@ pub(crate) fn interface(interface: Interface) -> pb::Interface {
     }
 }
 
-/// What a cgroup uses in detail; `names` tells how a device is called.
+/// The detailed usage of a cgroup; `names` returns the name of a device.
 pub(crate) fn detail(detail: Detail, names: impl Fn(DeviceNumber) -> String) -> pb::CgroupDetail {
     let device = |(number, transfers): (DeviceNumber, Transfers)| pb::BlockDevice {
         name: names(number),

@@ -1,4 +1,4 @@
-//! One task per pod: plan, carry out, publish. There are never two operations at once for a pod.
+//! The worker of a pod: plans, acts and publishes. It runs one operation at a time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,168 +6,174 @@ use std::time::{Duration, Instant};
 
 use keelson_resource_manager_core::desire::{PodDesire, Want};
 use keelson_resource_manager_core::layout::CgroupPath;
-use keelson_resource_manager_core::plan::{Actual, Plan, Settled, plan};
+use keelson_resource_manager_core::plan::{ObservedCgroups, Plan, Settled, plan};
 use keelson_service_kit::Backoff;
 use keelson_service_kit::status::chain;
 use keelson_sync_callee::{Assignment, Next, Orders, Turn, still_runs};
 use tokio::sync::watch;
 
 use crate::cgroup::{Tree, TreeError};
-use crate::manager::{Command, Env, Note};
+use crate::manager::{Command, PodAdmission, WorkerEnv};
 use crate::view::{Phase, TreeState, View};
 
-/// Retry of a cgroup that cannot be made or removed.
+/// Backoff after a cgroup could not be created or removed.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
 
-/// The task of one pod.
+/// The worker task of one pod.
 pub(crate) struct Worker {
-    env: Arc<Env>,
-    orders: Orders<PodDesire, View, Note>,
+    env: Arc<WorkerEnv>,
+    assignments: Orders<PodDesire, View, PodAdmission>,
     tree: watch::Receiver<TreeState>,
-    actual: Actual,
-    /// What is in the tree is known.
-    knows: bool,
+    observed: ObservedCgroups,
+    /// Whether `observed` has the pod's cgroups from the tree.
+    is_scanned: bool,
     retry: Backoff,
-    asking: Backoff,
+    runtime_retry: Backoff,
 }
 
 impl Worker {
-    /// `held` is none when nobody knows yet what is in the tree.
+    /// `cgroups` is none when the tree was not scanned yet.
     pub(crate) fn new(
-        env: Arc<Env>,
-        orders: Orders<PodDesire, View, Note>,
-        held: Option<BTreeSet<CgroupPath>>,
+        env: Arc<WorkerEnv>,
+        assignments: Orders<PodDesire, View, PodAdmission>,
+        cgroups: Option<BTreeSet<CgroupPath>>,
     ) -> Self {
         Self {
             tree: env.tree.clone(),
             env,
-            orders,
-            knows: held.is_some(),
-            actual: Actual { held: held.unwrap_or_default(), applied: None },
+            assignments,
+            is_scanned: cgroups.is_some(),
+            observed: ObservedCgroups { cgroups: cgroups.unwrap_or_default(), applied: None },
             retry: RETRY,
-            asking: still_runs(),
+            runtime_retry: still_runs(),
         }
     }
 
-    /// Works until the manager drops the assignment.
+    /// Runs until the manager drops the assignment.
     pub(crate) async fn run(mut self) {
-        while let Some(turn) = self.orders.present().await {
+        while let Some(turn) = self.assignments.present().await {
             if turn.is_new {
                 self.retry.reset();
-                self.asking.reset();
+                self.runtime_retry.reset();
             }
-            // On the heap, so that a worker that waits, as most do, is small.
+            // Boxed, so that a waiting worker, as most are, is small.
             let next = Box::pin(self.step(&turn)).await;
             let tree_changed = async { self.tree.changed().await.is_ok() };
-            if !self.orders.wait(next, tree_changed).await {
+            if !self.assignments.wait(next, tree_changed).await {
                 return;
             }
         }
     }
 
-    async fn step(&mut self, turn: &Turn<PodDesire, Note>) -> Next {
+    async fn step(&mut self, turn: &Turn<PodDesire, PodAdmission>) -> Next {
         let Assignment { desire, number, note } = &turn.assignment;
         let state = self.tree.borrow_and_update().clone();
         let tree = match state {
             TreeState::Ready(tree) => Some(tree),
-            TreeState::Never(text) => {
+            TreeState::Unsupported(text) => {
                 self.publish(desire, Phase::Pending, text, String::new());
                 None
             }
-            TreeState::NotYet(text) => {
+            TreeState::Pending(text) => {
                 self.publish(desire, Phase::Pending, text, String::new());
                 return Next::WhenChanged;
             }
         };
         let Some(tree) = tree else {
-            // Without a tree there was never a cgroup, and a forgotten pod is gone.
+            // Without a tree the pod never had a cgroup, so a forgotten pod is gone.
             if desire.want == Want::Forget {
-                self.settle(desire, Settled::Gone, *number, String::new()).await;
+                self.publish_settled(desire, Settled::Gone, *number, String::new()).await;
             }
             return Next::WhenChanged;
         };
-        if !self.knows {
-            return self.look_around(desire, tree).await;
+        if !self.is_scanned {
+            return self.scan(desire, tree).await;
         }
-        let path = tree.layout().pod(desire.qos, &self.orders.uid);
-        match plan(desire, &path, note.admitted, &self.actual, turn.is_quiet) {
-            Plan::Settled(end) => {
-                let parent = if end == Settled::Ready { path.to_string() } else { String::new() };
-                self.settle(desire, end, *number, parent).await;
+        let path = tree.layout().pod(desire.qos, &self.assignments.uid);
+        match plan(desire, &path, note.admitted, &self.observed, turn.is_quiet) {
+            Plan::Settled(settled) => {
+                let parent = if settled == Settled::Ready { path.to_string() } else { String::new() };
+                self.publish_settled(desire, settled, *number, parent).await;
                 Next::WhenChanged
             }
-            Plan::Make => self.make(desire, tree, path).await,
-            Plan::AskRuntime => self.ask(desire).await,
+            Plan::Apply => self.apply(desire, tree, path).await,
+            Plan::AskRuntime => self.ask_runtime(desire).await,
             Plan::Remove => self.remove(desire, tree).await,
         }
     }
 
-    async fn look_around(&mut self, desire: &PodDesire, tree: Arc<Tree>) -> Next {
+    async fn scan(&mut self, desire: &PodDesire, tree: Arc<Tree>) -> Next {
         match blocking(move || tree.scan()).await {
             Ok(mut found) => {
-                self.actual.held = found.remove(&self.orders.uid).unwrap_or_default();
-                self.knows = true;
+                self.observed.cgroups = found.remove(&self.assignments.uid).unwrap_or_default();
+                self.is_scanned = true;
                 Next::Now { is_quiet: false }
             }
             Err(text) => self.failed(desire, Phase::Pending, text),
         }
     }
 
-    async fn settle(&mut self, desire: &PodDesire, end: Settled, number: u64, cgroup_parent: String) {
-        let (phase, message) = match end {
-            Settled::NotAdmitted => (Phase::Pending, "the pod to be admitted"),
+    async fn publish_settled(
+        &mut self,
+        desire: &PodDesire,
+        settled: Settled,
+        number: u64,
+        cgroup_parent: String,
+    ) {
+        let (phase, message) = match settled {
+            Settled::NotAdmitted => (Phase::Pending, "the pod is not admitted yet"),
             Settled::Ready => (Phase::Ready, ""),
             Settled::Ending => (Phase::Ending, ""),
             Settled::Gone => (Phase::Gone, ""),
         };
         self.retry.reset();
         self.publish(desire, phase, message.to_owned(), cgroup_parent);
-        if end == Settled::Gone {
-            let _ = self.env.commands.send(Command::Gone { uid: self.orders.uid.clone(), number }).await;
+        if settled == Settled::Gone {
+            let _ = self.env.commands.send(Command::Gone { uid: self.assignments.uid.clone(), number }).await;
         }
     }
 
-    async fn make(&mut self, desire: &PodDesire, tree: Arc<Tree>, path: CgroupPath) -> Next {
-        // Whatever comes of it, something may be there.
-        let known = !self.actual.held.insert(path.clone());
+    async fn apply(&mut self, desire: &PodDesire, tree: Arc<Tree>, path: CgroupPath) -> Next {
+        // Even after an error, parts of the cgroup may exist.
+        let known = !self.observed.cgroups.insert(path.clone());
         let (values, target) = (desire.cgroup.clone(), path.clone());
-        let begun = Instant::now();
-        let result = blocking(move || tree.make_pod(&target, &values)).await;
+        let started = Instant::now();
+        let result = blocking(move || tree.create_pod(&target, &values)).await;
         match result {
             Ok(()) => {
-                let took = begun.elapsed();
+                let took = started.elapsed();
                 self.env.metrics.observe(if known { "update" } else { "create" }, took);
                 let elapsed_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-                tracing::debug!(uid = self.orders.uid, cgroup = %path, elapsed_us, "the pod's cgroup is as wanted");
-                self.actual.applied = Some((path, desire.cgroup.clone()));
+                tracing::debug!(uid = self.assignments.uid, cgroup = %path, elapsed_us, "the pod's cgroup is up to date");
+                self.observed.applied = Some((path, desire.cgroup.clone()));
                 Next::Now { is_quiet: false }
             }
             Err(text) => {
-                self.actual.applied = None;
+                self.observed.applied = None;
                 self.failed(desire, Phase::Pending, text)
             }
         }
     }
 
-    async fn ask(&mut self, desire: &PodDesire) -> Next {
-        let Err(why) = self.env.runtime.nothing_runs(&self.orders.uid).await else {
-            self.asking.reset();
+    async fn ask_runtime(&mut self, desire: &PodDesire) -> Next {
+        let Err(why) = self.env.runtime.nothing_runs(&self.assignments.uid).await else {
+            self.runtime_retry.reset();
             return Next::Now { is_quiet: true };
         };
         let message = format!("its cgroup is not removed yet: {why}");
         self.publish(desire, Phase::Removing, message, String::new());
-        Next::After(self.asking.next_delay())
+        Next::After(self.runtime_retry.next_delay())
     }
 
     async fn remove(&mut self, desire: &PodDesire, tree: Arc<Tree>) -> Next {
         self.publish(desire, Phase::Removing, String::new(), String::new());
-        self.actual.applied = None;
-        let paths = self.actual.held.clone();
-        let begun = Instant::now();
+        self.observed.applied = None;
+        let paths = self.observed.cgroups.clone();
+        let started = Instant::now();
         match blocking(move || paths.iter().try_for_each(|path| tree.remove(path))).await {
             Ok(()) => {
-                self.env.metrics.observe("destroy", begun.elapsed());
-                self.actual = Actual::default();
+                self.env.metrics.observe("destroy", started.elapsed());
+                self.observed = ObservedCgroups::default();
                 Next::Now { is_quiet: false }
             }
             Err(text) => self.failed(desire, Phase::Removing, text),
@@ -178,13 +184,19 @@ impl Worker {
         let pause = self.retry.next_delay();
         let retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
         let pod = &desire.pod;
-        tracing::warn!(uid = self.orders.uid, pod = pod.name, namespace = pod.namespace, retry_ms, "{text}");
+        tracing::warn!(
+            uid = self.assignments.uid,
+            pod = pod.name,
+            namespace = pod.namespace,
+            retry_ms,
+            "{text}"
+        );
         self.publish(desire, phase, text, String::new());
         Next::After(pause)
     }
 
     fn publish(&self, desire: &PodDesire, phase: Phase, message: String, cgroup_parent: String) {
-        self.orders.view.send_modify(|view| {
+        self.assignments.view.send_modify(|view| {
             view.revision = desire.revision;
             view.phase = phase;
             view.message = message;
@@ -193,7 +205,7 @@ impl Worker {
     }
 }
 
-/// Runs file work where it can hang without holding up others; the error as text.
+/// Runs file operations on a thread where they may hang without blocking other tasks; returns the error as text.
 async fn blocking<T, F>(work: F) -> Result<T, String>
 where
     T: Send + 'static,
@@ -201,6 +213,6 @@ where
 {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result.map_err(|e| chain(&e)),
-        Err(error) => Err(format!("the operation has ended unexpectedly: {error}")),
+        Err(error) => Err(format!("the cgroup operation has ended unexpectedly: {error}")),
     }
 }

@@ -1,8 +1,8 @@
-//! Orders to end pods, over the socket: who gets one, what it says, and how long it stands.
+//! Evictions and preemptions over the socket: which pods get an order, its content, and how long it is in effect.
 
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code, unused_imports, reason = "it is shared with tests that need more of it")]
+#[allow(dead_code, unused_imports, reason = "shared with tests that use more of it")]
 mod support;
 #[path = "support/volumes.rs"]
 mod volumes;
@@ -19,7 +19,7 @@ use support::{Service, Sync, World, admit, desire, hierarchies};
 use tonic::Streaming;
 use volumes::FakeVolumes;
 
-/// Signals are looked at every 10 s.
+/// Signals are evaluated every 10 s.
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(2);
 
@@ -37,8 +37,7 @@ impl Orders {
     }
 
     async fn next(&mut self) -> Item {
-        let message =
-            tokio::time::timeout(LONG, self.0.message()).await.expect("nothing was ordered in time");
+        let message = tokio::time::timeout(LONG, self.0.message()).await.expect("no order in time");
         message.unwrap().unwrap().item.unwrap()
     }
 
@@ -62,7 +61,7 @@ impl Orders {
     }
 }
 
-/// The event that tells of the order about a pod.
+/// The event of the eviction of a pod.
 async fn evicted(service: &Service, uid: &str) -> Event {
     let request = tonic::Request::new(ListEventsRequest::default());
     let events = service.ctx.events.list_events(request).await.unwrap().into_inner().events;
@@ -71,7 +70,7 @@ async fn evicted(service: &Service, uid: &str) -> Event {
 
 async fn machine(service: &Service, wanted: impl Fn(&pb::Machine) -> bool) -> pb::Machine {
     let mut stream = service.client().watch_machine(pb::WatchMachineRequest {}).await.unwrap().into_inner();
-    let look = async {
+    let expected = async {
         loop {
             let machine = stream.message().await.unwrap().unwrap();
             if wanted(&machine) {
@@ -79,7 +78,7 @@ async fn machine(service: &Service, wanted: impl Fn(&pb::Machine) -> bool) -> pb
             }
         }
     };
-    tokio::time::timeout(LONG, look).await.expect("the machine has not become so")
+    tokio::time::timeout(LONG, expected).await.expect("the machine has not reached the expected state")
 }
 
 fn requesting(uid: &str, milli: i64) -> pb::PodDesire {
@@ -89,8 +88,7 @@ fn requesting(uid: &str, milli: i64) -> pb::PodDesire {
 }
 
 #[tokio::test]
-async fn a_pod_that_exceeds_the_limit_of_its_volume_is_ordered_to_end_until_it_is_finished_whoever_is_killed()
-{
+async fn a_pod_above_its_emptydir_limit_is_evicted_across_restarts_until_finished() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     let volumes = FakeVolumes::start(&world.config).await;
@@ -99,7 +97,7 @@ async fn a_pod_that_exceeds_the_limit_of_its_volume_is_ordered_to_end_until_it_i
     let limited = |uid: &str| {
         let volume =
             pb::EmptyDirShare { name: "scratch".into(), size_limit: "1Mi".into(), ..Default::default() };
-        // Of system priority; one from a file, which is critical as well, keeps its limits.
+        // System priority: no limits. Limits of other critical pods, such as static ones, are enforced.
         let priority = if uid == "critical" { 2_000_000_000 } else { 0 };
         pb::PodDesire {
             empty_dirs: vec![volume],
@@ -114,7 +112,7 @@ async fn a_pod_that_exceeds_the_limit_of_its_volume_is_ordered_to_end_until_it_i
     for uid in ["modest", "greedy", "critical"] {
         admit(&mut service.client(), uid, LONG).await;
     }
-    // The watch is open before anything is too large: a turn in between would put the order into the replay.
+    // The watch is open before a limit is exceeded: a pass in between would put the order into the replay.
     let mut orders = Orders::of(&service).await;
     assert_eq!(orders.replay().await, Vec::new());
     volumes.holds("modest", "scratch", 1 << 20);
@@ -130,7 +128,7 @@ async fn a_pod_that_exceeds_the_limit_of_its_volume_is_ordered_to_end_until_it_i
         ("DisruptionTarget", "TerminationByKubelet")
     );
 
-    // Nobody has said that the pod is finished: the order is there again after a kill, word by word.
+    // The pod is not finished: after a kill the same order is in effect.
     volumes.holds("greedy", "scratch", 0);
     service.stop().await;
     let service = world.start().await;
@@ -146,7 +144,7 @@ async fn a_pod_that_exceeds_the_limit_of_its_volume_is_ordered_to_end_until_it_i
     assert_eq!(Orders::of(&service).await.replay().await, Vec::new());
 }
 
-/// A service that is told of these pods before its set is complete.
+/// A stream that sends these pods before its set is complete.
 async fn synced_with<const N: usize>(service: &Service, pods: [pb::PodDesire; N]) -> Sync {
     let mut sync = Sync::open(&mut service.client()).await;
     for pod in pods {
@@ -157,7 +155,7 @@ async fn synced_with<const N: usize>(service: &Service, pods: [pb::PodDesire; N]
 }
 
 #[tokio::test]
-async fn an_order_whose_pod_nobody_wants_any_more_is_fulfilled_by_the_first_whole_set() {
+async fn an_eviction_of_a_pod_missing_from_the_first_complete_set_is_fulfilled() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     let volumes = FakeVolumes::start(&world.config).await;
@@ -179,10 +177,10 @@ async fn an_order_whose_pod_nobody_wants_any_more_is_fulfilled_by_the_first_whol
 }
 
 #[tokio::test]
-async fn while_memory_is_short_best_effort_pods_are_turned_away_and_the_least_important_pod_goes() {
+async fn memory_pressure_rejects_best_effort_pods_and_evicts_the_lowest_ranked_pod() {
     let mut world = World::new();
     let _runtime = world.start_runtime().await;
-    // More than any machine has: what is left is always below it.
+    // More than any machine has: available memory is always below it.
     world.config.resources.eviction.hard = [("memory.available".to_owned(), "1000Ti".to_owned())].into();
     let service = world.start().await;
     machine(&service, |machine| machine.memory_pressure).await;
@@ -199,7 +197,7 @@ async fn while_memory_is_short_best_effort_pods_are_turned_away_and_the_least_im
     let tolerant = pb::PodDesire { tolerates_memory_pressure: true, ..best_effort };
     let mut tolerant = pb::PodDesire { priority: 1, ..tolerant };
     tolerant.pod.as_mut().unwrap().uid = "tolerant".into();
-    // The one that is to go begins first: the machine may be looked at before all of them have begun.
+    // The pod to be evicted starts first: a pass may happen before all of them have started.
     sync.pod(requesting("unimportant", 1)).await;
     sync.pod(pb::PodDesire { critical: true, priority: -9, ..requesting("critical", 1) }).await;
     sync.pod(tolerant).await;
@@ -207,7 +205,7 @@ async fn while_memory_is_short_best_effort_pods_are_turned_away_and_the_least_im
         let verdict = admit(&mut service.client(), uid, LONG).await;
         assert_eq!(verdict, Verdict::Admitted(pb::Admitted {}), "{uid}");
     }
-    // A turn may have come before the watch.
+    // A pass may have happened before the watch.
     let mut orders = Orders::of(&service).await;
     let order = match orders.replay().await.pop() {
         Some(order) => order,
@@ -226,7 +224,7 @@ async fn while_memory_is_short_best_effort_pods_are_turned_away_and_the_least_im
     let metrics = service.ctx.metrics.text();
     assert!(metrics.contains("kubelet_evictions{eviction_signal=\"memory.available\"} 1\n"), "{metrics}");
 
-    // What was short is remembered over a kill for as long as the transition period says.
+    // After a kill the condition is restored for the rest of the transition period.
     service.stop().await;
     world.config.resources.eviction.hard.clear();
     let service = world.start().await;
@@ -242,7 +240,7 @@ async fn while_memory_is_short_best_effort_pods_are_turned_away_and_the_least_im
 }
 
 #[tokio::test]
-async fn a_critical_pod_that_does_not_fit_waits_until_others_have_made_room_for_it() {
+async fn a_critical_pod_waits_until_preempted_pods_are_gone() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     let service = world.start().await;
@@ -263,7 +261,7 @@ async fn a_critical_pod_that_does_not_fit_waits_until_others_have_made_room_for_
     assert_eq!(order.pod.unwrap().uid, "large");
     assert_eq!((order.reason.as_str(), order.grace_period_seconds), ("Preempting", None));
     assert_eq!(order.message, "Preempted in order to admit critical pod");
-    // The room that is being made is nobody else's.
+    // Resources that preemption frees are reserved for the critical pod.
     sync.pod(requesting("other", all)).await;
     let mut gone = requesting("large", all);
     (gone.want, gone.revision) = (Want::Forget.into(), 2);
@@ -274,7 +272,7 @@ async fn a_critical_pod_that_does_not_fit_waits_until_others_have_made_room_for_
 }
 
 #[tokio::test]
-async fn a_younger_pod_does_not_take_the_room_of_an_older_one_that_has_not_asked_yet() {
+async fn a_younger_pod_is_not_admitted_before_an_older_undecided_pod() {
     let world = World::new();
     let service = world.start().await;
     let all = machine(&service, |_| true).await.allocatable["cpu"];
@@ -292,14 +290,14 @@ async fn a_younger_pod_does_not_take_the_room_of_an_older_one_that_has_not_asked
     assert!(matches!(&verdict, Verdict::Rejected(rejected) if rejected.reason == "OutOfcpu"), "{verdict:?}");
 }
 
-/// Descriptors of this process by which the kernel tells something.
+/// The number of eventfds of this process.
 fn eventfds() -> usize {
     let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten().map(|fd| std::fs::read_link(fd.path()));
     links.filter(|link| link.as_ref().is_ok_and(|link| link.to_str() == Some("anon_inode:[eventfd]"))).count()
 }
 
 #[tokio::test]
-async fn the_kernel_is_asked_to_tell_of_memory_when_the_configuration_says_so_and_on_cgroup_v1() {
+async fn kernel_memcg_notification_registers_notifications_on_cgroup_v1() {
     let v1 = hierarchies().iter().any(|mount| mount.join("memory.usage_in_bytes").exists());
     for asked in [false, true] {
         let mut world = World::new();
@@ -308,7 +306,7 @@ async fn the_kernel_is_asked_to_tell_of_memory_when_the_configuration_says_so_an
         let before = eventfds();
         let service = world.start().await;
         service.condition("eviction", true).await;
-        // Of the machine, and of all pods once they are bound.
+        // For the machine, and for all pods once they are limited.
         let most = if asked && v1 { 1..=2 } else { 0..=0 };
         let more = eventfds() - before;
         assert!(most.contains(&more), "{more} more, asked: {asked}");
@@ -317,7 +315,7 @@ async fn the_kernel_is_asked_to_tell_of_memory_when_the_configuration_says_so_an
 }
 
 #[tokio::test]
-async fn a_reservation_above_the_capacity_and_a_threshold_that_is_none_are_errors_at_the_start() {
+async fn excessive_reservations_and_unknown_eviction_signals_fail_the_start() {
     let mut world = World::new();
     world.config.resources.reserved = [("cpu".to_owned(), "100k".to_owned())].into();
     let text = world.start_error().await;

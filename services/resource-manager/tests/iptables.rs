@@ -1,8 +1,8 @@
-//! The chains in iptables over deaths of the service, in a network namespace of the test's thread, with which they go.
+//! The iptables chains across kills of the service, in a network namespace of the test's thread.
 
 #![allow(clippy::unwrap_used)]
 
-#[allow(dead_code, unused_imports, reason = "only its folders and cgroups are of use here")]
+#[allow(dead_code, unused_imports, reason = "only its directories and cgroups are used here")]
 mod support;
 
 use std::io::{BufRead as _, BufReader};
@@ -13,7 +13,7 @@ use support::World;
 
 const INSTALL: &str = "install it with: apt-get install -y iptables";
 
-/// The service in a process of its own, in the network of this thread. Tunables of the machine it sees but does not set.
+/// The service as a process in the network namespace of this thread, with the machine's tunables read-only.
 struct Service(Child);
 
 impl Service {
@@ -28,18 +28,18 @@ impl Service {
         Self(command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
-    /// Reads its log until both families are kept.
-    fn wait_until_kept(&mut self) {
+    /// Reads its log until the chains of both families exist.
+    fn wait_for_chains(&mut self) {
         let lines = BufReader::new(self.0.stderr.take().unwrap()).lines();
         let (mut seen, mut families) = (Vec::new(), 0);
         for line in lines.map_while(Result::ok) {
-            families += usize::from(line.contains("the chains of the kubelet are in ip"));
+            families += usize::from(line.contains("iptables_chains_"));
             seen.push(line);
             if families == 2 {
                 return;
             }
         }
-        panic!("it has ended without its chains:\n{}", seen.join("\n"));
+        panic!("the service has exited without its chains:\n{}", seen.join("\n"));
     }
 }
 
@@ -50,7 +50,7 @@ impl Drop for Service {
     }
 }
 
-/// What a table has in it; none where the chain that is asked for is not there.
+/// The rules of a table; none where the listed chain does not exist.
 fn shown(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(["-w", "5"]).args(arguments).output().expect(INSTALL);
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
@@ -71,22 +71,22 @@ fn all() -> Vec<String> {
 }
 
 #[test]
-fn chains_outlive_the_service_and_are_there_once_however_often_it_is_killed() {
-    // SAFETY: of what threads of a process share only the network is no longer shared by this one.
+fn iptables_chains_survive_restarts_without_duplicates() {
+    // SAFETY: this thread stops sharing only its network namespace with the other threads.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("run this as root: it makes a network namespace");
     let mut world = World::new();
     world.config.manage_host = true;
     let wanted = |all: &[String], what: &str| all.iter().filter(|line| line.ends_with(what)).count();
 
-    // In the middle of its work: the first chain is there, the last is not yet looked at.
+    // Kill it in the middle of its work: the first chain exists, the last one is not checked yet.
     let mut service = Service::start(&world);
     while shown("iptables", &["-t", "filter", "-S", "KUBE-FIREWALL"]).is_none() {
-        assert_eq!(service.0.try_wait().unwrap(), None, "it has ended without any chain");
+        assert_eq!(service.0.try_wait().unwrap(), None, "the service has exited without any chain");
     }
     drop(service);
 
     let mut service = Service::start(&world);
-    service.wait_until_kept();
+    service.wait_for_chains();
     let first = all();
     for (what, count) in [
         ("-N KUBE-IPTABLES-HINT", 2),
@@ -100,9 +100,9 @@ fn chains_outlive_the_service_and_are_there_once_however_often_it_is_killed() {
     }
     for _ in 0..2 {
         drop(service);
-        assert_eq!(all(), first, "they go with nobody");
+        assert_eq!(all(), first, "the chains stay without the service");
         service = Service::start(&world);
-        service.wait_until_kept();
+        service.wait_for_chains();
         assert_eq!(all(), first);
     }
 }

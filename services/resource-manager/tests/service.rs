@@ -1,4 +1,4 @@
-//! The service over its socket, on the real cgroup tree: what pod-sync asks for happens, and nothing else does.
+//! The service over its socket, on the real cgroup tree.
 
 #![allow(clippy::unwrap_used)]
 
@@ -42,7 +42,7 @@ async fn synced(service: &Service) -> Sync {
 }
 
 #[tokio::test]
-async fn an_admitted_pod_gets_a_cgroup_with_its_values_and_a_forgotten_one_leaves_none() {
+async fn an_admitted_pod_gets_its_cgroup_and_a_forgotten_pod_loses_it() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     let service = world.start().await;
@@ -63,8 +63,8 @@ async fn an_admitted_pod_gets_a_cgroup_with_its_values_and_a_forgotten_one_leave
 
     let pod = "kubepods/burstable/podu1";
     if machine(&service).await.cgroup_version == "v1" {
-        let beside = world.dirs(pod).into_iter().filter(|d| d.starts_with("/sys/fs/cgroup/unified")).count();
-        assert_eq!(world.existing(pod).len(), support::hierarchies().len() - beside);
+        let unified = world.dirs(pod).into_iter().filter(|d| d.starts_with("/sys/fs/cgroup/unified")).count();
+        assert_eq!(world.existing(pod).len(), support::hierarchies().len() - unified);
         assert_eq!(world.value(pod, "cpu.shares"), "102");
         assert_eq!(world.value(pod, "cpu.cfs_quota_us"), "20000");
         assert_eq!(world.value(pod, "memory.limit_in_bytes"), (64 << 20).to_string());
@@ -84,7 +84,7 @@ async fn an_admitted_pod_gets_a_cgroup_with_its_values_and_a_forgotten_one_leave
 }
 
 #[tokio::test]
-async fn new_values_of_a_pod_are_written_into_its_cgroup() {
+async fn changed_resources_are_written_to_the_pod_cgroup() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -109,7 +109,7 @@ async fn new_values_of_a_pod_are_written_into_its_cgroup() {
 }
 
 #[tokio::test]
-async fn a_process_that_is_left_over_is_killed_before_the_cgroup_goes() {
+async fn leftover_processes_are_killed_before_the_pod_cgroup_is_removed() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     let service = world.start().await;
@@ -118,15 +118,15 @@ async fn a_process_that_is_left_over_is_killed_before_the_cgroup_goes() {
     sync.pod(desire("u1", 1, Want::Run, "BestEffort")).await;
     prepare(&mut client, "u1", 1, LONG).await.unwrap();
     let pod = "kubepods/besteffort/podu1";
-    let mut process = Process::begin(&world.existing(pod));
+    let mut process = Process::start(&world.existing(pod));
     sync.pod(desire("u1", 2, Want::Forget, "BestEffort")).await;
     release(&mut client, "u1", LONG).await.unwrap();
     assert!(world.existing(pod).is_empty());
-    assert_eq!(process.ended_by(), Some(9));
+    assert_eq!(process.killed_by(), Some(9));
 }
 
 #[tokio::test]
-async fn nothing_is_removed_while_a_container_runs() {
+async fn a_pod_cgroup_is_not_removed_while_a_container_runs() {
     let world = World::new();
     let runtime = world.start_runtime().await;
     runtime.container("u1", ContainerState::Running);
@@ -135,19 +135,19 @@ async fn nothing_is_removed_while_a_container_runs() {
     let sync = synced(&service).await;
     sync.pod(desire("u1", 1, Want::Run, "Guaranteed")).await;
     prepare(&mut client, "u1", 1, LONG).await.unwrap();
-    let mut process = Process::begin(&world.existing("kubepods/podu1"));
+    let mut process = Process::start(&world.existing("kubepods/podu1"));
     sync.pod(desire("u1", 2, Want::Forget, "Guaranteed")).await;
     runtime.read_at_least(3).await;
     let status = release(&mut client, "u1", SHORT).await.unwrap_err();
     assert!(status.message().contains("container main"), "{}", status.message());
-    assert_eq!(process.ended_by(), None);
+    assert_eq!(process.killed_by(), None);
     runtime.container("u1", ContainerState::Exited);
     release(&mut client, "u1", LONG).await.unwrap();
-    assert_eq!(process.ended_by(), Some(9));
+    assert_eq!(process.killed_by(), Some(9));
 }
 
 #[tokio::test]
-async fn cgroups_stay_while_runtime_shim_is_away_and_the_condition_says_so() {
+async fn pod_cgroups_stay_and_a_condition_is_set_while_runtime_shim_is_down() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -163,7 +163,7 @@ async fn cgroups_stay_while_runtime_shim_is_away_and_the_condition_says_so() {
 }
 
 #[tokio::test]
-async fn a_cgroup_outlives_stop_and_unmount_but_its_share_is_free_after_stop() {
+async fn a_pod_cgroup_outlives_stop_and_unmount_but_its_resources_are_freed_after_stop() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -177,7 +177,7 @@ async fn a_cgroup_outlives_stop_and_unmount_but_its_share_is_free_after_stop() {
         first.revision = revision;
         first.want = want.into();
         sync.pod(first.clone()).await;
-        // The set is taken in order, so a later pod shows that this one has arrived.
+        // The stream is handled in order, so a later pod shows that this one was received.
         sync.pod(desire("mark", revision, Want::Run, "BestEffort")).await;
         prepare(&mut client, "mark", revision, LONG).await.unwrap();
         assert_eq!(admit(&mut client, "u2", LONG).await == admitted(), fits, "{want:?}");
@@ -188,7 +188,7 @@ async fn a_cgroup_outlives_stop_and_unmount_but_its_share_is_free_after_stop() {
 }
 
 #[tokio::test]
-async fn a_pod_that_does_not_fit_is_turned_away_in_the_kubelets_words() {
+async fn admission_rejects_a_pod_that_does_not_fit_in_the_kubelets_words() {
     let mut world = World::new();
     world.config.resources.max_pods = 3;
     let service = world.start().await;
@@ -197,7 +197,11 @@ async fn a_pod_that_does_not_fit_is_turned_away_in_the_kubelets_words() {
     let whole = machine(&service).await.allocatable["cpu"];
     sync.pod(requesting("u1", whole - 100)).await;
     assert_eq!(admit(&mut client, "u1", LONG).await, admitted());
-    assert_eq!(admit(&mut client, "u1", LONG).await, admitted(), "asked again, the answer is the same");
+    assert_eq!(
+        admit(&mut client, "u1", LONG).await,
+        admitted(),
+        "the answer to a second request is the same"
+    );
     sync.pod(requesting("u2", 101)).await;
     let Verdict::Rejected(rejected) = admit(&mut client, "u2", LONG).await else { panic!("it fits") };
     assert_eq!(rejected.reason, "OutOfcpu");
@@ -225,7 +229,7 @@ async fn a_pod_that_does_not_fit_is_turned_away_in_the_kubelets_words() {
 }
 
 #[tokio::test]
-async fn a_pod_that_waits_for_something_else_leaves_its_room_and_its_turn_to_others() {
+async fn a_deferred_pod_yields_its_resources_and_its_turn() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -240,10 +244,10 @@ async fn a_pod_that_waits_for_something_else_leaves_its_room_and_its_turn_to_oth
         sync.pod(created(uid, at)).await;
     }
     let Verdict::NotYet(not_yet) = admit(&mut client, "second", SHORT).await else {
-        panic!("it is the other's turn")
+        panic!("the older pod comes first")
     };
     assert_eq!(not_yet.reason, "OlderPodsFirst");
-    // It waits before it was judged: who waits for its turn hears of it.
+    // Deferred before a decision: a pod that waits for its turn is decided on.
     let mut other = service.client();
     let waiting = tokio::spawn(async move { admit(&mut other, "second", LONG).await });
     defer("first", LONG).await.unwrap();
@@ -252,14 +256,14 @@ async fn a_pod_that_waits_for_something_else_leaves_its_room_and_its_turn_to_oth
         matches!(admit(&mut client, "first", LONG).await, Verdict::Rejected(rejected) if rejected.passing)
     );
 
-    // It waits after it was granted its room.
+    // Deferred after its admission.
     defer("second", LONG).await.unwrap();
     assert_eq!(admit(&mut client, "first", LONG).await, admitted());
     assert!(
         matches!(admit(&mut client, "second", LONG).await, Verdict::Rejected(rejected) if rejected.passing)
     );
 
-    // What runs keeps its room whatever is said of it.
+    // A running pod keeps its resources.
     let running = pb::PodDesire { adopted: true, ..created("running", 3) };
     sync.pod(running).await;
     assert_eq!(admit(&mut client, "running", LONG).await, admitted());
@@ -271,13 +275,13 @@ async fn a_pod_that_waits_for_something_else_leaves_its_room_and_its_turn_to_oth
 }
 
 #[tokio::test]
-async fn nobody_is_judged_before_the_set_is_complete_but_an_adopted_pod_goes_on() {
+async fn admission_waits_for_the_complete_set_except_for_adopted_pods() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
     let mut sync = Sync::open(&mut client).await;
     sync.pod(desire("u1", 1, Want::Run, "BestEffort")).await;
-    let Verdict::NotYet(not_yet) = admit(&mut client, "u1", SHORT).await else { panic!("judged too early") };
+    let Verdict::NotYet(not_yet) = admit(&mut client, "u1", SHORT).await else { panic!("decided too early") };
     assert_eq!(not_yet.reason, "SetNotComplete");
     let mut adopted = desire("u2", 1, Want::Run, "BestEffort");
     adopted.adopted = true;
@@ -290,7 +294,7 @@ async fn nobody_is_judged_before_the_set_is_complete_but_an_adopted_pod_goes_on(
 }
 
 #[tokio::test]
-async fn a_pod_that_the_set_never_names_is_not_found_and_one_that_stops_is_refused() {
+async fn preparing_an_unknown_pod_is_not_found_and_a_stopping_pod_is_refused() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -306,7 +310,7 @@ async fn a_pod_that_the_set_never_names_is_not_found_and_one_that_stops_is_refus
 }
 
 #[tokio::test]
-async fn a_restarted_service_finds_its_pods_and_their_reservations() {
+async fn a_restarted_service_restores_its_pods_and_their_reservations() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     let service = world.start().await;
@@ -317,17 +321,17 @@ async fn a_restarted_service_finds_its_pods_and_their_reservations() {
         prepare(&mut service.client(), "u1", 1, LONG).await.unwrap();
     }
     let pod = "kubepods/burstable/podu1";
-    let mut process = Process::begin(&world.existing(pod));
+    let mut process = Process::start(&world.existing(pod));
     let before = world.existing(pod);
     service.stop().await;
 
     let service = world.start().await;
     let mut client = service.client();
     let mut sync = Sync::open(&mut client).await;
-    // A source that is slow to be read: what is there is not named, and so not counted, yet.
+    // A slow source: the running pod is not named yet, so its requests are unknown.
     sync.pod(requesting("u2", 1)).await;
     sync.complete(1, false).await;
-    let Verdict::NotYet(not_yet) = admit(&mut client, "u2", SHORT).await else { panic!("judged too early") };
+    let Verdict::NotYet(not_yet) = admit(&mut client, "u2", SHORT).await else { panic!("decided too early") };
     assert!(not_yet.message.contains("no source has named yet: 1"), "{}", not_yet.message);
     sync.pod(requesting("u1", whole)).await;
     sync.complete(2, true).await;
@@ -335,11 +339,11 @@ async fn a_restarted_service_finds_its_pods_and_their_reservations() {
     assert_eq!(rejected.reason, "OutOfcpu");
     prepare(&mut client, "u1", 1, LONG).await.unwrap();
     assert_eq!(world.existing(pod), before);
-    assert_eq!(process.ended_by(), None);
+    assert_eq!(process.killed_by(), None);
 }
 
 #[tokio::test]
-async fn only_a_complete_set_with_ready_sources_sweeps() {
+async fn only_a_complete_set_with_ready_sources_removes_unlisted_pods() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     let service = world.start().await;
@@ -369,7 +373,7 @@ async fn only_a_complete_set_with_ready_sources_sweeps() {
 }
 
 #[tokio::test]
-async fn a_neighbours_pods_are_left_alone_until_they_are_named() {
+async fn pod_cgroups_of_another_agent_are_left_alone_until_desired() {
     let world = World::new();
     let _runtime = world.start_runtime().await;
     let service = world.start().await;
@@ -379,17 +383,17 @@ async fn a_neighbours_pods_are_left_alone_until_they_are_named() {
         prepare(&mut service.client(), "gone", 1, LONG).await.unwrap();
     }
     service.stop().await;
-    // A kubelet beside this agent, with cgroups of the same root, notes nowhere that they are its own.
+    // A kubelet next to this agent, with the same cgroup root, does not mark its cgroups.
     let pods = ["kubepods/burstable/podneighbours", "kubepods/burstable/podtaken"];
     for dir in
         pods.iter().flat_map(|pod| world.dirs(pod)).filter(|dir| dir.parent().is_some_and(Path::exists))
     {
         fs::create_dir(dir).unwrap();
     }
-    // A cpuset of v1 takes no process before it has CPUs.
+    // A v1 cpuset accepts no process before it has CPUs.
     let takes = |dir: &PathBuf| !dir.to_string_lossy().contains("cpuset");
     let mut neighbours =
-        Process::begin(&world.existing(pods[0]).into_iter().filter(takes).collect::<Vec<_>>());
+        Process::start(&world.existing(pods[0]).into_iter().filter(takes).collect::<Vec<_>>());
 
     let service = world.start().await;
     let mut client = service.client();
@@ -398,18 +402,18 @@ async fn a_neighbours_pods_are_left_alone_until_they_are_named() {
     sync.complete(1, true).await;
     release(&mut client, "gone", LONG).await.unwrap();
     assert!(world.existing("kubepods/burstable/podgone").is_empty());
-    assert!(neighbours.ended_by().is_none() && !world.existing(pods[0]).is_empty());
-    // One that came with the pods that this agent takes over is its own.
+    assert!(neighbours.killed_by().is_none() && !world.existing(pods[0]).is_empty());
+    // The cgroup of a pod that this agent takes over becomes its own.
     prepare(&mut client, "taken", 1, LONG).await.unwrap();
     let forgotten = pb::PodDesire { revision: 2, want: Want::Forget.into(), ..requesting("taken", 1) };
     sync.pod(forgotten).await;
     release(&mut client, "taken", LONG).await.unwrap();
     assert!(world.existing(pods[1]).is_empty());
-    assert!(neighbours.ended_by().is_none());
+    assert!(neighbours.killed_by().is_none());
 }
 
 #[tokio::test]
-async fn a_later_stream_takes_over_and_a_closed_one_ends_no_desire() {
+async fn a_new_sync_stream_takes_over_and_a_closed_one_keeps_its_pods() {
     let world = World::new();
     let runtime = world.start_runtime().await;
     let service = world.start().await;
@@ -426,7 +430,7 @@ async fn a_later_stream_takes_over_and_a_closed_one_ends_no_desire() {
 }
 
 #[tokio::test]
-async fn the_burstable_class_weighs_what_its_pods_request_together() {
+async fn the_burstable_cgroup_gets_the_cpu_shares_of_its_pods_requests() {
     let world = World::new();
     let service = world.start().await;
     let mut client = service.client();
@@ -455,7 +459,7 @@ async fn the_burstable_class_weighs_what_its_pods_request_together() {
 }
 
 #[tokio::test]
-async fn the_machine_is_told_at_once() {
+async fn watch_machine_sends_capacity_and_identity_at_once() {
     let mut world = World::new();
     world.config.resources.max_pods = 42;
     world.config.resources.reserved = [("memory".to_owned(), "100Mi".to_owned())].into();
@@ -475,18 +479,17 @@ async fn the_machine_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn at_the_first_start_the_runtime_names_the_driver_before_any_cgroup_is_made_and_later_starts_know_it()
-{
+async fn the_first_start_waits_for_the_runtimes_cgroup_driver_and_later_starts_restore_it() {
     let mut world = World::new();
-    world.remembers(None);
-    // Nothing can be made as configured: all that is made is made as the runtime says.
+    world.store_driver(None);
+    // The configured driver is invalid: every cgroup is created with the runtime's driver.
     world.config.runtime.cgroup_driver = "slices".into();
     let service = world.start().await;
     let sync = synced(&service).await;
     sync.pod(desire("u1", 1, Want::Run, "Guaranteed")).await;
     let mut client = service.client();
-    let Verdict::NotYet(not_yet) = admit(&mut client, "u1", SHORT).await else { panic!("it was judged") };
-    assert!(not_yet.message.contains("has not said yet which cgroup driver it has"), "{not_yet:?}");
+    let Verdict::NotYet(not_yet) = admit(&mut client, "u1", SHORT).await else { panic!("it was decided on") };
+    assert!(not_yet.message.contains("has not reported its cgroup driver yet"), "{not_yet:?}");
     assert_eq!(machine(&service).await.cgroup_driver, "");
     assert!(world.existing("").is_empty());
     let waiting = tokio::spawn(async move { admit(&mut client, "u1", LONG).await });
@@ -502,7 +505,7 @@ async fn at_the_first_start_the_runtime_names_the_driver_before_any_cgroup_is_ma
     drop(sync);
     service.stop().await;
 
-    // The next one finds its pod while the runtime is away.
+    // The next run finds its pod while the runtime is down.
     runtime.drives_cgroups(None);
     let service = world.start().await;
     assert_eq!(machine(&service).await.cgroup_driver, "cgroupfs");
@@ -511,11 +514,11 @@ async fn at_the_first_start_the_runtime_names_the_driver_before_any_cgroup_is_ma
     let mut client = service.client();
     assert_eq!(admit(&mut client, "u1", LONG).await, admitted());
 
-    // The runtime comes back with another configuration: what it says is in force, and what is there stays.
+    // The runtime comes back with another configuration: its driver is used, and existing cgroups stay.
     runtime.drives_cgroups(Some(""));
     service.condition("cgroups", false).await;
-    let told = async || (machine(&service).await.cgroup_driver == *"").then_some(());
-    eventually("no driver is in force", told).await;
+    let no_driver = async || (machine(&service).await.cgroup_driver == *"").then_some(());
+    eventually("no driver is used", no_driver).await;
     assert!(!world.existing("kubepods/podu1").is_empty());
     runtime.drives_cgroups(Some("cgroupfs"));
     service.condition("cgroups", true).await;
@@ -526,18 +529,18 @@ async fn at_the_first_start_the_runtime_names_the_driver_before_any_cgroup_is_ma
 }
 
 #[tokio::test]
-async fn a_runtime_that_says_nothing_for_long_leaves_the_configured_driver_in_force() {
+async fn the_configured_cgroup_driver_is_used_when_the_runtime_does_not_answer() {
     let world = World::new();
-    world.remembers(None);
+    world.store_driver(None);
     let service = world.start().await;
     assert_eq!(machine(&service).await.cgroup_driver, "");
-    let told = async || (machine(&service).await.cgroup_driver == "cgroupfs").then_some(());
-    eventually("the configured driver", told).await;
+    let configured = async || (machine(&service).await.cgroup_driver == "cgroupfs").then_some(());
+    eventually("the configured driver", configured).await;
     assert!(!world.existing("kubepods").is_empty());
 }
 
 #[tokio::test]
-async fn a_driver_that_nobody_knows_is_refused_with_the_way_out() {
+async fn an_unknown_cgroup_driver_is_refused_with_a_remedy() {
     let mut world = World::new();
     world.config.runtime.cgroup_driver = "slices".into();
     let service = world.start().await;
@@ -546,7 +549,7 @@ async fn a_driver_that_nobody_knows_is_refused_with_the_way_out() {
     assert!(text.contains("\"slices\"") && text.contains("cgroupfs or systemd"), "{text}");
     let sync = synced(&service).await;
     sync.pod(desire("u1", 1, Want::Run, "BestEffort")).await;
-    let Verdict::NotYet(not_yet) = admit(&mut client, "u1", LONG).await else { panic!("it was judged") };
+    let Verdict::NotYet(not_yet) = admit(&mut client, "u1", LONG).await else { panic!("it was decided on") };
     assert_eq!(not_yet.reason, "CgroupDriverNotSupported");
     let status = prepare(&mut client, "u1", 1, LONG).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
@@ -556,7 +559,7 @@ async fn a_driver_that_nobody_knows_is_refused_with_the_way_out() {
 }
 
 #[tokio::test]
-async fn a_cgroup_root_that_is_no_path_is_a_condition_and_not_the_end() {
+async fn an_invalid_cgroup_root_is_a_condition_and_does_not_stop_the_service() {
     let mut world = World::new();
     world.config.runtime.cgroup_root = "/a/../b".into();
     let service = world.start().await;

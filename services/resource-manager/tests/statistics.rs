@@ -68,20 +68,20 @@ async fn stats(client: &mut Client, brief: bool) -> Vec<pb::PodStatsResponse> {
     all
 }
 
-fn show(runtime: &FakeRuntime, change: impl FnOnce(&mut rt::RuntimePod)) {
+fn publish_pod(runtime: &FakeRuntime, change: impl FnOnce(&mut rt::RuntimePod)) {
     let mut pod = running();
     change(&mut pod);
     runtime.pod(pod);
 }
 
 #[tokio::test]
-async fn a_pod_that_burns_cpu_is_measured_with_its_containers() {
+async fn pod_statistics_measure_cpu_and_memory_of_each_container() {
     let world = World::new();
     let runtime = world.start_runtime().await;
     let (service, _sync) = with_pod(&world).await;
     let mut client = service.client();
     assert_eq!(stats(&mut client, false).await, []);
-    let _process = Process::burn(&world.existing(POD));
+    let _process = Process::burn_cpu(&world.existing(POD));
     runtime.pod(running());
 
     let first = stats(&mut client, false).await;
@@ -89,13 +89,13 @@ async fn a_pod_that_burns_cpu_is_measured_with_its_containers() {
     let named = first[0].pod.clone().unwrap();
     assert_eq!((named.uid.as_str(), named.namespace.as_str(), named.name.as_str()), ("u1", "default", "web"));
     assert!(first[0].started_unix_nanos == 7 && first[0].processes >= Some(1), "{first:?}");
-    // What has ended is not told, nor what has no cgroup.
+    // Ended containers and containers without a cgroup are left out.
     let names: Vec<&str> = first[0].containers.iter().map(|c| c.name.as_str()).collect();
     assert_eq!(names, ["main"]);
     let main = first[0].containers[0].usage.unwrap();
     assert_eq!((main.cpu_nano_cores, first[0].containers[0].started_unix_nanos), (None, 8));
 
-    let told = eventually("a rate and what the process holds", || {
+    let found = eventually("a CPU rate and the memory of the process", || {
         let mut client = service.client();
         async move {
             let pods = stats(&mut client, true).await;
@@ -105,11 +105,11 @@ async fn a_pod_that_burns_cpu_is_measured_with_its_containers() {
         }
     })
     .await;
-    let (pod, later) = (told.usage.unwrap(), told.containers[0].usage.unwrap());
+    let (pod, later) = (found.usage.unwrap(), found.containers[0].usage.unwrap());
     assert!(later.cpu_nanos > main.cpu_nanos, "{main:?} {later:?}");
     assert!(later.taken_unix_nanos > main.taken_unix_nanos);
     for usage in [pod, later] {
-        // It has a core for itself or shares it with other tests; nobody has more than all of them.
+        // It has a core for itself or shares it with other tests; it cannot use more than all cores.
         let cores = usage.cpu_nano_cores.unwrap();
         let most = 1_500_000_000 * std::thread::available_parallelism().unwrap().get() as u64;
         assert!(cores > 20_000_000 && cores < most, "{usage:?}");
@@ -119,24 +119,24 @@ async fn a_pod_that_burns_cpu_is_measured_with_its_containers() {
         assert!(memory.page_faults > 0, "{memory:?}");
     }
     assert!(pod.cpu_nanos >= later.cpu_nanos.map(|nanos| nanos / 2), "{pod:?} {later:?}");
-    // Little was asked for.
-    assert_eq!((told.processes, told.network), (None, None));
+    // Only CPU and memory were requested.
+    assert_eq!((found.processes, found.network), (None, None));
 }
 
 #[tokio::test]
-async fn the_network_of_a_pod_is_that_of_its_sandbox() {
+async fn pod_network_statistics_come_from_the_sandbox() {
     let world = World::new();
     let runtime = world.start_runtime().await;
     let (service, _sync) = with_pod(&world).await;
     let mut client = service.client();
-    let _process = Process::begin(&world.existing(POD));
-    show(&runtime, |pod| pod.sandboxes[0].id = "container".into());
+    let _process = Process::start(&world.existing(POD));
+    publish_pod(&runtime, |pod| pod.sandboxes[0].id = "container".into());
     let pods = stats(&mut client, false).await;
-    // The process is in this machine's network; what matters is that its list was read.
+    // The process is in this machine's network namespace; what matters is that its interfaces were read.
     assert_eq!(pods[0].processes, Some(2), "once for the container and once for the sandbox");
     let listed = pods[0].network.as_ref().unwrap();
     assert!(listed.taken_unix_nanos > 0 && listed.interfaces.iter().all(|i| i.name != "lo"), "{listed:?}");
-    show(&runtime, |pod| {
+    publish_pod(&runtime, |pod| {
         pod.sandboxes[0].id = "container".into();
         pod.sandboxes[0].host_network = true;
     });
@@ -144,15 +144,15 @@ async fn the_network_of_a_pod_is_that_of_its_sandbox() {
 }
 
 #[tokio::test]
-async fn cgroups_are_told_in_the_kernels_detail_from_the_top_down() {
+async fn cgroup_stats_list_node_qos_pod_and_container_cgroups() {
     let mut world = World::new();
-    // This process may be in a cgroup of its own, which would be told.
+    // This process may be in its own cgroup, which would be listed.
     world.config.resources.system_cgroups.kubelet = "/absent".into();
     let runtime = world.start_runtime().await;
     let (service, _sync) = with_pod(&world).await;
     let mut client = service.client();
-    let _process = Process::begin(&world.existing(POD));
-    show(&runtime, |pod| {
+    let _process = Process::start(&world.existing(POD));
+    publish_pod(&runtime, |pod| {
         pod.sandboxes[0].id = "container".into();
         pod.containers[0].image = "i:1".into();
     });
@@ -188,8 +188,8 @@ async fn cgroups_are_told_in_the_kernels_detail_from_the_top_down() {
     assert!(found[0].network.is_some() && found[5].network.is_some() && main.network.is_none());
 }
 
-/// Makes a cgroup beside those of pods in every hierarchy.
-fn beside(world: &World, name: &str) -> Vec<PathBuf> {
+/// Creates a system cgroup in every hierarchy.
+fn system_cgroup(world: &World, name: &str) -> Vec<PathBuf> {
     let make = |root: PathBuf| {
         let dir = root.join(name);
         fs::create_dir(&dir).unwrap();
@@ -204,16 +204,16 @@ fn beside(world: &World, name: &str) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn the_cgroups_that_the_configuration_names_are_measured_beside_those_of_pods() {
+async fn configured_system_cgroups_are_measured() {
     let mut world = World::new();
     let _runtime = world.start_runtime().await;
     let root = world.config.runtime.cgroup_root.clone();
     let [kubelet, runtime, misc] = ["agent", "absent", "misc"].map(|name| format!("{root}/{name}"));
     world.config.resources.system_cgroups = SystemCgroups { kubelet, runtime, misc };
     let service = world.start().await;
-    let _process = Process::burn(&beside(&world, "agent"));
-    beside(&world, "misc");
-    let told = eventually("a rate of what burns", || {
+    let _process = Process::burn_cpu(&system_cgroup(&world, "agent"));
+    system_cgroup(&world, "misc");
+    let found = eventually("a CPU rate of the process", || {
         let mut client = service.client();
         async move {
             let request = pb::NodeStatsRequest { cpu_and_memory_only: true };
@@ -223,31 +223,31 @@ async fn the_cgroups_that_the_configuration_names_are_measured_beside_those_of_p
         }
     })
     .await;
-    let names: Vec<&str> = told.system.iter().map(|cgroup| cgroup.name.as_str()).collect();
-    assert_eq!(names, ["kubelet", "misc"], "what is not there is not told");
+    let names: Vec<&str> = found.system.iter().map(|cgroup| cgroup.name.as_str()).collect();
+    assert_eq!(names, ["kubelet", "misc"], "missing cgroups are left out");
     let now = keelson_service_kit::now_unix_nanos();
-    let moments = told.system.iter().map(|cgroup| cgroup.started_unix_nanos);
-    for moment in moments.chain([told.pods_started_unix_nanos]) {
-        // The clock of files is a tick behind.
+    let moments = found.system.iter().map(|cgroup| cgroup.started_unix_nanos);
+    for moment in moments.chain([found.pods_started_unix_nanos]) {
+        // File timestamps lag by a clock tick.
         assert!(moment > now - 600_000_000_000 && moment <= now, "{moment} of {now}");
     }
     let mut stream = service.client().cgroup_stats(pb::CgroupStatsRequest {}).await.unwrap().into_inner();
-    let mut found = Vec::new();
+    let mut cgroups = Vec::new();
     while let Some(cgroup) = stream.message().await.unwrap() {
-        found.push((cgroup.path, cgroup.started_unix_nanos > 0, cgroup.usage.is_some()));
+        cgroups.push((cgroup.path, cgroup.started_unix_nanos > 0, cgroup.usage.is_some()));
     }
     let expected =
         ["", "/burstable", "/besteffort"].map(|class| format!("{root}/kubepods{class}")).into_iter();
     let expected = expected.chain(["agent", "misc"].map(|name| format!("{root}/{name}")));
-    assert_eq!(found[1..], expected.map(|path| (path, true, true)).collect::<Vec<_>>());
+    assert_eq!(cgroups[1..], expected.map(|path| (path, true, true)).collect::<Vec<_>>());
 }
 
 #[tokio::test]
-async fn pods_of_which_nothing_runs_or_that_have_no_cgroup_are_left_out() {
+async fn pods_without_running_containers_or_cgroup_have_no_statistics() {
     let world = World::new();
     let runtime = world.start_runtime().await;
     let (service, _sync) = with_pod(&world).await;
-    show(&runtime, |pod| {
+    publish_pod(&runtime, |pod| {
         pod.sandboxes[0].ready = false;
         pod.containers.retain(|c| c.name == "ended");
     });
@@ -258,7 +258,7 @@ async fn pods_of_which_nothing_runs_or_that_have_no_cgroup_are_left_out() {
 }
 
 #[tokio::test]
-async fn the_node_is_measured_with_its_pods_together() {
+async fn node_statistics_include_all_pods() {
     let world = World::new();
     let (service, _sync) = with_pod(&world).await;
     let mut client = service.client();
@@ -273,7 +273,7 @@ async fn the_node_is_measured_with_its_pods_together() {
     let root = node.root.unwrap();
     assert!(root.capacity > root.used && root.inodes_used <= root.inodes, "{root:?}");
     assert!(node.processes.unwrap().current > 0 && node.network.is_some());
-    // The fake runtime does not say where images are.
+    // The fake runtime does not report where images are.
     assert_eq!(node.images, None);
 
     let request = pb::NodeStatsRequest { cpu_and_memory_only: true };
@@ -283,7 +283,7 @@ async fn the_node_is_measured_with_its_pods_together() {
 }
 
 #[tokio::test]
-async fn a_pod_whose_containers_are_not_in_its_cgroup_is_named_until_they_are() {
+async fn a_pod_outside_its_cgroup_is_a_condition_until_it_is_back() {
     let world = World::new();
     let runtime = world.start_runtime().await;
     runtime.pod(running());
@@ -297,14 +297,14 @@ async fn a_pod_whose_containers_are_not_in_its_cgroup_is_named_until_they_are() 
     let world = World::new();
     let runtime = world.start_runtime().await;
     let (service, _sync) = with_pod(&world).await;
-    let _process = Process::begin(&world.existing(POD));
+    let _process = Process::start(&world.existing(POD));
     runtime.pod(running());
     let text = service.condition("pods-in-cgroups", true).await;
     assert_eq!(text, "");
 }
 
 #[tokio::test]
-async fn without_a_runtime_shim_or_a_tree_nothing_is_told_and_the_reason_is() {
+async fn statistics_without_runtime_shim_or_cgroups_fail_with_the_reason() {
     let world = World::new();
     let service = world.start().await;
     let request = pb::PodStatsRequest::default();

@@ -1,26 +1,25 @@
-//! Does a pod fit (runtime-and-resources.md §9, pod-lifecycle.md §15 handler 10)?
+//! Resource admission: does a pod fit (runtime-and-resources.md §9, pod-lifecycle.md §15 handler 10)?
 
 use crate::desire::Amounts;
 
-/// Resources in the order in which a lack of them is reported; what is not named here follows by name.
+/// The order in which insufficient resources are reported; other resources follow in the order of their names.
 const ORDER: &[&str] = &["cpu", "memory", "ephemeral-storage"];
 
-/// Why a pod is turned away.
+/// Why a pod is rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
     /// `OutOf` and the resource.
     pub reason: String,
     /// The kubelet's text.
     pub message: String,
-    /// The machine has what the pod asks for, and others use it; or the node is under pressure. `false`: this machine will never
-    /// do.
-    pub passing: bool,
+    /// The pod may fit later: other pods use the resources, or the node is under pressure. `false`: the machine is too small.
+    pub temporary: bool,
 }
 
-/// Decides whether a pod that requests `requests` fits beside the pods that are admitted.
+/// Decides whether a pod that requests `requests` fits next to the admitted pods.
 ///
-/// `allocatable` is what pods may use, with `pods` as a count; a resource that it does not name is not checked,
-/// and neither is one of which the pod requests nothing. A pod that was `adopted` is never turned away: it runs.
+/// `allocatable` is what pods may use, with `pods` as a count. Resources that it does not name, and resources that the pod
+/// does not request, are not checked. An `adopted` pod is never rejected: it runs already.
 pub fn admit<'a>(
     allocatable: &Amounts,
     admitted: impl Iterator<Item = &'a Amounts> + Clone,
@@ -57,7 +56,7 @@ fn rejection(resource: &str, requested: i64, used: i64, capacity: i64) -> Reject
         message: format!(
             "Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, capacity: {capacity}"
         ),
-        passing: requested <= capacity,
+        temporary: requested <= capacity,
     }
 }
 
@@ -77,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_resource_that_is_short_is_named_in_the_kubelets_words() {
+    fn admission_rejects_with_the_kubelets_message_for_the_first_insufficient_resource() {
         let running = [amounts(&[("cpu", 1500), ("memory", 900)]), amounts(&[("a.b/gpu", 1)])];
         type Case<'a> = (&'a [(&'a str, i64)], Option<(&'a str, &'a str)>);
         let cases: [Case<'_>; 8] = [
@@ -101,38 +100,38 @@ mod tests {
             let expected = expected.map(|(reason, rest)| Rejection {
                 reason: reason.to_owned(),
                 message: format!("Node didn't have enough resource: {rest}"),
-                passing: reason != "OutOfephemeral-storage",
+                temporary: reason != "OutOfephemeral-storage",
             });
             assert_eq!(result, expected, "{requests:?}");
         }
     }
 
     #[test]
-    fn one_pod_too_many_is_turned_away_whatever_it_requests() {
+    fn admission_rejects_pods_above_the_pod_limit_regardless_of_requests() {
         let running = vec![Amounts::new(); 3];
         let rejection = admit(&machine(), running.iter(), &Amounts::new(), false).unwrap_err();
-        assert_eq!((rejection.reason.as_str(), rejection.passing), ("OutOfpods", true));
+        assert_eq!((rejection.reason.as_str(), rejection.temporary), ("OutOfpods", true));
         assert!(rejection.message.ends_with("pods, requested: 1, used: 3, capacity: 3"));
     }
 
     #[test]
-    fn an_adopted_pod_is_never_turned_away() {
+    fn adopted_pods_are_always_admitted() {
         let running = vec![amounts(&[("cpu", 9000)]); 9];
         assert_eq!(admit(&machine(), running.iter(), &amounts(&[("cpu", 9000)]), true), Ok(()));
     }
 
     #[test]
-    fn what_is_not_requested_cannot_be_short() {
-        // More is in use than there is, as after a change of the reservation.
+    fn resources_that_are_not_requested_are_not_checked_at_admission() {
+        // More is in use than allocatable, as after a change of the reservation.
         let running = [amounts(&[("memory", 1100)])];
         assert_eq!(admit(&machine(), running.iter(), &amounts(&[("memory", 0)]), false), Ok(()));
-        // The count of pods is the node's, whatever a pod writes.
+        // The pod count is the node's; a pod cannot request it.
         assert_eq!(admit(&machine(), running.iter(), &amounts(&[("pods", 9)]), false), Ok(()));
     }
 
-    /// Pods admitted one after the other never use more than there is.
+    /// Pods that are admitted one after the other never exceed allocatable.
     #[test]
-    fn admitted_pods_never_exceed_the_machine() {
+    fn admitted_pods_never_exceed_allocatable() {
         let reached = &Reached::default();
         let pods = prop::collection::vec((0i64..1500, 0i64..800), 0..12);
         proptest!(ProptestConfig::with_cases(512), |(pods in pods)| {

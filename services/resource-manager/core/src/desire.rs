@@ -1,4 +1,4 @@
-//! What pod-sync wants of a pod.
+//! The desired state of a pod, as pod-sync sends it.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::layout::Qos;
 /// Amounts per resource name: `cpu` in millicores, everything else in its unit.
 pub type Amounts = BTreeMap<String, i64>;
 
-/// Quantities per resource name, as they are written in the pod.
+/// Quantities per resource name, as in the pod spec.
 pub type Quantities = BTreeMap<String, Quantity>;
 
 /// Values of a pod's cgroup, in the terms of cgroup v1.
@@ -24,22 +24,22 @@ pub struct PodCgroup {
     pub cpu_period_us: Option<u64>,
     /// Bytes; none is no limit.
     pub memory_limit: Option<u64>,
-    /// Bytes by size of a page (`2Mi`); a size that is not named gets none.
+    /// Bytes per page size (`2Mi`); a size that is not named gets 0.
     pub huge_pages: BTreeMap<String, u64>,
 }
 
-/// What a container asks for and may take at most.
+/// Requests and limits of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerShare {
     /// Its name.
     pub name: String,
-    /// It ends before the regular ones begin.
+    /// An init container: it ends before the regular containers start.
     pub init: bool,
-    /// It is an init container that goes on beside the regular ones.
+    /// A sidecar: an init container that keeps running next to the regular containers.
     pub sidecar: bool,
-    /// What it asks for.
+    /// `resources.requests`.
     pub requests: Quantities,
-    /// What it may take at most.
+    /// `resources.limits`.
     pub limits: Quantities,
 }
 
@@ -52,41 +52,41 @@ pub struct EmptyDirShare {
     pub size_limit: Option<Quantity>,
 }
 
-/// The desire for one pod.
+/// The desired state of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodDesire {
-    /// Whose it is; the UID is part of the name of the pod's cgroup.
+    /// The pod; its UID is part of the name of its cgroup.
     pub pod: PodRef,
-    /// Counts what the sender has wanted of this pod so far.
+    /// The revision of this pod's desired state.
     pub revision: u64,
-    /// `Run`: the cgroup is made once the pod is admitted. `Stop`: its share stays reserved. `Unmount`: the share
-    /// is free, the cgroup stays for what volumes are charged to it. `Forget`: the cgroup goes.
+    /// `Run`: the cgroup is created once the pod is admitted. `Stop`: its resources stay reserved. `Unmount`: its resources
+    /// are free, the cgroup stays because volumes may be charged to it. `Forget`: the cgroup is removed.
     pub want: Want,
-    /// The class that decides where the cgroup lies.
+    /// The QoS class, which decides the parent cgroup.
     pub qos: Qos,
     /// Effective requests, overhead included.
     pub requests: Amounts,
     /// Values of the cgroup.
     pub cgroup: PodCgroup,
-    /// The pod ran when pod-sync found it: it is not turned away for lack of room.
+    /// The pod was running when pod-sync found it: it is not rejected for insufficient resources.
     pub adopted: bool,
     /// It is neither evicted nor preempted.
     pub critical: bool,
     /// `spec.priority`, 0 without one.
     pub priority: i32,
-    /// It may begin while memory is short, although it asks for none.
+    /// It tolerates memory pressure: it may start under `MemoryPressure` even as a best-effort pod.
     pub tolerates_memory_pressure: bool,
     /// `spec.terminationGracePeriodSeconds`.
     pub grace_seconds: i64,
-    /// When it was created, in nanoseconds since 1970; 0 when nobody knows.
+    /// When it was created, in nanoseconds since 1970; 0 when unknown.
     pub created: i64,
     /// Its init, regular and sidecar containers.
     pub containers: Vec<ContainerShare>,
     /// Its emptyDir volumes.
     pub empty_dirs: Vec<EmptyDirShare>,
-    /// What the pod as a whole asks for.
+    /// Pod-level requests.
     pub pod_level_requests: Quantities,
-    /// What the pod as a whole may take at most.
+    /// Pod-level limits.
     pub pod_level_limits: Quantities,
 }
 

@@ -1,94 +1,94 @@
-//! What a cgroup uses in the kernel's detail, for `/metrics/cadvisor` (runtime-and-resources.md §14.4; cgroups(7), the
-//! kernel's documents on cgroup v1 and v2).
+//! The detailed usage of a cgroup, for `/metrics/cadvisor` (runtime-and-resources.md §14.4; cgroups(7), the kernel's
+//! documentation of cgroup v1 and v2).
 
 use std::collections::BTreeMap;
 
 use crate::statistics::{fields, limit, number};
 use crate::values::{MAX_SHARES, MIN_SHARES};
 
-/// Ticks in which v1 counts user and system time: 100 a second on every architecture (`sysconf(_SC_CLK_TCK)`).
+/// Nanoseconds per tick of v1's user and system time: 100 ticks per second on every architecture (`sysconf(_SC_CLK_TCK)`).
 const NANOS_PER_TICK: u64 = 10_000_000;
 
-/// What a cgroup uses and is bound to; what the kernel does not tell is none, and so is a limit that is none.
+/// Usage and limits of a cgroup; none where the kernel does not report a value, and for no limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Detail {
     /// Nanoseconds in user mode.
     pub cpu_user_nanos: Option<u64>,
     /// Nanoseconds in the kernel.
     pub cpu_system_nanos: Option<u64>,
-    /// Periods of the quota in which something ran.
+    /// Quota periods in which something ran.
     pub cpu_periods: Option<u64>,
-    /// Those in which the quota was used up.
+    /// Quota periods in which it was throttled.
     pub cpu_throttled_periods: Option<u64>,
-    /// Nanoseconds for which it was.
+    /// Throttled time in nanoseconds.
     pub cpu_throttled_nanos: Option<u64>,
-    /// The weight, as `cpu.shares`.
+    /// The CPU weight, as `cpu.shares`.
     pub cpu_shares: Option<u64>,
     /// Microseconds per period.
     pub cpu_quota_us: Option<u64>,
     /// Microseconds of a period.
     pub cpu_period_us: Option<u64>,
-    /// Bytes of files' pages.
+    /// Bytes of page cache.
     pub memory_cache: Option<u64>,
-    /// Bytes of pages that are mapped.
+    /// Bytes of mapped files.
     pub memory_mapped_file: Option<u64>,
-    /// Bytes that the kernel holds for it.
+    /// Bytes of kernel memory.
     pub memory_kernel: Option<u64>,
-    /// The most bytes that it has used so far.
+    /// Peak usage in bytes.
     pub memory_max_usage: Option<u64>,
-    /// How often the limit was reached.
+    /// How often the memory limit was reached.
     pub memory_failures: Option<u64>,
-    /// Bytes of files' pages that were used of late.
+    /// Bytes of recently used page cache.
     pub memory_active_file: Option<u64>,
-    /// The others.
+    /// Bytes of other page cache.
     pub memory_inactive_file: Option<u64>,
-    /// Bytes that it may use.
+    /// The memory limit in bytes.
     pub memory_limit: Option<u64>,
-    /// Bytes that it is left under pressure.
+    /// Bytes that are protected under memory pressure.
     pub memory_reservation: Option<u64>,
-    /// Bytes of swap that it may use; on v1 of memory and swap together.
+    /// The swap limit in bytes; on v1 the limit of memory and swap together.
     pub memory_swap_limit: Option<u64>,
-    /// Processes that were killed for its limit.
+    /// Processes that the OOM killer has killed for its limit.
     pub oom_kills: Option<u64>,
-    /// Processes of its own, those of cgroups in it left out.
+    /// Its own processes, without those of child cgroups.
     pub processes: Option<u64>,
     /// Processes and threads.
     pub threads: Option<u64>,
-    /// How many there may be.
+    /// The limit of processes and threads.
     pub threads_limit: Option<u64>,
-    /// What it reads and writes, by device.
+    /// I/O by device.
     pub devices: BTreeMap<DeviceNumber, Transfers>,
 }
 
-/// A block device by its numbers.
+/// The numbers of a block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceNumber {
-    /// Of the driver.
+    /// The major number.
     pub major: u32,
-    /// Of the device.
+    /// The minor number.
     pub minor: u32,
 }
 
-/// What was read and written.
+/// I/O of one device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Transfers {
-    /// Operations.
+    /// Read operations.
     pub reads: u64,
-    /// Operations.
+    /// Write operations.
     pub writes: u64,
-    /// Bytes.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// Bytes.
+    /// Bytes written.
     pub write_bytes: u64,
 }
 
-/// The files that tell it; one that is not there is empty.
+/// The files of a cgroup; a missing file is empty.
 pub trait Files {
-    /// The text of a file of the cgroup in the hierarchy of a controller.
+    /// The content of a file of the cgroup in the hierarchy of a controller.
     fn read(&self, controller: &str, file: &str) -> String;
 }
 
-/// By the files of v1. What is below the cgroup counts too.
+/// Reads the files of v1, including the usage of child cgroups.
 pub fn v1(files: &impl Files) -> Detail {
     let [user, system] = fields(&files.read("cpuacct", "cpuacct.stat"), ["user", "system"]);
     let ticks = |count: Option<u64>| count.map(|count| count.saturating_mul(NANOS_PER_TICK));
@@ -132,7 +132,7 @@ pub fn v1(files: &impl Files) -> Detail {
     }
 }
 
-/// By the files of v2.
+/// Reads the files of v2.
 pub fn v2(files: &impl Files) -> Detail {
     let names = ["user_usec", "system_usec", "nr_periods", "nr_throttled", "throttled_usec"];
     let [user, system, periods, throttled, throttled_micros] = fields(&files.read("cpu", "cpu.stat"), names);
@@ -141,8 +141,8 @@ pub fn v2(files: &impl Files) -> Detail {
     let [cache, mapped, kernel, active, inactive] = fields(&files.read("memory", "memory.stat"), names);
     let [failures, oom_kills] = fields(&files.read("memory", "memory.events"), ["max", "oom_kill"]);
     let memory = |file: &str| files.read("memory", file);
-    let bound = files.read("cpu", "cpu.max");
-    let (quota, period) = bound.trim().split_once(' ').unwrap_or_default();
+    let max = files.read("cpu", "cpu.max");
+    let (quota, period) = max.trim().split_once(' ').unwrap_or_default();
     Detail {
         cpu_user_nanos: micros(user),
         cpu_system_nanos: micros(system),
@@ -170,12 +170,12 @@ pub fn v2(files: &impl Files) -> Detail {
     }
 }
 
-/// One line each; none for none.
+/// The number of lines of `cgroup.procs`; none when it is empty.
 fn processes(files: &impl Files) -> Option<u64> {
     u64::try_from(files.read("memory", "cgroup.procs").lines().count()).ok().filter(|count| *count > 0)
 }
 
-/// `cpu.shares` for a `cpu.weight` (runtime-and-resources.md §4.1).
+/// Converts `cpu.weight` to `cpu.shares` (runtime-and-resources.md §4.1).
 fn shares_of_weight(weight: u64) -> u64 {
     (weight.saturating_sub(1).saturating_mul(MAX_SHARES - MIN_SHARES) / 9999).saturating_add(MIN_SHARES)
 }
@@ -185,7 +185,7 @@ fn device_number(text: &str) -> Option<DeviceNumber> {
     Some(DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? })
 }
 
-/// Lines such as `254:0 Read 12`.
+/// Parses lines such as `254:0 Read 12`.
 fn add_v1(
     devices: &mut BTreeMap<DeviceNumber, Transfers>,
     text: &str,
@@ -205,7 +205,7 @@ fn add_v1(
     }
 }
 
-/// Lines such as `254:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0`.
+/// Parses lines such as `254:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0`.
 fn devices_v2(text: &str) -> BTreeMap<DeviceNumber, Transfers> {
     let read = |line: &str| {
         let (device, rest) = line.split_once(' ')?;
@@ -228,9 +228,9 @@ fn devices_v2(text: &str) -> BTreeMap<DeviceNumber, Transfers> {
 mod tests {
     use super::*;
 
-    struct Given(&'static [(&'static str, &'static str, &'static str)]);
+    struct FakeFiles(&'static [(&'static str, &'static str, &'static str)]);
 
-    impl Files for Given {
+    impl Files for FakeFiles {
         fn read(&self, controller: &str, file: &str) -> String {
             let found = self.0.iter().find(|(c, f, _)| *c == controller && *f == file);
             found.map_or_else(String::new, |(_, _, text)| (*text).to_owned())
@@ -240,8 +240,8 @@ mod tests {
     const DISK: DeviceNumber = DeviceNumber { major: 254, minor: 0 };
 
     #[test]
-    fn v1_is_read_from_its_hierarchies() {
-        let found = v1(&Given(&[
+    fn cgroup_v1_details_are_read_from_each_hierarchy() {
+        let found = v1(&FakeFiles(&[
             ("cpuacct", "cpuacct.stat", "user 150\nsystem 50\n"),
             ("cpu", "cpu.stat", "nr_periods 10\nnr_throttled 3\nthrottled_time 12345\n"),
             ("cpu", "cpu.shares", "512\n"),
@@ -296,8 +296,8 @@ mod tests {
     }
 
     #[test]
-    fn v2_is_read_from_one_folder() {
-        let found = v2(&Given(&[
+    fn cgroup_v2_details_are_read_from_one_directory() {
+        let found = v2(&FakeFiles(&[
             (
                 "cpu",
                 "cpu.stat",
@@ -346,21 +346,21 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_of_v2_is_told_where_there_is_one() {
-        let of = |low| v2(&Given(low)).memory_reservation;
+    fn memory_low_of_cgroup_v2_is_reported_as_the_reservation() {
+        let of = |low| v2(&FakeFiles(low)).memory_reservation;
         assert_eq!(of(&[("memory", "memory.low", "4096\n")]), Some(4096));
         assert_eq!(of(&[("memory", "memory.low", "max\n")]), None);
         assert_eq!(of(&[("memory", "memory.low", "0\n")]), None);
     }
 
     #[test]
-    fn what_the_kernel_does_not_tell_is_none() {
-        assert_eq!(v1(&Given(&[])), Detail::default());
-        assert_eq!(v2(&Given(&[])), Detail::default());
+    fn details_without_kernel_files_are_none() {
+        assert_eq!(v1(&FakeFiles(&[])), Detail::default());
+        assert_eq!(v2(&FakeFiles(&[])), Detail::default());
     }
 
     #[test]
-    fn weights_are_told_as_shares() {
+    fn cpu_weights_are_converted_to_shares() {
         for (weight, shares) in [(0, 2), (1, 2), (39, 998), (10_000, 262_144)] {
             assert_eq!(shares_of_weight(weight), shares, "{weight}");
         }

@@ -1,53 +1,53 @@
-//! Which cgroup driver is in force (node-and-api.md §4.2): the runtime's, when it names one, before the configured one.
+//! Chooses the cgroup driver (node-and-api.md §4.2): the one that the runtime reports, else the configured one.
 
 use crate::layout::Driver;
 
-/// What the container runtime says of its cgroup driver.
+/// The cgroup driver that the container runtime reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
-    /// It has this one.
-    Driver(Driver),
-    /// It does not tell.
-    Nothing,
+pub enum ReportedDriver {
+    /// The runtime uses this driver.
+    Named(Driver),
+    /// The runtime answered without naming a driver.
+    Unnamed,
 }
 
-impl Told {
-    /// By the name of the driver; empty where it does not tell.
+impl ReportedDriver {
+    /// Parses the name of a driver; an empty or unknown name is [`Self::Unnamed`].
     pub fn parse(name: &str) -> Self {
-        Driver::parse(name).map_or(Self::Nothing, Self::Driver)
+        Driver::parse(name).map_or(Self::Unnamed, Self::Named)
     }
 
     /// The name that [`Self::parse`] reads.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Driver(driver) => driver.name(),
-            Self::Nothing => "",
+            Self::Named(driver) => driver.name(),
+            Self::Unnamed => "",
         }
     }
 }
 
-/// Who names the driver that is in force.
+/// Where the chosen driver comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
+pub enum DriverSource {
     /// The container runtime.
     Runtime,
     /// `cgroupDriver`.
     Configuration,
 }
 
-/// Which driver is in force.
+/// The decision which driver to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
-    /// This one.
-    Use(Driver, By),
-    /// It is not known yet: the runtime is asked before any cgroup is made.
+pub enum DriverChoice {
+    /// Use this driver, which comes from this source.
+    Use(Driver, DriverSource),
+    /// Not known yet: no cgroup is made before the runtime has answered.
     Wait,
-    /// None: `cgroupDriver` names one that is none.
+    /// `cgroupDriver` names an unknown driver.
     Unknown,
 }
 
-impl Choice {
-    /// The driver.
+impl DriverChoice {
+    /// The driver to use, if there is one.
     pub const fn driver(self) -> Option<Driver> {
         match self {
             Self::Use(driver, _) => Some(driver),
@@ -56,16 +56,20 @@ impl Choice {
     }
 }
 
-/// Decides by what the runtime says `now`, else by what it said last, which an earlier run of this service has kept:
-/// containers of that time lie in the tree of that driver. While neither is known it is waited for, as long as that is
-/// `patient`; then the configured driver is taken, until the runtime says otherwise.
-pub fn choose(configured: &str, now: Option<Told>, before: Option<Told>, patient: bool) -> Choice {
-    match now.or(before) {
-        Some(Told::Driver(driver)) => Choice::Use(driver, By::Runtime),
-        None if patient => Choice::Wait,
-        Some(Told::Nothing) | None => {
-            Driver::parse(configured).map_or(Choice::Unknown, |driver| Choice::Use(driver, By::Configuration))
-        }
+/// Uses what the runtime has `reported` since the start, else what an earlier run of this service has `checkpointed`:
+/// containers of that run are in the tree of that driver. While neither is known it waits if it `may_wait`; otherwise it
+/// uses the configured driver until the runtime reports one.
+pub fn choose(
+    configured: &str,
+    reported: Option<ReportedDriver>,
+    checkpointed: Option<ReportedDriver>,
+    may_wait: bool,
+) -> DriverChoice {
+    match reported.or(checkpointed) {
+        Some(ReportedDriver::Named(driver)) => DriverChoice::Use(driver, DriverSource::Runtime),
+        None if may_wait => DriverChoice::Wait,
+        Some(ReportedDriver::Unnamed) | None => Driver::parse(configured)
+            .map_or(DriverChoice::Unknown, |driver| DriverChoice::Use(driver, DriverSource::Configuration)),
     }
 }
 
@@ -74,13 +78,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_runtimes_word_stands_before_its_last_one_and_that_before_the_configuration() {
-        let told = |driver| Some(Told::Driver(driver));
+    fn the_runtimes_cgroup_driver_wins_over_the_checkpoint_and_the_configuration() {
+        let named = |driver| Some(ReportedDriver::Named(driver));
         let (systemd, cgroupfs, nothing) =
-            (told(Driver::Systemd), told(Driver::Cgroupfs), Some(Told::Nothing));
-        let by_runtime = |driver| Choice::Use(driver, By::Runtime);
-        let by_configuration = |driver| Choice::Use(driver, By::Configuration);
-        for (configured, now, before, patient, expected) in [
+            (named(Driver::Systemd), named(Driver::Cgroupfs), Some(ReportedDriver::Unnamed));
+        let by_runtime = |driver| DriverChoice::Use(driver, DriverSource::Runtime);
+        let by_configuration = |driver| DriverChoice::Use(driver, DriverSource::Configuration);
+        for (configured, reported, checkpointed, may_wait, expected) in [
             ("cgroupfs", systemd, None, true, by_runtime(Driver::Systemd)),
             ("systemd", cgroupfs, None, false, by_runtime(Driver::Cgroupfs)),
             ("cgroupfs", systemd, cgroupfs, true, by_runtime(Driver::Systemd)),
@@ -89,25 +93,29 @@ mod tests {
             ("systemd", nothing, None, true, by_configuration(Driver::Systemd)),
             ("systemd", nothing, cgroupfs, true, by_configuration(Driver::Systemd)),
             ("cgroupfs", None, nothing, true, by_configuration(Driver::Cgroupfs)),
-            ("systemd", None, None, true, Choice::Wait),
+            ("systemd", None, None, true, DriverChoice::Wait),
             ("systemd", None, None, false, by_configuration(Driver::Systemd)),
-            ("slices", None, None, true, Choice::Wait),
-            ("slices", None, None, false, Choice::Unknown),
-            ("slices", nothing, None, true, Choice::Unknown),
+            ("slices", None, None, true, DriverChoice::Wait),
+            ("slices", None, None, false, DriverChoice::Unknown),
+            ("slices", nothing, None, true, DriverChoice::Unknown),
             ("slices", systemd, None, true, by_runtime(Driver::Systemd)),
         ] {
-            let choice = choose(configured, now, before, patient);
-            assert_eq!(choice, expected, "{configured} {now:?} {before:?} {patient}");
+            let choice = choose(configured, reported, checkpointed, may_wait);
+            assert_eq!(choice, expected, "{configured} {reported:?} {checkpointed:?} {may_wait}");
         }
         assert_eq!(by_runtime(Driver::Systemd).driver(), Some(Driver::Systemd));
-        assert_eq!((Choice::Wait.driver(), Choice::Unknown.driver()), (None, None));
+        assert_eq!((DriverChoice::Wait.driver(), DriverChoice::Unknown.driver()), (None, None));
     }
 
     #[test]
-    fn what_the_runtime_says_is_kept_by_name() {
-        for told in [Told::Driver(Driver::Systemd), Told::Driver(Driver::Cgroupfs), Told::Nothing] {
-            assert_eq!(Told::parse(told.name()), told);
+    fn the_reported_cgroup_driver_round_trips_through_its_name() {
+        for reported in [
+            ReportedDriver::Named(Driver::Systemd),
+            ReportedDriver::Named(Driver::Cgroupfs),
+            ReportedDriver::Unnamed,
+        ] {
+            assert_eq!(ReportedDriver::parse(reported.name()), reported);
         }
-        assert_eq!(Told::parse("cgroups"), Told::Nothing);
+        assert_eq!(ReportedDriver::parse("cgroups"), ReportedDriver::Unnamed);
     }
 }

@@ -1,14 +1,14 @@
-//! What the root of all pods and the reserved cgroups are bound to (runtime-and-resources.md §9).
+//! Node allocatable: the limits of the `kubepods` cgroup and of the reserved cgroups (runtime-and-resources.md §9).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::desire::Amounts;
-use crate::values::{Bound, shares_of_milli};
+use crate::values::{CgroupSetting, shares_of_milli};
 
-/// What is bound, by the words of `enforceNodeAllocatable`.
+/// Which cgroup is limited, as `enforceNodeAllocatable` names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Part {
-    /// All pods together.
+pub enum EnforceTarget {
+    /// The cgroup of all pods.
     Pods,
     /// The cgroup of the node's own services for Kubernetes.
     KubeReserved,
@@ -16,33 +16,33 @@ pub enum Part {
     SystemReserved,
 }
 
-/// What a part is bound in.
+/// Which resources of a cgroup are limited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
-    /// Everything that is reserved.
+pub enum EnforceScope {
+    /// All reserved resources.
     All,
-    /// Only CPU, which can be taken back at any time.
+    /// Only CPU, which is compressible.
     Compressible,
 }
 
-/// What `enforceNodeAllocatable` asks for; `none` and words that nobody knows ask for nothing.
-pub fn parts(words: &[String]) -> BTreeMap<Part, Extent> {
-    let mut parts = BTreeMap::new();
+/// The cgroups that `enforceNodeAllocatable` names; `none` and unknown words name no cgroup.
+pub fn enforce_targets(words: &[String]) -> BTreeMap<EnforceTarget, EnforceScope> {
+    let mut targets = BTreeMap::new();
     for word in words {
-        let (part, extent) = match word.as_str() {
-            "pods" => (Part::Pods, Extent::All),
-            "kube-reserved" => (Part::KubeReserved, Extent::All),
-            "system-reserved" => (Part::SystemReserved, Extent::All),
-            "kube-reserved-compressible" => (Part::KubeReserved, Extent::Compressible),
-            "system-reserved-compressible" => (Part::SystemReserved, Extent::Compressible),
+        let (target, scope) = match word.as_str() {
+            "pods" => (EnforceTarget::Pods, EnforceScope::All),
+            "kube-reserved" => (EnforceTarget::KubeReserved, EnforceScope::All),
+            "system-reserved" => (EnforceTarget::SystemReserved, EnforceScope::All),
+            "kube-reserved-compressible" => (EnforceTarget::KubeReserved, EnforceScope::Compressible),
+            "system-reserved-compressible" => (EnforceTarget::SystemReserved, EnforceScope::Compressible),
             _ => continue,
         };
-        parts.insert(part, extent);
+        targets.insert(target, scope);
     }
-    parts
+    targets
 }
 
-/// The limits of one cgroup. What is none is not bound.
+/// The limits of one cgroup; none is no limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Thousandths of a CPU, as weight.
@@ -55,8 +55,8 @@ pub struct Limits {
     pub huge_pages: BTreeMap<String, u64>,
 }
 
-/// What all pods together may use: what there is less what is reserved, without what eviction keeps free. `capacity`
-/// has `pid` beside the resources of the node.
+/// The limits of all pods together: capacity less reservations. What the eviction thresholds keep free is not subtracted.
+/// `capacity` has `pid` besides the resources of the node.
 pub fn pods_limits(capacity: &Amounts, reserved: &[&Amounts]) -> Limits {
     let left = |name: &str| {
         let whole = *capacity.get(name)?;
@@ -77,33 +77,34 @@ fn huge_pages(capacity: &Amounts) -> BTreeMap<String, u64> {
     sizes.map(|(size, amount)| (size.to_owned(), u64::try_from(*amount).unwrap_or(0))).collect()
 }
 
-/// What the cgroup of a reservation is bound to: what is reserved for it.
-pub fn reserved_limits(reserved: &Amounts, extent: Extent) -> Limits {
+/// The limits of a reserved cgroup: its reservation.
+pub fn reserved_limits(reserved: &Amounts, scope: EnforceScope) -> Limits {
     let amount = |name: &str| reserved.get(name).and_then(|n| u64::try_from(*n).ok()).filter(|n| *n > 0);
     let cpu_milli = amount("cpu");
-    match extent {
-        Extent::Compressible => Limits { cpu_milli, ..Limits::default() },
-        Extent::All => {
+    match scope {
+        EnforceScope::Compressible => Limits { cpu_milli, ..Limits::default() },
+        EnforceScope::All => {
             Limits { cpu_milli, memory: amount("memory"), pids: amount("pid"), huge_pages: BTreeMap::new() }
         }
     }
 }
 
-/// What a cgroup with these limits is bound by. A limit that is none is left as it is.
-pub fn bounds(limits: &Limits) -> Vec<Bound> {
-    let mut bounds = Vec::new();
-    bounds.extend(limits.cpu_milli.map(|milli| Bound::CpuShares(shares_of_milli(milli))));
-    bounds.extend(limits.memory.map(|bytes| Bound::Memory(Some(bytes))));
-    bounds.extend(limits.pids.map(|count| Bound::Pids(Some(count))));
+/// The settings that put these limits in effect. A limit that is none is left unchanged.
+pub fn settings(limits: &Limits) -> Vec<CgroupSetting> {
+    let mut settings = Vec::new();
+    settings.extend(limits.cpu_milli.map(|milli| CgroupSetting::CpuShares(shares_of_milli(milli))));
+    settings.extend(limits.memory.map(|bytes| CgroupSetting::Memory(Some(bytes))));
+    settings.extend(limits.pids.map(|count| CgroupSetting::Pids(Some(count))));
     let pages = limits.huge_pages.iter();
-    bounds.extend(pages.map(|(size, bytes)| Bound::HugePages { size: size.clone(), bytes: *bytes }));
-    bounds
+    settings
+        .extend(pages.map(|(size, bytes)| CgroupSetting::HugePages { size: size.clone(), bytes: *bytes }));
+    settings
 }
 
-/// A reservation that there is not enough for, in the kubelet's words.
+/// The error for the first reservation above the capacity, in the kubelet's words; none when all fit.
 ///
-/// `reserved` has everything that is kept from pods, what eviction keeps free included. A resource that the machine
-/// has nothing of to tell is passed over.
+/// `reserved` has everything that is withheld from pods, including what the eviction thresholds keep free. A resource that
+/// `capacity` does not name is skipped.
 pub fn above_capacity(capacity: &Amounts, reserved: &Amounts) -> Option<String> {
     let names: BTreeSet<&String> = reserved.keys().collect();
     names.into_iter().find_map(|name| {
@@ -139,29 +140,29 @@ mod tests {
     }
 
     fn texts(version: Version, limits: &Limits) -> Vec<String> {
-        let bounds = bounds(limits);
-        let writes = bounds.iter().flat_map(|bound| bound.writes(version));
+        let settings = settings(limits);
+        let writes = settings.iter().flat_map(|setting| setting.writes(version));
         writes.map(|w| format!("{}={}", w.file, w.value)).collect()
     }
 
     #[test]
-    fn the_words_of_the_configuration_name_parts_and_how_far_they_are_bound() {
+    fn enforce_node_allocatable_words_map_to_targets_and_scopes() {
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-        assert_eq!(parts(&words(&["none"])), BTreeMap::new());
-        assert_eq!(parts(&words(&[])), BTreeMap::new());
+        assert_eq!(enforce_targets(&words(&["none"])), BTreeMap::new());
+        assert_eq!(enforce_targets(&words(&[])), BTreeMap::new());
         assert_eq!(
-            parts(&words(&["pods", "system-reserved", "kube-reserved-compressible"])),
+            enforce_targets(&words(&["pods", "system-reserved", "kube-reserved-compressible"])),
             [
-                (Part::Pods, Extent::All),
-                (Part::KubeReserved, Extent::Compressible),
-                (Part::SystemReserved, Extent::All)
+                (EnforceTarget::Pods, EnforceScope::All),
+                (EnforceTarget::KubeReserved, EnforceScope::Compressible),
+                (EnforceTarget::SystemReserved, EnforceScope::All)
             ]
             .into()
         );
     }
 
     #[test]
-    fn all_pods_together_get_what_is_not_reserved_with_processes_and_huge_pages() {
+    fn kubepods_limits_are_capacity_less_reservations_with_pids_and_huge_pages() {
         let capacity =
             amounts(&[("cpu", 4000), ("memory", 8 << 30), ("pid", 30000), ("hugepages-2Mi", 4 << 20)]);
         let (kube, system) = (amounts(&[("cpu", 500), ("pid", 1000)]), amounts(&[("memory", 1 << 30)]));
@@ -179,27 +180,27 @@ mod tests {
                 "hugetlb.2MB.limit_in_bytes=4194304"
             ]
         );
-        // A machine that is reserved as a whole leaves the least weight, and no limit of 0 that nothing fits in.
+        // A fully reserved machine leaves the lowest weight, and no limit of 0.
         let all = amounts(&[("cpu", 9000), ("memory", 9 << 30)]);
         let limits = pods_limits(&capacity, &[&all]);
         assert_eq!((limits.cpu_milli, limits.memory), (Some(0), None));
     }
 
     #[test]
-    fn a_reserved_cgroup_gets_what_is_reserved_for_it() {
+    fn a_reserved_cgroup_is_limited_to_its_reservation() {
         let reserved = amounts(&[("cpu", 500), ("memory", 1 << 20), ("pid", 100), ("ephemeral-storage", 5)]);
-        let all = reserved_limits(&reserved, Extent::All);
+        let all = reserved_limits(&reserved, EnforceScope::All);
         assert_eq!(
             texts(Version::V1, &all),
             ["cpu.shares=512", "memory.limit_in_bytes=1048576", "pids.max=100"]
         );
-        let little = reserved_limits(&reserved, Extent::Compressible);
-        assert_eq!(texts(Version::V1, &little), ["cpu.shares=512"]);
-        assert_eq!(reserved_limits(&Amounts::new(), Extent::All), Limits::default());
+        let compressible = reserved_limits(&reserved, EnforceScope::Compressible);
+        assert_eq!(texts(Version::V1, &compressible), ["cpu.shares=512"]);
+        assert_eq!(reserved_limits(&Amounts::new(), EnforceScope::All), Limits::default());
     }
 
     #[test]
-    fn a_reservation_that_there_is_not_enough_for_is_told_in_the_kubelets_words() {
+    fn a_reservation_above_capacity_is_reported_in_the_kubelets_words() {
         let capacity = amounts(&[("cpu", 2000), ("memory", 1 << 30)]);
         let none = [amounts(&[]), amounts(&[("cpu", 2000), ("memory", 1 << 30)]), amounts(&[("pid", 5)])];
         for reserved in none {

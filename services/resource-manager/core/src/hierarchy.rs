@@ -1,16 +1,16 @@
-//! Which cgroup hierarchies are mounted (cgroups(7)).
+//! The mounted cgroup hierarchies (cgroups(7)).
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
-/// Which interface pods are governed by.
+/// The cgroup version that is used for pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// A hierarchy per controller.
+    /// One hierarchy per controller.
     V1,
-    /// One hierarchy.
+    /// One unified hierarchy.
     V2,
 }
 
@@ -37,83 +37,83 @@ pub struct Hierarchy {
 /// The hierarchies of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hierarchies {
-    /// Which interface governs.
+    /// The version that is used for pods.
     pub version: Version,
-    /// Where pods get a cgroup.
-    pub governing: Vec<Hierarchy>,
-    /// The v2 hierarchy beside v1, without controllers of use; a runtime may leave cgroups there.
-    pub beside: Option<PathBuf>,
+    /// The hierarchies in which pods get a cgroup.
+    pub pod_hierarchies: Vec<Hierarchy>,
+    /// On v1 the unified v2 hierarchy, without usable controllers; runtimes may leave cgroups there.
+    pub unified: Option<PathBuf>,
 }
 
-/// Controllers that pods cannot do without. `cpuset`, `pids` and `hugetlb` are missing on odd kernels, and what
-/// needs them says so itself.
+/// Controllers that pods require. `cpuset`, `pids` and `hugetlb` are missing on some kernels; features that need them report
+/// that themselves.
 pub const REQUIRED_V1: &[&str] = &["cpu", "cpuacct", "memory"];
 /// As [`REQUIRED_V1`], for v2.
 pub const REQUIRED_V2: &[&str] = &["cpu", "memory"];
 
-/// Why pods cannot be governed on this machine.
+/// Why this machine cannot have cgroups for pods.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HierarchyError {
-    /// Nothing is mounted.
+    /// No hierarchy is mounted.
     #[error("no cgroup hierarchy is mounted below {}; mount cgroup2 there, or the v1 controllers", root.display())]
     None {
-        /// Where they are expected.
+        /// Where hierarchies are expected.
         root: PathBuf,
     },
-    /// Something that must be there is not.
-    #[error("the cgroup controllers {} are missing; the kernel must have them and {hint}", missing.join(", "))]
+    /// Required controllers are missing.
+    #[error("the cgroup controllers {} are missing; the kernel must support them and {hint}", missing.join(", "))]
     Missing {
         /// Their names.
         missing: Vec<String>,
-        /// Where they must be.
+        /// How they are made available.
         hint: &'static str,
     },
 }
 
-/// The hierarchies that a mountinfo text shows at or below `root` (`/sys/fs/cgroup`): v2 when cgroup2 is mounted
-/// on `root` itself, else v1.
+/// Finds the hierarchies in a mountinfo text at or below `root` (`/sys/fs/cgroup`): v2 when cgroup2 is mounted on `root`
+/// itself, else v1.
 pub fn detect(mountinfo: &str, root: &Path) -> Result<Hierarchies, HierarchyError> {
-    let mut governing: Vec<Hierarchy> = Vec::new();
-    let mut beside = None;
+    let mut pod_hierarchies: Vec<Hierarchy> = Vec::new();
+    let mut unified = None;
     for mount in mountinfo.lines().filter_map(parse_line).filter(|m| m.point.starts_with(root)) {
         if mount.fs_type == "cgroup2" {
             if mount.point == root {
-                let unified = Hierarchy { mount: mount.point, controllers: BTreeSet::new() };
-                return Ok(Hierarchies { version: Version::V2, governing: vec![unified], beside: None });
+                let v2 = Hierarchy { mount: mount.point, controllers: BTreeSet::new() };
+                return Ok(Hierarchies { version: Version::V2, pod_hierarchies: vec![v2], unified: None });
             }
-            beside = Some(mount.point);
+            unified = Some(mount.point);
         } else if mount.fs_type == "cgroup" {
             let controllers: BTreeSet<String> =
                 mount.options.split(',').filter(|o| is_controller(o)).map(ToOwned::to_owned).collect();
             // The same hierarchy mounted twice counts once.
-            if !controllers.is_empty() && governing.iter().all(|h| h.controllers != controllers) {
-                governing.push(Hierarchy { mount: mount.point, controllers });
+            if !controllers.is_empty() && pod_hierarchies.iter().all(|h| h.controllers != controllers) {
+                pod_hierarchies.push(Hierarchy { mount: mount.point, controllers });
             }
         }
     }
-    if governing.is_empty() {
+    if pod_hierarchies.is_empty() {
         return Err(HierarchyError::None { root: root.to_owned() });
     }
-    Ok(Hierarchies { version: Version::V1, governing, beside })
+    Ok(Hierarchies { version: Version::V1, pod_hierarchies, unified })
 }
 
-/// Fails when a controller that pods cannot do without is missing.
+/// Fails when a required controller is missing.
 pub fn check(hierarchies: &Hierarchies, pids_limited: bool) -> Result<(), HierarchyError> {
     let (required, hint) = match hierarchies.version {
         Version::V1 => (REQUIRED_V1, "each must be mounted"),
-        Version::V2 => (REQUIRED_V2, "cgroup.controllers at the top of the tree must list them"),
+        Version::V2 => (REQUIRED_V2, "cgroup.controllers at the root of the tree must list them"),
     };
     let pids: &[&str] = if pids_limited { &["pids"] } else { &[] };
     let missing: Vec<String> = required
         .iter()
         .chain(pids)
-        .filter(|name| !hierarchies.governing.iter().any(|h| h.controllers.contains(**name)))
+        .filter(|name| !hierarchies.pod_hierarchies.iter().any(|h| h.controllers.contains(**name)))
         .map(|name| (*name).to_owned())
         .collect();
     if missing.is_empty() { Ok(()) } else { Err(HierarchyError::Missing { missing, hint }) }
 }
 
-/// Mount options that every cgroup mount may carry; the rest are controllers.
+/// Excludes the mount options that every cgroup mount may have; the rest are controllers.
 fn is_controller(option: &str) -> bool {
     !matches!(
         option,
@@ -127,7 +127,7 @@ struct Mount {
     options: String,
 }
 
-/// A mount of a whole hierarchy; one that shows only a part of it cannot be written by path.
+/// Parses a mount of a whole hierarchy; a mount of a part of one is skipped, since paths in it would be wrong.
 fn parse_line(line: &str) -> Option<Mount> {
     let (left, right) = line.split_once(" - ")?;
     let mut left = left.split(' ').skip(3);
@@ -183,9 +183,9 @@ mod tests {
     fn a_hybrid_machine_is_v1_with_each_hierarchy_once() {
         let found = detect(HYBRID, Path::new("/sys/fs/cgroup")).unwrap();
         assert_eq!(found.version, Version::V1);
-        let all: Vec<_> = found.governing.iter().map(controllers).collect();
+        let all: Vec<_> = found.pod_hierarchies.iter().map(controllers).collect();
         assert_eq!(all, [vec!["cpu", "cpuacct"], vec!["memory"], vec!["name=systemd"]]);
-        assert_eq!(found.beside.as_deref(), Some(Path::new("/sys/fs/cgroup/unified")));
+        assert_eq!(found.unified.as_deref(), Some(Path::new("/sys/fs/cgroup/unified")));
         assert_eq!(check(&found, false), Ok(()));
     }
 
@@ -193,16 +193,16 @@ mod tests {
     fn cgroup2_on_the_root_is_v2() {
         let text = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
         let mut found = detect(text, Path::new("/sys/fs/cgroup")).unwrap();
-        assert_eq!((found.version, found.governing.len()), (Version::V2, 1));
+        assert_eq!((found.version, found.pod_hierarchies.len()), (Version::V2, 1));
         let error = check(&found, false).unwrap_err().to_string();
         assert!(error.contains("cpu, memory"), "{error}");
-        found.governing[0].controllers = ["cpu", "memory"].map(str::to_owned).into();
+        found.pod_hierarchies[0].controllers = ["cpu", "memory"].map(str::to_owned).into();
         assert_eq!(check(&found, false), Ok(()));
         assert!(check(&found, true).unwrap_err().to_string().contains("pids"));
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_cgroup_controllers_are_named() {
         let text = "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
         let found = detect(text, Path::new("/sys/fs/cgroup")).unwrap();
         let error = check(&found, false).unwrap_err().to_string();
@@ -210,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_hierarchies_is_told_where_they_belong() {
+    fn a_missing_cgroup_mount_error_names_the_mount_point() {
         let error =
             detect("27 1 254:0 / / rw - ext4 /dev/vda rw\n", Path::new("/sys/fs/cgroup")).unwrap_err();
         assert!(error.to_string().contains("/sys/fs/cgroup"));
     }
 
     #[test]
-    fn hierarchies_elsewhere_do_not_count() {
+    fn cgroup_mounts_outside_the_root_are_ignored() {
         let found = detect(HYBRID, Path::new("/elsewhere"));
         assert!(matches!(found, Err(HierarchyError::None { .. })));
     }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_told_by_name() {
+    fn cgroup_versions_have_names() {
         assert_eq!((Version::V1.as_str(), Version::V2.as_str()), ("v1", "v2"));
     }
 }

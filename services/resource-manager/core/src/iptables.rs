@@ -1,24 +1,24 @@
-//! Which chains the agent keeps in iptables, and what is missing of them (node-and-api.md §13).
+//! The iptables chains that the agent maintains, and the commands that create what is missing (node-and-api.md §13).
 
-/// The chain by which others find out which of two iptables, legacy or nft, this machine uses.
+/// The chain that shows other programs which iptables variant this machine uses, legacy or nft.
 pub const HINT: &str = "KUBE-IPTABLES-HINT";
-/// The chain that turns away what comes to the loopback network from elsewhere.
+/// The chain that drops packets to the loopback network from elsewhere.
 pub const FIREWALL: &str = "KUBE-FIREWALL";
-/// The chain that is gone when somebody has flushed all.
+/// The chain whose absence shows that somebody has flushed the tables.
 pub const CANARY: &str = "KUBE-KUBELET-CANARY";
 
 /// The comment of the rule in [`FIREWALL`].
 const COMMENT: &str = "block incoming localnet connections";
-/// Packets to the loopback network that do not come from it and that no connection of this machine has asked for.
+/// Matches packets to the loopback network from elsewhere that belong to no connection of this machine.
 const DROP: &str =
     "-d 127.0.0.0/8 ! -s 127.0.0.0/8 -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP";
-/// What the rule has in it when it is shown.
-const SHOWN: [&str; 4] =
+/// Parts of the rule as `iptables -S` prints it.
+const DROP_RULE_PARTS: [&str; 4] =
     [COMMENT, "-d 127.0.0.0/8", "! -s 127.0.0.0/8", "! --ctstate RELATED,ESTABLISHED,DNAT"];
-/// Seconds for which a command waits for another one that changes the same (`-w`).
+/// Seconds for which a command waits for the lock of the tables (`-w`).
 const WAIT: &str = "5";
 
-/// An address family, of which each has tables of its own.
+/// An address family; each has its own tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// `iptables`.
@@ -28,10 +28,10 @@ pub enum Family {
 }
 
 impl Family {
-    /// Both.
+    /// Both families.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// The program that shows and changes its tables.
+    /// The program that lists and changes its tables.
     pub const fn program(self) -> &'static str {
         match self {
             Self::V4 => "iptables",
@@ -40,29 +40,29 @@ impl Family {
     }
 }
 
-/// A rule that is wanted once.
+/// A rule that must exist exactly once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// The one that drops.
+    /// The rule that drops.
     Drop,
     /// A jump to [`FIREWALL`].
     Jump,
 }
 
-/// A chain, with the rule that is wanted in it.
+/// A chain, with the rule that must be in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chain {
     /// Its table.
     pub table: &'static str,
     /// Its name.
     pub name: &'static str,
-    /// Whether it is the kernel's own and always there.
+    /// Whether it is built into the kernel and always exists.
     pub is_builtin: bool,
-    /// What must stand in it.
+    /// The rule that must be in it.
     pub rule: Option<Rule>,
 }
 
-const fn own(table: &'static str, name: &'static str) -> Chain {
+const fn custom(table: &'static str, name: &'static str) -> Chain {
     Chain { table, name, is_builtin: false, rule: None }
 }
 
@@ -70,25 +70,25 @@ const fn builtin(name: &'static str) -> Chain {
     Chain { table: "filter", name, is_builtin: true, rule: Some(Rule::Jump) }
 }
 
-/// The canaries come last: where they are, all before them was made.
-const BOTH: [Chain; 4] =
-    [own("mangle", HINT), own("mangle", CANARY), own("nat", CANARY), own("filter", CANARY)];
-const V4_ALONE: [Chain; 3] = [
+/// The canaries come last: where they exist, everything before them was created.
+const BOTH_FAMILIES: [Chain; 4] =
+    [custom("mangle", HINT), custom("mangle", CANARY), custom("nat", CANARY), custom("filter", CANARY)];
+const V4_ONLY: [Chain; 3] = [
     Chain { table: "filter", name: FIREWALL, is_builtin: false, rule: Some(Rule::Drop) },
     builtin("OUTPUT"),
     builtin("INPUT"),
 ];
 
-/// What is wanted in a family, in the order in which it is made.
-pub fn wanted(family: Family) -> impl Iterator<Item = Chain> {
+/// The desired chains of a family, in the order in which they are created.
+pub fn desired_chains(family: Family) -> impl Iterator<Item = Chain> {
     let firewall: &[Chain] = match family {
-        Family::V4 => &V4_ALONE,
+        Family::V4 => &V4_ONLY,
         Family::V6 => &[],
     };
-    firewall.iter().chain(&BOTH).copied()
+    firewall.iter().chain(&BOTH_FAMILIES).copied()
 }
 
-/// The tables in which something is wanted.
+/// The tables that have desired chains.
 pub const TABLES: [&str; 3] = ["mangle", "nat", "filter"];
 
 /// Arguments of the program.
@@ -98,80 +98,80 @@ fn arguments(table: &str, rest: &[&str]) -> Arguments {
     ["-w", WAIT, "-t", table].iter().chain(rest).map(|argument| (*argument).to_owned()).collect()
 }
 
-/// What shows whether a table can be used at all: it fails where the kernel has none, or without the right to see it.
-/// The chain is one that each of [`TABLES`] has.
+/// The command that checks whether a table can be used: it fails where the kernel lacks the table, or without permission.
+/// Each of [`TABLES`] has the chain that it lists.
 pub fn probe(table: &str) -> Arguments {
     arguments(table, &["-S", "OUTPUT"])
 }
 
-/// What a program has failed for.
+/// The kind of error of a failed command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
-    /// The kernel has no such table in this family, or no tables at all.
-    Lacking,
-    /// This process may not.
-    Forbidden,
-    /// Something else.
+pub enum CommandErrorKind {
+    /// The kernel lacks this table in this family, or has no tables at all.
+    Unsupported,
+    /// This process lacks a capability.
+    PermissionDenied,
+    /// Any other error.
     Other,
 }
 
-/// Codes that both kinds of programs end with when the kernel has not done what they were to do.
-const OF_KERNEL: [i32; 3] = [1, 3, 4];
-/// The kernel's words for what it has not, as the programs pass them on.
-const LACKING: [&str; 5] =
+/// Exit codes of both variants when the kernel has refused the operation.
+const KERNEL_EXIT_CODES: [i32; 3] = [1, 3, 4];
+/// The kernel's error texts for missing features, as the programs print them.
+const UNSUPPORTED: [&str; 5] =
     ["does not exist", "No such file or directory", "not supported", "not available", "Invalid argument"];
-/// Its words for what one may not.
-const FORBIDDEN: [&str; 2] = ["Permission denied", "Operation not permitted"];
-/// What is said of the lock that all legacy programs share: nothing about tables, whatever the words are.
+/// The kernel's error texts for missing permissions.
+const PERMISSION_DENIED: [&str; 2] = ["Permission denied", "Operation not permitted"];
+/// Part of errors about the lock that all legacy programs share. They say nothing about tables.
 const LOCK: &str = "xtables.lock";
 
-/// What a [`probe`], or what was to make a chain, has failed for: `code` is what the program has ended with, and `said` is
-/// what it has printed. There is nothing but words to tell it by, and the programs have them in one language alone.
-pub fn failure(code: Option<i32>, said: &str) -> Failure {
-    let says = |words: &[&str]| words.iter().any(|words| said.contains(words));
-    if said.contains(LOCK) || !code.is_some_and(|code| OF_KERNEL.contains(&code)) {
-        Failure::Other
-    } else if says(&FORBIDDEN) {
-        Failure::Forbidden
-    } else if says(&LACKING) {
-        Failure::Lacking
+/// Classifies the error of a [`probe`] or of a command that creates a chain by its exit `code` and its `stderr`. Only the text
+/// distinguishes the cases; the programs print it in English only.
+pub fn classify_error(code: Option<i32>, stderr: &str) -> CommandErrorKind {
+    let mentions = |texts: &[&str]| texts.iter().any(|text| stderr.contains(text));
+    if stderr.contains(LOCK) || !code.is_some_and(|code| KERNEL_EXIT_CODES.contains(&code)) {
+        CommandErrorKind::Other
+    } else if mentions(&PERMISSION_DENIED) {
+        CommandErrorKind::PermissionDenied
+    } else if mentions(&UNSUPPORTED) {
+        CommandErrorKind::Unsupported
     } else {
-        Failure::Other
+        CommandErrorKind::Other
     }
 }
 
 impl Chain {
-    /// What shows the chain: rules as the command line would have them, a line each; it ends with 1 when there is no such
-    /// chain.
+    /// The command that lists the rules of the chain, one per line, in command-line form; it exits with 1 when the chain does
+    /// not exist.
     pub fn show(&self) -> Arguments {
         arguments(self.table, &["-S", self.name])
     }
 
-    /// What is to be done so that the chain is there with its rule in it once. `seen` is what [`Chain::show`] has told,
-    /// none when there is no such chain.
+    /// The commands after which the chain exists with its rule exactly once. `listed` is the output of [`Chain::show`], none when
+    /// the chain does not exist.
     ///
-    /// Depends only on the arguments: who was killed between two commands goes on with the second.
-    pub fn plan(&self, seen: Option<&str>) -> Vec<Arguments> {
+    /// Level-triggered: after a kill between two commands, the next run plans the rest.
+    pub fn plan(&self, listed: Option<&str>) -> Vec<Arguments> {
         let mut todo = Vec::new();
-        if seen.is_none() && !self.is_builtin {
+        if listed.is_none() && !self.is_builtin {
             todo.push(arguments(self.table, &["-N", self.name]));
         }
         let Some(rule) = self.rule else { return todo };
-        let count = seen.unwrap_or_default().lines().filter(|line| self.is(rule, line)).count();
+        let count = listed.unwrap_or_default().lines().filter(|line| self.is_rule(rule, line)).count();
         match count {
             0 => todo.push(self.change(rule, Change::Add)),
-            // Two agents that ran at once, or one that was killed while its command still waited.
+            // Two agents ran at once, or one was killed while its command waited for the lock.
             more => todo.extend((1..more).map(|_| self.change(rule, Change::Remove))),
         }
         todo
     }
 
-    fn is(&self, rule: Rule, line: &str) -> bool {
+    fn is_rule(&self, rule: Rule, line: &str) -> bool {
         match rule {
             Rule::Jump => line.trim_end() == format!("-A {} -j {FIREWALL}", self.name),
-            // Programs show what is matched in an order of their own.
+            // The programs print the matches in an order of their own.
             Rule::Drop => {
-                SHOWN.iter().all(|part| line.contains(part)) && line.trim_end().ends_with("-j DROP")
+                DROP_RULE_PARTS.iter().all(|part| line.contains(part)) && line.trim_end().ends_with("-j DROP")
             }
         }
     }
@@ -210,17 +210,17 @@ mod tests {
                         connections\" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP";
 
     fn chain(family: Family, table: &str, name: &str) -> Chain {
-        wanted(family).find(|chain| (chain.table, chain.name) == (table, name)).unwrap()
+        desired_chains(family).find(|chain| (chain.table, chain.name) == (table, name)).unwrap()
     }
 
-    fn plan(chain: Chain, seen: Option<&str>) -> Vec<String> {
-        chain.plan(seen).into_iter().map(|arguments| arguments.join(" ")).collect()
+    fn plan(chain: Chain, listed: Option<&str>) -> Vec<String> {
+        chain.plan(listed).into_iter().map(|arguments| arguments.join(" ")).collect()
     }
 
     #[test]
-    fn each_family_has_the_hint_and_canaries_and_the_fourth_version_the_firewall_besides() {
+    fn ipv4_has_the_firewall_and_both_families_have_hint_and_canaries() {
         let names = |family| -> Vec<String> {
-            wanted(family).map(|chain| format!("{} {}", chain.table, chain.name)).collect()
+            desired_chains(family).map(|chain| format!("{} {}", chain.table, chain.name)).collect()
         };
         let both = [
             "mangle KUBE-IPTABLES-HINT",
@@ -236,8 +236,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_made_and_what_is_there_is_left_alone() {
-        for (family, table, name, seen, todo) in [
+    fn missing_iptables_chains_are_created_and_existing_ones_left_alone() {
+        for (family, table, name, listed, todo) in [
             (Family::V6, "mangle", HINT, None, &["-w 5 -t mangle -N KUBE-IPTABLES-HINT"][..]),
             (Family::V6, "mangle", HINT, Some("-N KUBE-IPTABLES-HINT\n"), &[]),
             (Family::V4, "nat", CANARY, None, &["-w 5 -t nat -N KUBE-KUBELET-CANARY"]),
@@ -269,7 +269,7 @@ mod tests {
             (Family::V4, "filter", "OUTPUT", Some("-P OUTPUT ACCEPT\n-A OUTPUT -j KUBE-FIREWALL\n"), &[]),
             (Family::V4, "filter", "OUTPUT", None, &["-w 5 -t filter -I OUTPUT -j KUBE-FIREWALL"]),
         ] {
-            assert_eq!(plan(chain(family, table, name), seen), todo, "{table} {name} {seen:?}");
+            assert_eq!(plan(chain(family, table, name), listed), todo, "{table} {name} {listed:?}");
         }
         let firewall = chain(Family::V4, "filter", FIREWALL);
         assert_eq!(plan(firewall, Some(&format!("-N KUBE-FIREWALL\n{RULE}\n"))), Vec::<String>::new());
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_more_than_once_is_removed_but_for_one() {
+    fn duplicate_iptables_rules_are_removed() {
         let input = "-P INPUT ACCEPT\n-A INPUT -j KUBE-FIREWALL\n-A INPUT -j ACCEPT\n-A INPUT -j KUBE-FIREWALL\n\
                      -A INPUT -j KUBE-FIREWALL\n";
         let removal = "-w 5 -t filter -D INPUT -j KUBE-FIREWALL";
@@ -294,9 +294,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_changes_nothing() {
+    fn iptables_show_and_probe_commands_only_list() {
         for family in Family::ALL {
-            for chain in wanted(family) {
+            for chain in desired_chains(family) {
                 assert_eq!(chain.show(), ["-w", "5", "-t", chain.table, "-S", chain.name]);
             }
         }
@@ -304,38 +304,54 @@ mod tests {
     }
 
     #[test]
-    fn each_table_with_a_chain_is_one_that_is_looked_at() {
+    fn every_table_with_a_chain_is_probed() {
         for family in Family::ALL {
-            let of_chains: BTreeSet<&str> = wanted(family).map(|chain| chain.table).collect();
+            let of_chains: BTreeSet<&str> = desired_chains(family).map(|chain| chain.table).collect();
             assert_eq!(of_chains, BTreeSet::from(TABLES));
         }
     }
 
     #[test]
-    fn what_the_kernel_lacks_is_told_from_what_one_may_not_and_from_all_else() {
-        use Failure::{Forbidden, Lacking, Other};
-        for (code, said, expected) in [
+    fn iptables_errors_are_unsupported_permission_denied_or_other() {
+        use CommandErrorKind::{Other, PermissionDenied, Unsupported};
+        for (code, stderr, expected) in [
             (
                 3,
                 "can't initialize ip6tables table `nat': Table does not exist (do you need to insmod?)",
-                Lacking,
+                Unsupported,
             ),
-            (3, "can't initialize ip6tables table `nat': Address family not supported by protocol", Lacking),
-            (3, "can't initialize iptables table `mangle': Protocol not available", Lacking),
-            (1, "Failed to initialize nft: Protocol not supported", Lacking),
-            (4, "Could not fetch rule set generation id: Invalid argument", Lacking),
-            (4, "CHAIN_ADD failed (No such file or directory): chain PREROUTING", Lacking),
-            (3, "can't initialize iptables table `mangle': Permission denied (you must be root)", Forbidden),
-            (4, "Could not fetch rule set generation id: Permission denied (you must be root)", Forbidden),
-            (1, "Failed to initialize nft: Operation not permitted", Forbidden),
+            (
+                3,
+                "can't initialize ip6tables table `nat': Address family not supported by protocol",
+                Unsupported,
+            ),
+            (3, "can't initialize iptables table `mangle': Protocol not available", Unsupported),
+            (1, "Failed to initialize nft: Protocol not supported", Unsupported),
+            (4, "Could not fetch rule set generation id: Invalid argument", Unsupported),
+            (4, "CHAIN_ADD failed (No such file or directory): chain PREROUTING", Unsupported),
+            (
+                3,
+                "can't initialize iptables table `mangle': Permission denied (you must be root)",
+                PermissionDenied,
+            ),
+            (
+                4,
+                "Could not fetch rule set generation id: Permission denied (you must be root)",
+                PermissionDenied,
+            ),
+            (1, "Failed to initialize nft: Operation not permitted", PermissionDenied),
             (4, "Fatal: can't open lock file /run/xtables.lock: No such file or directory", Other),
             (4, "Fatal: can't open lock file /run/xtables.lock: Permission denied", Other),
             (4, "Another app is currently holding the xtables lock; still 5s 0us time ahead", Other),
             (3, "can't initialize iptables table `nat': Cannot allocate memory", Other),
             (127, "libxtables.so.12: cannot open shared object file: No such file or directory", Other),
         ] {
-            assert_eq!(failure(Some(code), said), expected, "{code} {said}");
+            assert_eq!(classify_error(Some(code), stderr), expected, "{code} {stderr}");
         }
-        assert_eq!(failure(None, "Protocol not available"), Other, "it was ended by a signal");
+        assert_eq!(
+            classify_error(None, "Protocol not available"),
+            Other,
+            "the program was killed by a signal"
+        );
     }
 }

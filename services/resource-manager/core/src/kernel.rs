@@ -1,12 +1,11 @@
-//! Which kernel tunables are not as they should be, and which processes were killed for want of memory
-//! (runtime-and-resources.md §9, §12.8).
+//! Kernel tunables, and processes that the kernel's OOM killer has killed (runtime-and-resources.md §9, §12.8).
 
-/// A tunable with the value that pods need.
+/// A kernel tunable with the value that pods need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tunable {
-    /// Its name as sysctl(8) has it.
+    /// Its sysctl(8) name.
     pub name: &'static str,
-    /// What it should be.
+    /// The expected value.
     pub expected: u64,
 }
 
@@ -17,7 +16,7 @@ impl Tunable {
     }
 }
 
-/// What is looked at and set at the start.
+/// The tunables that are checked and set at startup.
 pub const TUNABLES: [Tunable; 6] = [
     Tunable { name: "vm.overcommit_memory", expected: 1 },
     Tunable { name: "vm.panic_on_oom", expected: 0 },
@@ -27,17 +26,17 @@ pub const TUNABLES: [Tunable; 6] = [
     Tunable { name: "kernel.keys.root_maxbytes", expected: 25_000_000 },
 ];
 
-/// What is to be done about the tunables.
+/// What to do about the tunables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TunablePlan {
     /// Those to set.
     pub set: Vec<Tunable>,
-    /// Those that are not as they should be and may not be set, each in the kubelet's words.
-    pub wrong: Vec<String>,
+    /// Tunables with another value that may not be set, each in the kubelet's words.
+    pub violations: Vec<String>,
 }
 
-/// Decides by what each tunable is now; `None` is one that cannot be read, which is left alone. With `protect`
-/// (`protectKernelDefaults`) nothing is set, and a difference is an error.
+/// Compares the current values with the expected ones; `None` is a tunable that cannot be read, which is skipped. With
+/// `protect` (`protectKernelDefaults`) nothing is set, and a different value is a violation.
 pub fn plan_tunables(found: impl Fn(&Tunable) -> Option<i64>, protect: bool) -> TunablePlan {
     let mut plan = TunablePlan::default();
     for tunable in TUNABLES {
@@ -47,7 +46,7 @@ pub fn plan_tunables(found: impl Fn(&Tunable) -> Option<i64>, protect: bool) -> 
         }
         if protect {
             let Tunable { name, expected } = tunable;
-            plan.wrong.push(format!(
+            plan.violations.push(format!(
                 "invalid kernel flag: {}, expected value: {expected}, actual value: {value}",
                 name.replace('.', "/")
             ));
@@ -58,7 +57,7 @@ pub fn plan_tunables(found: impl Fn(&Tunable) -> Option<i64>, protect: bool) -> 
     plan
 }
 
-/// A process that the kernel has killed because the machine was out of memory.
+/// A process that the kernel has killed because the machine was out of memory (system OOM).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Victim {
     /// Its name.
@@ -67,16 +66,16 @@ pub struct Victim {
     pub pid: u32,
 }
 
-/// Reads what the kernel says about its killings, line by line.
+/// Parses the kernel's OOM killer messages, record by record.
 #[derive(Debug, Default)]
-pub struct OomLines {
-    /// A report has begun, and whether it is about the machine as a whole.
+pub struct OomParser {
+    /// Whether the report that has begun is about the whole machine; none outside a report.
     report: Option<bool>,
 }
 
-impl OomLines {
-    /// Takes a record of `/dev/kmsg`; the victim, when this is the last word about one of the machine as a whole. One
-    /// that a limit of a cgroup has cost is told by the container runtime.
+impl OomParser {
+    /// Takes a record of `/dev/kmsg`; returns the victim when it ends a report about the whole machine. Victims of a cgroup's
+    /// limit are reported by the container runtime.
     pub fn take(&mut self, record: &str) -> Option<Victim> {
         let text = record.split_once(';').map_or(record, |(_, text)| text);
         let text = text.lines().next().unwrap_or_default();
@@ -105,7 +104,7 @@ fn killed_for_limit(text: &str) -> Option<(&str, &str)> {
 fn victim(text: &str) -> Option<Victim> {
     let (_, rest) = text.split_once("Killed process ").or_else(|| text.split_once("Kill process "))?;
     let (pid, rest) = rest.split_once(' ')?;
-    // A name may hold brackets of its own; what follows it never does but the last one.
+    // A name may contain brackets; the text after it does not.
     let name = rest.strip_prefix('(')?;
     let end = name.find(") total-vm").or_else(|| name.find("), ")).or_else(|| name.find(") score"))?;
     Some(Victim { process: name[..end].to_owned(), pid: pid.trim_end_matches(',').parse().ok()? })
@@ -116,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tunables_that_differ_are_set_or_named_when_they_are_protected() {
+    fn kernel_tunables_that_differ_are_set_or_reported_when_protected() {
         let found = |tunable: &Tunable| match tunable.name {
             "vm.overcommit_memory" => Some(0),
             "kernel.panic" => Some(-1),
@@ -125,11 +124,11 @@ mod tests {
         };
         let plan = plan_tunables(found, false);
         let names: Vec<&str> = plan.set.iter().map(|t| t.name).collect();
-        assert_eq!((names, plan.wrong.len()), (vec!["vm.overcommit_memory", "kernel.panic"], 0));
+        assert_eq!((names, plan.violations.len()), (vec!["vm.overcommit_memory", "kernel.panic"], 0));
         let plan = plan_tunables(found, true);
         assert!(plan.set.is_empty());
         assert_eq!(
-            plan.wrong,
+            plan.violations,
             [
                 "invalid kernel flag: vm/overcommit_memory, expected value: 1, actual value: 0",
                 "invalid kernel flag: kernel/panic, expected value: 10, actual value: -1"
@@ -139,12 +138,12 @@ mod tests {
     }
 
     fn victims(records: &[&str]) -> Vec<(String, u32)> {
-        let mut lines = OomLines::default();
+        let mut lines = OomParser::default();
         records.iter().filter_map(|record| lines.take(record)).map(|v| (v.process, v.pid)).collect()
     }
 
     #[test]
-    fn the_victim_of_a_machine_without_memory_is_told() {
+    fn system_oom_victims_are_reported() {
         let found = victims(&[
             "4,100,5,-;stress invoked oom-killer: gfp_mask=0x140dca, order=0, oom_score_adj=0",
             "6,101,5,-;Mem-Info:",
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_victim_of_a_cgroups_limit_is_the_runtimes_to_tell() {
+    fn cgroup_oom_victims_are_left_to_the_runtime() {
         let found = victims(&[
             "4,1,5,-;stress invoked oom-killer: gfp_mask=0x140dca",
             "6,2,5,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=a,mems_allowed=0,oom_memcg=/kubepods/podu,task_memcg=/kubepods/podu/c,task=stress,pid=5,uid=0",
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn older_kernels_say_it_in_other_words() {
+    fn oom_messages_of_older_kernels_are_parsed() {
         let found = victims(&[
             "4,1,5,-;x invoked oom-killer: gfp_mask=0x1",
             "6,2,5,-;Task in / killed as a result of limit of /",

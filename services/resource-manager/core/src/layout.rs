@@ -1,15 +1,15 @@
-//! How the cgroups of pods are named (runtime-and-resources.md §8.1).
+//! The names and paths of pod cgroups (runtime-and-resources.md §8.1).
 
 use std::fmt;
 
-/// A pod's class of service.
+/// A pod's QoS class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Qos {
     /// Requests equal limits for every container.
     Guaranteed,
-    /// Something is requested or limited.
+    /// At least one request or limit is set.
     Burstable,
-    /// Nothing is.
+    /// No request or limit is set.
     BestEffort,
 }
 
@@ -17,7 +17,7 @@ impl Qos {
     /// Every class.
     pub const ALL: [Self; 3] = [Self::Guaranteed, Self::Burstable, Self::BestEffort];
 
-    /// The class that `status.qosClass` names.
+    /// Parses `status.qosClass`.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "Guaranteed" => Some(Self::Guaranteed),
@@ -27,7 +27,7 @@ impl Qos {
         }
     }
 
-    /// The cgroup of the class below the root of all pods; a guaranteed pod lies there itself.
+    /// The name of the class's cgroup in `kubepods`; guaranteed pods are directly in `kubepods`.
     const fn component(self) -> Option<&'static str> {
         match self {
             Self::Guaranteed => None,
@@ -37,17 +37,17 @@ impl Qos {
     }
 }
 
-/// Who makes the cgroups, and so how they are named.
+/// The cgroup driver: who creates the cgroups, and how they are named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Driver {
-    /// The agent itself, by folders.
+    /// The agent creates directories.
     Cgroupfs,
-    /// systemd, as slices.
+    /// systemd creates slices.
     Systemd,
 }
 
 impl Driver {
-    /// The driver that `cgroupDriver` names.
+    /// Parses `cgroupDriver`.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "cgroupfs" => Some(Self::Cgroupfs),
@@ -65,21 +65,21 @@ impl Driver {
     }
 }
 
-/// A `cgroupRoot` that names no cgroup.
+/// An invalid `cgroupRoot`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// No path.
-    #[error("cgroup root {0:?} must be a path without empty parts, \".\" and \"..\"; \"/\" is none")]
+    /// Not a valid path.
+    #[error("cgroup root {0:?} must be a path without empty parts, \".\" and \"..\"; \"/\" means no root")]
     Path(String),
-    /// A slice of this name would be read back as another one.
+    /// The name cannot be part of a slice name and be parsed back.
     #[error(
-        "cgroup root {0:?} must be of letters, digits, \"-\", \":\" and \".\" with the systemd driver, which writes \
-         \"_\" for \"-\"; choose another name or the driver cgroupfs"
+        "cgroup root {0:?} must consist of letters, digits, \"-\", \":\" and \".\" with the systemd driver, which writes \
+         \"_\" for \"-\"; choose another name or the cgroupfs driver"
     )]
     Slice(String),
 }
 
-/// A cgroup by its components from the top of the tree, as its driver names them.
+/// The path of a cgroup: its components from the root of the tree, as its driver names them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CgroupPath(Vec<String>);
 
@@ -89,17 +89,17 @@ impl CgroupPath {
         &self.0
     }
 
-    /// The last component; with the systemd driver a slice. Empty for the top.
+    /// The last component; with the systemd driver a slice. Empty for the root.
     pub fn name(&self) -> &str {
         self.0.last().map_or("", String::as_str)
     }
 
-    /// Whether it is a slice of systemd's.
+    /// Whether it is a systemd slice.
     pub fn is_slice(&self) -> bool {
         self.name().ends_with(SLICE)
     }
 
-    /// Every cgroup on the way from the top, which is left out, to this one.
+    /// Every cgroup from below the root to this one, parents first.
     pub fn lineage(&self) -> impl Iterator<Item = Self> {
         (1..=self.0.len()).map(|n| Self(self.0[..n].to_vec()))
     }
@@ -112,14 +112,14 @@ impl CgroupPath {
         Self(self.0.iter().cloned().chain([name]).collect())
     }
 
-    /// The slice of this name, with those above it that are not in this path.
+    /// The path of the slice of this name, with its parent slices that are not in this path yet.
     fn unit(&self, slice: &str) -> Self {
         let above = slice.match_indices('-').map(|(at, _)| format!("{}{SLICE}", &slice[..at]));
         let missing = above.filter(|name| !self.0.contains(name)).chain([slice.to_owned()]);
         Self(self.0.iter().cloned().chain(missing).collect())
     }
 
-    /// What the names of the slices in this one begin with: each lies in the slices that its name begins with.
+    /// The prefix of the names of slices in this one: systemd derives a slice's parents from its name.
     fn prefix(&self) -> String {
         let stem = self.name().strip_suffix(SLICE).unwrap_or_default();
         if stem.is_empty() { String::new() } else { format!("{stem}-") }
@@ -134,8 +134,8 @@ impl fmt::Display for CgroupPath {
 
 const SLICE: &str = ".slice";
 
-/// A name as one part of that of a slice: `_` for `-`, and what no unit's name may have as `\xNN` (systemd.unit(5)),
-/// `_` among it, so that each name is read back.
+/// Escapes a name as one part of a slice name: `-` becomes `_`, and characters that unit names may not have, and `_` itself,
+/// become `\xNN` (systemd.unit(5)), so that each name can be parsed back.
 fn escaped(name: &str) -> String {
     use std::fmt::Write as _;
     let mut text = String::with_capacity(name.len());
@@ -151,7 +151,7 @@ fn escaped(name: &str) -> String {
     text
 }
 
-/// The name that was [`escaped`]; none when it never was.
+/// Reverses [`escaped`]; none when `text` is not an escaped name.
 fn unescaped(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -171,7 +171,7 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Where the cgroups of all pods lie.
+/// The layout of the cgroups of all pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     driver: Driver,
@@ -191,7 +191,7 @@ impl Layout {
             if part.is_empty() || part == "." || part == ".." || part.contains('\0') {
                 return Err(LayoutError::Path(cgroup_root.to_owned()));
             }
-            // `/my.slice` is what systemd itself would call it.
+            // `/my.slice` is systemd's own name for it.
             let part =
                 if driver == Driver::Systemd { part.strip_suffix(SLICE).unwrap_or(part) } else { part };
             if driver == Driver::Systemd && (part.is_empty() || escaped(part).contains('\\')) {
@@ -202,17 +202,17 @@ impl Layout {
         Ok(Self { driver, pods: path.child(driver, "kubepods") })
     }
 
-    /// Whose names these are.
+    /// The driver that names the cgroups.
     pub const fn driver(&self) -> Driver {
         self.driver
     }
 
-    /// The root of all pods.
+    /// The `kubepods` cgroup.
     pub fn pods(&self) -> &CgroupPath {
         &self.pods
     }
 
-    /// The cgroup of a class; for guaranteed pods the root of all pods.
+    /// The cgroup of a QoS class; for guaranteed pods `kubepods`.
     pub fn class(&self, qos: Qos) -> CgroupPath {
         qos.component().map_or_else(|| self.pods.clone(), |name| self.pods.child(self.driver, name))
     }
@@ -222,7 +222,7 @@ impl Layout {
         self.class(qos).child(self.driver, &format!("pod{uid}"))
     }
 
-    /// The UID of the pod whose cgroup in that of this class has this name.
+    /// The UID of the pod from the name of its cgroup in that of this class.
     pub fn pod_uid(&self, qos: Qos, name: &str) -> Option<String> {
         let name = match self.driver {
             Driver::Cgroupfs => name.to_owned(),
@@ -234,7 +234,7 @@ impl Layout {
         name.strip_prefix("pod").filter(|uid| !uid.is_empty()).map(ToOwned::to_owned)
     }
 
-    /// Where the runtimes put a container, or a sandbox, of the pod whose cgroup has this path: containerd, then CRI-O.
+    /// The possible cgroup paths of a container or sandbox in the pod cgroup `pod`: of containerd, then of CRI-O.
     pub fn containers(&self, pod: &str, id: &str) -> [String; 2] {
         match self.driver {
             Driver::Cgroupfs => [format!("{pod}/{id}"), format!("{pod}/crio-{id}")],
@@ -242,9 +242,9 @@ impl Layout {
         }
     }
 
-    /// A cgroup of somebody else by its name in the configuration (`kubeReservedCgroup`), from the top of the tree.
-    /// With the systemd driver a part that ends with `.slice`, `.scope` or `.service` stands as it is, and a slice lies in
-    /// those that its name begins with. None for the top itself.
+    /// The path of a reserved cgroup (`kubeReservedCgroup`) from the root of the tree. With the systemd driver a part that ends
+    /// with `.slice`, `.scope` or `.service` is kept as it is, and a slice is in the parent slices of its name. None for the
+    /// root itself.
     pub fn reserved(&self, name: &str) -> Option<CgroupPath> {
         let parts = name.split('/').filter(|part| !part.is_empty());
         let path = parts.fold(CgroupPath(Vec::new()), |path, part| match self.driver {
@@ -258,7 +258,7 @@ impl Layout {
     }
 }
 
-/// Whether a UID can be part of a cgroup's name.
+/// Whether a UID can be part of a cgroup name.
 pub fn is_usable_uid(uid: &str) -> bool {
     !uid.is_empty() && uid.len() <= 200 && !uid.bytes().any(|b| b == b'/' || b == 0 || b == b'\n')
 }
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_lie_where_their_class_says() {
+    fn pod_cgroup_paths_follow_the_qos_class() {
         let layout = Layout::new(Driver::Cgroupfs, "/").unwrap();
         assert_eq!(layout.pod(Qos::Guaranteed, "u").to_string(), "/kubepods/podu");
         assert_eq!(layout.pod(Qos::Burstable, "u").to_string(), "/kubepods/burstable/podu");
@@ -322,28 +322,28 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_told_from_folders() {
+    fn systemd_slices_are_recognised_by_name() {
         assert!(slices("/").pod(Qos::Guaranteed, "12-34").is_slice());
         assert!(!Layout::new(Driver::Cgroupfs, "/").unwrap().pod(Qos::Guaranteed, "12-34").is_slice());
     }
 
     #[test]
-    fn the_way_to_a_cgroup_begins_below_the_top_and_ends_with_it() {
-        let way: Vec<String> = Layout::new(Driver::Cgroupfs, "/")
+    fn the_lineage_of_a_cgroup_starts_below_the_root_and_ends_with_itself() {
+        let lineage: Vec<String> = Layout::new(Driver::Cgroupfs, "/")
             .unwrap()
             .pod(Qos::Burstable, "u")
             .lineage()
             .map(|c| c.to_string())
             .collect();
-        assert_eq!(way, ["/kubepods", "/kubepods/burstable", "/kubepods/burstable/podu"]);
+        assert_eq!(lineage, ["/kubepods", "/kubepods/burstable", "/kubepods/burstable/podu"]);
     }
 
     #[test]
-    fn only_a_pods_cgroup_has_a_uid() {
-        let folders = Layout::new(Driver::Cgroupfs, "/").unwrap();
-        assert_eq!(folders.pod_uid(Qos::Guaranteed, "podabc").as_deref(), Some("abc"));
+    fn only_pod_cgroups_have_a_uid() {
+        let cgroupfs = Layout::new(Driver::Cgroupfs, "/").unwrap();
+        assert_eq!(cgroupfs.pod_uid(Qos::Guaranteed, "podabc").as_deref(), Some("abc"));
         for name in ["pod", "burstable", "cpu.shares"] {
-            assert_eq!(folders.pod_uid(Qos::Guaranteed, name), None, "{name}");
+            assert_eq!(cgroupfs.pod_uid(Qos::Guaranteed, name), None, "{name}");
         }
         for (qos, name, uid) in [
             (Qos::Guaranteed, "kubepods-pod1_2.slice", Some("1-2")),
@@ -362,11 +362,11 @@ mod tests {
     }
 
     #[test]
-    fn a_reserved_cgroup_is_named_as_the_driver_names_it_or_by_its_unit() {
-        let folders = Layout::new(Driver::Cgroupfs, "/").unwrap();
+    fn reserved_cgroup_paths_follow_the_driver_or_the_unit_name() {
+        let cgroupfs = Layout::new(Driver::Cgroupfs, "/").unwrap();
         let text = |layout: &Layout, name: &str| layout.reserved(name).map(|path| path.to_string());
-        assert_eq!(text(&folders, "/kube-reserved/x.slice").as_deref(), Some("/kube-reserved/x.slice"));
-        assert_eq!((text(&folders, "/"), text(&slices("/"), "//")), (None, None));
+        assert_eq!(text(&cgroupfs, "/kube-reserved/x.slice").as_deref(), Some("/kube-reserved/x.slice"));
+        assert_eq!((text(&cgroupfs, "/"), text(&slices("/"), "//")), (None, None));
         for (name, path) in [
             ("/kube-reserved", "/kube_reserved.slice"),
             ("/a/b", "/a.slice/a-b.slice"),
@@ -380,15 +380,15 @@ mod tests {
     }
 
     #[test]
-    fn containers_lie_where_their_runtime_puts_them() {
-        let folders = Layout::new(Driver::Cgroupfs, "/").unwrap();
-        assert_eq!(folders.containers("/p", "12"), ["/p/12", "/p/crio-12"]);
+    fn container_cgroup_paths_follow_the_runtime() {
+        let cgroupfs = Layout::new(Driver::Cgroupfs, "/").unwrap();
+        assert_eq!(cgroupfs.containers("/p", "12"), ["/p/12", "/p/crio-12"]);
         let expected = ["/p.slice/cri-containerd-12.scope", "/p.slice/crio-12.scope"];
         assert_eq!(slices("/").containers("/p.slice", "12"), expected);
     }
 
     #[test]
-    fn drivers_are_read_by_their_names() {
+    fn cgroup_drivers_are_parsed_by_name() {
         for (text, driver) in
             [("cgroupfs", Some(Driver::Cgroupfs)), ("systemd", Some(Driver::Systemd)), ("", None)]
         {
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_read_by_their_names() {
+    fn qos_classes_are_parsed_by_name() {
         for (text, qos) in [
             ("Guaranteed", Some(Qos::Guaranteed)),
             ("Burstable", Some(Qos::Burstable)),
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uid_is_one_part_of_a_path_and_one_line() {
+    fn usable_uids_are_one_path_component_on_one_line() {
         for (uid, usable) in [
             ("12-34", true),
             (&"u".repeat(200), true),
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn the_uid_of_a_pods_cgroup_is_read_back() {
+    fn pod_uids_round_trip_through_cgroup_names() {
         let reached = &Reached::default();
         let qos = prop::sample::select(Qos::ALL.to_vec());
         let driver = prop::sample::select(vec![Driver::Cgroupfs, Driver::Systemd]);
@@ -443,7 +443,7 @@ mod tests {
                 ("guaranteed", qos == Qos::Guaranteed),
                 ("burstable", qos == Qos::Burstable),
                 ("best-effort", qos == Qos::BestEffort),
-                ("a folder", !slices),
+                ("a directory", !slices),
                 ("a slice with an escape", slices && path.name().contains('\\')),
                 ("a slice without", slices && !path.name().contains('\\')),
             ]);

@@ -1,27 +1,27 @@
 //! The pure decisions of resource-manager: no clock, no I/O, no runtime.
 //!
-//! | module | what it answers |
+//! | module | decides |
 //! |---|---|
-//! | [`desire`] | what pod-sync wants of a pod, without wire types |
+//! | [`desire`] | the desired state of a pod, without wire types |
 //! | [`placement`] | whether pods run in their cgroups |
-//! | [`plan`] | what to do next for one pod |
-//! | [`admit`] | whether a pod fits beside those that are admitted |
-//! | [`pressure`] | whether a pod may begin while the node is short of something, and whose turn it is |
-//! | [`eviction`] | who must go when the machine is short of something |
-//! | [`iptables`] | which chains are kept in iptables, and what is missing of them |
-//! | [`kernel`] | which kernel tunables are not as they should be, which processes were killed for memory |
-//! | [`enforce`] | what the root of all pods and the reserved cgroups are bound to |
-//! | [`driver`] | which cgroup driver is in force |
+//! | [`plan`] | the next action for one pod |
+//! | [`admit`] | whether a pod fits next to the admitted pods |
+//! | [`pressure`] | whether a pod may start under node pressure, and in which order pods are admitted |
+//! | [`eviction`] | which pods are evicted or preempted |
+//! | [`iptables`] | which iptables chains and rules are missing |
+//! | [`kernel`] | which kernel tunables must change, which processes the kernel's OOM killer has killed |
+//! | [`enforce`] | the limits of the `kubepods` cgroup and of the reserved cgroups |
+//! | [`driver`] | which cgroup driver is used |
 //! | [`layout`] | how the cgroups of pods are named, for both drivers |
 //! | [`hierarchy`] | which cgroup hierarchies a mountinfo text shows |
-//! | [`values`] | what a cgroup is bound by, and what is written into which of its files |
-//! | [`slices`] | what systemd is told of a slice |
-//! | [`machine`] | sizes of the machine and what pods may use of it |
-//! | [`topology`] | how its CPUs and its memory lie |
-//! | [`detail`] | what a cgroup uses in the kernel's detail |
-//! | [`swap`] | whether what pods keep in memory may be written to a disk |
-//! | [`system_cgroups`] | which cgroups beside those of pods have statistics of their own |
-//! | [`statistics`] | what is used, from the kernel's texts |
+//! | [`values`] | the limits of a cgroup, and what is written to which of its files |
+//! | [`slices`] | the systemd properties of a slice |
+//! | [`machine`] | capacity and allocatable |
+//! | [`topology`] | cores, sockets and NUMA nodes |
+//! | [`detail`] | the detailed usage of a cgroup, for `/metrics/cadvisor` |
+//! | [`swap`] | whether memory-backed volumes may be swapped out to disk |
+//! | [`system_cgroups`] | which cgroups other than pods have statistics |
+//! | [`statistics`] | the usage of CPU, memory and network, from the kernel's files |
 
 pub mod admit;
 pub mod desire;

@@ -1,4 +1,4 @@
-//! The machine: sizes and what pods may use of it (runtime-and-resources.md §9).
+//! The machine: its capacity and what pods may use of it (runtime-and-resources.md §9).
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,16 @@ use keelson_kube_model::Quantity;
 use crate::desire::Amounts;
 use crate::eviction::signal::{Observation, Observations, Signal};
 
-/// What a look at the machine has found.
+/// The resources of the machine at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct MachineReading {
     /// Online logical CPUs.
     pub cpus: u32,
     /// Memory.
     pub memory: Memory,
-    /// The filesystem of the root folder.
+    /// The filesystem of the root directory.
     pub nodefs: Filesystem,
-    /// Huge pages: size of a page in KiB and how many are allocated.
+    /// Allocated huge pages by page size in KiB.
     pub huge_pages: BTreeMap<u64, u64>,
     /// Processes and threads.
     pub processes: Processes,
@@ -25,9 +25,9 @@ pub struct Reading {
 /// Processes and threads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Processes {
-    /// How many there may be; 0 where the kernel does not say.
-    pub most: u64,
-    /// How many there are.
+    /// The maximum; 0 where the kernel does not report it.
+    pub max: u64,
+    /// The current number.
     pub running: u64,
 }
 
@@ -40,7 +40,7 @@ pub struct Memory {
     pub free: u64,
     /// `Inactive(file)`.
     pub inactive_file: u64,
-    /// `SwapTotal`; 0 without any, and where the kernel knows of none.
+    /// `SwapTotal`; 0 without swap and on kernels without swap support.
     pub swap: u64,
 }
 
@@ -49,7 +49,7 @@ pub struct Memory {
 pub struct Filesystem {
     /// Size.
     pub total: u64,
-    /// What an ordinary user may still take.
+    /// Bytes available to unprivileged users.
     pub available: u64,
     /// Inodes; 0 where the filesystem has no fixed number.
     pub inodes: u64,
@@ -57,7 +57,7 @@ pub struct Filesystem {
     pub inodes_free: u64,
 }
 
-/// Reads `/proc/meminfo`; none when a line about memory itself is missing.
+/// Parses `/proc/meminfo`; none when a line about memory is missing.
 pub fn parse_meminfo(text: &str) -> Option<Memory> {
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -71,7 +71,7 @@ pub fn parse_meminfo(text: &str) -> Option<Memory> {
     })
 }
 
-/// Counts a list such as `0-3,5` (`/sys/devices/system/cpu/online`).
+/// Counts the CPUs of a list such as `0-3,5` (`/sys/devices/system/cpu/online`).
 pub fn parse_cpu_list(text: &str) -> Option<u32> {
     text.trim().split(',').try_fold(0_u32, |count, range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -96,7 +96,7 @@ pub fn parse_pretty_name(text: &str) -> Option<String> {
     Some(plain)
 }
 
-/// The machine of `uname -m` as the node's `kubernetes.io/arch` has it.
+/// Converts the machine of `uname -m` to the node's `kubernetes.io/arch`.
 pub fn go_arch(machine: &str) -> &str {
     match machine {
         "x86_64" => "amd64",
@@ -108,7 +108,7 @@ pub fn go_arch(machine: &str) -> &str {
     }
 }
 
-/// The name of the resource for huge pages of so many KiB.
+/// The resource name for huge pages of this size in KiB.
 pub fn huge_page_resource(kib: u64) -> String {
     const UNITS: [(u64, &str); 2] = [(1 << 20, "Gi"), (1 << 10, "Mi")];
     for (unit, suffix) in UNITS {
@@ -123,16 +123,16 @@ fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// How many pods there may be: `maxPods`, and no more than `podsPerCore` for each CPU when that is set.
-pub fn most_pods(reading: &Reading, max_pods: u32, per_core: u32) -> u32 {
+/// The maximum number of pods: `maxPods`, and at most `podsPerCore` per CPU if that is set.
+pub fn effective_max_pods(reading: &MachineReading, max_pods: u32, per_core: u32) -> u32 {
     match per_core {
         0 => max_pods,
         per_core => max_pods.min(reading.cpus.saturating_mul(per_core)),
     }
 }
 
-/// Everything that there is of each resource.
-pub fn capacity(reading: &Reading, max_pods: u32) -> Amounts {
+/// The total of each resource.
+pub fn capacity(reading: &MachineReading, max_pods: u32) -> Amounts {
     let mut all = Amounts::from([
         ("cpu".to_owned(), i64::from(reading.cpus) * 1000),
         ("memory".to_owned(), signed(reading.memory.total)),
@@ -145,7 +145,7 @@ pub fn capacity(reading: &Reading, max_pods: u32) -> Amounts {
     all
 }
 
-/// A reservation that is no quantity.
+/// An invalid reservation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the reservation of {resource}, {text:?}, is neither a quantity nor a percentage")]
 pub struct ReservationError {
@@ -153,7 +153,7 @@ pub struct ReservationError {
     text: String,
 }
 
-/// Reservations as amounts: quantities, or percentages of the capacity.
+/// Parses reservations: quantities, or percentages of the capacity.
 pub fn reservations(
     texts: &BTreeMap<String, String>,
     capacity: &Amounts,
@@ -162,17 +162,17 @@ pub fn reservations(
         .iter()
         .map(|(resource, text)| {
             let whole = capacity.get(resource).copied().unwrap_or(0);
-            let amount = amount_of(resource, text, whole)
+            let amount = parse_amount(resource, text, whole)
                 .ok_or_else(|| ReservationError { resource: resource.clone(), text: text.clone() })?;
             Ok((resource.clone(), amount))
         })
         .collect()
 }
 
-fn amount_of(resource: &str, text: &str, whole: i64) -> Option<i64> {
+fn parse_amount(resource: &str, text: &str, whole: i64) -> Option<i64> {
     if let Some(percent) = text.strip_suffix('%') {
         let percent: f64 = percent.parse().ok()?;
-        // Exact enough: amounts are below 2^53, and a percentage is rough by nature.
+        // Exact enough: amounts are below 2^53.
         return (0.0..=100.0).contains(&percent).then(|| (whole as f64 * percent / 100.0) as i64);
     }
     let quantity = Quantity::parse(text).ok()?;
@@ -195,23 +195,23 @@ pub fn allocatable(capacity: &Amounts, reserved: &Amounts) -> Amounts {
         .collect()
 }
 
-/// What is left of each of the node's own resources, as the eviction signals that speak of them have it. Available
-/// memory is the total less the working set, which is what is used less inactive file pages.
-pub fn observations(reading: &Reading, taken: i64) -> Observations {
-    let Reading { memory, nodefs, processes, .. } = reading;
+/// The observations of the eviction signals for the node's own resources. Available memory is the total less the working set,
+/// which is used memory less inactive file pages.
+pub fn observations(reading: &MachineReading, taken: i64) -> Observations {
+    let MachineReading { memory, nodefs, processes, .. } = reading;
     let memory_left = memory.free.saturating_add(memory.inactive_file).min(memory.total);
-    let seen = |capacity, available| Observation { capacity, available, taken };
+    let observed = |capacity, available| Observation { capacity, available, taken };
     let mut all = Observations::from([
-        (Signal::MemoryAvailable, seen(memory.total, memory_left)),
-        (Signal::NodefsAvailable, seen(nodefs.total, nodefs.available)),
+        (Signal::MemoryAvailable, observed(memory.total, memory_left)),
+        (Signal::NodefsAvailable, observed(nodefs.total, nodefs.available)),
     ]);
     // A filesystem without a fixed number of inodes is never short of them.
     if nodefs.inodes > 0 {
-        all.insert(Signal::NodefsInodesFree, seen(nodefs.inodes, nodefs.inodes_free));
+        all.insert(Signal::NodefsInodesFree, observed(nodefs.inodes, nodefs.inodes_free));
     }
-    if processes.most > 0 {
-        let left = processes.most.saturating_sub(processes.running);
-        all.insert(Signal::PidAvailable, seen(processes.most, left));
+    if processes.max > 0 {
+        let left = processes.max.saturating_sub(processes.running);
+        all.insert(Signal::PidAvailable, observed(processes.max, left));
     }
     all
 }
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_are_named_by_their_size() {
+    fn huge_page_resources_are_named_by_page_size() {
         for (kib, name) in
             [(2048, "2Mi"), (1 << 20, "1Gi"), (64, "64Ki"), (1536, "1536Ki"), (16 << 20, "16Gi")]
         {
@@ -280,13 +280,13 @@ mod tests {
     }
 
     #[test]
-    fn allocatable_is_what_is_left_and_never_less_than_nothing() {
-        let reading = Reading {
+    fn allocatable_is_capacity_less_reservations_and_never_negative() {
+        let reading = MachineReading {
             cpus: 2,
             memory: Memory { total: 1000 << 20, ..Memory::default() },
             nodefs: Filesystem { total: 1000, ..Filesystem::default() },
             huge_pages: [(2048, 100)].into(),
-            ..Reading::default()
+            ..MachineReading::default()
         };
         let capacity = capacity(&reading, 110);
         assert_eq!(
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_that_is_no_amount_is_named() {
+    fn an_invalid_reservation_is_named() {
         for text in ["lots", "120%", "x%"] {
             let texts = [("memory".to_owned(), text.to_owned())].into();
             let error = reservations(&texts, &amounts(&[("memory", 1)])).unwrap_err().to_string();
@@ -325,15 +325,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_told_as_the_signals_have_it() {
-        let reading = Reading {
+    fn machine_readings_become_eviction_signal_observations() {
+        let reading = MachineReading {
             memory: Memory { total: 4 << 30, free: 60 << 20, inactive_file: 40 << 20, swap: 1 << 30 },
             nodefs: Filesystem { total: 1000, available: 100, inodes: 100, inodes_free: 5 },
-            processes: Processes { most: 1000, running: 990 },
-            ..Reading::default()
+            processes: Processes { max: 1000, running: 990 },
+            ..MachineReading::default()
         };
-        let seen = observations(&reading, 7);
-        let found: Vec<_> = seen.iter().map(|(s, o)| (s.name(), o.capacity, o.available, o.taken)).collect();
+        let observed = observations(&reading, 7);
+        let found: Vec<_> =
+            observed.iter().map(|(s, o)| (s.name(), o.capacity, o.available, o.taken)).collect();
         assert_eq!(
             found,
             [
@@ -343,16 +344,23 @@ mod tests {
                 ("pid.available", 1000, 10, 7)
             ]
         );
-        let without = Reading { nodefs: Filesystem { inodes: 0, ..reading.nodefs }, ..Reading::default() };
+        let without = MachineReading {
+            nodefs: Filesystem { inodes: 0, ..reading.nodefs },
+            ..MachineReading::default()
+        };
         let names: Vec<&str> = observations(&without, 7).keys().map(|signal| signal.name()).collect();
-        assert_eq!(names, ["memory.available", "nodefs.available"], "nothing is said of what has no number");
+        assert_eq!(
+            names,
+            ["memory.available", "nodefs.available"],
+            "resources without a number have no signal"
+        );
     }
 
     #[test]
-    fn pods_are_as_many_as_both_settings_allow() {
-        let reading = Reading { cpus: 4, ..Reading::default() };
+    fn max_pods_respects_pods_per_core() {
+        let reading = MachineReading { cpus: 4, ..MachineReading::default() };
         for (max, per_core, most) in [(110, 0, 110), (110, 10, 40), (20, 10, 20), (0, 10, 0)] {
-            assert_eq!(most_pods(&reading, max, per_core), most, "{max} {per_core}");
+            assert_eq!(effective_max_pods(&reading, max, per_core), most, "{max} {per_core}");
         }
     }
 }

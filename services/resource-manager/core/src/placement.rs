@@ -1,56 +1,62 @@
 //! Whether pods run in their cgroups (runtime-and-resources.md §1.6, pod-lifecycle.md §8.1).
 //!
-//! They do not when the container runtime does not tell its cgroup driver and has another one than the agent, or when
-//! the driver or `cgroupRoot` was changed while they ran. Nothing of a pod is bound or measured then.
+//! Containers end up elsewhere when the container runtime does not report its cgroup driver and uses another one than
+//! the agent, or when the driver or `cgroupRoot` was changed while they ran. Such a pod is neither limited nor measured.
 
-use crate::driver::By;
+use crate::driver::DriverSource;
 
-/// How long a sandbox must have been there before it is missed, in nanoseconds: its process may be on its way.
+/// How long a sandbox must be ready before its pod is reported, in nanoseconds: its process may not have started yet.
 const SETTLED_NANOS: i64 = 10_000_000_000;
-/// How many pods are named; the others are counted.
+/// How many pods the message names; the others are counted.
 const NAMED: usize = 3;
 
-/// A pod that is to run.
+/// A pod that should run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placed {
+pub struct PodPlacement {
     /// `<namespace>/<name>`.
     pub name: String,
-    /// Since when its sandbox is ready, in nanoseconds since 1970; none without such a sandbox.
+    /// Since when its sandbox is ready, in nanoseconds since 1970; none without a ready sandbox.
     pub ready_since_unix_nanos: Option<i64>,
-    /// Whether the runtime has made a cgroup in that of the pod.
-    pub inhabited: bool,
+    /// Whether the runtime has made a cgroup in the pod's cgroup.
+    pub has_containers: bool,
 }
 
-impl Placed {
-    /// It has a sandbox, and its cgroup is empty.
-    pub fn is_missed(&self) -> bool {
-        self.ready_since_unix_nanos.is_some() && !self.inhabited
+impl PodPlacement {
+    /// Whether the pod has a ready sandbox and an empty cgroup.
+    pub fn is_outside(&self) -> bool {
+        self.ready_since_unix_nanos.is_some() && !self.has_containers
     }
 }
 
-/// What is told of pods that run elsewhere; none when there are none. `driver` is in force because of `by`.
-pub fn misplaced(pods: &[Placed], driver: &str, by: By, now_unix_nanos: i64) -> Option<String> {
-    let is_outside = |pod: &&Placed| {
+/// The message about pods that run outside their cgroups; none when there are no such pods. `driver` is the driver in use
+/// and `source` says where it comes from.
+pub fn outside_message(
+    pods: &[PodPlacement],
+    driver: &str,
+    source: DriverSource,
+    now_unix_nanos: i64,
+) -> Option<String> {
+    let is_outside = |pod: &&PodPlacement| {
         let since = pod.ready_since_unix_nanos.map(|since| now_unix_nanos.saturating_sub(since));
-        pod.is_missed() && since.is_some_and(|since| since >= SETTLED_NANOS)
+        pod.is_outside() && since.is_some_and(|since| since >= SETTLED_NANOS)
     };
     let outside: Vec<&str> = pods.iter().filter(is_outside).map(|pod| pod.name.as_str()).collect();
     let (named, others) = outside.split_at(outside.len().min(NAMED));
     let more = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
-    let why = match by {
-        By::Configuration => format!(
-            "either the container runtime has another cgroup driver than {driver}, which cgroupDriver names (containerd: \
-             SystemdCgroup), or cgroupDriver or cgroupRoot was changed while they ran, then remove these pods and add \
+    let why = match source {
+        DriverSource::Configuration => format!(
+            "either the container runtime uses another cgroup driver than {driver}, which cgroupDriver names (containerd: \
+             SystemdCgroup); or cgroupDriver or cgroupRoot was changed while they ran: then remove these pods and add \
              them again"
         ),
-        By::Runtime => format!(
-            "the cgroup driver, which the container runtime names and which is {driver} now, or cgroupRoot was changed \
+        DriverSource::Runtime => format!(
+            "the cgroup driver, which the container runtime reports and which is {driver} now, or cgroupRoot was changed \
              while they ran: remove these pods and add them again"
         ),
     };
     (!named.is_empty()).then(|| {
         format!(
-            "the containers of {}{more} run outside the cgroups of their pods, and are neither bound nor measured: {why}",
+            "the containers of {}{more} run outside the cgroups of their pods and are neither limited nor measured: {why}",
             named.join(", ")
         )
     })
@@ -62,12 +68,12 @@ mod tests {
 
     const NOW: i64 = 1_000_000_000_000;
 
-    fn pod(name: &str, since: Option<i64>, inhabited: bool) -> Placed {
-        Placed { name: name.into(), ready_since_unix_nanos: since, inhabited }
+    fn pod(name: &str, since: Option<i64>, has_containers: bool) -> PodPlacement {
+        PodPlacement { name: name.into(), ready_since_unix_nanos: since, has_containers }
     }
 
     #[test]
-    fn a_pod_is_missed_in_its_cgroup_once_its_sandbox_has_settled() {
+    fn a_pod_outside_its_cgroup_is_reported_after_ten_seconds() {
         let old = Some(NOW - SETTLED_NANOS);
         for (pod, outside) in [
             (pod("default/web", old, false), true),
@@ -76,23 +82,24 @@ mod tests {
             (pod("default/web", Some(NOW + 1), false), false),
             (pod("default/web", None, false), false),
         ] {
-            let text = misplaced(std::slice::from_ref(&pod), "systemd", By::Configuration, NOW);
+            let text =
+                outside_message(std::slice::from_ref(&pod), "systemd", DriverSource::Configuration, NOW);
             assert_eq!(text.is_some(), outside, "{pod:?} {text:?}");
         }
     }
 
     #[test]
-    fn a_few_pods_are_named_with_the_way_out() {
-        let pods: Vec<Placed> = (0..5).map(|i| pod(&format!("default/p{i}"), Some(0), false)).collect();
-        let text = misplaced(&pods, "cgroupfs", By::Configuration, NOW).unwrap();
+    fn pods_outside_their_cgroups_are_reported_with_a_remedy() {
+        let pods: Vec<PodPlacement> = (0..5).map(|i| pod(&format!("default/p{i}"), Some(0), false)).collect();
+        let text = outside_message(&pods, "cgroupfs", DriverSource::Configuration, NOW).unwrap();
         let begin = "the containers of default/p0, default/p1, default/p2 and 2 more run outside";
         assert!(text.starts_with(begin) && text.contains("than cgroupfs"), "{text}");
-        let text = misplaced(&pods[..3], "cgroupfs", By::Configuration, NOW).unwrap();
+        let text = outside_message(&pods[..3], "cgroupfs", DriverSource::Configuration, NOW).unwrap();
         assert!(
             text.starts_with("the containers of default/p0, default/p1, default/p2 run outside"),
             "{text}"
         );
-        let text = misplaced(&pods[..1], "systemd", By::Runtime, NOW).unwrap();
+        let text = outside_message(&pods[..1], "systemd", DriverSource::Runtime, NOW).unwrap();
         assert!(text.contains("which is systemd now") && !text.contains("cgroupDriver"), "{text}");
     }
 }

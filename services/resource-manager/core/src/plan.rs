@@ -1,65 +1,71 @@
-//! What to do next for one pod.
+//! The next action for one pod.
 
 use std::collections::BTreeSet;
 
 use crate::desire::{PodCgroup, PodDesire, Want};
 use crate::layout::CgroupPath;
 
-/// What is there of a pod.
+/// The observed cgroups of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Actual {
-    /// Its cgroups: one, unless an earlier agent has left another.
-    pub held: BTreeSet<CgroupPath>,
-    /// Where and with which values this process has made it.
+pub struct ObservedCgroups {
+    /// Its cgroups: one, unless an earlier agent has left more.
+    pub cgroups: BTreeSet<CgroupPath>,
+    /// The path and values that this process has applied.
     pub applied: Option<(CgroupPath, PodCgroup)>,
 }
 
-/// What to do next.
+/// The next action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plan {
-    /// Nothing, until the desire changes.
+    /// Nothing to do until the desired state changes.
     Settled(Settled),
-    /// Make the cgroup, or bring its values up to date, then plan again.
-    Make,
-    /// Make sure by a fresh read of the runtime that nothing of the pod runs, then plan again.
+    /// Create the cgroup or update its values, then plan again.
+    Apply,
+    /// Check with a fresh read of the runtime that nothing of the pod runs, then plan again.
     AskRuntime,
-    /// End what is left in the cgroups and remove them, then plan again.
+    /// Kill leftover processes in the cgroups and remove them, then plan again.
     Remove,
 }
 
-/// How a pod is when nothing is to be done for it.
+/// The state of a pod when there is nothing to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settled {
-    /// It is not admitted yet.
+    /// The pod is not admitted yet.
     NotAdmitted,
-    /// Its cgroup is there.
+    /// Its cgroup exists with the desired values.
     Ready,
-    /// It ends; its cgroup stays as it is.
+    /// The pod is ending; its cgroup stays unchanged.
     Ending,
-    /// Nothing is left.
+    /// Its cgroups are removed.
     Gone,
 }
 
 /// Decides the next step for a pod whose cgroup belongs at `path`.
 ///
 /// Level-triggered: depends only on the arguments, so a restarted service reaches the same decision.
-/// `quiet` says that a read of the runtime, made for this call, shows no running container and no ready sandbox;
-/// nothing is removed without it.
-pub fn plan(desire: &PodDesire, path: &CgroupPath, admitted: bool, actual: &Actual, quiet: bool) -> Plan {
+/// `nothing_runs` means that a read of the runtime, made for this call, shows no running container and no ready sandbox;
+/// without it nothing is removed.
+pub fn plan(
+    desire: &PodDesire,
+    path: &CgroupPath,
+    admitted: bool,
+    observed: &ObservedCgroups,
+    nothing_runs: bool,
+) -> Plan {
     match desire.want {
         Want::Run if !admitted => Plan::Settled(Settled::NotAdmitted),
-        Want::Run => match &actual.applied {
+        Want::Run => match &observed.applied {
             Some((at, values)) if at == path && *values == desire.cgroup => Plan::Settled(Settled::Ready),
-            _ => Plan::Make,
+            _ => Plan::Apply,
         },
         Want::Stop | Want::Unmount => Plan::Settled(Settled::Ending),
-        Want::Forget if actual.held.is_empty() => Plan::Settled(Settled::Gone),
-        Want::Forget if quiet => Plan::Remove,
+        Want::Forget if observed.cgroups.is_empty() => Plan::Settled(Settled::Gone),
+        Want::Forget if nothing_runs => Plan::Remove,
         Want::Forget => Plan::AskRuntime,
     }
 }
 
-/// Whether a pod counts against the machine's room.
+/// Whether a pod's requests count against allocatable.
 pub fn reserves(want: Want, admitted: bool) -> bool {
     admitted && matches!(want, Want::Run | Want::Stop)
 }
@@ -78,47 +84,50 @@ mod tests {
         PodDesire { want, ..PodDesire::forget(PodRef::default()) }
     }
 
-    fn made() -> Actual {
-        Actual { held: [path()].into(), applied: Some((path(), PodCgroup::default())) }
+    fn made() -> ObservedCgroups {
+        ObservedCgroups { cgroups: [path()].into(), applied: Some((path(), PodCgroup::default())) }
     }
 
     #[test]
-    fn a_cgroup_is_made_only_for_an_admitted_pod() {
-        let none = Actual::default();
+    fn a_cgroup_is_created_only_for_an_admitted_pod() {
+        let none = ObservedCgroups::default();
         assert_eq!(
             plan(&desire(Want::Run), &path(), false, &none, false),
             Plan::Settled(Settled::NotAdmitted)
         );
-        assert_eq!(plan(&desire(Want::Run), &path(), true, &none, false), Plan::Make);
+        assert_eq!(plan(&desire(Want::Run), &path(), true, &none, false), Plan::Apply);
         assert_eq!(plan(&desire(Want::Run), &path(), true, &made(), false), Plan::Settled(Settled::Ready));
     }
 
     #[test]
-    fn a_cgroup_found_at_the_start_or_with_other_values_is_made_again() {
-        let found = Actual { applied: None, ..made() };
-        assert_eq!(plan(&desire(Want::Run), &path(), true, &found, false), Plan::Make);
+    fn a_cgroup_found_at_startup_or_with_other_values_is_applied_again() {
+        let found = ObservedCgroups { applied: None, ..made() };
+        assert_eq!(plan(&desire(Want::Run), &path(), true, &found, false), Plan::Apply);
         let mut resized = desire(Want::Run);
         resized.cgroup.cpu_shares = 512;
-        assert_eq!(plan(&resized, &path(), true, &made(), false), Plan::Make);
+        assert_eq!(plan(&resized, &path(), true, &made(), false), Plan::Apply);
     }
 
     #[test]
-    fn a_cgroup_outlives_the_processes_and_the_volumes() {
+    fn a_pod_cgroup_is_kept_until_the_pod_is_forgotten() {
         for want in [Want::Stop, Want::Unmount] {
             assert_eq!(plan(&desire(want), &path(), true, &made(), true), Plan::Settled(Settled::Ending));
         }
     }
 
     #[test]
-    fn nothing_is_removed_before_the_runtime_was_asked() {
+    fn a_cgroup_is_removed_only_after_the_runtime_was_asked() {
         let forget = desire(Want::Forget);
         assert_eq!(plan(&forget, &path(), true, &made(), false), Plan::AskRuntime);
         assert_eq!(plan(&forget, &path(), true, &made(), true), Plan::Remove);
-        assert_eq!(plan(&forget, &path(), true, &Actual::default(), false), Plan::Settled(Settled::Gone));
+        assert_eq!(
+            plan(&forget, &path(), true, &ObservedCgroups::default(), false),
+            Plan::Settled(Settled::Gone)
+        );
     }
 
     #[test]
-    fn room_is_reserved_while_processes_may_run() {
+    fn resources_are_reserved_while_pod_processes_may_run() {
         for (want, counts) in
             [(Want::Run, true), (Want::Stop, true), (Want::Unmount, false), (Want::Forget, false)]
         {

@@ -1,4 +1,4 @@
-//! Whether a pod may begin while the node is short of something, and whose turn it is (pod-lifecycle.md §15).
+//! Whether a pod may start under node pressure, and in which order pods are admitted (pod-lifecycle.md §15).
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use crate::desire::{Amounts, PodDesire};
 use crate::eviction::signal::Condition;
 use crate::layout::Qos;
 
-/// Turns a pod away that may not begin while the node has these conditions.
+/// Rejects a pod that may not start while the node has these conditions.
 ///
-/// Critical pods may. While only memory is short, so may every pod that asks for something, and one that tolerates it.
-pub fn refuse(conditions: &BTreeSet<Condition>, pod: &PodDesire) -> Result<(), Rejection> {
+/// Critical pods may start. Under memory pressure alone, pods that are not best-effort and pods that tolerate it may, too.
+pub fn check_pressure(conditions: &BTreeSet<Condition>, pod: &PodDesire) -> Result<(), Rejection> {
     if conditions.is_empty() || pod.critical || pod.adopted {
         return Ok(());
     }
@@ -22,24 +22,24 @@ pub fn refuse(conditions: &BTreeSet<Condition>, pod: &PodDesire) -> Result<(), R
     Err(Rejection {
         reason: "Evicted".to_owned(),
         message: format!("The node had condition: [{}]. ", list.join(" ")),
-        passing: true,
+        temporary: true,
     })
 }
 
-/// Whose turn it is: whether a pod that fits would not if those that were created before it and are not judged yet
-/// were admitted first, each in its turn. It has to wait for them then.
-pub fn must_wait<'a>(
+/// Whether a pod that fits must wait: it would not fit if the undecided pods that were created before it were admitted
+/// first, in the order of their creation.
+pub fn must_wait_for_older<'a>(
     allocatable: &Amounts,
     admitted: &[&'a PodDesire],
-    unjudged: &[&'a PodDesire],
+    undecided: &[&'a PodDesire],
     pod: &PodDesire,
 ) -> bool {
     let before = |one: &PodDesire, other: &PodDesire| {
         one.created.cmp(&other.created).then_with(|| one.pod.uid.cmp(&other.pod.uid))
     };
     let mut older: Vec<&PodDesire> =
-        unjudged.iter().copied().filter(|other| before(other, pod).is_lt()).collect();
-    // Nearly always there is room for all of them.
+        undecided.iter().copied().filter(|other| before(other, pod).is_lt()).collect();
+    // The common case: all of them fit.
     let all: Vec<&PodDesire> = admitted.iter().chain(&older).copied().collect();
     if fits(allocatable, &all, pod) {
         return false;
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn under_pressure_only_those_begin_who_may() {
+    fn admission_under_pressure_depends_on_qos_tolerations_and_criticality() {
         use Condition::{Disk, Memory, Pid};
         let tolerant = PodDesire { tolerates_memory_pressure: true, ..pod("t", Qos::BestEffort) };
         let critical = PodDesire { critical: true, ..pod("c", Qos::BestEffort) };
@@ -88,18 +88,18 @@ mod tests {
             (&[Disk], &adopted, None),
         ];
         for (conditions, pod, list) in cases {
-            let found = refuse(&conditions.iter().copied().collect(), pod).err();
+            let found = check_pressure(&conditions.iter().copied().collect(), pod).err();
             let expected = list.map(|list| Rejection {
                 reason: "Evicted".to_owned(),
                 message: format!("The node had condition: {list}. "),
-                passing: true,
+                temporary: true,
             });
             assert_eq!(found, expected, "{conditions:?} {}", pod.pod.uid);
         }
     }
 
     #[test]
-    fn a_younger_pod_waits_only_while_an_older_one_could_take_its_room() {
+    fn admission_waits_only_for_older_pods_that_could_take_the_resources() {
         let sized = |uid: &str, created, cpu| {
             let requests = [("cpu".to_owned(), cpu)].into();
             PodDesire { created, requests, ..pod(uid, Qos::Burstable) }
@@ -108,16 +108,20 @@ mod tests {
         let (running, me) = (sized("r", 1, 400), sized("m", 5, 300));
         let (large, small, younger, huge) =
             (sized("l", 3, 400), sized("s", 4, 300), sized("y", 6, 400), sized("h", 2, 700));
-        for (unjudged, waits) in [
+        for (undecided, waits) in [
             (vec![], false),
             (vec![&small], false),
             (vec![&large], true),
             (vec![&younger], false),
-            // What does not fit itself takes nobody's room.
+            // A pod that does not fit takes no resources.
             (vec![&huge], false),
             (vec![&small, &huge, &large], true),
         ] {
-            assert_eq!(must_wait(&allocatable, &[&running], &unjudged, &me), waits, "{unjudged:?}");
+            assert_eq!(
+                must_wait_for_older(&allocatable, &[&running], &undecided, &me),
+                waits,
+                "{undecided:?}"
+            );
         }
     }
 }

@@ -1,22 +1,21 @@
-//! What a cgroup, a network namespace and the machine use, read from the kernel's texts
+//! The usage of a cgroup, a network namespace and the machine, parsed from the kernel's files
 //! (runtime-and-resources.md §14.1; cgroups(7), proc(5)).
 
-/// A limit of at least this is none.
+/// Limits of at least this many bytes count as no limit.
 const UNLIMITED: u64 = 1 << 62;
-/// How far apart two samples are at least before the newer one takes the place of the older: the kubelet's
-/// interval of collection (§14.1).
+/// The minimum distance of two samples before the newer replaces the older: the kubelet's collection interval (§14.1).
 const INTERVAL_NANOS: u64 = 10_000_000_000;
-/// A rate over less than this says more about the scheduler than about the processes.
-const LEAST_NANOS: u64 = 1_000_000_000;
-/// Interfaces that are no way out of their namespace, by the beginnings of their names.
-const INNER: &[&str] = &["lo", "veth", "docker", "nerdctl"];
-/// The interface that stands for its namespace.
+/// A rate over less time than this reflects the scheduler more than the processes.
+const MIN_RATE_NANOS: u64 = 1_000_000_000;
+/// Prefixes of the names of interfaces that do not lead out of their namespace.
+const IGNORED_INTERFACES: &[&str] = &["lo", "veth", "docker", "nerdctl"];
+/// The interface that represents its namespace.
 pub const DEFAULT_INTERFACE: &str = "eth0";
 
-/// What a cgroup uses; what the kernel does not tell is none.
+/// The usage of a cgroup; none where the kernel does not report it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Usage {
-    /// Nanoseconds of all CPUs together since the cgroup was made.
+    /// CPU time of all CPUs since the cgroup was created, in nanoseconds.
     pub cpu_nanos: Option<u64>,
     /// Memory.
     pub memory: Option<Memory>,
@@ -31,7 +30,7 @@ pub struct Usage {
 /// Memory of a cgroup in bytes, and its page faults.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Everything that is charged.
+    /// All charged memory.
     pub usage: u64,
     /// Usage less inactive file pages.
     pub working_set: u64,
@@ -39,7 +38,7 @@ pub struct Memory {
     pub rss: u64,
     /// Page faults.
     pub page_faults: u64,
-    /// Those that had to read a disk.
+    /// Page faults that had to read from disk.
     pub major_page_faults: u64,
     /// Limit less working set; none without a limit.
     pub available: Option<u64>,
@@ -52,16 +51,16 @@ pub struct Memory {
 /// Pressure stall information of one resource.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pressure {
-    /// Some of the tasks waited.
+    /// At least one task was stalled.
     pub some: PressureShare,
-    /// All of them did.
+    /// All tasks were stalled.
     pub full: PressureShare,
 }
 
-/// How long it was waited.
+/// Stall times.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PressureShare {
-    /// Nanoseconds in all.
+    /// Total stall time in nanoseconds.
     pub total_nanos: u64,
     /// Percent of the last 10 s.
     pub avg10: f64,
@@ -71,7 +70,7 @@ pub struct PressureShare {
     pub avg300: f64,
 }
 
-/// A network interface since it was made.
+/// Counters of a network interface since it was created.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
     /// Its name.
@@ -82,7 +81,7 @@ pub struct Interface {
     pub rx_packets: u64,
     /// Errors while receiving.
     pub rx_errors: u64,
-    /// Packets that were to be received and were dropped.
+    /// Received packets that were dropped.
     pub rx_dropped: u64,
     /// Bytes sent.
     pub tx_bytes: u64,
@@ -90,11 +89,11 @@ pub struct Interface {
     pub tx_packets: u64,
     /// Errors while sending.
     pub tx_errors: u64,
-    /// Packets that were to be sent and were dropped.
+    /// Sent packets that were dropped.
     pub tx_dropped: u64,
 }
 
-/// The files of a cgroup that tell its memory. `stat` is `memory.stat`; a file that is not there is empty.
+/// The contents of a cgroup's memory files; a missing file is empty.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MemoryTexts<'a> {
     /// `memory.usage_in_bytes`, `memory.current`.
@@ -109,23 +108,23 @@ pub struct MemoryTexts<'a> {
     pub swap_limit: &'a str,
 }
 
-/// CPU time by `cpuacct.usage` of v1.
+/// CPU time in nanoseconds, from `cpuacct.usage` of v1.
 pub fn cpu_v1(usage: &str) -> Option<u64> {
     number(usage)
 }
 
-/// CPU time by `cpu.stat` of v2, which counts microseconds.
+/// CPU time in nanoseconds, from `cpu.stat` of v2, which counts microseconds.
 pub fn cpu_v2(stat: &str) -> Option<u64> {
     let [micros] = fields(stat, ["usage_usec"]);
     micros.map(|micros| micros.saturating_mul(1000))
 }
 
-/// Memory by the files of v1. What is below the cgroup counts too.
+/// Memory usage from the files of v1, including child cgroups.
 pub fn memory_v1(texts: MemoryTexts<'_>) -> Option<Memory> {
     let names = ["total_inactive_file", "total_rss", "total_pgfault", "total_pgmajfault", "total_swap"];
     let [inactive, rss, faults, major, swap] = fields(texts.stat, names);
     let limit = limit(texts.limit);
-    // A limit of both together leaves to swap what memory alone may not take.
+    // The memsw limit covers memory and swap: the swap limit is the difference to the memory limit.
     let swap_limit = limit.and_then(|memory| Some(self::limit(texts.swap_limit)?.saturating_sub(memory)));
     memory(number(texts.usage)?, inactive, limit, |memory| Memory {
         rss: rss.unwrap_or(0),
@@ -137,7 +136,7 @@ pub fn memory_v1(texts: MemoryTexts<'_>) -> Option<Memory> {
     })
 }
 
-/// Memory by the files of v2.
+/// Memory usage from the files of v2.
 pub fn memory_v2(texts: MemoryTexts<'_>) -> Option<Memory> {
     let [inactive, rss, faults, major] =
         fields(texts.stat, ["inactive_file", "anon", "pgfault", "pgmajfault"]);
@@ -163,8 +162,8 @@ fn memory(
     Some(rest(Memory { usage, working_set, available, ..Memory::default() }))
 }
 
-/// The machine's memory: that of the cgroup at the top of the tree, where v2 has no `memory.current`, with the sizes
-/// of `/proc/meminfo`. None when that does not tell them.
+/// The machine's memory: that of the root cgroup `top`, with the sizes of `/proc/meminfo`. On v2 the root cgroup has no
+/// `memory.current`, so usage comes from `meminfo` as well. None when `meminfo` lacks the sizes.
 pub fn node_memory(top: Option<Memory>, stat: &str, meminfo: &str) -> Option<Memory> {
     let size = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -182,7 +181,7 @@ pub fn node_memory(top: Option<Memory>, stat: &str, meminfo: &str) -> Option<Mem
     })
 }
 
-/// Pressure by a `*.pressure` file, whose totals are microseconds.
+/// Parses a `*.pressure` file, whose totals are microseconds.
 pub fn pressure(text: &str) -> Option<Pressure> {
     let share = |kind: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
@@ -195,16 +194,16 @@ pub fn pressure(text: &str) -> Option<Pressure> {
             avg300: average("avg300")?,
         })
     };
-    // Older kernels have no line `full` for the CPU.
+    // Older kernels have no `full` line for the CPU.
     share("some").map(|some| Pressure { some, full: share("full").unwrap_or_default() })
 }
 
-/// The interfaces of `/proc/<pid>/net/dev` that lead out, the default one first.
+/// The interfaces of `/proc/<pid>/net/dev` that lead out of the namespace, the default one first.
 pub fn interfaces(text: &str) -> Vec<Interface> {
     let read = |line: &str| {
         let (name, counters) = line.split_once(':')?;
         let name = name.trim();
-        if INNER.iter().any(|inner| name.starts_with(inner)) {
+        if IGNORED_INTERFACES.iter().any(|prefix| name.starts_with(prefix)) {
             return None;
         }
         let counters: Vec<u64> = counters.split_whitespace().map_while(|c| c.parse().ok()).collect();
@@ -225,13 +224,13 @@ pub fn interfaces(text: &str) -> Vec<Interface> {
     found
 }
 
-/// How many threads there are, by `/proc/loadavg`.
+/// The number of threads of the machine, from `/proc/loadavg`.
 pub fn threads(loadavg: &str) -> Option<u64> {
     let (_, all) = loadavg.split_whitespace().nth(3)?.split_once('/')?;
     number(all)
 }
 
-/// When the machine was booted, in seconds since 1970, by `/proc/stat`.
+/// The boot time in seconds since 1970, from `/proc/stat`.
 pub fn boot_seconds(stat: &str) -> Option<u64> {
     let [seconds] = fields(stat, ["btime"]);
     seconds
@@ -241,7 +240,7 @@ pub(crate) fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// A limit; `max` and what is beyond any machine are none.
+/// Parses a limit; `max` and values beyond any machine are none.
 pub(crate) fn limit(text: &str) -> Option<u64> {
     number(text).filter(|limit| *limit < UNLIMITED)
 }
@@ -257,19 +256,19 @@ pub(crate) fn fields<const N: usize>(text: &str, names: [&str; N]) -> [Option<u6
     values
 }
 
-/// CPU time at a moment of a clock that never goes back.
+/// CPU time at a time of a monotonic clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// The moment in nanoseconds.
+    /// The time in nanoseconds.
     pub at_nanos: u64,
-    /// CPU time up to it in nanoseconds.
+    /// CPU time used until then, in nanoseconds.
     pub cpu_nanos: u64,
 }
 
-/// What is remembered of a cgroup to tell how much CPU it uses.
+/// Computes the CPU rate of a cgroup from samples.
 ///
-/// Reads come when somebody asks, also from several sides at once, so the rate is not that since the last read: it
-/// goes back to a sample that is at least [`INTERVAL_NANOS`] older, once there is one.
+/// Reads happen on demand and may come from several clients at once, so the rate does not refer to the previous read: it goes
+/// back to a sample that is at least [`INTERVAL_NANOS`] older, once there is one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rate {
     older: Option<Sample>,
@@ -277,10 +276,10 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Takes a sample; nanoseconds of CPU per second up to it. None at the first one, and within a second of it.
+    /// Adds a sample and returns the rate in nanoseconds of CPU per second. None for the first sample and within a second of it.
     pub fn observe(&mut self, now: Sample) -> Option<u64> {
         if self.newer.is_some_and(|newer| now.cpu_nanos < newer.cpu_nanos || now.at_nanos < newer.at_nanos) {
-            // Another cgroup has taken the name.
+            // The cgroup was recreated with the same name.
             *self = Self::default();
         }
         match self.newer {
@@ -293,7 +292,7 @@ impl Rate {
         }
         let base = self.older.or(self.newer)?;
         let elapsed = now.at_nanos - base.at_nanos;
-        if elapsed < LEAST_NANOS {
+        if elapsed < MIN_RATE_NANOS {
             return None;
         }
         let used = u128::from(now.cpu_nanos - base.cpu_nanos);

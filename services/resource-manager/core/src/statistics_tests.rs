@@ -5,7 +5,7 @@ use super::*;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// What the kernel shows of a v1 cgroup with a limit of 64 MiB and of 96 MiB together with swap.
+/// `memory.stat` of a v1 cgroup with a limit of 64 MiB, and 96 MiB together with swap.
 const V1_STAT: &str = "cache 10158080\nrss 4096\ninactive_file 1\n\
     hierarchical_memory_limit 67108864\ntotal_cache 6000000\ntotal_rss 7000000\ntotal_swap 1000000\n\
     total_pgfault 300\ntotal_pgmajfault 4\ntotal_inactive_anon 5\ntotal_inactive_file 2000000\n";
@@ -26,7 +26,7 @@ fn expected() -> Memory {
 }
 
 #[test]
-fn memory_of_v1_counts_what_is_below_and_leaves_inactive_file_pages_out_of_the_working_set() {
+fn cgroup_v1_memory_includes_children_and_excludes_inactive_file_from_working_set() {
     let texts = MemoryTexts {
         usage: "13000000\n",
         stat: V1_STAT,
@@ -38,7 +38,7 @@ fn memory_of_v1_counts_what_is_below_and_leaves_inactive_file_pages_out_of_the_w
 }
 
 #[test]
-fn memory_of_v2_is_the_same_by_other_names() {
+fn cgroup_v2_memory_matches_v1() {
     let texts = MemoryTexts {
         usage: "13000000\n",
         stat: V2_STAT,
@@ -50,7 +50,7 @@ fn memory_of_v2_is_the_same_by_other_names() {
 }
 
 #[test]
-fn without_a_limit_nothing_is_available() {
+fn available_memory_needs_a_limit() {
     for unlimited in ["max\n", "9223372036854771712\n", "4611686018427387904\n", ""] {
         let texts = MemoryTexts { limit: unlimited, swap_limit: unlimited, ..MemoryTexts::default() };
         let v1 = memory_v1(MemoryTexts { usage: "13000000\n", stat: V1_STAT, ..texts }).unwrap();
@@ -67,7 +67,7 @@ fn without_a_limit_nothing_is_available() {
 }
 
 #[test]
-fn a_working_set_is_never_negative_and_a_missing_file_is_no_zero() {
+fn working_set_is_never_negative_and_missing_files_are_none() {
     let less = MemoryTexts { usage: "1000", stat: V2_STAT, limit: "max", ..MemoryTexts::default() };
     assert_eq!(memory_v2(less).unwrap().working_set, 0);
     assert_eq!(memory_v2(MemoryTexts { usage: "", ..less }), None);
@@ -76,14 +76,14 @@ fn a_working_set_is_never_negative_and_a_missing_file_is_no_zero() {
 }
 
 #[test]
-fn cpu_time_is_nanoseconds_on_both() {
+fn cpu_time_is_in_nanoseconds_on_v1_and_v2() {
     assert_eq!(cpu_v1("81516166\n"), Some(81_516_166));
     assert_eq!(cpu_v2("usage_usec 81516\nuser_usec 40000\nsystem_usec 41516\n"), Some(81_516_000));
     assert_eq!((cpu_v1(""), cpu_v2("user_usec 1\n")), (None, None));
 }
 
 #[test]
-fn the_machine_has_its_memory_in_meminfo_and_its_cgroup() {
+fn node_memory_combines_meminfo_and_the_root_cgroup() {
     let meminfo = "MemTotal: 1000 kB\nMemFree: 400 kB\nSwapTotal: 50 kB\nSwapFree: 20 kB\n";
     let stat = "anon 1024\ninactive_file 102400\npgfault 7\npgmajfault 1\n";
     let top = Memory { usage: 300 << 10, working_set: 200 << 10, rss: 9, ..Memory::default() };
@@ -108,7 +108,7 @@ fn pressure_is_read_with_totals_in_nanoseconds() {
 }
 
 #[test]
-fn interfaces_are_those_that_lead_out_with_the_default_one_first() {
+fn external_network_interfaces_are_listed_with_eth0_first() {
     let text = "Inter-|   Receive    |  Transmit\n face |bytes    packets errs\n\
         \x20   lo:  237424 2502 0 0 0 0 0 0 237424 2502 0 0 0 0 0 0\n\
         \x20 net1: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n\
@@ -127,7 +127,7 @@ fn interfaces_are_those_that_lead_out_with_the_default_one_first() {
 }
 
 #[test]
-fn threads_and_the_boot_are_read() {
+fn thread_count_and_boot_time_are_parsed() {
     assert_eq!(threads("0.28 1.30 3.42 1/150 28803\n"), Some(150));
     assert_eq!(threads("0.28 1.30\n"), None);
     assert_eq!(boot_seconds("cpu 1 2 3\nctxt 5\nbtime 1700000000\nprocesses 9\n"), Some(1_700_000_000));
@@ -138,21 +138,21 @@ fn sample(seconds: u64, cpu_seconds: u64) -> Sample {
 }
 
 #[test]
-fn a_rate_needs_a_second_and_goes_back_at_least_ten_once_it_can() {
+fn a_cpu_rate_needs_one_second_and_covers_at_least_ten_when_possible() {
     let mut rate = Rate::default();
     assert_eq!(rate.observe(sample(0, 0)), None);
     assert_eq!(rate.observe(Sample { at_nanos: SECOND - 1, cpu_nanos: 5 }), None);
     assert_eq!(rate.observe(sample(4, 2)), Some(SECOND / 2));
     assert_eq!(rate.observe(sample(10, 5)), Some(SECOND / 2));
-    // A second reader comes at once after the first; it sees the whole window, not a split second.
+    // A second reader right after the first gets the rate of the whole window.
     assert_eq!(rate.observe(sample(10, 5)), Some(SECOND / 2));
     assert_eq!(rate.observe(sample(15, 15)), Some(SECOND));
-    // From 10 on; what was before does not count any more.
+    // The window starts at 10 now.
     assert_eq!(rate.observe(sample(20, 25)), Some(2 * SECOND));
 }
 
 #[test]
-fn a_cgroup_that_begins_anew_has_no_rate() {
+fn a_recreated_cgroup_starts_a_new_cpu_rate() {
     let mut rate = Rate::default();
     rate.observe(sample(0, 100));
     assert_eq!(rate.observe(sample(20, 1)), None);
@@ -160,7 +160,7 @@ fn a_cgroup_that_begins_anew_has_no_rate() {
 }
 
 #[test]
-fn a_rate_lies_between_the_slowest_and_the_fastest_step() {
+fn a_cpu_rate_lies_between_the_slowest_and_the_fastest_step() {
     let reached = &Reached::default();
     let steps = prop::collection::vec((1_u64..30, 0_u64..8), 1..20);
     proptest!(ProptestConfig::with_cases(512), |(steps in steps)| {
@@ -173,9 +173,9 @@ fn a_rate_lies_between_the_slowest_and_the_fastest_step() {
             now = Sample { at_nanos: now.at_nanos + seconds * SECOND, cpu_nanos: now.cpu_nanos + cpu * SECOND };
             let step = cpu as f64 / seconds as f64;
             (least, most) = (least.min(step), most.max(step));
-            let told = rate.observe(now).unwrap() as f64 / SECOND as f64;
-            prop_assert!(told >= least - 1e-6 && told <= most + 1e-6, "{told} is not within {least}..{most}");
-            if (told - step).abs() < 1e-6 { of_a_step = true } else { of_several = true }
+            let measured = rate.observe(now).unwrap() as f64 / SECOND as f64;
+            prop_assert!(measured >= least - 1e-6 && measured <= most + 1e-6, "{measured} is not within {least}..{most}");
+            if (measured - step).abs() < 1e-6 { of_a_step = true } else { of_several = true }
         }
         reached.case([
             ("the rate of the last step", of_a_step),

@@ -1,8 +1,8 @@
-//! Whether what pods keep in memory may be written to a disk (runtime-and-resources.md §4.4).
+//! Whether memory-backed volumes may be swapped out to disk (runtime-and-resources.md §4.4).
 
 use keelson_kube_model::kernel::has_noswap;
 
-/// What is looked at, each a text of the kernel's; one that cannot be read is empty.
+/// The kernel files that decide it, as texts; a file that cannot be read is empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SwapFacts {
     /// `/proc/swaps`.
@@ -14,19 +14,19 @@ pub struct SwapFacts {
 }
 
 impl SwapFacts {
-    /// Whether volumes in memory may come to a disk: there is swap on one, and they are mounted without `noswap`, as
-    /// volume-manager does on older kernels and the kernel wants it in a user namespace.
+    /// Whether memory-backed volumes may reach a disk: there is swap on a disk, and tmpfs is mounted without `noswap`, as
+    /// volume-manager does on older kernels and in user namespaces, where the kernel does not allow it.
     pub fn volumes_may_reach_disk(&self) -> bool {
-        let can_be_kept = has_noswap(&self.release) && !self.is_in_user_namespace();
-        self.is_swap_on_disk() && !can_be_kept
+        let can_use_noswap = has_noswap(&self.release) && !self.is_in_user_namespace();
+        self.is_swap_on_disk() && !can_use_noswap
     }
 
-    /// Compressed memory (zram) is no disk.
+    /// Compressed memory (zram) does not count as a disk.
     fn is_swap_on_disk(&self) -> bool {
         self.swaps.lines().skip(1).any(|line| !line.is_empty() && !line.starts_with("/dev/zram"))
     }
 
-    /// The first one has every user id as itself.
+    /// The initial user namespace maps every user id to itself.
     fn is_in_user_namespace(&self) -> bool {
         !self.uid_map.is_empty() && !self.uid_map.split_whitespace().eq(["0", "0", "4294967295"])
     }
@@ -40,7 +40,7 @@ mod tests {
     const ALL: &str = "         0          0 4294967295\n";
 
     #[test]
-    fn volumes_in_memory_may_reach_the_disk_where_there_is_swap_and_no_noswap() {
+    fn memory_backed_volumes_may_be_swapped_out_without_noswap() {
         let disk = "/dev/dm-1 partition 8388604 0 -2\n";
         let zram = "/dev/zram0 partition 100 0 5\n";
         for (areas, release, uid_map, may) in [

@@ -1,18 +1,18 @@
-//! The cgroups beside those of pods that have statistics of their own (node-and-api.md §8.10).
+//! The system cgroups: those other than pods that have statistics (node-and-api.md §8.10).
 
 use crate::hierarchy::Version;
 
-/// A cgroup that has statistics of its own.
+/// A system cgroup with its own statistics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SystemCgroup {
-    /// What the summary calls it: `kubelet`, `runtime` or `misc`.
+    /// Its name in the summary: `kubelet`, `runtime` or `misc`.
     pub name: &'static str,
-    /// From the top of the tree.
+    /// The path from the root of the tree.
     pub path: String,
 }
 
-/// Those that are known, of the paths that the configuration names; an empty path is none. For `kubelet` the one that
-/// this process is in stands in, by the text of its `/proc/self/cgroup`.
+/// The system cgroups by their configured paths; an empty path is skipped. Without a path for `kubelet` it is the cgroup of
+/// this process, from the text of `/proc/self/cgroup`.
 pub fn system_cgroups(
     [kubelet, runtime, misc]: [&str; 3],
     self_cgroup: &str,
@@ -26,11 +26,11 @@ pub fn system_cgroups(
         .collect()
 }
 
-/// The one cgroup that a process is in, by a text such as `/proc/self/cgroup` (cgroups(7)): lines
+/// The cgroup of a process, from the text of its `/proc/<pid>/cgroup` (cgroups(7)): lines
 /// `<hierarchy>:<controllers>:<path>`.
 ///
-/// On v1 it is where both CPU and memory are counted, or the one of systemd's hierarchy when there is one; none when the
-/// two differ. None either for a path that leads out of what this process sees.
+/// On v1 it is the cgroup where both CPU and memory are accounted, or that of systemd's hierarchy if there is one; none when
+/// CPU and memory differ. A path that leads out of the visible tree is none, too.
 pub fn own_cgroup(text: &str, version: Version) -> Option<String> {
     let path_of = |controller: &str| {
         let lines = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_in_the_cgroup_where_cpu_and_memory_are_counted() {
+    fn own_cgroup_is_where_cpu_and_memory_are_accounted() {
         const V2: &str = "0::/system.slice/kubelet.service\n";
         let v1 = |cpu: &str, memory: &str, more: &str| {
             format!("5:devices:/x\n4:memory:{memory}\n3:cpuset:/y\n2:cpu,cpuacct:{cpu}\n{more}0::/unified\n")
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_configuration_names_is_known_and_the_agents_own_stands_in() {
+    fn system_cgroups_come_from_the_configuration_or_the_agents_own_cgroup() {
         let found = |named| {
             let found = system_cgroups(named, "0::/own\n", Version::V2);
             found.into_iter().map(|cgroup| format!("{}={}", cgroup.name, cgroup.path)).collect::<Vec<_>>()

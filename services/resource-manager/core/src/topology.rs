@@ -1,11 +1,11 @@
-//! How the CPUs and the memory of the machine lie (sysfs: `cpu*/topology`, `node*/meminfo`).
+//! The CPU and NUMA topology of the machine (sysfs: `cpu*/topology`, `node*/meminfo`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is counted of it; 0 and nothing where the kernel does not say.
+/// Counts of cores and sockets, and memory per NUMA node; 0 and empty where the kernel reports nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// Cores, each of which may be several CPUs.
+    /// Physical cores; each may have several logical CPUs.
     pub cores: u32,
     /// Sockets.
     pub sockets: u32,
@@ -14,7 +14,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Of CPUs by the numbers of their socket and of their core in it, and of the memory of each node.
+    /// Builds the topology from the (socket, core) numbers of each CPU and the memory of each node.
     pub fn of(cpus: &[(i32, i32)], node_memory: BTreeMap<u32, u64>) -> Self {
         let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         let cores: BTreeSet<_> = cpus.iter().collect();
@@ -23,7 +23,7 @@ impl Topology {
     }
 }
 
-/// Bytes of memory by the `meminfo` of a NUMA node, whose lines begin with its name.
+/// The bytes of memory in the `meminfo` of a NUMA node, whose lines begin with the node's name.
 pub fn node_memory(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.split_once(" MemTotal:"))?;
     let kib: u64 = line.1.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_a_node_is_told_in_bytes() {
+    fn numa_node_memory_is_parsed_in_bytes() {
         for (text, bytes) in [
             ("Node 0 MemTotal:       2048 kB\nNode 0 MemFree:  1 kB\n", Some(2 << 20)),
             ("Node 12 MemUsed: 1 kB\nNode 12 MemTotal: 1 kB\n", Some(1024)),

@@ -1,25 +1,25 @@
-//! What a cgroup is bound by, and what is written into which of its files (runtime-and-resources.md §4.1, §8.3, §8.4).
+//! The limits of a cgroup, and what is written to which of its files (runtime-and-resources.md §4.1, §8.3, §8.4).
 
 use crate::desire::PodCgroup;
 use crate::hierarchy::Version;
 
-/// The least `cpu.shares`.
+/// The minimum of `cpu.shares`.
 pub const MIN_SHARES: u64 = 2;
-/// The greatest `cpu.shares`.
+/// The maximum of `cpu.shares`.
 pub const MAX_SHARES: u64 = 262_144;
-/// The kernel's own CFS period, in microseconds.
+/// The kernel's default CFS period, in microseconds.
 const KERNEL_PERIOD_US: u64 = 100_000;
 
-/// One write into a file of a cgroup.
+/// One write to a file of a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
-    /// The controller that must be in the cgroup.
+    /// The controller that the file belongs to.
     pub controller: &'static str,
     /// The file.
     pub file: String,
     /// The text.
     pub value: String,
-    /// A new cgroup has this value anyway: it is written only to undo another, and its absence is no error.
+    /// A new cgroup has this value by default: it is written only to reset another one, and a missing file is no error.
     pub initial: bool,
 }
 
@@ -38,10 +38,10 @@ pub fn weight_of_shares(shares: u64) -> u64 {
     1 + ((shares - 2) * 9999) / 262_142
 }
 
-/// One thing that a cgroup is bound by, whoever writes it: the agent into files, or systemd as a property of a unit.
+/// One setting of a cgroup, written by the agent to files or set by systemd as a property of a unit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Bound {
-    /// The weight against its siblings, as `cpu.shares` of v1.
+pub enum CgroupSetting {
+    /// The CPU weight relative to its siblings, as `cpu.shares` of v1.
     CpuShares(u64),
     /// Microseconds of CPU time per period of so many microseconds; none is no quota.
     CpuQuota {
@@ -63,8 +63,8 @@ pub enum Bound {
     },
 }
 
-impl Bound {
-    /// What is written into files, in this order.
+impl CgroupSetting {
+    /// The writes to files, in this order.
     pub fn writes(&self, version: Version) -> Vec<Write> {
         match self {
             Self::CpuShares(shares) => vec![cpu_weight(version, *shares)],
@@ -89,7 +89,7 @@ fn cpu_weight(version: Version, shares: u64) -> Write {
 fn cpu_quota(version: Version, quota: Option<u64>, period: u64) -> Vec<Write> {
     match version {
         Version::V1 => {
-            // A period is refused while an older quota does not fit it.
+            // The kernel refuses a period that does not fit the current quota.
             let mut writes = vec![write("cpu", "cpu.cfs_quota_us", -1, true)];
             let is_initial = period == KERNEL_PERIOD_US || quota.is_none();
             writes.push(write("cpu", "cpu.cfs_period_us", period, is_initial));
@@ -122,31 +122,31 @@ fn huge_page_limit(version: Version, size: &str, bytes: u64) -> Write {
     write("hugetlb", file, bytes, false)
 }
 
-/// What a pod's cgroup is bound by besides its own values.
+/// Limits of a pod's cgroup that come from the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NodeBounds {
-    /// `podPidsLimit` when there is one.
+pub struct NodeLimits {
+    /// `podPidsLimit`, if set.
     pub pids: Option<u64>,
-    /// The sizes of huge pages that this kernel has, as in the names of the resources.
+    /// The huge page sizes of this kernel, as in the resource names.
     pub page_sizes: Vec<String>,
 }
 
-/// What a pod's cgroup is bound by.
-pub fn pod(values: &PodCgroup, node: &NodeBounds) -> Vec<Bound> {
-    let mut bounds = vec![
-        Bound::CpuShares(values.cpu_shares),
-        Bound::CpuQuota {
+/// The settings of a pod's cgroup.
+pub fn pod_settings(values: &PodCgroup, node: &NodeLimits) -> Vec<CgroupSetting> {
+    let mut settings = vec![
+        CgroupSetting::CpuShares(values.cpu_shares),
+        CgroupSetting::CpuQuota {
             quota_us: values.cpu_quota_us,
             period_us: values.cpu_period_us.unwrap_or(KERNEL_PERIOD_US),
         },
-        Bound::Memory(values.memory_limit),
-        Bound::Pids(node.pids),
+        CgroupSetting::Memory(values.memory_limit),
+        CgroupSetting::Pids(node.pids),
     ];
-    bounds.extend(node.page_sizes.iter().map(|size| Bound::HugePages {
+    settings.extend(node.page_sizes.iter().map(|size| CgroupSetting::HugePages {
         size: size.clone(),
         bytes: values.huge_pages.get(size).copied().unwrap_or(0),
     }));
-    bounds
+    settings
 }
 
 #[cfg(test)]
@@ -156,22 +156,22 @@ mod tests {
 
     use super::*;
 
-    fn texts(version: Version, bounds: &[Bound], all: bool) -> Vec<String> {
-        let writes = bounds.iter().flat_map(|bound| bound.writes(version));
+    fn texts(version: Version, settings: &[CgroupSetting], all: bool) -> Vec<String> {
+        let writes = settings.iter().flat_map(|setting| setting.writes(version));
         writes.filter(|w| all || !w.initial).map(|w| format!("{}={}", w.file, w.value)).collect()
     }
 
-    fn pids(limit: Option<u64>) -> NodeBounds {
-        NodeBounds { pids: limit, ..NodeBounds::default() }
+    fn pids(limit: Option<u64>) -> NodeLimits {
+        NodeLimits { pids: limit, ..NodeLimits::default() }
     }
 
     #[test]
-    fn each_size_of_huge_pages_is_bound_and_one_that_is_not_named_to_nothing() {
-        let node = NodeBounds { pids: None, page_sizes: vec!["1Gi".into(), "2Mi".into(), "64Ki".into()] };
+    fn every_huge_page_size_is_limited_and_unnamed_sizes_to_zero() {
+        let node = NodeLimits { pids: None, page_sizes: vec!["1Gi".into(), "2Mi".into(), "64Ki".into()] };
         let huge_pages = [("2Mi".to_owned(), 4 << 20)].into();
         let values = PodCgroup { cpu_shares: 2, huge_pages, ..PodCgroup::default() };
         assert_eq!(
-            texts(Version::V1, &pod(&values, &node), false)[1..],
+            texts(Version::V1, &pod_settings(&values, &node), false)[1..],
             [
                 "hugetlb.1GB.limit_in_bytes=0",
                 "hugetlb.2MB.limit_in_bytes=4194304",
@@ -179,13 +179,13 @@ mod tests {
             ]
         );
         assert_eq!(
-            texts(Version::V2, &pod(&values, &node), false)[1..],
+            texts(Version::V2, &pod_settings(&values, &node), false)[1..],
             ["hugetlb.1GB.max=0", "hugetlb.2MB.max=4194304", "hugetlb.64KB.max=0"]
         );
     }
 
     #[test]
-    fn shares_follow_the_request_between_their_bounds() {
+    fn cpu_shares_are_the_clamped_request() {
         for (milli, shares) in
             [(0, 2), (1, 2), (100, 102), (1000, 1024), (256_000, 262_144), (u64::MAX, 262_144)]
         {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_the_linear_image_of_shares() {
+    fn cpu_weight_is_linear_in_cpu_shares() {
         for (shares, weight) in [(0, 1), (2, 1), (1024, 39), (262_144, 10_000), (u64::MAX, 10_000)] {
             assert_eq!(weight_of_shares(shares), weight, "{shares}");
         }
@@ -203,12 +203,12 @@ mod tests {
     #[test]
     fn a_new_best_effort_cgroup_needs_one_write() {
         let values = PodCgroup { cpu_shares: 2, ..PodCgroup::default() };
-        assert_eq!(texts(Version::V1, &pod(&values, &pids(None)), false), ["cpu.shares=2"]);
-        assert_eq!(texts(Version::V2, &pod(&values, &pids(None)), false), ["cpu.weight=1"]);
+        assert_eq!(texts(Version::V1, &pod_settings(&values, &pids(None)), false), ["cpu.shares=2"]);
+        assert_eq!(texts(Version::V2, &pod_settings(&values, &pids(None)), false), ["cpu.weight=1"]);
     }
 
     #[test]
-    fn limits_are_written_in_the_terms_of_each_version() {
+    fn cgroup_limits_are_written_to_the_files_of_each_version() {
         let values = PodCgroup {
             cpu_shares: 1024,
             cpu_quota_us: Some(25_000),
@@ -217,7 +217,7 @@ mod tests {
             ..PodCgroup::default()
         };
         assert_eq!(
-            texts(Version::V1, &pod(&values, &pids(Some(64))), false),
+            texts(Version::V1, &pod_settings(&values, &pids(Some(64))), false),
             [
                 "cpu.shares=1024",
                 "cpu.cfs_period_us=50000",
@@ -227,16 +227,16 @@ mod tests {
             ]
         );
         assert_eq!(
-            texts(Version::V2, &pod(&values, &pids(Some(64))), false),
+            texts(Version::V2, &pod_settings(&values, &pids(Some(64))), false),
             ["cpu.weight=39", "cpu.max=25000 50000", "memory.max=1048576", "pids.max=64"]
         );
     }
 
     #[test]
-    fn a_limit_that_is_no_longer_wanted_is_undone() {
+    fn removed_cgroup_limits_are_reset() {
         let values = PodCgroup { cpu_shares: 2, ..PodCgroup::default() };
         assert_eq!(
-            texts(Version::V1, &pod(&values, &pids(None)), true),
+            texts(Version::V1, &pod_settings(&values, &pids(None)), true),
             [
                 "cpu.shares=2",
                 "cpu.cfs_quota_us=-1",
@@ -246,13 +246,13 @@ mod tests {
             ]
         );
         assert_eq!(
-            texts(Version::V2, &pod(&values, &pids(None)), true),
+            texts(Version::V2, &pod_settings(&values, &pids(None)), true),
             ["cpu.weight=1", "cpu.max=max 100000", "memory.max=max", "pids.max=max"]
         );
     }
 
     #[test]
-    fn a_new_cgroup_has_the_kernels_period_and_needs_none_without_a_quota() {
+    fn the_default_cfs_period_is_not_written_to_new_cgroups() {
         let values = |quota, period| PodCgroup {
             cpu_shares: 2,
             cpu_quota_us: quota,
@@ -264,13 +264,13 @@ mod tests {
             (Some(5_000), Some(100_000), vec!["cpu.shares=2", "cpu.cfs_quota_us=5000"]),
             (None, Some(50_000), vec!["cpu.shares=2"]),
         ] {
-            let bounds = pod(&values(quota, period), &pids(None));
-            assert_eq!(texts(Version::V1, &bounds, false), written, "{quota:?} {period:?}");
+            let settings = pod_settings(&values(quota, period), &pids(None));
+            assert_eq!(texts(Version::V1, &settings, false), written, "{quota:?} {period:?}");
         }
     }
 
     #[test]
-    fn more_shares_never_weigh_less() {
+    fn cpu_weight_is_monotonic_in_cpu_shares() {
         let reached = &Reached::default();
         let less = prop_oneof![0u64..8, 0u64..300_000];
         let apart = prop_oneof![0u64..40, 0u64..300_000];

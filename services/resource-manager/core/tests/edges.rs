@@ -1,4 +1,4 @@
-//! Limits at their exact value, and what no other test asks for.
+//! Edge cases: exact limits, and what no other test covers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -9,12 +9,12 @@ use keelson_resource_manager_core::desire::{
     Amounts, ContainerShare, Desire as _, EmptyDirShare, PodDesire, PodRef, Quantities,
 };
 use keelson_resource_manager_core::enforce::{
-    Extent, Part, above_capacity, parts, pods_limits, reserved_limits,
+    EnforceScope, EnforceTarget, above_capacity, enforce_targets, pods_limits, reserved_limits,
 };
 use keelson_resource_manager_core::eviction::local::has_limits;
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_resource_manager_core::eviction::preempt::victims;
-use keelson_resource_manager_core::eviction::signal::{Layout, Observation, Signal};
+use keelson_resource_manager_core::eviction::signal::{FsLayout, Observation, Signal};
 use keelson_resource_manager_core::eviction::threshold::{
     Amount, Texts, Threshold, thresholds, with_derived,
 };
@@ -40,27 +40,27 @@ fn pod(uid: &str) -> PodDesire {
 }
 
 #[test]
-fn a_desire_says_whose_it_is_and_which_of_several_it_is() {
+fn pod_desire_exposes_its_pod_and_revision() {
     let desire = PodDesire { revision: 7, ..pod("u") };
     assert_eq!((desire.pod(), desire.revision()), (&desire.pod, 7));
     assert_eq!(desire.pod().uid, "u");
 }
 
 #[test]
-fn each_word_of_the_configuration_names_its_part() {
-    for (word, part, extent) in [
-        ("pods", Part::Pods, Extent::All),
-        ("kube-reserved", Part::KubeReserved, Extent::All),
-        ("system-reserved", Part::SystemReserved, Extent::All),
-        ("kube-reserved-compressible", Part::KubeReserved, Extent::Compressible),
-        ("system-reserved-compressible", Part::SystemReserved, Extent::Compressible),
+fn each_enforce_node_allocatable_word_has_its_target() {
+    for (word, target, scope) in [
+        ("pods", EnforceTarget::Pods, EnforceScope::All),
+        ("kube-reserved", EnforceTarget::KubeReserved, EnforceScope::All),
+        ("system-reserved", EnforceTarget::SystemReserved, EnforceScope::All),
+        ("kube-reserved-compressible", EnforceTarget::KubeReserved, EnforceScope::Compressible),
+        ("system-reserved-compressible", EnforceTarget::SystemReserved, EnforceScope::Compressible),
     ] {
-        assert_eq!(parts(&[word.to_owned()]), [(part, extent)].into(), "{word}");
+        assert_eq!(enforce_targets(&[word.to_owned()]), [(target, scope)].into(), "{word}");
     }
 }
 
 #[test]
-fn what_is_reserved_as_a_whole_or_not_at_all_bounds_nothing() {
+fn fully_reserved_and_zero_reservations_set_no_limits() {
     let all = amounts(&[("memory", 1 << 30), ("pid", 30_000)]);
     let limits = pods_limits(&all, &[&all]);
     assert_eq!((limits.memory, limits.pids), (None, None));
@@ -69,20 +69,23 @@ fn what_is_reserved_as_a_whole_or_not_at_all_bounds_nothing() {
     assert_eq!((limits.memory, limits.pids), (Some(1), Some(1)));
 
     let none = amounts(&[("cpu", 0), ("memory", 0), ("pid", 0)]);
-    assert_eq!(reserved_limits(&none, Extent::All), reserved_limits(&Amounts::new(), Extent::All));
+    assert_eq!(
+        reserved_limits(&none, EnforceScope::All),
+        reserved_limits(&Amounts::new(), EnforceScope::All)
+    );
     let least = amounts(&[("cpu", 1), ("memory", 1), ("pid", 1)]);
-    let limits = reserved_limits(&least, Extent::All);
+    let limits = reserved_limits(&least, EnforceScope::All);
     assert_eq!((limits.cpu_milli, limits.memory, limits.pids), (Some(1), Some(1), Some(1)));
 }
 
 #[test]
-fn a_reservation_of_processes_is_told_in_powers_of_ten() {
+fn a_pid_reservation_is_printed_in_decimal_units() {
     let message = above_capacity(&amounts(&[("pid", 2000)]), &amounts(&[("pid", 4000)])).unwrap();
     assert!(message.contains("a reservation of 4k but capacity of 2k."), "{message}");
 }
 
 #[test]
-fn a_limit_of_any_kind_is_a_reason_to_look_at_a_pod() {
+fn any_local_storage_limit_makes_a_pod_limited() {
     let storage = || quantities(&[("ephemeral-storage", "1Gi")]);
     let share = |limits| ContainerShare { limits, ..ContainerShare::default() };
     let volume = |size_limit| EmptyDirShare { name: "scratch".into(), size_limit };
@@ -99,7 +102,7 @@ fn a_limit_of_any_kind_is_a_reason_to_look_at_a_pod() {
 }
 
 #[test]
-fn what_takes_exactly_what_it_asked_for_is_not_named() {
+fn usage_equal_to_the_request_is_not_named_in_eviction_messages() {
     let memory = |bytes| PodUsage {
         memory: Some(bytes),
         containers: [("a".to_owned(), ContainerUsage { memory: Some(bytes), ..ContainerUsage::default() })]
@@ -132,7 +135,7 @@ fn chosen(others: &[PodDesire], pod: &PodDesire, cpu: i64) -> Option<Vec<String>
 }
 
 #[test]
-fn a_critical_pod_goes_for_another_only_when_both_have_a_priority() {
+fn a_critical_pod_is_preempted_only_by_a_higher_nonzero_priority() {
     let critical = |uid: &str, priority, cpu| PodDesire {
         critical: true,
         priority,
@@ -154,7 +157,7 @@ fn a_critical_pod_goes_for_another_only_when_both_have_a_priority() {
 }
 
 #[test]
-fn guaranteed_then_more_important_then_older_pods_are_spared_whatever_their_order() {
+fn preemption_spares_by_qos_then_priority_then_age() {
     let of = |uid: &str, qos, priority, created| PodDesire {
         qos,
         priority,
@@ -172,14 +175,14 @@ fn guaranteed_then_more_important_then_older_pods_are_spared_whatever_their_orde
     ] {
         let it = PodDesire { critical: true, ..of("it", Burstable, 0, 0) };
         for pair in [[one.clone(), other.clone()], [other.clone(), one.clone()]] {
-            // There is room for two: one of the pair is enough, and whoever is spared first stays.
+            // Two fit: preempting one of the pair is enough, and the pod that is spared first stays.
             assert_eq!(chosen(&pair, &it, 200), Some(vec![goes.to_owned()]));
         }
     }
 }
 
 #[test]
-fn only_a_hard_threshold_of_memory_is_one_of_all_pods_together_too() {
+fn allocatable_memory_threshold_follows_only_the_hard_memory_threshold() {
     let soft = Texts {
         hard: texts(&[("imagefs.available", "5%")]),
         soft: texts(&[("memory.available", "1Gi")]),
@@ -196,14 +199,14 @@ fn only_a_hard_threshold_of_memory_is_one_of_all_pods_together_too() {
 }
 
 #[test]
-fn of_writable_layers_too_the_hard_threshold_stands_before_the_soft_one() {
+fn containerfs_thresholds_are_sorted_with_hard_before_soft() {
     let both = Texts {
         hard: texts(&[("nodefs.available", "5%")]),
         soft: texts(&[("nodefs.available", "10%")]),
         soft_grace_ms: [("nodefs.available".to_owned(), 1)].into(),
         minimum_reclaim: BTreeMap::new(),
     };
-    let list = with_derived(&thresholds(&both, false).unwrap(), Layout::One);
+    let list = with_derived(&thresholds(&both, false).unwrap(), FsLayout::One);
     let found: Vec<_> = list.iter().map(|t| (t.signal, t.is_hard())).collect();
     let expected = [
         (Signal::NodefsAvailable, true),
@@ -212,14 +215,14 @@ fn of_writable_layers_too_the_hard_threshold_stands_before_the_soft_one() {
         (Signal::ContainerfsAvailable, false),
     ];
     assert_eq!(found, expected);
-    // Whatever the order in which they come.
+    // In any input order.
     let mut turned = thresholds(&both, false).unwrap();
     turned.reverse();
-    assert_eq!(with_derived(&turned, Layout::One), list);
+    assert_eq!(with_derived(&turned, FsLayout::One), list);
 }
 
 #[test]
-fn the_room_that_a_pod_takes_is_counted_in_bytes_and_in_files() {
+fn pod_local_storage_is_counted_in_bytes_and_inodes() {
     let space = |bytes, inodes| Space { bytes, inodes };
     let container =
         ContainerUsage { layer: Some(space(100, 10)), logs: Some(space(20, 2)), ..ContainerUsage::default() };

@@ -1,4 +1,4 @@
-//! A cgroup tree in memory that behaves as the kernel's where it matters here.
+//! A cgroup tree in memory that behaves like the kernel's as far as the tests need it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +10,7 @@ use keelson_resource_manager_core::slices::Property;
 
 use super::{CgroupFs, SliceError, Slices};
 
-/// Files that a v1 cgroup has, whichever its hierarchy.
+/// The files of a v1 cgroup, for simplicity in every hierarchy.
 const V1_FILES: &[&str] = &[
     "cpu.shares",
     "cpu.cfs_quota_us",
@@ -26,15 +26,15 @@ const V1_FILES: &[&str] = &[
 struct Dir {
     files: BTreeMap<String, String>,
     owner: Option<String>,
-    /// Rounds of killing that its processes survive, and one more.
+    /// Rounds of killing until its processes are dead.
     lives: u32,
 }
 
-/// The tree; clones show the same one.
+/// The tree; clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct FakeCgroups {
     dirs: Arc<Mutex<BTreeMap<PathBuf, Dir>>>,
-    /// How many more can be removed.
+    /// How many more cgroups can be removed.
     removals: Arc<Mutex<usize>>,
     v2: bool,
 }
@@ -72,8 +72,8 @@ impl FakeCgroups {
         self.read(path.parent().unwrap(), path.file_name().unwrap().to_str().unwrap()).unwrap()
     }
 
-    /// Gives a cgroup, which is made with all that is above it, a file with this content.
-    pub(crate) fn show(&self, dir: &str, file: &str, content: &str) {
+    /// Writes a file of a cgroup, which is created with its parents.
+    pub(crate) fn add_file(&self, dir: &str, file: &str, content: &str) {
         let mut dirs = self.dirs.lock().unwrap();
         for above in Path::new(dir).ancestors().skip(1).filter(|above| above.starts_with("/cg/")) {
             dirs.entry(above.to_owned()).or_default();
@@ -82,12 +82,12 @@ impl FakeCgroups {
         dir.files.insert(file.to_owned(), content.to_owned());
     }
 
-    /// Notes who has made a cgroup, or that nobody knows.
-    pub(crate) fn note(&self, dir: &Path, owner: Option<&str>) {
+    /// Sets or removes the owner mark of a cgroup.
+    pub(crate) fn mark_owner(&self, dir: &Path, owner: Option<&str>) {
         self.dirs.lock().unwrap().get_mut(dir).unwrap().owner = owner.map(ToOwned::to_owned);
     }
 
-    /// Does `work` while no more than this many cgroups can be removed.
+    /// Runs `work` while at most this many cgroups can be removed.
     pub(crate) fn removes_at_most<T>(&self, count: usize, work: impl FnOnce() -> T) -> T {
         *self.removals.lock().unwrap() = count;
         let done = work();
@@ -95,18 +95,18 @@ impl FakeCgroups {
         done
     }
 
-    /// How many cgroups have this name.
+    /// The number of cgroups with this name.
     pub(crate) fn count(&self, name: &str) -> usize {
         self.dirs.lock().unwrap().keys().filter(|dir| dir.ends_with(name)).count()
     }
 
-    /// Puts processes into a cgroup that die in the round of killing of this number.
-    pub(crate) fn occupy(&self, dir: &str, lives: u32) {
+    /// Puts processes into a cgroup that die in this round of killing.
+    pub(crate) fn add_processes(&self, dir: &str, lives: u32) {
         self.dirs.lock().unwrap().get_mut(Path::new(dir)).unwrap().lives = lives;
     }
 }
 
-/// The files that a controller of v2 puts into the children of a cgroup.
+/// The files that a v2 controller adds to the children of a cgroup.
 fn files_of(controller: &str) -> &'static [&'static str] {
     match controller {
         "cpu" => &["cpu.weight", "cpu.max"],
@@ -119,8 +119,8 @@ fn files_of(controller: &str) -> &'static [&'static str] {
 }
 
 impl Dir {
-    /// Its parent gives it these controllers, and no others.
-    fn give(&mut self, controllers: &str) {
+    /// Sets the available controllers of the cgroup.
+    fn set_controllers(&mut self, controllers: &str) {
         let before = self.files.get("cgroup.controllers").cloned().unwrap_or_default();
         for file in before.split_whitespace().filter(|name| !has(controllers, name)).flat_map(files_of) {
             self.files.remove(*file);
@@ -142,7 +142,7 @@ fn missing() -> io::Error {
 }
 
 impl CgroupFs for FakeCgroups {
-    fn make(&self, dir: &Path) -> io::Result<bool> {
+    fn create(&self, dir: &Path) -> io::Result<bool> {
         let mut dirs = self.dirs.lock().unwrap();
         if dirs.contains_key(dir) {
             return Ok(false);
@@ -150,7 +150,7 @@ impl CgroupFs for FakeCgroups {
         let parent = dirs.get(dir.parent().unwrap()).ok_or_else(missing)?;
         let mut new = Dir::default();
         if self.v2 {
-            new.give(&parent.files["cgroup.subtree_control"]);
+            new.set_controllers(&parent.files["cgroup.subtree_control"]);
             new.files.insert("cgroup.subtree_control".to_owned(), String::new());
         } else {
             new.files = V1_FILES.iter().map(|file| ((*file).to_owned(), String::new())).collect();
@@ -167,7 +167,7 @@ impl CgroupFs for FakeCgroups {
         }
         if dirs.contains_key(dir) {
             let mut removals = self.removals.lock().unwrap();
-            // As if this process had been killed.
+            // As if the service had been killed.
             *removals = removals.checked_sub(1).ok_or(io::ErrorKind::Interrupted)?;
         }
         dirs.remove(dir);
@@ -198,14 +198,14 @@ impl CgroupFs for FakeCgroups {
         {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
-        let there = dirs.get_mut(dir).ok_or_else(missing)?;
-        let available = there.files.get("cgroup.controllers").cloned().unwrap_or_default();
-        let slot = there.files.get_mut(file).ok_or_else(missing)?;
+        let cgroup = dirs.get_mut(dir).ok_or_else(missing)?;
+        let available = cgroup.files.get("cgroup.controllers").cloned().unwrap_or_default();
+        let slot = cgroup.files.get_mut(file).ok_or_else(missing)?;
         if file == "cgroup.subtree_control" {
             let mut enabled: Vec<&str> = slot.split_whitespace().collect();
             for part in value.split_whitespace() {
                 let name = &part[1..];
-                enabled.retain(|there| *there != name);
+                enabled.retain(|existing| *existing != name);
                 if part.starts_with('+') {
                     if !has(&available, name) {
                         return Err(missing());
@@ -216,7 +216,7 @@ impl CgroupFs for FakeCgroups {
             let given = enabled.join(" ");
             slot.clone_from(&given);
             for (_, child) in dirs.iter_mut().filter(|(path, _)| is_child(path)) {
-                child.give(&given);
+                child.set_controllers(&given);
             }
         } else {
             value.clone_into(slot);
@@ -224,7 +224,7 @@ impl CgroupFs for FakeCgroups {
         Ok(())
     }
 
-    /// A file `changed` of a cgroup says it in seconds since 1970, for itself and for the file that it names.
+    /// The files `changed` and `<file> changed` of a cgroup have the times of the cgroup and of the file, in seconds since 1970.
     fn mark(&self, dir: &Path, owner: &str) -> io::Result<()> {
         self.dirs.lock().unwrap().get_mut(dir).ok_or_else(missing)?.owner = Some(owner.to_owned());
         Ok(())
@@ -256,39 +256,39 @@ impl CgroupFs for FakeCgroups {
     }
 }
 
-/// A systemd that makes the cgroups of its slices in a tree: on v1 in the hierarchies that it manages. On v2 it wants the
-/// controllers of its own choice there and no `cpuset`, which only `AllowedCPUs` asks for.
+/// A systemd that creates the cgroups of its slices in a tree: on v1 in the hierarchies that it manages. On v2 it enables its own
+/// choice of controllers, and disables `cpuset` unless `AllowedCPUs` is set.
 #[derive(Debug, Clone)]
 pub(crate) struct FakeSlices {
     tree: FakeCgroups,
     units: Arc<Mutex<BTreeMap<String, BTreeMap<&'static str, String>>>>,
-    /// The cgroups that it has taken `cpuset` from.
-    taken: Arc<Mutex<Vec<String>>>,
+    /// The cgroups for which it has disabled `cpuset`.
+    disabled: Arc<Mutex<Vec<String>>>,
 }
 
 impl FakeSlices {
     pub(crate) fn of(tree: &FakeCgroups) -> Self {
-        Self { tree: tree.clone(), units: Arc::default(), taken: Arc::default() }
+        Self { tree: tree.clone(), units: Arc::default(), disabled: Arc::default() }
     }
 
-    /// The value of a property that a unit was told last.
+    /// The last value of a property of a unit.
     pub(crate) fn property(&self, unit: &str, name: &str) -> String {
         self.units.lock().unwrap()[unit].get(name).cloned().unwrap_or_default()
     }
 
-    /// The cgroups that it has taken `cpuset` from since this was asked last.
-    pub(crate) fn taken(&self) -> Vec<String> {
-        std::mem::take(&mut self.taken.lock().unwrap())
+    /// The cgroups for which it has disabled `cpuset` since the last call.
+    pub(crate) fn take_disabled(&self) -> Vec<String> {
+        std::mem::take(&mut self.disabled.lock().unwrap())
     }
 
-    /// Takes `cpuset` from what is below a cgroup, unless that is in use further down or asked for there.
-    fn take_cpuset(&self, dir: &Path) {
+    /// Disables `cpuset` below a cgroup, unless it is in use further down or `AllowedCPUs` is set.
+    fn disable_cpuset(&self, dir: &Path) {
         const FILE: &str = "cgroup.subtree_control";
         let is_enabled = self.tree.read(dir, FILE).is_ok_and(|enabled| has(&enabled, "cpuset"));
-        let is_top = dir == Path::new("/cg");
-        let is_asked_for = self.units.lock().unwrap().values().any(|unit| unit.contains_key("AllowedCPUs"));
-        if is_enabled && !(is_top && is_asked_for) && self.tree.write(dir, FILE, "-cpuset").is_ok() {
-            self.taken.lock().unwrap().push(dir.display().to_string());
+        let is_root = dir == Path::new("/cg");
+        let is_used = self.units.lock().unwrap().values().any(|unit| unit.contains_key("AllowedCPUs"));
+        if is_enabled && !(is_root && is_used) && self.tree.write(dir, FILE, "-cpuset").is_ok() {
+            self.disabled.lock().unwrap().push(dir.display().to_string());
         }
     }
 
@@ -296,14 +296,14 @@ impl FakeSlices {
         self.units.lock().unwrap().contains_key(unit)
     }
 
-    /// A unit of somebody else.
-    pub(crate) fn have(&self, unit: &str) {
+    /// Adds a unit that the service has not started.
+    pub(crate) fn add(&self, unit: &str) {
         self.units.lock().unwrap().entry(unit.to_owned()).or_default();
-        self.place(unit);
+        self.create_cgroups(unit);
     }
 
-    /// Makes the cgroups of a slice, with those of the slices that its name begins with.
-    fn place(&self, slice: &str) {
+    /// Creates the cgroups of a slice and of its parent slices.
+    fn create_cgroups(&self, slice: &str) {
         let mounts: &[&str] =
             if self.tree.v2 { &[""] } else { &["cpu", "cpuacct", "memory", "pids", "systemd"] };
         let stem = slice.strip_suffix(".slice").unwrap();
@@ -323,11 +323,11 @@ impl FakeSlices {
                     self.tree.write(&dir, "cgroup.subtree_control", &enabled.join(" ")).unwrap();
                 }
                 dir.push(format!("{}.slice", &stem[..at]));
-                self.tree.make(&dir).unwrap();
+                self.tree.create(&dir).unwrap();
             }
-            // What is in use below cannot be taken: from the bottom up.
+            // A controller that is in use below cannot be disabled: from the bottom up.
             for dir in above.iter().rev().filter(|_| self.tree.v2) {
-                self.take_cpuset(dir);
+                self.disable_cpuset(dir);
             }
         }
     }
@@ -338,21 +338,21 @@ impl Slices for FakeSlices {
         if self.runs(slice) {
             return Ok(false);
         }
-        self.have(slice);
+        self.add(slice);
         self.set(slice, properties)?;
         Ok(true)
     }
 
     fn set(&self, unit: &str, properties: &[Property]) -> Result<(), SliceError> {
-        // A slice that does not run is loaded, and has its properties when it is started.
-        let told = properties.iter().map(|p| (p.name, format!("{:?}", p.value)));
-        self.units.lock().unwrap().entry(unit.to_owned()).or_default().extend(told);
+        // A slice that does not run is loaded, and keeps the properties until it is started.
+        let set = properties.iter().map(|p| (p.name, format!("{:?}", p.value)));
+        self.units.lock().unwrap().entry(unit.to_owned()).or_default().extend(set);
         if self.tree.v2 {
             let stem = unit.strip_suffix(".slice").unwrap_or(unit);
             let ends = stem.match_indices('-').map(|(at, _)| at).chain([stem.len()]);
             let mut dir = PathBuf::from("/cg");
             dir.extend(ends.map(|end| format!("{}.slice", &stem[..end])));
-            self.take_cpuset(&dir);
+            self.disable_cpuset(&dir);
         }
         Ok(())
     }

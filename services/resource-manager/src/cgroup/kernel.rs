@@ -16,17 +16,17 @@ use super::CgroupFs;
 
 /// How long a killed process may take to leave its cgroup before the next round.
 const END_WITHIN: Duration = Duration::from_millis(200);
-/// The extended attributes that note who has made a cgroup (xattr(7)): the first where this process may set such ones.
+/// The extended attributes that mark the owner of a cgroup (xattr(7)): the first one where this process may set it.
 const MARKS: [&str; 2] = ["trusted.keelson.agent", "user.keelson.agent"];
-/// As long as a path may be (PATH_MAX).
+/// The maximum length of a mark, which is a path (PATH_MAX).
 const MARK_BYTES: usize = 4096;
 
-/// The cgroup tree as the kernel shows it.
+/// The cgroup tree of the kernel.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct KernelCgroups;
 
 impl CgroupFs for KernelCgroups {
-    fn make(&self, dir: &Path) -> io::Result<bool> {
+    fn create(&self, dir: &Path) -> io::Result<bool> {
         match fs::create_dir(dir) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -65,7 +65,7 @@ impl CgroupFs for KernelCgroups {
     }
 
     fn write(&self, dir: &Path, file: &str, value: &str) -> io::Result<()> {
-        // One write: the kernel takes each as a whole.
+        // One write: the kernel parses each write as a whole.
         fs::OpenOptions::new().write(true).open(dir.join(file))?.write_all(value.as_bytes())
     }
 
@@ -89,24 +89,24 @@ impl CgroupFs for KernelCgroups {
 
     fn kill(&self, dirs: &[PathBuf]) -> io::Result<usize> {
         let listed = self.processes(dirs)?;
-        let mut held = Vec::new();
+        let mut opened = Vec::new();
         for pid in &listed {
             match pidfd_open(*pid, PidfdFlags::empty()) {
-                Ok(fd) => held.push((*pid, fd)),
+                Ok(fd) => opened.push((*pid, fd)),
                 Err(Errno::SRCH) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
-        // A number that is still listed belongs to the process that the descriptor holds.
+        // A pid that is still listed belongs to the process of the pidfd.
         let still = self.processes(dirs)?;
-        held.retain(|(pid, _)| still.contains(pid));
-        for (_, fd) in &held {
+        opened.retain(|(pid, _)| still.contains(pid));
+        for (_, fd) in &opened {
             match pidfd_send_signal(fd, Signal::KILL) {
                 Ok(()) | Err(Errno::SRCH) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
-        await_end(held.into_iter().map(|(_, fd)| fd).collect())?;
+        await_end(opened.into_iter().map(|(_, fd)| fd).collect())?;
         Ok(listed.len())
     }
 }
@@ -129,7 +129,7 @@ impl KernelCgroups {
                     ))
                 })?;
                 if pid == own {
-                    let text = format!("this very process is in the pod's cgroup {}", dir.display());
+                    let text = format!("resource-manager itself is in the pod's cgroup {}", dir.display());
                     return Err(io::Error::other(text));
                 }
                 pids.insert(pid);

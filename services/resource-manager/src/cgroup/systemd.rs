@@ -1,7 +1,7 @@
 //! systemd over the system's message bus (org.freedesktop.systemd1(5)).
 //!
-//! Not over its own socket, `/run/systemd/private`: what comes from there bears a sender that D-Bus does not allow, and
-//! the library refuses it.
+//! It does not use systemd's own socket, `/run/systemd/private`: messages from there have a sender that D-Bus does not allow,
+//! and the library rejects them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,27 +18,27 @@ use zbus::{Connection, MatchRule, Message, MessageStream, OwnedObjectPath, Varia
 
 use super::{SliceError, Slices};
 
-/// Where the bus listens.
+/// The socket of the system bus.
 const SOCKET: &str = "/run/dbus/system_bus_socket";
-/// systemd's name, its object, and the interface of its manager.
+/// systemd's bus name, its object, and the interface of its manager.
 const SYSTEMD: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const MANAGER: &str = "org.freedesktop.systemd1.Manager";
-/// What every object answers to.
+/// The interface that every object implements.
 const PEER: &str = "org.freedesktop.DBus.Peer";
-/// A unit of this name is there already.
+/// The error when a unit of this name exists already.
 const EXISTS: &str = "org.freedesktop.systemd1.UnitExists";
-/// There is no unit of this name.
+/// The error when no unit of this name exists.
 const NO_UNIT: &str = "org.freedesktop.systemd1.NoSuchUnit";
-/// How long an answer, or a job, may take. A slice has nothing to wait for but systemd's own turn.
-const WITHIN: Duration = Duration::from_secs(30);
-/// A job takes the place of one for the same unit that still waits.
+/// The timeout of a reply and of a job. A slice waits for nothing but systemd itself.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The job mode: a job replaces a queued one for the same unit.
 const REPLACE: &str = "replace";
 
 /// The name and value of a property in a message.
 type Pair<'a> = (&'a str, Variant<'a>);
 
-/// The connection to systemd; it is made when it is needed, and anew when it was lost.
+/// The connection to systemd, which is opened when needed, and again after it was lost.
 #[derive(Debug)]
 pub(crate) struct Systemd {
     socket: PathBuf,
@@ -47,8 +47,8 @@ pub(crate) struct Systemd {
 }
 
 impl Systemd {
-    /// The machine's own, through its bus. Calls are carried out by the runtime that is current here, and block a thread
-    /// that is none of the runtime's own.
+    /// The machine's systemd, through the system bus. Calls run on the current tokio runtime, and block the calling thread, which
+    /// must not be one of the runtime's.
     pub(crate) fn of_this_machine() -> Self {
         Self::at(Path::new(SOCKET))
     }
@@ -57,28 +57,28 @@ impl Systemd {
         Self { socket: socket.to_owned(), runtime: Handle::current(), connection: Mutex::default() }
     }
 
-    /// The connection, within [`WITHIN`] however many wait for one.
-    async fn connection(&self) -> Result<Connection, Failure> {
-        tokio::time::timeout(WITHIN, self.connect())
-            .await
-            .unwrap_or_else(|_| Err(Failure::Unreachable("the bus does not greet back".to_owned())))
+    /// The connection, within [`TIMEOUT`] even when several callers wait for it.
+    async fn connection(&self) -> Result<Connection, CallError> {
+        tokio::time::timeout(TIMEOUT, self.connect()).await.unwrap_or_else(|_| {
+            Err(CallError::Unreachable("the bus does not answer the greeting".to_owned()))
+        })
     }
 
-    async fn connect(&self) -> Result<Connection, Failure> {
-        let mut held = self.connection.lock().await;
-        if let Some(connection) = held.as_ref().filter(|connection| !connection.is_closed()) {
+    async fn connect(&self) -> Result<Connection, CallError> {
+        let mut current = self.connection.lock().await;
+        if let Some(connection) = current.as_ref().filter(|connection| !connection.is_closed()) {
             return Ok(connection.clone());
         }
-        let lost = |error: std::io::Error| Failure::Unreachable(error.to_string());
+        let lost = |error: std::io::Error| CallError::Unreachable(error.to_string());
         let stream = tokio::net::UnixStream::connect(&self.socket).await.map_err(lost)?;
         let stream = stream.into_std().map_err(lost)?;
-        let connection = Builder::unix_stream(stream).method_timeout(WITHIN).build().await?;
-        *held = Some(connection.clone());
+        let connection = Builder::unix_stream(stream).method_timeout(TIMEOUT).build().await?;
+        *current = Some(connection.clone());
         Ok(connection)
     }
 
-    /// One call of the manager.
-    async fn call<B>(&self, method: &str, body: &B) -> Result<Message, Failure>
+    /// Calls a method of the manager.
+    async fn call<B>(&self, method: &str, body: &B) -> Result<Message, CallError>
     where
         B: Serialize + zbus::DynamicType,
     {
@@ -86,99 +86,100 @@ impl Systemd {
         Ok(connection.call_method(Some(SYSTEMD), OBJECT, Some(MANAGER), method, body).await?)
     }
 
-    /// Sets properties, and waits until systemd has written them into files.
-    async fn set_properties(&self, unit: &str, properties: &[Property]) -> Result<(), Failure> {
+    /// Sets properties, and waits until systemd has written them to files.
+    async fn set_properties(&self, unit: &str, properties: &[Property]) -> Result<(), CallError> {
         self.call("SetUnitProperties", &(unit, true, pairs(properties))).await?;
-        self.written().await
+        self.wait_until_written().await
     }
 
-    /// Waits until systemd has written into files what it was told before: it answers before that, and takes no other call
-    /// until it has.
-    async fn written(&self) -> Result<(), Failure> {
+    /// Waits until systemd has written earlier changes to files: it replies before that, but handles no other call until then.
+    async fn wait_until_written(&self) -> Result<(), CallError> {
         let connection = self.connection().await?;
         connection.call_method(Some(SYSTEMD), OBJECT, Some(PEER), "Ping", &()).await?;
         Ok(())
     }
 
-    /// A call that begins a job, and the end of that job.
-    async fn job<B>(&self, method: &str, body: &B) -> Result<(), Failure>
+    /// Calls a method that starts a job, and waits for the end of the job.
+    async fn job<B>(&self, method: &str, body: &B) -> Result<(), CallError>
     where
         B: Serialize + zbus::DynamicType,
     {
         let connection = self.connection().await?;
         let rule = MatchRule::builder().msg_type(MessageType::Signal).interface(MANAGER);
         let rule = rule.member("JobRemoved").build()?;
-        // systemd tells who has asked for a job of its end. Before the call: it may have ended when the answer comes.
+        // systemd signals the end of a job to its caller. Subscribe before the call: the job may end before the reply.
         let mut signals = MessageStream::for_match_rule(rule, &connection, None).await?;
         let mut call = std::pin::pin!(self.call(method, body));
         let mut ended = Vec::new();
         let reply = loop {
-            // Cancel-safe: a signal that was not taken stays in the stream; the call is only looked at.
+            // Cancel-safe: a signal that was not taken stays in the stream; the call is only polled.
             tokio::select! {
                 reply = &mut call => break reply?,
                 removed = next(&mut signals) => ended.push(removed?),
             }
         };
         let job: OwnedObjectPath = reply.body().deserialize()?;
-        // Anybody may send a signal of this name: only the one who has answered is believed.
-        let answered = sender(&reply);
-        let is_ours = |removed: &JobRemoved| removed.job == job && removed.sender == answered;
+        // Any client may send a signal of this name: only signals of the sender of the reply count.
+        let systemd = sender(&reply);
+        let is_ours = |removed: &JobRemoved| removed.job == job && removed.sender == systemd;
         let end = async {
             let mut removed = ended.into_iter().find(is_ours);
             loop {
                 match removed.take() {
-                    Some(removed) if is_ours(&removed) => return Ok::<_, Failure>(removed),
+                    Some(removed) if is_ours(&removed) => return Ok::<_, CallError>(removed),
                     _ => removed = Some(next(&mut signals).await?),
                 }
             }
         };
-        let Ok(removed) = tokio::time::timeout(WITHIN, end).await else {
-            return Err(Failure::Late(format!("the job has not ended within {} s", WITHIN.as_secs())));
+        let Ok(removed) = tokio::time::timeout(TIMEOUT, end).await else {
+            return Err(CallError::TimedOut(format!("the job has not ended within {} s", TIMEOUT.as_secs())));
         };
         match removed?.result.as_str() {
-            // What is skipped is as it should be already.
+            // A skipped job had nothing to do.
             "done" | "skipped" => Ok(()),
-            other => Err(Failure::Refused(format!("the job has ended as {other:?}"))),
+            other => Err(CallError::Refused(format!("the job has ended as {other:?}"))),
         }
     }
 
-    async fn start_slice(&self, slice: &str, properties: &[Property]) -> Result<bool, Failure> {
+    async fn start_slice(&self, slice: &str, properties: &[Property]) -> Result<bool, CallError> {
         let none: Vec<(&str, Vec<Pair<'_>>)> = Vec::new();
         let made = self.job("StartTransientUnit", &(slice, REPLACE, pairs(properties), none)).await;
         let new = match made {
             Ok(()) => true,
-            // It may be left over and not run.
-            Err(Failure::Exists) => self.job("StartUnit", &(slice, REPLACE)).await.map(|()| false)?,
-            Err(failure) => return Err(failure),
+            // The unit may exist without running.
+            Err(CallError::Exists) => self.job("StartUnit", &(slice, REPLACE)).await.map(|()| false)?,
+            Err(error) => return Err(error),
         };
-        // The job is done before the controllers of what is above and beside are as systemd wants them.
-        self.written().await?;
+        // The job ends before systemd has updated the controllers of parent and sibling cgroups.
+        self.wait_until_written().await?;
         Ok(new)
     }
 
-    /// Carries a call out on the runtime.
+    /// Runs a call on the runtime.
     fn block_on<T>(
         &self,
         act: &'static str,
         unit: &str,
-        calling: impl Future<Output = Result<T, Failure>>,
+        calling: impl Future<Output = Result<T, CallError>>,
     ) -> Result<T, SliceError> {
         let unit = || unit.to_owned();
         let calling = async {
             let result = calling.await;
-            if matches!(result, Err(Failure::Late(_) | Failure::Unreachable(_))) {
-                // What the bus has made of it is not known: the next call begins anew.
+            if matches!(result, Err(CallError::TimedOut(_) | CallError::Unreachable(_))) {
+                // The state of the connection is unknown: the next call opens a new one.
                 self.connection.lock().await.take();
             }
             result
         };
-        self.runtime.block_on(calling).map_err(|failure| match failure {
-            Failure::Missing => SliceError::Missing { unit: unit() },
-            Failure::Exists => {
-                SliceError::Refused { act, unit: unit(), why: "it is there already".to_owned() }
+        self.runtime.block_on(calling).map_err(|error| match error {
+            CallError::NoSuchUnit => SliceError::Missing { unit: unit() },
+            CallError::Exists => {
+                SliceError::Refused { act, unit: unit(), why: "it exists already".to_owned() }
             }
-            Failure::Refused(why) | Failure::Late(why) => SliceError::Refused { act, unit: unit(), why },
-            Failure::Unreachable(why) => {
+            CallError::Refused(why) | CallError::TimedOut(why) => {
+                SliceError::Refused { act, unit: unit(), why }
+            }
+            CallError::Unreachable(why) => {
                 SliceError::Unreachable { why, socket: self.socket.display().to_string() }
             }
         })
@@ -202,26 +203,26 @@ impl Slices for Systemd {
     }
 }
 
-/// Why a call was not carried out.
-enum Failure {
-    Missing,
+/// Why a call has failed.
+enum CallError {
+    NoSuchUnit,
     Exists,
     Refused(String),
-    /// There was no end of it in time.
-    Late(String),
+    /// The job has not ended in time.
+    TimedOut(String),
     Unreachable(String),
 }
 
-impl From<zbus::Error> for Failure {
+impl From<zbus::Error> for CallError {
     fn from(error: zbus::Error) -> Self {
         match error {
-            zbus::Error::MethodError(name, _, _) if name.as_str() == NO_UNIT => Self::Missing,
+            zbus::Error::MethodError(name, _, _) if name.as_str() == NO_UNIT => Self::NoSuchUnit,
             zbus::Error::MethodError(name, _, _) if name.as_str() == EXISTS => Self::Exists,
             zbus::Error::MethodError(name, why, _) => {
                 Self::Refused(format!("{} ({name})", why.unwrap_or_default()))
             }
             zbus::Error::FDO(error) => match *error {
-                // The bus is there and systemd is not on it.
+                // The bus answers, but systemd is not on it.
                 fdo::Error::ServiceUnknown(_)
                 | fdo::Error::NameHasNoOwner(_)
                 | fdo::Error::NoReply(_)
@@ -235,13 +236,13 @@ impl From<zbus::Error> for Failure {
     }
 }
 
-/// The next job that has ended.
+/// The next signal about the end of a job.
 ///
-/// Cancel-safe: what was not returned is still in the stream.
-async fn next(signals: &mut MessageStream) -> Result<JobRemoved, Failure> {
+/// Cancel-safe: signals that were not returned stay in the stream.
+async fn next(signals: &mut MessageStream) -> Result<JobRemoved, CallError> {
     loop {
         let Some(signal) = signals.next().await else {
-            return Err(Failure::Unreachable("the bus has ended the connection".to_owned()));
+            return Err(CallError::Unreachable("the bus has closed the connection".to_owned()));
         };
         if let Some(removed) = JobRemoved::read(&signal?) {
             return Ok(removed);
@@ -257,7 +258,7 @@ struct JobRemoved {
 }
 
 impl JobRemoved {
-    /// None for a message that is none.
+    /// Parses the signal; none for other messages.
     fn read(signal: &Message) -> Option<Self> {
         let body = signal.body();
         let (_, job, _, result): (u32, OwnedObjectPath, String, String) = body.deserialize().ok()?;
@@ -265,7 +266,7 @@ impl JobRemoved {
     }
 }
 
-/// Who has sent a message, as the bus says.
+/// The sender of a message, as set by the bus.
 fn sender(message: &Message) -> Option<String> {
     message.header().sender().map(ToString::to_string)
 }
@@ -295,36 +296,36 @@ mod tests {
 
     use super::*;
 
-    type Told = Arc<Records<Vec<String>>>;
+    type Requests = Arc<Records<Vec<String>>>;
 
-    /// A systemd that has one unit, `old.slice`, and cannot start `bad.slice`. It writes down what it is asked for.
-    struct World {
+    /// A fake systemd that has one unit, `old.slice`, and cannot start `bad.slice`. It records requests.
+    struct FakeSystemd {
         _dir: tempfile::TempDir,
         systemd: Arc<Systemd>,
-        told: Told,
+        requests: Requests,
     }
 
-    impl World {
+    impl FakeSystemd {
         fn start() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let socket = dir.path().join("private");
             let listener = UnixListener::bind(&socket).unwrap();
-            let told = Told::default();
-            tokio::spawn(serve(listener, Arc::clone(&told)));
-            Self { systemd: Arc::new(Systemd::at(&socket)), _dir: dir, told }
+            let requests = Requests::default();
+            tokio::spawn(serve(listener, Arc::clone(&requests)));
+            Self { systemd: Arc::new(Systemd::at(&socket)), _dir: dir, requests }
         }
 
-        async fn ask<T: Send + 'static>(&self, ask: impl FnOnce(&Systemd) -> T + Send + 'static) -> T {
+        async fn call<T: Send + 'static>(&self, call: impl FnOnce(&Systemd) -> T + Send + 'static) -> T {
             let systemd = Arc::clone(&self.systemd);
-            spawn_blocking(move || ask(&systemd)).await.unwrap()
+            spawn_blocking(move || call(&systemd)).await.unwrap()
         }
 
-        fn told(&self) -> Vec<String> {
-            std::mem::take(&mut self.told.lock().unwrap())
+        fn take_requests(&self) -> Vec<String> {
+            std::mem::take(&mut self.requests.lock().unwrap())
         }
     }
 
-    async fn serve(listener: UnixListener, told: Told) {
+    async fn serve(listener: UnixListener, requests: Requests) {
         loop {
             let stream = listener.accept().await.unwrap().0.into_std().unwrap();
             let builder = Builder::unix_stream(stream).server(Guid::generate()).p2p();
@@ -339,7 +340,7 @@ mod tests {
                 }
                 if matches!(method.as_str(), "AddMatch" | "RemoveMatch" | "Ping") {
                     if method == "Ping" {
-                        told.lock().unwrap().push(method);
+                        requests.lock().unwrap().push(method);
                     }
                     connection.reply(&header, &()).await.unwrap();
                     continue;
@@ -363,7 +364,7 @@ mod tests {
                 } else {
                     body.deserialize::<(String, String)>().unwrap()
                 };
-                told.lock().unwrap().push(format!("{method} {unit} {text}"));
+                requests.lock().unwrap().push(format!("{method} {unit} {text}"));
                 let error = match (method.as_str(), unit.as_str()) {
                     ("StartTransientUnit", "old.slice") => Some(EXISTS),
                     ("StopUnit" | "SetUnitProperties", "gone.slice") => Some(NO_UNIT),
@@ -391,8 +392,8 @@ mod tests {
                 };
                 let result = if unit == "bad.slice" { "failed" } else { "done" };
                 let answer = ObjectPath::try_from("/job/7").unwrap();
-                // Somebody else's job, somebody else's word on ours, and ours: before its answer for one unit, after it for
-                // the others.
+                // Another job, a forged signal about our job, and the real one: before the reply for one unit, after it for the
+                // others.
                 connection.send(&removed("/job/6", "failed")).await.unwrap();
                 let forged = removed("/job/7", "failed");
                 connection.send(&forged.with_sender(&":1.66".try_into().unwrap()).unwrap()).await.unwrap();
@@ -418,65 +419,69 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slice_is_started_with_its_properties_when_its_job_is_done() {
-        let world = World::start();
+    async fn starting_a_slice_sets_its_properties_and_waits_for_the_job() {
+        let fake = FakeSystemd::start();
         for name in ["new.slice", "quick.slice"] {
-            assert!(world.ask(move |systemd| systemd.start(name, &properties())).await.unwrap(), "{name}");
-            let told = world.told();
-            assert_eq!((told.len(), told[1].as_str()), (2, "Ping"), "until it is written: {told:?}");
+            assert!(fake.call(move |systemd| systemd.start(name, &properties())).await.unwrap(), "{name}");
+            let requests = fake.take_requests();
+            assert_eq!(
+                (requests.len(), requests[1].as_str()),
+                (2, "Ping"),
+                "until it is written: {requests:?}"
+            );
             let begin = format!("StartTransientUnit {name} replace ");
-            assert!(told[0].starts_with(&begin), "{told:?}");
+            assert!(requests[0].starts_with(&begin), "{requests:?}");
             for part in ["U64(5)", "Bool(false)", "kubepods.slice", "AllowedCPUs", "pods"] {
-                assert!(told[0].contains(part), "{part}: {told:?}");
+                assert!(requests[0].contains(part), "{part}: {requests:?}");
             }
         }
     }
 
     #[tokio::test]
-    async fn a_slice_that_is_there_is_started_as_it_is_and_told_its_properties() {
-        let world = World::start();
-        assert!(!world.ask(|systemd| systemd.start("old.slice", &properties())).await.unwrap());
-        assert_eq!(world.told()[1..], ["StartUnit old.slice replace", "Ping"]);
-        world.ask(|systemd| systemd.set("old.slice", &properties()[..1])).await.unwrap();
-        let told = world.told();
+    async fn an_existing_slice_is_started_and_gets_its_properties() {
+        let fake = FakeSystemd::start();
+        assert!(!fake.call(|systemd| systemd.start("old.slice", &properties())).await.unwrap());
+        assert_eq!(fake.take_requests()[1..], ["StartUnit old.slice replace", "Ping"]);
+        fake.call(|systemd| systemd.set("old.slice", &properties()[..1])).await.unwrap();
+        let requests = fake.take_requests();
         assert!(
-            told[0].starts_with("SetUnitProperties old.slice true ") && told[0].contains("U64(5)"),
-            "{told:?}"
+            requests[0].starts_with("SetUnitProperties old.slice true ") && requests[0].contains("U64(5)"),
+            "{requests:?}"
         );
     }
 
     #[tokio::test]
-    async fn a_slice_that_is_gone_is_stopped_already_and_cannot_be_told_anything() {
-        let world = World::start();
+    async fn stopping_a_missing_slice_succeeds_and_setting_its_properties_fails() {
+        let fake = FakeSystemd::start();
         for name in ["old.slice", "gone.slice"] {
-            world.ask(move |systemd| systemd.stop(name)).await.unwrap();
+            fake.call(move |systemd| systemd.stop(name)).await.unwrap();
         }
-        assert_eq!(world.told(), ["StopUnit old.slice replace", "StopUnit gone.slice replace"]);
-        let error = world.ask(|systemd| systemd.set("gone.slice", &[])).await.unwrap_err();
+        assert_eq!(fake.take_requests(), ["StopUnit old.slice replace", "StopUnit gone.slice replace"]);
+        let error = fake.call(|systemd| systemd.set("gone.slice", &[])).await.unwrap_err();
         assert_eq!(error.to_string(), "systemd has no unit gone.slice");
     }
 
     #[tokio::test]
-    async fn a_failure_is_told_with_the_unit_and_systemds_own_words() {
-        let world = World::start();
+    async fn systemd_errors_name_the_unit_and_quote_systemd() {
+        let fake = FakeSystemd::start();
         for (name, text) in [
             ("bad.slice", "cannot start bad.slice: the job has ended as \"failed\""),
             ("busy.slice", "cannot start busy.slice: not so (org.freedesktop.systemd1.Shutting)"),
             ("a b.slice", "not so"),
         ] {
-            let error = world.ask(move |systemd| systemd.start(name, &[])).await.unwrap_err().to_string();
+            let error = fake.call(move |systemd| systemd.start(name, &[])).await.unwrap_err().to_string();
             assert!(error.contains(text), "{error}");
         }
     }
 
     #[tokio::test]
-    async fn a_lost_connection_is_an_error_once_and_made_anew() {
-        let world = World::start();
+    async fn a_lost_systemd_connection_fails_one_call_and_is_reestablished() {
+        let fake = FakeSystemd::start();
         for name in ["restart.slice", "nobody.slice"] {
-            let error = world.ask(move |systemd| systemd.start(name, &[])).await.unwrap_err();
+            let error = fake.call(move |systemd| systemd.start(name, &[])).await.unwrap_err();
             assert!(matches!(error, SliceError::Unreachable { .. }), "{name}: {error}");
         }
-        assert!(world.ask(|systemd| systemd.start("new.slice", &[])).await.unwrap());
+        assert!(fake.call(|systemd| systemd.start("new.slice", &[])).await.unwrap());
         let absent = Arc::new(Systemd::at(Path::new("/absent/private")));
         let error = spawn_blocking(move || absent.stop("x.slice")).await.unwrap().unwrap_err().to_string();
         assert!(error.contains("/absent/private") && error.contains("cgroupDriver"), "{error}");

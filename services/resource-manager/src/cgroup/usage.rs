@@ -1,4 +1,4 @@
-//! What cgroups use: a few files of each, found by name, never by a walk.
+//! Reads the usage of cgroups: a few files of each, found by path without walking directories.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,10 +15,9 @@ use super::Tree;
 use super::tree::USAGE_V1;
 
 impl Tree {
-    /// What the cgroup with this path from the top of the tree uses; `/` is the top. One that is not there uses
-    /// nothing that could be told.
+    /// The usage of the cgroup with this path from the root of the tree; `/` is the root. A missing cgroup has no usage.
     pub(crate) fn usage(&self, path: &str) -> Usage {
-        let read = |controller: &str, file: &str| self.read_below(controller, path, file).unwrap_or_default();
+        let read = |controller: &str, file: &str| self.read_file(controller, path, file).unwrap_or_default();
         match self.version() {
             Version::V1 => Usage {
                 cpu_nanos: cpu_v1(&read("cpuacct", "cpuacct.usage")),
@@ -42,113 +41,113 @@ impl Tree {
                 }),
                 cpu_pressure: pressure(&read("cpu", "cpu.pressure")),
                 memory_pressure: pressure(&read("memory", "memory.pressure")),
-                // The file is there without the controller `io`.
+                // The file exists even without the `io` controller.
                 io_pressure: pressure(&read("memory", "io.pressure")),
             },
         }
     }
 
-    /// Whether the kernel counts the swap of each cgroup (runtime-and-resources.md §4.4). That depends on how it was
-    /// built and booted; it is looked at once, in the cgroup of all pods: the top of a v2 tree has no such file.
-    pub(crate) fn counts_swap(&self) -> bool {
-        *self.counts_swap.get_or_init(|| {
+    /// Whether the kernel accounts swap per cgroup (runtime-and-resources.md §4.4). That depends on how it was built and booted.
+    /// It is checked once, in the `kubepods` cgroup: the root of a v2 tree has no such file.
+    pub(crate) fn has_swap_accounting(&self) -> bool {
+        *self.has_swap_accounting.get_or_init(|| {
             let file = match self.version() {
                 Version::V1 => "memory.memsw.limit_in_bytes",
                 Version::V2 => "memory.swap.max",
             };
-            self.read_below("memory", &self.layout().pods().to_string(), file).is_some()
+            self.read_file("memory", &self.layout().pods().to_string(), file).is_some()
         })
     }
 
-    /// Where the kernel can be asked to tell of the memory that the cgroup with this path uses, and how many bytes that
-    /// is now; none on v2, and where there is no such cgroup.
-    pub(crate) fn watchable(&self, path: &str) -> Option<(PathBuf, u64)> {
+    /// The directory of the cgroup with this path for memory notifications, and its current memory usage in bytes; none on v2,
+    /// and for a missing cgroup.
+    pub(crate) fn memory_usage(&self, path: &str) -> Option<(PathBuf, u64)> {
         if self.version() == Version::V2 {
             return None;
         }
-        let used = self.read_below("memory", path, USAGE_V1)?.trim().parse().ok()?;
+        let used = self.read_file("memory", path, USAGE_V1)?.trim().parse().ok()?;
         Some((self.mount_of("memory")?.join(path.trim_start_matches('/')), used))
     }
 
-    /// The same in the kernel's detail.
+    /// The detailed usage of a cgroup.
     pub(crate) fn detail(&self, path: &str) -> Detail {
-        let files = Below { tree: self, path };
+        let files = CgroupFiles { tree: self, path };
         match self.version() {
             Version::V1 => detail::v1(&files),
             Version::V2 => detail::v2(&files),
         }
     }
 
-    /// What the whole machine uses: the top of the tree, with the sizes of `/proc/meminfo`.
+    /// The usage of the machine: the root cgroup, with the sizes of `/proc/meminfo`.
     pub(crate) fn node_usage(&self) -> Usage {
         let usage = self.usage("/");
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         Usage { memory: self.node_memory(usage.memory, &meminfo), ..usage }
     }
 
-    fn node_memory(&self, top: Option<Memory>, meminfo: &str) -> Option<Memory> {
-        let stat = match top {
+    fn node_memory(&self, root: Option<Memory>, meminfo: &str) -> Option<Memory> {
+        let stat = match root {
             Some(_) => String::new(),
-            None => self.read_below("memory", "/", "memory.stat").unwrap_or_default(),
+            None => self.read_file("memory", "/", "memory.stat").unwrap_or_default(),
         };
-        statistics::node_memory(top, &stat, meminfo)
+        statistics::node_memory(root, &stat, meminfo)
     }
 
-    /// When the cgroup with this path was made, in nanoseconds since 1970; 0 when that is not known.
+    /// When the cgroup with this path was created, in nanoseconds since 1970; 0 when unknown.
     ///
-    /// The kernel keeps no such moment, so it is the earliest change of its folders and of a file in each that nobody
-    /// writes: a folder may change with what is made in it.
-    pub(crate) fn made_unix_nanos(&self, path: &str) -> i64 {
+    /// The kernel does not record the creation time, so it is the earliest modification of its directories and of a file in
+    /// each that is never written: a directory changes when child cgroups are created.
+    pub(crate) fn created_unix_nanos(&self, path: &str) -> i64 {
         let untouched = match self.version() {
             Version::V1 => "cgroup.clone_children",
             Version::V2 => "cgroup.events",
         };
-        let dirs = self.governing().map(|mount| mount.join(path.trim_start_matches('/')));
+        let dirs = self.pod_mounts().map(|mount| mount.join(path.trim_start_matches('/')));
         let changes = dirs.flat_map(|dir| [self.fs().changed(&dir.join(untouched)), self.fs().changed(&dir)]);
         let first = changes.filter_map(Result::ok).min();
         let since = first.and_then(|first| first.duration_since(SystemTime::UNIX_EPOCH).ok());
         since.and_then(|since| i64::try_from(since.as_nanos()).ok()).unwrap_or(0)
     }
 
-    /// The first process of a cgroup and how many there are.
+    /// The pid of the first process of a cgroup, and the number of processes.
     pub(crate) fn processes(&self, path: &str) -> (Option<u32>, u64) {
-        let text = self.read_below("memory", path, "cgroup.procs").unwrap_or_default();
+        let text = self.read_file("memory", path, "cgroup.procs").unwrap_or_default();
         // A process of another pid namespace shows as 0.
         let first = text.lines().next().and_then(|pid| pid.parse().ok()).filter(|pid| *pid != 0);
         (first, u64::try_from(text.lines().count()).unwrap_or(u64::MAX))
     }
 
-    /// Where the cgroup of a pod is: in the class that has one.
-    pub(crate) fn place_of(&self, uid: &str) -> Option<String> {
-        let mut places = Qos::ALL.into_iter().map(|qos| self.layout().pod(qos, uid).to_string());
-        places.find(|place| self.has(place))
+    /// The path of a pod's cgroup, in whichever QoS class it exists.
+    pub(crate) fn find_pod(&self, uid: &str) -> Option<String> {
+        let mut paths = Qos::ALL.into_iter().map(|qos| self.layout().pod(qos, uid).to_string());
+        paths.find(|path| self.has(path))
     }
 
-    /// Where that of a container, or a sandbox, of the pod at `place` is.
-    pub(crate) fn place_of_container(&self, place: &str, id: &str) -> Option<String> {
-        self.layout().containers(place, id).into_iter().find(|path| self.has(path))
+    /// The path of the cgroup of a container or sandbox in the pod cgroup `pod_cgroup`.
+    pub(crate) fn find_container(&self, pod_cgroup: &str, id: &str) -> Option<String> {
+        self.layout().containers(pod_cgroup, id).into_iter().find(|path| self.has(path))
     }
 
-    /// Whether there is such a cgroup.
+    /// Whether the cgroup exists.
     pub(crate) fn has(&self, path: &str) -> bool {
-        self.read_below("memory", path, "cgroup.procs").is_some()
+        self.read_file("memory", path, "cgroup.procs").is_some()
     }
 
-    fn read_below(&self, controller: &str, path: &str, file: &str) -> Option<String> {
+    fn read_file(&self, controller: &str, path: &str, file: &str) -> Option<String> {
         let dir = self.mount_of(controller)?.join(path.trim_start_matches('/'));
         self.fs().read(&dir, file).ok()
     }
 }
 
 /// The files of one cgroup.
-struct Below<'a> {
+struct CgroupFiles<'a> {
     tree: &'a Tree,
     path: &'a str,
 }
 
-impl Files for Below<'_> {
+impl Files for CgroupFiles<'_> {
     fn read(&self, controller: &str, file: &str) -> String {
-        self.tree.read_below(controller, self.path, file).unwrap_or_default()
+        self.tree.read_file(controller, self.path, file).unwrap_or_default()
     }
 }
 
@@ -158,9 +157,9 @@ mod tests {
     use std::sync::Arc;
 
     use keelson_resource_manager_core::layout::{Driver, Layout};
-    use keelson_resource_manager_core::values::NodeBounds;
+    use keelson_resource_manager_core::values::NodeLimits;
 
-    use super::super::Driving;
+    use super::super::DriverConfig;
     use super::super::fake::FakeCgroups;
     use super::*;
 
@@ -172,17 +171,17 @@ mod tests {
     const V2: &str = "31 23 0:28 / /cg rw,nosuid - cgroup2 cgroup2 rw\n";
 
     fn tree(fake: &FakeCgroups, mountinfo: &str) -> Tree {
-        let driving = Driving {
+        let driver_config = DriverConfig {
             layout: Layout::new(Driver::Cgroupfs, "/own").unwrap(),
             slices: None,
             owner: "/var/lib/kubelet".into(),
         };
-        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), driving, NodeBounds::default())
+        Tree::open(Arc::new(fake.clone()), mountinfo, Path::new("/cg"), driver_config, NodeLimits::default())
             .unwrap()
     }
 
     #[test]
-    fn on_v1_each_figure_comes_from_its_hierarchy() {
+    fn on_v1_usage_is_read_from_each_controllers_hierarchy() {
         let fake = FakeCgroups::v1();
         let tree = tree(&fake, V1);
         let path = format!("{}/abc", tree.layout().pod(Qos::Burstable, "u"));
@@ -195,7 +194,7 @@ mod tests {
             ("memory", "memory.limit_in_bytes", "1000\n"),
             ("memory", "cgroup.procs", "12\n13\n"),
         ] {
-            fake.show(&format!("/cg/{controller}{path}"), file, content);
+            fake.add_file(&format!("/cg/{controller}{path}"), file, content);
         }
         let usage = tree.usage(&path);
         let memory = usage.memory.unwrap();
@@ -206,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn on_v2_one_folder_has_all_of_them_and_the_pressure() {
+    fn on_v2_usage_and_pressure_are_read_from_one_directory() {
         let fake = FakeCgroups::v2(&["cpu", "memory"]);
         let tree = tree(&fake, V2);
         let path = format!("{}/abc", tree.layout().pod(Qos::BestEffort, "u"));
@@ -221,7 +220,7 @@ mod tests {
             ("io.pressure", "some avg10=2.00 avg60=0.00 avg300=0.00 total=6\n"),
             ("cgroup.procs", "0\n0\n"),
         ] {
-            fake.show(&format!("/cg{path}"), file, content);
+            fake.add_file(&format!("/cg{path}"), file, content);
         }
         let usage = tree.usage(&path);
         let memory = usage.memory.unwrap();
@@ -235,38 +234,38 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_counts_swap_where_the_cgroup_of_all_pods_has_a_file_for_it() {
+    fn swap_accounting_is_detected_by_the_kubepods_swap_file() {
         let kernels = [
             (FakeCgroups::v1(), V1, "/cg/memory/own/kubepods", "memory.memsw.limit_in_bytes"),
             (FakeCgroups::v2(&["cpu", "memory"]), V2, "/cg/own/kubepods", "memory.swap.max"),
         ];
         for (fake, mountinfo, pods, file) in kernels {
-            assert!(!tree(&fake, mountinfo).counts_swap(), "{file}");
-            fake.show(pods, file, "max\n");
-            assert!(tree(&fake, mountinfo).counts_swap(), "{file}");
+            assert!(!tree(&fake, mountinfo).has_swap_accounting(), "{file}");
+            fake.add_file(pods, file, "max\n");
+            assert!(tree(&fake, mountinfo).has_swap_accounting(), "{file}");
         }
     }
 
     #[test]
-    fn a_cgroup_was_made_when_the_first_of_its_folders_changed() {
+    fn cgroup_creation_time_is_the_earliest_directory_change() {
         let fake = FakeCgroups::v1();
         let tree = tree(&fake, V1);
-        assert_eq!(tree.made_unix_nanos("/own"), 0);
-        fake.show("/cg/cpu/own", "changed", "30\n");
-        fake.show("/cg/memory/own", "changed", "40\n");
-        assert_eq!(tree.made_unix_nanos("/own"), 30_000_000_000);
-        fake.show("/cg/memory/own", "cgroup.clone_children changed", "20\n");
-        assert_eq!(tree.made_unix_nanos("/own"), 20_000_000_000);
-        fake.show("/cg/memory/own", "cgroup.events changed", "10\n");
-        assert_eq!(tree.made_unix_nanos("/own"), 20_000_000_000, "a file of v2");
+        assert_eq!(tree.created_unix_nanos("/own"), 0);
+        fake.add_file("/cg/cpu/own", "changed", "30\n");
+        fake.add_file("/cg/memory/own", "changed", "40\n");
+        assert_eq!(tree.created_unix_nanos("/own"), 30_000_000_000);
+        fake.add_file("/cg/memory/own", "cgroup.clone_children changed", "20\n");
+        assert_eq!(tree.created_unix_nanos("/own"), 20_000_000_000);
+        fake.add_file("/cg/memory/own", "cgroup.events changed", "10\n");
+        assert_eq!(tree.created_unix_nanos("/own"), 20_000_000_000, "a file of v2");
     }
 
     #[test]
-    fn the_top_of_a_v2_tree_takes_what_is_used_from_meminfo() {
+    fn on_v2_root_memory_usage_comes_from_meminfo() {
         let fake = FakeCgroups::v2(&["cpu", "memory"]);
         let tree = tree(&fake, V2);
-        fake.show("/cg", "memory.stat", "anon 500\ninactive_file 1024\n");
-        fake.show("/cg", "cpu.stat", "usage_usec 3\n");
+        fake.add_file("/cg", "memory.stat", "anon 500\ninactive_file 1024\n");
+        fake.add_file("/cg", "cpu.stat", "usage_usec 3\n");
         let usage = tree.usage("/");
         assert_eq!((usage.cpu_nanos, usage.memory), (Some(3000), None));
         let memory = tree.node_memory(usage.memory, "MemTotal: 10 kB\nMemFree: 4 kB\n").unwrap();

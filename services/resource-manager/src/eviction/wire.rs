@@ -1,4 +1,4 @@
-//! Orders as neighbours see them.
+//! Conversion of orders to wire types.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_resource_manager_core::eviction::order::Order;
 use keelson_service_kit::WatchItem;
 
-/// A change of the orders as a message.
-pub(crate) fn answer(item: WatchItem<String, Arc<Order>>) -> pb::WatchEvictionsResponse {
+/// Converts a change of the orders.
+pub(crate) fn watch_response(item: WatchItem<String, Arc<Order>>) -> pb::WatchEvictionsResponse {
     use pb::watch_evictions_response::Item;
     let item = match item {
         WatchItem::Set(_, order) => Item::Eviction(eviction(&order)),

@@ -1,5 +1,5 @@
-//! The service over a real unix socket and on the real cgroup tree, with a runtime-shim that says what the test
-//! wants. Each test has a cgroup root of its own, which goes with it.
+//! The service over a real unix socket and on the real cgroup tree, with a fake runtime-shim. Each test has its own cgroup
+//! root, which is removed at its end.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use tonic::{Status, Streaming};
 pub type Client = ResourceManagerClient<PeerChannel>;
 pub type Service = keelson_sync_callee::testing::Service<Client>;
 
-/// The folders and cgroups of one test.
+/// The directories and cgroups of one test.
 pub struct World {
     _dir: tempfile::TempDir,
     pub config: Config,
@@ -31,7 +31,7 @@ impl World {
         config.paths.run_dir = dir.path().join("run");
         config.paths.root_dir = dir.path().to_owned();
         config.paths.state_dir = dir.path().join("state");
-        // Tunables and the kernel's log are the machine's own.
+        // Do not change tunables or read the kernel's log of this machine.
         config.manage_host = false;
         let unique = format!("/keelson-rm-{}-{:08x}", std::process::id(), fastrand::u32(..));
         config.runtime.cgroup_root = unique;
@@ -39,12 +39,12 @@ impl World {
             fs::create_dir_all(config.paths.socket_dir(service)).unwrap();
         }
         let world = Self { _dir: dir, config };
-        world.remembers(Some(""));
+        world.store_driver(Some(""));
         world
     }
 
-    /// What an earlier run has heard from the runtime of its cgroup driver; empty: it tells none. `None`: nothing.
-    pub fn remembers(&self, driver: Option<&str>) {
+    /// Writes the checkpoint of the cgroup driver; an empty name means that the runtime named none. `None` removes it.
+    pub fn store_driver(&self, driver: Option<&str>) {
         let file = self.config.paths.state(ServiceName::ResourceManager).join("runtime.json");
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         match driver {
@@ -58,22 +58,22 @@ impl World {
         }
     }
 
-    /// Starts the service on these folders and cgroups.
+    /// Starts the service on these directories and cgroups.
     pub async fn start(&self) -> Service {
         let ctx = Context::detached(ServiceName::ResourceManager, self.config.clone());
         let routes = keelson_resource_manager::build(ctx.clone()).await.unwrap();
         Service::start(ctx, routes, ResourceManagerClient::new).await
     }
 
-    /// Why the service does not start.
-    #[allow(dead_code, reason = "only some tests look at it")]
+    /// The error with which the service does not start.
+    #[allow(dead_code, reason = "only some tests use it")]
     pub async fn start_error(&self) -> String {
         let ctx = Context::detached(ServiceName::ResourceManager, self.config.clone());
         let error = keelson_resource_manager::build(ctx).await.expect_err("the service starts");
         format!("{error:#}")
     }
 
-    /// Starts the neighbour.
+    /// Starts the fake runtime-shim.
     pub async fn start_runtime(&self) -> FakeRuntime {
         FakeRuntime::start(&self.config).await
     }
@@ -84,7 +84,7 @@ impl World {
         hierarchies().into_iter().map(|h| h.join(below.trim_start_matches('/'))).collect()
     }
 
-    /// Those of them that exist.
+    /// The ones of [`Self::dirs`] that exist.
     pub fn existing(&self, path: &str) -> Vec<PathBuf> {
         self.dirs(path).into_iter().filter(|dir| dir.exists()).collect()
     }
@@ -114,7 +114,7 @@ fn remove_cgroup(dir: &Path) {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // The service may be making one just now on a thread of its own; they must stay away for a moment.
+        // The service may be creating a cgroup on another thread right now, so check again after a moment.
         for _ in 0..50 {
             for dir in self.existing("") {
                 remove_cgroup(&dir);
@@ -131,13 +131,13 @@ impl Drop for World {
 pub struct Process(std::process::Child);
 
 impl Process {
-    pub fn begin(pods: &[PathBuf]) -> Self {
+    pub fn start(pods: &[PathBuf]) -> Self {
         Self::run(pods, &["sleep", "600"])
     }
 
-    /// One that takes 8 MiB and never rests. It begins when it is in its cgroup, so that all is charged there.
-    #[allow(dead_code, reason = "only the tests of statistics burn")]
-    pub fn burn(pods: &[PathBuf]) -> Self {
+    /// A process that uses 8 MiB and a CPU. It starts working in its cgroup, so that all usage is charged there.
+    #[allow(dead_code, reason = "only the tests of statistics use it")]
+    pub fn burn_cpu(pods: &[PathBuf]) -> Self {
         const SCRIPT: &str = r"read go; x=$(head -c 8388608 /dev/zero | tr '\0' x); while :; do :; done";
         Self::run(pods, &["sh", "-c", SCRIPT])
     }
@@ -156,13 +156,13 @@ impl Process {
             }
             fs::write(dir.join("cgroup.procs"), child.id().to_string()).unwrap();
         }
-        // What reads waits for this.
+        // The script starts when its stdin is closed.
         drop(child.stdin.take());
         Self(child)
     }
 
-    /// The signal that has ended it; none while it runs.
-    pub fn ended_by(&mut self) -> Option<i32> {
+    /// The signal that has killed it; none while it runs.
+    pub fn killed_by(&mut self) -> Option<i32> {
         use std::os::unix::process::ExitStatusExt as _;
         self.0.try_wait().unwrap().and_then(|status| status.signal())
     }
@@ -175,7 +175,7 @@ impl Drop for Process {
     }
 }
 
-/// A `Sync` stream as pod-sync holds it.
+/// A `Sync` stream, as pod-sync opens it.
 pub struct Sync {
     requests: mpsc::Sender<pb::SyncRequest>,
     pub acks: Streaming<common::SyncAck>,

@@ -1,4 +1,4 @@
-//! A volume-manager that says how full volumes are.
+//! A fake volume-manager that reports the usage of volumes.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -15,11 +15,11 @@ use tokio_stream::Stream;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
-/// The fake; clones say the same.
+/// The fake; clones share their state.
 #[derive(Debug, Clone, Default)]
 pub struct FakeVolumes {
     /// Bytes by pod and volume.
-    held: Arc<Mutex<BTreeMap<String, BTreeMap<String, u64>>>>,
+    usage: Arc<Mutex<BTreeMap<String, BTreeMap<String, u64>>>>,
 }
 
 impl FakeVolumes {
@@ -31,15 +31,15 @@ impl FakeVolumes {
         fake
     }
 
-    /// From now on the volume of the pod holds so many bytes.
+    /// Sets the usage of a pod's volume in bytes.
     pub fn holds(&self, uid: &str, volume: &str, bytes: u64) {
-        self.held.lock().unwrap().entry(uid.to_owned()).or_default().insert(volume.to_owned(), bytes);
+        self.usage.lock().unwrap().entry(uid.to_owned()).or_default().insert(volume.to_owned(), bytes);
     }
 }
 
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-fn not_here<T>() -> Result<T, Status> {
+fn not_in_this_fake<T>() -> Result<T, Status> {
     Err(Status::unimplemented("not in this fake"))
 }
 
@@ -54,8 +54,8 @@ impl VolumeManager for FakeVolumes {
         &self,
         _: Request<pb::PodVolumeStatsRequest>,
     ) -> Result<Response<Self::PodVolumeStatsStream>, Status> {
-        let held = self.held.lock().unwrap().clone();
-        let answers = held.into_iter().map(|(uid, volumes)| {
+        let usage = self.usage.lock().unwrap().clone();
+        let answers = usage.into_iter().map(|(uid, volumes)| {
             let volumes = volumes.into_iter().map(|(name, used_bytes)| pb::VolumeStats {
                 name,
                 used_bytes,
@@ -73,34 +73,34 @@ impl VolumeManager for FakeVolumes {
         &self,
         _: Request<Streaming<pb::SyncRequest>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
-        not_here()
+        not_in_this_fake()
     }
 
     async fn mount_pod(
         &self,
         _: Request<pb::MountPodRequest>,
     ) -> Result<Response<Self::MountPodStream>, Status> {
-        not_here()
+        not_in_this_fake()
     }
 
     async fn unmount_pod(
         &self,
         _: Request<pb::UnmountPodRequest>,
     ) -> Result<Response<pb::UnmountPodResponse>, Status> {
-        not_here()
+        not_in_this_fake()
     }
 
     async fn prepare_container(
         &self,
         _: Request<pb::PrepareContainerRequest>,
     ) -> Result<Response<pb::PrepareContainerResponse>, Status> {
-        not_here()
+        not_in_this_fake()
     }
 
     async fn watch_pod_volumes(
         &self,
         _: Request<pb::WatchPodVolumesRequest>,
     ) -> Result<Response<Self::WatchPodVolumesStream>, Status> {
-        not_here()
+        not_in_this_fake()
     }
 }

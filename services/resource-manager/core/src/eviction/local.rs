@@ -1,4 +1,4 @@
-//! Which pod has exceeded a limit of local storage (runtime-and-resources.md §12.6).
+//! Which pod has exceeded a local storage limit (runtime-and-resources.md §12.6).
 
 use keelson_kube_model::Quantity;
 use keelson_kube_model::pod_ext::SYSTEM_CRITICAL_PRIORITY;
@@ -8,24 +8,24 @@ use crate::desire::PodDesire;
 use super::usage::PodUsage;
 
 const RESOURCE: &str = "ephemeral-storage";
-const OF_VOLUME: &str = "emptydirfs.limit";
-const OF_POD: &str = "ephemeralpodfs.limit";
-const OF_CONTAINER: &str = "ephemeralcontainerfs.limit";
+const VOLUME_LIMIT: &str = "emptydirfs.limit";
+const POD_LIMIT: &str = "ephemeralpodfs.limit";
+const CONTAINER_LIMIT: &str = "ephemeralcontainerfs.limit";
 
-/// The kinds of limits, as a [`Breach`] names them.
-pub const SIGNALS: [&str; 3] = [OF_VOLUME, OF_POD, OF_CONTAINER];
+/// The kinds of limits that an [`ExceededLimit`] can name.
+pub const SIGNALS: [&str; 3] = [VOLUME_LIMIT, POD_LIMIT, CONTAINER_LIMIT];
 
-/// A limit that was exceeded.
+/// A local storage limit that a pod has exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Breach {
+pub struct ExceededLimit {
     /// The kubelet's name for the kind of limit, in metrics.
     pub signal: &'static str,
-    /// The kubelet's text.
+    /// The kubelet's message.
     pub message: String,
 }
 
-/// Whether a pod has a limit that it must keep. The limits of a pod of system priority do not end it; those of a pod from a file
-/// or a URL, which is not evicted for others, do.
+/// Whether a pod has local storage limits that are enforced. They are not for pods of system priority; they are for static
+/// pods, which are not evicted for node pressure.
 pub fn has_limits(desire: &PodDesire) -> bool {
     if desire.priority >= SYSTEM_CRITICAL_PRIORITY {
         return false;
@@ -36,23 +36,25 @@ pub fn has_limits(desire: &PodDesire) -> bool {
         || desire.empty_dirs.iter().any(|volume| volume.size_limit.is_some())
 }
 
-/// The first limit that a pod has exceeded: of an emptyDir, of the pod, of a container, in this order.
-pub fn breach(desire: &PodDesire, usage: &PodUsage) -> Option<Breach> {
-    of_volumes(desire, usage).or_else(|| of_pod(desire, usage)).or_else(|| of_containers(desire, usage))
+/// The first limit that a pod has exceeded, in the order emptyDir, pod, container.
+pub fn exceeded_limit(desire: &PodDesire, usage: &PodUsage) -> Option<ExceededLimit> {
+    volume_limit(desire, usage)
+        .or_else(|| pod_limit_exceeded(desire, usage))
+        .or_else(|| container_limit(desire, usage))
 }
 
-fn of_volumes(desire: &PodDesire, usage: &PodUsage) -> Option<Breach> {
+fn volume_limit(desire: &PodDesire, usage: &PodUsage) -> Option<ExceededLimit> {
     desire.empty_dirs.iter().find_map(|volume| {
         let limit = volume.size_limit.filter(|limit| !limit.is_zero())?;
         let found = usage.volumes.iter().find(|found| found.name == volume.name)?;
         let exceeded = Quantity::from_bytes(found.space.bytes) > limit;
         let message = format!("Usage of EmptyDir volume \"{}\" exceeds the limit \"{limit}\". ", volume.name);
-        exceeded.then_some(Breach { signal: OF_VOLUME, message })
+        exceeded.then_some(ExceededLimit { signal: VOLUME_LIMIT, message })
     })
 }
 
-/// The limit of the pod as a whole: its own, or the sum of those of its regular containers and sidecars when each
-/// regular one has one.
+/// The limit of the whole pod: its pod-level limit, or the sum of the limits of its regular containers and sidecars when every
+/// regular container has one.
 pub fn pod_limit(desire: &PodDesire) -> Option<Quantity> {
     if let Some(limit) = desire.pod_level_limits.get(RESOURCE) {
         return Some(*limit);
@@ -68,22 +70,22 @@ pub fn pod_limit(desire: &PodDesire) -> Option<Quantity> {
     sidecars.fold(sum, |sum, limit| sum.map(|sum| sum + *limit))
 }
 
-fn of_pod(desire: &PodDesire, usage: &PodUsage) -> Option<Breach> {
+fn pod_limit_exceeded(desire: &PodDesire, usage: &PodUsage) -> Option<ExceededLimit> {
     let limit = pod_limit(desire)?;
     let exceeded = Quantity::from_bytes(usage.local_storage()) > limit;
     let message =
         format!("Pod ephemeral local storage usage exceeds the total limit of containers {limit}. ");
-    exceeded.then_some(Breach { signal: OF_POD, message })
+    exceeded.then_some(ExceededLimit { signal: POD_LIMIT, message })
 }
 
-fn of_containers(desire: &PodDesire, usage: &PodUsage) -> Option<Breach> {
+fn container_limit(desire: &PodDesire, usage: &PodUsage) -> Option<ExceededLimit> {
     desire.containers.iter().find_map(|container| {
         let limit = *container.limits.get(RESOURCE)?;
         let found = usage.containers.get(&container.name)?;
         let exceeded = Quantity::from_bytes(found.local_storage()) > limit;
         let message =
             format!("Container {} exceeded its local ephemeral storage limit \"{limit}\". ", container.name);
-        exceeded.then_some(Breach { signal: OF_CONTAINER, message })
+        exceeded.then_some(ExceededLimit { signal: CONTAINER_LIMIT, message })
     })
 }
 
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_limit_that_is_exceeded_is_told_in_the_kubelets_words() {
+    fn the_first_exceeded_local_storage_limit_is_reported_in_the_kubelets_words() {
         let limited = pod(vec![container("main", Some("1Ki"))], Some("2Ki"));
         let half = pod(vec![container("main", Some("1Ki")), container("other", None)], None);
         type Case<'a> = (&'a PodDesire, (u64, u64, u64), Option<(&'static str, &'static str)>);
@@ -164,14 +166,15 @@ mod tests {
             (&limited, (512, 512, 0), None),
         ];
         for (desire, (layer, logs, volume), expected) in cases {
-            let found = breach(desire, &taking(layer, logs, volume));
-            let expected = expected.map(|(signal, message)| Breach { signal, message: message.to_owned() });
+            let found = exceeded_limit(desire, &taking(layer, logs, volume));
+            let expected =
+                expected.map(|(signal, message)| ExceededLimit { signal, message: message.to_owned() });
             assert_eq!(found, expected, "{layer} {logs} {volume}");
         }
     }
 
     #[test]
-    fn what_a_container_writes_to_its_hosts_file_and_its_termination_log_counts() {
+    fn hosts_file_and_termination_log_count_toward_local_storage_limits() {
         let space = |bytes| Some(Space { bytes, inodes: 1 });
         let limited = pod(vec![container("main", Some("1Ki"))], None);
         let half = pod(vec![container("main", Some("1Ki")), container("other", None)], None);
@@ -183,20 +186,24 @@ mod tests {
         };
         for (desire, usage, signal) in [
             (&limited, hosts(1000), None),
-            (&limited, hosts(1001), Some(OF_POD)),
+            (&limited, hosts(1001), Some(POD_LIMIT)),
             (&limited, message(1000), None),
-            (&limited, message(1001), Some(OF_POD)),
-            // Who has written to the file that all share is not known.
+            (&limited, message(1001), Some(POD_LIMIT)),
+            // The hosts file is shared: its usage belongs to no single container.
             (&half, hosts(1 << 20), None),
             (&half, message(1000), None),
-            (&half, message(1001), Some(OF_CONTAINER)),
+            (&half, message(1001), Some(CONTAINER_LIMIT)),
         ] {
-            assert_eq!(breach(desire, &usage).map(|breach| breach.signal), signal, "{usage:?}");
+            assert_eq!(
+                exceeded_limit(desire, &usage).map(|exceeded_limit| exceeded_limit.signal),
+                signal,
+                "{usage:?}"
+            );
         }
     }
 
     #[test]
-    fn a_pod_from_a_file_keeps_its_limits_and_one_of_system_priority_is_not_ended_for_them() {
+    fn local_storage_limits_apply_to_static_pods_but_not_to_system_priority_pods() {
         let limited = pod(vec![container("main", Some("1Ki"))], None);
         for (critical, priority, kept) in
             [(false, 0, true), (true, 0, true), (true, SYSTEM_CRITICAL_PRIORITY, false)]
@@ -207,23 +214,23 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_exceeds_nothing() {
+    fn unmeasured_usage_exceeds_no_limit() {
         let limited = pod(vec![container("main", Some("1"))], Some("1"));
-        assert_eq!(breach(&limited, &PodUsage::default()), None);
+        assert_eq!(exceeded_limit(&limited, &PodUsage::default()), None);
     }
 
     #[test]
-    fn a_volume_in_memory_keeps_its_limit_but_is_not_the_pods_local_storage() {
+    fn a_memory_backed_volume_has_its_size_limit_but_is_not_local_storage() {
         let desire = pod(vec![container("main", Some("1Ki"))], Some("4Ki"));
         let mut usage = taking(0, 0, 4096);
         usage.volumes[0].local = false;
-        assert_eq!(breach(&desire, &usage), None);
+        assert_eq!(exceeded_limit(&desire, &usage), None);
         usage.volumes[0].space.bytes += 1;
-        assert_eq!(breach(&desire, &usage).unwrap().signal, "emptydirfs.limit");
+        assert_eq!(exceeded_limit(&desire, &usage).unwrap().signal, "emptydirfs.limit");
     }
 
     #[test]
-    fn the_pods_limit_is_its_own_or_the_sum_when_each_regular_container_has_one() {
+    fn the_pod_storage_limit_is_pod_level_or_the_sum_of_all_container_limits() {
         let sidecar = |limit| ContainerShare { sidecar: true, ..container("side", limit) };
         let init = ContainerShare { init: true, ..container("init", Some("1Gi")) };
         for (containers, limit) in [

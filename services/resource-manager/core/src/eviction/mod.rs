@@ -1,20 +1,20 @@
-//! Who must go when the machine is short of something (runtime-and-resources.md §12).
+//! Node-pressure eviction and preemption (runtime-and-resources.md §12).
 //!
-//! | module | what it answers |
+//! | module | decides |
 //! |---|---|
-//! | [`signal`] | what is watched, and what is said to be short then |
-//! | [`threshold`] | when a signal is met, from the configuration's texts |
-//! | [`monitor`] | what is to be acted on now, and which conditions the node has |
-//! | [`notice`] | when the kernel is to tell that memory becomes short |
-//! | [`usage`] | what a pod takes |
-//! | [`rank`] | which pod goes first |
-//! | [`local`] | which pod has exceeded a limit of local storage |
-//! | [`order`] | what an evicted pod is told to show, and how long orders stand |
-//! | [`preempt`] | who makes room for a critical pod |
+//! | [`signal`] | the eviction signals, and the resource and condition of each |
+//! | [`threshold`] | when a threshold is met, from the configuration |
+//! | [`monitor`] | which threshold to act on now, and which pressure conditions the node has |
+//! | [`notification`] | at which memory usage the kernel notifies |
+//! | [`usage`] | the resource usage of a pod |
+//! | [`rank`] | in which order pods are evicted |
+//! | [`local`] | which pod has exceeded a local storage limit |
+//! | [`order`] | the status of an evicted pod, and how long its eviction order is in effect |
+//! | [`preempt`] | which pods are preempted for a critical pod |
 
 pub mod local;
 pub mod monitor;
-pub mod notice;
+pub mod notification;
 pub mod order;
 pub mod preempt;
 pub mod rank;

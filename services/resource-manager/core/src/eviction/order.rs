@@ -1,4 +1,5 @@
-//! What an evicted pod is told to show, and how long orders stand (runtime-and-resources.md §12.2, §12.5, §12.7).
+//! Eviction orders: the status of an evicted pod, and how long an order is in effect
+//! (runtime-and-resources.md §12.2, §12.5, §12.7).
 
 use std::collections::BTreeMap;
 
@@ -6,19 +7,19 @@ use keelson_kube_model::Quantity;
 
 use crate::desire::{ContainerShare, PodDesire, PodRef, Want};
 
-use super::local::{self, Breach};
-use super::signal::{Layout, Observation, Resource, Signal};
+use super::local::{self, ExceededLimit};
+use super::signal::{FsLayout, Observation, Resource, Signal};
 use super::threshold::Threshold;
 use super::usage::Candidate;
 
-/// What a pod is granted that goes at once, in seconds.
-const AT_ONCE_SECONDS: i64 = 1;
-/// How long an order is waited for before the next one may come, in milliseconds.
-pub const PATIENCE_MS: u64 = 30_000;
-/// The least time in which a pod is expected to end, in seconds.
-const EXPECTED_SECONDS: i64 = 10;
+/// The grace period of an immediate eviction, in seconds.
+const IMMEDIATE_GRACE_SECONDS: i64 = 1;
+/// How long the next eviction for a shortage waits for the previous one, in milliseconds.
+pub const NEXT_EVICTION_DELAY_MS: u64 = 30_000;
+/// The minimum time that a pod is given to end, in seconds.
+const MIN_EXPECTED_SECONDS: i64 = 10;
 
-/// The signal of an order for a pod that makes room for a critical one.
+/// The signal of an order that preempts a pod for a critical one.
 pub const PREEMPTION: &str = "preemption";
 
 /// The signals of all orders but [`PREEMPTION`].
@@ -26,7 +27,7 @@ pub fn eviction_signals() -> impl Iterator<Item = &'static str> {
     Signal::ALL.into_iter().map(Signal::name).chain(local::SIGNALS)
 }
 
-/// An order to end a pod; it does not change while it stands.
+/// An order to end a pod: an eviction or a preemption. It does not change while it is in effect.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Order {
     /// The pod.
@@ -35,16 +36,16 @@ pub struct Order {
     pub reason: String,
     /// `status.message`.
     pub message: String,
-    /// Instead of the pod's own grace.
+    /// The grace period in seconds, which overrides the pod's own.
     pub grace_seconds: Option<i64>,
-    /// The message of the condition.
+    /// The message of the `DisruptionTarget` condition.
     pub condition_message: String,
-    /// What it is about: a signal, a kind of limit.
+    /// The cause: an eviction signal, a kind of limit or [`PREEMPTION`].
     pub signal: String,
-    /// When it was given.
+    /// When it was issued, in nanoseconds since 1970.
     pub since_unix_nanos: i64,
-    /// Annotations of the event that tells of it: who takes more of what is short than it asked for. The event is told
-    /// once, when the order is given, so they are neither kept nor handed on with the order.
+    /// Annotations of its event: who uses more of the starved resource than requested. The event is recorded once, when the
+    /// order is issued, so the annotations are neither checkpointed nor sent with the order.
     pub annotations: BTreeMap<String, String>,
 }
 
@@ -62,26 +63,36 @@ impl Order {
         }
     }
 
-    /// For a pod that has exceeded a limit.
-    pub fn for_breach(desire: &PodDesire, breach: Breach, now_unix_nanos: i64) -> Self {
-        Self::evicted(desire, breach.message, breach.signal, AT_ONCE_SECONDS, now_unix_nanos)
+    /// Evicts a pod that has exceeded a local storage limit.
+    pub fn for_exceeded_limit(
+        desire: &PodDesire,
+        exceeded_limit: ExceededLimit,
+        now_unix_nanos: i64,
+    ) -> Self {
+        Self::evicted(
+            desire,
+            exceeded_limit.message,
+            exceeded_limit.signal,
+            IMMEDIATE_GRACE_SECONDS,
+            now_unix_nanos,
+        )
     }
 
-    /// For the pod that goes because the node is short of something. `max_grace_seconds` is
-    /// `evictionMaxPodGracePeriod`, which bounds the pod's own grace when the threshold is a soft one.
+    /// Evicts a pod because the node is short of a resource. `max_grace_seconds` is `evictionMaxPodGracePeriod`, which limits
+    /// the pod's own grace period when the threshold is soft.
     pub fn for_shortage(
         candidate: &Candidate<'_>,
         threshold: &Threshold,
-        seen: &Observation,
+        observed: &Observation,
         max_grace_seconds: i64,
         now_unix_nanos: i64,
     ) -> Self {
         let grace = match threshold.is_hard() {
-            true => AT_ONCE_SECONDS,
+            true => IMMEDIATE_GRACE_SECONDS,
             false => max_grace_seconds.min(candidate.desire.grace_seconds).max(0),
         };
         let offenders = Offenders::of(candidate, threshold.signal.resource());
-        let message = shortage(&offenders, threshold, seen);
+        let message = shortage_message(&offenders, threshold, observed);
         let signal = threshold.signal.name();
         Self {
             annotations: offenders.annotations(),
@@ -89,7 +100,7 @@ impl Order {
         }
     }
 
-    /// For a pod that makes room for a critical one; it has its own grace.
+    /// Preempts a pod for a critical one; it keeps its own grace period.
     pub fn for_preemption(desire: &PodDesire, now_unix_nanos: i64) -> Self {
         Self {
             pod: desire.pod.clone(),
@@ -103,16 +114,16 @@ impl Order {
         }
     }
 
-    /// Whether it is one of those that a shortage has brought about.
+    /// Whether it is an eviction for a shortage, not for a limit or a preemption.
     pub fn is_for_shortage(&self) -> bool {
         Signal::parse(&self.signal).is_some()
     }
 
-    /// In how many seconds its pod is expected to end: half as long again as its grace, and 10 at least
-    /// (pod-lifecycle.md §6.6). `own_grace_seconds` is the pod's own grace, for an order that leaves it that.
+    /// The seconds within which its pod should end: 1.5 grace periods, and at least 10 s (pod-lifecycle.md §6.6).
+    /// `own_grace_seconds` is the pod's own grace period, which counts when the order does not override it.
     pub fn expected_seconds(&self, own_grace_seconds: i64) -> i64 {
         let grace = self.grace_seconds.unwrap_or(own_grace_seconds).max(0);
-        grace.saturating_add(grace / 2).max(EXPECTED_SECONDS)
+        grace.saturating_add(grace / 2).max(MIN_EXPECTED_SECONDS)
     }
 
     /// Whether its pod should have ended by now.
@@ -121,16 +132,16 @@ impl Order {
         now_unix_nanos.saturating_sub(self.since_unix_nanos) > expected
     }
 
-    /// Whether the next one for a shortage is to wait for this one.
-    pub fn is_waited_for(&self, now_unix_nanos: i64) -> bool {
-        let patience = i64::try_from(PATIENCE_MS).unwrap_or(i64::MAX).saturating_mul(1_000_000);
-        // A clock that was set back must not make it wait for longer.
+    /// Whether the next eviction for a shortage waits for this one.
+    pub fn blocks_the_next(&self, now_unix_nanos: i64) -> bool {
+        let delay = i64::try_from(NEXT_EVICTION_DELAY_MS).unwrap_or(i64::MAX).saturating_mul(1_000_000);
+        // A clock that was set back must not extend the wait.
         let waited = now_unix_nanos.saturating_sub(self.since_unix_nanos);
-        self.is_for_shortage() && (0..patience).contains(&waited)
+        self.is_for_shortage() && (0..delay).contains(&waited)
     }
 }
 
-/// Who takes more of what is short than it asked for: the pod as a whole where it asks as a whole, else containers.
+/// Who uses more of the starved resource than requested: the pod when it has a pod-level request, else its containers.
 struct Offenders<'a> {
     resource: Resource,
     whole_pod: bool,
@@ -142,7 +153,7 @@ impl<'a> Offenders<'a> {
     fn of(candidate: &Candidate<'a>, resource: Resource) -> Self {
         let (desire, name) = (candidate.desire, resource.name());
         if let Some(request) = desire.pod_level_requests.get(name) {
-            let usage = Quantity::from_bytes(candidate.usage.of(resource, None, Layout::One));
+            let usage = Quantity::from_bytes(candidate.usage.of(resource, None, FsLayout::One));
             let pod = (desire.pod.name.as_str(), usage, *request);
             let found = (usage > *request).then_some(pod).into_iter().collect();
             return Self { resource, whole_pod: true, found };
@@ -161,7 +172,7 @@ impl<'a> Offenders<'a> {
         Self { resource, whole_pod: false, found: desire.containers.iter().filter_map(one).collect() }
     }
 
-    /// Lists with commas between, empty when nobody takes more than it asked for.
+    /// Comma-separated lists, empty when nobody uses more than requested.
     fn annotations(&self) -> BTreeMap<String, String> {
         let list = |part: fn(&(&str, Quantity, Quantity)) -> String| {
             self.found.iter().map(part).collect::<Vec<_>>().join(",")
@@ -175,11 +186,11 @@ impl<'a> Offenders<'a> {
     }
 }
 
-/// The kubelet's text.
-fn shortage(offenders: &Offenders<'_>, threshold: &Threshold, seen: &Observation) -> String {
+/// The kubelet's message for a shortage.
+fn shortage_message(offenders: &Offenders<'_>, threshold: &Threshold, observed: &Observation) -> String {
     let name = offenders.resource.name();
-    let quantity = threshold.amount.of(seen.capacity);
-    let available = offenders.resource.quantity(seen.available);
+    let quantity = threshold.amount.of(observed.capacity);
+    let available = offenders.resource.quantity(observed.available);
     let mut text = format!(
         "The node was low on resource: {name}. Threshold quantity: {quantity}, available: {available}. "
     );
@@ -192,9 +203,9 @@ fn shortage(offenders: &Offenders<'_>, threshold: &Threshold, seen: &Observation
     text
 }
 
-/// Whether an order still stands: until its pod is finished. `wants` is what is wanted of the pod; none when nobody
-/// has named it yet since the start.
-pub const fn stands(want: Option<Want>) -> bool {
+/// Whether an order is in effect: until its pod is finished. `want` is the pod's desired state; none when no set has named
+/// the pod since the start.
+pub const fn is_in_effect(want: Option<Want>) -> bool {
     matches!(want, None | Some(Want::Run | Want::Stop))
 }
 
@@ -238,12 +249,12 @@ mod tests {
     }
 
     fn message(desire: &PodDesire, usage: &PodUsage, threshold: &Threshold, available: u64) -> String {
-        let seen = Observation { capacity: 1 << 30, available, taken: 0 };
-        Order::for_shortage(&Candidate { desire, usage }, threshold, &seen, 0, 7).message
+        let observed = Observation { capacity: 1 << 30, available, taken: 0 };
+        Order::for_shortage(&Candidate { desire, usage }, threshold, &observed, 0, 7).message
     }
 
     #[test]
-    fn the_message_names_the_shortage_and_each_container_that_takes_more_than_it_asked_for() {
+    fn eviction_messages_name_containers_that_use_more_than_requested() {
         let memory = threshold(Signal::MemoryAvailable, "100Mi", None);
         assert_eq!(
             message(&pod(&[("memory", "1Mi")]), &usage(8 << 20), &memory, 90 << 20),
@@ -269,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_a_request_of_its_own_is_named_as_a_whole() {
+    fn eviction_messages_name_the_pod_when_it_has_pod_level_requests() {
         let mut desire = pod(&[]);
         desire.pod_level_requests.insert("memory".into(), Quantity::from_bytes(2 << 10));
         let memory = threshold(Signal::MemoryAvailable, "1Ki", None);
@@ -282,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_annotations_list_who_takes_more_than_it_asked_for_and_how_much() {
+    fn eviction_annotations_list_offenders_and_their_usage() {
         let whole = |request: u64| {
             let mut desire = pod(&[]);
             desire.pod_level_requests.insert("memory".into(), Quantity::from_bytes(request));
@@ -312,14 +323,14 @@ mod tests {
     }
 
     #[test]
-    fn only_a_shortage_has_annotations() {
-        let breach = Breach { signal: "emptydirfs.limit", message: "m".into() };
-        assert_eq!(Order::for_breach(&pod(&[]), breach, 7).annotations, BTreeMap::new());
+    fn only_evictions_for_a_shortage_have_annotations() {
+        let exceeded_limit = ExceededLimit { signal: "emptydirfs.limit", message: "m".into() };
+        assert_eq!(Order::for_exceeded_limit(&pod(&[]), exceeded_limit, 7).annotations, BTreeMap::new());
         assert_eq!(Order::for_preemption(&pod(&[]), 7).annotations, BTreeMap::new());
     }
 
     #[test]
-    fn a_hard_threshold_grants_a_second_and_a_soft_one_the_shorter_of_two_graces() {
+    fn hard_thresholds_evict_within_a_second_and_soft_ones_after_the_shorter_grace() {
         let (desire, usage) = (pod(&[]), usage(1));
         let candidate = Candidate { desire: &desire, usage: &usage };
         for (grace_ms, max, granted) in [(None, 60, 1), (Some(1), 60, 30), (Some(1), 20, 20), (Some(1), 0, 0)]
@@ -330,26 +341,26 @@ mod tests {
             assert_eq!((order.reason.as_str(), order.signal.as_str()), ("Evicted", "memory.available"));
             assert_eq!(order.condition_message, order.message);
         }
-        let breach = Breach { signal: "emptydirfs.limit", message: "m".into() };
-        assert_eq!(Order::for_breach(&desire, breach, 7).grace_seconds, Some(1));
+        let exceeded_limit = ExceededLimit { signal: "emptydirfs.limit", message: "m".into() };
+        assert_eq!(Order::for_exceeded_limit(&desire, exceeded_limit, 7).grace_seconds, Some(1));
         let preempted = Order::for_preemption(&desire, 7);
         assert_eq!((preempted.reason.as_str(), preempted.grace_seconds), ("Preempting", None));
     }
 
     #[test]
-    fn the_next_pod_goes_only_when_the_last_one_had_its_time() {
+    fn the_next_eviction_waits_until_the_last_one_had_its_time() {
         let second = 1_000_000_000;
         let short =
             Order { signal: "memory.available".into(), since_unix_nanos: 100 * second, ..Order::default() };
         for (now, waits) in [(100, true), (129, true), (130, false), (99, false)] {
-            assert_eq!(short.is_waited_for(now * second), waits, "{now}");
+            assert_eq!(short.blocks_the_next(now * second), waits, "{now}");
         }
         let limit = Order { signal: "emptydirfs.limit".into(), ..short };
-        assert!(!limit.is_waited_for(100 * second));
+        assert!(!limit.blocks_the_next(100 * second));
     }
 
     #[test]
-    fn a_pod_is_expected_to_end_within_half_as_long_again_as_its_grace_and_ten_seconds_at_least() {
+    fn an_evicted_pod_has_one_and_a_half_grace_periods_but_at_least_ten_seconds() {
         for (grace, own, seconds) in [
             (Some(0), 600, 10),
             (Some(6), 600, 10),
@@ -368,15 +379,15 @@ mod tests {
     }
 
     #[test]
-    fn an_order_stands_until_the_pod_is_finished() {
-        for (want, stands_still) in [
+    fn an_eviction_order_is_in_effect_until_the_pod_is_finished() {
+        for (want, in_effect) in [
             (None, true),
             (Some(Want::Run), true),
             (Some(Want::Stop), true),
             (Some(Want::Unmount), false),
             (Some(Want::Forget), false),
         ] {
-            assert_eq!(stands(want), stands_still, "{want:?}");
+            assert_eq!(is_in_effect(want), in_effect, "{want:?}");
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Who makes room for a critical pod (runtime-and-resources.md §12.7).
+//! Which pods are preempted for a critical pod (runtime-and-resources.md §12.7).
 
 use crate::admit::admit;
 use crate::desire::{Amounts, PodDesire};
 use crate::layout::Qos;
 
-/// Chooses who goes so that a critical pod fits: as few guaranteed pods as will do, then burstable, then best-effort
-/// ones. None when nobody may go or all of them together do not make enough room.
+/// Chooses the pods to preempt so that a critical pod fits: as few guaranteed pods as possible, then burstable, then
+/// best-effort pods. None when no pod may be preempted or all of them together do not free enough.
 ///
-/// A pod may go when it is not critical, or when its priority is below that of the critical pod and both have one.
-/// `ending` says which of the others end already: their room comes without an order.
+/// A pod may be preempted when it is not critical, or when its priority is below that of the critical pod and both are not 0.
+/// `ending` tells which of the other pods are ending already: their resources are freed without an order.
 pub fn victims<'a>(
     allocatable: &Amounts,
     admitted: &[&'a PodDesire],
@@ -22,31 +22,31 @@ pub fn victims<'a>(
         admit(allocatable, stay.iter().map(|other| &other.requests), &pod.requests, false).is_ok()
     };
     let stay: Vec<&PodDesire> = admitted.iter().copied().filter(|other| !ending(other)).collect();
-    let may_go = |other: &PodDesire| {
+    let may_preempt = |other: &PodDesire| {
         !other.critical || (other.priority != 0 && pod.priority != 0 && other.priority < pod.priority)
     };
-    // Who is spared first stands first: guaranteed, higher priority, older.
-    let mut chosen: Vec<&'a PodDesire> =
-        admitted.iter().copied().filter(|other| !ending(other) && may_go(other)).collect();
-    chosen.sort_by_key(|other| (rank(other.qos), -i64::from(other.priority), other.created));
-    let without = |chosen: &[&PodDesire]| -> Vec<&PodDesire> {
-        let goes = |other: &&PodDesire| chosen.iter().any(|one| one.pod.uid == other.pod.uid);
-        stay.iter().copied().filter(|other| !goes(other)).collect()
+    // Pods that are spared first come first: guaranteed, higher priority, older.
+    let mut victims: Vec<&'a PodDesire> =
+        admitted.iter().copied().filter(|other| !ending(other) && may_preempt(other)).collect();
+    victims.sort_by_key(|other| (rank(other.qos), -i64::from(other.priority), other.created));
+    let without = |victims: &[&PodDesire]| -> Vec<&PodDesire> {
+        let is_victim = |other: &&PodDesire| victims.iter().any(|one| one.pod.uid == other.pod.uid);
+        stay.iter().copied().filter(|other| !is_victim(other)).collect()
     };
-    if !fits(&without(&chosen)) {
+    if !fits(&without(&victims)) {
         return None;
     }
     let mut index = 0;
-    while index < chosen.len() {
-        let mut fewer = chosen.clone();
+    while index < victims.len() {
+        let mut fewer = victims.clone();
         let spared = fewer.remove(index);
         if fits(&without(&fewer)) {
-            chosen.retain(|one| one.pod.uid != spared.pod.uid);
+            victims.retain(|one| one.pod.uid != spared.pod.uid);
         } else {
             index += 1;
         }
     }
-    Some(chosen)
+    Some(victims)
 }
 
 const fn rank(qos: Qos) -> u8 {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn as_few_guaranteed_pods_go_as_will_do_then_burstable_ones() {
+    fn preemption_spares_guaranteed_pods_first_then_burstable_pods() {
         let others = [
             pod("g", Qos::Guaranteed, 300),
             pod("b1", Qos::Burstable, 300),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_goes_for_a_pod_that_is_not_critical_and_no_critical_pod_of_the_same_rank_goes() {
+    fn only_critical_pods_preempt_and_not_other_critical_pods_of_equal_priority() {
         let others = [PodDesire { critical: true, ..pod("c", Qos::Burstable, 900) }];
         assert_eq!(chosen(1000, &others, &pod("p", Qos::Guaranteed, 500)), None);
         assert_eq!(chosen(1000, &others, &critical(500)), None);
@@ -117,15 +117,15 @@ mod tests {
     }
 
     #[test]
-    fn the_room_of_pods_that_end_already_is_counted_first() {
+    fn preemption_counts_the_resources_of_terminating_pods_first() {
         let others = [pod("ending", Qos::Burstable, 500), pod("b", Qos::Burstable, 500)];
         assert_eq!(chosen(1000, &others, &critical(500)), Some(Vec::new()));
         assert_eq!(chosen(1000, &others, &critical(501)), Some(vec!["b".to_owned()]));
     }
 
-    /// Who is chosen makes enough room, and none of them could have been spared.
+    /// The victims free enough, and none of them could have been spared.
     #[test]
-    fn what_is_chosen_is_enough_and_nobody_goes_in_vain() {
+    fn preemption_victims_are_sufficient_and_minimal() {
         let reached = &Reached::default();
         let sizes = prop::collection::vec(1i64..400, 0..8);
         proptest!(ProptestConfig::with_cases(512), |(sizes in sizes, asked in 1i64..1000)| {
@@ -147,13 +147,13 @@ mod tests {
                 prop_assert!(left(&fewer) < asked, "{goes:?}");
             }
             reached.case([
-                ("nobody goes", goes.is_empty()),
-                ("some go", !goes.is_empty() && goes.len() < others.len()),
-                ("everybody goes", goes.len() > 1 && goes.len() == others.len()),
+                ("no pod is preempted", goes.is_empty()),
+                ("some pods are preempted", !goes.is_empty() && goes.len() < others.len()),
+                ("all pods are preempted", goes.len() > 1 && goes.len() == others.len()),
                 ("a guaranteed pod is spared", goes.len() > 1 && !goes.contains(&others[0].pod.uid)),
             ]);
         });
-        // The rarest: "nobody goes", in one case of 8.
+        // The rarest: "no pod is preempted", in one case of 8.
         reached.assert_each();
     }
 }

@@ -1,24 +1,23 @@
-//! Which pod goes first (runtime-and-resources.md §12.4).
+//! The order in which pods are evicted (runtime-and-resources.md §12.4).
 
 use std::cmp::Reverse;
 
-use super::signal::{Layout, Resource, Signal};
+use super::signal::{FsLayout, Resource, Signal};
 use super::usage::Candidate;
 
-/// The places of the candidates in the order in which they go; critical pods are left out.
+/// The indices of the candidates in eviction order; critical pods are left out.
 ///
-/// Who takes more than it asks for goes before who does not, then the lower priority, then who takes more above what
-/// it asks for; of processes the lower priority, then who has more. What was not measured takes nothing. Of equals the
-/// younger goes first.
-pub fn rank(signal: Signal, layout: Layout, candidates: &[Candidate<'_>]) -> Vec<usize> {
+/// Pods that use more than they request come first, then lower priority, then higher usage above the request. For processes:
+/// lower priority, then more processes. Unmeasured usage counts as 0. Among equal pods the younger comes first.
+pub fn rank(signal: Signal, layout: FsLayout, candidates: &[Candidate<'_>]) -> Vec<usize> {
     let resource = signal.resource();
     let mut order: Vec<usize> = (0..candidates.len()).filter(|i| !candidates[*i].desire.critical).collect();
     order.sort_by_key(|index| {
         let candidate = &candidates[*index];
-        let taken = candidate.usage.of(resource, signal.place(), layout);
-        let asked = candidate.request(resource);
-        let exceeds = resource != Resource::Pids && taken > asked;
-        let above = i128::from(taken) - i128::from(asked);
+        let used = candidate.usage.of(resource, signal.filesystem(), layout);
+        let requested = candidate.request(resource);
+        let exceeds = resource != Resource::Pids && used > requested;
+        let above = i128::from(used) - i128::from(requested);
         let desire = candidate.desire;
         (!exceeds, desire.priority, Reverse(above), Reverse(desire.created), desire.pod.uid.clone())
     });
@@ -53,12 +52,12 @@ mod tests {
 
     fn ranked(signal: Signal, pods: &[(PodDesire, PodUsage)]) -> Vec<String> {
         let candidates: Vec<_> = pods.iter().map(|(desire, usage)| Candidate { desire, usage }).collect();
-        let order = rank(signal, Layout::One, &candidates);
+        let order = rank(signal, FsLayout::One, &candidates);
         order.into_iter().map(|i| pods[i].0.pod.uid.clone()).collect()
     }
 
     #[test]
-    fn who_takes_more_than_it_asks_for_goes_before_lower_priorities_and_larger_takers() {
+    fn eviction_ranks_pods_above_their_requests_before_priority_and_usage() {
         let pods = [
             (pod("modest-large", 0, 1000), taking(900)),
             (pod("greedy-important", 10, 100), taking(200)),
@@ -73,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn of_processes_only_priority_and_number_count() {
+    fn pid_eviction_ranks_by_priority_and_process_count() {
         let pods = [
             (pod("few", 0, 1), taking(3)),
             (pod("important", 1, 0), taking(100)),
@@ -83,29 +82,29 @@ mod tests {
     }
 
     #[test]
-    fn inodes_are_asked_for_by_nobody() {
+    fn inode_eviction_ranks_without_requests() {
         let pods = [(pod("a", 0, 1000), taking(3)), (pod("b", 0, 0), taking(4))];
         assert_eq!(ranked(Signal::NodefsInodesFree, &pods), ["b", "a"]);
     }
 
     #[test]
-    fn critical_pods_are_not_in_the_list() {
+    fn critical_pods_are_not_ranked_for_eviction() {
         let critical = PodDesire { critical: true, ..pod("critical", 0, 0) };
         let pods = [(critical, taking(1000)), (pod("other", 100, 1000), taking(1))];
         assert_eq!(ranked(Signal::MemoryAvailable, &pods), ["other"]);
     }
 
     #[test]
-    fn of_equals_the_younger_goes_first() {
+    fn eviction_ranks_the_younger_of_equal_pods_first() {
         let older = PodDesire { created: 1, ..pod("a-older", 0, 0) };
         let younger = PodDesire { created: 2, ..pod("b-younger", 0, 0) };
         let pods = [(older, taking(5)), (younger, taking(5))];
         assert_eq!(ranked(Signal::MemoryAvailable, &pods), ["b-younger", "a-older"]);
     }
 
-    /// No pod that keeps to what it asks for goes before one that does not.
+    /// No pod within its requests is ranked before a pod above them.
     #[test]
-    fn the_modest_never_go_before_the_greedy() {
+    fn pods_within_their_requests_never_rank_before_pods_above_them() {
         let reached = &Reached::default();
         let list = prop::collection::vec((0i64..100, 0u64..100, -5i32..5), 1..12);
         proptest!(ProptestConfig::with_cases(1024), |(list in list)| {
@@ -115,7 +114,7 @@ mod tests {
                 .map(|(i, (asked, taken, priority))| (pod(&format!("p{i:02}"), *priority, *asked), taking(*taken)))
                 .collect();
             let candidates: Vec<_> = pods.iter().map(|(desire, usage)| Candidate { desire, usage }).collect();
-            let order = rank(Signal::MemoryAvailable, Layout::One, &candidates);
+            let order = rank(Signal::MemoryAvailable, FsLayout::One, &candidates);
             prop_assert_eq!(order.len(), pods.len());
             let greedy: Vec<bool> = order.iter().map(|i| list[*i].1 as i64 > list[*i].0).collect();
             prop_assert!(greedy.is_sorted_by(|a, b| a >= b), "{greedy:?}");

@@ -1,18 +1,18 @@
-//! What is watched (runtime-and-resources.md §12.1).
+//! The eviction signals (runtime-and-resources.md §12.1).
 
 use std::collections::BTreeMap;
 
 use keelson_kube_model::Quantity;
 use keelson_kube_model::quantity::QuantityFormat;
 
-/// What is watched. The order is that in which signals are acted on: memory comes first.
+/// An eviction signal. The order is that in which signals are acted on: memory comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Signal {
-    /// Memory of the node that is not in its working set.
+    /// Node memory less its working set.
     MemoryAvailable,
-    /// What is left of the limit of all pods together.
+    /// Memory left below the limit of all pods together.
     AllocatableMemoryAvailable,
-    /// Bytes left on the filesystem of the root folder.
+    /// Bytes left on the filesystem of the root directory.
     NodefsAvailable,
     /// Inodes left there.
     NodefsInodesFree,
@@ -24,11 +24,11 @@ pub enum Signal {
     ContainerfsAvailable,
     /// Inodes left there.
     ContainerfsInodesFree,
-    /// Processes and threads that may still begin.
+    /// Process ids left.
     PidAvailable,
 }
 
-/// What a pod is told that the node is short of.
+/// The resource that the node is short of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
     /// Bytes of memory.
@@ -41,7 +41,7 @@ pub enum Resource {
     Pids,
 }
 
-/// A condition of the node.
+/// A pressure condition of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Condition {
     /// `MemoryPressure`.
@@ -52,15 +52,15 @@ pub enum Condition {
     Pid,
 }
 
-/// Which filesystem a signal speaks of.
+/// The filesystem that a signal is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// That of the root folder.
-    Node,
+pub enum FsKind {
+    /// That of the root directory.
+    Nodefs,
     /// That of images.
-    Images,
+    Imagefs,
     /// That of writable layers.
-    Layers,
+    Containerfs,
 }
 
 impl Signal {
@@ -92,12 +92,12 @@ impl Signal {
         }
     }
 
-    /// The signal of this name.
+    /// Parses the name of a signal.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|signal| signal.name() == name)
     }
 
-    /// What is short when it is met.
+    /// The resource that is short when it is met.
     pub const fn resource(self) -> Resource {
         match self {
             Self::MemoryAvailable | Self::AllocatableMemoryAvailable => Resource::Memory,
@@ -120,12 +120,12 @@ impl Signal {
         }
     }
 
-    /// The filesystem that it speaks of, when it speaks of one.
-    pub const fn place(self) -> Option<Place> {
+    /// The filesystem that it is about, if any.
+    pub const fn filesystem(self) -> Option<FsKind> {
         match self {
-            Self::NodefsAvailable | Self::NodefsInodesFree => Some(Place::Node),
-            Self::ImagefsAvailable | Self::ImagefsInodesFree => Some(Place::Images),
-            Self::ContainerfsAvailable | Self::ContainerfsInodesFree => Some(Place::Layers),
+            Self::NodefsAvailable | Self::NodefsInodesFree => Some(FsKind::Nodefs),
+            Self::ImagefsAvailable | Self::ImagefsInodesFree => Some(FsKind::Imagefs),
+            Self::ContainerfsAvailable | Self::ContainerfsInodesFree => Some(FsKind::Containerfs),
             Self::MemoryAvailable | Self::AllocatableMemoryAvailable | Self::PidAvailable => None,
         }
     }
@@ -155,10 +155,10 @@ impl Resource {
 }
 
 impl Condition {
-    /// Every condition, in the order in which the node shows them.
+    /// Every condition, in the order of the node status.
     pub const ALL: [Self; 3] = [Self::Memory, Self::Disk, Self::Pid];
 
-    /// Its type.
+    /// Its condition type.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Memory => "MemoryPressure",
@@ -167,35 +167,35 @@ impl Condition {
         }
     }
 
-    /// The condition of this type.
+    /// Parses a condition type.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|condition| condition.name() == name)
     }
 }
 
-/// One look at a signal.
+/// One measurement of a signal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// All that there is; percentages are of this.
+    /// The total; percentages refer to it.
     pub capacity: u64,
-    /// What is left.
+    /// What is still available.
     pub available: u64,
-    /// When it was taken; grows with each new look.
+    /// When it was measured; increases with each new measurement.
     pub taken: i64,
 }
 
-/// The last look at each signal that somebody has looked at.
+/// The last measurement of each observed signal.
 pub type Observations = BTreeMap<Signal, Observation>;
 
-/// Where images and writable layers lie.
+/// Where images and writable layers are stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Layout {
-    /// Everything on the filesystem of the root folder.
+pub enum FsLayout {
+    /// Everything on the filesystem of the root directory.
     #[default]
     One,
-    /// Images and layers together on one of their own.
+    /// Images and layers together on a separate filesystem.
     Separate,
-    /// Images on one of their own, layers on that of the root folder.
+    /// Images on a separate filesystem, layers on that of the root directory.
     Split,
 }
 
@@ -204,10 +204,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_signal_is_read_back_by_its_name_and_has_a_condition() {
+    fn eviction_signals_round_trip_by_name_and_have_a_condition() {
         for signal in Signal::ALL {
             assert_eq!(Signal::parse(signal.name()), Some(signal));
-            let disk = signal.place().is_some();
+            let disk = signal.filesystem().is_some();
             assert_eq!(signal.condition() == Condition::Disk, disk, "{signal:?}");
         }
         assert_eq!(Signal::parse("memory.free"), None);

@@ -1,22 +1,22 @@
-//! When a signal is met, from the configuration's texts (runtime-and-resources.md §12.1).
+//! Eviction thresholds, from the configuration (runtime-and-resources.md §12.1).
 
 use std::collections::BTreeMap;
 
 use keelson_kube_model::Quantity;
 
-use super::signal::{Layout, Observation, Signal};
+use super::signal::{FsLayout, Observation, Signal};
 
-/// An amount, or a share of what there is.
+/// A quantity, or a percentage of the capacity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Amount {
-    /// So much.
+    /// An absolute quantity.
     Quantity(Quantity),
-    /// So many hundredths of the capacity.
+    /// A percentage of the capacity.
     Percent(f64),
 }
 
 impl Amount {
-    /// Reads `100Mi` or `10%`; none for what is neither or below zero.
+    /// Parses `100Mi` or `10%`; none for other texts and negative amounts.
     pub fn parse(text: &str) -> Option<Self> {
         if let Some(percent) = text.strip_suffix('%') {
             let percent: f64 = percent.parse().ok()?;
@@ -25,54 +25,54 @@ impl Amount {
         Quantity::parse(text).ok().filter(|amount| !amount.is_negative()).map(Self::Quantity)
     }
 
-    /// What it is of this capacity.
+    /// The quantity for this capacity.
     pub fn of(self, capacity: u64) -> Quantity {
         match self {
             Self::Quantity(quantity) => quantity,
-            // Truncated as the kubelet does; the digits lost above 2^53 do not matter for a share.
+            // Truncated as the kubelet does; the digits lost above 2^53 do not matter for a percentage.
             Self::Percent(percent) => Quantity::from_bytes((capacity as f64 * percent / 100.0) as u64),
         }
     }
 
-    /// `0%` and `100%` turn a threshold off.
+    /// `0%` and `100%` disable a threshold.
     fn is_off(self) -> bool {
         matches!(self, Self::Percent(percent) if percent <= 0.0 || percent >= 100.0)
     }
 }
 
-/// When a signal is met.
+/// An eviction threshold.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Threshold {
-    /// What is watched.
+    /// The observed signal.
     pub signal: Signal,
-    /// Below this it is met.
+    /// The threshold is met when less than this is available.
     pub amount: Amount,
-    /// Milliseconds for which it must be met before it is acted on; none for a hard threshold.
+    /// Milliseconds that it must be met before pods are evicted; none for a hard threshold.
     pub grace_ms: Option<u64>,
-    /// What must be left on top of the amount before it is no longer met.
+    /// What must be available on top of the amount before it is resolved.
     pub reclaim: Option<Amount>,
 }
 
 impl Threshold {
-    /// Pods are ended at once.
+    /// Whether it is a hard threshold: pods are evicted at once.
     pub const fn is_hard(&self) -> bool {
         self.grace_ms.is_none()
     }
 
-    /// Whether less is left than there must be; with `and_more` less than that and what is to be reclaimed.
-    pub fn is_met(&self, seen: &Observation, and_more: bool) -> bool {
-        let mut least = self.amount.of(seen.capacity);
-        if let Some(reclaim) = self.reclaim.filter(|_| and_more) {
-            least += reclaim.of(seen.capacity);
+    /// Whether less than the amount is available; `with_reclaim` adds the minimum reclaim to the amount.
+    pub fn is_met(&self, observed: &Observation, with_reclaim: bool) -> bool {
+        let mut required = self.amount.of(observed.capacity);
+        if let Some(reclaim) = self.reclaim.filter(|_| with_reclaim) {
+            required += reclaim.of(observed.capacity);
         }
-        least > Quantity::from_bytes(seen.available)
+        required > Quantity::from_bytes(observed.available)
     }
 }
 
-/// The configuration's texts, by the names of signals.
+/// The texts of the configuration, by the names of signals.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Texts {
-    /// `evictionHard` in force.
+    /// `evictionHard`, with defaults applied.
     pub hard: BTreeMap<String, String>,
     /// `evictionSoft`.
     pub soft: BTreeMap<String, String>,
@@ -82,18 +82,18 @@ pub struct Texts {
     pub minimum_reclaim: BTreeMap<String, String>,
 }
 
-/// Why thresholds cannot be used.
+/// An invalid threshold in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ThresholdError {
-    /// A name that is no signal's.
-    #[error("{field} names {name:?}, and there is no such signal")]
+    /// An unknown signal.
+    #[error("{field} names {name:?}, which is not an eviction signal")]
     Signal {
         /// The field.
         field: &'static str,
         /// The name.
         name: String,
     },
-    /// A text that is no amount.
+    /// An invalid amount.
     #[error("{field}.{name} is {text:?}; write a quantity such as 100Mi or a percentage from 0% to 100%")]
     Amount {
         /// The field.
@@ -104,18 +104,18 @@ pub enum ThresholdError {
         text: String,
     },
     /// A soft threshold without its grace period.
-    #[error("evictionSoft.{name} has no evictionSoftGracePeriod.{name}; name one such as 1m30s")]
+    #[error("evictionSoft.{name} has no evictionSoftGracePeriod.{name}; set one such as 1m30s")]
     Grace {
         /// The signal.
         name: String,
     },
 }
 
-/// The thresholds in force, in the order of their signals, hard ones first.
+/// The enabled thresholds, in the order of their signals, hard ones first.
 ///
-/// What the texts say about `containerfs` is passed over: that follows from where layers lie, see [`with_derived`].
-/// `pods_bound` says that all pods together have a limit: then that has the hard threshold of memory, too.
-pub fn thresholds(texts: &Texts, pods_bound: bool) -> Result<Vec<Threshold>, ThresholdError> {
+/// Thresholds for `containerfs` are ignored: they follow from where layers are stored, see [`with_derived`].
+/// `pods_limited` means that all pods together have a memory limit: then the hard memory threshold applies to it, too.
+pub fn thresholds(texts: &Texts, pods_limited: bool) -> Result<Vec<Threshold>, ThresholdError> {
     let mut list = Vec::new();
     for (field, map) in [("evictionHard", &texts.hard), ("evictionSoft", &texts.soft)] {
         for (name, text) in map {
@@ -140,24 +140,24 @@ pub fn thresholds(texts: &Texts, pods_bound: bool) -> Result<Vec<Threshold>, Thr
     for name in texts.minimum_reclaim.keys() {
         parse_signal("evictionMinimumReclaim", name)?;
     }
-    if pods_bound {
-        let of_memory = |t: &&Threshold| t.signal == Signal::MemoryAvailable && t.is_hard();
-        let copy = list.iter().find(of_memory).copied();
+    if pods_limited {
+        let is_hard_memory = |t: &&Threshold| t.signal == Signal::MemoryAvailable && t.is_hard();
+        let copy = list.iter().find(is_hard_memory).copied();
         list.extend(copy.map(|t| Threshold { signal: Signal::AllocatableMemoryAvailable, ..t }));
     }
     list.sort_by_key(|threshold| (threshold.signal, !threshold.is_hard()));
     Ok(list)
 }
 
-/// The same with those of writable layers, which are those of the filesystem that layers lie on.
-pub fn with_derived(thresholds: &[Threshold], layout: Layout) -> Vec<Threshold> {
+/// Adds the thresholds of writable layers, which are those of the filesystem that stores them.
+pub fn with_derived(thresholds: &[Threshold], layout: FsLayout) -> Vec<Threshold> {
     let mut list = thresholds.to_vec();
     for threshold in thresholds {
         let copied = match (layout, threshold.signal) {
-            (Layout::One | Layout::Split, Signal::NodefsAvailable)
-            | (Layout::Separate, Signal::ImagefsAvailable) => Signal::ContainerfsAvailable,
-            (Layout::One | Layout::Split, Signal::NodefsInodesFree)
-            | (Layout::Separate, Signal::ImagefsInodesFree) => Signal::ContainerfsInodesFree,
+            (FsLayout::One | FsLayout::Split, Signal::NodefsAvailable)
+            | (FsLayout::Separate, Signal::ImagefsAvailable) => Signal::ContainerfsAvailable,
+            (FsLayout::One | FsLayout::Split, Signal::NodefsInodesFree)
+            | (FsLayout::Separate, Signal::ImagefsInodesFree) => Signal::ContainerfsInodesFree,
             _ => continue,
         };
         list.push(Threshold { signal: copied, ..*threshold });
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_stand_in_the_order_of_their_signals_with_memory_first_and_hard_before_soft() {
+    fn thresholds_are_sorted_by_signal_with_hard_before_soft() {
         let texts = Texts {
             hard: map(&[
                 ("pid.available", "5"),
@@ -220,13 +220,13 @@ mod tests {
         assert_eq!(list[1].grace_ms, Some(90_000));
         assert_eq!(list[0].reclaim, Amount::parse("50Mi"));
         assert_eq!(list[2].reclaim, None);
-        let bound = thresholds(&texts, true).unwrap();
-        assert_eq!(names(&bound)[2], "allocatableMemory.available");
-        assert_eq!(bound[2].amount, list[0].amount);
+        let limited = thresholds(&texts, true).unwrap();
+        assert_eq!(names(&limited)[2], "allocatableMemory.available");
+        assert_eq!(limited[2].amount, list[0].amount);
     }
 
     #[test]
-    fn layers_have_the_thresholds_of_the_filesystem_that_they_lie_on() {
+    fn containerfs_thresholds_follow_the_filesystem_of_writable_layers() {
         let texts = Texts {
             hard: map(&[
                 ("nodefs.available", "10%"),
@@ -237,9 +237,9 @@ mod tests {
         };
         let list = thresholds(&texts, false).unwrap();
         for (layout, available, inodes) in [
-            (Layout::One, Amount::Percent(10.0), None),
-            (Layout::Split, Amount::Percent(10.0), None),
-            (Layout::Separate, Amount::Percent(15.0), Some(Amount::Percent(5.0))),
+            (FsLayout::One, Amount::Percent(10.0), None),
+            (FsLayout::Split, Amount::Percent(10.0), None),
+            (FsLayout::Separate, Amount::Percent(15.0), Some(Amount::Percent(5.0))),
         ] {
             let list = with_derived(&list, layout);
             let of = |signal| list.iter().find(|t| t.signal == signal).map(|t| t.amount);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_named_with_the_way_out() {
+    fn invalid_thresholds_are_reported_with_a_remedy() {
         let hard = |name: &str, text: &str| Texts { hard: map(&[(name, text)]), ..Texts::default() };
         let soft = Texts { soft: map(&[("memory.available", "1Gi")]), ..Texts::default() };
         let reclaim = Texts { minimum_reclaim: map(&[("disk", "1Gi")]), ..Texts::default() };
@@ -267,19 +267,19 @@ mod tests {
     }
 
     #[test]
-    fn a_threshold_is_met_below_it_and_stays_met_until_more_is_reclaimed() {
+    fn a_threshold_is_met_below_its_amount_plus_the_minimum_reclaim() {
         let threshold = Threshold {
             signal: Signal::NodefsAvailable,
             amount: Amount::Percent(10.0),
             grace_ms: None,
             reclaim: Some(Amount::Quantity(Quantity::from_bytes(50))),
         };
-        for (available, met, and_more) in
+        for (available, met, met_with_reclaim) in
             [(99, true, true), (100, false, true), (149, false, true), (150, false, false)]
         {
-            let seen = Observation { capacity: 1000, available, taken: 0 };
-            assert_eq!(threshold.is_met(&seen, false), met, "{available}");
-            assert_eq!(threshold.is_met(&seen, true), and_more, "{available}");
+            let observed = Observation { capacity: 1000, available, taken: 0 };
+            assert_eq!(threshold.is_met(&observed, false), met, "{available}");
+            assert_eq!(threshold.is_met(&observed, true), met_with_reclaim, "{available}");
         }
         assert_eq!(Amount::Percent(10.0).of(1005).to_string(), "100");
     }

@@ -1,23 +1,23 @@
-//! What a pod takes.
+//! The resource usage of a pod.
 
 use std::collections::BTreeMap;
 
 use crate::desire::PodDesire;
 
-use super::signal::{Layout, Place, Resource};
+use super::signal::{FsKind, FsLayout, Resource};
 
-/// Room on a filesystem.
+/// Space on a filesystem.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Space {
     /// Bytes.
     pub bytes: u64,
-    /// Files and folders.
+    /// Files and directories.
     pub inodes: u64,
 }
 
 impl Space {
-    /// The amount of a resource that it is; none of memory and of processes.
-    pub const fn of(self, resource: Resource) -> u64 {
+    /// The amount in terms of `resource`; 0 for memory and processes.
+    pub const fn amount(self, resource: Resource) -> u64 {
         match resource {
             Resource::EphemeralStorage => self.bytes,
             Resource::Inodes => self.inodes,
@@ -26,7 +26,7 @@ impl Space {
     }
 }
 
-/// What a container takes, as far as it was measured.
+/// The usage of a container, as far as it was measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ContainerUsage {
     /// Bytes of its working set.
@@ -40,34 +40,34 @@ pub struct ContainerUsage {
 }
 
 impl ContainerUsage {
-    /// Its writable layer and the files that are its own, in bytes; what was not measured takes nothing.
+    /// Its writable layer and its own files, in bytes; unmeasured parts count as 0.
     pub fn local_storage(&self) -> u64 {
         let parts = [self.layer, self.logs, self.termination_log];
         parts.into_iter().flatten().fold(0, |sum, space| sum.saturating_add(space.bytes))
     }
 }
 
-/// What a volume takes.
+/// The usage of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VolumeUsage {
     /// `spec.volumes[].name`.
     pub name: String,
-    /// What is in it.
+    /// The used space.
     pub space: Space,
-    /// It lies on the node's disk and counts as the pod's local storage.
+    /// It is on the node's disk and counts as the pod's local storage.
     pub local: bool,
 }
 
-/// What a pod takes, as far as it was measured.
+/// The usage of a pod, as far as it was measured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodUsage {
     /// Bytes of the working set of all its processes.
     pub memory: Option<u64>,
     /// Its processes.
     pub processes: Option<u64>,
-    /// By the names of its containers.
+    /// Usage by container name.
     pub containers: BTreeMap<String, ContainerUsage>,
-    /// Those that were measured.
+    /// The measured volumes.
     pub volumes: Vec<VolumeUsage>,
     /// The hosts file that its containers share.
     pub hosts_file: Option<Space>,
@@ -79,11 +79,11 @@ impl PodUsage {
         let own = self.containers.values().flat_map(|c| [c.logs, c.termination_log]).flatten();
         let volumes = self.volumes.iter().filter(|v| v.local).map(|v| v.space);
         let all = own.chain(self.hosts_file).chain(volumes);
-        all.fold(0, |sum, space| sum.saturating_add(space.of(resource)))
+        all.fold(0, |sum, space| sum.saturating_add(space.amount(resource)))
     }
 
     fn layers(&self, resource: Resource) -> u64 {
-        let layers = self.containers.values().filter_map(|c| c.layer).map(|space| space.of(resource));
+        let layers = self.containers.values().filter_map(|c| c.layer).map(|space| space.amount(resource));
         layers.fold(0, u64::saturating_add)
     }
 
@@ -99,33 +99,33 @@ impl PodUsage {
         Space { bytes: self.local_storage(), inodes: self.files(inodes).saturating_add(self.layers(inodes)) }
     }
 
-    /// What it takes of a resource, of a filesystem that part which lies there. What was not measured takes nothing.
-    pub fn of(&self, resource: Resource, place: Option<Place>, layout: Layout) -> u64 {
-        match (resource, place, layout) {
+    /// Its usage of a resource; for a filesystem only the part that is stored there. Unmeasured parts count as 0.
+    pub fn of(&self, resource: Resource, filesystem: Option<FsKind>, layout: FsLayout) -> u64 {
+        match (resource, filesystem, layout) {
             (Resource::Memory, ..) => self.memory.unwrap_or(0),
             (Resource::Pids, ..) => self.processes.unwrap_or(0),
-            // Images are nobody's: where nothing else lies, what pods take is none of it.
-            (_, Some(Place::Images), Layout::Split) => 0,
-            (_, Some(Place::Node), Layout::Separate) => self.files(resource),
-            (_, Some(Place::Images | Place::Layers), Layout::Separate) => self.layers(resource),
-            (_, _, Layout::One | Layout::Split) | (_, None, Layout::Separate) => {
+            // Images belong to no pod: with only images on a filesystem, pods use nothing of it.
+            (_, Some(FsKind::Imagefs), FsLayout::Split) => 0,
+            (_, Some(FsKind::Nodefs), FsLayout::Separate) => self.files(resource),
+            (_, Some(FsKind::Imagefs | FsKind::Containerfs), FsLayout::Separate) => self.layers(resource),
+            (_, _, FsLayout::One | FsLayout::Split) | (_, None, FsLayout::Separate) => {
                 self.files(resource).saturating_add(self.layers(resource))
             }
         }
     }
 }
 
-/// A pod with what it takes.
+/// A pod that may be evicted, with its usage.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate<'a> {
-    /// What is known of it.
+    /// Its desired state.
     pub desire: &'a PodDesire,
-    /// What it takes.
+    /// Its measured usage.
     pub usage: &'a PodUsage,
 }
 
 impl Candidate<'_> {
-    /// What it asks for of a resource; nobody asks for inodes or processes.
+    /// Its request of a resource; there are no requests of inodes and processes.
     pub fn request(&self, resource: Resource) -> u64 {
         let amount = self.desire.requests.get(resource.name()).copied().unwrap_or(0);
         u64::try_from(amount).unwrap_or(0)
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_counts_depends_on_where_layers_lie() {
+    fn storage_usage_depends_on_the_filesystem_layout() {
         let space = |bytes| Some(Space { bytes, inodes: bytes / 10 });
         let file = |bytes| Some(Space { bytes, inodes: 1 });
         let container =
@@ -155,20 +155,20 @@ mod tests {
         assert_eq!(usage.containers["a"].local_storage(), 117);
         let (disk, inodes) = (Resource::EphemeralStorage, Resource::Inodes);
         for (resource, place, layout, amount) in [
-            (Resource::Memory, None, Layout::One, 7),
-            (Resource::Pids, None, Layout::One, 3),
-            (disk, Some(Place::Node), Layout::One, 123),
-            (disk, Some(Place::Images), Layout::One, 123),
-            (disk, Some(Place::Node), Layout::Separate, 23),
-            (disk, Some(Place::Images), Layout::Separate, 100),
-            (disk, Some(Place::Layers), Layout::Separate, 100),
-            (disk, Some(Place::Node), Layout::Split, 123),
-            (disk, Some(Place::Layers), Layout::Split, 123),
-            (disk, Some(Place::Images), Layout::Split, 0),
-            (inodes, Some(Place::Node), Layout::Separate, 4),
+            (Resource::Memory, None, FsLayout::One, 7),
+            (Resource::Pids, None, FsLayout::One, 3),
+            (disk, Some(FsKind::Nodefs), FsLayout::One, 123),
+            (disk, Some(FsKind::Imagefs), FsLayout::One, 123),
+            (disk, Some(FsKind::Nodefs), FsLayout::Separate, 23),
+            (disk, Some(FsKind::Imagefs), FsLayout::Separate, 100),
+            (disk, Some(FsKind::Containerfs), FsLayout::Separate, 100),
+            (disk, Some(FsKind::Nodefs), FsLayout::Split, 123),
+            (disk, Some(FsKind::Containerfs), FsLayout::Split, 123),
+            (disk, Some(FsKind::Imagefs), FsLayout::Split, 0),
+            (inodes, Some(FsKind::Nodefs), FsLayout::Separate, 4),
         ] {
             assert_eq!(usage.of(resource, place, layout), amount, "{resource:?} {place:?} {layout:?}");
         }
-        assert_eq!(PodUsage::default().of(Resource::Memory, None, Layout::One), 0);
+        assert_eq!(PodUsage::default().of(Resource::Memory, None, FsLayout::One), 0);
     }
 }

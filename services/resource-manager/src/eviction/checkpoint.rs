@@ -1,4 +1,4 @@
-//! What must not be forgotten when the service is killed: standing orders, and since when the node is short of what.
+//! The checkpoint of the eviction task: the orders in effect, and since when thresholds are met.
 
 use keelson_config::{Config, ServiceName};
 use keelson_resource_manager_core::desire::PodRef;
@@ -8,10 +8,10 @@ use keelson_resource_manager_core::eviction::signal::{Condition, Signal};
 use keelson_service_kit::{Kept, StateFile};
 use serde::{Deserialize, Serialize};
 
-/// What is kept.
+/// The checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Stored", into = "Stored")]
-pub(crate) struct Saved {
+pub(crate) struct Checkpoint {
     pub(crate) orders: Vec<Order>,
     pub(crate) monitor: Monitor,
 }
@@ -20,9 +20,9 @@ pub(crate) struct Saved {
 #[serde(rename_all = "camelCase", default)]
 struct Stored {
     orders: Vec<StoredOrder>,
-    /// Signal, whether the threshold is hard, since when in milliseconds since 1970, whether it is acted on.
+    /// Signal, whether the threshold is hard, since when in milliseconds since 1970, and whether it is acted on.
     met: Vec<(String, bool, u64, bool)>,
-    /// Condition and when it was last seen, in milliseconds since 1970.
+    /// Condition and when it was last observed, in milliseconds since 1970.
     conditions: Vec<(String, u64)>,
 }
 
@@ -40,33 +40,33 @@ struct StoredOrder {
     since_unix_nanos: i64,
 }
 
-impl Kept for Saved {
+impl Kept for Checkpoint {
     const VERSION: u64 = 1;
-    const WITHOUT: &'static str = "pods that are being evicted then go on";
+    const WITHOUT: &'static str = "pods that are being evicted then keep running";
     const UNWRITTEN: &'static str =
-        "standing evictions would be forgotten with a restart: make room, and make the folder writable";
+        "a restart would forget evictions in progress: free disk space and make the directory writable";
 }
 
 /// `<state-dir>/resource-manager/evictions.json`.
-pub(crate) fn state_file(config: &Config) -> StateFile<Saved> {
+pub(crate) fn state_file(config: &Config) -> StateFile<Checkpoint> {
     StateFile::at(config.paths.state(ServiceName::ResourceManager).join("evictions.json"))
 }
 
-impl From<Saved> for Stored {
-    fn from(saved: Saved) -> Self {
-        let Monitor { met_since, acted_on, last_seen, .. } = saved.monitor;
+impl From<Checkpoint> for Stored {
+    fn from(checkpoint: Checkpoint) -> Self {
+        let Monitor { met_since, acted_on, last_observed, .. } = checkpoint.monitor;
         let met = met_since
             .into_iter()
             .map(|(key, since)| (key.0.name().to_owned(), key.1, since, acted_on.contains(&key)));
         Self {
-            orders: saved.orders.into_iter().map(StoredOrder::from).collect(),
+            orders: checkpoint.orders.into_iter().map(StoredOrder::from).collect(),
             met: met.collect(),
-            conditions: last_seen.into_iter().map(|(c, last)| (c.name().to_owned(), last)).collect(),
+            conditions: last_observed.into_iter().map(|(c, last)| (c.name().to_owned(), last)).collect(),
         }
     }
 }
 
-impl From<Stored> for Saved {
+impl From<Stored> for Checkpoint {
     fn from(stored: Stored) -> Self {
         let mut monitor = Monitor::default();
         for (signal, hard, since, acted_on) in stored.met {
@@ -77,7 +77,7 @@ impl From<Stored> for Saved {
             }
         }
         let conditions = stored.conditions.into_iter();
-        monitor.last_seen =
+        monitor.last_observed =
             conditions.filter_map(|(name, last)| Some((Condition::parse(&name)?, last))).collect();
         let orders = stored.orders.into_iter().filter(|order| !order.uid.is_empty());
         Self { orders: orders.map(Order::from).collect(), monitor }
@@ -120,17 +120,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_stored_is_loaded_again() {
+    async fn the_eviction_checkpoint_round_trips() {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.paths.state_dir = dir.path().to_owned();
         let file = state_file(&config);
-        assert_eq!(file.load().await.unwrap(), Saved::default());
+        assert_eq!(file.load().await.unwrap(), Checkpoint::default());
         let mut monitor = Monitor::default();
         monitor.met_since.insert((Signal::MemoryAvailable, true), 5);
         monitor.met_since.insert((Signal::PidAvailable, false), 6);
         monitor.acted_on.insert((Signal::MemoryAvailable, true));
-        monitor.last_seen.insert(Condition::Memory, 7);
+        monitor.last_observed.insert(Condition::Memory, 7);
         let order = Order {
             pod: PodRef { uid: "u".into(), namespace: "ns".into(), name: "web".into() },
             reason: "Evicted".into(),
@@ -141,8 +141,8 @@ mod tests {
             since_unix_nanos: 9,
             ..Order::default()
         };
-        let saved = Saved { orders: vec![order], monitor };
-        file.store(saved.clone()).await.unwrap();
-        assert_eq!(file.load().await.unwrap(), saved);
+        let checkpoint = Checkpoint { orders: vec![order], monitor };
+        file.store(checkpoint.clone()).await.unwrap();
+        assert_eq!(file.load().await.unwrap(), checkpoint);
     }
 }

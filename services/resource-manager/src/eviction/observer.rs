@@ -1,4 +1,4 @@
-//! What is looked at: the machine, the cgroup of all pods, the filesystems of the runtime, what each pod takes.
+//! Observes the eviction signals: the machine, the cgroup of all pods, the runtime's filesystems, and the usage of each pod.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,113 +7,121 @@ use std::time::Duration;
 
 use keelson_proto::keelson::resource_manager::v1 as pb;
 use keelson_proto::keelson::runtime::v1 as rt;
-use keelson_resource_manager_core::eviction::signal::{Layout, Observation, Observations, Signal};
+use keelson_resource_manager_core::eviction::signal::{FsLayout, Observation, Observations, Signal};
 use keelson_resource_manager_core::eviction::usage::{PodUsage, Space};
-use keelson_resource_manager_core::machine::{Reading, observations};
+use keelson_resource_manager_core::machine::{MachineReading, observations};
 use keelson_service_kit::now_unix_nanos;
 use keelson_service_kit::status::chain;
 use tokio::sync::watch;
 
 use crate::host;
 use crate::statistics::Statistics;
-use crate::storage::Figures;
+use crate::storage::StorageStats;
 use crate::view::TreeState;
 
-/// Bound of a look at the machine; a filesystem that hangs must not stop the loop.
-const LOOK_WITHIN: Duration = Duration::from_secs(5);
+/// Timeout of reading the machine; a filesystem that hangs must not block the loop.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Looks.
+/// Reads signals and usage.
 #[derive(Debug, Clone)]
-pub(crate) struct Look {
+pub(crate) struct Observer {
     pub(crate) root: PathBuf,
     pub(crate) statistics: Arc<Statistics>,
     pub(crate) tree: watch::Receiver<TreeState>,
 }
 
-/// What was seen.
+/// The observed signals at one time.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct Snapshot {
     pub(crate) signals: Observations,
-    pub(crate) layout: Layout,
+    pub(crate) layout: FsLayout,
 }
 
-impl Seen {
-    /// How old the oldest figure is.
+impl Snapshot {
+    /// The age of the oldest measurement.
     pub(crate) fn age(&self) -> Duration {
         let oldest = self.signals.values().map(|seen| seen.taken).min().unwrap_or_else(now_unix_nanos);
         Duration::from_nanos(u64::try_from(now_unix_nanos().saturating_sub(oldest)).unwrap_or(0))
     }
 }
 
-impl Look {
-    /// Looks at every signal. What runtime-shim does not tell is not seen.
-    pub(crate) async fn observe(&self) -> Result<Seen, String> {
-        let told = self.statistics.storage().filesystems(false).await;
-        let told =
-            told.inspect_err(|status| tracing::debug!("no filesystems of the runtime: {}", status.message()));
-        let told = told.unwrap_or_default();
+impl Observer {
+    /// Observes every signal. Signals that need runtime-shim are missing when it does not answer.
+    pub(crate) async fn observe(&self) -> Result<Snapshot, String> {
+        let filesystems = self.statistics.storage().filesystems(false).await.inspect_err(|status| {
+            tracing::debug!("no statistics of the runtime's filesystems: {}", status.message());
+        });
+        let filesystems = filesystems.unwrap_or_default();
         let (root, tree) = (self.root.clone(), self.tree.borrow().clone());
         let work = tokio::task::spawn_blocking(move || {
-            let reading = host::look(&root).map_err(|e| chain(&e))?;
-            let mut seen = Seen { signals: observations(&reading, now_unix_nanos()), layout: Layout::One };
+            let reading = host::read_machine(&root).map_err(|e| chain(&e))?;
+            let mut snapshot =
+                Snapshot { signals: observations(&reading, now_unix_nanos()), layout: FsLayout::One };
             if let TreeState::Ready(tree) = tree {
                 let pods = tree.layout().pods().to_string();
-                seen.signals.extend(of_all_pods(tree.usage(&pods).memory));
+                snapshot.signals.extend(allocatable_memory(tree.usage(&pods).memory));
             }
-            add_filesystems(&mut seen, &reading, &root, &told);
-            Ok(seen)
+            add_filesystems(&mut snapshot, &reading, &root, &filesystems);
+            Ok(snapshot)
         });
-        match tokio::time::timeout(LOOK_WITHIN, work).await {
-            Ok(Ok(seen)) => seen,
-            Ok(Err(error)) => Err(format!("the look at the machine has ended: {error}")),
-            Err(_) => Err(format!("looking at the machine takes longer than {} s", LOOK_WITHIN.as_secs())),
+        match tokio::time::timeout(READ_TIMEOUT, work).await {
+            Ok(Ok(snapshot)) => snapshot,
+            Ok(Err(error)) => Err(format!("the task that reads the machine's resources has ended: {error}")),
+            Err(_) => {
+                Err(format!("reading the machine's resources takes longer than {} s", READ_TIMEOUT.as_secs()))
+            }
         }
     }
 
-    /// What pods take of filesystems.
-    pub(crate) async fn figures(&self) -> Figures {
-        self.statistics.storage().figures().await
+    /// The storage usage of pods.
+    pub(crate) async fn storage(&self) -> StorageStats {
+        self.statistics.storage().stats().await
     }
 
-    /// What each pod takes of everything.
+    /// The usage of each pod.
     pub(crate) async fn usages(&self) -> Result<BTreeMap<String, PodUsage>, String> {
         let stats = self.statistics.pods(false).await;
-        let stats = stats.map_err(|status| format!("nobody can say what pods take: {}", status.message()))?;
+        let stats = stats.map_err(|status| format!("cannot read the usage of pods: {}", status.message()))?;
         Ok(stats.into_iter().filter_map(usage).collect())
     }
 
-    /// Has the node give back what nobody uses.
+    /// Reclaims unused node resources: dead containers, and with `images` unused images.
     pub(crate) async fn reclaim(&self, images: bool) -> Result<String, String> {
         self.statistics.storage().reclaim(images).await.map_err(|status| status.message().to_owned())
     }
 }
 
-fn of_all_pods(
+fn allocatable_memory(
     memory: Option<keelson_resource_manager_core::statistics::Memory>,
 ) -> Option<(Signal, Observation)> {
     let memory = memory?;
     let available = memory.available?;
     let capacity = available.saturating_add(memory.working_set);
-    let seen = Observation { capacity, available, taken: now_unix_nanos() };
-    Some((Signal::AllocatableMemoryAvailable, seen))
+    let observed = Observation { capacity, available, taken: now_unix_nanos() };
+    Some((Signal::AllocatableMemoryAvailable, observed))
 }
 
-/// Adds what the runtime tells of its filesystems. One that is the node's own is told as that.
-fn add_filesystems(seen: &mut Seen, reading: &Reading, root: &Path, told: &rt::FilesystemStatsResponse) {
-    let Some(images) = told.images.first() else { return };
-    let layers = told.containers.first().unwrap_or(images);
+/// Adds the signals of the runtime's filesystems. A filesystem that is nodefs gets the observations of nodefs.
+fn add_filesystems(
+    snapshot: &mut Snapshot,
+    reading: &MachineReading,
+    root: &Path,
+    filesystems: &rt::FilesystemStatsResponse,
+) {
+    let Some(images) = filesystems.images.first() else { return };
+    let layers = filesystems.containers.first().unwrap_or(images);
     let on_node = |figures: &rt::FilesystemFigures| {
         let by_size =
             figures.capacity_bytes == reading.nodefs.total && figures.inodes == reading.nodefs.inodes;
         host::same_filesystem(root, Path::new(&figures.mountpoint)).unwrap_or(by_size)
     };
-    seen.layout = match (on_node(images), on_node(layers)) {
-        (true, _) => Layout::One,
-        (false, true) => Layout::Split,
-        (false, false) => Layout::Separate,
+    snapshot.layout = match (on_node(images), on_node(layers)) {
+        (true, _) => FsLayout::One,
+        (false, true) => FsLayout::Split,
+        (false, false) => FsLayout::Separate,
     };
-    let node =
-        [Signal::NodefsAvailable, Signal::NodefsInodesFree].map(|signal| seen.signals.get(&signal).copied());
+    let node = [Signal::NodefsAvailable, Signal::NodefsInodesFree]
+        .map(|signal| snapshot.signals.get(&signal).copied());
     let of = |figures: &rt::FilesystemFigures| {
         if on_node(figures) {
             return node;
@@ -130,11 +138,11 @@ fn add_filesystems(seen: &mut Seen, reading: &Reading, root: &Path, told: &rt::F
     ];
     for (names, found) in signals {
         let found = names.into_iter().zip(found).filter_map(|(name, found)| Some((name, found?)));
-        seen.signals.extend(found);
+        snapshot.signals.extend(found);
     }
 }
 
-/// What a pod takes, from its statistics.
+/// The usage of a pod, from its statistics.
 fn usage(stats: pb::PodStatsResponse) -> Option<(String, PodUsage)> {
     use keelson_resource_manager_core::eviction::usage::{ContainerUsage, VolumeUsage};
     let space = |usage: pb::FilesystemUsage| Space { bytes: usage.used, inodes: usage.inodes_used };
@@ -182,37 +190,37 @@ mod tests {
     }
 
     #[test]
-    fn the_layout_follows_from_where_images_and_layers_lie() {
+    fn the_filesystem_layout_follows_the_image_and_container_filesystems() {
         let nodefs = Filesystem { total: 1000, available: 400, inodes: 10, inodes_free: 7 };
-        let reading = Reading { nodefs, ..Reading::default() };
+        let reading = MachineReading { nodefs, ..MachineReading::default() };
         let dir = tempfile::tempdir().unwrap();
         let own = dir.path().to_str().unwrap();
-        // What cannot be looked at here is told by its size; /proc is certainly another filesystem.
+        // Paths that do not exist are compared by size; /proc is another filesystem.
         for (images, layers, layout, images_left, layers_left) in [
-            (figures(own, 9, 9), None, Layout::One, 400, 400),
-            (figures("/absent", 1000, 400), None, Layout::One, 400, 400),
-            (figures("/proc", 50, 20), None, Layout::Separate, 20, 20),
-            (figures("/absent", 60, 20), Some(figures("/absent", 70, 30)), Layout::Separate, 20, 30),
-            (figures("/proc", 50, 20), Some(figures(own, 9, 9)), Layout::Split, 20, 400),
+            (figures(own, 9, 9), None, FsLayout::One, 400, 400),
+            (figures("/absent", 1000, 400), None, FsLayout::One, 400, 400),
+            (figures("/proc", 50, 20), None, FsLayout::Separate, 20, 20),
+            (figures("/absent", 60, 20), Some(figures("/absent", 70, 30)), FsLayout::Separate, 20, 30),
+            (figures("/proc", 50, 20), Some(figures(own, 9, 9)), FsLayout::Split, 20, 400),
         ] {
-            let told = rt::FilesystemStatsResponse {
+            let filesystems = rt::FilesystemStatsResponse {
                 images: vec![images],
                 containers: layers.into_iter().collect(),
                 ..Default::default()
             };
-            let mut seen = Seen { signals: observations(&reading, 9), layout: Layout::One };
-            add_filesystems(&mut seen, &reading, dir.path(), &told);
-            let left = |signal| seen.signals[&signal].available;
+            let mut snapshot = Snapshot { signals: observations(&reading, 9), layout: FsLayout::One };
+            add_filesystems(&mut snapshot, &reading, dir.path(), &filesystems);
+            let left = |signal| snapshot.signals[&signal].available;
             let found = (left(Signal::ImagefsAvailable), left(Signal::ContainerfsAvailable));
-            assert_eq!((seen.layout, found), (layout, (images_left, layers_left)), "{told:?}");
+            assert_eq!((snapshot.layout, found), (layout, (images_left, layers_left)), "{filesystems:?}");
         }
-        let mut seen = Seen::default();
-        add_filesystems(&mut seen, &reading, dir.path(), &rt::FilesystemStatsResponse::default());
-        assert!(seen.signals.is_empty(), "nothing is seen of what nobody tells");
+        let mut snapshot = Snapshot::default();
+        add_filesystems(&mut snapshot, &reading, dir.path(), &rt::FilesystemStatsResponse::default());
+        assert!(snapshot.signals.is_empty(), "without a report there are no signals");
     }
 
     #[test]
-    fn the_statistics_of_a_pod_are_what_it_takes() {
+    fn pod_usage_is_taken_from_pod_statistics() {
         let part = |used| Some(pb::FilesystemUsage { used, inodes_used: 1, ..Default::default() });
         let memory = |working_set| {
             let memory = pb::MemoryUsage { working_set, ..Default::default() };
